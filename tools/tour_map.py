@@ -143,6 +143,7 @@ MAP = {
         ("How is tanh computed in C++?", "kiln/loops/codegen/cpp/prelude/math.h", "tanh"),
         ("How are random numbers computed in kernels?", "kiln/loops/body/philox.py", ""),
         ("Where is g++ called?", "kiln/build/cpp_compile.py", "Compilation"),
+        ("Which C++ compiler is taken?", "kiln/build/toolchain.py", "compiler_command"),
         ("What is the user told when g++ is missing?", "kiln/build/cpp_compile.py", "NoCompiler"),
         (
             "What is the user told when Triton or another package is missing?",

@@ -1,4 +1,4 @@
-"""Compiles the kernels of a plan: C++ with g++, Triton's through `cubins.py` at the same time.
+"""Compiles the kernels of a plan: C++ by the compiler of `toolchain.py`, Triton through `cubins.py` at the same time.
 
     started = start_compile(kernels, store, events)      # g++ runs in the background
     libraries = started.wait()
@@ -18,7 +18,6 @@ import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import final
 
@@ -34,36 +33,27 @@ from kiln.build.limits import (
     start_limited,
     working_folder,
 )
+from kiln.build.toolchain import VERSION_SECONDS, Toolchain, toolchain
 from kiln.plan.plan import Kernel
 from kiln.runtime.cache.private_folder import reason
 from kiln.runtime.cache.store import DiskStore, content_key
 from kiln.runtime.kernels import Libraries
 from kiln.support.errors import KilnError
 from kiln.support.events import EventSink
-from kiln.support.target import cpu_flags
-
-CXX_OPTIONS = (
-    "-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
-    "-fvisibility=hidden", "-w", "-shared", "-fPIC", "-pipe", "-nostdlib", "-fno-use-linker-plugin",
-)  # fmt: skip
-"""Contraction is explicit in the source; nothing else that changes values is allowed to the compiler. Kernels need
-libc and libm, which every process has: not naming them to the linker saves most of its time."""
-LINKED = ("-lgcc",)
-"""After the source: conversions that the CPU has no instruction for."""
 
 SMALL_UNIT = 2000
 """Characters of source per unit, at least: starting g++ has its cost, too."""
 
 
-VERSION_SECONDS = 20
-"""Seconds after which a compiler that has not printed its version is taken to hang."""
-
-
 class NoCompiler(KilnError):
     code = "KILN4101"
     what = "there is no C++ compiler to compile {count} kernels with"
-    why = "neither `g++` nor `c++` is on the PATH; cached kernels are known by the version of the compiler"
-    try_ = ("install g++", "ship a bundle that was compiled on another machine of this kind")
+    why = "neither g++ nor clang++ is on the PATH, and CXX names no other; cached kernels are known by its version"
+    try_ = (
+        "pip install torch-kiln[cc]",
+        "install g++",
+        "ship a bundle that was compiled on another machine of this kind",
+    )
 
 
 class KernelsDoNotCompile(KilnError):
@@ -71,19 +61,6 @@ class KernelsDoNotCompile(KilnError):
     what = "the C++ compiler refused kernels {symbols}"
     why = "{message}"
     try_ = ("report the kernel source, which KILN_DUMP=folder writes",)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Toolchain:
-    """A compiler and all that its output depends on, apart from the source."""
-
-    path: str
-    version: str
-    options: tuple[str, ...]
-
-    def key(self) -> str:
-        return content_key(self.version, *self.options, machine_name())
 
 
 @final
@@ -250,42 +227,10 @@ def start_unit(kernels: list[Kernel], compiler: Toolchain, store: DiskStore, lim
     """Raises NoWorkingFolder."""
     folder = working_folder(store)
     source, output = folder / "kernels.cpp", folder / "kernels.so"
-    command = [compiler.path, *compiler.options, str(source), *LINKED, "-o", str(output)]
+    command = [*compiler.command, *compiler.options, str(source), *compiler.linked, "-o", str(output)]
     try:
         source.write_text("\n".join(kernel.source for kernel in kernels))
         return Unit(kernels, folder, start_limited(command, limits, folder))
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise NoWorkingFolder(problem=reason(error)) from error
-
-
-@lru_cache(maxsize=1)
-def toolchain(seconds: int = VERSION_SECONDS) -> Toolchain | CompilerTooSlow | None:
-    """The C++ compiler on the PATH, asked for its version once; None if none can be started."""
-    path = shutil.which("g++") or shutil.which("c++")
-    if path is None:
-        return None
-    try:
-        process = start_limited([path, "-dumpfullversion", "-dumpmachine"], CompileLimits(seconds, 0), None)
-    except OSError:
-        return None
-    answer = output_of(process, seconds)
-    if answer is None:
-        return CompilerTooSlow(compiler=path, seconds=seconds, work="telling its version")
-    return Toolchain(path, answer, CXX_OPTIONS)
-
-
-@lru_cache(maxsize=1)
-def machine_name() -> str:
-    """What `-march=native` means here: the CPU's feature flags, so that a cache can be shared by unlike machines."""
-    return content_key(os.uname().machine, *sorted(cpu_flags()))
-
-
-@lru_cache(maxsize=1)
-def compiler_file() -> str:
-    """The C++ compiler, identified by its file, since starting it would take too long for a warm start."""
-    path = shutil.which("g++") or shutil.which("c++")
-    if path is None:
-        return "none"
-    facts = Path(path).stat()
-    return f"{Path(path).resolve()} {facts.st_size} {facts.st_mtime_ns}"

@@ -52,6 +52,10 @@ class NoWorkingFolder(KilnError):
     try_ = ("set TMPDIR to a folder that you can write and that has space",)
 
 
+CACHES = ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR")
+"""Variables that name the folders where a compiler keeps files; it looks for a home folder without them."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class CompileLimits:
@@ -72,7 +76,8 @@ def start_limited(command: Sequence[str], limits: CompileLimits, folder: Path | 
     """
     if limits.megabytes and os.access(SHELL, os.X_OK):
         command = [SHELL, "-c", LIMITED, "sh", str(limits.megabytes << 10), *command]
-    environment = {**os.environ, "TMPDIR": str(folder)} if folder is not None else None
+    place = dict.fromkeys(("TMPDIR", *CACHES), str(folder))
+    environment = {**os.environ, **place} if folder is not None else None
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

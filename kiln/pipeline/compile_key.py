@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from kiln.build.cpp_compile import compiler_file, machine_name
+from kiln.build.toolchain import compiler_file, machine_name
 from kiln.pipeline.targets import gpu_names
 from kiln.runtime.bytecode_file import MAGIC
 from kiln.runtime.cache.key_builder import KeyBuilder

@@ -10,7 +10,8 @@ import torch
 
 import kiln
 from kiln.build import cpp_compile as libraries
-from kiln.build.cpp_compile import Toolchain, start_compile
+from kiln.build.cpp_compile import start_compile
+from kiln.build.toolchain import Toolchain
 from kiln.pipeline import compiled_region
 from kiln.pipeline.compiled_region import CompiledRegion, finish_regions
 from kiln.pipeline.session import KilnWarning
@@ -25,7 +26,7 @@ def double(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_compiler_that_fails_leaves_eager(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(libraries, "toolchain", lambda seconds: Toolchain("/bin/false", "0", ()))
+    monkeypatch.setattr(libraries, "toolchain", lambda seconds: Toolchain(("/bin/false",), "0", ()))
     x = torch.randn(5)
     compiled = kiln.compile(double, options={"cache": True, "cache_dir": str(tmp_path)})
     with pytest.warns(KilnWarning, match="KILN4102"):

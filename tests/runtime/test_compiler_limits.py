@@ -15,13 +15,13 @@ import torch
 
 import kiln
 from kiln.build import limits
-from kiln.build.cpp_compile import toolchain
 from kiln.build.limits import CompileLimits, CompilerOutOfMemory, CompilerTooSlow, end_group, output_of, start_limited
+from kiln.build.toolchain import toolchain
 from kiln.build.triton_workers import Workers
 from kiln.pipeline.session import KilnWarning
 
 HANGS = "#!/bin/sh\necho $$ >> {pids}\nsleep 600 &\necho $! >> {pids}\nwait\n"
-HANGS_LATER = '#!/bin/sh\n[ "$1" = -dumpfullversion ] && exec echo 12\n' + HANGS.partition("\n")[2]
+HANGS_LATER = '#!/bin/sh\n[ "$1" = --version ] && exec echo 12\n' + HANGS.partition("\n")[2]
 
 FakeCompiler = Callable[[str], Path]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-import kiln.build.cpp_compile as cpp_compile
+from kiln.build import toolchain
 
 UNDEFINED = (
     "alignment", "bool", "bounds", "builtin", "enum", "integer-divide-by-zero", "null", "object-size",
@@ -35,8 +35,8 @@ def enable() -> None:
     """Every kernel that this process compiles from now on is sanitized."""
     if not is_preloaded():
         raise pytest.UsageError("--sanitize needs the sanitizers' libraries: run tools/sanitize")
-    if "kiln.native._executor" in sys.modules and cpp_compile.toolchain.cache_info().currsize:
+    if "kiln.native._executor" in sys.modules and toolchain.toolchain.cache_info().currsize:
         raise pytest.UsageError("--sanitize came after the first compile")
     os.environ.pop("LD_PRELOAD", None)  # the compiler runs without them
-    options = [option for option in cpp_compile.CXX_OPTIONS if option != SLOWER[0]]
-    cpp_compile.CXX_OPTIONS = (*options, SLOWER[1], *SANITIZED)
+    options = [option for option in toolchain.CXX_OPTIONS if option != SLOWER[0]]
+    toolchain.CXX_OPTIONS = (*options, SLOWER[1], *SANITIZED)

@@ -1,0 +1,113 @@
+"""The C++ compiler that kernels are compiled with: what `CXX` names, g++, clang++, or the one of the package `ziglang`.
+
+    found = toolchain()
+    [*found.command, *found.options, "kernels.cpp", *found.linked, "-o", "kernels.so"]
+
+`pip install torch-kiln[cc]` installs ziglang: Clang with a linker, and all headers that kernels need.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import final
+
+from kiln.build.limits import CompileLimits, CompilerTooSlow, output_of, start_limited
+from kiln.runtime.cache.store import content_key
+from kiln.support.target import cpu_flags
+
+CXX_OPTIONS = (
+    "-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
+    "-fvisibility=hidden", "-w", "-shared", "-fPIC", "-pipe", "-nostdlib", "-fno-use-linker-plugin",
+)  # fmt: skip
+"""Contraction is explicit in the source; nothing else that changes values is allowed to the compiler. Kernels need
+libc and libm, which every process has: not naming them to the linker saves most of its time."""
+GCC_LINKED = ("-lgcc",)
+"""After the source: conversions that the CPU has no instruction for. Clang's are found in the process."""
+CLANG_HEADER = Path(__file__).parent / "clang.h"
+CLANG_OPTIONS = ("-fno-sanitize=undefined", "-include", str(CLANG_HEADER))
+"""Zig looks for undefined behaviour unless it is told not to."""
+PROGRAMS = ("g++", "c++", "clang++")
+ZIG = "ziglang"
+
+VERSION_SECONDS = 20
+"""Seconds after which a compiler that has not printed its version is taken to hang."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """A compiler and all that its output depends on, apart from the source."""
+
+    command: tuple[str, ...]
+    version: str
+    options: tuple[str, ...]
+    linked: tuple[str, ...] = ()
+
+    def key(self) -> str:
+        return content_key(self.version, *self.options, machine_name())
+
+
+def compiler_command() -> tuple[str, ...] | None:
+    """The program to start, with its first arguments; None if there is none."""
+    asked = shlex.split(os.environ.get("CXX", ""))
+    for program, *arguments in (asked or [""], *([name] for name in PROGRAMS)):
+        path = shutil.which(program) if program else None
+        if path is not None:
+            return path, *arguments
+    found = importlib.util.find_spec(ZIG)
+    zig = Path(found.origin).parent / "zig" if found is not None and found.origin else None
+    return (str(zig), "cc") if zig is not None and os.access(zig, os.X_OK) else None
+
+
+@lru_cache(maxsize=1)
+def toolchain(seconds: int = VERSION_SECONDS) -> Toolchain | CompilerTooSlow | None:
+    """The C++ compiler, asked for its version once; None if none can be started."""
+    command = compiler_command()
+    if command is None:
+        return None
+    try:
+        with folder_for(command) as folder:
+            process = start_limited([*command, "--version"], CompileLimits(seconds, 0), folder)
+            answer = output_of(process, seconds)
+    except OSError:
+        return None
+    if answer is None:
+        return CompilerTooSlow(compiler=command[0], seconds=seconds, work="telling its version")
+    if "clang" not in answer.lower():
+        return Toolchain(command, answer, CXX_OPTIONS, GCC_LINKED)
+    return Toolchain(command, answer + content_key(CLANG_HEADER.read_text()), (*CXX_OPTIONS, *CLANG_OPTIONS))
+
+
+@contextmanager
+def folder_for(command: Sequence[str]) -> Iterator[Path | None]:
+    """A folder that Zig needs even to tell its version. Raises OSError."""
+    if Path(command[0]).name != "zig":
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="kiln-zig-") as folder:
+        yield Path(folder)
+
+
+@lru_cache(maxsize=1)
+def machine_name() -> str:
+    """What `-march=native` means here: the CPU's feature flags, so that a cache can be shared by unlike machines."""
+    return content_key(os.uname().machine, *sorted(cpu_flags()))
+
+
+@lru_cache(maxsize=1)
+def compiler_file() -> str:
+    """The C++ compiler, identified by its file, since starting it would take too long for a warm start."""
+    command = compiler_command()
+    if command is None:
+        return "none"
+    facts = Path(command[0]).stat()
+    return f"{Path(command[0]).resolve()} {facts.st_size} {facts.st_mtime_ns}"

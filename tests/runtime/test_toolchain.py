@@ -1,0 +1,103 @@
+"""The C++ compiler: CXX, g++, clang++, then the one of a package; all make kernels that give the same results."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import kiln
+from kiln.build import toolchain as compilers
+from kiln.build.toolchain import CLANG_HEADER, compiler_command, toolchain
+
+
+@pytest.fixture(autouse=True)
+def ask_again() -> Iterator[None]:
+    toolchain.cache_clear()
+    yield
+    toolchain.cache_clear()
+
+
+def program(folder: Path, name: str, says: str = "") -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\necho {says}\n")
+    (folder / name).chmod(0o755)
+    return folder / name
+
+
+def test_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(compilers, "ZIG", "no_such_package")
+    monkeypatch.delenv("CXX", raising=False)
+    assert compiler_command() is None and toolchain() is None
+    package = program(tmp_path / "package", "zig").with_name("__init__.py")
+    package.write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(compilers, "ZIG", "package")
+    importlib.invalidate_caches()
+    assert compiler_command() == (str(tmp_path / "package" / "zig"), "cc")
+    for name in ("clang++", "c++", "g++"):
+        assert compiler_command() != (path := str(program(tmp_path / "bin", name)),)
+        assert compiler_command() == (path,)
+    monkeypatch.setenv("CXX", f"{program(tmp_path, 'mine')} --fast")
+    assert compiler_command() == (str(tmp_path / "mine"), "--fast")
+    monkeypatch.setenv("CXX", "no_such_program")
+    assert compiler_command() == (path,)
+
+
+def test_options_and_key_follow_the_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = set()
+    for says, is_clang in (("g++ 12", False), ("g++ 13", False), ("clang version 22", True)):
+        toolchain.cache_clear()
+        monkeypatch.setenv("CXX", str(program(tmp_path, "mine", says)))
+        found = toolchain()
+        assert isinstance(found, compilers.Toolchain)
+        assert (str(CLANG_HEADER) in found.options) == is_clang and ("-lgcc" in found.linked) != is_clang
+        keys.add(found.key())
+    assert len(keys) == 3
+
+
+def many_kernels(x: Tensor, at: Tensor) -> list[Tensor]:
+    wide = x.double()
+    return [
+        F.layer_norm(F.gelu(x), (48,)),
+        x.exp() + x.abs().log() + x.tanh() + torch.erf(x) + x.sin() + x.sigmoid() + x.expm1() + x.log1p().nan_to_num(),
+        x.gather(1, at) + wide.sqrt().nan_to_num().float() + x.t().contiguous(),
+        x.bfloat16().softmax(-1).float() + x.half().cumsum(0).float() + wide.cumsum(-1).float(),
+        torch.where(wide > 0, wide, at.double()) + at // 3 + at % 7 + at.cumsum(-1),
+        x.to(torch.int8) + x.abs().to(torch.uint8) + at.to(torch.int16),
+        torch.zeros_like(x).scatter_add(1, at, x) + x.var(0) + x.logsumexp(1) + x.amin(0) + x.argmax(-1),
+        (x > 0).any(0) & (x < 3).all(1),
+    ]
+
+
+def results(arguments: tuple[Tensor, Tensor], folder: Path) -> list[Tensor]:
+    toolchain.cache_clear()
+    compiled = kiln.compile(many_kernels, options={"cache": False, "cache_dir": str(folder)})
+    made = compiled(*arguments)
+    assert kiln.report_of(compiled).eager == 0
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ziglang", "clang++"])
+def test_the_kernels_of_clang_have_the_results_of_gcc(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec("ziglang") if kind == "ziglang" else shutil.which(kind)
+    if not found or not shutil.which("g++"):
+        pytest.skip(f"needs {kind} and g++")
+    arguments = torch.randn(48, 48), torch.randint(0, 48, (48, 48))
+    monkeypatch.setenv("CXX", "g++")
+    expected = results(arguments, tmp_path / "gcc")
+    monkeypatch.setenv("CXX", "" if kind == "ziglang" else kind)
+    if kind == "ziglang":
+        monkeypatch.setattr(compilers, "PROGRAMS", ())
+        monkeypatch.delenv("HOME", raising=False)
+    torch.testing.assert_close(results(arguments, tmp_path / "clang"), expected, rtol=0, atol=0, equal_nan=True)
