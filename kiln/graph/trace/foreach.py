@@ -16,6 +16,7 @@ from kiln.graph.ir.node import Argument, Node
 from kiln.graph.ops.breaks import DataDependentScalar
 from kiln.graph.ops.registry import Decomposition
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
+from kiln.graph.trace.shared_memory import refuse_shared_memory
 
 PREFIX = "aten._foreach_"
 SINGLE = {"norm.Scalar": "linalg_vector_norm.default", "zero.default": "fill.Scalar", "copy.default": "copy.default"}
@@ -54,6 +55,9 @@ def _handler(rule: Decomposition, *, in_place: bool, zero: bool) -> Handler:
     def handler(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
         values, named = mode.arguments(args, kwargs)
         targets = cast(Sequence[object], args[0])
+        if in_place:
+            for target in targets:
+                refuse_shared_memory(mode, op, target, args[1:])
         results = [_single(mode, rule, i, values, named, zero) for i in range(len(targets))]
         if not in_place:
             return [mode.wrap(result) for result in results]

@@ -27,8 +27,9 @@ from kiln.graph.trace.fake import QUERIES
 from kiln.graph.trace.fallback import fallback_handler, fitted, written_arguments
 from kiln.graph.trace.foreach import foreach_handler
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
+from kiln.graph.trace.shared_memory import refuse_shared_memory
 from kiln.graph.trace.special import SPECIAL
-from kiln.graph.trace.storage_view import StorageView, overlaps_partially
+from kiln.graph.trace.storage_view import StorageView
 from kiln.plan.overloads import is_random
 
 
@@ -218,7 +219,7 @@ def functional_overload(packet: OpOverloadPacket | None, op: OpOverload, written
 def inplace_handler(rule: Decomposition) -> Handler:
     def handler(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
         spec = mode.view_of(args[0]).spec
-        refuse_shared_memory(mode, args)
+        refuse_shared_memory(mode, op, args[0], args[1:])
         if kwargs.get("dtype") not in (None, spec.dtype):
             raise RuntimeError(
                 f"Bad in-place call: input tensor dtype {spec.dtype} and output tensor dtype should match"
@@ -230,20 +231,11 @@ def inplace_handler(rule: Decomposition) -> Handler:
     return handler
 
 
-def refuse_shared_memory(mode: RecordingMode, args: Args) -> None:
-    """As eager: refuse to write to a part of the memory of another argument."""
-    views = [mode.view_of(arg) for arg in args if isinstance(arg, torch.Tensor)]
-    for other in views[1:]:
-        if other.storage is views[0].storage and overlaps_partially(views[0].spec, other.spec):
-            raise RuntimeError(
-                "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single"
-                " memory location. Please clone() the tensor before performing the operation."
-            )
-
-
 def out_handler(rule: Decomposition, written: list[str], factory: bool) -> Handler:
     def handler(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
         outs = [cast(torch.Tensor, kwargs[name]) for name in written]
+        for out in outs:
+            refuse_shared_memory(mode, op, out, args)
         values, named = mode.arguments(args, {key: value for key, value in kwargs.items() if key not in written})
         if factory:
             named |= {"dtype": outs[0].dtype, "device": outs[0].device}

@@ -88,6 +88,29 @@ def overlaps_partially(left: TensorSpec, right: TensorSpec) -> bool:
     return dense and mine[0] < theirs[1] and theirs[0] < mine[1]
 
 
+MOST_COUNTED = 4096
+"""Elements of tensors whose positions are compared one by one."""
+
+
+def shares_elements(left: TensorSpec, right: TensorSpec) -> bool:
+    """Whether small tensors of one storage with gaps or repetitions share some of their elements but are not the same."""
+    mine, theirs = extent(left), extent(right)
+    same = (left.sizes, left.strides, left.offset) == (right.sizes, right.strides, right.offset)
+    if mine is None or theirs is None or same or mine[0] >= theirs[1] or theirs[0] >= mine[1]:
+        return False
+    if max(cast(int, left.numel()), cast(int, right.numel())) > MOST_COUNTED:
+        return False
+    return not positions(left).isdisjoint(positions(right))
+
+
+def positions(spec: TensorSpec) -> set[int]:
+    """The elements of the storage that a tensor of constant sizes consists of."""
+    found = {cast(int, spec.offset)}
+    for size, stride in zip(cast(Integers, spec.sizes), cast(Integers, spec.strides), strict=True):
+        found = {start + index * stride for start in found for index in range(size)}
+    return found
+
+
 def reaches_outside(attrs: dict[str, Attr], root: TensorSpec) -> bool:
     """Whether an `as_strided` may use elements of the storage outside of the root."""
     full = extent(root)

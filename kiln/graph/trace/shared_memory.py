@@ -1,0 +1,44 @@
+"""Ops that write to memory which they also read.
+
+x[1:].add_(x[:-1])                   RuntimeError, as in eager
+torch.sum(x, 0, out=x[0])            left to eager: it adds up what it has just written
+x[:, 0].add_(x[:, 1])                different elements: nothing to refuse
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch._ops import OpOverload
+
+from kiln.graph.ops.breaks import UnsupportedMutation
+from kiln.graph.trace.mode import RecordingMode
+from kiln.graph.trace.storage_view import overlaps_partially, shares_elements
+
+
+def refuse_shared_memory(mode: RecordingMode, op: OpOverload, written: object, args: Iterable[object]) -> None:
+    """Pointwise ops refuse, as in eager, to write to a part of the memory of an argument.
+
+    Where eager computes with what it has just written, its result depends on its order: it is left to eager.
+    """
+    target = mode.view_of(written)
+    for arg in tensors_in(args):
+        other = mode.view_of(arg)
+        if other.storage is not target.storage:
+            continue
+        if overlaps_partially(target.spec, other.spec) and torch.Tag.pointwise in op.tags:
+            raise RuntimeError(
+                "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single"
+                " memory location. Please clone() the tensor before performing the operation."
+            )
+        if shares_elements(target.spec, other.spec):
+            raise UnsupportedMutation(op=str(op), reason="it writes to a part of the memory that it reads")
+
+
+def tensors_in(args: Iterable[object]) -> Iterator[torch.Tensor]:
+    for arg in args:
+        if isinstance(arg, torch.Tensor):
+            yield arg
+        elif isinstance(arg, list | tuple):
+            yield from tensors_in(arg)
