@@ -93,7 +93,7 @@ MOST_COUNTED = 4096
 
 
 def shares_elements(left: TensorSpec, right: TensorSpec) -> bool:
-    """Whether small tensors of one storage with gaps or repetitions share some of their elements but are not the same."""
+    """Whether small tensors of one storage share some elements but are not the same; large and symbolic ones: no."""
     mine, theirs = extent(left), extent(right)
     same = (left.sizes, left.strides, left.offset) == (right.sizes, right.strides, right.offset)
     if mine is None or theirs is None or same or mine[0] >= theirs[1] or theirs[0] >= mine[1]:
