@@ -29,9 +29,12 @@ _ROWS = (
     (torch.bfloat16,       "bf16",   15),
     (torch.float8_e5m2,    "f8e5m2", 23),
     (torch.float8_e4m3fn,  "f8e4m3", 24),
+    (torch.float8_e5m2fnuz, "f8e5m2fnuz", 25),
+    (torch.float8_e4m3fnuz, "f8e4m3fnuz", 26),
     (torch.uint16,         "u16",    27),
     (torch.uint32,         "u32",    28),
     (torch.uint64,         "u64",    29),
+    (torch.float8_e8m0fnu, "f8e8m0fnu", 44),
 )
 # fmt: on
 

@@ -179,3 +179,33 @@ def test_a_check_that_fails_draws_no_other_random_numbers() -> None:
             outcome(function, (x,))
             states.append(torch.get_rng_state())
         assert torch.equal(*states)
+
+
+def test_numbers_drawn_by_a_call_that_cannot_be_traced() -> None:
+    """`svd_lowrank` draws, then breaks: the draw stayed in the graph, and eager drew once more."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.svd_lowrank(x * 2, q=2)[0]
+
+    x = torch.randn(6, 6, dtype=torch.complex64)
+    torch.manual_seed(1)
+    expected = program(x)
+    torch.manual_seed(1)
+    assert torch.equal(kiln.compile(program, options={"random": "eager"})(x), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e5m2fnuz, torch.float8_e4m3fnuz, torch.float8_e8m0fnu])
+def test_narrow_element_types(dtype: torch.dtype) -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.ones(2, dtype=dtype).float(), x.to(dtype).float()
+
+    x = torch.tensor([1.0, 2.0, 0.5])
+    assert_like_eager(kiln.compile(program, fullgraph=True), program, x)
+
+
+def test_a_complex_constant_that_depends_on_a_size() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.rms_norm(x, (2, 3), eps=0.5)
+
+    x = torch.randn(2, 3, dtype=torch.complex64)
+    assert_like_eager(kiln.compile(program, dynamic=True, fullgraph=True), program, x)

@@ -156,7 +156,7 @@ def doubled(value: Any) -> Any:
     wide = dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float64)
     wide |= dict.fromkeys((torch.complex64, torch.complex32), torch.complex128)
     if isinstance(value, Tensor):
-        return value.detach().to(wide.get(value.dtype, value.dtype)).requires_grad_(value.requires_grad)
+        return value.detach().to(wide.get(value.dtype, value.dtype), copy=True).requires_grad_(value.requires_grad)
     return wide.get(value, value) if isinstance(value, torch.dtype) else value
 
 

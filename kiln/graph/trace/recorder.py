@@ -17,6 +17,7 @@ from typing import cast, final
 import torch
 
 from kiln.graph.ir.node import Node, Origin
+from kiln.graph.ir.rewrite import has_effect
 from kiln.graph.ops import Emit
 from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.ops.eager_kernels import OWN_KERNELS, EagerKernels
@@ -94,7 +95,8 @@ class Recorder:
     """A trace in progress. After `finish` it may go on to record the backward.
 
     `calls` is the log, `inputs` has all inputs in the order of registration, `nodes` all nodes so far, dead ones too.
-    `writes` counts the calls with effects. `symbols.location` is the user's line for guards on sizes.
+    `writes` counts the calls with effects; `wrote_and_failed`: a call failed after its first write to a fake.
+    `symbols.location` is the user's line for guards on sizes.
     """
 
     def __init__(self, *, env: ShapeEnv, events: EventSink, kernels: EagerKernels = OWN_KERNELS) -> None:
@@ -110,6 +112,7 @@ class Recorder:
     def _restart(self) -> None:
         self.calls: list[TorchCall] = []
         self.writes = 0
+        self.wrote_and_failed = False
         self.symbols = TraceSymbols(self.env)
         self.emit = Emit(self.symbols, self.symbols.specialise)
         self._constants = Constants()
@@ -166,6 +169,10 @@ class Recorder:
                 result = self._autocast_call(target, args, kwargs)
             else:
                 result = _call(target, args, kwargs)
+        except BaseException:
+            self._forget_effects(first)
+            self.wrote_and_failed |= self._mode.mutations != mutations
+            raise
         finally:
             _pop(None)
         if type(result) is not FakeTensor:
@@ -178,6 +185,10 @@ class Recorder:
             TorchCall(len(self.calls), kind, target, tuple(args), kwargs, result, where, stack, effects, nodes)
         )
         return result
+
+    def _forget_effects(self, first: int) -> None:
+        """Of a call that failed: nothing reads its other nodes, but draws, checks and host reads would stay."""
+        self.nodes[first:] = [node for node in self.nodes[first:] if not has_effect(node)]
 
     def _autocast_call(self, target: Target, args: Sequence[object], kwargs: Kwargs) -> object:
         cached = torch.is_autocast_cache_enabled()

@@ -18,6 +18,7 @@ from kiln.loops.lowering.column import STATEMENT
 from kiln.loops.lowering.errors import NoLowering
 from kiln.loops.lowering.lower import Lowering, origin_text
 from kiln.loops.program.nodes import Buffer, BufferArg, Extern
+from kiln.symbolic import Expr
 from kiln.tensor.spec import ScalarSpec, TensorSpec
 
 Kwargs = tuple[tuple[str, object], ...]
@@ -86,9 +87,14 @@ def library(lowering: Lowering, node: Node) -> None:
 
 def _complex_constant(lowering: Lowering, node: Node) -> None:
     """Plans hold real numbers only: ATen makes the complex one."""
-    spec, value = node.tensor, complex(node.attrs["value"])
+    spec, number = node.tensor, node.attrs["value"]
+    kind = (("dtype", spec.dtype), ("device", spec.device))
+    if isinstance(number, Expr):
+        call(lowering, node, "aten.full.default", ((), number), kind)
+        return
+    value = complex(number)
     if not value.imag:
-        call(lowering, node, "aten.full.default", ((), value.real), (("dtype", spec.dtype), ("device", spec.device)))
+        call(lowering, node, "aten.full.default", ((), value.real), kind)
         return
     part = replace(spec, dtype=spec.dtype.to_real())
     parts = lowering.new_buffer(part), lowering.new_buffer(part)

@@ -499,7 +499,9 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
         if needed is not None:
             raise needed from error
         name = target if isinstance(target, str) else getattr(target, "__name__", repr(target))
-        raise TorchCallFailed(function=name, why=f"{type(error).__name__}: {error}") from error
+        failed = TorchCallFailed(function=name, why=f"{type(error).__name__}: {error}")
+        failed.resumable = not s.recorder.wrote_and_failed  # else: restart and break in front of it
+        raise failed from error
     if len(s.recorder.env.unbacked) != unbacked or isinstance(result, torch.SymFloat):
         note_data_numbers(s, args, result, unbacked)
     if before is not None and before != needing_gradients(s, first):
