@@ -104,7 +104,7 @@ class OperatorSweep:
     def trial(self, op: Any, dtype: torch.dtype, mode: str, function: Function, number: int, sample: Any) -> Trial:
         run = {"gradient": run_gradient, "second": run_second}.get(mode, run_forward)
         inputs = (sample.input, *sample.args), dict(sample.kwargs)
-        inexact = dtype.is_floating_point or dtype.is_complex
+        inexact = (dtype.is_floating_point or dtype.is_complex) and dtype not in (torch.float64, torch.complex128)
         return Trial(
             name_of(op), f"{mode} {dtype_name(dtype)}", f"{number}: {summary(sample)}", self.device,
             lambda wrap, start: run(wrap(function), tree_map(copy_of, inputs), sample, start),

@@ -73,6 +73,8 @@ def resume_code(decoded: DecodedCode, entry: Entry, inner: InnerCall | None) -> 
     head.op("RESUME", 0)
     for slot in entry.stack:
         head.op("PUSH_NULL") if slot is NULL else head.op("LOAD_FAST", slot)
+    for slot in dict.fromkeys(slot for slot in entry.stack if slot is not NULL):
+        head.op("DELETE_FAST", slot)  # neither kept alive nor seen by `locals()`
     if inner is not None:
         _inner_call(head, inner, items, positions)
     head.op("JUMP_FORWARD", target)

@@ -41,7 +41,7 @@ from kiln.graph.trace.recorder import Recorder
 from kiln.runtime.guards.constant import ObjectRef, reference
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import HEAP_TYPE
-from kiln.runtime.guards.source import AttrSource, DictAttrSource, Source, TypeSource
+from kiln.runtime.guards.source import AttrSource, DictAttrSource, MroSource, Source, TypeSource
 from kiln.runtime.guards.state import current_state
 from kiln.support.events import EventSink
 from kiln.support.location import Location
@@ -418,10 +418,19 @@ class CaptureState:
         found = self.classes.attributes.get((cls, name))
         if found is None:
             base = self.class_source(value) if name not in MADE_WITH_CLASS else None
-            found = self.wrap(raw, AttrSource(base, name) if base is not None else None)
+            found = self.wrap(raw, self.class_path(base, cls, name, raw) if base is not None else None)
             if base is not None or not cls.__flags__ & HEAP_TYPE or name in MADE_WITH_CLASS:
                 self.classes.attributes[cls, name] = found
         return found
+
+    def class_path(self, base: Source, cls: type, name: str, raw: object) -> Source:
+        """The path to `raw`, the attribute `name` of the class at `base`, past a `__get__` written in Python."""
+        if not isinstance(getattr(type(raw), "__get__", None), types.FunctionType):
+            return AttrSource(base, name)
+        position = next(n for n, owner in enumerate(cls.__mro__) if name in owner.__dict__)
+        for between in range(position):
+            self.guard(DictAttrSource(MroSource(base, between), name), GuardKind.ABSENT)
+        return DictAttrSource(MroSource(base, position), name)
 
     def class_lacks(self, value: Value, name: str) -> None:
         """Guard that the class of `value` has no attribute `name`, once per class."""

@@ -44,6 +44,7 @@ for _name, _sign in zip(NAMES, _SIGNS, strict=True):
     SPECIAL[_in_place] = (f"__i{_name}__", f"__{_name}__", f"__r{_name}__")
     SIGNS[_in_place] = "**=" if _name == "pow" else f"{_sign}="
     PLAIN[_in_place] = _plain
+SPECIAL[divmod], SIGNS[divmod] = ("__divmod__", "__rdivmod__"), "divmod()"
 REFLECTED = {"lt": "gt", "le": "ge", "eq": "eq", "ne": "ne", "gt": "lt", "ge": "le"}
 for _name, _other in REFLECTED.items():
     SPECIAL[getattr(operator, _name)] = (f"__{_name}__", f"__{_other}__")
@@ -146,9 +147,12 @@ def by_kind(s: CaptureState, function: Function2, left: Value, right: Value) -> 
 def dispatch(s: CaptureState, function: Function2, left: Value, right: Value) -> Value:
     """By special methods, those of the left operand first."""
     names = SPECIAL[function]
-    attempts = [(left, name, right) for name in names[:-1]] + [(right, names[-1], left)]
+    attempts = [(left, name, right) for name in names[:-1]]
+    reflected = (right, names[-1], left)
     if overrides(s, function, left, right):
-        attempts.insert(-2, attempts.pop())
+        attempts.insert(-1, reflected)
+    elif function in COMPARISONS or left.python_type() is not right.python_type():
+        attempts.append(reflected)
     for owner, name, other in attempts:
         found = s.classes.lookup(owner.python_type(), name)
         opposite = name == "__ne__" and found is not None and found[0] is object
@@ -290,7 +294,7 @@ def contains(s: CaptureState, container: Value, item: Value) -> bool:
     if isinstance(native, Tensor):
         return record(s, "__contains__", [native, item], {}).truth(s)
     if isinstance(native, (Sequence, DictView)) or s.classes.lookup(native.python_type(), "__contains__") is None:
-        return any(equal(s, item, other) for other in all_items(s, native))
+        return any(equal(s, other, item) for other in all_items(s, native))
     return s.call_special(native, "__contains__", [item], {}).truth(s)
 
 

@@ -79,6 +79,8 @@ def copied(e: Emit, x: Node, source: Node, non_blocking: bool = False) -> Node:
 @decompose("cat.default")
 def cat(e: Emit, tensors: Sequence[Node], dim: int = 0) -> Node:
     """As in eager, tensors of sizes (0,) are ignored."""
+    if len({x.tensor.device for x in tensors}) > 1:
+        raise RuntimeError("Expected all tensors to be on the same device, in cat")
     rank = max(x.tensor.rank for x in tensors)
     kept = [x for x in tensors if not _is_legacy_empty(e, x, rank)] or list(tensors[:1])
     dtype = result_dtype(list(tensors))

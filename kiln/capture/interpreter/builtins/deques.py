@@ -80,9 +80,15 @@ def append_left(s: CaptureState, target: Deque, args: Args, kwargs: Kwargs) -> N
     target.extend(s, [args[0]], left=True)
 
 
-@method(Deque, DEQUE, "extend", "__iadd__")
+@method(Deque, DEQUE, "extend")
 def extend(s: CaptureState, target: Deque, args: Args, kwargs: Kwargs) -> None:
     target.extend(s, all_items(s, args[0]))
+
+
+@method(Deque, DEQUE, "__iadd__")
+def extend_in_place(s: CaptureState, target: Deque, args: Args, kwargs: Kwargs) -> Value:
+    target.extend(s, all_items(s, args[0]))
+    return target
 
 
 @method(Deque, DEQUE, "extendleft")

@@ -25,6 +25,7 @@ from kiln.capture.interpreter.operations import (
     Function2,
     binary,
     compare,
+    dispatch,
     equal,
     fold,
     format_value,
@@ -84,8 +85,19 @@ def instance_of(s: CaptureState, value: Value, kind: type, cls: Any) -> bool:
     if check is type.__instancecheck__ or value.real() is MISSING:
         if isinstance(value, Tensor) and cls is torch.nn.Parameter:
             return kind is torch.nn.Parameter or issubclass(kind, cls)
-        return issubclass(kind, cls)
+        return issubclass(kind, cls) or (isinstance(value, Object) and issubclass(claimed_class(s, value), cls))
     return isinstance(value.real(), cls)
+
+
+def claimed_class(s: CaptureState, value: Value) -> type:
+    """`value.__class__`, which proxies and mocks define: `isinstance` asks it too."""
+    kind = value.python_type()
+    read, found = s.classes.lookup(kind, "__getattribute__"), s.classes.lookup(kind, "__class__")
+    own = type(read[1]) is types.FunctionType if read is not None else False
+    if issubclass(kind, torch.nn.Module) or not (own or (found is not None and found[0] is not object)):
+        return kind
+    claimed = value.get_attr(s, "__class__")
+    return claimed.constant(s) if isinstance(claimed, Class) else kind
 
 
 @handles(issubclass)
@@ -314,7 +326,7 @@ def fill(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> None:
     """What `dict.update` does."""
     for arg in args:
         native = getattr(arg, "native", None) or arg
-        if isinstance(native, Dict):
+        if isinstance(native, Dict) and not own_iteration(s, arg):
             target.change(s).update(native.items(s))
         elif s.classes.lookup(arg.python_type(), "keys") is not None:
             for key in all_items(s, arg.get_attr(s, "keys").call(s, [], {})):
@@ -325,6 +337,12 @@ def fill(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> None:
                 target.set_item(s, key, value)
     for name, value in kwargs.items():
         target.set_item(s, s.const(name), value)
+
+
+def own_iteration(s: CaptureState, value: Value) -> bool:
+    """Whether a dict's class says itself what its keys are: `dict(value)` asks it."""
+    found = s.classes.lookup(value.python_type(), "__iter__")
+    return found is not None and type(found[1]) is types.FunctionType
 
 
 def dict_of(cls: type) -> None:
@@ -514,6 +532,8 @@ def abs_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(divmod)
 def divmod_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    if any(isinstance(arg, Object) for arg in args):
+        return dispatch(s, divmod, *args)
     return Tuple([binary(s, operator.floordiv, *args), binary(s, operator.mod, *args)])
 
 
@@ -588,6 +608,21 @@ for _name in ("lt", "le", "eq", "ne", "gt", "ge"):
 @handles(operator.getitem)
 def getitem(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return args[0].get_item(s, args[1])
+
+
+@handles(operator.setitem)
+def setitem(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    target, key, value = args
+    if isinstance(target, Tensor):
+        return record(s, operator.setitem, args, {})
+    target.set_item(s, key, value)
+    return s.const(None)
+
+
+@handles(operator.delitem)
+def delitem(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    args[0].del_item(s, args[1])
+    return s.const(None)
 
 
 @handles(operator.is_)

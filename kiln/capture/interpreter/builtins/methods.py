@@ -63,10 +63,16 @@ def list_append(s: CaptureState, target: List, args: Args, kwargs: Kwargs) -> No
     target.append(s, args[0])
 
 
-@method(List, (list,), "extend", "__iadd__")
+@method(List, (list,), "extend")
 def list_extend(s: CaptureState, target: List, args: Args, kwargs: Kwargs) -> None:
     items = all_items(s, args[0])
     target.change(s).extend(items)
+
+
+@method(List, (list,), "__iadd__")
+def list_extend_in_place(s: CaptureState, target: List, args: Args, kwargs: Kwargs) -> Value:
+    list_extend(s, target, args, kwargs)
+    return target
 
 
 @method(List, (list,), "insert")
@@ -211,9 +217,15 @@ for _view in ("keys", "values", "items"):
     dict_view(_view)
 
 
-@method(Dict, DICTS, "update", "__init__", "__ior__")
+@method(Dict, DICTS, "update", "__init__")
 def dict_update(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> None:
     fill(s, target, args, kwargs)
+
+
+@method(Dict, DICTS, "__ior__")
+def dict_update_in_place(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> Value:
+    fill(s, target, args, kwargs)
+    return target
 
 
 @method(Dict, DICTS, "copy")
@@ -501,4 +513,6 @@ def bound_method(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(types.FunctionType.__get__)
 def function_get(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return args[0]
+    function, *owner = args
+    unbound = not owner or (owner[0].is_constant and owner[0].constant(s) is None)
+    return function if unbound else BoundMethod(function, owner[0])

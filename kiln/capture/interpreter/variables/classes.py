@@ -44,7 +44,7 @@ from kiln.capture.interpreter.variables.object import (
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import HEAP_TYPE
-from kiln.runtime.guards.source import AttrSource, DictAttrSource, MroSource, Source
+from kiln.runtime.guards.source import AttrSource, DictAttrSource, ItemSource, MroSource, Source
 
 
 @final
@@ -92,7 +92,11 @@ class Class(Value):
             return self._meta_attr(s, name, meta[1], site)
         found = s.classes.lookup(cls, name)
         if found is not None:
-            return self.own_attr(s, name, found[1])
+            value = self.own_attr(s, name, found[1])
+            getter = s.classes.lookup(type(found[1]), "__get__")
+            if getter is not None and type(getter[1]) is types.FunctionType:
+                return s.call_special(value, "__get__", [Constant(None), self], {}, site)
+            return value
         hook = s.classes.lookup(type(cls), "__getattr__") if meta is None else None
         if hook is not None and type(hook[1]) is types.FunctionType:
             return s.class_attr(self, "__getattr__", hook[1]).call(s, [self, s.const(name)], {}, site)
@@ -112,6 +116,8 @@ class Class(Value):
 
     def _meta_attr(self, s: CaptureState, name: str, raw: Any, site: CallSite) -> Value:
         if type(raw) in (types.GetSetDescriptorType, types.MemberDescriptorType):
+            if not hasattr(self.cls, name):  # `__abstractmethods__` of most classes
+                raise s.error(AttributeError, name)
             return s.wrap(getattr(self.cls, name), None)
         value = from_descriptor(s, self, name, raw, site)
         if value is None:
@@ -133,7 +139,7 @@ class Class(Value):
         value = cache.get((self.cls, name))
         if value is None:
             base = base if name not in MADE_WITH_CLASS else None
-            value = s.wrap(raw, AttrSource(base, name) if base is not None else None)
+            value = s.wrap(raw, s.class_path(base, self.cls, name, raw) if base is not None else None)
             if base is not None or not heap or name in MADE_WITH_CLASS:
                 cache[self.cls, name] = value
         return value
@@ -157,10 +163,14 @@ class Class(Value):
 def call_metaclass(s: CaptureState, value: Class, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Value:
     """A metaclass with a `__call__` of its own."""
     if issubclass(value.cls, enum.Enum):
+        if not value.cls._member_map_:
+            raise UnsupportedCall(function=value.cls.__qualname__, why="new classes are not supported")
         try:
             member = value.cls(*[arg.constant(s) for arg in args])
             path = value.source or s.classes.sources.get(value.cls)
-            return Constant(member, AttrSource(path, member.name) if path is not None else None)
+            if path is None or member._name_ not in value.cls._member_map_:
+                return Constant(member, None)
+            return Constant(member, ItemSource(AttrSource(path, "_member_map_"), member._name_))
         except ValueError as error:
             raise s.error(ValueError, *error.args) from None
     return s.class_attr(value, "__call__", function).call(s, [value, *args], kwargs)

@@ -657,6 +657,9 @@ def from_class(s: CaptureState, value: Value, name: str, raw: object, site: Call
         return unbound(s, s.class_source(value), value.python_type(), name, raw, lambda: class_of(s, value))
     if kind in (types.MethodType, types.BuiltinFunctionType):
         return s.class_attr(value, name, raw)
+    if isinstance(raw, types.ClassMethodDescriptorType):
+        s.guard_type(value)
+        return s.wrap(raw.__get__(None, value.python_type()), None)
     if kind in METHOD_DESCRIPTORS:
         return BoundMethod(s.class_attr(value, name, raw), value)
     if s.classes.lookup(kind, "__get__") is not None:
