@@ -90,6 +90,11 @@ def changes_state(target: Target) -> bool:
     return in_place or target in ("retain_grad", "register_hook", "backward")
 
 
+def forget_effects(nodes: list[Node], first: int) -> None:
+    """Of a call that failed: nothing reads its other nodes, but draws, checks and host reads would stay."""
+    nodes[first:] = [node for node in nodes[first:] if not has_effect(node)]
+
+
 @final
 class Recorder:
     """A trace in progress. After `finish` it may go on to record the backward.
@@ -170,7 +175,7 @@ class Recorder:
             else:
                 result = _call(target, args, kwargs)
         except BaseException:
-            self._forget_effects(first)
+            forget_effects(self.nodes, first)
             self.wrote_and_failed |= self._mode.mutations != mutations
             raise
         finally:
@@ -185,10 +190,6 @@ class Recorder:
             TorchCall(len(self.calls), kind, target, tuple(args), kwargs, result, where, stack, effects, nodes)
         )
         return result
-
-    def _forget_effects(self, first: int) -> None:
-        """Of a call that failed: nothing reads its other nodes, but draws, checks and host reads would stay."""
-        self.nodes[first:] = [node for node in self.nodes[first:] if not has_effect(node)]
 
     def _autocast_call(self, target: Target, args: Sequence[object], kwargs: Kwargs) -> object:
         cached = torch.is_autocast_cache_enabled()
