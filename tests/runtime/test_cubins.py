@@ -28,6 +28,12 @@ from tests.runtime.triton_samples import GATHER, SCALE
 pytest.importorskip("triton")
 
 
+def test_a_cubin_comes_back_from_its_bytes() -> None:
+    cubin = Cubin("k0", "PPi", True, 2, 4, 1024, 0, 90, b"\x7fELF\x00code")
+    assert Cubin.decode(cubin.encode()) == cubin
+    assert cubin.image() == ("k0", "PPi", True, 2, 128, 1024, 0, 90, cubin.code)
+
+
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> DiskStore:
     return DiskStore(tmp_path_factory.mktemp("cubins"))

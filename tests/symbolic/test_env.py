@@ -240,6 +240,8 @@ def test_declared_ranges_are_guarded() -> None:
     assert [guard.text() for guard in env.guards] == ["2 <= s0", "s0 <= 64"]
     with pytest.raises(ValueError, match="outside"):
         env.create_symbol(1, lo=2)
+    with pytest.raises(ValueError, match="s0 exists already"):
+        env.create_symbol(8, name="s0")
 
 
 def test_unbacked_symbols_are_never_guarded() -> None:

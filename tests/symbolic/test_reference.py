@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kiln.symbolic import DataDependentSize, ShapeEnv, evaluate, parse_int, rel_ge, symbol
+from kiln.symbolic import DataDependentSize, Range, ShapeEnv, evaluate, parse_int, rel_ge, symbol
+from kiln.symbolic.ranges import Interval
 from kiln.symbolic.reference import prove, to_sympy
 
 from .test_expr import NAMES, programs
@@ -55,3 +56,13 @@ def test_prover_is_the_last_resort() -> None:
     assert env.decide(square) is True and not env.guards
     with pytest.raises(DataDependentSize):
         env.decide(rel_ge(u0, u1))
+
+
+@pytest.mark.parametrize(
+    ("within", "facts"),
+    [(None, (None, None)), (Range(-1), (None, None)), (Range(0), (True, None)), (Range(1), (True, True))],
+)
+def test_sympy_is_told_the_sign_of_a_symbol(within: Range | None, facts: tuple[bool | None, bool | None]) -> None:
+    s0 = symbol("s0")
+    made = to_sympy(s0, {} if within is None else {s0: Interval(within.lo, within.hi)})
+    assert (made.is_nonnegative, made.is_positive) == facts

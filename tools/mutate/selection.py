@@ -4,7 +4,8 @@
     tests.of(mutant, seconds=8.0)      ["tests/fusion/test_memory.py::test_reuse", ...]
 
 A mutant outside of functions (a table, a default) takes the tests of the files that import its module, and those that
-call most of its functions. Files that no test calls into (C++ sources) take tests of some folders, by `FOLDERS`.
+call most of its functions. Files that no test calls into (C++ sources, code that tests call in another process) take tests of some folders, by
+`FOLDERS`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ FOLDERS = {
     "csrc/frames/entry": ("tests/native", "tests/api", "tests/capture"),
     "csrc/frames/hook": ("tests/native", "tests/api", "tests/capture"),
     "kiln/capture/interpreter/polyfills.py": ("tests/capture/test_python.py", "tests/capture/test_semantics.py"),
-    "kiln/loops/codegen/cpp/prelude": ("tests/codegen", "tests/ops", "tests/loops"),
+    "kiln/capture/interpreter/control_flow.py": ("tests/capture", "tests/api"),
+    "kiln/debug": ("tests/debug",),
+    "kiln/graph/trace/data_dependent.py": ("tests/trace", "tests/api"),
+    "kiln/loops/codegen/cpp/prelude": ("tests/codegen/test_cpp_math.py", "tests/codegen/test_cpp_kernels.py"),
     "kiln/loops/codegen/cpp": ("tests/codegen",),
     "kiln/loops/codegen/triton": ("tests/codegen_triton",),
 }
@@ -77,7 +81,7 @@ class Calls:
     def _related(self, mutant: Mutant) -> list[RecordedTest]:
         file = mutant.path.removeprefix("kiln/")
         related = list(self._by_function.get(f"{file}:{mutant.function}", []))
-        if not related and mutant.path.endswith(".py") and mutant.path not in FOLDERS:
+        if not related and mutant.path.endswith(".py") and mutant.path not in FOLDERS and file in self._by_file:
             counts = self._by_file.get(file, {})
             most = sorted(counts, key=lambda name: (-counts[name], self._by_name[name].seconds))
             module = mutant.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")

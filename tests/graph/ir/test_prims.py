@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -20,6 +22,17 @@ def test_every_op_has_a_rule_or_is_walked() -> None:
     assert ATEN_RULES.gaps() == []
     walked = {"input", "constant_tensor", "item", "aten", "opaque", "cond", "while_loop", "region", "scalar_tensor"}
     assert {op.name for op in PRIMS if ATEN_RULES.get(op.name) is None} == walked
+
+
+def test_rows(golden: Callable[..., None]) -> None:
+    """What the stages read from a row: a cost or a flag that changes shows here."""
+    lines = []
+    for op in PRIMS:
+        flags = [name for name in ("commutative", "floating", "pure") if getattr(op, name)]
+        lines.append(
+            f"{op.name}: {op.kind.name} {op.inputs}({', '.join(op.attrs)}) -> {op.result}, flops {op.flops} {flags}"
+        )
+    golden("\n".join(lines))
 
 
 def test_every_op_has_a_sample() -> None:

@@ -62,6 +62,7 @@ def test_neighbourhood() -> None:
         ("add(%4, %2)", "add(%4, 2)", "expected a value"),
         ("f32[s0, 16] = add", "g32[s0, 16] = add", "not a spec"),
         ("return %8, %9", "", "ends inside a graph"),
+        ("add(%4, %2)", "region(%4, body=@0)", "there is no nested graph @0"),
     ],
 )
 def test_syntax_errors_name_the_line(old: str, new: str, says: str) -> None:
@@ -129,6 +130,7 @@ def broken(old: str, new: str) -> Graph:
         ("V2", "%2: f32[16]", "%2: f64[16]"),
         ("V3", "f32[s0, 16] = add", "f32[s0, 17] = add"),
         ("V3", "f32[8, 16 | 1, 8]", "f32[8, 16]"),
+        ("V3", "f32[8, 16 | 1, 8]", "f32[8, 16 | 1, 8 at 3]"),
         ("V3", "sizes=(16*s0,)", "sizes=(16*s0, 1)"),
         ("V6", "return", "write %0 <- %4\n    return"),
         ("V7", "return %8", "return %8 is input 7"),

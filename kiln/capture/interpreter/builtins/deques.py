@@ -43,6 +43,9 @@ class Deque(Sequence):
             if self.maxlen is not None and len(mine) > self.maxlen:
                 mine.pop() if left else mine.pop(0)
 
+    def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
+        return s.const(self.maxlen) if name == "maxlen" else super().get_attr(s, name, site)
+
     def set_item(self, s: CaptureState, key: Value, value: Value, site: CallSite = NOT_RESUMABLE) -> None:
         try:
             self.items(s)[key.constant(s)] = value

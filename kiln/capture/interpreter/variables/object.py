@@ -547,7 +547,7 @@ def from_slot(s: CaptureState, value: Value, name: str, raw: Any) -> Value | Non
     if real is MISSING:
         if name == "__traceback__" and issubclass(value.python_type(), BaseException):
             return Traceback()
-        if name == "__context__" and issubclass(value.python_type(), BaseException):
+        if name in ("__context__", "__suppress_context__") and issubclass(value.python_type(), BaseException):
             raise UnsupportedAttribute(name=name, type=value.type_name(), why="it is not kept while tracing")
         return s.const(None) if name == "__cause__" and issubclass(value.python_type(), BaseException) else None
     s.guard_type(value)

@@ -1,0 +1,193 @@
+"""Values of Python that programs return, read or make: each result is eager's, captured in one graph."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import kiln
+
+X = torch.arange(4.0)
+
+
+class Named(OrderedDict):  # type: ignore[type-arg]
+    pass
+
+
+class Plain(dict):  # type: ignore[type-arg]
+    pass
+
+
+class Open(set):  # type: ignore[type-arg]
+    pass
+
+
+class Attributes(dict):  # type: ignore[type-arg]
+    """Its items are its attributes."""
+
+    def __init__(self, **items: object) -> None:
+        self.update(items)
+        self.__dict__ = self
+
+
+def returns_deques(x: torch.Tensor) -> object:
+    full, free = deque([1, 2, 3], 2), deque([1])
+    full.append(4)
+    free.extend((2, 3, 4))
+    return x + 1, full, full.maxlen, free, free.maxlen
+
+
+def pops_an_empty_deque(x: torch.Tensor) -> object:
+    found = []
+    for pop in (deque().pop, deque().popleft, deque([7]).pop):
+        try:
+            found.append(pop())
+        except IndexError as error:
+            found.append(str(error))
+    return x + 1, found
+
+
+def makes_subclasses(x: torch.Tensor) -> object:
+    named = Named(a=1, b=2)
+    named.move_to_end("a")
+    plain, open_ = Plain(a=1), Open((1,))
+    open_.add(2)
+    kinds = isinstance(open_, set), isinstance(named, OrderedDict), isinstance(plain, OrderedDict)
+    return x + 1, list(named), plain["a"], sorted(open_), kinds, hasattr(open_, "add"), hasattr(plain, "move_to_end")
+
+
+def items_are_attributes(x: torch.Tensor) -> object:
+    found = Attributes(late=2)
+    found.own = 3
+    return x + 1, found.late, found.own, found["own"], found["late"], sorted(found)
+
+
+def reads_what_errors_hold(x: torch.Tensor) -> object:
+    try:
+        raise ValueError("a", 1)
+    except ValueError as error:
+        return x + 1, error.__cause__, error.args
+
+
+def compares_classes(x: torch.Tensor) -> object:
+    first, second, number = int, float, 3
+    return (
+        x + 1, first == int, first == second, first == number, number == first, first != "int",  # noqa: E721
+        (first, 3) == (3, first), [first] == [int], first != second,
+    )  # fmt: skip
+
+
+def default_of_a_defaultdict(x: torch.Tensor) -> object:
+    from collections import defaultdict
+
+    counted: dict[str, list[int]] = defaultdict(list)
+    counted["a"].append(1)
+    plain: dict[str, int] = defaultdict(None, {"b": 1})
+    try:
+        plain["missing"]
+    except KeyError as error:
+        return x + 1, dict(counted), dict(plain), error.args
+    return x + 1, "no error"
+
+
+PROGRAMS: tuple[Callable[[torch.Tensor], Any], ...] = (
+    returns_deques, pops_an_empty_deque, makes_subclasses, items_are_attributes, reads_what_errors_hold,
+    compares_classes, default_of_a_defaultdict,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_result_is_eagers(program: Callable[[torch.Tensor], Any]) -> None:
+    expected, got = program(X), kiln.compile(program, backend="eager", fullgraph=True)(X)
+    assert torch.equal(got[0], expected[0]) and got[1:] == expected[1:]
+    assert [type(value) for value in got] == [type(value) for value in expected]
+
+
+SCALES = {"a": 1.0, "b": 2.0}
+
+
+def scaled(x: torch.Tensor, *, factor: float = 2.0) -> torch.Tensor:
+    return x * factor
+
+
+def compiled_times(program: Callable[..., Any], *calls: Callable[[], tuple[Any, ...]]) -> int:
+    """How many graphs the calls needed; each result is eager's. A call gives the arguments."""
+    captured: list[object] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        captured.append(graph)
+        return graph.forward
+
+    compiled = kiln.compile(program, backend=backend)
+    for call in calls:
+        arguments = call()
+        torch.testing.assert_close(compiled(*arguments), program(*arguments))
+    return len(captured)
+
+
+def test_a_default_of_a_keyword_is_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def changed() -> tuple[torch.Tensor]:
+        monkeypatch.setattr(scaled, "__kwdefaults__", {"factor": 3.0})
+        return (X,)
+
+    assert compiled_times(lambda x: scaled(x), lambda: (X,), lambda: (X,), changed, lambda: (X,)) == 2
+
+
+def test_an_attribute_of_an_error_that_is_not_kept_is_not_missing() -> None:
+    """`getattr` must not give the default for what eager has."""
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, bool]:
+        try:
+            raise ValueError
+        except ValueError as error:
+            return x + 1, getattr(error, "__suppress_context__", True)
+
+    assert kiln.compile(program)(X)[1] is program(X)[1] is False
+
+
+def test_the_length_of_a_dict_depends_on_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    def other_value() -> tuple[torch.Tensor]:
+        monkeypatch.setitem(SCALES, "a", 5.0)
+        return (X,)
+
+    def longer() -> tuple[torch.Tensor]:
+        monkeypatch.setitem(SCALES, "c", 5.0)
+        return (X,)
+
+    assert compiled_times(lambda x: x * len(SCALES), lambda: (X,), other_value, longer) == 2
+
+
+def test_equal_and_different_arguments() -> None:
+    def both(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = x.clone() if x is y else x + 1
+        return x + y
+
+    y = torch.ones(4)
+    assert compiled_times(both, lambda: (X, X), lambda: (X, y), lambda: (y, y), lambda: (y, X)) == 2
+
+
+def test_the_larger_of_two_sizes_is_one_program() -> None:
+    def larger(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x.sum() * max(x.shape[0], y.shape[0]) + min(x.shape[0], y.shape[0])
+
+    compiled = kiln.compile(larger, dynamic=True, fullgraph=True)
+    for one, other in ((5, 7), (9, 4), (6, 6)):
+        x, y = torch.ones(one), torch.ones(other)
+        torch.testing.assert_close(compiled(x, y), larger(x, y))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (2,)])
+def test_the_condition_of_cond_is_one_element(shape: tuple[int, ...]) -> None:
+    def program(x: torch.Tensor, pred: torch.Tensor) -> torch.Tensor:
+        return torch.cond(pred, lambda x: x + 1, lambda x: x - 1, (x,))
+
+    pred = torch.ones(shape, dtype=torch.bool)
+    if shape == (2,):
+        with pytest.raises(RuntimeError, match="pred"):
+            kiln.compile(program)(X, pred)
+    else:
+        torch.testing.assert_close(kiln.compile(program)(X, pred), X + 1)
