@@ -4,8 +4,8 @@
     tests.of(mutant, seconds=8.0)      ["tests/fusion/test_memory.py::test_reuse", ...]
 
 A mutant outside of functions (a table, a default) takes the tests of the files that import its module, and those that
-call most of its functions. Files that no test calls into (C++ sources, code that tests call in another process) take tests of some folders, by
-`FOLDERS`.
+call most of its functions. Files that no test calls into (C++ sources, code that tests call in another process) take
+tests of some folders, by `FOLDERS`.
 """
 
 from __future__ import annotations
