@@ -69,17 +69,42 @@ Found ordered_key_at(PyObject* dict, Py_ssize_t index) {
   return {key, Via::kVolatile};
 }
 
+// Whether no entry was deleted, so that entries stand at their numbers.
+bool is_dense(PyObject* dict) {
+  PyObject *key, *item;
+  Py_ssize_t at = PyDict_GET_SIZE(dict) - 1;
+  return at >= 0 && PyDict_Next(dict, &at, &key, &item) && at == PyDict_GET_SIZE(dict) &&
+         !PyDict_Next(dict, &at, &key, &item);
+}
+
+// The nth key and value of a dict; null if there are fewer.
+std::pair<PyObject*, PyObject*> entry_at(PyObject* dict, Py_ssize_t index) {
+  PyObject *key, *item;
+  bool dense = is_dense(dict);
+  Py_ssize_t at = dense ? index : 0, n = dense ? index : 0;
+  while (PyDict_Next(dict, &at, &key, &item)) {
+    if (n++ == index) return {key, item};
+  }
+  return {nullptr, nullptr};
+}
+
 Found key_at(PyObject* value, Py_ssize_t index) {
   if (PyAnySet_Check(value)) return set_item(value, index);
   PyObject* dict = behind_proxy(value);
   if (!PyDict_Check(dict)) return {};
   if (PyODict_Check(dict)) return ordered_key_at(dict, index);
-  PyObject *key, *item;
-  Py_ssize_t at = 0, n = 0;
-  while (PyDict_Next(dict, &at, &key, &item)) {
-    if (n++ == index) return {key, PyDict_CheckExact(value) ? Via::kDict : Via::kVolatile};
-  }
-  return {};
+  return {entry_at(dict, index).first, PyDict_CheckExact(value) ? Via::kDict : Via::kVolatile};
+}
+
+Found value_at(PyObject* value, Py_ssize_t index) {
+  PyObject* dict = behind_proxy(value);
+  if (!PyDict_Check(dict)) return {};
+  if (!PyODict_Check(dict))
+    return {entry_at(dict, index).second, PyDict_CheckExact(value) ? Via::kDict : Via::kVolatile};
+  PyObject* key = ordered_key_at(dict, index).value;
+  PyObject* item = key != nullptr ? PyDict_GetItemWithError(dict, key) : nullptr;
+  if (PyErr_Occurred()) PyErr_Clear();
+  return {item, Via::kVolatile};
 }
 
 // A step into a function object.
@@ -131,6 +156,8 @@ Found step_from(const Node& node, PyObject* parent) {
       return PyMethod_Check(parent) ? part(PyMethod_GET_SELF(parent)) : Found{};
     case Access::kKey:
       return key_at(parent, node.index);
+    case Access::kValue:
+      return value_at(parent, node.index);
     case Access::kMro:
       return mro_item(parent, node.index);
     default:

@@ -44,6 +44,7 @@ enum class Access : uint8_t {
   kMro,         // index into the MRO of a type
   kCellObject,  // index into the function's closure; the cell itself
   kCall,        // key: (arguments, keywords or None); the result of the parent, a C function
+  kValue,       // index: the nth value of a dict
 };
 
 enum class Kind : uint8_t {

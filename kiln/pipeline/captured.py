@@ -68,14 +68,16 @@ class FrameCapture:
     make_exit: MakeDispatcher | None
 
     def best(self) -> Captured:
-        """Capture with eager's answer to `is_compiling`; if that breaks the graph, also with True; keep the better."""
+        """Capture with eager's answer to `is_compiling`; if that has a cost, also with True; keep the better."""
         policy = self.context.options.is_compiling
         first = self.capture(is_compiling=policy == "true")
-        if policy != "auto" or not first.capture.breaks or not first.capture.asked_is_compiling:
+        costs = first.capture.breaks or first.capture.speculations
+        if policy != "auto" or not costs or not first.capture.asked_is_compiling:
             return first
         second = self.capture(is_compiling=True)
-        whole = second.capture.function is not None and len(second.capture.breaks) < len(first.capture.breaks)
-        better = second if whole else first
+        better = second if is_cheaper(second.capture, first.capture) else first
+        worse, behind = (first, len(second.capture.breaks)) if better is second else (second, 0)
+        self.context.events.emit("forget_breaks", count=len(worse.capture.breaks), behind=behind)
         text = f"is_compiling() answers {better is second}: {len(better.capture.breaks)} breaks"
         self.context.events.emit("note", text=text)
         better.facts.append(("note", {"text": text}))
@@ -125,6 +127,14 @@ class FrameCapture:
         context.dump.write("bytecode", lambda: "\n".join(disassembled(capture)))
         context.dump.write("guards", lambda: "\n".join(guard.text() for guard in capture.guards))
         return Captured(capture, regions, facts)
+
+
+def is_cheaper(capture: Capture, other: Capture) -> bool:
+    """Whether it breaks the graph less often, or as often and with fewer conditions to check in front of it."""
+    if capture.function is None:
+        return False
+    count = lambda found: (len(found.breaks), len(found.speculations))  # noqa: E731
+    return count(capture) < count(other)
 
 
 def eager_kernels(options: Options) -> EagerKernels:

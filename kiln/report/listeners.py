@@ -27,7 +27,7 @@ STAGES = frozenset((
     "lowering", "partition", "passes", "plan", "repeated layers", "replay", "save", "schedule", "verify", "warm",
 ))  # fmt: skip
 KINDS = frozenset((
-    "captured", "compile", "compiled_cubins", "compiled_kernels", "differs", "eager", "fault", "fused",
+    "captured", "compile", "compiled_cubins", "compiled_kernels", "differs", "eager", "fault", "forget_breaks", "fused",
     "graph_break", "graph_dropped", "graph_recorded", "graph_refused", "guards", "kernel", "kernels",
     "launches", "library_calls", "loaded", "not_fused", "not_saved", "note", "pass", "realise", "recompile",
     "region", "saved", "skipped_frame", "stage", "traffic", "variant_missing", "variant_unreadable", "verified",

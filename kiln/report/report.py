@@ -188,6 +188,14 @@ def _break(report: Report, event: Event) -> None:
     report.breaks.append(_reason(event))
 
 
+def _forget_breaks(report: Report, event: Event) -> None:
+    """Drop the `count` breaks of an attempt that was given up; `behind` others were recorded after them."""
+    count, behind = event.data["count"], event.data["behind"]
+    if isinstance(count, int) and isinstance(behind, int):
+        end = len(report.breaks) - behind
+        del report.breaks[max(end - count, 0) : end]
+
+
 def _kernels(report: Report, event: Event) -> None:
     count, names = event.data.get("count", 1), str(event.data.get("names", ""))
     report.kernels += count if isinstance(count, int) else 0
@@ -237,6 +245,7 @@ def _not_fused(report: Report, event: Event) -> None:
 HANDLERS = {
     "stage": _stage,
     "graph_break": _break,
+    "forget_breaks": _forget_breaks,
     "skipped_frame": _break,
     "region": _add(regions="count"),
     "compile": _add(compiles="count"),

@@ -44,6 +44,7 @@ from kiln.runtime.guards.source import (
     Source,
     SourceTable,
     TypeSource,
+    ValuesSource,
     sources_from_rows,
 )
 from kiln.runtime.guards.tree import tree_rows
@@ -59,6 +60,7 @@ SOURCES: list[tuple[Source, str]] = [
     (DefaultSource(GlobalSource("f"), "eps"), "globals()['f'].__kwdefaults__['eps']"),
     (ClosureSource(GlobalSource("f"), 1), "globals()['f'].__closure__[1].cell_contents"),
     (KeysSource(ModuleGlobalSource("a.b", "TABLE"), 2), "list(a.b.TABLE)[2]"),
+    (ValuesSource(ModuleGlobalSource("a.b", "TABLE"), 2), "list(a.b.TABLE.values())[2]"),
     (SizeSource(LocalSource("x"), 1), "x.size(1)"),
     (DictAttrSource(MroSource(TypeSource(SELF), 1), "run"), "type(self).__mro__[1].__dict__['run']"),
     (CellObjectSource("n"), "cell(n)"),

@@ -48,6 +48,7 @@ from kiln.runtime.guards.source import (
     Source,
     StrideSource,
     TypeSource,
+    ValuesSource,
 )
 from kiln.runtime.guards.tree import BadGuard, build_tree
 from tests.guards.model_guards import module_guards, tensor_guard
@@ -168,6 +169,7 @@ def held_by_slots(value: Any) -> Slotted:
         (ItemSource(AttrSource(X, "a"), "k"), lambda v: Plain(a=OrderedDict(k=v))),
         (KeysSource(AttrSource(X, "a"), 1), lambda v: Plain(a={"first": 0, v: 0})),
         (KeysSource(AttrSource(X, "a"), 0), lambda v: Plain(a={v})),
+        (ValuesSource(AttrSource(X, "a"), 1), lambda v: Plain(a={0: 0, 1: v})),
         (KeysSource(X, 0), lambda v: frozenset([v])),
         (ClosureSource(X, 0), closed_over),
         (DictAttrSource(MroSource(TypeSource(X), 1), "a"), lambda v: type("B", (type("A", (), {"a": v}),), {})()),

@@ -118,6 +118,8 @@ def user_text(source: Source) -> str:
             return f"{user_text(source.base)}.stride({source.dim})"
         case sources.KeysSource():
             return f"item {source.index} of {user_text(source.base)}"
+        case sources.ValuesSource():
+            return f"the value of item {source.index} of {user_text(source.base)}"
     return source.text()
 
 

@@ -9,9 +9,10 @@ restarts, to break in front of an instruction further out.
 
 from __future__ import annotations
 
+import operator
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, final
@@ -200,10 +201,11 @@ def capture_frame(
         speculate_values,
     )
     stops: dict[tuple[int, int], GraphBreak] = {}
-    needed: set[Instruction] = set()
+    needed, asked = set[Instruction](), False
     with sink.stage("capture", function=function.__qualname__):
         for _ in range(MAX_RESTARTS):
             state = new_state(function, callbacks, sink, is_compiling, stops, frozenset(needed))
+            state.asked_is_compiling = asked
             try:
                 return attempt(state, function, locals, callbacks)
             except ValueNeeded as need:
@@ -232,6 +234,7 @@ def capture_frame(
             except Exception as fault:
                 return skip(function, internal_fault(fault), state)
             finally:
+                asked = state.asked_is_compiling
                 close_levels(state)
                 restore_modes(state)
     return skip(function, SkippedCode(function=function.__qualname__, why="too many graph breaks"), state)
@@ -282,16 +285,15 @@ def internal_fault(fault: Exception) -> KilnError:
 
 def raising(s: CaptureState, function: types.FunctionType, reason: RaisesException) -> Capture:
     """The guards under which the exception is raised; not if that depends on what a prologue checks."""
-    assumed = s.part(Speculations)
-    if assumed.assumed or assumed.divisors:
+    if s.part(Speculations):
         return skip(function, reason, s)
     return Capture(None, finish_guards(s), skipped=reason, steps=s.counters.steps, raises=True)
 
 
 def skip_guarded(function: types.FunctionType, reason: KilnError, state: CaptureState) -> Capture:
     """Eager under the guards of the whole frame, such as that gradients are enabled."""
-    skipped, assumed = skip(function, reason, state), state.part(Speculations)
-    if not assumed.assumed and not assumed.divisors:
+    skipped = skip(function, reason, state)
+    if not state.part(Speculations):
         skipped.guards, skipped.guarded = finish_guards(state), True
     return skipped
 
@@ -376,9 +378,10 @@ def finish(
         region = callbacks.compile_region(recorder, trace)
         regions.append(Region(trace, region))
         collect = bound_sources(trace, prologue)
-    if divisors := s.part(Speculations).divisors:
-        assert callbacks.make_exit is not None, "symbolic divisors are kept where a side exit can be made"
-        write_divisor_checks(head, writer, divisors, callbacks.make_exit(function), function.__code__)
+    numbers = s.part(Speculations)
+    if numbers.divisors or numbers.bases:
+        assert callbacks.make_exit is not None, "numbers are speculated on where a side exit can be made"
+        write_number_checks(head, writer, numbers, callbacks.make_exit(function), function.__code__)
     if prologue is not None:
         collect = collect or prologue.sources()
         write_prologue(head, prologue, function.__code__, BINDINGS, collect)
@@ -419,17 +422,22 @@ def finish(
     )
 
 
-def write_divisor_checks(
+def write_number_checks(
     head: Assembler,
     writer: CodeWriter,
-    divisors: Sequence[object],
+    numbers: Speculations,
     side_exit: Callable[..., object],
     code: types.CodeType,
 ) -> None:
     """`if not divisor: return side_exit(<all arguments>)`, where the division raises as in the program."""
-    for divisor in divisors:
+    for number in (*numbers.divisors, *numbers.bases):
         passed = Label()
-        write_number(head, writer, divisor)
+        if number in numbers.bases:
+            head.const(operator.gt)
+        write_number(head, writer, number)
+        if number in numbers.bases:
+            head.const(0)
+            head.call(2)
         head.jump_if(True, passed)
         write_exit(head, side_exit, code)
         head.label(passed)

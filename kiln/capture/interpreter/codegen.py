@@ -285,6 +285,7 @@ EMITTERS: dict[type[Source], SourceEmitter] = {
     sources.MethodSelfSource: on_base(lambda a, source: a.attr("__self__")),
     sources.GradSource: on_base(lambda a, source: a.attr("grad")),
     sources.KeysSource: on_base(lambda a, source: a.call(1).item(source.index), list),
+    sources.ValuesSource: on_base(lambda a, source: a.attr("values").call(0).call(1).item(source.index), list),
     sources.MroSource: on_base(lambda a, source: a.attr("__mro__").item(source.index)),
     sources.CallSource: on_base(lambda a, source: a.const(source.arguments).const(source.keywords).call(3), call_with),
     sources.SizeSource: on_base(lambda a, source: a.attr("size").const(source.dim).call(1)),

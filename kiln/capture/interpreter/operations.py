@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from kiln.capture.interpreter.core import MISSING, OPERATORS, CaptureState, Operator, Token, Value
-from kiln.capture.interpreter.speculation import Speculations
+from kiln.capture.interpreter.speculation import Speculations, truth_of_comparison
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, fresh
@@ -23,6 +23,7 @@ from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items
 from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record, replaced, settled, tensor_truth
 from kiln.runtime.guards.guard import GuardKind
+from kiln.symbolic.env import NoHint
 from kiln.symbolic.node import NumberTooLarge
 from kiln.symbolic.values import as_integer
 
@@ -80,7 +81,7 @@ def torch_binary(s: CaptureState, function: Function2, left: Value, right: Value
             return dispatch(s, function, left, right)
         # `0 += tensor` makes a new tensor: only tensors are changed in place.
         return record(s, function if isinstance(left, Tensor) else PLAIN.get(function, function), [left, right], {})
-    if not (is_number(left) and is_number(right) and is_symbolic(function, left, right)):
+    if not (is_number(left) and is_number(right) and is_symbolic(s, function, left, right)):
         return binary(s, function, settled(s, left), settled(s, right))
     plain = PLAIN.get(function, function)
     if plain is operator.pow and not (left.python_type() is int and right.python_type() is int):
@@ -92,11 +93,16 @@ def torch_binary(s: CaptureState, function: Function2, left: Value, right: Value
             return binary(s, function, settled(s, left), settled(s, right))
     try:
         return s.wrap(function(left.torch_arg(s), right.torch_arg(s)), None)
+    except NoHint:
+        known = truth_of_comparison(s, plain, left, right) if plain in COMPARISONS else None
+        if known is None:
+            raise
+        return Constant(known)
     except NumberTooLarge:
         return binary(s, function, settled(s, left), settled(s, right))
 
 
-def is_symbolic(function: Function2, left: Value, right: Value) -> bool:
+def is_symbolic(s: CaptureState, function: Function2, left: Value, right: Value) -> bool:
     """Whether the result is symbolic; otherwise the values of the numbers are guarded."""
     plain = PLAIN.get(function, function)
     kinds = {left.python_type(), right.python_type()}
@@ -107,6 +113,8 @@ def is_symbolic(function: Function2, left: Value, right: Value) -> bool:
             return True
         if positive and isinstance(left, Symbolic) and left.python_type() is int:
             return bool(left.node >= 0)
+        if isinstance(left, Symbolic) and left.python_type() is float and bool not in kinds:
+            return is_positive(s, left)
         return left.is_constant and type(left.real()) is float and left.real() > 0
     if plain in (operator.and_, operator.or_):
         return kinds == {bool}
@@ -126,9 +134,20 @@ def is_nonzero(s: CaptureState, divisor: Symbolic) -> bool:
     value = divisor.node.node.value
     if divisor.python_type() is int or as_integer(value) is not None or not s.policy.speculate:
         return bool(divisor.node != 0)
+    if divisor.node.node.hint is None:
+        return bool(divisor.node != 0)
     if divisor.node.node.hint == 0:
         return False
     s.part(Speculations).divisors.append(value)
+    return True
+
+
+def is_positive(s: CaptureState, base: Symbolic) -> bool:
+    """Whether the base of a power is positive in this call; the code compiled now is for such bases only."""
+    hint = base.node.node.hint
+    if not s.policy.speculate or hint is None or not hint > 0:
+        return False
+    s.part(Speculations).bases.append(base.node.node.value)
     return True
 
 

@@ -1,10 +1,10 @@
-"""Speculation on truth values of integer inputs, with a check in front of the region and a side exit.
+"""Speculation on truth values of inputs (integers, CPU scalars), with a check in front of the region and a side exit.
 
     if mask.all():              if not check(mask): return side_exit(x, mask)
         return f(x)       =>    return region(x)                                  region is f alone
     return g(x, mask)
 
-A branch on values of a tensor would break the graph. If the condition depends on integer and boolean inputs alone, it
+A branch on values of a tensor would break the graph. If the condition depends on inputs alone that seldom change, it
 is computed on the real inputs, the capture continues with that branch, and the transformed code computes the condition
 again before anything else. If it differs, the call goes to the side exit: another dispatcher of the same function,
 which captures the other branch. The caller of the capture bounds the chain of side exits (`make_exit` is None); at its
@@ -21,12 +21,12 @@ from typing import final
 import torch
 
 from kiln.capture.bytecode.assemble import Assembler, Label, arguments_of
-from kiln.capture.interpreter.core import CaptureState
+from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.graph.ir.fx_view import fx_view
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
 from kiln.graph.trace import InputRecord
-from kiln.graph.trace.condition import condition_graph, evaluate_condition, integer_condition
+from kiln.graph.trace.condition import condition_graph, evaluate_condition, speculative_condition
 from kiln.runtime.guards.source import LocalSource, Source
 from kiln.support.location import Location
 from kiln.symbolic.expr import Expr
@@ -88,6 +88,11 @@ class Speculations:
     """By the tested node of the graph."""
     divisors: list[Expr | Given | Real] = field(default_factory=list)
     """Numbers that must not be zero."""
+    bases: list[Expr | Given | Real] = field(default_factory=list)
+    """Numbers that must be positive: their powers are real."""
+
+    def __bool__(self) -> bool:
+        return bool(self.assumed or self.divisors or self.bases)
 
 
 def known_truth(s: CaptureState, fake: torch.Tensor) -> bool | None:
@@ -100,7 +105,7 @@ def known_truth(s: CaptureState, fake: torch.Tensor) -> bool | None:
         return bool(known)
     if not s.policy.speculate:
         return None
-    node = integer_condition(s.recorder, fake)
+    node = speculative_condition(s.recorder, fake)
     if node is None:
         return None
     assumed = s.part(Speculations).assumed
@@ -109,6 +114,18 @@ def known_truth(s: CaptureState, fake: torch.Tensor) -> bool | None:
         assert s.frame is not None
         found = assumed[node] = Speculation(node, evaluate_condition(s.recorder, node), s.frame.location())
     return found.expected
+
+
+def truth_of_comparison(s: CaptureState, function: Callable[..., object], left: Value, right: Value) -> bool | None:
+    """A comparison of floats that were taken from tensors, if it can be speculated on, else None."""
+    assert s.frame is not None
+    numbers = [
+        s.recorder.call(torch.scalar_tensor, (value.torch_arg(s),), {"dtype": torch.float64}, stack=s.frame.locations())
+        for value in (left, right)
+    ]
+    result = s.recorder.call(function, numbers, {}, stack=s.frame.locations())
+    assert isinstance(result, torch.Tensor)
+    return known_truth(s, result)
 
 
 CompileSpeculation = Callable[[Graph, Mapping[str, torch.Tensor]], SpeculationPlan]

@@ -1,4 +1,4 @@
-"""Conditions that depend only on integer and boolean inputs, which a capture may speculate on.
+"""Conditions that depend only on integers, booleans and CPU scalars of the caller, which a capture may speculate on.
 
     if mask.all(): ...          graph(%0: i64[1, 128] "mask"):
                           =>        %1: b8[1, 128] = ne(%0, 0)
@@ -6,7 +6,8 @@
                                     return %2
 
 Such a graph is small and pure, has no gradient and reads only the caller's tensors, so it can be evaluated on the real
-inputs while tracing, and again before each call. Floating-point values differ in every call and select no variant.
+inputs while tracing, and again before each call. Floating-point values differ in every call and select no variant; but
+a float in a CPU tensor of rank 0 is a counter or a setting, such as the step count of an optimizer.
 """
 
 from __future__ import annotations
@@ -29,19 +30,23 @@ LARGEST = 1 << 22
 """Elements of the largest tensor in the computation of a condition."""
 
 
-def integer_condition(recorder: Recorder, fake: torch.Tensor) -> Node | None:
-    """The node of `fake`, if it is a single value that depends on integer and boolean inputs only."""
-    return integer_value(recorder, fake, 1)
+def speculative_condition(recorder: Recorder, fake: torch.Tensor) -> Node | None:
+    """The node of `fake`, if it is a single truth value that a capture may speculate on."""
+    return _value(recorder, fake, 1, scalars=True)
 
 
 def integer_value(recorder: Recorder, fake: torch.Tensor, largest: int) -> Node | None:
     """The node of `fake`, if it has at most `largest` values, which depend on integer and boolean inputs only."""
+    return _value(recorder, fake, largest, scalars=False)
+
+
+def _value(recorder: Recorder, fake: torch.Tensor, largest: int, scalars: bool) -> Node | None:
     root = recorder.node_of(fake)
     size = root.tensor.numel()
     if not isinstance(size, int) or not 0 < size <= largest:
         return None
     needed = _dependencies([root])
-    if not all(map(_is_integral, needed)):
+    if not all(_is_admitted(node, scalars) for node in needed):
         return None
     symbols = symbols_of(needed)  # a size that depends on data has no number yet
     return root if not symbols or symbols <= _bound_symbols(recorder.inputs) else None
@@ -95,7 +100,7 @@ def _dependencies(roots: Sequence[Node]) -> dict[Node, None]:
     return found
 
 
-def _is_integral(node: Node) -> bool:
+def _is_admitted(node: Node, scalars: bool) -> bool:
     spec = node.spec
     if not isinstance(spec, TensorSpec) or node.op.name == "empty":
         return False
@@ -103,7 +108,8 @@ def _is_integral(node: Node) -> bool:
     if isinstance(size, int) and size > LARGEST:
         return False
     if node.op.name == "input":
-        return not (spec.dtype.is_floating_point or spec.dtype.is_complex)
+        scalar = scalars and not spec.rank and spec.device.type == "cpu"
+        return not (spec.dtype.is_complex or (spec.dtype.is_floating_point and not scalar))
     return node.op.kind in PURE_KINDS or node.op.name == "constant_tensor"
 
 

@@ -13,9 +13,8 @@ from typing import cast
 from torch._ops import OpOverload
 
 from kiln.graph.ir.node import Argument, Node
-from kiln.graph.ops.breaks import DataDependentScalar
 from kiln.graph.ops.registry import Decomposition
-from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
+from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode, real_in
 from kiln.graph.trace.shared_memory import refuse_shared_memory
 
 PREFIX = "aten._foreach_"
@@ -41,19 +40,14 @@ def foreach_handler(op: OpOverload, find: Callable[[str], Decomposition | None])
     rule = next((found for single in single_names(name) if (found := find(single))), None)
     if rule is None:
         return None
-    if any(argument.name == "scalars" and str(argument.type) == "Tensor" for argument in op._schema.arguments):
-        return _break_for_values
     return _handler(rule, in_place=op._schema.is_mutable, zero="_foreach_zero" in name)
-
-
-def _break_for_values(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
-    """One number per tensor, read from the elements of a tensor."""
-    raise DataDependentScalar(op=str(op))
 
 
 def _handler(rule: Decomposition, *, in_place: bool, zero: bool) -> Handler:
     def handler(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
         values, named = mode.arguments(args, kwargs)
+        if any(argument.name == "scalars" and str(argument.type) == "Tensor" for argument in op._schema.arguments):
+            values[-1] = elements(mode, cast(Node, values[-1]))
         targets = cast(Sequence[object], args[0])
         if in_place:
             for target in targets:
@@ -66,6 +60,12 @@ def _handler(rule: Decomposition, *, in_place: bool, zero: bool) -> Handler:
         return None
 
     return handler
+
+
+def elements(mode: RecordingMode, vector: Node) -> list[Argument]:
+    """The numbers in a tensor of rank 1."""
+    emit, count = mode.emit, mode.emit.static(vector.tensor.sizes[0])
+    return [real_in(mode, emit.node("select", vector, axis=0, index=i)) for i in range(count)]  # type: ignore[misc]
 
 
 def _single(

@@ -25,6 +25,7 @@ from kiln.graph.trace.storage_view import StorageView, new_storage
 from kiln.graph.trace.symbols import TraceSymbols, is_symbolic
 from kiln.symbolic import Expr, Int
 from kiln.symbolic.node import from_sym
+from kiln.symbolic.values import Given, Real
 from kiln.tensor.spec import TensorSpec
 
 Args = tuple[object, ...]
@@ -131,3 +132,13 @@ class RecordingMode(TorchDispatchMode):
 
 
 _PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
+
+
+def real_in(mode: RecordingMode, node: Node) -> Real:
+    """The number in a tensor: in the graph, a tensor of rank 0 in float64, as Python computes with it."""
+    emit = mode.emit
+    given = Given(f"item{len(emit.givens)}", None)
+    if node.tensor.rank:
+        node = emit.node("reshape", node, sizes=())
+    emit.givens[given] = emit.convert(node, torch.float64)
+    return Real("given", (given,))

@@ -22,12 +22,11 @@ from kiln.graph.ops.sizes import same_sizes
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.trace.constant_value import constant_value
 from kiln.graph.trace.fake import FakeTensor
-from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
+from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode, real_in
 from kiln.graph.trace.storage_view import StorageView, extent, overlaps_partially
 from kiln.plan.errors import SINGULAR
 from kiln.symbolic import Int, rel_le
 from kiln.symbolic.node import to_sym
-from kiln.symbolic.values import Given, Real
 from kiln.tensor.spec import ScalarSpec
 
 SPECIAL: dict[str, Handler] = {}
@@ -174,20 +173,10 @@ def local_scalar(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs
         return value.item()
     dtype = node.tensor.dtype
     if dtype.is_floating_point:
-        return unbacked_real(mode, node)
+        return to_sym(real_in(mode, node), mode.symbols.env, mode.symbols.where)
     if dtype is torch.bool or dtype.is_complex:
         raise DataDependentScalar(op="item")
     return unbacked_integer(mode, node)
-
-
-def unbacked_real(mode: RecordingMode, node: Node) -> object:
-    """The number in a tensor: in the graph, a tensor of rank 0."""
-    emit, symbols = mode.emit, mode.symbols
-    given = Given(f"item{len(emit.givens)}", None)
-    if node.tensor.rank:
-        node = emit.node("reshape", node, sizes=())
-    emit.givens[given] = emit.convert(node, torch.float64)
-    return to_sym(Real("given", (given,)), symbols.env, symbols.where)
 
 
 def unbacked_integer(mode: RecordingMode, node: Node, low: int | None = None, high: int | None = None) -> object:

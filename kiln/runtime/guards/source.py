@@ -260,6 +260,16 @@ class KeysSource(StepSource):
 
 @final
 @dataclass(frozen=True, slots=True)
+class ValuesSource(StepSource):
+    """The `index`-th value of dict `base`, whose keys are objects."""
+
+    tag = "values"
+    form = "list({0.base}.values())[{0.index}]"
+    index: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class MroSource(StepSource):
     """The `index`-th class in the method resolution order of class `base`."""
 
@@ -304,7 +314,7 @@ _CONCRETE: tuple[type[Source], ...] = (
     *(LocalSource, GlobalSource, ModuleGlobalSource, CellSource, BuiltinSource, ImportSource),
     *(AttrSource, DictAttrSource, ItemSource, DefaultSource, ClosureSource, TypeSource),
     *(MethodFuncSource, MethodSelfSource, SizeSource, StrideSource, OffsetSource, GradSource, KeysSource),
-    *(MroSource, CellObjectSource, CallSource),
+    *(ValuesSource, MroSource, CellObjectSource, CallSource),
 )
 SOURCES.update((kind.tag, kind) for kind in _CONCRETE)
 FIELDS: dict[type[Source], tuple[str, ...]] = {

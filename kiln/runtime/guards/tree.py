@@ -39,7 +39,7 @@ from kiln.runtime.guards.state import DTYPE_NUMBERS, state_to_word
 
 # fmt: off
 (LOCAL, GLOBALS, CELL, CONST, ATTR, DICT_ATTR, ITEM, DEFAULT,
- KW_DEFAULT, CLOSURE, TYPE, METHOD_FUNC, METHOD_SELF, KEY, MRO, CELL_OBJECT, CALL) = range(17)
+ KW_DEFAULT, CLOSURE, TYPE, METHOD_FUNC, METHOD_SELF, KEY, MRO, CELL_OBJECT, CALL, VALUE) = range(18)
 (TYPE_IS, EQUALS, IS, LENGTH, DICT_KEYS, HAS_ATTR, NO_ATTR, ABSENT, EMPTY_DICT,
  TENSOR, FUNCTION_CODE, SET_ITEMS, ALIASES, RELATION, GLOBAL_STATE) = range(15)
 # fmt: on
@@ -236,6 +236,7 @@ _STEPS: dict[type[Source], NodeMaker] = dict((
     _row(src.MethodSelfSource, lambda b, s: b.node(s.base).child(METHOD_SELF)),
     _row(src.GradSource, lambda b, s: b.node(s.base).child(ATTR, "grad")),
     _row(src.KeysSource, lambda b, s: b.node(s.base).child(KEY, None, s.index)),
+    _row(src.ValuesSource, lambda b, s: b.node(s.base).child(VALUE, None, s.index)),
     _row(src.MroSource, lambda b, s: b.node(s.base).child(MRO, None, s.index)),
     _row(src.CallSource, _call),
 ))  # fmt: skip

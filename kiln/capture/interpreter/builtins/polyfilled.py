@@ -9,6 +9,7 @@ import operator
 from collections.abc import Hashable
 
 import torch
+from torch.autograd.profiler import record_function
 
 import kiln.capture.interpreter.control_flow as control_flow
 import kiln.capture.interpreter.polyfills as polyfills
@@ -32,6 +33,9 @@ POLYFILLS: dict[Hashable, object] = {
     torch._check_type: polyfills.check_type,
     torch._check_with: polyfills.check_with,
     torch._check_tensor_all: polyfills.check_tensor_all,
+    record_function.__init__: polyfills.record_function_init,
+    record_function.__enter__: polyfills.record_function_enter,
+    record_function.__exit__: polyfills.record_function_exit,
     torch.cond: control_flow.cond,
     torch._higher_order_ops.while_loop: control_flow.while_loop,
     torch._higher_order_ops.map: control_flow.mapped,

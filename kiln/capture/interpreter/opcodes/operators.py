@@ -65,7 +65,8 @@ def binary_subscr(frame: SymbolicFrame, arg: int) -> None:
 
 
 def subscript(frame: SymbolicFrame, container: Value, key: Value) -> Value:
-    if key.is_torch and isinstance(container, Sequence) and key.python_type() is not int:
+    plain = isinstance(container, Sequence) or container.is_constant
+    if plain and key.is_torch and key.python_type() is not int:  # asks the tensor for its `__index__`
         return record(frame.state, operator.getitem, [container, key], {})
     return container.get_item(frame.state, key, PUSH)
 

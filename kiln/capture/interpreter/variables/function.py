@@ -81,6 +81,8 @@ TORCH_RULES = "torch._dynamo.trace_rules"
 BOOKKEEPING = frozenset({("torch._dynamo.mutation_guard", "GenerationTracker.tag")})
 """Functions of torch.compile for its own bookkeeping (module, name), called when an `nn.Module` is made after it ran in
 the process. They are ignored."""
+BREAK_CALL = ("torch._dynamo.decorators", "graph_break")
+"""Honoured in programs. In torch's own functions (its optimizers) it works around limits of torch.compile."""
 
 
 @final
@@ -321,7 +323,7 @@ class Function(Value):
                 return handler(s, args, kwargs)
             if original.__dict__.get(DISABLED):
                 raise DisabledCall(function=original.__qualname__)
-            if (original.__module__, original.__qualname__) in BOOKKEEPING:
+            if is_ignored(s, original):
                 return s.const(None)
             refuse_opaque(original)
             if original.__globals__.get("__name__") in TRANSFORMS and not s.part(TransformScope).active:
@@ -412,6 +414,13 @@ DERIVED: dict[str, Callable[[CaptureState, Function], Value]] = {
 
 def _named(s: CaptureState, values: Kwargs) -> dict[Token, tuple[Value, Value]]:
     return {name: (s.const(name), value) for name, value in values.items()}
+
+
+def is_ignored(s: CaptureState, function: types.FunctionType) -> bool:
+    """Whether the function of torch.compile does nothing in eager Python."""
+    name = (function.__module__, function.__qualname__)
+    caller = str(running_frame(s).globals.dictionary.get("__name__"))
+    return name in BOOKKEEPING or (name == BREAK_CALL and caller.partition(".")[0] == "torch")
 
 
 def refuse_opaque(function: types.FunctionType) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import final
 
 from kiln.capture.interpreter.breaks import PastStep, Raised, UnsupportedValue
@@ -19,15 +19,21 @@ from kiln.capture.interpreter.variables.sequence import Tuple
 class Lazy(Value):
     """An iterator whose `step` computes the next item, None at the end (`zip`, `map`, `enumerate`, ...).
 
-    `parts` gives the arguments of `cls` that make an iterator over the remaining items; None: it cannot be rebuilt.
+    `parts` gives the arguments of `make` (by default `cls`) that make an iterator over the remaining items; None: it
+    cannot be rebuilt.
     """
 
-    __slots__ = ("cls", "parts", "step")
+    __slots__ = ("cls", "make", "parts", "step")
 
     def __init__(
-        self, cls: type, step: Callable[[CaptureState], Value | None], parts: Callable[[], list[Value]] | None = None
+        self,
+        cls: type,
+        step: Callable[[CaptureState], Value | None],
+        parts: Callable[[], list[Value]] | None = None,
+        make: Callable[..., object] | None = None,
     ) -> None:
         self.cls = cls
+        self.make = make or cls
         self.step = step
         self.parts = parts
         self.source = None
@@ -46,7 +52,7 @@ class Lazy(Value):
         if self.parts is None:
             super().emit(g)
             return
-        g.body.const(self.cls)
+        g.body.const(self.make)
         parts = self.parts()
         for part in parts:
             g.emit(part)
@@ -166,7 +172,12 @@ def zipped(iterators: list[Value], strict: bool) -> Lazy:
             items.append(item)
         return Tuple(items) if items else None
 
-    return Lazy(zip, step, None if strict else lambda: iterators)
+    return Lazy(zip, step, lambda: iterators, zip_strictly if strict else zip)
+
+
+def zip_strictly(*iterators: Iterator[object]) -> Iterator[tuple[object, ...]]:
+    """Called by transformed code."""
+    return zip(*iterators, strict=True)
 
 
 def mapped(function: Value, iterators: list[Value]) -> Lazy:

@@ -20,7 +20,7 @@ from kiln.capture.interpreter.variables.sequence import List, SequenceIterator, 
 from kiln.runtime.guards.constant import is_constant
 from kiln.runtime.guards.guard import AliasExpectation, GuardKind, SetExpectation
 from kiln.runtime.guards.reference import path_of
-from kiln.runtime.guards.source import AttrSource, ItemSource, KeysSource, ModuleGlobalSource, Source
+from kiln.runtime.guards.source import AttrSource, ItemSource, KeysSource, ModuleGlobalSource, Source, ValuesSource
 
 
 @final
@@ -89,12 +89,13 @@ class Dict(Container):
             s.guard(self.source, GuardKind.LENGTH, len(keys))
         items: dict[Token, tuple[Value, Value]] = {}
         for index, real in enumerate(keys):
+            source: Source | None
             if constant or self.source is None:
                 key = s.wrap(real, None)
                 source = ItemSource(self.source, real) if self.source is not None else None
             else:
                 key = s.wrap(real, KeysSource(self.source, index))
-                source = ItemSource(self.source, real)
+                source = ValuesSource(self.source, index)
             token = key.key(s)
             value = self._found.get(token)
             items[token] = (key, value if value is not None else s.wrap(self.original[real], source))

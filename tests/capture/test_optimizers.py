@@ -1,0 +1,95 @@
+"""Tests that a step of each optimizer of torch is captured as one region, compiled at most twice, and equals eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+
+import kiln
+
+Make = Callable[[list[nn.Parameter]], optim.Optimizer]
+OPTIMIZERS: dict[str, tuple[Make, int]] = {
+    "sgd": (lambda p: optim.SGD(p, lr=0.01), 1),
+    "sgd momentum": (lambda p: optim.SGD(p, lr=0.01, momentum=0.9, nesterov=True, weight_decay=0.01), 2),
+    "sgd foreach": (lambda p: optim.SGD(p, lr=0.01, momentum=0.9, foreach=True), 2),
+    "adam": (lambda p: optim.Adam(p, amsgrad=True), 2),
+    "adam maximize": (lambda p: optim.Adam(p, maximize=True, weight_decay=0.01), 2),
+    "adam foreach": (lambda p: optim.Adam(p, foreach=True, amsgrad=True), 2),
+    "adamw": (lambda p: optim.AdamW(p), 2),
+    "adamw tensor lr": (lambda p: optim.AdamW(p, lr=torch.tensor(1e-3)), 2),
+    "nadam": (lambda p: optim.NAdam(p), 2),
+    "nadam foreach": (lambda p: optim.NAdam(p, foreach=True), 2),
+    "radam": (lambda p: optim.RAdam(p), 3),  # another branch from the sixth step on
+    "radam foreach": (lambda p: optim.RAdam(p, foreach=True), 3),
+    "adamax": (lambda p: optim.Adamax(p), 2),
+    "adagrad": (lambda p: optim.Adagrad(p, lr_decay=0.01), 1),
+    "adagrad foreach": (lambda p: optim.Adagrad(p, foreach=True), 1),
+    "adadelta foreach": (lambda p: optim.Adadelta(p, foreach=True), 2),
+    "rmsprop": (lambda p: optim.RMSprop(p, momentum=0.9, centered=True), 2),
+    "rprop foreach": (lambda p: optim.Rprop(p, foreach=True), 2),
+    "asgd": (lambda p: optim.ASGD(p), 2),
+    "asgd foreach": (lambda p: optim.ASGD(p, foreach=True), 2),
+}
+"""How it is made, and how often its step is compiled."""
+STEPS = 8
+
+
+def train(make: Make, compiled: Callable[[Any], Any], schedule: bool) -> list[torch.Tensor]:
+    """The parameters after some steps; the learning rate changes at the third."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 5)
+    optimizer = make(list(model.parameters()))
+    step = compiled(optimizer.step)
+    for turn in range(STEPS):
+        optimizer.zero_grad()
+        model(torch.randn(4, 6)).square().sum().backward()
+        step()
+        if schedule and turn == 2:
+            for group in optimizer.param_groups:
+                group["lr"] = group["lr"] / 2
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_is_one_region(name: str) -> None:
+    make, compiles = OPTIMIZERS[name]
+    steps: list[Any] = []
+
+    def compiled(step: Any) -> Any:
+        steps.append(kiln.compile(step, backend="eager", options={"cache": False}))
+        return steps[0]
+
+    got, expected = train(make, compiled, False), train(make, lambda step: step, False)
+    for mine, eager in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, eager, rtol=1e-4, atol=1e-5)
+    report = steps[0].report()
+    assert not report.breaks and not report.eager, report
+    assert report.compiles <= compiles, report
+
+
+def test_a_learning_rate_that_changes_becomes_an_input() -> None:
+    steps: list[Any] = []
+
+    def compiled(step: Any) -> Any:
+        steps.append(kiln.compile(step, backend="eager", options={"cache": False}))
+        return steps[0]
+
+    make = OPTIMIZERS["adamw"][0]
+    got, expected = train(make, compiled, True), train(make, lambda step: step, True)
+    for mine, eager in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, eager, rtol=1e-4, atol=1e-5)
+    report = steps[0].report()
+    assert not report.breaks and not report.eager and report.compiles <= 3, report
+
+
+def test_a_step_with_own_kernels() -> None:
+    step: list[Any] = []
+    make = OPTIMIZERS["adam foreach"][0]
+    got = train(make, lambda eager: step.append(kiln.compile(eager)) or step[0], False)
+    for mine, eager in zip(got, train(make, lambda eager: eager, False), strict=True):
+        torch.testing.assert_close(mine, eager, rtol=1e-4, atol=1e-5)
+    assert not step[0].report().eager
