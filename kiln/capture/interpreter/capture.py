@@ -31,6 +31,7 @@ from kiln.capture.interpreter.breaks import (
 )
 from kiln.capture.interpreter.builtins import (
     autograd_function,
+    callable_objects,
     checkpoint,
     context,
     copying,
@@ -38,6 +39,7 @@ from kiln.capture.interpreter.builtins import (
     deques,
     function_transforms,
     functions,
+    legacy_tensors,
     methods,
     polyfilled,
 )
@@ -89,7 +91,19 @@ __all__ = ["Capture", "Region", "capture_frame"]
 
 REGISTERED = (
     *(autograd_function, builtin, checkpoint, classes, constant, context, copying, dataclass_fields, deques),
-    *(descriptors, function_transforms, functions, logger, methods, module, objects, polyfilled, tensor),
+    *(
+        descriptors,
+        function_transforms,
+        functions,
+        legacy_tensors,
+        callable_objects,
+        logger,
+        methods,
+        module,
+        objects,
+        polyfilled,
+        tensor,
+    ),
     *(build, control, match, operators, stack),
 )
 """Importing these modules fills the tables of handlers."""

@@ -31,6 +31,7 @@ from kiln.capture.interpreter.operations import (
     format_value,
     same,
     truth_value,
+    unary,
 )
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
@@ -633,3 +634,10 @@ def is_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 @handles(operator.is_not)
 def is_not(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return Constant(not same(s, args[0], args[1]))
+
+
+for _sign in (operator.neg, operator.pos, operator.invert):
+
+    @handles(_sign)
+    def _signed(s: CaptureState, args: Args, kwargs: Kwargs, function: Callable[..., object] = _sign) -> Value:
+        return unary(s, function, args[0])

@@ -33,7 +33,7 @@ from kiln.capture.interpreter.core import (
 )
 from kiln.capture.interpreter.effects import SideEffect, emit_attribute, emit_deletion
 from kiln.capture.interpreter.variables.constant import Constant
-from kiln.capture.interpreter.variables.function import BoundMethod
+from kiln.capture.interpreter.variables.function import BoundMethod, handler_of
 from kiln.capture.interpreter.variables.mapping import Dict, Set
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple
 from kiln.native._frames import Dispatcher
@@ -228,6 +228,10 @@ class Object(Value):
     def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
         found = s.classes.lookup(self.cls, "__call__")
         if found is not None and type(found[1]) not in MODELLED_CALLS:
+            handler = handler_of(found[1])
+            if handler is not None:
+                s.guard_type(self)
+                return handler(s, [self, *args], kwargs)
             raise UnsupportedCall(function=self.type_name(), why="its `__call__` is not supported")
         return s.call_special(self, "__call__", args, kwargs, site)
 

@@ -1,0 +1,45 @@
+"""Calls of objects whose `__call__` is written in C: weak references, scripted functions.
+
+ref()             what it refers to, guarded to be the same object
+scripted(x)       the Python function that it was made of, interpreted
+"""
+
+from __future__ import annotations
+
+import weakref
+from types import FunctionType
+
+import torch
+
+from kiln.capture.interpreter.breaks import UnsupportedCall
+from kiln.capture.interpreter.core import MISSING, WRAPPERS, Args, CaptureState, Kwargs, Value, handles, wraps
+from kiln.capture.interpreter.variables.tensor import from_torch
+from kiln.runtime.guards.guard import GuardKind
+from kiln.runtime.guards.source import Source
+
+
+@handles(weakref.ref.__call__)
+def call_reference(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    reference = args[0]
+    real, source = reference.real(), reference.source
+    if real is MISSING or source is None:
+        raise UnsupportedCall(function="weakref.ref", why="the reference was made in the graph")
+    s.guard(source, GuardKind.IS, s.reference(real))
+    target = real()
+    if target is None:
+        return s.const(None)
+    known = s.recorder.table.find(target) if isinstance(target, torch.Tensor) else None
+    if known is None:
+        raise UnsupportedCall(function="weakref.ref", why="it refers to something that has no other path")
+    s.guard(known.source, GuardKind.IS, s.reference(target))
+    return from_torch(s, known.fake)
+
+
+@wraps(torch.jit.ScriptFunction)
+def wrap_script_function(s: CaptureState, real: torch.jit.ScriptFunction, source: Source | None) -> Value:
+    """A scripted function stands for the Python function that it was made of."""
+    plain = getattr(real, "_torchdynamo_inline", None)
+    if not isinstance(plain, FunctionType):
+        return WRAPPERS[object](s, real, source)
+    s.guard(source, GuardKind.IS, s.reference(real))
+    return s.wrap(plain, None)
