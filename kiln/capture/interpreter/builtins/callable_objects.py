@@ -36,7 +36,7 @@ def call_reference(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 
 @wraps(torch.jit.ScriptFunction)
-def wrap_script_function(s: CaptureState, real: torch.jit.ScriptFunction, source: Source | None) -> Value:
+def wrap_script_function(s: CaptureState, real: object, source: Source | None) -> Value:
     """A scripted function stands for the Python function that it was made of."""
     plain = getattr(real, "_torchdynamo_inline", None)
     if not isinstance(plain, FunctionType):
