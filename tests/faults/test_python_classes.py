@@ -82,6 +82,17 @@ class WithPartial:
     seven = functools.partialmethod(collect, 7)
 
 
+def raised(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except Exception as error:
+        return type(error).__name__
+    return ""
+
+
+MISFITS: list[Any] = [getattr, len, iter, lambda: {}.get(), lambda: [].insert(1)]  # type: ignore
+
+
 def changed_lists() -> tuple[Any, ...]:
     a = [4, 3, 2, 1]
     operator.delitem(a, 1)
@@ -121,6 +132,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "function.__get__": lambda: WithPartial.collect.__get__(WithPartial(), WithPartial)(7, 1),
     "a partial method": lambda: (WithPartial().seven(1), WithPartial.seven(WithPartial(), 2)),
     "__abstractmethods__": lambda: getattr(WithPartial, "__abstractmethods__", "none"),
+    "arguments that do not fit": lambda: [raised(call) for call in MISFITS],
     "a new enum": lambda: [member.name for member in enum.Enum("Made", "a b")],  # type: ignore[attr-defined]
     "operator.delitem": changed_lists,
     "locals() after a break": unused_local,

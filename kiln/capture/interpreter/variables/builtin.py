@@ -32,7 +32,7 @@ from kiln.capture.interpreter.core import (
 )
 from kiln.capture.interpreter.pure import is_pure, is_torch_call, is_world
 from kiln.capture.interpreter.variables.cached_function import CACHED, call_cached
-from kiln.capture.interpreter.variables.function import handler_of, namespace
+from kiln.capture.interpreter.variables.function import call_handler, handler_of, namespace
 from kiln.capture.interpreter.variables.mapping import fresh
 from kiln.capture.interpreter.variables.tensor import record
 from kiln.runtime.guards.guard import GuardKind
@@ -93,7 +93,7 @@ class Builtin(Value):
         function = self.constant(s)
         handler = handler_of(function)
         if handler is not None:
-            return handler(s, args, kwargs)
+            return call_handler(s, function, handler, args, kwargs)
         if type(function) is CACHED:
             return call_cached(s, function, self.source, args, kwargs)
         if isinstance(function, HIGHER_ORDER):

@@ -31,7 +31,7 @@ from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.pure import is_pure_class
 from kiln.capture.interpreter.variables.builtin import call_unknown
 from kiln.capture.interpreter.variables.constant import Constant
-from kiln.capture.interpreter.variables.function import BoundMethod, handler_of
+from kiln.capture.interpreter.variables.function import BoundMethod, call_handler, handler_of
 from kiln.capture.interpreter.variables.object import (
     Object,
     class_of,
@@ -148,7 +148,7 @@ class Class(Value):
         cls = self.constant(s)
         handler = handler_of(cls)
         if handler is not None:
-            return handler(s, args, kwargs)
+            return call_handler(s, cls, handler, args, kwargs)
         if is_pure_class(cls):
             return call_unknown(s, cls, args, kwargs)
         meta = s.classes.lookup(type(cls), "__call__")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import traceback
 import types
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -431,6 +432,21 @@ def refuse_opaque(function: types.FunctionType) -> None:
     why = next((why for package, why in OPAQUE.items() if f"{module}.".startswith(f"{package}.")), "")
     if why:
         raise UnsupportedCall(function=function.__qualname__, why=why)
+
+
+HANDLER_FRAMES = 3
+"""Of `call_handler`, a handler, and what the handler of a method wraps: deeper ones are faults of the compiler."""
+
+
+def call_handler(s: CaptureState, function: object, handler: Handler, args: Args, kwargs: Kwargs) -> Value:
+    """The handler of a builtin. Arguments that it cannot take apart do not fit: Python says so."""
+    try:
+        return handler(s, args, kwargs)
+    except (IndexError, ValueError, TypeError) as error:
+        if len(traceback.extract_tb(error.__traceback__, HANDLER_FRAMES + 1)) > HANDLER_FRAMES:
+            raise
+        name = getattr(function, "__qualname__", repr(function))
+        raise UnsupportedCall(function=name, why="its arguments do not fit") from error
 
 
 def handler_of(function: object) -> Handler | None:
