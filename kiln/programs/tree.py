@@ -86,7 +86,9 @@ class Tree:
         registered = pytree.SUPPORTED_SERIALIZED_TYPES.get(self.type)
         name = registered.serialized_type_name if registered is not None else None
         context = self.context
-        if not isinstance(name, str) or not isinstance(context, list | tuple | type(None)):
+        # Classes that are registered without a name share one.
+        unnamed = not isinstance(name, str) or name == pytree.NO_SERIALIZED_TYPE_NAME_FOUND
+        if unnamed or not isinstance(context, list | tuple | type(None)):
             raise NotSavable(place="a result or argument", type=self.type.__qualname__)
         if not all(type(key) is str for key in context or ()):
             raise NotSavable(place="a result or argument", type=self.type.__qualname__)

@@ -246,6 +246,20 @@ def test_wrong_dynamic_shapes(shapes: object, problem: str) -> None:
     assert problem in str(raised.value)
 
 
+def summed(parts: list[Tensor], scale: float = 1.0) -> Tensor:
+    return (parts[0].sum() + parts[1].sum()) * scale
+
+
+def test_dynamic_shapes_of_the_items_of_a_list() -> None:
+    parts = [torch.randn(4, 3), torch.randn(5)]
+    program = kiln.export(summed, (parts,), dynamic_shapes={"parts": [{0: BATCH}, None]})
+    other = [torch.randn(7, 3), torch.randn(5)]
+    torch.testing.assert_close(program(other), summed(other))
+    for shapes in ([{0: BATCH}], [{0: BATCH}, None, None], {0: BATCH}):
+        with pytest.raises(KilnError, match="KILN5103"):
+            kiln.export(summed, (parts,), dynamic_shapes={"parts": shapes})
+
+
 # What cannot be exported.
 
 

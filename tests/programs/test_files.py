@@ -21,9 +21,10 @@ from torch.testing import assert_close
 
 import kiln
 from kiln.programs.errors import DamagedProgram, NotSavable
-from kiln.programs.file_reader import program_from_bytes, read_members
+from kiln.programs.file_reader import VERSION, program_from_bytes, read_members
 from kiln.programs.file_writer import program_bytes
 from kiln.programs.tensors import read_tensors, write_tensors
+from kiln.programs.tree import LARGEST_DEPTH, flatten, tree_from_json
 from kiln.support.errors import KilnError
 from kiln.symbolic import parse_int
 from tests.programs.models import Classifier, Counter, Loss
@@ -249,6 +250,56 @@ def test_every_field_of_the_manifest_is_checked() -> None:
             refused(repacked(data, manifest=json.dumps(changed(document, path[:-1], more))))
         assert parent is not document
     assert texts.keys() == {"manifest.json", "graph.txt", "state.safetensors", "constants.safetensors"}
+
+
+RANGE = {"name": "batch", "low": 2, "high": 64}
+RULES: list[tuple[dict[str, Any], str]] = [
+    ({"version": VERSION + 1}, "version"),
+    ({"version": 1 << 15}, "version"),
+    ({"ranges": [RANGE, RANGE]}, "of one twice"),
+    ({"ranges": [{**RANGE, "name": "other"}]}, "of no size"),
+    ({"constraints": [{"relation": "1 == 1", "at": None}]}, "says nothing"),
+    ({"constraints": [{"relation": "other == 1", "at": None}]}, "other"),
+]
+
+
+@pytest.mark.parametrize(("fields", "words"), RULES)
+def test_wrong_rules_of_sizes_are_refused(fields: dict[str, Any], words: str) -> None:
+    data = program_bytes(classifier())
+    document = json.loads(read_members(data)["manifest.json"])
+    refused(repacked(data, manifest=json.dumps({**document, **fields})), words)
+
+
+def nested(depth: int) -> object:
+    value: object = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def test_structures_come_back_from_their_form_in_files() -> None:
+    for value in ({"a": (1, [2, {3: 4}])}, OrderedDict(a=1, b=(2,)), nested(LARGEST_DEPTH), [], {(1, 2): 3}):
+        tree, leaves = flatten(value)
+        again = tree_from_json(tree.to_json())
+        assert again == tree and again.build(leaves) == value
+    with pytest.raises(DamagedProgram, match=f"deeper than {LARGEST_DEPTH}"):
+        tree_from_json(flatten(nested(LARGEST_DEPTH + 2))[0].to_json())
+
+
+@pytest.mark.parametrize(
+    ("name", "context"), [(None, None), ("tests.Boxed", {1: 2}), ("tests.Boxed", [1, 2]), ("tests.Boxed", "ab")]
+)
+def test_structures_that_have_no_form_in_files(name: str | None, context: object) -> None:
+    boxed = type("Boxed", (), {})
+    extra = {} if name is None else {"serialized_type_name": name}
+    torch.utils._pytree._private_register_pytree_node(
+        boxed, lambda box: ([1], context), lambda items, _: boxed(), **extra
+    )
+    try:
+        with pytest.raises(NotSavable, match="Boxed"):
+            flatten(boxed())[0].to_json()
+    finally:
+        torch.utils._pytree._deregister_pytree_node(boxed)
 
 
 def mutations(data: bytes, count: int, seed: int) -> list[bytes]:
