@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 import kiln
-from tests.faults.outcome import assert_like_eager, outcome
+from tests.faults.outcome import assert_like_eager, assert_same, outcome
 
 LIB = torch.library.Library("kiln_faults", "DEF")
 LIB.define("halves(Tensor x) -> (Tensor, Tensor, Tensor)")
@@ -209,3 +211,34 @@ def test_a_complex_constant_that_depends_on_a_size() -> None:
 
     x = torch.randn(2, 3, dtype=torch.complex64)
     assert_like_eager(kiln.compile(program, dynamic=True, fullgraph=True), program, x)
+
+
+def add_flipped(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x[: len(y)].add_(y.flip(0))
+    return x.sum()
+
+
+def fill_read(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    z = y.sin()
+    x[1].masked_fill_(x[1] > 0.25, 0.125)
+    return z
+
+
+def copy_part(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    z = y * 2
+    x[:2].copy_(y[-2:].clone())
+    return z + y
+
+
+@pytest.mark.parametrize("program", [add_flipped, fill_read, copy_part])
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("whole_first", [False, True])
+def test_inputs_that_share_memory_with_a_written_input(
+    program: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], first: int, whole_first: bool
+) -> None:
+    """What they held before the write is read before it."""
+    results = []
+    for function in (program, kiln.compile(program, fullgraph=True)):
+        x = torch.arange(24.0).reshape(4, 6) / 24
+        results.append((function(x, x[first:]) if whole_first or first else function(x[:], x), x))
+    assert_same(results[1], results[0])

@@ -17,6 +17,7 @@ from kiln.graph.ir.node import Node, base_of
 from kiln.graph.ir.rewrite import live_nodes, symbols_in
 from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.prims.meta import has_repeated_elements, same_strides
+from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.table import Kind
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.inputs import InputRecord
@@ -31,7 +32,8 @@ Owner = tuple[Literal["input", "output"], int, FakeTensor]
 
 def build_graph(mode: RecordingMode, records: Sequence[InputRecord], outputs: Sequence[FakeTensor]) -> Graph:
     """Marks the records that are used, which in order are the graph's inputs."""
-    written = _written(mode, records)
+    views = read_through_roots(mode, records)
+    written = [(record, views.get(value, value)) for record, value in _written(mode, records)]
     draft = _Outputs(mode, records, outputs)
     made = [draft.output(fake) for fake in outputs]
     roots = [output.value for output in made] + [value for _, value in written]
@@ -49,6 +51,29 @@ def build_graph(mode: RecordingMode, records: Sequence[InputRecord], outputs: Se
     inputs = tuple([records[index].node for index in used])
     writes = tuple([Write(record.node, value) for record, value in written])
     return Graph(inputs, nodes, tuple([output.renumbered(numbers) for output in made]), writes)
+
+
+def read_through_roots(mode: RecordingMode, records: Sequence[InputRecord]) -> dict[Node, Node]:
+    """Inputs that are views of an input that is written, and the nodes that now read them there.
+
+    graph(%0: "x", %1: "x[1:]")                    graph(%0: "x", %1: "x[1:]"):
+        %2 = sin(%1)                        =>         %3 = as_strided(%0, ...)
+        write %0 <- ...                                %2 = sin(%3)
+
+    So it shows in the graph that they must be read before the write.
+    """
+    tensors = [record for record in records if isinstance(record.fake, FakeTensor)]
+    roots = {id(record.leaf.storage_view): record.node for record in tensors}
+    views: dict[Node, Node] = {}
+    for record in tensors:
+        view = record.leaf.storage_view
+        if view.step is not None and view.storage.version:
+            root = roots[id(root_of(view.storage))]
+            views[record.node] = Node(PRIMS["as_strided"], (root,), view.step[1], record.node.spec)
+    for node in mode.emit.nodes if views else ():
+        node.inputs = tuple([views.get(operand, operand) for operand in node.inputs])
+    mode.emit.nodes[:0] = views.values()
+    return views
 
 
 def state_checks(mode: RecordingMode, nodes: Sequence[Node]) -> None:
