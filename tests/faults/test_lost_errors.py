@@ -234,3 +234,35 @@ def refuses(call: Callable[[], Any]) -> bool:
     except Exception:  # of any class: only whether there is one
         return True
     return False
+
+
+INTS = torch.arange(4).reshape(2, 2)
+FACTORS: dict[str, Case] = {
+    "add": (lambda x, a: torch.add(x, x, alpha=a), (INTS, 0.5)),
+    "a bool as alpha": (lambda x, a: torch.sub(x, x, alpha=a), (X, True)),
+    "rsub": (lambda x, a: torch.rsub(x, x, alpha=a), (INTS, 1e39)),
+    "add of a number": (lambda x, a: torch.add(x, 2, alpha=a), (INTS, 0.5)),
+    "in place": (lambda x, a: x.add_(x, alpha=a), (INTS.to(torch.uint8), 300)),
+    "addr": (lambda x, a: torch.addr(x, x[0], x[0], beta=a), (INTS, 0.5)),
+    "addbmm": (lambda x, a: torch.addbmm(x, x[None], x[None], alpha=a), (X[:3, :3], 1e39)),
+    "addcmul": (lambda x, a: torch.addcmul(x, x, x, value=a), (X, 1e39)),
+    "addcdiv": (lambda x, a: torch.addcdiv(x, x, x, value=a), (X, 1e39)),
+    "index_add": (lambda x, a: x.index_add(0, at(0, 1), x, alpha=a), (INTS.to(torch.uint8), 300)),
+    "lerp": (lambda x, a: x.lerp(x, a), (X, 1e39)),
+    "pow": (lambda x, a: x**a, (INTS.to(torch.uint8), 300)),
+    "hardshrink": (lambda x, a: F.hardshrink(x, a), (X, 1e39)),
+    "leaky_relu": (lambda x, a: F.leaky_relu(x, a), (X, 1e39)),
+    "hardtanh": (lambda x, a: F.hardtanh(x, -1, a), (INTS, 1e39)),
+    "threshold": (lambda x, a: F.threshold(x, a, 1), (INTS.to(torch.uint8), 1e39)),
+    "elu": (lambda x, a: F.elu(x, a), (X, 1e39)),
+    "clamp of flags": (lambda x, a: x.clamp(a), (X > 1, True)),
+    "foreach": (lambda x, a: torch._foreach_add([x], [x], alpha=a), (INTS, 0.5)),
+    "kthvalue": (lambda x, k: x.kthvalue(k, 0), (X, 9)),
+    "median of nothing": (lambda x, d: x.median(d), (X[:0], 0)),
+}
+
+
+@pytest.mark.parametrize("name", FACTORS)
+def test_numbers_that_do_not_fit(name: str) -> None:
+    program, arguments = FACTORS[name]
+    assert_like_eager(kiln.compile(program), program, *arguments)

@@ -23,7 +23,7 @@ from kiln.capture.interpreter.variables.object import AttributeEffect, Object
 from kiln.capture.interpreter.variables.sequence import AppendEffect, List
 from kiln.capture.interpreter.variables.tensor import RegionInput, RegionInputs, Tensor
 from kiln.runtime.guards.guard import AliasExpectation, GuardKind, ShapeRelation
-from kiln.runtime.guards.source import AttrSource, LocalSource, OffsetSource, Source
+from kiln.runtime.guards.source import AttrSource, KeysSource, LocalSource, OffsetSource, Source
 
 SHARED = (Tensor, Object, Dict, List, Set)
 """Kinds of values that may be reached on several paths."""
@@ -39,6 +39,7 @@ def alias_guards(s: CaptureState) -> None:
     for left, right in s.identities.distinct:
         if left.source is not None and right.source is not None and left.python_type() is right.python_type():
             several_groups(s, [[left.source], [right.source]])
+    keys(s)
     memory(s)
 
 
@@ -54,6 +55,17 @@ def several_groups(s: CaptureState, groups: Iterable[list[Source]], by: str = "o
     if len(rows) > 1:
         paths, numbers = zip(*rows, strict=True)
         s.guards.add(paths[-1], GuardKind.TENSOR_ALIASES, AliasExpectation(paths, numbers, by))
+
+
+def keys(s: CaptureState) -> None:
+    """Tensors that were keys must stay different objects; those that one dict from outside holds are."""
+    paths: dict[int, list[Source]] = {id(value): [] for value in s.identities.keys.values()}
+    for value, source in s.identities.other_paths:
+        paths.get(id(value), []).append(source)
+    groups = [[value.source, *paths[id(value)]] for value in s.identities.keys.values() if value.source is not None]
+    holders = [{path.base for path in group if isinstance(path, KeysSource)} for group in groups]
+    if len(groups) > 1 and not set.intersection(*holders):
+        several_groups(s, ([group[0]] for group in groups))
 
 
 def changed_objects(s: CaptureState) -> None:

@@ -33,6 +33,8 @@ class Identities(Generic[V]):
         """Objects that were reached on another path than their own, with that path."""
         self.distinct: list[tuple[V, V]] = []
         """Values that were compared and are not the same object."""
+        self.keys: dict[int, V] = {}
+        """Tensors that were looked up in dicts and sets, where they count by identity."""
         self.cell_paths: dict[int, list[Source]] = {}
         """The paths to each cell (not to its contents)."""
 

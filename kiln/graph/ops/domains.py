@@ -3,18 +3,26 @@
     gelu(i64[4])                 refused: a result of real numbers
     bitwise_and(f32[4], f32[4])  refused: bits of a float
 
-The kind is that of the tensors' common dtype: `mse_loss(f32[4], i64[4])` computes in f32.
+The kind is that of the tensors' common dtype: `mse_loss(f32[4], i64[4])` computes in f32. Numbers that eager converts
+to that dtype are refused where they do not fit:
+
+    add(i64[4], i64[4], alpha=0.5)       refused: no factor of integers
+    addcmul(f32[4], f32[4], 1e39)        refused: beyond f32
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from kiln.graph.ir.node import Node
-from kiln.graph.ops.promotion import result_dtype
+from kiln.graph.ops.emit import require_fits
+from kiln.graph.ops.promotion import OPMATH, result_dtype
+from kiln.symbolic.values import Real
 
+OPERANDS = (Node, bool, int, float, complex)
 BOOL, INTEGER, FLOAT, COMPLEX = "bool", "integer", "float", "complex"
 
 # fmt: off
@@ -54,6 +62,62 @@ REFUSED_BY: Sequence[tuple[frozenset[str], tuple[str, ...]]] = (
 )
 # fmt: on
 REFUSED: Mapping[str, frozenset[str]] = {f"aten.{name}": kinds for kinds, names in REFUSED_BY for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class NumberArgument:
+    """A Python number among the arguments of an op, which eager converts to the dtype in which it computes."""
+
+    name: str
+    operands: int
+    """How many leading arguments have a say in that dtype."""
+    position: int | None = None
+    """Where it stands if it is not given by name."""
+    same_kind: bool = False
+    """Refused is also a number of another kind: a float for integers, a bool but for flags."""
+
+
+NUMBERS_OF: Sequence[tuple[tuple[str, ...], tuple[NumberArgument, ...]]] = (
+    (("add.Tensor", "sub.Tensor", "rsub.Tensor"), (NumberArgument("alpha", 2, same_kind=True),)),
+    (("add.Scalar", "sub.Scalar", "rsub.Scalar"), (NumberArgument("alpha", 2, 2, same_kind=True),)),
+    (("addr.default",), tuple([NumberArgument(name, 3, same_kind=True) for name in ("alpha", "beta")])),
+    (("addbmm.default",), (NumberArgument("alpha", 3), NumberArgument("beta", 3))),
+    (("addcmul.default", "addcdiv.default"), (NumberArgument("value", 3),)),
+    (("index_add.default",), (NumberArgument("alpha", 1),)),
+    (("lerp.Scalar",), (NumberArgument("weight", 2, 2),)),
+    (("pow.Tensor_Scalar",), (NumberArgument("exponent", 2, 1),)),
+    (("hardshrink.default", "softshrink.default"), (NumberArgument("lambd", 1, 1),)),
+    (("leaky_relu.default",), (NumberArgument("negative_slope", 1, 1),)),
+    (("hardtanh.default",), (NumberArgument("min_val", 1, 1), NumberArgument("max_val", 1, 2))),
+    (("threshold.default",), (NumberArgument("threshold", 1, 1), NumberArgument("value", 1, 2))),
+    (("elu.default",), tuple([
+        NumberArgument(name, 1, position) for position, name in enumerate(("alpha", "scale", "input_scale"), 1)])),
+)  # fmt: skip
+NUMBERS: Mapping[str, tuple[NumberArgument, ...]] = {
+    f"aten.{name}": numbers for names, numbers in NUMBERS_OF for name in names
+}
+
+
+def refuse_numbers(name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+    """Raise RuntimeError where eager does for a number that does not fit the dtype of the result."""
+    for argument in NUMBERS.get(name, ()):
+        value = kwargs.get(argument.name)
+        if argument.position is not None and len(args) > argument.position:
+            value = args[argument.position]
+        if value is not None:
+            dtype = result_dtype([arg for arg in args[: argument.operands] if isinstance(arg, OPERANDS)])
+            if argument.same_kind:
+                refuse_kind(argument.name, value, dtype)
+            require_fits(value, OPMATH.get(dtype, dtype))
+
+
+def refuse_kind(name: str, value: object, dtype: torch.dtype) -> None:
+    if isinstance(value, bool) and dtype is not torch.bool:
+        raise RuntimeError(f"Boolean {name} only supported for Boolean results.")
+    if kind_of(dtype) in (BOOL, INTEGER) and isinstance(value, float | complex | Real):
+        raise RuntimeError(f"For integral input tensors, argument {name} must not be a floating point number.")
+    if kind_of(dtype) == FLOAT and isinstance(value, complex):
+        raise RuntimeError(f"For non-complex input tensors, argument {name} must not be a complex number.")
 
 
 def kind_of(dtype: torch.dtype) -> str:

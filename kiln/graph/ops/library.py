@@ -11,6 +11,7 @@ from kiln.graph.ir.node import Node
 from kiln.graph.ops.creation import packed
 from kiln.graph.ops.data_movement import not_negative
 from kiln.graph.ops.emit import Emit
+from kiln.graph.ops.reductions import extreme_axes
 from kiln.graph.ops.registry import decompose, library
 from kiln.graph.ops.sizes import axis_of
 from kiln.graph.prims.meta import preserved
@@ -48,17 +49,21 @@ def topk(e: Emit, x: Node, k: Int, dim: int = -1, largest: bool = True, sorted: 
 
 @library("mode.default", "median.dim", "nanmedian.dim")
 def mode(e: Emit, x: Node, dim: int = -1, keepdim: bool = False) -> Pair:
-    """A value and its index along a dimension."""
+    """A value and its index along a dimension, which must not be empty."""
     spec, sizes = x.tensor, x.tensor.sizes
     if spec.rank:
-        axis = axis_of(dim, spec.rank)
+        (axis,) = extreme_axes(e, "mode", x, dim)
         sizes = (*sizes[:axis], *((1,) if keepdim else ()), *sizes[axis + 1 :])
     return fresh(spec, sizes), fresh(spec, sizes, torch.int64)
 
 
 @library("kthvalue.default")
 def kthvalue(e: Emit, x: Node, k: Int, dim: int = -1, keepdim: bool = False) -> Pair:
-    return mode(e, x, dim, keepdim)
+    size = x.tensor.sizes[axis_of(dim, x.tensor.rank)] if x.tensor.rank else 1
+    made = mode(e, x, dim, keepdim)
+    if isinstance(k, int) and isinstance(size, int) and not 0 < k <= size:
+        raise RuntimeError(f"kthvalue(): selected number k out of range for dimension {dim}")
+    return made
 
 
 @library("median.default", "nanmedian.default")

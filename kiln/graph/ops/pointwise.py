@@ -358,6 +358,8 @@ def clamp(e: Emit, x: Node, min: Operand | None = None, max: Operand | None = No
     if min is None and max is None:
         raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
     dtype = result_dtype([operand for operand in (x, min, max) if operand is not None])
+    if dtype is torch.bool:
+        raise NotImplementedError('"clamp" not implemented for flags')
     for bound in (min, max):
         require_fits(bound, dtype)
     low, high = (e.convert(bound, dtype) if isinstance(bound, Node) else bound for bound in (min, max))

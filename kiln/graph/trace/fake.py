@@ -101,14 +101,14 @@ def _symbols(fake: FakeTensor) -> TraceSymbols:
 def _in_format(fake: FakeTensor, memory_format: torch.memory_format = torch.contiguous_format) -> bool:
     spec, symbols = fake.storage_view.spec, _symbols(fake)
     if memory_format is torch.contiguous_format:
-        return is_contiguous(symbols, spec.sizes, spec.strides)
+        return is_contiguous(symbols, spec.sizes, spec.strides) or symbols.is_empty(spec.sizes)
     layout: MemoryFormat = "channels_last" if memory_format is torch.channels_last else "channels_last_3d"
     return is_in_format(symbols, spec.sizes, spec.strides, layout)
 
 
 def _is_dense(fake: FakeTensor) -> bool:
     spec = fake.storage_view.spec
-    return is_dense(_symbols(fake), spec.sizes, spec.strides)
+    return is_dense(_symbols(fake), spec.sizes, spec.strides) or _symbols(fake).is_empty(spec.sizes)
 
 
 def _plain(part: str) -> Callable[[FakeTensor], object]:

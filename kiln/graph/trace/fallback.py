@@ -158,8 +158,7 @@ def probed(op: OpOverload, args: Args, kwargs: Named) -> Spec:
     if found is None:
         with torch.random.fork_rng([device for device in devices if device.type == "cuda"]):
             found = _tried(op, args, kwargs)
-            if any(spec.dtype.is_floating_point or spec.dtype is torch.bool for spec in given):
-                others = _with_other_values(op, args, kwargs)
+            others = _with_other_values(op, args, kwargs)
     trained, made = found
     spec_of = partial(_spec_of_real, str(op), next(iter(devices), CPU))
     specs = _specs(op, made, spec_of)
@@ -171,12 +170,18 @@ def probed(op: OpOverload, args: Args, kwargs: Named) -> Spec:
 
 
 def _with_other_values(op: OpOverload, args: Args, kwargs: Named) -> list[object]:
-    """Results for other numbers in floating-point and boolean arguments, without what the op refuses."""
+    """Results for other numbers in the tensors, without what the op refuses; for other integers on the CPU only."""
+    given = [leaf for leaf in (*_flat(args), *_flat(kwargs)) if isinstance(leaf, TensorSpec)]
+    trials: list[tuple[int, int | None]] = []
+    if any(spec.dtype.is_floating_point or spec.dtype is torch.bool for spec in given):
+        trials += [(INTEGERS[0], 0), (INTEGERS[0], 1)]
+    if any(_is_integral(spec.dtype) for spec in given) and all(spec.device == CPU for spec in given):
+        trials += [(integer, None) for integer in OTHER_INTEGERS]
     found = []
     with torch.no_grad():
-        for phase in (0, 1):
+        for integer, phase in trials:
             with suppress(Exception):
-                found.append(_trial(op, args, kwargs, INTEGERS[0], phase))
+                found.append(_trial(op, args, kwargs, integer, phase))
     return found
 
 
@@ -215,6 +220,8 @@ def _tried(op: OpOverload, args: Args, kwargs: Named) -> tuple[object, object]:
 TRUSTING = ("aten::linalg_", "aten::lu_")
 """LAPACK uses pivots unchecked. (For other ops the real kernel predicts more than the meta device.)"""
 INTEGERS = (0, 1)
+OTHER_INTEGERS = (0, 1, 2)
+"""Lengths of sequences among them: `_pack_padded_sequence` refuses 0, and its sizes depend on the others."""
 META = torch.device("meta")
 
 

@@ -18,7 +18,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from kiln.graph.ir.node import Node
 from kiln.graph.ops import DECOMPOSITIONS, INPLACE, LIBRARY, MUTATIONS, VIEWS, Emit
 from kiln.graph.ops.breaks import UnsupportedMutation
-from kiln.graph.ops.domains import REFUSED, refuse_dtype
+from kiln.graph.ops.domains import NUMBERS, REFUSED, refuse_dtype, refuse_numbers
 from kiln.graph.ops.eager_kernels import OWN_KERNELS, EagerKernels
 from kiln.graph.ops.registry import Decomposition, MutationRule, Results, SpecRule, ViewRule, ViewSteps
 from kiln.graph.ops.sizes import same_sizes
@@ -65,13 +65,14 @@ def functional_rule(name: str, kernels: EagerKernels = OWN_KERNELS, *, in_place:
         specs = LIBRARY.get(name)
         return None if specs is None else library_rule(name, specs, random=kernels.random and is_random(name))
     rule = kernels.decomposition(name, rule, in_place=in_place)
-    return rule if name not in REFUSED else refusing_rule(name, rule)
+    return refusing_rule(name, rule) if name in REFUSED or name in NUMBERS else rule
 
 
 def refusing_rule(name: str, decomposition: Decomposition) -> Decomposition:
     @wraps(decomposition)
     def rule(e: Emit, *args: Results, **kwargs: Results) -> Results:
         refuse_dtype(name, args, kwargs.get("dtype"))
+        refuse_numbers(name, args, kwargs)
         return decomposition(e, *args, **kwargs)
 
     return rule

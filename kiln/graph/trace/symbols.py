@@ -6,13 +6,13 @@ symbols.hints((s0, 4))       (8, 4): sizes for C++, which asks Python wherever t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import final
 
 import torch
 
 from kiln.support.location import Location
-from kiln.symbolic import Expr, Int, Relation, ShapeEnv, evaluate
+from kiln.symbolic import Expr, Int, Relation, ShapeEnv, evaluate, rel_eq
 from kiln.symbolic.node import from_sym, to_sym
 
 
@@ -57,6 +57,10 @@ class TraceSymbols:
             assert isinstance(relation, Relation)
             return assume_likely(self.env, relation, self.location)
         return self.env.decide(relation, self.location)
+
+    def is_empty(self, sizes: Iterable[Int]) -> bool:
+        """Whether a tensor has no elements; sizes that depend on data are taken to be positive."""
+        return any(self.env.has_hint(size) and self.decide(rel_eq(size, 0)) for size in sizes)
 
     def expect(self, relation: Relation | bool) -> bool:
         """Whether it holds; adds a check at run time if that depends on data."""

@@ -562,9 +562,11 @@ def partial(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(functools.reduce)
 def reduce(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    items = all_items(s, args[1])
-    total = args[2] if len(args) > 2 else items.pop(0)
-    for item in items:
+    items = [*args[2:], *all_items(s, args[1])]
+    if not items:
+        raise s.error(TypeError, "reduce() of empty iterable with no initial value")
+    total = items[0]
+    for item in items[1:]:
         total = args[0].call(s, [total, item], {})
     return total
 

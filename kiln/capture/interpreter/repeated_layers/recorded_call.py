@@ -59,6 +59,7 @@ class StateLengths:
     unguarded: int
     speculations: int
     distinct: int
+    keys: int
     writes: int
     inputs: int
     checkpoints: int
@@ -68,7 +69,7 @@ class StateLengths:
         return StateLengths(
             len(s.guards), len(s.identities.objects), len(s.identities.other_paths), len(s.recorder.calls),
             s.counters.frames, s.counters.unguarded, len(s.part(Speculations).assumed), len(s.identities.distinct),
-            s.recorder.writes, len(s.recorder.inputs), s.counters.checkpoints,
+            len(s.identities.keys), s.recorder.writes, len(s.recorder.inputs), s.counters.checkpoints,
         )  # fmt: skip
 
 
@@ -115,6 +116,7 @@ class RecordedCall:
             and end.unguarded == start.unguarded
             and end.speculations == start.speculations
             and end.checkpoints == start.checkpoints
+            and end.keys == start.keys
             and not any(left.source and right.source for left, right in s.identities.distinct[start.distinct :])
             and self.effects == s.effects.lasting()
             and is_fixed_result(result)

@@ -9,6 +9,7 @@ time.time()          none of these: graph break
 
 from __future__ import annotations
 
+import collections
 import functools
 import sys
 import types
@@ -32,7 +33,7 @@ from kiln.capture.interpreter.core import (
 )
 from kiln.capture.interpreter.pure import is_pure, is_torch_call, is_world
 from kiln.capture.interpreter.variables.cached_function import CACHED, call_cached
-from kiln.capture.interpreter.variables.function import call_handler, handler_of, namespace
+from kiln.capture.interpreter.variables.function import BoundMethod, call_handler, handler_of, namespace
 from kiln.capture.interpreter.variables.mapping import fresh
 from kiln.capture.interpreter.variables.tensor import record
 from kiln.runtime.guards.guard import GuardKind
@@ -226,8 +227,20 @@ BUILTIN_TYPES = (
 )
 
 
+HELD = (torch.Tensor, list, dict, set, collections.deque)
+"""Their methods may be bound before the frame: `append = items.append`."""
+
+
 def wrap_builtin(s: CaptureState, real: Callable[..., object], source: Source | None) -> Value:
-    return Builtin(real, source)
+    owner = getattr(real, "__self__", None)
+    function = getattr(type(owner), real.__name__, None) if isinstance(owner, HELD) and source is not None else None
+    if source is None or not isinstance(function, types.MethodDescriptorType | types.WrapperDescriptorType):
+        return Builtin(real, source)
+    value = BoundMethod(Builtin(function), s.wrap(owner, AttrSource(source, "__self__")), source, real)
+    s.guard_type(value)
+    s.guard_type(value.self_)
+    s.wrap(real.__name__, AttrSource(source, "__name__")).constant(s)
+    return value
 
 
 for _type in BUILTIN_TYPES:

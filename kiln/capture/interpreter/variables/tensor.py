@@ -220,6 +220,7 @@ class Tensor(Value):
         return super().truth(s) if replaced(s, self, "__bool__") else tensor_truth(s, self, "a truth test")
 
     def key(self, s: CaptureState) -> Token:
+        s.identities.keys[id(self)] = self
         return self
 
     def emit(self, g: Codegen) -> None:
