@@ -78,6 +78,28 @@ def test_assertions_with_and_without_a_message() -> None:
         compiled(X - 100)
 
 
+CHECKS: dict[type[Exception], tuple[Any, ...]] = {
+    RuntimeError: (torch._check, torch._check_with),
+    IndexError: (torch._check_index,),
+    ValueError: (torch._check_value,),
+}
+
+
+@pytest.mark.parametrize("kind", CHECKS)
+def test_checks_of_numbers(kind: type[Exception]) -> None:
+    for check in CHECKS[kind]:
+        first = (RuntimeError,) if check is torch._check_with else ()
+
+        def checked(x: Tensor, limit: int, check: Any = check, first: Any = first) -> Tensor:
+            check(*first, x.shape[0] < limit, lambda: "too long")
+            return x + 1
+
+        compiled = kiln.compile(checked)
+        torch.testing.assert_close(compiled(X, 5), X + 1)
+        with pytest.raises(kind, match="too long"):
+            compiled(X, 4)
+
+
 @pytest.mark.parametrize("exponent", [0, 1, 2, 3, 0.5, -1.0, 1 + 1j])
 def test_powers_by_numbers(exponent: complex) -> None:
     as_eager(lambda x: x**exponent, X + 1)

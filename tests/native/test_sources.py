@@ -1,9 +1,14 @@
-"""What native sources must not use."""
+"""What native sources must not use, and that they fit this torch."""
 
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+
+import pytest
+
+import kiln.native
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 FORBIDDEN = {
@@ -21,3 +26,9 @@ def test_no_streams() -> None:
             if re.search(pattern, text) and file.name != "check.h":
                 found.append(f"{file.relative_to(CSRC)}: {pattern}: {reason}")
     assert found == []
+
+
+@pytest.mark.skipif(sys.version_info[:2] not in kiln.native.PYTHONS, reason="not supported yet")
+def test_the_modules_find_tensors_as_they_expect_them() -> None:
+    """Each reads an example when it is loaded; compiled programs run eager where that fails."""
+    assert kiln.native.problem() == ""
