@@ -1,7 +1,10 @@
 // The module kiln.native._frames: dispatchers, guard trees, the frame hook.
 //
-// `usable` is false, and `problem` says why, if this torch is unknown or the fields of a tensor are
-// not where they are expected; then only the frame hook may be used.
+// `usable` is false, and `problem` says why, if this torch is unknown or not the one that the
+// module was built for, or the fields of a tensor are not where they are expected; then only the
+// frame hook may be used.
+#include <torch/version.h>
+
 #include "frames/dispatcher.h"
 #include "frames/global_state.h"
 #include "frames/hook.h"
@@ -40,6 +43,9 @@ std::string known_torch(PyObject* torch) {
   bool known = chars && std::sscanf(chars, "%d.%d", &major, &minor) == 2 && major == 2 &&
                minor >= 11 && minor <= 15;
   std::string problem = known ? "" : std::string("unknown torch ") + (chars ? chars : "");
+  if (known && (major != TORCH_VERSION_MAJOR || minor != TORCH_VERSION_MINOR)) {
+    problem = std::string("built for torch " TORCH_VERSION ", and this is torch ") + chars;
+  }
   Py_XDECREF(text);
   Py_XDECREF(version);
   PyErr_Clear();

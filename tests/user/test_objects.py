@@ -82,3 +82,20 @@ def test_an_unknown_python_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kiln.native.problem() == ""
     monkeypatch.setattr(kiln.native, "PYTHONS", ((3, 98), (3, 99)))
     assert re.fullmatch(r"CPython 3\.\d+ is not supported yet, 3\.98 and 3\.99 are", kiln.native.problem())
+
+
+def test_another_torch_than_that_of_the_build_runs_eager(run: Run) -> None:
+    """One warning that names both versions, and eager's results."""
+    program = """
+        import torch, warnings
+        torch.__version__ = "2.12.7" if torch.__version__.startswith("2.11.") else "2.11.7"
+        import kiln
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                assert kiln.compile(torch.sin)(torch.zeros(1)) == 0
+        print(len(caught), caught[0].message)
+    """
+    printed = run(program).stdout
+    assert printed.startswith("1 KILN5011")
+    assert re.search(r"built for torch 2\.\d+\.\d+\S*, and this is torch 2\.1[12]\.7", printed), printed
