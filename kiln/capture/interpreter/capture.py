@@ -245,6 +245,8 @@ def capture_frame(
             except KilnError as error:
                 drop_tracebacks(error)
                 return (skip_guarded if isinstance(error, BackwardRaises) else skip)(function, error, state)
+            except RecursionError:
+                return skip(function, SkippedCode(function=function.__qualname__, why="it recurses too deeply"), state)
             except Exception as fault:
                 return skip(function, internal_fault(fault), state)
             finally:

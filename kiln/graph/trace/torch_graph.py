@@ -161,13 +161,17 @@ def torch_graph(
 
 def plain_function(target: Callable[..., object]) -> Callable[..., object]:
     """fx names functions of torch by their path, which is wrong for a method inherited from a class of torch."""
-    if not isinstance(target, types.MethodType):
+    if isinstance(target, types.MethodDescriptorType | types.WrapperDescriptorType):
+        name = target.__qualname__
+    elif isinstance(target, types.MethodType):
+        name = f"{getattr(target.__self__, '__qualname__', '')}.apply"
+    else:
         return target
 
     def apply(*args: object) -> object:
         return target(*args)
 
-    apply.__module__, apply.__qualname__ = "kiln.functions", f"{getattr(target.__self__, '__qualname__', '')}.apply"
+    apply.__module__, apply.__qualname__ = "kiln.functions", name
     return apply
 
 

@@ -95,15 +95,21 @@ def resolve(path: str) -> object:
 
 def reference(value: object, path: str = "") -> ObjectRef:
     """`value` with `path`, by default that of its `__module__` and `__qualname__`, if an import finds it there."""
-    if not path:
-        module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-        if isinstance(module, str) and isinstance(qualname, str):
-            path = f"{module}:{qualname}"
+    path = path or own_path(value)
     try:
         found = resolve(path) if path and "<" not in path else None
     except NotSerialisable:
         found = None
     return ObjectRef(path if found is value else "", value)
+
+
+def own_path(value: object) -> str:
+    """What `value` says of itself; a `__getattr__` of the program may raise anything."""
+    try:
+        module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    except Exception:
+        return ""
+    return f"{module}:{qualname}" if isinstance(module, str) and isinstance(qualname, str) else ""
 
 
 def load_reference(path: str) -> ObjectRef:

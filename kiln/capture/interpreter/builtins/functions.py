@@ -13,7 +13,7 @@ import pdb
 import sys
 import types
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -60,15 +60,26 @@ def isinstance_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         raise s.error(TypeError, "isinstance() takes no keyword arguments")
     value, classes = args
     kind = s.guard_type(value) if not value.is_torch else value.python_type()
-    return Constant(any(instance_of(s, value, kind, cls) for cls in flat_classes(s, classes)))
+    return Constant(any(instance_of(s, value, kind, cls) for cls in flat_classes(s, classes, "isinstance")))
 
 
-def flat_classes(s: CaptureState, classes: Value) -> list[type]:
+NO_CLASS = {
+    "isinstance": "a type, a tuple of types, or a union",
+    "issubclass": "a class, a tuple of classes, or a union",
+}
+
+
+def flat_classes(s: CaptureState, classes: Value, function: str) -> Iterator[type]:
+    """The classes in a tuple or union, in order: those behind a match are not looked at."""
     if isinstance(classes, Sequence):
-        return [cls for item in classes.items(s) for cls in flat_classes(s, item)]
-    if isinstance(classes, Object):
-        return list(getattr(classes.constant(s), "__args__", ()))
-    return [classes.constant(s)]
+        for item in classes.items(s):
+            yield from flat_classes(s, item, function)
+    elif isinstance(classes, Object):
+        yield from getattr(classes.constant(s), "__args__", ())
+    elif isinstance(classes, Constant) and not isinstance(classes.constant(s), type):
+        raise s.error(TypeError, f"{function}() arg 2 must be {NO_CLASS[function]}")
+    else:
+        yield classes.constant(s)
 
 
 def instance_of(s: CaptureState, value: Value, kind: type, cls: Any) -> bool:
@@ -106,7 +117,7 @@ def issubclass_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if not isinstance(args[0], Class):
         raise s.error(TypeError, "issubclass() arg 1 must be a class")
     kind = args[0].constant(s)
-    return Constant(any(subclass_of(s, args[0], kind, cls) for cls in flat_classes(s, args[1])))
+    return Constant(any(subclass_of(s, args[0], kind, cls) for cls in flat_classes(s, args[1], "issubclass")))
 
 
 def subclass_of(s: CaptureState, value: Value, kind: type, cls: type) -> bool:

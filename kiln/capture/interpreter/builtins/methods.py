@@ -429,13 +429,15 @@ def object_getattribute(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(object.__setattr__)
 def object_setattr(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    args[0].store_attr(s, args[1].constant(s), args[2])  # type: ignore[attr-defined]
+    store = args[0].store_attr if isinstance(args[0], Object) else args[0].set_attr
+    store(s, args[1].constant(s), args[2])
     return NONE
 
 
 @handles(object.__delattr__)
 def object_delattr(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    args[0].store_attr(s, args[1].constant(s), None)  # type: ignore[attr-defined]
+    store = args[0].store_attr if isinstance(args[0], Object) else args[0].set_attr
+    store(s, args[1].constant(s), None)
     return NONE
 
 
