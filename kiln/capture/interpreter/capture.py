@@ -245,10 +245,8 @@ def capture_frame(
             except KilnError as error:
                 drop_tracebacks(error)
                 return (skip_guarded if isinstance(error, BackwardRaises) else skip)(function, error, state)
-            except RecursionError:
-                return skip(function, SkippedCode(function=function.__qualname__, why="it recurses too deeply"), state)
             except Exception as fault:
-                return skip(function, internal_fault(fault), state)
+                return skip(function, internal_fault(function, fault), state)
             finally:
                 asked = state.asked_is_compiling
                 close_levels(state)
@@ -292,8 +290,10 @@ def describe(raised: Raised) -> str:
     return f"{value.type_name()}({', '.join(items)})"
 
 
-def internal_fault(fault: Exception) -> KilnError:
-    """An internal error: the frame runs eager and the report says where."""
+def internal_fault(function: types.FunctionType, fault: Exception) -> KilnError:
+    """An internal error: the frame runs eager and the report says where. A program that recurses has done so here."""
+    if isinstance(fault, RecursionError):
+        return SkippedCode(function=function.__qualname__, why="it recurses too deeply")
     reason = InternalFault(stage="capture", problem="".join(traceback.format_exception_only(fault)).strip())
     reason.__cause__ = fault
     return reason
