@@ -13,7 +13,7 @@ from typing import Literal
 
 from kiln.support.errors import KilnError
 
-OptionalPackage = Literal["sympy", "matplotlib.figure", "triton", "transformers", "timm"]
+OptionalPackage = Literal["sympy", "numpy", "matplotlib.figure", "triton", "transformers", "timm"]
 
 
 class MissingPackage(KilnError):

@@ -41,6 +41,7 @@ from kiln.capture.interpreter.builtins import (
     functions,
     legacy_tensors,
     methods,
+    numpy_constants,
     polyfilled,
 )
 from kiln.capture.interpreter.builtins.function_transforms import close_levels
@@ -90,20 +91,9 @@ from kiln.symbolic import DataDependentSize, NoHint
 __all__ = ["Capture", "Region", "capture_frame"]
 
 REGISTERED = (
-    *(autograd_function, builtin, checkpoint, classes, constant, context, copying, dataclass_fields, deques),
-    *(
-        descriptors,
-        function_transforms,
-        functions,
-        legacy_tensors,
-        callable_objects,
-        logger,
-        methods,
-        module,
-        objects,
-        polyfilled,
-        tensor,
-    ),
+    *(autograd_function, builtin, callable_objects, checkpoint, classes, constant, context, copying, dataclass_fields),
+    *(deques, descriptors, function_transforms, functions, legacy_tensors, logger, methods, module, numpy_constants),
+    *(objects, polyfilled, tensor),
     *(build, control, match, operators, stack),
 )
 """Importing these modules fills the tables of handlers."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import operator
 import types
 from collections.abc import Callable, Iterable, Sequence
-from typing import cast
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 import torch.fx
@@ -27,6 +27,14 @@ from kiln.graph.trace.log import TorchCall, leaves
 from kiln.runtime.eager_replay import SETTERS
 from kiln.symbolic import Expr, Symbol
 from kiln.symbolic.values import Given, Real
+
+
+@runtime_checkable
+class SupportsItem(Protocol):
+    """A scalar of NumPy."""
+
+    def item(self) -> int | float | bool | complex: ...
+
 
 NUMBERS = (torch.SymInt, torch.SymFloat)
 PYTHON_DTYPES: dict[object, torch.dtype] = {
@@ -91,6 +99,8 @@ class _TorchGraphBuilder:
             return self.constant(value)
         if isinstance(value, torch.SymBool):
             return bool(value)
+        if type(value).__module__ == "numpy" and isinstance(value, SupportsItem):
+            return value.item()  # the code that torch.fx prints has no name for a scalar of NumPy
         if callable(value):
             return self.plain_object(value)
         return self.sizes.number(value.node.value if isinstance(value, NUMBERS) else value)
