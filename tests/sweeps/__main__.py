@@ -3,6 +3,7 @@
 import sys
 
 from tests.stale.mutator import StaleSweep
+from tests.stale.processes import ProcessSweep
 from tests.sweeps.cpython import CPythonSweep
 from tests.sweeps.modules import ModuleSweep, OptimizerSweep
 from tests.sweeps.operators import OperatorSweep
@@ -18,6 +19,7 @@ SWEEPS = {
     "modules": ModuleSweep,
     "operators": OperatorSweep,
     "optimizers": OptimizerSweep,
+    "processes": lambda _: ProcessSweep(),
     "python": lambda _: PythonSweep(),
     "rules": lambda _: RuleSweep(),
     "stale": lambda _: StaleSweep(),
