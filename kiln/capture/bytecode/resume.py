@@ -133,13 +133,18 @@ def _region_of(items: list[Any], position: int) -> TryBegin | None:
 
 
 def _without_cell_setup(items: list[Any], position: int, target: Label) -> list[Any]:
-    """The original instructions with the label, without those that make cells: cells come as arguments."""
+    """The original instructions with the label, without those that make the frame's cells: these come as arguments.
+
+    An inlined comprehension of CPython 3.12 makes cells of its own, which stay.
+    """
     body: list[Any] = []
+    begun = False
     for index, item in enumerate(items):
         if index == position:
             body.append(target)
         if isinstance(item, Instr):
-            if item.name in ("MAKE_CELL", "COPY_FREE_VARS", "RETURN_GENERATOR"):
+            begun |= item.name == "RESUME"
+            if item.name in ("COPY_FREE_VARS", "RETURN_GENERATOR") or (item.name == "MAKE_CELL" and not begun):
                 if index == position:
                     body.append(Instr("NOP", lineno=item.lineno))
                 continue

@@ -51,6 +51,11 @@ def intrinsic_2(raw: RawInstruction) -> Decoded:
     return "INTRINSIC_2", INTRINSICS_2[raw.arg]
 
 
+def store_fast(raw: RawInstruction) -> Decoded:
+    opcode, variable = local(raw)
+    return ("STORE_FAST_OR_CELL" if variable in raw.code.co_cellvars else opcode), variable
+
+
 # fmt: off
 TABLE = VersionTable((3, 12), {
     **COMMON,
@@ -60,6 +65,7 @@ TABLE = VersionTable((3, 12), {
     "LOAD_SUPER_ATTR":           load_super_attr,
     "LOAD_FAST_CHECK":           lambda raw: ("LOAD_FAST", local(raw)[1]),
     "LOAD_FAST_AND_CLEAR":       local,
+    "STORE_FAST":                store_fast,
     "LOAD_FROM_DICT_OR_DEREF":   local,
     "LOAD_FROM_DICT_OR_GLOBALS": name,
     "BINARY_SLICE":              plain,

@@ -13,9 +13,10 @@ normal opcode name:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import CodeType
+from types import CellType, CodeType
 from typing import Any, final
 from weakref import WeakKeyDictionary
 
@@ -179,9 +180,11 @@ class SymbolicFrame:
     def take_cells(self) -> None:
         """Take the cells that a resume function gets as arguments."""
         if self.code.co_cellvars:
-            made = {inst.arg for inst in self.decoded.instructions if inst.name == "MAKE_CELL"}
+            setup = itertools.takewhile(lambda inst: inst.name != "RESUME", self.decoded.instructions)
+            made = {inst.arg for inst in setup if inst.name == "MAKE_CELL"}
             for name in self.code.co_cellvars:
-                if name not in made and name in self.locals:
+                value = self.locals.get(name)
+                if name not in made and value is not None and value.python_type() is CellType:
                     self.cells[name] = self.locals.pop(name)
 
     def run(self) -> Value | None:

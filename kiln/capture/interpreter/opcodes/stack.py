@@ -67,8 +67,9 @@ def unbound(frame: SymbolicFrame, kind: type, what: str) -> Raised:
 
 @opcode("LOAD_FAST_AND_CLEAR")
 def load_fast_and_clear(frame: SymbolicFrame, name: str) -> None:
-    """3.12, around an inlined comprehension: push the value, or NULL."""
-    frame.stack.append(frame.locals.pop(name, None))
+    """3.12, around an inlined comprehension: push the cell, the value or NULL."""
+    cell = frame.cells.pop(name, None)
+    frame.stack.append(frame.locals.pop(name, None) if cell is None else cell)
 
 
 @opcode("STORE_FAST")
@@ -77,6 +78,18 @@ def store_fast(frame: SymbolicFrame, name: str) -> None:
     if value is None:
         frame.locals.pop(name, None)
     else:
+        frame.locals[name] = value
+
+
+@opcode("STORE_FAST_OR_CELL")
+def store_fast_or_cell(frame: SymbolicFrame, name: str) -> None:
+    """3.12, the variable of an inlined comprehension that elsewhere in the frame is a cell, which this may restore."""
+    value = frame.stack.pop()
+    frame.cells.pop(name, None)
+    frame.locals.pop(name, None)
+    if isinstance(value, Cell):
+        frame.cells[name] = value
+    elif value is not None:
         frame.locals[name] = value
 
 
