@@ -6,6 +6,7 @@ import collections
 import enum
 import functools
 import operator
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -93,6 +94,15 @@ def raised(call: Callable[[], Any]) -> str:
 MISFITS: list[Any] = [getattr, len, iter, lambda: {}.get(), lambda: [].insert(1)]  # type: ignore
 
 
+def failing() -> Exception:
+    """As `assertRaises` keeps it."""
+    try:
+        raise ValueError(3)
+    except ValueError as error:
+        traceback.clear_frames(error.__traceback__)
+        return error.with_traceback(None)
+
+
 def changed_lists() -> tuple[Any, ...]:
     a = [4, 3, 2, 1]
     operator.delitem(a, 1)
@@ -133,6 +143,8 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "a partial method": lambda: (WithPartial().seven(1), WithPartial.seven(WithPartial(), 2)),
     "__abstractmethods__": lambda: getattr(WithPartial, "__abstractmethods__", "none"),
     "arguments that do not fit": lambda: [raised(call) for call in MISFITS],
+    "pairs of three": lambda: raised(lambda: dict([(1, 2, 3)])),  # type: ignore[list-item]
+    "an exception without its traceback": lambda: failing().args,
     "a new enum": lambda: [member.name for member in enum.Enum("Made", "a b")],  # type: ignore[attr-defined]
     "operator.delitem": changed_lists,
     "locals() after a break": unused_local,

@@ -11,6 +11,7 @@ import math
 import operator
 import pdb
 import sys
+import traceback
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
@@ -38,7 +39,7 @@ from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import Partial
 from kiln.capture.interpreter.variables.iterators import called_until, chained, enumerated, filtered, mapped, zipped
 from kiln.capture.interpreter.variables.mapping import Dict, Set
-from kiln.capture.interpreter.variables.object import Object
+from kiln.capture.interpreter.variables.object import Object, Traceback
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Slice, Tuple, all_items
 from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record
 from kiln.runtime.guards.guard import GuardKind
@@ -344,9 +345,12 @@ def fill(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> None:
             for key in all_items(s, arg.get_attr(s, "keys").call(s, [], {})):
                 target.set_item(s, key, arg.get_item(s, key))
         else:
-            for pair in all_items(s, arg):
-                key, value = all_items(s, pair)
-                target.set_item(s, key, value)
+            for number, pair in enumerate(all_items(s, arg)):
+                items = all_items(s, pair)
+                if len(items) != 2:
+                    reason = f"dictionary update sequence element #{number} has length {len(items)}; 2 is required"
+                    raise s.error(ValueError, reason)
+                target.set_item(s, items[0], items[1])
     for name, value in kwargs.items():
         target.set_item(s, s.const(name), value)
 
@@ -654,3 +658,20 @@ for _sign in (operator.neg, operator.pos, operator.invert):
     @handles(_sign)
     def _signed(s: CaptureState, args: Args, kwargs: Kwargs, function: Callable[..., object] = _sign) -> Value:
         return unary(s, function, args[0])
+
+
+@handles(traceback.clear_frames)
+def clear_frames(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    """Interpreted frames leave no traceback, so nothing in it keeps variables alive."""
+    if not isinstance(args[0], Traceback):
+        raise UnsupportedCall(function="clear_frames", why="the traceback was made outside")
+    return s.const(None)
+
+
+@handles(BaseException.with_traceback)
+def with_traceback(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    """Of an exception made here, which has no traceback yet."""
+    error, trace = args
+    if error.source is not None or not (isinstance(trace, Traceback) or (trace.is_constant and trace.real() is None)):
+        raise UnsupportedCall(function="with_traceback", why="the exception or its traceback was made outside")
+    return error
