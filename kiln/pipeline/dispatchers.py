@@ -71,6 +71,7 @@ def shared_resumes(origin: Dispatcher, make: MakeDispatcher) -> MakeDispatcher:
         found = known.get(key)
         if found is None:
             found = known[key] = make(function)
+            found.__dict__[RESUMES] = known  # a loop leads back to them
         return found
 
     return find_or_make
@@ -100,4 +101,4 @@ def remember_break(origin: Dispatcher, resumes: Iterable[Dispatcher], facts: Ite
     locations = (breaks[-1].get("at", ""), *breaks[-1].get("called", ()))
     lines = tuple([str(location).partition(", in ")[0] for location in locations])
     for resume in resumes:
-        resume.__dict__[BREAKS] = (*breaks_before(origin), lines)
+        resume.__dict__.setdefault(BREAKS, (*breaks_before(origin), lines))

@@ -18,6 +18,7 @@ from typing import final
 
 from kiln.native._frames import Dispatcher
 from kiln.pipeline.dispatchers import original_of
+from kiln.runtime.tail_calls import Driven
 from kiln.support.errors import KilnError
 
 
@@ -42,13 +43,18 @@ def in_python(function: FunctionType) -> FunctionType:
     Otherwise each level of nested calls would be compiled on its own once the level above runs eager.
     """
     constants = function.__code__.co_consts
-    plain = tuple([in_python(original_of(value)) if isinstance(value, Dispatcher) else value for value in constants])
+    plain = tuple([python_call(value) if isinstance(value, Driven) else value for value in constants])
     if all(value is constant for value, constant in zip(plain, constants, strict=True)):
         return function
     code = function.__code__.replace(co_consts=plain)
     made = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
     made.__kwdefaults__, made.__qualname__ = function.__kwdefaults__, function.__qualname__
     return made
+
+
+def python_call(call: Driven) -> Callable[..., object]:
+    assert isinstance(call.function, Dispatcher)
+    return in_python(original_of(call.function))
 
 
 def taking_slots(function: FunctionType) -> Callable[..., object]:

@@ -16,11 +16,12 @@ import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, final
+from typing import Any, cast, final
 
 from kiln.native._frames import Dispatcher
 from kiln.runtime.guards.constant import Json, NotSerialisable, constant_from_json, constant_to_json
 from kiln.runtime.guards.reference import load_named, named_path, resolve
+from kiln.runtime.tail_calls import RESUMED, Driven
 from kiln.support.errors import KilnError
 
 MAGIC = importlib.util.MAGIC_NUMBER.hex()
@@ -87,6 +88,8 @@ class CodeFile:
     def resume(self, dispatcher: Dispatcher) -> Json:
         function: Any = dispatcher.function
         if function is self.root:
+            if RESUMED in function.__dict__ and not dispatcher.__dict__.get("side_exits"):
+                raise NotWritable(what="its code leads back to itself", reason="it is the body of a loop")
             return {"exit": None}
         if id(dispatcher) not in self._numbers:
             name = function.__qualname__
@@ -111,6 +114,7 @@ class CodeFile:
     WRITERS: dict[type, Callable[[CodeFile, Any], Json]] = {
         CodeType: lambda self, value: {"code": self.code(value)},
         Dispatcher: resume,
+        Driven: lambda self, value: {"driven": self.resume(value.function)},
         dict: globals,
         ModuleType: module,
     }
@@ -135,6 +139,7 @@ class CodeReader:
         for row in rows:  # a row refers to earlier ones
             function = FunctionType(self.code(row["code"]), self.dictionary(row["globals"]))
             function.__qualname__ = row["name"]
+            function.__dict__[RESUMED] = None
             self.resumes.append(resume(function))
 
     def code(self, row: dict[str, Any]) -> CodeType:
@@ -159,6 +164,7 @@ class CodeReader:
         "exit": lambda self, content: self.side_exit(self.root),
         "root": lambda self, content: self.root,
         "resume": lambda self, number: self.resumes[number],
+        "driven": lambda self, row: Driven(cast("Callable[..., object]", self.constant(row))),
         "globals": dictionary,
         "module": lambda self, name: resolve(f"{name}:"),
         "object": lambda self, path: load_named(path),

@@ -60,6 +60,46 @@ class Entry:
         return (self.first, *(name for name in names if name != self.first)) if self.first in names else names  # type: ignore[return-value]
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class ResumeOrigin:
+    """What a resume function was made from, so that what follows a break in it is made from the same code.
+
+    `places` has the number of each instruction in the original; None in front of them, where the state is restored.
+    """
+
+    decoded: DecodedCode
+    entry: Entry
+    inner: InnerCall | None
+    places: tuple[int | None, ...]
+
+    def call_at(self, at: int) -> int | None:
+        """The original's call during which the resume function is at `at`: its own, or that of the resumed callee."""
+        place = self.places[at]
+        return place if place is not None or self.inner is None else self.inner.at
+
+    def place_of(self, target: int) -> int | None:
+        """Where the original continues when the resume function continues at `target`."""
+        place = self.places[target]
+        if place is not None or self.inner is None or not self.inner.keep:
+            return place
+        return self.entry.target
+
+
+def resume_origin(decoded: DecodedCode, entry: Entry, inner: InnerCall | None, made: DecodedCode) -> ResumeOrigin:
+    """The origin of the resume function with the code `made`."""
+    items = [item for item in parsed(decoded.code) if isinstance(item, Instr)]
+    first = next((index for index, item in enumerate(items) if item.name == "RESUME"), 0)
+    kept = [i for i, item in enumerate(items) if not is_setup(item, i >= first) or i == entry.target]
+    head = len(made.instructions) - len(kept)
+    return ResumeOrigin(decoded, entry, inner, (*[None] * head, *kept))
+
+
+def is_setup(item: Instr, begun: bool) -> bool:
+    """Whether a resume function lacks the instruction; `begun`: it does not stand before the frame's `RESUME`."""
+    return item.name in ("COPY_FREE_VARS", "RETURN_GENERATOR") or (item.name == "MAKE_CELL" and not begun)
+
+
 def resume_code(decoded: DecodedCode, entry: Entry, inner: InnerCall | None) -> CodeType:
     """The code of the resume function. It has the name of the original: tracebacks and debuggers show it."""
     code = decoded.code
@@ -144,7 +184,7 @@ def _without_cell_setup(items: list[Any], position: int, target: Label) -> list[
             body.append(target)
         if isinstance(item, Instr):
             begun |= item.name == "RESUME"
-            if item.name in ("COPY_FREE_VARS", "RETURN_GENERATOR") or (item.name == "MAKE_CELL" and not begun):
+            if is_setup(item, begun):
                 if index == position:
                     body.append(Instr("NOP", lineno=item.lineno))
                 continue

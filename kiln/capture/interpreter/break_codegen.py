@@ -12,22 +12,26 @@ the callee. Needs: every frame of `stop.frames` (innermost first) can be resumed
 from __future__ import annotations
 
 import dis
+import itertools
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
 from kiln.capture.bytecode.assemble import Assembler, Instr, Label, TryBegin, TryEnd, parsed
-from kiln.capture.bytecode.decode import CONDITIONAL, OR_POP, Handler, Instruction
+from kiln.capture.bytecode.decode import CONDITIONAL, OR_POP, DecodedCode, Handler, Instruction
 from kiln.capture.bytecode.liveness import live_locals
-from kiln.capture.bytecode.resume import CLASS_CELL, Entry, InnerCall, resume_code
+from kiln.capture.bytecode.resume import CLASS_CELL, Entry, InnerCall, resume_code, resume_origin
 from kiln.capture.interpreter.breaks import DebuggerCall, FrameInspection, GraphBreak, NotResumable, UnsupportedValue
 from kiln.capture.interpreter.codegen import CodeWriter
 from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Value
-from kiln.capture.interpreter.frame import OPCODES, SymbolicFrame
+from kiln.capture.interpreter.frame import CODES, OPCODES, SymbolicFrame
+from kiln.runtime.tail_calls import RESUMED, Driven, TailCall
 
 MakeResume = Callable[[types.FunctionType], Callable[..., object]]
 
+PARAMETERS = ("_stack_", "_result_", "_inner_", "_instead_")
+"""How the names of the parameters of resume functions begin, apart from locals and cells; a number follows."""
 NULL_BELOW: dict[str, Callable[[Assembler, str], None]] = {
     "LOAD_METHOD": lambda body, name: body.op("LOAD_ATTR", name),
     "LOAD_GLOBAL_CALL": lambda body, name: body.global_(name),
@@ -49,13 +53,17 @@ class Resumption:
 class BreakWriter:
     """Writes one graph break."""
 
-    def __init__(self, s: CaptureState, writer: CodeWriter, stop: GraphBreak, make_resume: MakeResume) -> None:
+    def __init__(
+        self, s: CaptureState, writer: CodeWriter, stop: GraphBreak, make_resume: MakeResume, resumed: bool
+    ) -> None:
         self.state = s
         self.writer = writer
         self.frames = [frame for frame in stop.frames if isinstance(frame, SymbolicFrame)]
         self.debugging = isinstance(stop, DebuggerCall)
         """What follows runs in Python, with all variables."""
         self.make_resume: MakeResume = (lambda function: function) if self.debugging else make_resume
+        self.resumed = resumed
+        """The code is that of a resume function."""
         self.stored: dict[int, str] = {}
         self.kept: list[Value] = []
 
@@ -94,8 +102,9 @@ class BreakWriter:
         handler = frame.decoded.handlers[frame.at]
         return [*found, handler.target] if handler else found
 
-    def cell_names(self, frame: SymbolicFrame) -> list[str]:
-        names = (*frame.code.co_cellvars, *frame.code.co_freevars)
+    def cell_names(self, frame: SymbolicFrame, code: types.CodeType | None = None) -> list[str]:
+        code = code or frame.code
+        names = (*code.co_cellvars, *code.co_freevars)
         return [name for name in names if name in frame.cells and name != CLASS_CELL]
 
     def resume(
@@ -125,15 +134,16 @@ class BreakWriter:
         site: CallSite,
         inner: list[Resumption],
     ) -> Resumption:
-        live = live_locals(frame.decoded)[target]
-        handler = frame.decoded.handlers[frame.at] if inner else None
+        decoded, at, target = original_place(frame, target, bool(inner))
+        live = live_locals(decoded)[target]
+        handler = decoded.handlers[at] if inner else None
         if handler is not None:
-            live |= live_locals(frame.decoded)[handler.target]
-        names = self.names_of(frame, live)
-        cells = self.cell_names(frame)
+            live |= live_locals(decoded)[handler.target]
+        names = self.names_of(frame, live, decoded.code)
+        cells = self.cell_names(frame, decoded.code)
         arguments = [self.store(frame.locals[name]) for name in names]
         arguments += [self.store(frame.cells[name]) for name in cells]
-        number = self.number()
+        number = self.number(decoded.code)
         slots: list[str | None] = []
         for position, value in enumerate(kept):
             slots.append(None if value is None else f"_stack_{number}_{position}")
@@ -143,27 +153,30 @@ class BreakWriter:
             slots.append(None if result is None else f"_result_{number}_{position}")
             if result is not None:
                 arguments.append(result)
-        extra, call = self.inner_call(frame, site, inner, arguments, number)
-        entry = Entry(target, tuple(names), tuple(cells), tuple(slots), tuple(extra), self.first_name(frame))
-        code = resume_code(frame.decoded, entry, call)
+        extra, call = self.inner_call(at, site, inner, arguments, number)
+        first = self.first_name(decoded.code)
+        entry = Entry(target, tuple(names), tuple(cells), tuple(slots), tuple(extra), first)
+        code = resume_code(decoded, entry, call)
         closure = (frame.cells[CLASS_CELL].original,) if code.co_freevars else None
         function = types.FunctionType(code, frame.globals.dictionary, code.co_name, None, closure)
         function.__qualname__ = f"{code.co_qualname} after line {frame.location().line}"
+        function.__dict__[RESUMED] = resume_origin(decoded, entry, call, CODES.rows(code)[0])
         unsorted = (*names, *cells, *(slot for slot in slots if slot is not None), *extra)
         given = dict(zip(unsorted, arguments, strict=True))
         return Resumption(self.make_resume(function), [given[name] for name in entry.parameters()])
 
-    def first_name(self, frame: SymbolicFrame) -> str | None:
+    def first_name(self, code: types.CodeType) -> str | None:
         """The first argument, where the code may call `super()`."""
-        return frame.code.co_varnames[0] if CLASS_CELL in frame.code.co_freevars and frame.code.co_argcount else None
+        return code.co_varnames[0] if CLASS_CELL in code.co_freevars and code.co_argcount else None
 
-    def names_of(self, frame: SymbolicFrame, live: frozenset[str]) -> list[str]:
+    def names_of(self, frame: SymbolicFrame, live: frozenset[str], code: types.CodeType | None = None) -> list[str]:
         """Live locals in the order of `co_varnames`; for a debugger all."""
-        first = self.first_name(frame)
-        return [n for n in frame.code.co_varnames if (n in live or n == first or self.debugging) and n in frame.locals]
+        code = code or frame.code
+        first = self.first_name(code)
+        return [n for n in code.co_varnames if (n in live or n == first or self.debugging) and n in frame.locals]
 
     def inner_call(
-        self, frame: SymbolicFrame, site: CallSite, inner: list[Resumption], arguments: list[str], number: int
+        self, at: int, site: CallSite, inner: list[Resumption], arguments: list[str], number: int
     ) -> tuple[list[str], InnerCall | None]:
         if not inner:
             return [], None
@@ -175,20 +188,27 @@ class BreakWriter:
             instead = f"_instead_{number}"
             extra.append(instead)
             arguments.append(self.store(site.instead))
-        return extra, InnerCall(inner[0].function, passed, frame.at, site.keeps_result, instead)
+        return extra, InnerCall(self.driven(inner[0].function), passed, at, site.keeps_result, instead)
 
-    def number(self) -> int:
-        self.state.counters.resume_functions += 1
-        return self.state.counters.resume_functions
+    def driven(self, function: Callable[..., object]) -> Callable[..., object]:
+        return function if self.debugging else Driven(function)
+
+    def number(self, code: types.CodeType) -> int:
+        """A number that no parameter of `code` has; equal states get equal names, hence equal code."""
+        used = {name.split("_")[2] for name in code.co_varnames if name.startswith(PARAMETERS)}
+        return next(number for number in itertools.count() if str(number) not in used)
 
     def tail_call(self, resumption: Resumption, exception: str = "") -> None:
         """`return resume(...)`. The local of an `exception` is deleted: its traceback leads to this frame."""
-        self.writer.body.const(resumption.function)
+        as_data = self.resumed and not self.debugging
+        if as_data:
+            self.writer.body.const(TailCall)
+        self.writer.body.const(resumption.function if as_data else self.driven(resumption.function))
         for name in resumption.arguments:
             self.writer.body.op("LOAD_FAST", name)
         if exception:
             self.writer.body.op("DELETE_FAST", exception)
-        self.writer.body.call(len(resumption.arguments))
+        self.writer.body.call(len(resumption.arguments) + as_data)
         self.writer.body.op("RETURN_VALUE")
 
     def handler(self) -> tuple[int, Handler] | None:
@@ -200,10 +220,23 @@ class BreakWriter:
         return None
 
 
-def write_break(s: CaptureState, writer: CodeWriter, stop: GraphBreak, make_resume: MakeResume) -> None:
+def original_place(frame: SymbolicFrame, target: int, calling: bool) -> tuple[DecodedCode, int, int]:
+    """The code from which the rest of a frame is made, with its present instruction and where it continues.
+
+    For a resume function that is the code that it was made from, so that a loop leads back to the same code.
+    """
+    origin = frame.origin
+    if origin is not None:
+        at, place = origin.call_at(frame.at) if calling else 0, origin.place_of(target)
+        if at is not None and place is not None:
+            return origin.decoded, at, place
+    return frame.decoded, frame.at, target
+
+
+def write_break(s: CaptureState, writer: CodeWriter, stop: GraphBreak, make_resume: MakeResume, resumed: bool) -> None:
     """Write the transformed code from the break on; if a value cannot be rebuilt, break further out."""
     try:
-        write_resumption(s, writer, stop, make_resume)
+        write_resumption(s, writer, BreakWriter(s, writer, stop, make_resume, resumed), stop)
     except UnsupportedValue as problem:
         problem.at = stop.at
         if len(stop.frames) > 1 and not problem.frames:
@@ -211,8 +244,7 @@ def write_break(s: CaptureState, writer: CodeWriter, stop: GraphBreak, make_resu
         raise
 
 
-def write_resumption(s: CaptureState, writer: CodeWriter, stop: GraphBreak, make_resume: MakeResume) -> None:
-    breaking = BreakWriter(s, writer, stop, make_resume)
+def write_resumption(s: CaptureState, writer: CodeWriter, breaking: BreakWriter, stop: GraphBreak) -> None:
     frame = breaking.frames[0]
     inst = frame.decoded.instructions[frame.at]
     refuse(breaking, frame, inst.name, stop)

@@ -84,6 +84,7 @@ from kiln.runtime.checked_region import checked
 from kiln.runtime.guards.guard import Guard
 from kiln.runtime.guards.source import CellObjectSource, CellSource, LocalSource, Source
 from kiln.runtime.numbers import number_tensor
+from kiln.runtime.tail_calls import RESUMED
 from kiln.support.errors import InternalFault, KilnError, drop_tracebacks
 from kiln.support.events import EventSink
 from kiln.symbolic import DataDependentSize, NoHint
@@ -315,6 +316,7 @@ def root_frame(s: CaptureState, function: types.FunctionType, locals: Mapping[st
     if code.co_flags & GENERATOR:
         raise SkippedCode(function=function.__qualname__, why="generators and coroutines are not captured")
     frame = SymbolicFrame(s, code, None, namespace(s, function.__globals__), None)
+    frame.origin = function.__dict__.get(RESUMED)
     for name in arguments_of(code):
         if name in locals:
             frame.locals[name] = s.wrap(locals[name], LocalSource(name))
@@ -344,7 +346,7 @@ def attempt(
         assert result is not None
         write_return(s, writer, result)
     else:
-        write_break(s, writer, stop, callbacks.make_resume)
+        write_break(s, writer, stop, callbacks.make_resume, RESUMED in function.__dict__)
     return finish(s, function, writer, stop, callbacks)
 
 

@@ -21,6 +21,7 @@ from typing import Any, final
 from weakref import WeakKeyDictionary
 
 from kiln.capture.bytecode.decode import DecodedCode, Handler, Instruction, decode
+from kiln.capture.bytecode.resume import ResumeOrigin
 from kiln.capture.interpreter.breaks import GraphBreak, Raised, UnsupportedOpcode
 from kiln.capture.interpreter.core import NOT_RESUMABLE, CaptureState, Value
 from kiln.support.location import Location
@@ -136,7 +137,7 @@ class SymbolicFrame:
     __slots__ = (
         *("state", "code", "decoded", "rows", "locals", "cells", "stack", "saved", "consumed", "ip", "at", "kwnames"),
         *("parent", "number", "step", "continuation", "globals", "function", "result", "running", "handled", "outer"),
-        *("is_generator", "finished"),
+        *("is_generator", "finished", "origin"),
     )
 
     def __init__(
@@ -171,6 +172,8 @@ class SymbolicFrame:
         self.handled: list[Value | None] = []
         self.outer: tuple[Location, ...] | None = None
         self.is_generator = bool(code.co_flags & 0x20)
+        self.origin: ResumeOrigin | None = None
+        """For a frame of a resume function: what that was made from."""
 
     @property
     def resumable(self) -> bool:

@@ -52,6 +52,7 @@ from kiln.runtime.guards.source import (
     ModuleGlobalSource,
     Source,
 )
+from kiln.runtime.tail_calls import RESUMED, Driven
 
 VARARGS, VARKEYWORDS, ASYNC = 0x04, 0x08, 0x280
 DISABLED = "_torchdynamo_disable"
@@ -552,6 +553,8 @@ def inline(s: CaptureState, function: Function, args: Args, kwargs: Kwargs, site
     if code.co_flags & ASYNC:
         raise UnsupportedCall(function=code.co_qualname, why="coroutines are not supported")
     frame = SymbolicFrame(s, code, function, function.namespace, parent)
+    if function.original is not None:
+        frame.origin = function.original.__dict__.get(RESUMED)
     frame.locals = bind(s, function, args, kwargs)
     for name, cell in zip(code.co_freevars, function.cells, strict=True):
         frame.cells[name] = cell
@@ -649,6 +652,12 @@ def wrap_dispatcher(s: CaptureState, real: Dispatcher, source: Source | None) ->
         s.guard(source, GuardKind.IS, s.reference(real))
     function: Any = real.function
     return wrap_function(s, function, None)
+
+
+@wraps(Driven)
+def wrap_driven(s: CaptureState, real: Driven, source: Source | None) -> Value:
+    """A resume function; a break in it is resumed, not returned as a tail call."""
+    return s.wrap(real.function, None)
 
 
 @wraps(types.FunctionType)
