@@ -92,3 +92,17 @@ def test_a_counter_in_a_tensor_chooses_a_branch_without_a_break() -> None:
         x, step = torch.ones(2), torch.tensor(float(number))
         torch.testing.assert_close(compiled(x, step), warm(x, step))
     assert compiled.report().compiles == 2 and not compiled.report().breaks
+
+
+def test_a_divisor_that_is_also_a_live_value() -> None:
+    """The check in front of the region must not read what is loaded behind it."""
+
+    def divided(x: torch.Tensor, scale: float) -> Any:
+        inverse = 1.0 / (x.shape[0] * scale)
+        size = x.shape[0] * 3
+        print(end="")
+        return x * inverse, size
+
+    compiled = kiln.compile(divided, backend="eager", dynamic=True, options={"cache": False})
+    for size, scale in ((3, 0.5), (4, 0.25), (5, 2.0)):
+        torch.testing.assert_close(compiled(torch.ones(size), scale), divided(torch.ones(size), scale))

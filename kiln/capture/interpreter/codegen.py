@@ -48,7 +48,8 @@ class CodeWriter:
         self.outputs: list[FakeTensor] = []
         self._output_names: dict[int, str] = {}
         self._names: dict[int, str] = {}
-        self._sources: dict[str, str] = {}
+        self.sources: dict[str, str] = {}
+        """The temporaries of what was loaded, by the text of its source."""
         self._kept: list[Value] = []
         self._building: set[int] = set()
         self._count = 0
@@ -177,10 +178,10 @@ class CodeWriter:
         if type(source) is LocalSource:
             return source.name
         text = source.text()
-        name = self._sources.get(text)
+        name = self.sources.get(text)
         if name is None:
             emit_source(self.loads, source, self)
-            name = self._sources[text] = self.temporary()
+            name = self.sources[text] = self.temporary()
             self.loads.op("STORE_FAST", name)
         return name
 
@@ -211,13 +212,14 @@ class CodeWriter:
 
 
 def write_number(head: Assembler, writer: CodeWriter, value: object) -> None:
-    """Push a number in `head`, which runs first."""
-    loads, body = writer.loads, writer.body
+    """Push a number in `head`, which runs first: what the code behind it has loaded is not there yet."""
+    behind = writer.loads, writer.body, writer.sources
     writer.loads, writer.body = Assembler(writer.code.co_firstlineno), Assembler(writer.code.co_firstlineno)
+    writer.sources = {}
     writer.number(value)
     head.extend(writer.loads)
     head.extend(writer.body)
-    writer.loads, writer.body = loads, body
+    writer.loads, writer.body, writer.sources = behind
 
 
 def number_sources(records: Iterable[InputRecord]) -> dict[object, Source]:
