@@ -35,8 +35,9 @@ def space_of(function: object) -> SimpleNamespace:
 
 
 eager_transforms = space_of(torch.func.jvp)
-predispatch = space_of(eager_transforms._unwrap_for_grad)
-"""Namespaces of torch's own modules, whose functions are recognised here."""
+predispatch = space_of(space_of(space_of(torch.func.vmap).vmap_impl)._add_batch_dim)
+"""Namespaces of torch's own modules, whose functions are recognised here. Which C functions the second one wraps
+differs by version of torch."""
 
 
 @final
@@ -87,7 +88,12 @@ for _name in ("_add_batch_dim", "_remove_batch_dim", "_wrap_for_grad", "_unwrap_
             handles(_function)(recorded(getattr(levels, _name)))
 
 
-@handles(torch._C._enter_dual_level, predispatch._enter_dual_level)
+def wrapped(name: str, function: Callable[..., object]) -> list[Callable[..., object]]:
+    """`function`, and what wraps it in this torch."""
+    return [function, *([getattr(predispatch, name)] if hasattr(predispatch, name) else [])]
+
+
+@handles(*wrapped("_enter_dual_level", torch._C._enter_dual_level))
 def enter_dual_level(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     s.counters.unguarded += 1
     level = record(s, torch._C._enter_dual_level, args, kwargs)
@@ -96,9 +102,9 @@ def enter_dual_level(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return level
 
 
-handles(torch._C._exit_dual_level, predispatch._exit_dual_level)(closes(torch._C._exit_dual_level))
-handles(predispatch._make_dual)(recorded(torch._VF._make_dual))
-handles(predispatch._unpack_dual)(recorded(torch._VF._unpack_dual))
+handles(*wrapped("_exit_dual_level", torch._C._exit_dual_level))(closes(torch._C._exit_dual_level))
+handles(*wrapped("_make_dual", torch._VF._make_dual))(recorded(torch._VF._make_dual))
+handles(*wrapped("_unpack_dual", torch._VF._unpack_dual))(recorded(torch._VF._unpack_dual))
 handles(torch._C._set_fwd_grad_enabled)(recorded(torch._C._set_fwd_grad_enabled))
 
 

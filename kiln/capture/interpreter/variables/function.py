@@ -324,13 +324,23 @@ class Function(Value):
             if handler is not None:
                 return handler(s, args, kwargs)
             if original.__dict__.get(DISABLED):
-                raise DisabledCall(function=original.__qualname__)
+                return self.behind_mark(s).call(s, args, kwargs, site)
             if is_ignored(s, original):
                 return s.const(None)
             refuse_opaque(original)
             if original.__globals__.get("__name__") in TRANSFORMS and not s.part(TransformScope).active:
                 return call_transform(s, self, args, kwargs)
         return inline(s, self, args, kwargs, site)
+
+    def behind_mark(self, s: CaptureState) -> Value:
+        """What a function of torch's optimizers is that torch.compile, once it has run, marks for its own limits.
+
+        Raises DisabledCall for any other function that is marked to run in Python.
+        """
+        assert self.original is not None
+        if not str(self.original.__module__).startswith("torch.optim.") or "__wrapped__" not in self.original.__dict__:
+            raise DisabledCall(function=self.original.__qualname__)
+        return self.get_attr(s, "__wrapped__")
 
     def key(self, s: CaptureState) -> Token:
         if self.original is None:
