@@ -4,6 +4,7 @@ import torch
 from torch._ops import OpOverload
 
 from kiln.graph.ops import DECOMPOSITIONS, INPLACE, LIBRARY, MUTATIONS, VIEWS
+from kiln.graph.trace.data_dependent import EXTENDED
 from kiln.graph.trace.special import SPECIAL
 from tests.ops.coverage import TABLES, coverage_text, rows
 
@@ -29,6 +30,8 @@ def test_an_overload_has_one_rule():
     seen = {}
     for kind, table in TABLES:
         for name in table:
+            if kind == "decomposition" and name.removeprefix("aten.") in EXTENDED:
+                continue
             assert name not in seen, f"{name} is in {seen[name]} and in {kind}"
             seen[name] = kind
 

@@ -88,7 +88,9 @@ def indexing(name: str) -> Handler:
     return handler
 
 
-for _name in ("index.Tensor", "index_put.default"):
+EXTENDED = ("index.Tensor", "index_put.default")
+"""Overloads whose decomposition is tried first; masks are what it leaves to the handler here."""
+for _name in EXTENDED:
     special(_name)(indexing(_name))
 
 
