@@ -46,7 +46,7 @@ def update(choose: random.Random, x: Tensor, source: Tensor, rows: Tensor, place
         case 3:
             x.index_put_((rows,), source.reshape(-1)[:4] + 1, accumulate=choose.random() < 0.5)
         case 4:
-            x[:, :2].scatter_(1, places, source.reshape(-1)[4:8].view(2, 2))
+            x[:, :2].scatter_(1, places, source.reshape(-1)[4:8].view(2, 2) + 1)
         case 5:
             view.copy_(choose.choice(VIEWS)(source.contiguous()).sum(-1, keepdim=True).reshape(-1)[:1].squeeze())
         case 6:
