@@ -40,6 +40,8 @@ FACTS = frozenset(("graph_break", "region", "kernels", "launches", "library_call
 Arguments = Mapping[str, object]
 
 
+CHEAP_CONDITIONS = 3
+"""As many conditions in front of a region cost less than capturing and compiling it again, with another answer."""
 SPECULATED_VALUES = 4
 """How many side exits may lead to a variant that speculates on the values of whole tensors."""
 
@@ -71,7 +73,7 @@ class FrameCapture:
         """Capture with eager's answer to `is_compiling`; if that has a cost, also with True; keep the better."""
         policy = self.context.options.is_compiling
         first = self.capture(is_compiling=policy == "true")
-        costs = first.capture.breaks or first.capture.speculations
+        costs = first.capture.breaks or len(first.capture.speculations) > CHEAP_CONDITIONS
         if policy != "auto" or not costs or not first.capture.asked_is_compiling:
             return first
         second = self.capture(is_compiling=True)

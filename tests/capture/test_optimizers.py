@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -93,3 +94,20 @@ def test_a_step_with_own_kernels() -> None:
     for mine, eager in zip(got, train(make, lambda eager: eager, False), strict=True):
         torch.testing.assert_close(mine, eager, rtol=1e-4, atol=1e-5)
     assert not step[0].report().eager
+
+
+def test_marks_that_torch_compile_leaves_on_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It marks their methods to run in Python, for its own limits, once it has run in the process."""
+    inner = torch.optim.SGD._init_group
+
+    @functools.wraps(inner)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        return inner(*args, **kwargs)
+
+    marked._torchdynamo_disable = True  # type: ignore[attr-defined]
+    monkeypatch.setattr(torch.optim.SGD, "_init_group", marked)
+    model = torch.nn.Linear(3, 3)
+    step = kiln.compile(torch.optim.SGD(model.parameters(), 0.1).step, backend="eager")
+    model(torch.ones(2, 3)).sum().backward()
+    step()
+    assert kiln.report_of(step).breaks == []
