@@ -44,14 +44,6 @@ section names its raw data and the command that made it.
 * Means are geometric.
 """
 
-NO_RAW_DATA = """\
-## Without raw data
-
-Reproducible by the commands given, but no result file holds these figures.
-
-* Launching a Triton kernel: 3.58 us, 0.34 us above the driver's own call (`pytest -s tests/gpu/test_launch.py`, H200).
-"""
-
 
 @dataclass(frozen=True)
 class Run:
@@ -232,6 +224,11 @@ def overhead(run: Run) -> Iterator[str]:
     yield f"* {noticed} of {found['changes']} changes are noticed.\n"
 
 
+def launch(run: Run) -> Iterator[str]:
+    yield run.source()
+    yield from table(["on the CPU", "us"], [[name, f"{cost:.2f}"] for name, cost in run.data["microseconds"].items()])
+
+
 SECTIONS: dict[str, tuple[str, Callable[[Run], Iterator[str]]]] = {
     "cpu": ("CPU: inference in float32", models),
     "cpu-train": ("CPU: training step in float32 (loss and all gradients)", models),
@@ -243,6 +240,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Run], Iterator[str]]]] = {
     "gpu-train": ("GPU: training step under bf16 autocast (forward and backward)", models),
     "gpu-train-convnext": ("GPU: training step of ConvNeXt, whose error the run above had no time to compare", models),
     "gpu-bandwidth": ("GPU: kernels against the bandwidth of memory", bandwidth),
+    "gpu-launch": ("GPU: launching kernels", launch),
     "gpu-products": ("GPU: 16-bit matrix products by the alignment of their rows", rates),
 }
 
@@ -274,7 +272,7 @@ def page(runs: dict[str, Run], paths: Sequence[Path]) -> str:
     for path in sorted(set(paths) - shown):
         command = json.loads(path.read_text())["command"]
         parts.append(f"* [`{path.name}`](../benchmarks/results/{path.name}): `{command}`")
-    return "\n".join([*parts, "", NO_RAW_DATA])
+    return "\n".join([*parts, ""])
 
 
 def summary(runs: dict[str, Run]) -> str:
