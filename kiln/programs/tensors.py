@@ -17,6 +17,7 @@ import torch
 
 from kiln.programs.errors import DamagedProgram, NotSavable
 from kiln.programs.fields import Fields, Json, read_json
+from kiln.tensor.content import elements
 
 # fmt: off
 NAMES: dict[torch.dtype, str] = {
@@ -47,12 +48,6 @@ def write_tensors(tensors: Mapping[str, torch.Tensor]) -> bytes:
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     return b"".join([len(text).to_bytes(8, "little"), text, *parts])
-
-
-def elements(tensor: torch.Tensor) -> bytes:
-    """The elements in row-major order."""
-    flat = tensor.cpu().contiguous().reshape(-1)
-    return bytes(flat.view(torch.uint8).numpy().data) if flat.numel() else b""
 
 
 def read_tensors(data: bytes) -> dict[str, torch.Tensor]:

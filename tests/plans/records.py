@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from kiln.tensor.content import elements
+
 SIZES, STRIDES, OFFSET, DTYPE, STORAGE = range(5)
 
 
@@ -49,6 +51,4 @@ def bits(value: Any) -> Any:
     """What is compared: layout and bytes of a tensor, type and value of anything else."""
     if not isinstance(value, torch.Tensor):
         return type(value).__name__, repr(value)
-    body = value.detach().resolve_conj().resolve_neg().contiguous().flatten()
-    content = body.view(torch.uint8).numpy().tobytes() if body.numel() else b""
-    return str(value.dtype), tuple(value.shape), tuple(value.stride()), content
+    return str(value.dtype), tuple(value.shape), tuple(value.stride()), elements(value)

@@ -27,8 +27,10 @@ from kiln.programs.tensors import read_tensors, write_tensors
 from kiln.programs.tree import LARGEST_DEPTH, flatten, tree_from_json
 from kiln.support.errors import KilnError
 from kiln.symbolic import parse_int
+from kiln.tensor.content import elements
 from tests.programs.models import Classifier, Counter, Loss
 
+MATRIX = torch.arange(6.0).view(2, 3)
 BATCH = kiln.Dim("batch", min=2, max=64)
 
 
@@ -400,3 +402,12 @@ CASES: list[tuple[str, Callable[[], object]]] = [
 def test_texts_of_sizes_that_would_take_forever_are_refused(read: Callable[[], object]) -> None:
     with pytest.raises(ValueError, match="too large"):
         read()
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [MATRIX, MATRIX[:, 1], MATRIX[:1].unbind(1)[2], MATRIX[:0], MATRIX[1, 1], 1j * MATRIX.mT],
+    ids=["whole", "a column", "one element", "none", "a number", "complex"],
+)
+def test_elements_do_not_depend_on_strides(tensor: Tensor) -> None:
+    assert elements(tensor) == tensor.clone(memory_format=torch.contiguous_format).numpy().tobytes()

@@ -15,6 +15,7 @@ from kiln.graph.ops import Emit
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.trace.breaks import UnsupportedInput
 from kiln.graph.trace.storage_view import StorageView, new_storage
+from kiln.tensor.content import elements
 from kiln.tensor.spec import TensorSpec
 
 LARGEST = 1 << 20
@@ -30,9 +31,8 @@ def spec_of_real(tensor: torch.Tensor) -> TensorSpec:
 
 def content_key(tensor: torch.Tensor) -> str:
     """Equal for tensors of equal dtype, sizes and bytes."""
-    flat = tensor.detach().cpu().contiguous()
-    digest = hashlib.sha256(f"{flat.dtype} {tuple(flat.size())}".encode())
-    digest.update(flat.reshape(-1).view(torch.uint8).numpy().tobytes())
+    digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.size())}".encode())
+    digest.update(elements(tensor))
     return digest.hexdigest()[:32]
 
 
