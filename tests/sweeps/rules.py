@@ -31,7 +31,8 @@ from kiln.graph.trace import Recorder
 from kiln.runtime.guards.source import LocalSource
 from kiln.support.errors import KilnError
 from kiln.support.events import EventSink
-from kiln.symbolic import ShapeEnv
+from kiln.symbolic import DataDependentSize, NoHint, ShapeEnv
+from kiln.symbolic.reference import prove
 from tests.sweeps.compare import strides_of
 from tests.sweeps.runner import Finding, Note
 from tests.sweeps.samples import copy_of, elements, name_of, operators, spread
@@ -53,8 +54,14 @@ FLOATS = (0.0, -1.0, 1.0, 0.5, 2.0, 1e30, float("inf"), float("nan"), -0.0)
 INTERNAL = (
     "_backward", "_unsafe_view", "_linalg_check_errors", "aten._softmax.", "aten._log_softmax.", "_local_scalar_dense",
     "empty_strided", "aten.nll_loss_forward.", "aten.nll_loss2d_forward.", "_prelu_kernel", "grid_sampler",
+    "native_batch_norm", "_batch_norm_with_update", "native_group_norm", "_fft_c2c", "_fft_c2r", "_fft_r2c",
+    "_embedding_bag", "aten.lu_unpack.", "aten.linalg_lu_solve.", "aten.segment_reduce.",
 )  # fmt: skip
-"""Parts of names of ops that only torch itself calls, with arguments that it has checked."""
+"""Parts of names of ops that trust their arguments, which only torch itself passes: eager reads past the end."""
+UNCHANGED = ("pin_memory", "device", "layout")
+"""Arguments that ask for what this machine may not have."""
+WELFORD = ("aten.var_mean.", "aten.std_mean.", "aten.native_layer_norm.")
+"""Ops whose mean of infinite numbers is infinite or NaN in eager, as their order has it."""
 NO_VALUES = ("aten.empty", "aten.new_empty", "aten.resize", "aten._cudnn", "aten.set_")
 
 
@@ -217,7 +224,7 @@ def changed_argument(rng: random.Random, value: Any) -> Any:
 
 def changed(rng: random.Random, call: Call) -> Call:
     """The call with one or two arguments changed, or in place of another."""
-    keys: list[int | str] = [*range(len(call.args)), *call.kwargs]
+    keys: list[int | str] = [*range(len(call.args)), *[key for key in call.kwargs if key not in UNCHANGED]]
     args, kwargs = list(call.args), dict(call.kwargs)
     for _ in range(rng.choice((0, 1, 1, 1, 2))):
         if not keys:
@@ -259,7 +266,7 @@ def eagerly(call: Call) -> tuple[list[Any], list[Tensor]]:
 def by_graph(call: Call) -> Recorded:
     """Recorded, simplified, interpreted."""
     call = call.copied()
-    recorder = Recorder(env=ShapeEnv(), events=EventSink())
+    recorder = Recorder(env=ShapeEnv(prover=prove), events=EventSink())
     reals = call.tensors()
     leaves, structure = pytree.tree_flatten((call.args, call.kwargs))
     fakes = [
@@ -300,6 +307,9 @@ def difference(eager: Any, ours: Any, values: bool, strides: bool) -> tuple[str,
         return "shape", f"{tuple(ours.shape)} instead of {tuple(eager.shape)}"
     if strides and strides_of(eager) != strides_of(ours):
         return "strides", f"{ours.stride()} instead of {eager.stride()} of {tuple(eager.shape)}"
+    if eager.is_complex():  # of infinite parts, kernels for different lengths make different NaN
+        known = eager.isfinite() | ours.isfinite()
+        eager, ours = eager[known], ours[known]
     if values and 0 < eager.numel() <= MOST_COMPARED:
         try:
             torch.testing.assert_close(
@@ -342,6 +352,8 @@ def findings_of(call: Call, note: Note) -> list[Finding]:
         detail = f"{type(refusal).__name__}: {str(refusal).splitlines()[0][:300]}"
         return [Finding(name, "lost error", detail, call.text())]
     uncertain = name.startswith(NO_VALUES) or torch.Tag.nondeterministic_seeded in call.op.tags
+    if name.startswith(WELFORD) and not all(bool(tensor.isfinite().all()) for tensor in call.tensors()):
+        uncertain = True
     found = differences(eager[0], ours.results, not uncertain, strides=not any(ours.alias))
     found += differences(eager[1], ours.inputs, not uncertain, strides=False)
     return [Finding(name, kind, detail, call.text()) for kind, detail in found]
@@ -351,6 +363,8 @@ def kind_of(problem: Exception, refusal: Exception | None) -> str:
     """Of an exception of ours; empty where it is right."""
     if isinstance(problem, WrongPrediction):
         return "wrong prediction"
+    if isinstance(problem, DataDependentSize | NoHint):
+        return ""
     if isinstance(problem, TraceBreak) or refusal is not None:
         return "internal" if isinstance(problem, KilnError) and problem.code == "KILN9000" else ""
     return "refused"

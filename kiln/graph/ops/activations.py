@@ -21,6 +21,7 @@ from kiln.tensor.spec import contiguous_strides
 ROOT_HALF = 0.7071067811865476  # sqrt(1/2)
 ROOT_TWO_OVER_PI = 0.7978845608028654
 NORMAL_PEAK = 0.3989422804014327  # density of the normal distribution at 0
+SIXTH = 0.1666666716337204  # in float32
 TANH_CUBE = 0.044715  # of the tanh approximation of GELU (Hendrycks and Gimpel, 2016)
 
 
@@ -139,7 +140,7 @@ def tanh_backward(e: Emit, grad: Node, y: Node) -> Node:
 def elu(e: Emit, x: Node, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) -> Node:
     p = e.pointwise
     below = times(e, p("expm1", times(e, x, input_scale)), alpha * scale)
-    return p("where", p("le", x, 0), below, times(e, x, scale))
+    return p("where", p("lt", x, 0), below, times(e, x, scale))
 
 
 @decompose("celu.default")
@@ -201,24 +202,31 @@ def softplus_backward(e: Emit, grad: Node, x: Node, beta: Number, threshold: Num
     return p("where", p("gt", scaled, threshold), grad, p("mul", grad, p("sigmoid", scaled)))
 
 
+def _sixth(e: Emit, x: Node) -> Node:
+    """On an accelerator, eager multiplies by the float32 number nearest to 1/6, for float64 too."""
+    if x.tensor.device.type == "cpu":
+        return e.pointwise("div", x, 6)
+    return e.pointwise("mul", x, SIXTH)
+
+
 @decompose("hardsigmoid.default")
 @elementwise
 def hardsigmoid(e: Emit, x: Node) -> Node:
-    return e.pointwise("div", clamped(e, e.pointwise("add", x, 3), 0, 6), 6)
+    return _sixth(e, clamped(e, e.pointwise("add", x, 3), 0, 6))
 
 
 @decompose("hardsigmoid_backward.default")
 @elementwise
 def hardsigmoid_backward(e: Emit, grad: Node, x: Node) -> Node:
     p = e.pointwise
-    return zero_where(e, p("bitwise_or", p("le", x, -3), p("ge", x, 3)), p("div", grad, 6))
+    return zero_where(e, p("bitwise_or", p("le", x, -3), p("ge", x, 3)), _sixth(e, grad))
 
 
 @decompose("hardswish.default")
 @elementwise
 def hardswish(e: Emit, x: Node) -> Node:
     p = e.pointwise
-    return p("div", p("mul", x, clamped(e, p("add", x, 3), 0, 6)), 6)
+    return _sixth(e, p("mul", x, clamped(e, p("add", x, 3), 0, 6)))
 
 
 @decompose("hardswish_backward.default")

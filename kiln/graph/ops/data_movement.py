@@ -19,7 +19,7 @@ from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.pointwise import copy
 from kiln.graph.ops.promotion import result_dtype
 from kiln.graph.ops.registry import DECOMPOSITIONS, Decomposition, decompose, library
-from kiln.graph.ops.sizes import axes_of, axis_of, clamp_slice, filled, same_sizes, wrap_index
+from kiln.graph.ops.sizes import FAR, axes_of, axis_of, clamp_slice, filled, is_empty, same_sizes, wrap_index
 from kiln.graph.prims.meta import broadcast, equal, view_strides
 from kiln.symbolic import Int
 from kiln.tensor.spec import TensorSpec
@@ -112,16 +112,24 @@ def stack(e: Emit, tensors: Sequence[Node], dim: int = 0) -> Node:
     return e.node("view", joined, sizes=(*sizes[:axis], len(parts), *sizes[axis:]))
 
 
+@decompose("view_copy.default")
+def view_copy(e: Emit, x: Node, size: Sizes) -> Node:
+    return packed(e, copy(e, reshaped(e, x, filled(e, x.tensor, size))))
+
+
 @decompose("repeat.default")
 def repeat(e: Emit, x: Node, repeats: Sizes) -> Node:
     spec = x.tensor
     missing = len(repeats) - spec.rank
     if missing < 0:
         raise RuntimeError("Number of dimensions of repeat dims can not be smaller than number of dimensions of tensor")
-    for times in repeats:
-        if isinstance(times, int) and times < 0:
-            raise RuntimeError(f"Trying to create tensor with negative dimension {times}: {list(repeats)}")
     sizes = (1,) * missing + spec.sizes
+    total = tuple([times * size for times, size in zip(repeats, sizes, strict=True)])
+    for size in total:
+        if isinstance(size, int) and size < 0:
+            raise RuntimeError(f"Trying to create tensor with negative dimension {size}: {list(total)}")
+    if is_empty(spec):
+        return e.full(0, total, spec.dtype, spec.device)
     spread = x
     for axis in range(missing):
         spread = e.node("unsqueeze", spread, axis=axis)
@@ -129,7 +137,6 @@ def repeat(e: Emit, x: Node, repeats: Sizes) -> Node:
     for axis, (times, size) in enumerate(zip(repeats, sizes, strict=True)):
         spread = e.node("unsqueeze", spread, axis=2 * axis)
         pairs += [times, size]
-    total = tuple([times * size for times, size in zip(repeats, sizes, strict=True)])
     return e.node("reshape", e.node("expand", spread, sizes=tuple(pairs)), sizes=total)
 
 
@@ -141,6 +148,14 @@ def flip(e: Emit, x: Node, dims: Sequence[int]) -> Node:
 
 @decompose("roll.default")
 def roll(e: Emit, x: Node, shifts: Sizes, dims: Sequence[int] = ()) -> Node:
+    if not shifts:
+        raise RuntimeError("`shifts` required")
+    if len(shifts) != len(dims or (0,)):
+        raise RuntimeError(f"shifts and dimensions must align. shifts: {len(shifts)}, dims:{len(dims)}")
+    if any(isinstance(shift, int) and abs(shift) > FAR for shift in shifts):
+        raise UnsupportedOp(op="aten.roll.default", reason="a shift is beyond what its kernel takes")
+    if is_empty(x.tensor):
+        return copy(e, x)
     if not dims:
         flat = roll(e, reshaped(e, x, (x.tensor.numel(),)), shifts, (0,))
         return e.node("view", flat, sizes=x.tensor.sizes)
@@ -320,7 +335,9 @@ def aligned(sizes: tuple[Int, ...], common: tuple[Int, ...]) -> tuple[Int, ...]:
 @decompose("index.Tensor", "_unsafe_index.Tensor")
 def index(e: Emit, x: Node, indices: Sequence[Node | None]) -> Node:
     axes, nodes = indices_at("aten.index", indices)
-    return e.node("index", x, *of_common_sizes(e, nodes), axes=axes) if axes else copy(e, x)
+    if not axes:
+        raise IndexError("at least one index must be provided")
+    return e.node("index", x, *of_common_sizes(e, nodes), axes=axes)
 
 
 @decompose("index_put.default", "_unsafe_index_put.default")
@@ -334,6 +351,8 @@ def index_put(
             f" {values.tensor.dtype} for the source."
         )
     value = values
+    if all(index is None for index in indices):
+        raise RuntimeError("index_put: at least one index must be provided")
     masks = [index for index in indices if index is not None and index.tensor.dtype is torch.bool]
     if len(masks) == 1 and len(indices) == 1 and not value.tensor.rank and not accumulate:
         return masked(e, x, masks[0], value)
@@ -341,8 +360,18 @@ def index_put(
     return e.node("index_put", x, *of_common_sizes(e, nodes), value, axes=axes, accumulate=accumulate)
 
 
+def require_mask(e: Emit, x: TensorSpec, mask: TensorSpec, axis: int = 0) -> None:
+    """A mask has the sizes of the dimensions from `axis` that it selects from."""
+    if not same_sizes(e, mask.sizes, x.sizes[axis : axis + mask.rank]):
+        raise IndexError(
+            f"The shape of the mask {list(mask.sizes)} at index {axis} does not match the shape of the indexed tensor"
+            f" {list(x.sizes)}"
+        )
+
+
 def masked(e: Emit, x: Node, mask: Node, value: Node) -> Node:
     """`value` where the mask of the leading dimensions is true."""
+    require_mask(e, x.tensor, mask.tensor)
     for _ in range(x.tensor.rank - mask.tensor.rank):
         mask = e.node("unsqueeze", mask, axis=mask.tensor.rank)
     return relaid(e, e.pointwise("where", mask, value, x), e.preserved_strides(x.tensor))
@@ -445,6 +474,8 @@ def index_add(e: Emit, x: Node, dim: int, index: Node, source: Node, *, alpha: N
         raise RuntimeError("index_add_(): self and source must have the same scalar type")
     added = source if alpha == 1 else e.pointwise("mul", source, alpha)
     require_parts(e, "index_add", x, dim, index, source)
+    if is_empty(x.tensor):
+        raise UnsupportedOp(op="aten.index_add.default", reason="without elements, eager does not read the indices")
     return packed(e, _put_at(e, x, dim, index_vector(e, "index_add", index), added, True))
 
 

@@ -18,8 +18,10 @@ from dataclasses import dataclass
 import torch
 
 from kiln.graph.ir.node import Node
+from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.ops.emit import require_fits
 from kiln.graph.ops.promotion import OPMATH, result_dtype
+from kiln.graph.ops.sizes import is_empty
 from kiln.symbolic.values import Real
 
 OPERANDS = (Node, bool, int, float, complex)
@@ -31,11 +33,13 @@ REFUSED_BY: Sequence[tuple[frozenset[str], tuple[str, ...]]] = (
         "neg.default", "fmod.Tensor", "remainder.Tensor", "pow.Tensor_Tensor", "addcmul.default", "abs.default",
         "relu.default", "relu6.default", "hardtanh.default",
         "threshold.default", "trace.default", "_safe_softmax.default")),
+    (frozenset({BOOL, INTEGER, COMPLEX}), ("round.decimals",)),
     (frozenset({BOOL, COMPLEX}), (
         "floor.default", "ceil.default", "trunc.default", "round.default", "floor_divide.default", "argmax.default",
         "argmin.default", "isin.Tensor_Tensor", "isin.Tensor_Scalar")),
     (frozenset({COMPLEX}), (
-        "fmax.default", "fmin.default", "copysign.Tensor", "copysign.Scalar", "floor_divide.Scalar", "sign.default",
+        "heaviside.default", "fmax.default", "fmin.default", "copysign.Tensor", "copysign.Scalar",
+        "floor_divide.Scalar", "sign.default",
         "deg2rad.default", "rad2deg.default", "isposinf.default", "isneginf.default", "xlogy.Tensor",
         "xlogy.Scalar_Other", "xlogy.Scalar_Self", "special_xlog1py.default", "special_xlog1py.other_scalar",
         "special_xlog1py.self_scalar", "logit.default", "nansum.default")),
@@ -98,6 +102,9 @@ NUMBERS: Mapping[str, tuple[NumberArgument, ...]] = {
 }
 
 
+LEAST_INTEGER = -(2**63)
+
+
 def refuse_numbers(name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
     """Raise RuntimeError where eager does for a number that does not fit the dtype of the result."""
     for argument in NUMBERS.get(name, ()):
@@ -108,6 +115,8 @@ def refuse_numbers(name: str, args: Sequence[object], kwargs: Mapping[str, objec
             dtype = result_dtype([arg for arg in args[: argument.operands] if isinstance(arg, OPERANDS)])
             if argument.same_kind:
                 refuse_kind(argument.name, value, dtype)
+            if argument.name == "alpha" and type(value) is int and value == LEAST_INTEGER:
+                raise UnsupportedOp(op=name, reason="its kernel negates `alpha`, which overflows")
             require_fits(value, OPMATH.get(dtype, dtype))
 
 
@@ -132,5 +141,17 @@ def refuse_dtype(name: str, args: Sequence[object], dtype: object) -> None:
     if kinds is None or not nodes or isinstance(dtype, torch.dtype):
         return
     common = result_dtype(nodes)
-    if kind_of(common) in kinds:
-        raise NotImplementedError(f'"{name}" not implemented for {common}')
+    if kind_of(common) not in kinds:
+        return
+    if is_empty(*[node.tensor for node in nodes]):
+        raise UnsupportedOp(op=name, reason=f"whether it takes {common} without elements depends on its kernel")
+    raise NotImplementedError(f'"{name}" not implemented for {common}')
+
+
+REFUSED_IN_PLACE: Mapping[str, frozenset[str]] = {"aten.abs.default": frozenset({COMPLEX})}
+"""By functional overload: kinds of numbers that only the in-place form refuses."""
+
+
+def refuse_in_place(name: str, dtype: torch.dtype) -> None:
+    if kind_of(dtype) in REFUSED_IN_PLACE.get(name, ()):
+        raise RuntimeError(f"the in-place form of {name} is not supported for {dtype}")

@@ -153,7 +153,7 @@ class Emit(Builder):
 
 
 def as_dtype(value: Number, dtype: torch.dtype) -> Number:
-    """A Python number as an element of `dtype`."""
+    """A Python number as an element of `dtype`; integers wrap around, as in eager's conversion of tensors."""
     if dtype is torch.bool:
         return bool(value)
     if dtype.is_complex:
@@ -162,8 +162,8 @@ def as_dtype(value: Number, dtype: torch.dtype) -> Number:
         raise RuntimeError("value cannot be converted to a real type without overflow")
     if dtype.is_floating_point:
         return float(value)
-    number = int(value)
-    return number % (torch.iinfo(dtype).max + 1) if number < 0 and not dtype.is_signed else number
+    limits = torch.iinfo(dtype)
+    return (int(value) - limits.min) % (limits.max - limits.min + 1) + limits.min
 
 
 def require_fits(value: object, dtype: torch.dtype) -> None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from kiln.graph.ir.build import Number
 from kiln.graph.ir.node import Node
+from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.promotion import promoted
 from kiln.graph.ops.registry import decompose, library
-from kiln.graph.ops.sizes import same_sizes
+from kiln.graph.ops.sizes import is_empty, same_sizes
 from kiln.graph.prims.meta import broadcast, equal
 from kiln.symbolic import Int
 from kiln.tensor.spec import TensorSpec
@@ -28,8 +29,18 @@ def _same(e: Emit, op: str, left: Int, right: Int) -> None:
         raise RuntimeError(f"{op}: sizes {left} and {right} do not match")
 
 
+def _expands(e: Emit, op: str, bias: TensorSpec, result: TensorSpec) -> None:
+    """Whether a tensor that is added to a product can be broadcast to its sizes."""
+    missing = result.rank - bias.rank
+    pairs = zip(bias.sizes, result.sizes[max(missing, 0) :], strict=False)
+    if missing < 0 or not all(equal(e.oracle, size, 1) or equal(e.oracle, size, other) for size, other in pairs):
+        raise RuntimeError(f"{op}: input of sizes {bias.sizes} cannot be expanded to {result.sizes}")
+
+
 def _same_dtype(op: str, *specs: TensorSpec) -> None:
     for spec in specs:
+        if spec.dtype is not specs[0].dtype and is_empty(*specs) and "bmm" in op:
+            raise UnsupportedOp(op=op, reason="without elements, eager does not compare the dtypes")
         if spec.dtype is not specs[0].dtype:
             raise RuntimeError(f"{op}: expected equal dtypes, got {specs[0].dtype} and {spec.dtype}")
 
@@ -45,7 +56,9 @@ def mm(e: Emit, x: Node, y: Node) -> TensorSpec:
 @library("addmm.default")
 def addmm(e: Emit, bias: Node, x: Node, y: Node, *, beta: Number = 1, alpha: Number = 1) -> TensorSpec:
     _same_dtype("addmm", bias.tensor, x.tensor, y.tensor)
-    return mm(e, x, y)
+    made = mm(e, x, y)
+    _expands(e, "addmm", bias.tensor, made)
+    return made
 
 
 @library("bmm.default")
@@ -60,7 +73,9 @@ def bmm(e: Emit, x: Node, y: Node) -> TensorSpec:
 @library("baddbmm.default")
 def baddbmm(e: Emit, bias: Node, x: Node, y: Node, *, beta: Number = 1, alpha: Number = 1) -> TensorSpec:
     _same_dtype("baddbmm", bias.tensor, x.tensor, y.tensor)
-    return bmm(e, x, y)
+    made = bmm(e, x, y)
+    _expands(e, "baddbmm", bias.tensor, made)
+    return made
 
 
 @decompose("addr.default")
@@ -85,6 +100,7 @@ def addbmm(e: Emit, x: Node, left: Node, right: Node, *, beta: Number = 1, alpha
     p = e.pointwise
     product = e.library("aten.bmm.default", (left, right), {}, bmm(e, left, right))
     total = e.node("sum", product, axes=(0,))
+    _expands(e, "addbmm", x.tensor, total.tensor)
     scaled = total if alpha == 1 else p("mul", total, alpha)
     return scaled if beta == 0 else p("add", x if beta == 1 else p("mul", x, beta), scaled)
 
@@ -117,7 +133,10 @@ def mv(e: Emit, x: Node, y: Node) -> TensorSpec:
 
 @library("addmv.default")
 def addmv(e: Emit, bias: Node, x: Node, y: Node, *, beta: Number = 1, alpha: Number = 1) -> TensorSpec:
-    return mv(e, x, y)
+    _same_dtype("addmv", bias.tensor, x.tensor, y.tensor)
+    made = mv(e, x, y)
+    _expands(e, "addmv", bias.tensor, made)
+    return made
 
 
 @library("dot.default", "vdot.default")

@@ -10,6 +10,7 @@ import torch
 
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.activations import number_like, one_minus, zero_where
+from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.ops.creation import iota, relaid
 from kiln.graph.ops.data_movement import not_negative
 from kiln.graph.ops.emit import Emit
@@ -18,6 +19,7 @@ from kiln.graph.ops.promotion import OPMATH, elementwise, promoted, promoting, w
 from kiln.graph.ops.reductions import mean_over, reduce
 from kiln.graph.ops.registry import decompose
 from kiln.graph.ops.sizes import same_sizes
+from kiln.tensor.spec import TensorSpec
 
 NONE, MEAN, SUM = 0, 1, 2
 """Values of the argument `reduction`."""
@@ -25,8 +27,26 @@ NONE, MEAN, SUM = 0, 1, 2
 Maybe = Node | None
 
 
+def require_reduction(reduction: int) -> None:
+    if reduction not in (NONE, MEAN, SUM):
+        raise UnsupportedOp(op="a loss", reason=f"its result for the reduction {reduction} depends on its kernel")
+
+
+def require_cast(loss: Node, like: TensorSpec) -> None:
+    if not torch.can_cast(loss.tensor.dtype, like.dtype):
+        raise RuntimeError(f"result type {loss.tensor.dtype} can't be cast to the desired output type {like.dtype}")
+
+
+def require_result(e: Emit, loss: Node, like: TensorSpec) -> None:
+    """Eager computes a loss in place: terms may not broadcast it."""
+    require_cast(loss, like)
+    if not same_sizes(e, loss.tensor.sizes, like.sizes):
+        raise RuntimeError(f"output with shape {like.sizes} doesn't match the broadcast shape {loss.tensor.sizes}")
+
+
 def _rounded(e: Emit, loss: Node, reduction: int, dtype: torch.dtype) -> Node:
     """The reduced loss in the dtype of the result."""
+    require_reduction(reduction)
     if reduction != NONE:
         axes = tuple(range(loss.tensor.rank))
         loss = mean_over(e, loss, axes) if reduction == MEAN else reduce(e, "sum", loss, axes)
@@ -68,7 +88,7 @@ def mse_loss_backward(e: Emit, grad: Node, x: Node, y: Node, reduction: int) -> 
 
 @decompose("smooth_l1_loss.default")
 def smooth_l1_loss(e: Emit, x: Node, y: Node, reduction: int = MEAN, beta: float = 1.0) -> Node:
-    if isinstance(beta, int | float) and beta < 0:
+    if isinstance(beta, int | float) and not beta >= 0:
         raise RuntimeError("smooth_l1_loss does not support negative values for beta.")
     p, (left, right, dtype) = e.pointwise, _pair(e, x, y)
     away = p("abs", p("sub", left, right))
@@ -93,11 +113,12 @@ def smooth_l1_loss_backward(e: Emit, grad: Node, x: Node, y: Node, reduction: in
 
 @decompose("huber_loss.default")
 def huber_loss(e: Emit, x: Node, y: Node, reduction: int = MEAN, delta: float = 1.0) -> Node:
-    if isinstance(delta, int | float) and delta <= 0:
+    if isinstance(delta, int | float) and not delta > 0:
         raise RuntimeError("huber_loss does not support non-positive values for delta.")
     p, (left, right, _) = e.pointwise, _pair(e, x, y)
     away = p("abs", p("sub", left, right))
     near, far = p("mul", p("mul", away, away), 0.5), p("mul", p("sub", away, 0.5 * delta), delta)
+    require_cast(near, x.tensor)
     return _rounded(e, p("where", p("le", away, delta), near, far), reduction, x.tensor.dtype)
 
 
@@ -120,12 +141,18 @@ def _weighted(e: Emit, loss: Node, weight: Maybe) -> Node:
 @decompose("binary_cross_entropy.default")
 def binary_cross_entropy(e: Emit, x: Node, y: Node, weight: Maybe = None, reduction: int = MEAN) -> Node:
     """Logarithms are at least -100, as in eager."""
+    if x.tensor.dtype is not y.tensor.dtype:
+        raise RuntimeError(f"Found dtype {y.tensor.dtype} but expected {x.tensor.dtype}")
+    if not same_sizes(e, x.tensor.sizes, y.tensor.sizes):
+        raise UnsupportedOp(op="aten.binary_cross_entropy.default", reason="input and target differ in sizes")
     p, (left, right, dtype) = e.pointwise, _pair(e, x, y)
     require_chances(e, left, "binary_cross_entropy: all elements of input should be between 0 and 1")
     require_chances(e, right, "binary_cross_entropy: all elements of target should be between 0 and 1")
     hit = p("maximum", p("log", left), -100)
     miss = p("maximum", p("log1p", p("neg", left)), -100)
     loss = _weighted(e, p("sub", p("mul", p("sub", right, 1), miss), p("mul", right, hit)), weight)
+    require_result(e, loss, x.tensor)
+    require_reduction(reduction)
     if reduction == NONE:
         return relaid(e, e.convert(loss, dtype), e.preserved_strides(x.tensor))
     return _rounded(e, loss, reduction, dtype)
@@ -146,20 +173,52 @@ def binary_cross_entropy_backward(
 def binary_cross_entropy_with_logits(
     e: Emit, x: Node, y: Node, weight: Maybe = None, pos_weight: Maybe = None, reduction: int = MEAN
 ) -> Node:
-    p, (left, right, _) = e.pointwise, _pair(e, x, y)
-    tail = p("sub", p("log1p", p("exp", p("neg", p("abs", left)))), p("minimum", left, 0))
+    """The loss has sizes and dtype of `1 - target`, in which eager computes it."""
+    dtype = y.tensor.dtype
+    if not x.tensor.dtype.is_floating_point:
+        raise NotImplementedError(f'"log_sigmoid" not implemented for {x.tensor.dtype}')
+    if not dtype.is_floating_point:
+        raise RuntimeError(f"result type {x.tensor.dtype} can't be cast to the desired output type {dtype}")
+    terms = [term for term in (x, y, weight, pos_weight) if term is not None]
+    mixed = any(term.tensor.dtype is not dtype for term in terms)
+    own, target = (x, y) if mixed else _pair(e, x, y)[:2]
+    tail = minus_log_sigmoid(e, own)
     if pos_weight is not None:
-        factor = e.convert(pos_weight, left.tensor.dtype)
-        tail = p("mul", tail, p("add", p("mul", p("sub", factor, 1), right), 1))
-    loss = p("add", p("mul", one_minus(e, right), left), tail)
-    if not same_sizes(e, loss.tensor.sizes, x.tensor.sizes):
-        raise RuntimeError(f"output with shape {x.tensor.sizes} doesn't match the broadcast shape {loss.tensor.sizes}")
-    return _rounded(e, _weighted(e, loss, weight), reduction, y.tensor.dtype)
+        extra = _computed(e, "mul", _computed(e, "sub", pos_weight, one(e, pos_weight)), target)
+        tail = _into(e, "mul", tail, _computed(e, "add", extra, one(e, extra)))
+    loss = _into(e, "add", _into(e, "mul", one_minus(e, target), own), tail)
+    if weight is not None:
+        loss = _into(e, "mul", loss, weight)
+    return _rounded(e, e.convert(loss, OPMATH.get(dtype, dtype)), reduction, dtype)
+
+
+def one(e: Emit, like: Node) -> Node:
+    return number_like(e, 1, like)
+
+
+def minus_log_sigmoid(e: Emit, x: Node) -> Node:
+    """In the dtype of `x`."""
+    p, dtype = e.pointwise, x.tensor.dtype
+    wide = e.convert(x, OPMATH.get(dtype, dtype))
+    return e.convert(p("sub", p("log1p", p("exp", p("neg", p("abs", wide)))), p("minimum", wide, 0)), dtype)
+
+
+def _computed(e: Emit, name: str, x: Node, y: Node) -> Node:
+    """`x <name> y` in their common dtype."""
+    return e.pointwise(name, *promoted(e, x, y))
+
+
+def _into(e: Emit, name: str, x: Node, y: Node) -> Node:
+    """`x <name> y` as eager computes it in place: in sizes and dtype of `x`."""
+    made = _computed(e, name, x, y)
+    require_result(e, made, x.tensor)
+    return e.convert(made, x.tensor.dtype)
 
 
 @decompose("soft_margin_loss.default")
 def soft_margin_loss(e: Emit, x: Node, y: Node, reduction: int = MEAN) -> Node:
     p, (left, right, _) = e.pointwise, _pair(e, x, y)
+    require_result(e, p("mul", left, right), x.tensor)
     return _rounded(e, p("log1p", p("exp", p("neg", p("mul", left, right)))), reduction, x.tensor.dtype)
 
 

@@ -21,7 +21,7 @@ from kiln.graph.ops.creation import packed, relaid
 from kiln.graph.ops.emit import Emit, Operand, require_fits
 from kiln.graph.ops.promotion import OPMATH, elementwise, float_dtype, promoted, promoting, result_dtype
 from kiln.graph.ops.registry import DECOMPOSITIONS, INPLACE, decompose
-from kiln.graph.prims.meta import preserved
+from kiln.graph.prims.meta import pointwise_spec, preserved
 from kiln.tensor.spec import CPU
 
 # fmt: off
@@ -213,6 +213,8 @@ def pow_scalar(e: Emit, x: Node, exponent: Number) -> Node:
     if simple is not None:
         wide = OPMATH.get(dtype, dtype)
         return e.convert(simple(e, e.convert(base, wide)), dtype)
+    if exponent == 0 and dtype.is_complex:
+        return relaid(e, _ones(e, base), e.preserved_strides(x.tensor))
     if exponent == 2:
         return e.pointwise("mul", base, base)
     return e.pointwise("pow", base, exponent)
@@ -332,7 +334,9 @@ def frac(e: Emit, x: Node) -> Node:
 @decompose("round.decimals")
 @elementwise
 def round_decimals(e: Emit, x: Node, *, decimals: int) -> Node:
-    scale = 10.0 ** abs(decimals)
+    wide = torch.finfo(x.tensor.dtype)
+    digits = abs(decimals)
+    scale = 10.0**digits if digits <= math.log10(wide.max) else math.inf
     up, down = ("mul", "div") if decimals > 0 else ("div", "mul")
     return e.pointwise(down, e.pointwise("round", e.pointwise(up, x, scale)), scale)
 
@@ -388,6 +392,8 @@ def _never(e: Emit, x: Node) -> Node:
 
 def _classified(name: str, *operand: Number) -> Callable[..., Node]:
     def rule(e: Emit, x: Node) -> Node:
+        if x.tensor.dtype.is_complex:
+            return e.library(f"aten.{name}.default", (x,), {}, preserved(e.oracle, x.tensor).with_dtype(torch.bool))
         return e.pointwise(name, x, *operand) if x.tensor.dtype.is_floating_point else _never(e, x)
 
     return rule
@@ -422,6 +428,8 @@ def nan_to_num(
 
 @decompose("heaviside.default")
 def heaviside(e: Emit, x: Node, values: Node) -> Node:
+    if x.tensor.dtype is not values.tensor.dtype:
+        raise RuntimeError("heaviside is not yet implemented for tensors with different dtypes.")
     p, zero = e.pointwise, e.number(0, x.tensor.dtype, x.tensor.device)
     step = e.convert(p("lt", zero, x), x.tensor.dtype)
     return p("where", p("eq", x, 0), values, p("where", p("isnan", x), zero, step))
@@ -482,8 +490,15 @@ def entr(e: Emit, x: Node) -> Node:
 
 @decompose("ldexp.Tensor")
 def ldexp(e: Emit, x: Node, y: Node) -> Node:
-    left, right = promoted(e, x, floated(e, y), floating=True)
-    return e.pointwise("mul", left, e.pointwise("exp2", right))
+    """By an integer, eager changes the exponent of a float: a power of two may overflow where the result does not."""
+    dtype = y.tensor.dtype
+    if x.tensor.dtype.is_floating_point and not (dtype.is_floating_point or dtype.is_complex):
+        if dtype is torch.bool:
+            raise NotImplementedError('"ldexp" not implemented for an exponent of flags')
+        spec = pointwise_spec(e.oracle, [x.tensor, y.tensor], x.tensor.dtype)
+        return e.library("aten.ldexp.Tensor", (x, y), {}, spec)
+    left, right = promoted(e, x, e.pointwise("exp2", floated(e, y)), floating=True)
+    return e.pointwise("mul", left, right)
 
 
 @decompose("sinc.default")

@@ -109,15 +109,14 @@ def bernoulli(e: Emit, x: Node, *, generator: object = None) -> Node:
     refuse_generator("bernoulli", generator)
     require_chances(e, x, "bernoulli: every probability should be between 0 and 1")
     spec = x.tensor
-    made = draw(e, "bernoulli", (), spec.sizes, spec.dtype, spec.device, x)
-    return relaid(e, made, e.preserved_strides(spec))
+    return draw(e, "bernoulli", (), spec.sizes, spec.dtype, spec.device, x)
 
 
 @decompose("bernoulli.Tensor")
 def bernoulli_of(e: Emit, x: Node, p: Node, *, generator: object = None) -> Node:
     refuse_generator("bernoulli_", generator)
     chances = e.node("expand", p, sizes=x.tensor.sizes) if p.tensor.sizes != x.tensor.sizes else p
-    return e.convert(bernoulli(e, chances), x.tensor.dtype)
+    return relaid(e, e.convert(bernoulli(e, chances), x.tensor.dtype), e.preserved_strides(x.tensor))
 
 
 # Fresh tensors.

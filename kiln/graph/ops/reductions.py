@@ -13,8 +13,9 @@ import torch
 
 from kiln.graph.ir.build import Number
 from kiln.graph.ir.node import Node
+from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.ops.emit import Emit, Operand, refuse_complex
-from kiln.graph.ops.pointwise import abs_, copy, truth
+from kiln.graph.ops.pointwise import abs_, copy, sub, truth
 from kiln.graph.ops.promotion import OPMATH, promoted, promoting, widened
 from kiln.graph.ops.registry import DECOMPOSITIONS, Decomposition, Results, decompose, library
 from kiln.graph.ops.sizes import axes_of, axis_of
@@ -102,7 +103,7 @@ def variance(e: Emit, x: Node, axes: tuple[int, ...], correction: float = 1) -> 
 def _freedom(e: Emit, like: Node, number: Int, correction: float) -> Operand:
     """The divisor of the squares, at least zero, so that the variance of no elements is NaN."""
     if not isinstance(number, Expr):
-        return max(number - correction, 0)
+        return max(number - correction, 0) if number else 0
     dtype, device = like.tensor.dtype, like.tensor.device
     if correction == int(correction):
         return e.number(sym_max(number - int(correction), 0), dtype, device)
@@ -228,7 +229,7 @@ def count_nonzero(e: Emit, x: Node, dim: Dims = None) -> Node:
 def logsumexp(e: Emit, x: Node, dim: Dims, keepdim: bool = False) -> Node:
     p, axes = e.pointwise, axes_of(dim, x.tensor.rank)
     if x.tensor.rank and not axes:
-        raise RuntimeError("logsumexp: output with shape [] doesn't match the shape of the input")
+        raise UnsupportedOp(op="aten.logsumexp.default", reason="what it does with no dimension depends on its kernel")
     top = reduce(e, "amax", x, axes, True)
     finite = p("where", p("isinf", top), e.number(0, x.tensor.dtype, x.tensor.device), top)
     total = reduce(e, "sum", p("exp", p("sub", x, finite)), axes, True)
@@ -240,8 +241,7 @@ def vector_norm(
     e: Emit, x: Node, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Node:
     kind = dtype or x.tensor.dtype
-    if kind.is_complex != x.tensor.dtype.is_complex:
-        raise RuntimeError("linalg.vector_norm: dtype should be complex exactly if the input is")
+    require_norm_dtype(x.tensor.dtype, kind)
     if kind.is_complex:
         kind = kind.to_real()
     if x.tensor.dtype.is_complex:
@@ -249,6 +249,18 @@ def vector_norm(
     wide = OPMATH.get(kind, kind)
     axes = axes_of(dim, x.tensor.rank, empty_is_all=True)
     return e.convert(_norm(e, e.convert(x, wide), float(ord), axes, keepdim), kind)
+
+
+def require_norm_dtype(own: torch.dtype, wanted: torch.dtype) -> None:
+    """The dtype in which a norm is computed: of the kind of the input, and at least as wide."""
+    if wanted.is_complex != own.is_complex:
+        raise RuntimeError("linalg.vector_norm: dtype should be complex exactly if the input is")
+    if not (wanted.is_floating_point or wanted.is_complex):
+        raise RuntimeError(f"linalg.vector_norm: dtype should be floating point or complex, but got {wanted}")
+    if not (own.is_floating_point or own.is_complex):
+        raise RuntimeError(f"linalg.vector_norm: Expected a floating point or complex tensor as input. Got {own}")
+    if torch.promote_types(own, wanted) is not wanted:
+        raise RuntimeError(f"linalg.vector_norm: {own} should be convertible to {wanted} without narrowing")
 
 
 def _norm(e: Emit, x: Node, order: float, axes: tuple[int, ...], keepdim: bool) -> Node:
@@ -260,7 +272,7 @@ def _norm(e: Emit, x: Node, order: float, axes: tuple[int, ...], keepdim: bool) 
         return reduce(e, "amax" if order > 0 else "amin", size, axes, keepdim)
     if order == 0:
         return reduce(e, "sum", e.convert(truth(e, x), x.tensor.dtype), axes, keepdim)
-    if order == 1:
+    if order == 1 or count(x.tensor, axes) == 1:  # of one element: itself, although its power may overflow
         return reduce(e, "sum", size, axes, keepdim)
     if order == 2:
         return p("sqrt", reduce(e, "sum", p("mul", x, x), axes, keepdim))
@@ -276,8 +288,7 @@ def norm(
 
 @decompose("dist.default")
 def dist(e: Emit, x: Node, y: Node, p: float = 2) -> Node:
-    left, right = promoted(e, x, y)
-    return vector_norm(e, e.pointwise("sub", left, right), p)
+    return vector_norm(e, sub(e, x, y), p)
 
 
 @decompose("nansum.default")

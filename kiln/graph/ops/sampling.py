@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kiln.graph.ir.node import Node
+from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.ops.convolution import Sizes, at, format_of, input_gradient, laid_out, pooled
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.registry import decompose, library
+from kiln.graph.ops.sizes import is_empty
 from kiln.graph.prims.meta import equal
 from kiln.symbolic import Int
 from kiln.tensor.spec import TensorSpec
@@ -92,6 +94,8 @@ def pixel_unshuffle(e: Emit, x: Node, downscale_factor: int) -> Node:
     require_image(e, "pixel_unshuffle", spec, r)
     if not (equal(e.oracle, spec.sizes[-2] % r, 0) and equal(e.oracle, spec.sizes[-1] % r, 0)):
         raise RuntimeError("pixel_unshuffle expects height and width to be divisible by downscale_factor")
+    if is_empty(spec):
+        raise UnsupportedOp(op="aten.pixel_unshuffle.default", reason="without elements, sizes depend on its kernel")
     lead, (c, h, w) = spec.sizes[:-3], spec.sizes[-3:]
     k = len(lead)
     split = e.node("reshape", x, sizes=(*lead, c, h // r, r, w // r, r))
@@ -144,6 +148,12 @@ def unfold_backward(e: Emit, grad: Node, input_sizes: Sizes, dim: int, size: Int
 @decompose("channel_shuffle.default")
 def channel_shuffle(e: Emit, x: Node, groups: int) -> Node:
     sizes = x.tensor.sizes
+    if len(sizes) < 3:
+        raise RuntimeError(f"channel_shuffle expects input with > 2 dims, but got input with sizes {list(sizes)}")
+    if isinstance(groups, int) and groups <= 0:
+        raise RuntimeError(f"Number of groups to divide channels in must be positive. Value of groups:{groups}")
+    if not equal(e.oracle, sizes[1] % groups, 0):
+        raise RuntimeError(f"Number of channels must be divisible by groups. Got {sizes[1]} channels, {groups} groups")
     split = e.node("reshape", x, sizes=(sizes[0], groups, sizes[1] // groups, *sizes[2:]))
     order = (0, 2, 1, *range(3, len(sizes) + 1))
     return e.node("reshape", e.node("permute", split, dims=order), sizes=sizes)

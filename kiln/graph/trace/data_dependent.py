@@ -19,6 +19,7 @@ from torch._ops import OpOverload
 from kiln.graph.ir.node import Node
 from kiln.graph.ops import DECOMPOSITIONS
 from kiln.graph.ops.breaks import DataDependentOp
+from kiln.graph.ops.data_movement import require_mask
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
 from kiln.graph.trace.special import special, unbacked_integer
@@ -59,13 +60,16 @@ def nonzero(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> 
     return mode.wrap(positions(mode, mode.node_of(args[0])))
 
 
-def without_masks(mode: RecordingMode, indices: Sequence[Node | None]) -> list[Node | None]:
-    """Indices with each mask replaced by the positions where it is true, one index per dimension."""
+def without_masks(mode: RecordingMode, x: Node, indices: Sequence[Node | None]) -> list[Node | None]:
+    """Indices of `x` with each mask replaced by the positions where it is true, one index per dimension."""
     made: list[Node | None] = []
     for index in indices:
         if index is None or index.tensor.dtype not in MASKS:
             made.append(index)
             continue
+        if not index.tensor.rank:
+            raise DataDependentOp(op="aten.index")  # it adds a dimension
+        require_mask(mode.emit, x.tensor, index.tensor, len(made))
         found = positions(mode, index)
         for axis in range(index.tensor.rank):
             column = mode.emit.node("slice", found, axis=1, start=axis, stop=axis + 1, step=1)
@@ -82,7 +86,7 @@ def indexing(name: str) -> Handler:
         try:
             return mode.wrap(rule(mode.emit, *values, **named))
         except DataDependentOp:
-            values[1] = without_masks(mode, cast("list[Node | None]", values[1]))
+            values[1] = without_masks(mode, cast(Node, values[0]), cast("list[Node | None]", values[1]))
             return mode.wrap(rule(mode.emit, *values, **named))
 
     return handler
@@ -104,8 +108,12 @@ def index_put_(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) 
 @special("masked_select.default")
 def masked_select(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
     x, mask = (cast(torch.Tensor, arg) for arg in args)
+    if mask.dtype is not torch.bool:
+        raise RuntimeError("masked_select: expected BoolTensor for mask")
     with mode:
         x, mask = torch.broadcast_tensors(x, mask)
+        if not x.dim():
+            x, mask = x[None], mask[None]
         return torch.ops.aten.index(x, [mask])
 
 

@@ -16,6 +16,7 @@ from typing import cast, final
 
 import torch
 
+from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.prims.meta import MemoryFormat, is_contiguous, is_dense, is_in_format
 from kiln.graph.trace.breaks import FakeEscaped
 from kiln.graph.trace.storage_view import StorageView
@@ -58,9 +59,13 @@ class FakeTensor(torch.Tensor):
 def make_fake(view: StorageView, requires_grad: bool = False) -> FakeTensor:
     """A fake tensor of `view`, whose sizes are integers."""
     spec = view.spec
-    fake = _make_wrapper(
-        FakeTensor, spec.sizes, spec.strides, spec.offset, None, spec.dtype, _strided, spec.device, False, requires_grad
-    )
+    try:
+        fake = _make_wrapper(
+            FakeTensor, spec.sizes, spec.strides, spec.offset, None, spec.dtype, _strided, spec.device, False,
+            requires_grad,
+        )  # fmt: skip
+    except TypeError as problem:
+        raise UnsupportedOp(op="a view", reason=f"its sizes or strides exceed 64 bits: {spec.sizes}") from problem
     fake.storage_view = view
     fake.symbols = None
     return fake

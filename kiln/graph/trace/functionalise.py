@@ -17,6 +17,7 @@ from typing import cast, final
 from kiln.graph.ir.node import Attr, Node
 from kiln.graph.ops import Emit, ViewStep
 from kiln.graph.ops.breaks import UnsupportedMutation
+from kiln.graph.ops.sizes import is_empty
 from kiln.graph.prims.meta import META, equal, has_repeated_elements, same_strides, view_strides
 from kiln.graph.trace.storage_view import StorageView, parent_of, reaches_outside, root_of
 from kiln.symbolic import Int
@@ -126,13 +127,24 @@ class Functionaliser:
         return value if strides == value.tensor.strides else self.emit.node("clone", value, strides=strides)
 
 
-def refuse_overlap(spec: TensorSpec) -> None:
+UNCHECKED = frozenset({
+    "aten.triu_.default", "aten.tril_.default", "aten.masked_fill_.Scalar", "aten.masked_fill_.Tensor",
+    "aten.index_fill_.int_Scalar", "aten.index_fill_.int_Tensor", "aten.index_put_.default",
+    "aten._index_put_impl_.default", "aten.fill_diagonal_.default",
+})  # fmt: skip
+"""Ops that write to overlapping elements in eager: the last write wins, which only eager's kernel knows."""
+
+
+def refuse_overlap(spec: TensorSpec, op: str) -> None:
     """As eager: refuse to write to overlapping elements."""
-    if has_repeated_elements(spec):
-        raise RuntimeError(
-            "unsupported operation: more than one element of the written-to tensor refers to a single memory location."
-            " Please clone() the tensor before performing the operation."
-        )
+    if is_empty(spec) or not has_repeated_elements(spec):
+        return
+    if op in UNCHECKED:
+        raise UnsupportedMutation(op=op, reason="it writes to overlapping elements")
+    raise RuntimeError(
+        "unsupported operation: more than one element of the written-to tensor refers to a single memory location."
+        " Please clone() the tensor before performing the operation."
+    )
 
 
 def _scatter(name: str) -> Inverse:

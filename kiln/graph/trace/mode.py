@@ -126,7 +126,7 @@ class RecordingMode(TorchDispatchMode):
         """New contents of a tensor; only `uniform` ones may be written to overlapping elements."""
         view = self.view_of(target)
         if not uniform:
-            refuse_overlap(view.spec)
+            refuse_overlap(view.spec, str(op))
         self.mutations += 1
         self.memory.write(view, value, str(op))
 

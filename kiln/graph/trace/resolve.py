@@ -18,7 +18,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from kiln.graph.ir.node import Node
 from kiln.graph.ops import DECOMPOSITIONS, INPLACE, LIBRARY, MUTATIONS, VIEWS, Emit
 from kiln.graph.ops.breaks import UnsupportedMutation
-from kiln.graph.ops.domains import NUMBERS, REFUSED, refuse_dtype, refuse_numbers
+from kiln.graph.ops.domains import NUMBERS, REFUSED, refuse_dtype, refuse_in_place, refuse_numbers
 from kiln.graph.ops.eager_kernels import OWN_KERNELS, EagerKernels
 from kiln.graph.ops.registry import Decomposition, MutationRule, Results, SpecRule, ViewRule, ViewSteps
 from kiln.graph.ops.sizes import same_sizes
@@ -185,7 +185,7 @@ def mutable_handler(op: OpOverload, name: str, kernels: EagerKernels) -> Handler
     if found is None or rule is None:
         return None
     if found.in_place:
-        return inplace_handler(rule)
+        return inplace_handler(found.functional, rule)
     return out_handler(rule, found.written, found.functional in FACTORIES)
 
 
@@ -217,9 +217,10 @@ def functional_overload(packet: OpOverloadPacket | None, op: OpOverload, written
     return None
 
 
-def inplace_handler(rule: Decomposition) -> Handler:
+def inplace_handler(functional: str, rule: Decomposition) -> Handler:
     def handler(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
         spec = mode.view_of(args[0]).spec
+        refuse_in_place(functional, spec.dtype)
         refuse_shared_memory(mode, op, args[0], args[1:])
         if kwargs.get("dtype") not in (None, spec.dtype):
             raise RuntimeError(
