@@ -7,6 +7,7 @@ import os
 import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import final
 
 
@@ -18,6 +19,13 @@ def library_folders(paths: Mapping[str, str]) -> tuple[str, ...]:
 LIBRARIES = library_folders(sysconfig.get_paths())
 PACKAGES = frozenset(("site-packages", "dist-packages"))
 """Folders of installed packages, wherever they are."""
+
+COMPILER = str(Path(__file__).parents[1]) + os.sep
+
+
+def is_compiler(file: str) -> bool:
+    """Whether a file belongs to Kiln or to the packages that it uses."""
+    return file.startswith(COMPILER) or bool(PACKAGES.intersection(file.split(os.sep)))
 
 
 @final

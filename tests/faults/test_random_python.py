@@ -29,6 +29,18 @@ BODIES = {
     "values of a dict that shrinks": "for v in d0.values(): d0.popitem()",
     "set that grows in its loop": "q = {1}\n    for k in q: q.add(k + 1)",
     "dict that grows in its last round": "for k in {1: 2}: d0[k] = 1",
+    "dict that grows in a loop with a break": "for k in d0: d0.setdefault('q', []); helper.extra = k",
+    "dict that shrinks in a loop with a break": "for k in d0:\n        del d0['a']; i0 = t0.sum().item()",
+    "set that grows in a loop with a break": "q = {1}\n    for k in q: q.add(t0.sum().item())",
+    "items of a dict that grow in a loop with a break": "for k, v in d0.items(): d0[t0.sum().item()] = v",
+    "variable of the enclosing function that is not set": (
+        "if i0 < 0: i5 = 1\n    def g(t9): return t9.tolist() and i5\n    g(t0)"
+    ),
+    "surplus arguments": "try: len(l0, l0)\n    except TypeError as e: l0.append(e.args)",
+    "surplus arguments of a method": "try: d0.get(1, 2, 3)\n    except TypeError as e: l0.append(e.args)",
+    "missing arguments of a method": "try: l0.count()\n    except TypeError as e: l0.append(e.args)",
+    "keywords of a builtin": "try: bool(x=1)\n    except TypeError as e: l0.append(e.args)",
+    "surplus arguments of a type": "try: bool(1, 2)\n    except TypeError as e: l0.append(e.args)",
     "list that grows after its iterator ended": (
         "it = iter(l0)\n    for v in it: pass\n    l0.append(1)\n    l0.extend(it)"
     ),

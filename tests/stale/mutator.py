@@ -83,6 +83,7 @@ def made(name: str) -> types.ModuleType:
 
 
 def outcome(function: Callable[[torch.Tensor], Any], x: torch.Tensor) -> Any:
+    torch.manual_seed(0)
     try:
         return canonical(function(x))
     except Exception as error:

@@ -415,7 +415,7 @@ SIMPLE: tuple[str, ...] = (
     "[{L}.append(v) for v in range(2)]",
     "it = iter({l}); {I} = next(it); {L} = list(it)", "g = gen({k}); {I} = next(g) + g.send({i})",
     "{S} = {O}.name = 'n'",
-    "q = {*{l}}; q.add({i}); q.discard({k}); {I} = len(q)", "q = set({l}); q.remove({i}); {L} = list(q)",
+    "q = {*{l}}; q.add({i}); q.discard({k}); {I} = len(q)", "q = set({l}); q.remove({i}); {L} = sorted(q, key=str)",
     "{L} = list({*{l}} & {{i}, {k}, 0})", "{T} = {T}.view(-1)[:1] + {T}", "return {t}, {i}", "return {o}",
     "Thing.kind = {s}", "helper.extra = {i}", "{D}[{s}] = {T}", "{L}.append({T})", "{T} = {T} / {i}",
     "{I} = {T}.tolist() and {i}",

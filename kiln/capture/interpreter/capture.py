@@ -87,6 +87,7 @@ from kiln.runtime.numbers import number_tensor
 from kiln.runtime.tail_calls import RESUMED
 from kiln.support.errors import InternalFault, KilnError, drop_tracebacks
 from kiln.support.events import EventSink
+from kiln.support.location import is_compiler
 from kiln.symbolic import DataDependentSize, NoHint
 
 __all__ = ["Capture", "Region", "capture_frame"]
@@ -285,9 +286,21 @@ def internal_fault(function: types.FunctionType, fault: Exception) -> KilnError:
     """An internal error: the frame runs eager and the report says where. A program that recurses has done so here."""
     if isinstance(fault, RecursionError):
         return SkippedCode(function=function.__qualname__, why="it recurses too deeply")
+    if (where := outside_of_compiler(fault)) is not None:
+        why = f"{where}, which was run while tracing, raises {type(fault).__name__}"
+        return SkippedCode(function=function.__qualname__, why=why)
     reason = InternalFault(stage="capture", problem="".join(traceback.format_exception_only(fault)).strip())
     reason.__cause__ = fault
     return reason
+
+
+def outside_of_compiler(fault: Exception) -> str | None:
+    """The function of the program or of Python's library that raised; None if the compiler did."""
+    trace = fault.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code if trace is not None else None
+    return None if code is None or is_compiler(code.co_filename) else code.co_qualname
 
 
 def raising(s: CaptureState, function: types.FunctionType, reason: RaisesException) -> Capture:

@@ -178,7 +178,14 @@ class SymbolicFrame:
     @property
     def resumable(self) -> bool:
         """Whether the caller can continue after a break in this frame."""
-        return self.continuation.resumable
+        return self.continuation.resumable and not self.lacks_free_variable()
+
+    def lacks_free_variable(self) -> bool:
+        """Whether a variable of an enclosing function is not set yet.
+
+        A resume function has these as variables of its own, whose error is another one.
+        """
+        return any(self.cells[name].load(self.state) is None for name in self.code.co_freevars if name in self.cells)
 
     def take_cells(self) -> None:
         """Take the cells that a resume function gets as arguments."""

@@ -172,8 +172,9 @@ class PythonModule(Value):
 
     def _source_of(self, name: str) -> Source | None:
         """Through the module's name, or for a namespace that is not imported (`torch.ops`) through its own path."""
-        if sys.modules.get(self.module.__name__) is self.module:
-            return ModuleGlobalSource(self.module.__name__, name)
+        own = self.module.__dict__.get("__name__")
+        if isinstance(own, str) and sys.modules.get(own) is self.module:
+            return ModuleGlobalSource(own, name)
         return None if self.source is None else AttrSource(self.source, name)
 
     def _computed(self, s: CaptureState, name: str, site: CallSite) -> Value:
@@ -205,7 +206,7 @@ class PythonModule(Value):
 
     def set_attr(self, s: CaptureState, name: str, value: Value | None, site: CallSite = NOT_RESUMABLE) -> None:
         raise UnsupportedCall(
-            function=f"setattr({self.module.__name__}, {name!r})", why="setting attributes of modules is not supported"
+            function=f"setattr({self.module!r}, {name!r})", why="setting attributes of modules is not supported"
         )
 
     def emit(self, g: Codegen) -> None:

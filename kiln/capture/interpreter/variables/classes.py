@@ -168,6 +168,8 @@ def call_metaclass(s: CaptureState, value: Class, function: types.FunctionType, 
         try:
             member = value.cls(*[arg.constant(s) for arg in args])
             path = value.source or s.classes.sources.get(value.cls)
+            if not isinstance(member, value.cls):  # a flag with bits that it does not know, kept as a number
+                return s.wrap(member, None)
             if path is None or member._name_ not in value.cls._member_map_:
                 return Constant(member, None)
             return Constant(member, ItemSource(AttrSource(path, "_member_map_"), member._name_))

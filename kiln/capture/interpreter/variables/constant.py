@@ -54,7 +54,7 @@ class Constant(Value):
             s.guard(self.source, GuardKind.IS_NONE)
         elif isinstance(value, (enum.Enum, *IDENTITY)) or not is_constant(value):
             s.guard(self.source, GuardKind.IS, s.reference(value))
-            if isinstance(value, enum.Flag) and self.source is not None:
+            if isinstance(value, enum.Flag) and self.source is not None and "_value_" in value.__dict__:
                 s.guard(DictAttrSource(self.source, "_value_"), GuardKind.EQUALS, value._value_)
         else:
             s.guard(self.source, GuardKind.EQUALS, value)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, final
 
+from kiln.capture.interpreter.arity import error_of_call
 from kiln.capture.interpreter.breaks import DisabledCall, GraphBreak, PastStep, UnsupportedAttribute, UnsupportedCall
 from kiln.capture.interpreter.core import (
     HANDLERS,
@@ -449,12 +450,20 @@ HANDLER_FRAMES = 3
 """Of `call_handler`, a handler, and what the handler of a method wraps: deeper ones are faults of the compiler."""
 
 
-def call_handler(s: CaptureState, function: object, handler: Handler, args: Args, kwargs: Kwargs) -> Value:
+COMPREHENSIONS = ("<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>")
+
+
+def call_handler(
+    s: CaptureState, function: Callable[..., object], handler: Handler, args: Args, kwargs: Kwargs
+) -> Value:
     """The handler of a builtin. Arguments that it cannot take apart do not fit: Python says so."""
+    if (refused := error_of_call(function, len(args), kwargs)) is not None:
+        raise s.error(TypeError, *refused.args)
     try:
         return handler(s, args, kwargs)
     except (IndexError, ValueError, TypeError) as error:
-        if len(traceback.extract_tb(error.__traceback__, HANDLER_FRAMES + 1)) > HANDLER_FRAMES:
+        frames = traceback.extract_tb(error.__traceback__, HANDLER_FRAMES + 2)
+        if sum(frame.name not in COMPREHENSIONS for frame in frames) > HANDLER_FRAMES:
             raise
         name = getattr(function, "__qualname__", repr(function))
         raise UnsupportedCall(function=name, why="its arguments do not fit") from error

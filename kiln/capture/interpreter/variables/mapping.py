@@ -82,6 +82,8 @@ class Dict(Container):
     def _load(self, s: CaptureState) -> dict[Token, tuple[Value, Value]]:
         s.guard_type(self)
         keys = tuple(self.original)
+        if not all(key in self.original for key in keys):
+            raise self.unsupported("read", "a key has another hash than when it was stored")
         constant = all(is_constant(key) for key in keys)
         if constant:
             s.guard(self.source, GuardKind.DICT_KEYS, keys)
@@ -209,7 +211,7 @@ def dict_iterator(s: CaptureState, mapping: Dict, values: list[Value]) -> Value:
     items = mapping.items(s)
     ordered = issubclass(mapping.cls, OrderedDict)
     error = "OrderedDict mutated during iteration" if ordered else "dictionary changed size during iteration"
-    return SequenceIterator(List(values), SizeWatch(items, len(items), error))
+    return SequenceIterator(List(values), SizeWatch(mapping, items, len(items), error))
 
 
 def holds(value: Dict, token: Token) -> bool:
@@ -287,7 +289,7 @@ class Set(Container):
         items = self.items(s)
         if self.original is not None and len(items) > 1:
             self._guard_items(s, ordered=True)
-        watch = SizeWatch(items, len(items), "Set changed size during iteration")
+        watch = SizeWatch(self, items, len(items), "Set changed size during iteration")
         return SequenceIterator(List(list(self.in_order(s).values())), watch)
 
     def in_order(self, s: CaptureState) -> dict[Token, Value]:

@@ -59,6 +59,14 @@ def writes_otherwise(special: object) -> bool:
     return type(special) is not SLOT_WRAPPER or special.__name__ not in ("__setattr__", "__delattr__")
 
 
+def plain_dict(real: object) -> dict[str, object]:
+    """The instance dict of an object, empty if it has none; its class's own `__getattribute__` is not run."""
+    try:
+        return object.__getattribute__(real, "__dict__")  # type: ignore[no-any-return]
+    except AttributeError:
+        return {}
+
+
 Native = Dict | Set | Sequence
 """The container inside an object whose class derives from a container."""
 
@@ -116,11 +124,11 @@ class Object(Value):
 
     def had_attr(self, name: str) -> bool:
         """Whether the instance's dict had the name before the frame."""
-        return self.original is not MISSING and name in getattr(self.original, "__dict__", ())
+        return self.original is not MISSING and name in plain_dict(self.original)
 
     def instance_names(self) -> list[str]:
         """The current keys of the instance's dict."""
-        names = list(getattr(self.original, "__dict__", ())) if self.original is not MISSING else []
+        names = list(plain_dict(self.original)) if self.original is not MISSING else []
         names += [name for name in self.attrs if name not in names]
         return [name for name in names if self.attrs.get(name, True) is not None]
 
@@ -719,10 +727,10 @@ def wrap_object(s: CaptureState, real: Any, source: Source | None) -> Value:
 
     def make() -> Value:
         value = Object(type(real), source, real)
-        base = next((kind for kind in CONTAINERS if isinstance(real, kind)), None)
+        base = next((kind for kind in CONTAINERS if kind in type(real).__mro__), None)
         if base is not None:
             value.native = native_of(real, base, source)
-            if getattr(real, "__dict__", None) is real and isinstance(value.native, Dict):
+            if plain_dict(real) is real and isinstance(value.native, Dict):
                 value.attrs = OwnItems(s, value.native)
                 if source is not None:
                     s.identities.other_paths.append((value, AttrSource(source, "__dict__")))

@@ -6,7 +6,7 @@ out.append(y)     changes the items of the List; if it is from outside, a side e
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sized
+from collections.abc import Hashable, Iterator, Sized
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -239,6 +239,7 @@ class AppendEffect(SideEffect):
 class SizeWatch:
     """The items of a dict or set during an iteration, in which their number may not change."""
 
+    container: Value
     items: Sized
     size: int
     error: str
@@ -279,6 +280,9 @@ class SequenceIterator(Value):
 
     def emit(self, g: Codegen) -> None:
         # A partly consumed iterator: a new one, advanced with `__setstate__`.
+        if self.watch is not None and not self.ended:
+            self._emit_watched(g, self.watch)
+            return
         g.emit(self.sequence)
         g.body.op("GET_ITER")
         if self.index:
@@ -288,6 +292,25 @@ class SequenceIterator(Value):
             g.body.call(1)
             g.body.op("POP_TOP")
             g.emit(self)
+
+    def _emit_watched(self, g: Codegen, watch: SizeWatch) -> None:
+        g.body.const(watched)
+        g.emit(List(self.sequence.items(g.state)[self.index :]))
+        g.emit(watch.container)
+        g.body.const(watch.size)
+        g.body.const(watch.error)
+        g.body.call(4)
+        g.remember(self)
+
+
+def watched(items: list[object], container: Sized, size: int, error: str) -> Iterator[object]:
+    """The rest of an iteration over a dict or set, which ends with an error if the number of its items changes."""
+    for item in items:
+        if len(container) != size:
+            raise RuntimeError(error)
+        yield item
+    if len(container) != size:
+        raise RuntimeError(error)
 
 
 @final

@@ -1,0 +1,95 @@
+"""How many arguments a function written in C takes, so that the errors of wrong calls are those of Python.
+
+len([], [])        TypeError: len() takes exactly one argument (2 given)
+{}.get(key=1)      TypeError: dict.get() takes no keyword arguments
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import final
+
+C_FUNCTIONS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+NO_SIGNATURE: dict[object, tuple[int, int, frozenset[str]]] = {
+    **dict.fromkeys((bool, float, list, tuple, set, frozenset), (0, 1, frozenset())),
+    **dict.fromkeys((iter, next), (1, 2, frozenset())),
+    **dict.fromkeys((range, slice), (1, 3, frozenset())),
+    int: (0, 2, frozenset(("base",))),
+    str: (0, 3, frozenset(("object", "encoding", "errors"))),
+    getattr: (2, 3, frozenset()),
+    dict.pop: (2, 3, frozenset()),
+    vars: (0, 1, frozenset()),
+    super: (0, 2, frozenset()),
+}
+"""Fewest and most positional arguments and the keywords of builtins that do not tell `inspect.signature`."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Arity:
+    """What a call may pass."""
+
+    fewest: int
+    """Positional parameters without a default that have no keyword."""
+    most: int | None
+    """Positional arguments; None: any number."""
+    keywords: frozenset[str] | None
+    """None: any."""
+
+    def fits(self, positional: int, keywords: Iterable[str]) -> bool:
+        named = set(keywords)
+        if self.keywords is not None and not named <= self.keywords:
+            return False
+        return self.fewest <= positional + len(named) and (self.most is None or positional <= self.most)
+
+
+@functools.lru_cache(maxsize=4096)
+def arity(function: Callable[..., object]) -> Arity | None:
+    """The arity of a builtin, None if it is not known."""
+    if function in NO_SIGNATURE:
+        fewest, most, keywords = NO_SIGNATURE[function]
+        return Arity(fewest, most, keywords)
+    if not isinstance(function, C_FUNCTIONS) and vars(builtins).get(getattr(function, "__name__", "")) is not function:
+        return None
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (ValueError, TypeError):
+        return None
+    kinds = {parameter.kind for parameter in parameters}
+    by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    names = frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+    return Arity(
+        sum(parameter.default is parameter.empty for parameter in by_position),
+        None if inspect.Parameter.VAR_POSITIONAL in kinds else len(by_position),
+        None if inspect.Parameter.VAR_KEYWORD in kinds else names,
+    )
+
+
+def error_of_call(function: Callable[..., object], positional: int, keywords: Iterable[str]) -> TypeError | None:
+    """What Python raises for a call with so many arguments; None if they may fit.
+
+    The function is called with placeholders, which it refuses to count.
+    """
+    known = arity(function)
+    named = tuple(keywords)
+    if known is None or known.fits(positional, named):
+        return None
+    given: list[object] = [None] * positional
+    owner = getattr(function, "__objclass__", None)
+    if owner is not None and given:
+        try:
+            given[0] = owner()
+        except TypeError:
+            return None
+    try:
+        function(*given, **dict.fromkeys(named))
+    except TypeError as error:
+        return error
+    except Exception:
+        return None
+    return None
