@@ -76,7 +76,8 @@ class Recorder {
       case Via::kFixed:
         return true;
       case Via::kDict:
-        return cover_dict(node.parent);
+        cover_dict(node.parent);
+        return true;
       case Via::kPart:
         return identity_[node.parent];
       case Via::kTypeOf:
@@ -112,7 +113,7 @@ class Recorder {
         check = true;
       }
     }
-    if (dict && !cover_dict(at)) check = true;
+    if (dict) cover_dict(at);
     if (instance && !(cover_instance(at) && cover_type(Py_TYPE(value)))) check = true;
     if (PyType_Check(value) && !identity_[at]) cover_type(reinterpret_cast<PyTypeObject*>(value));
     if (check) replay_.parts.push_back({Step::kCheck, at, at, nullptr});
@@ -139,11 +140,10 @@ class Recorder {
            (PyTuple_Check(value) || PyUnicode_Check(value) || PyBytes_Check(value));
   }
 
-  bool cover_dict(int at) {
-    if (covered_[at]) return true;
+  void cover_dict(int at) {
+    if (covered_[at]) return;
     covered_[at] = replay_.verified[at] = 1;
     probe_version(value(at), at);
-    return true;
   }
 
   bool cover_instance(int at) {

@@ -125,7 +125,7 @@ def tree_from_json(data: Json, depth: int = 0) -> Tree:
     """Inverse of `Tree.to_json`. Raises DamagedProgram."""
     if data is None:
         return LEAF
-    if depth > LARGEST_DEPTH:
+    if depth >= LARGEST_DEPTH:
         raise DamagedProgram(problem=f"containers are nested deeper than {LARGEST_DEPTH}")
     fields = Fields(data, "tree")
     name = fields.text("type")

@@ -161,3 +161,11 @@ def test_optimizers_of_equal_models_share_a_session() -> None:
     assert compiles[2] - compiles[0] <= 2, "what an optimizer compiles is not compiled again for another"
     other = torch.optim.SGD(nn.Linear(4, 5).parameters(), lr=0.1)
     assert kiln.report_of(kiln.compile(other.step, options={"cache": False})) is not kiln.report_of(steps[0])
+
+
+def test_after_a_reset_equal_modules_begin_again() -> None:
+    first = Block()
+    compiled = kiln.compile(first.forward)
+    kiln.reset()
+    again = kiln.compile(Block().forward)
+    assert kiln.api.report_of(compiled) is not kiln.api.report_of(again)

@@ -78,6 +78,14 @@ def interpreted(s: Any, module: Any, args: Any, kwargs: Any, interpret: Callable
     return interpret()
 
 
+def noting(call: Callable[..., Any], states: list[Any]) -> Callable[..., Any]:
+    def noted(s: Any, *rest: Any) -> Any:
+        states.append(s)
+        return call(s, *rest)
+
+    return noted
+
+
 @pytest.fixture
 def repeats(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """`repeats(model, x)`: captured both ways, equal; how often a block was repeated."""
@@ -100,18 +108,22 @@ def repeats(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         state = {name: value.clone() for name, value in model.state_dict().items()}
         answers: list[Any] = []
         labs: list[Lab] = []
+        numbers: list[int] = []
         for call in (None, repeat.call_repeatable, interpreted):
             torch.set_rng_state(seed)
             model.load_state_dict(state)
             if call is None:
                 answers.append((model(*args), {n: v.clone() for n, v in model.state_dict().items()}))
                 continue
-            monkeypatch.setattr(module, "call_repeatable", call)
+            states: list[Any] = []
+            monkeypatch.setattr(module, "call_repeatable", noting(call, states))
             labs.append(lab := Lab())
             function = lab.compile(type(model).forward)
             answers.append((function(model, *args), {n: v.clone() for n, v in model.state_dict().items()}))
             assert lab.skipped() == [], [str(capture.skipped) for capture in lab.captures]
             assert lab.failures == [None] * len(lab.failures)
+            numbers.append(states[-1].counters.frames)
+        assert numbers[0] == numbers[1], "breaks are found again by the numbers of frames"
         assert texts(labs[0].captures) == texts(labs[1].captures)
         assert_equal(answers[1], answers[0])
         assert_equal(answers[2], answers[0])

@@ -23,6 +23,12 @@ def program(*codes: str) -> Any:
     return register
 
 
+@program("KILN1013")
+def names_of_the_frame(x):
+    y = x + 1
+    return y * len(dir())
+
+
 @program("KILN1002")
 def class_inside(x):
     y = x + 1

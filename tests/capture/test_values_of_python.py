@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
 import kiln
+from tests.capture.conftest import Lab
 
 X = torch.arange(4.0)
 
@@ -32,6 +33,13 @@ class Attributes(dict):  # type: ignore[type-arg]
     def __init__(self, **items: object) -> None:
         self.update(items)
         self.__dict__ = self
+
+
+class Replaced(dict):  # type: ignore[type-arg]
+    def __init__(self) -> None:
+        self.early = 1
+        self.__dict__ = self
+        self.late = 2
 
 
 def returns_deques(x: torch.Tensor) -> object:
@@ -94,9 +102,53 @@ def default_of_a_defaultdict(x: torch.Tensor) -> object:
     return x + 1, "no error"
 
 
+def compares_ordered_dicts(x: torch.Tensor) -> object:
+    """Two of them are equal in one order only; with a dict the order does not matter."""
+    named, other = Named(a=1, b=2), Named(b=2, a=1)
+    ordered, swapped = OrderedDict(a=1, b=2), OrderedDict(b=2, a=1)
+    plain = {"b": 2, "a": 1}
+    return (
+        x + 1, named == other, ordered == swapped, named == ordered, ordered == other, named == plain, plain == ordered,
+        ordered != swapped, [ordered] == [swapped], named == Named(a=1, b=2),
+    )  # fmt: skip
+
+
+def compares_classes_with_containers(x: torch.Tensor) -> object:
+    first = int
+    return x + 1, first == (1, 2), first == [], first == {}, first != {1}, (1, first) == (1, (int,))  # type: ignore[comparison-overlap]
+
+
+def copies_subclasses(x: torch.Tensor) -> object:
+    named = Named(b=1, a=2)
+    copied = named.copy()
+    copied["c"] = 3
+    return x + 1, list(named), list(copied), isinstance(copied, Named), copied == OrderedDict(b=1, a=2, c=3)
+
+
+def loses_what_was_set_before_the_items(x: torch.Tensor) -> object:
+    """An instance dict that is replaced takes its attributes with it."""
+    found = Replaced()
+    return x + 1, hasattr(found, "early"), len(found), found.late
+
+
+def generator_that_has_raised(x: torch.Tensor) -> object:
+    def counted() -> Iterator[int]:
+        yield 1
+        raise ValueError
+
+    counter, seen = counted(), []
+    try:
+        for number in counter:
+            seen.append(number)
+    except ValueError:
+        seen.append(-1)
+    return x + 1, seen, next(counter, 0), list(counter)
+
+
 PROGRAMS: tuple[Callable[[torch.Tensor], Any], ...] = (
     returns_deques, pops_an_empty_deque, makes_subclasses, items_are_attributes, reads_what_errors_hold,
-    compares_classes, default_of_a_defaultdict,
+    compares_classes, default_of_a_defaultdict, compares_ordered_dicts, compares_classes_with_containers,
+    copies_subclasses, loses_what_was_set_before_the_items, generator_that_has_raised,
 )  # fmt: skip
 
 
@@ -114,7 +166,9 @@ def scaled(x: torch.Tensor, *, factor: float = 2.0) -> torch.Tensor:
     return x * factor
 
 
-def compiled_times(program: Callable[..., Any], *calls: Callable[[], tuple[Any, ...]]) -> int:
+def compiled_times(
+    program: Callable[..., Any], *calls: Callable[[], tuple[Any, ...]], dynamic: bool | None = None
+) -> int:
     """How many graphs the calls needed; each result is eager's. A call gives the arguments."""
     captured: list[object] = []
 
@@ -122,7 +176,7 @@ def compiled_times(program: Callable[..., Any], *calls: Callable[[], tuple[Any, 
         captured.append(graph)
         return graph.forward
 
-    compiled = kiln.compile(program, backend=backend)
+    compiled = kiln.compile(program, backend=backend, dynamic=dynamic)
     for call in calls:
         arguments = call()
         torch.testing.assert_close(compiled(*arguments), program(*arguments))
@@ -158,7 +212,12 @@ def test_the_length_of_a_dict_depends_on_no_value(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setitem(SCALES, "c", 5.0)
         return (X,)
 
-    assert compiled_times(lambda x: x * len(SCALES), lambda: (X,), other_value, longer) == 2
+    def other_key() -> tuple[torch.Tensor]:
+        monkeypatch.delitem(SCALES, "b")
+        monkeypatch.setitem(SCALES, "z", 5.0)
+        return (X,)
+
+    assert compiled_times(lambda x: x * len(SCALES), lambda: (X,), other_value, other_key, longer) == 2
 
 
 def test_equal_and_different_arguments() -> None:
@@ -174,10 +233,8 @@ def test_the_larger_of_two_sizes_is_one_program() -> None:
     def larger(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return x.sum() * max(x.shape[0], y.shape[0]) + min(x.shape[0], y.shape[0])
 
-    compiled = kiln.compile(larger, dynamic=True, fullgraph=True)
-    for one, other in ((5, 7), (9, 4), (6, 6)):
-        x, y = torch.ones(one), torch.ones(other)
-        torch.testing.assert_close(compiled(x, y), larger(x, y))
+    pairs = [(torch.ones(one), torch.ones(other)) for one, other in ((5, 7), (9, 4), (6, 6))]
+    assert compiled_times(larger, *[lambda pair=pair: pair for pair in pairs], dynamic=True) == 1
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1), (2,)])
@@ -190,4 +247,57 @@ def test_the_condition_of_cond_is_one_element(shape: tuple[int, ...]) -> None:
         with pytest.raises(RuntimeError, match="pred"):
             kiln.compile(program)(X, pred)
     else:
-        torch.testing.assert_close(kiln.compile(program)(X, pred), X + 1)
+        compiled = kiln.compile(program, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(X, pred), X + 1)
+
+
+class Doubled(torch.autograd.Function):
+    """Without a gradient nothing of it is differentiated, so it may also write its arguments."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("there is no backward")
+
+
+def test_an_autograd_function_without_gradients_is_its_forward() -> None:
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            y = Doubled.apply(w)
+        return x + y.detach()
+
+    compiled = kiln.compile(program, backend="eager", fullgraph=True)
+    ours, eagers = (torch.ones(4, requires_grad=True) for _ in range(2))
+    torch.testing.assert_close(compiled(X, ours), program(X, eagers))
+    torch.testing.assert_close(ours, eagers)
+
+
+def test_modes_are_as_before_where_a_capture_ends() -> None:
+    """The code that was made sets them, when it is called."""
+
+    def unbalanced(x: torch.Tensor) -> torch.Tensor:
+        torch.set_grad_enabled(False)
+        return x + 1
+
+    capture = Lab().capture(unbalanced, {"x": X})
+    assert capture.function is not None and torch.is_grad_enabled()
+
+
+class Counting(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count = 3
+        return x + self.count
+
+
+def test_a_plain_attribute_of_a_module_is_set_in_one_step() -> None:
+    """Not by the forty statements of `nn.Module.__setattr__`."""
+    capture = Lab().capture(Counting.forward, {"self": Counting(), "x": X})
+    assert capture.skipped is None and capture.steps < 20

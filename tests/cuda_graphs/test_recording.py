@@ -437,3 +437,14 @@ def test_numbers_that_never_come_again_end_recording(device: NullDevice) -> None
     for n in range(LAYOUTS + 2):
         assert torch.equal(run(full(1), n)[0], full(n))
     assert "keep changing" in run.stopped and not device.graphs
+
+
+def test_a_cleared_plan_belongs_to_the_next_thread(device: NullDevice) -> None:
+    plan = graphed(device, double)
+    for _ in range(2):
+        plan(torch.ones(3))
+        other = threading.Thread(target=plan, args=(torch.ones(3),))
+        other.start()
+        other.join()
+        plan.clear()
+    assert sum("several threads" in line for line in lines(plan)) == 2

@@ -785,6 +785,61 @@ def changed(request: pytest.FixtureRequest) -> Iterator[Change]:
 
 
 @pytest.mark.filterwarnings("error:(?s).*KILN9000")
+@change
+def a_name_that_becomes_a_builtin() -> Change:
+    def program(x: torch.Tensor) -> Any:
+        try:
+            return x * undefined_so_far  # type: ignore[name-defined]
+        except NameError:
+            return x - 1
+
+    return Change(
+        program,
+        lambda: setattr(builtins, "undefined_so_far", 3),
+        undo=lambda: delattr(builtins, "undefined_so_far"),
+    )
+
+
+@change
+def a_call_of_a_nested_module_class() -> Change:
+    class Inner(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    class Outer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Inner()
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.inner(x)
+
+    outer = Outer()
+    return Change(lambda x: outer(x), lambda: setattr(Inner, "__call__", lambda self, x: x * 5))
+
+
+@change
+def a_reflected_operator_of_tensors() -> Change:
+    kept = torch.Tensor.__rsub__
+    return Change(
+        lambda x: 2 - x,
+        lambda: setattr(torch.Tensor, "__rsub__", lambda self, other: self * 7),
+        undo=lambda: setattr(torch.Tensor, "__rsub__", kept),
+    )
+
+
+@change
+def memory_that_two_views_shared() -> Change:
+    """A result that is a view of the second is not one of the first any more."""
+    first, other = torch.arange(10.0), -torch.arange(10.0)
+    views = [first[:8], first[2:5]]
+
+    def program(x: torch.Tensor) -> Any:
+        return x + views[0].sum(), views[1].view(3, 1)
+
+    return Change(program, lambda: views.__setitem__(1, other[2:5]))
+
+
 @pytest.mark.parametrize("changed", CHANGES, indirect=True)
 def test_a_change_is_noticed(changed: Change) -> None:
     compiled = kiln.compile(changed.program)

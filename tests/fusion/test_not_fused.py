@@ -12,7 +12,7 @@ from kiln.loops.fusion.dependencies import Dependencies
 from kiln.loops.fusion.group import Group, GroupSymbols
 from kiln.loops.fusion.order import GroupOrder
 from kiln.loops.fusion.schedule import schedule
-from kiln.loops.fusion.vetoes import CONFLICT, PAIR_VETOES, VETOES, two_blockings
+from kiln.loops.fusion.vetoes import CONFLICT, MOST_BETWEEN, PAIR_VETOES, VETOES, too_far_apart, two_blockings
 from kiln.loops.kernel.launches.not_fused import NotFused, Refusal
 from kiln.loops.program.nodes import LoopProgram
 from kiln.loops.program.text import program_text
@@ -151,3 +151,12 @@ def test_the_report_says_why() -> None:
     schedule(parse_program(REVERSED), TARGET, events)
     (reason,) = json.loads(report.to_json())["not_fused"]
     assert reason == "b0, b1: vertical: not-local (a unit would read what another one writes)"
+
+
+def test_the_distance_of_loops_is_between_them() -> None:
+    """Neighbours are fused wherever they stand in a long program."""
+    far = [Group(position=position) for position in (400, 401, 400 + MOST_BETWEEN, 401 + MOST_BETWEEN)]
+    empty = LoopProgram("empty", (), (), (), (), ())
+    context = FusionContext({}, Dependencies(empty, {}), GroupOrder(), GroupSymbols(), TARGET)
+    found = [too_far_apart(Pair(far[0], other, context)) for other in far[1:]]
+    assert found == [None, None, (MOST_BETWEEN + 1, MOST_BETWEEN)]

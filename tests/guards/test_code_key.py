@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from types import CodeType, FunctionType
 from weakref import WeakKeyDictionary
 
 import pytest
+import torch
 
 from kiln.native._frames import Dispatcher
 from kiln.runtime.guards import reference
@@ -56,3 +58,9 @@ def test_the_key_tells_the_code_behind_a_dispatcher() -> None:
     assert key == code_key(chain(2)[1].function.__code__)
     last.function.__code__ = last.function.__code__.replace(co_consts=(None, "another", "another", 0))
     assert code_key(before.function.__code__, digests) != key
+
+
+def test_constants_of_code_are_known_by_their_path() -> None:
+    constants = (math.sin, math.cos, torch.sin, torch.cos)
+    keys = {code_key(entry.__code__.replace(co_consts=(constant,))) for constant in constants}
+    assert len(keys) == 4

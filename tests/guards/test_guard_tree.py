@@ -28,6 +28,7 @@ from kiln.runtime.guards.guard import (
 from kiln.runtime.guards.source import (
     AttrSource,
     BuiltinSource,
+    CallSource,
     CellObjectSource,
     CellSource,
     ClosureSource,
@@ -169,6 +170,8 @@ def held_by_slots(value: Any) -> Slotted:
         (ItemSource(AttrSource(X, "a"), "k"), lambda v: Plain(a=OrderedDict(k=v))),
         (KeysSource(AttrSource(X, "a"), 1), lambda v: Plain(a={"first": 0, v: 0})),
         (KeysSource(AttrSource(X, "a"), 0), lambda v: Plain(a={v})),
+        (KeysSource(AttrSource(X, "a"), 1), lambda v: Plain(a=OrderedDict({"first": 0, v: 0}))),
+        (ValuesSource(AttrSource(X, "a"), 1), lambda v: Plain(a=OrderedDict({0: 0, 1: v}))),
         (ValuesSource(AttrSource(X, "a"), 1), lambda v: Plain(a={0: 0, 1: v})),
         (KeysSource(X, 0), lambda v: frozenset([v])),
         (ClosureSource(X, 0), closed_over),
@@ -544,3 +547,14 @@ def test_a_model_that_holds_its_dispatcher_is_freed() -> None:
     del model, dispatcher, tree, guards, collect
     gc.collect()
     assert [reference() for reference in gone] == [None] * 3
+
+
+def test_a_call_that_raises_leaves_no_error() -> None:
+    """What it returned is missing; the next check asks again."""
+    tree = tree_of(guard(CallSource(X, ("a",)), GuardKind.EQUALS, 1))
+    table = {"a": 1}
+    assert holds(tree, table.__getitem__)
+    del table["a"]
+    assert not holds(tree, table.__getitem__)
+    table["a"] = 1
+    assert holds(tree, table.__getitem__)

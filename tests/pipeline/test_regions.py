@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import kiln
+from kiln.api import session_of
 from kiln.build import cpp_compile as libraries
 from kiln.build.cpp_compile import start_compile
 from kiln.build.toolchain import Toolchain
-from kiln.pipeline import compiled_region
+from kiln.pipeline import captured, compiled_region
+from kiln.pipeline.captured import FACTS, Captured, FrameCapture
 from kiln.pipeline.compiled_region import CompiledRegion, finish_regions
 from kiln.pipeline.session import KilnWarning
 from kiln.plan.plan import Kernel
 from kiln.runtime.cache.store import DiskStore
 from kiln.support.errors import InternalFault
-from kiln.support.events import EventSink
+from kiln.support.events import Event, EventSink
 
 
 def double(x: torch.Tensor) -> torch.Tensor:
@@ -71,3 +74,31 @@ def test_compilers_that_nobody_waits_for_are_stopped(tmp_path: Path) -> None:
     del work
     gc.collect()
     assert process.poll() is not None and not folder.exists()
+
+
+def test_the_cause_of_an_eager_run_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unexpected error of the compiler, with its traceback."""
+    events: list[Event] = []
+
+    monkeypatch.setattr(captured, "compile_region", None)
+    compiled = kiln.compile(double)
+    session_of(compiled).events.listen(events.append)
+    with pytest.warns(KilnWarning):
+        assert torch.equal(compiled(torch.ones(2)), double(torch.ones(2)))
+    (fault,) = [event for event in events if event.kind == "fault"]
+    assert "Traceback" in fault.data["text"] and "'NoneType' object is not callable" in fault.data["text"]
+
+
+def test_facts_of_a_variant_are_those_that_are_stored_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Captured] = []
+    original = FrameCapture.capture
+
+    def noted(self: FrameCapture, *arguments: Any, **keywords: Any) -> Captured:
+        kept.append(original(self, *arguments, **keywords))
+        return kept[-1]
+
+    monkeypatch.setattr(FrameCapture, "capture", noted)
+    kiln.compile(double)(torch.ones(3))
+    (made,) = kept
+    kinds = {kind for kind, _ in made.facts}
+    assert kinds and kinds <= FACTS

@@ -21,7 +21,7 @@ import kiln
 from kiln.loops.codegen.cpp.dialect import CPP
 from kiln.pipeline.differences import differences
 from kiln.pipeline.first_run import PendingComparison
-from kiln.pipeline.observation import Observation, observe
+from kiln.pipeline.observation import Observation, gradients_of, observe, storage_copy
 from kiln.pipeline.session import KilnWarning
 from kiln.support.errors import KilnError
 from tests.child import search_path
@@ -298,3 +298,23 @@ def test_copies_share_memory_as_the_inputs() -> None:
     x = torch.zeros(4, 4)
     seen = observe(lambda a, b: [a.add_(1), b.sum()], [x[1], x.t()])
     assert seen.results[1] == 4 and seen.shared[0] == 0 and not x.any()
+
+
+def test_an_error_of_one_side_is_a_difference() -> None:
+    ran, raised = Observation([X]), Observation(error=ValueError("odd"))
+    assert differences(raised, ran, None) == "ValueError: odd, eager: no error"
+    assert differences(ran, raised, None) == "no error, eager: ValueError: odd"
+    assert differences(raised, Observation(error=ValueError("other text")), None) == ""
+
+
+def test_copies_of_storages_keep_integers() -> None:
+    numbers = torch.arange(4)
+    assert storage_copy(numbers, torch.float64, False).leaf.dtype is torch.int64
+    assert storage_copy(X, torch.float64, False).leaf.dtype is torch.float64
+    assert storage_copy(X, None, False).leaf.dtype is torch.float32
+
+
+def test_inputs_without_a_gradient_have_no_leaf() -> None:
+    leaf = torch.ones(3, requires_grad=True)
+    (gradient,) = gradients_of([leaf * 2, 3], [None, leaf, None])
+    assert gradient is not None and gradient.shape == (3,)

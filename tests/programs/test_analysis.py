@@ -9,8 +9,9 @@ from torch.utils.flop_counter import FlopCounterMode
 import kiln
 from kiln.graph.ir.parse import parse_graph
 from kiln.graph.prims.table import Kind
-from kiln.programs.analysis import analyze_graph
+from kiln.programs.analysis import analyze_graph, size_of
 from kiln.symbolic import evaluate, parse_int
+from kiln.tensor.spec import TensorSpec
 from tests.programs.models import Classifier
 
 BATCH = kiln.Dim("batch", min=2, max=64)
@@ -73,3 +74,8 @@ def test_counts_are_those_of_torch() -> None:
             node.op.flops * node.tensor.numel() for node in program.graph.nodes if node.op.kind is Kind.POINTWISE
         )
         assert flops - pointwise == counter.get_total_flops()
+
+
+def test_bytes_of_several_results() -> None:
+    part = TensorSpec(torch.float32, (3, 4), (4, 1))
+    assert size_of((part, None, (part, part))) == 3 * size_of(part) == 144

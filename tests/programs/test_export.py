@@ -14,7 +14,10 @@ from torch.utils import _pytree as pytree
 
 import kiln
 from kiln.graph.ir.verify import verify
+from kiln.programs.dims import fixed_problem
 from kiln.support.errors import KilnError
+from kiln.support.location import Location
+from kiln.symbolic import ShapeEnv, rel_eq
 from tests.programs.models import Classifier, Counter, Loss
 
 BATCH = kiln.Dim("batch", min=2, max=64)
@@ -354,3 +357,15 @@ def test_attributes_that_are_restored_are_no_change() -> None:
     model, x = Restores(), torch.randn(3)
     check(kiln.export(model, (x,)), model, x)
     assert model.mode is None
+
+
+def test_what_fixes_a_size_is_named_with_its_line_if_there_is_one() -> None:
+    env = ShapeEnv()
+    known, unknown, free = env.create_symbol(4), env.create_symbol(5), env.create_symbol(6)
+    env.decide(rel_eq(known, 4), Location("model.py", 41, "forward"))
+    env.decide(rel_eq(unknown, 5))
+    assert (
+        fixed_problem(env, known, 4) == "the program works for the size 4 only (`s0 == 4` at model.py:41, in forward)"
+    )
+    assert fixed_problem(env, unknown, 5) == "the program works for the size 5 only (`s1 == 5`)"
+    assert fixed_problem(env, free, 6) == "the program works for the size 6 only (``)"

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 import kiln
+from kiln.api import compiler
 from kiln.pipeline.session import KilnWarning
 from kiln.report import ProgressBar, log_stages
 from kiln.report import listeners as module
-from kiln.support.events import EventSink
+from kiln.support.events import Event, EventSink
 
 
 class Terminal(io.StringIO):
@@ -105,3 +106,26 @@ def test_a_warning_is_given_once_and_names_the_function() -> None:
     ours = [warning for warning in seen if issubclass(warning.category, KilnWarning)]
     assert len(ours) == 1 and "stubborn` runs eager: KILN" in str(ours[0].message)
     assert kiln.report_of(compiled).eager == 1 and "stubborn" in str(kiln.report_of(compiled))
+
+
+def test_a_bar_ends_with_its_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    bars: list[str] = []
+
+    class Bar:
+        def __init__(self, name: str) -> None:
+            bars.append(f"open {name}")
+
+        def __call__(self, event: Event) -> None: ...
+
+        def close(self) -> None:
+            bars.append("close")
+
+    monkeypatch.setattr(compiler, "ProgressBar", Bar)
+    compiled = kiln.compile(double, options={"progress": True})
+    for size in (2, 3):
+        compiled(torch.ones(size, dtype=torch.float64 if size == 3 else None))
+    assert bars == ["open double", "close", "open double", "close"]
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2

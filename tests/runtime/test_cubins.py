@@ -16,7 +16,7 @@ import torch
 
 from kiln.build import cubins, triton_compile, triton_worker, triton_workers
 from kiln.build.cubins import NoTriton, TritonRefused, start_cubins
-from kiln.build.triton_workers import WorkerError, Workers
+from kiln.build.triton_workers import Worker, WorkerError, Workers
 from kiln.plan.plan import Kernel
 from kiln.runtime.cache.store import DiskStore
 from kiln.runtime.kernels import Cubin
@@ -209,3 +209,27 @@ def test_where_no_process_can_be_started(workers: Workers, monkeypatch: pytest.M
     monkeypatch.setattr(triton_workers, "compile_source", lambda *args: {"symbol": args[1]})
     workers.start(2)
     assert workers.idle == [] and workers.compile("", "t_here", {}) == {"symbol": "t_here"}
+
+
+def test_without_worker_processes_this_one_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def refuse(source: str, symbol: str, meta: Any) -> dict[str, Any]:
+        asked.append(symbol)
+        raise ValueError("here")
+
+    monkeypatch.setattr(cubins, "can_start_workers", lambda: False)
+    monkeypatch.setattr(cubins, "shared_workers", lambda: pytest.fail("there are no workers"))
+    monkeypatch.setattr(cubins, "compile_source", refuse)
+    with pytest.raises(TritonRefused, match="here"):
+        start_cubins([SCALE], DiskStore(tmp_path), EventSink()).wait()
+    assert asked == ["t_scale"]
+
+
+def test_an_idle_worker_is_alive_until_its_channel_ends() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        worker = Worker(ours, ours.makefile("rwb"))
+        assert worker.is_alive()
+        theirs.close()
+        assert not worker.is_alive()

@@ -11,7 +11,14 @@ import torch
 
 from kiln.native._executor import Executor
 from kiln.plan.encode import encode_program
-from kiln.plan.errors import CheckFailed, IndexOutOfRange, InputMismatch, InvalidProgram, UnknownOperator
+from kiln.plan.errors import (
+    CheckFailed,
+    IndexOutOfRange,
+    InputMismatch,
+    InvalidProgram,
+    NoDeviceMemory,
+    UnknownOperator,
+)
 from kiln.plan.plan import Plan, PlanInput, PlanOutput, Ref, SymbolBinding
 from kiln.plan.reference import PythonExecutor
 from kiln.plan.steps import (
@@ -25,7 +32,8 @@ from kiln.plan.steps import (
     RandomSeedStep,
     ViewStep,
 )
-from kiln.runtime.executor import Explain, make_executor
+from kiln.runtime import executor
+from kiln.runtime.executor import Explain, load_executor, make_executor
 from kiln.runtime.kernels import Libraries
 from kiln.runtime.loader import load_bundle, save_bundle
 from kiln.symbolic import symbol
@@ -296,3 +304,33 @@ def test_a_branch_that_fails_keeps_nothing(libraries: Libraries) -> None:
     with pytest.raises(CheckFailed, match="always wrong"):
         run(x, torch.tensor(False))
     assert x._use_count() == before
+
+
+def test_views_of_an_argument_that_lies_inside_of_its_storage(libraries: Libraries) -> None:
+    plan = Plan(
+        name="window",
+        inputs=(PlanInput("x", spec(6)),),
+        symbols=(),
+        steps=(ViewStep(1, 0, spec(3, strides=(2,), offset=1)),),
+        outputs=(PlanOutput(slot=1),),
+        kernels=(),
+        num_slots=2,
+    )
+    given = torch.arange(20.0)[7:13]
+    for run in (PythonExecutor(plan, libraries), make_executor(plan, libraries)):
+        assert run(given)[0].tolist() == [8.0, 10.0, 12.0]
+
+
+def test_memory_that_a_program_cannot_get_is_an_error_of_ours(
+    libraries: Libraries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("none left")
+
+    monkeypatch.setattr(executor, "Executor", refuse)
+    with pytest.raises(NoDeviceMemory, match="none left") as caught:
+        load_executor(b"", libraries, (), Explain("big", []))
+    monkeypatch.setattr(executor, "Executor", lambda *arguments: (_ for _ in ()).throw(caught.value))
+    with pytest.raises(NoDeviceMemory) as again:
+        load_executor(b"", libraries, (), Explain("big", []))
+    assert again.value is caught.value

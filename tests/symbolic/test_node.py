@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from typing import Any
@@ -25,7 +26,7 @@ from kiln.symbolic import (
     to_sym,
 )
 from kiln.symbolic.contiguity import LAYOUT_QUESTIONS
-from kiln.symbolic.values import Real, decide_truth
+from kiln.symbolic.values import Real, compare, decide_truth
 
 HERE = Location("model.py", 7, "forward")
 
@@ -258,3 +259,22 @@ assert not [name for name in new if name.startswith(tuple("torch." + one for one
 def test_no_module_outside_the_boundary_is_loaded() -> None:
     done = subprocess.run([sys.executable, "-c", IMPORT_PROBE], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_truths_are_compared() -> None:
+    env = ShapeEnv()
+    s0, s1 = env.create_symbol(4), env.create_symbol(7)
+    truths = (rel_le(s0, 5), rel_le(s1, 5), True, False)
+    for a, b in itertools.product(truths, repeat=2):
+        left, right = (decide_truth(env, truth, None) for truth in (a, b))
+        assert decide_truth(env, compare(env, "eq", a, b, None), None) is (left == right)
+        assert decide_truth(env, compare(env, "ne", a, b, None), None) is (left != right)
+
+
+def test_what_decides_the_order_of_dimensions_is_guarded() -> None:
+    """A tensor with gaps is not dense in this order of strides; in another it might be."""
+    env = ShapeEnv()
+    sizes = env.create_symbol(3), env.create_symbol(4)
+    strides = env.create_symbol(1), env.create_symbol(5)
+    assert LAYOUT_QUESTIONS["is_non_overlapping_and_dense"](env, sizes, strides) is False
+    assert env.known(rel_le(strides[0], strides[1])) is True

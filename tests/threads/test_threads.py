@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 import threading
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import kiln
+from kiln.support.gc_pause import GcPause
 
 
 @pytest.fixture(autouse=True)
@@ -154,3 +156,17 @@ def test_threads_meet_at_the_first_backward() -> None:
     for _ in range(4):
         workers.start(call, 20)
     workers.run()
+
+
+def test_garbage_collection_returns_after_the_last_compile_if_it_was_on() -> None:
+    pause = GcPause()
+    try:
+        for on in (True, False):
+            gc.enable() if on else gc.disable()
+            with pause():
+                with pause():
+                    assert not gc.isenabled()
+                assert not gc.isenabled()
+            assert gc.isenabled() is on
+    finally:
+        gc.enable()

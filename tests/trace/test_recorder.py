@@ -5,13 +5,19 @@ import operator
 import pytest
 import torch
 
+from kiln.graph.ir.size_oracle import GuardFreeOracle
 from kiln.graph.ir.text import graph_text
 from kiln.graph.ops.breaks import TraceBreak
+from kiln.graph.ops.data_movement import to_copy
+from kiln.graph.ops.emit import Emit
 from kiln.graph.trace import Recorder
+from kiln.graph.trace.recorder import alike
 from kiln.runtime.guards.source import LocalSource
 from kiln.support.events import EventSink
 from kiln.support.location import Location
 from kiln.symbolic import ShapeEnv
+from kiln.tensor.spec import TensorSpec
+from tests.trace.harness import new_recorder, trace
 
 
 def recorder() -> Recorder:
@@ -101,3 +107,32 @@ def test_text_of_a_trace(golden):
     y = r.call(torch.nn.functional.layer_norm, (y, (4,)), {}, stack=here)
     r.call("mul_", (x, 2), {}, stack=here)
     golden(graph_text(r.finish([y, x]).graph))
+
+
+def test_what_counts_as_the_same_result() -> None:
+    recorder = new_recorder()
+    first, second = (recorder.add_tensor(torch.ones(2, 3), name, LocalSource(name)) for name in "xy")
+    other = recorder.add_tensor(torch.ones(3, 2), "z", LocalSource("z"))
+    assert alike([first, None], (second, None)) and alike((), [])
+    for left, right in (
+        (first, other), ([first], [first, second]), ([first, second], [first]), (None, first), (first, None),
+        ([first], [None]), (3, first), (first, [second]),
+    ):  # fmt: skip
+        assert not alike(left, right)
+
+
+def test_conversions_stay_on_the_device_of_the_tensor() -> None:
+    """A default device is for tensors that are made."""
+    with torch.device("meta"):
+        traced = trace(lambda x: x.to(torch.float64), [torch.ones(3, device="cpu")])
+    assert traced.ops == ["convert"]
+
+
+def test_a_move_to_another_device_keeps_what_was_given() -> None:
+    emit = Emit(GuardFreeOracle())
+    x = emit.input("x", TensorSpec(torch.float32, (3,), (1,)))
+    where = torch.device("cuda", 0)
+    moved = to_copy(emit, x, dtype=torch.float64, device=where, non_blocking=True)
+    assert moved.tensor.device == where and moved.tensor.dtype is torch.float64
+    assert dict(moved.attrs["kwargs"]) == {"device": where, "dtype": torch.float64, "non_blocking": True}
+    assert dict(to_copy(emit, x, device=where).attrs["kwargs"]) == {"device": where, "non_blocking": False}

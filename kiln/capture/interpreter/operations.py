@@ -9,6 +9,7 @@ binary(s, operator.add, Object, ...)                  its `__add__`, then the ot
 from __future__ import annotations
 
 import operator
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -234,6 +235,8 @@ def equal_containers(s: CaptureState, left: Value, right: Value) -> bool | None:
         return len(a) == len(b) and all(equal(s, x, y) for x, y in zip(a, b, strict=True))
     if isinstance(left, Dict) and isinstance(right, Dict):
         c, d = left.items(s), right.items(s)
+        if issubclass(left.cls, OrderedDict) and issubclass(right.cls, OrderedDict) and list(c) != list(d):
+            return False
         return c.keys() == d.keys() and all(equal(s, c[k][1], d[k][1]) for k in c)
     if isinstance(left, Set) and isinstance(right, Set):
         return left.items(s).keys() == right.items(s).keys()

@@ -343,10 +343,7 @@ class SourceTable:
         row: list[Json] = [source.tag]
         for name in FIELDS[type(source)]:
             value = getattr(source, name)
-            if type(value) is str or type(value) is int:
-                row.append(value)
-            else:
-                row.append(self.number(value) if isinstance(value, Source) else constant_to_json(value))
+            row.append(self.number(value) if isinstance(value, Source) else constant_to_json(value))
         number = self._numbers.setdefault(repr(row), len(self.rows))
         if number == len(self.rows):
             self.rows.append(row)

@@ -68,3 +68,18 @@ CHANGED = {
 @pytest.mark.parametrize("name", CHANGED)
 def test_other_rows_are_summed(name: str) -> None:
     check_unchanged(OneHotSums(), LOSS.replace(*CHANGED[name]))
+
+
+def test_rows_of_integers_are_summed() -> None:
+    check_unchanged(
+        OneHotSums(),
+        """
+        graph(%0: i64[6, 1] "target", %1: i64[6, 1] "value"):
+            %2: i64[7] = iota(length=7, start=0, step=1, dtype=i64, device=cpu)
+            %3: b8[6, 7] = eq(%2, %0)
+            %4: i64[] = constant(value=0, dtype=i64, device=cpu)
+            %5: i64[6, 7] = where(%3, %1, %4)
+            %6: i64[6] = sum(%5, axes=(1,))
+            return %6
+        """,
+    )

@@ -8,7 +8,7 @@ import torch
 from kiln.graph.passes import GRAPH_PASSES, run_passes
 from kiln.graph.passes.add_embedding import AddEmbedding
 from kiln.graph.passes.constant_fold import ConstantFold
-from kiln.graph.passes.cse import Cse
+from kiln.graph.passes.cse import Cse, exact
 from kiln.graph.passes.dead_code import DeadCode
 from kiln.graph.passes.pool_channels_last import PoolChannelsLast
 from kiln.graph.passes.separate_outputs import SeparateOutputs
@@ -351,3 +351,37 @@ def test_max_pooling_runs_channels_last() -> None:
         tolerance=0,
     )
     check_unchanged(PoolChannelsLast(), POOL.replace("16", "8"))
+
+
+def test_complex_numbers_are_told_apart_by_their_bits() -> None:
+    numbers = (complex(0.0, 0.0), complex(0.0, -0.0), complex(-0.0, 0.0), 0.0, 0, False, 1, 1.0, True, complex(1.0))
+    keys = [exact(number) for number in numbers]
+    assert all(a != b for place, a in enumerate(keys) for b in keys[:place])
+    assert exact((1, complex(0.0, -0.0))) == exact((1, complex(0.0, -0.0)))
+
+
+@pytest.mark.parametrize(("start", "length"), [(0, 1 << 25), (1 << 24, 2), (-(1 << 24), 2)])
+def test_an_iota_that_leaves_the_exact_integers_is_converted_at_run_time(start: int, length: int) -> None:
+    check_unchanged(
+        ConstantFold(),
+        f"""
+        graph():
+            %0: i64[{length}] = iota(length={length}, start={start}, step=1, dtype=i64, device=cpu)
+            %1: f32[{length}] = convert(%0, dtype=f32)
+            return %1
+        """,
+    )
+
+
+@pytest.mark.parametrize("size", ["s0", "0"])
+def test_the_largest_of_perhaps_no_equal_values_is_no_constant(size: str) -> None:
+    check_unchanged(
+        ConstantFold(),
+        f"""
+        graph(%0: f32[s0] "x"):
+            %1: f32[] = constant(value=2.0, dtype=f32, device=cpu)
+            %2: f32[3, {size}] = full(%1, sizes=(3, {size}))
+            %3: f32[3] = amax(%2, axes=(1,))
+            return %3
+        """,
+    )

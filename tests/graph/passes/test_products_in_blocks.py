@@ -63,6 +63,14 @@ def test_a_result_that_loops_read_is_padded_as_a_whole() -> None:
     assert len(products(aligned(on_gpu(READ)))) == 1
 
 
+def test_an_addend_of_every_row_is_not_cut_into_blocks() -> None:
+    text = WITH_BIAS.replace('%4: bf16[51] "b"', '%4: bf16[1100, 51] "b"')
+    graph = on_gpu(text)
+    changed = aligned(graph)
+    same_values(graph, changed)
+    assert len(products(changed)) == 1
+
+
 def most_memory(plan: Plan) -> int:
     """Bytes that a plan holds at most besides its inputs; views hold none."""
     sizes: dict[int, int] = {}

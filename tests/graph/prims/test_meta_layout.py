@@ -7,9 +7,12 @@ import random
 import pytest
 import torch
 
+from kiln.graph.ir.size_oracle import GuardFreeOracle
+from kiln.graph.ir.verify import same_spec
 from kiln.graph.prims.meta import CHECKS, META, SUPPLIED
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.table import Kind
+from kiln.tensor.spec import TensorSpec
 from tests.graph.prims.layouts import STATIC, random_operands, random_tensor, same_layout, spec_of
 
 ROUNDS = 400
@@ -92,3 +95,13 @@ def test_kinds_of_pointwise_rows_are_covered() -> None:
     for op in PRIMS:
         if op.kind is Kind.POINTWISE:
             assert op.result in ("same", "bool", "attr")
+
+
+def test_specs_are_compared_with_their_layout_where_it_counts() -> None:
+    oracle = GuardFreeOracle()
+    rows, columns = TensorSpec(torch.float32, (2, 3), (3, 1)), TensorSpec(torch.float32, (2, 3), (1, 2))
+    shifted = TensorSpec(torch.float32, (2, 3), (3, 1), 4)
+    for other in (columns, shifted, (rows, columns)):
+        left = (rows, rows) if isinstance(other, tuple) else rows
+        assert same_spec(oracle, left, other, layout=False)
+        assert not same_spec(oracle, left, other, layout=True)

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from kiln.graph.ir.size_oracle import GuardFreeOracle
 from kiln.graph.prims.errors import ImpossibleView, ShapeMismatch
-from kiln.graph.prims.meta import META, view_strides
+from kiln.graph.prims.meta import CHECKS, META, view_strides
+from kiln.tensor.spec import TensorSpec
 from tests.graph.prims.layouts import STATIC, random_layout, random_sizes, random_tensor, same_layout, spec_of
 
 ROUNDS = 150
@@ -248,3 +250,9 @@ def test_devices_of_pointwise_inputs() -> None:
     assert str(META["add"](STATIC, scalar, x)) == "f32[4 @cuda:0]"
     assert str(META["lt"](STATIC, x, scalar)) == "b8[4 @cuda:0]"
     assert META["add"](STATIC, x, x) is x
+
+
+@pytest.mark.parametrize(("size", "step"), [(2, 0), (2, -1), (-1, 1)])
+def test_windows_have_a_size_and_a_step(size: int, step: int) -> None:
+    with pytest.raises(ShapeMismatch, match=f"size {size} and step {step}"):
+        CHECKS["unfold"](GuardFreeOracle(), TensorSpec(torch.float32, (4,), (1,)), axis=0, size=size, step=step)

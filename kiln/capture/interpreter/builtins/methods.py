@@ -228,7 +228,14 @@ def dict_update_in_place(s: CaptureState, target: Dict, args: Args, kwargs: Kwar
     return target
 
 
-@method(Dict, DICTS, "copy")
+@handles(OrderedDict.copy)
+def ordered_copy(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    """`type(x)(x)`."""
+    (target,) = args
+    return s.wrap(target.python_type(), None).call(s, [target], {})
+
+
+@method(Dict, (dict, defaultdict, types.MappingProxyType), "copy")
 def dict_copy(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> Value:
     made = Dict(dict(target.items(s)), target.cls if target.cls in DICTS[:3] else dict)
     made.factory = target.factory

@@ -652,11 +652,8 @@ class OwnItems(dict[str, Value | None]):
 
 
 def share_dict(s: CaptureState, value: Object) -> None:
-    """`value.__dict__ = value`, for a dict."""
+    """`value.__dict__ = value`, for a dict; the attributes that it had are lost, as in Python."""
     assert isinstance(value.native, Dict)
-    for name, item in value.attrs.items():
-        if item is not None:
-            value.native.set_item(s, Constant(name), item)
     value.attrs = OwnItems(s, value.native)
 
 

@@ -119,7 +119,7 @@ def _pointwise(facts: KernelFacts, target: Target) -> Tiling:
 
 def _is_flat(units: tuple[Axis, ...], tiled: tuple[Axis, ...]) -> bool:
     """Does flattening cost only divisions by constants, or are the axes too short for a tile?"""
-    if len(units) <= 1 or all(is_static(axis.size) for axis in units[1:]):
+    if all(is_static(axis.size) for axis in units[1:]):
         return True
     return not tiled or (is_static(tiled[0].size) and tiled[0].size < SHORTEST_AXIS)
 
