@@ -28,6 +28,23 @@ def call(op: Any, *args: Any, **kwargs: Any) -> Call:
     return Call(op if hasattr(op, "_schema") else op.default, args, kwargs)
 
 
+def likelihoods() -> list[Call]:
+    """Negative log likelihood with targets and weights of other sizes and dtypes."""
+    flat, image = torch.randn(3, 4), torch.randn(2, 4, 3, 3)
+    classes, pixels = numbers(0, 1, 2), torch.zeros(2, 3, 3).long()
+    forward, forward2d = aten.nll_loss_forward, aten.nll_loss2d_forward
+    made = [call(forward, flat, classes, torch.ones(sizes), 1, -100) for sizes in (3, 4, 5, 1, (1, 4))]
+    made += [call(forward2d, image, pixels, torch.ones(sizes), 1, -100) for sizes in (3, 4, 5)]
+    for dtype in DTYPES:
+        made += [
+            call(forward, flat.to(dtype), classes, None, 1, -100),
+            call(forward, flat, classes.to(dtype), None, 1, 7),
+        ]
+        made += [call(forward, flat, classes, torch.ones(4).to(dtype), 1, -100)]
+    others = (classes[:2], classes[:, None], classes[0], pixels)
+    return [*made, *[call(forward, flat, target, None, 0, -100) for target in others]]
+
+
 def empty(*sizes: int) -> torch.Tensor:
     return torch.empty(sizes)
 
@@ -77,6 +94,7 @@ def losses() -> list[Call]:
 CALLS: dict[str, list[Call]] = {
     "dtypes": of_each_dtype(),
     "losses": losses(),
+    "likelihoods": likelihoods(),
     "numbers that wrap around": [
         call(aten.rsub.Scalar, numbers(3, -8, dtype=torch.int32), LEAST),
         call(aten.eq.Scalar, numbers(23, 0, dtype=torch.int8), 2**62),
@@ -89,7 +107,8 @@ CALLS: dict[str, list[Call]] = {
         call(aten.linalg_vector_norm, X[None], 100, [0]), call(aten.ldexp.Tensor, numbers(1e-38), numbers(200)),
         call(aten.elu, numbers(-0.0, 0.0, 1.0, -1.0, NAN), INF), call(aten.pow.Tensor_Scalar, numbers(0j, -2 + 1j), 0),
         call(aten.isnan, numbers(complex(NAN, 0), 1j)), call(aten.isinf, numbers(complex(0, INF), 1j)),
-        call(aten.roll, X, [LEAST], [0]), call(aten.view, empty(0, 5), [0, 5, 2**62]),
+        call(aten.std_mean.correction, SQUARE, [1], correction=NAN), call(aten.roll, X, [LEAST], [0]),
+        call(aten.view, empty(0, 5), [0, 5, 2**62]),
     ],
     "no elements": [
         *[call(aten.var.correction, empty(0), correction=correction) for correction in (-1, 0, 1)],
@@ -107,6 +126,8 @@ CALLS: dict[str, list[Call]] = {
         call(aten.addmm, X[:3], torch.ones(2, 3), torch.ones(3, 2)),
         call(aten.addmm, torch.ones(2, 2, 2), torch.ones(2, 3), torch.ones(3, 2)),
         call(aten.addbmm, torch.ones(5, 10, 1), torch.ones(3, 5, 5), torch.ones(3, 5, 10)),
+        call(aten.addr, torch.tensor(-8.0).half(), numbers(6, 9), torch.ones(3).bfloat16()),
+        call(aten.addr, torch.ones(7), torch.ones(2), torch.ones(3)),
         call(aten.addbmm, torch.ones(7), torch.ones(3, 5, 5), torch.ones(3, 5, 10), beta=0),
         call(aten.baddbmm, torch.ones(3, 2, 2), torch.ones(2, 2, 3), torch.ones(2, 3, 2)),
         call(aten.roll, X, [1, 2], [0]), call(aten.roll, SQUARE, [1, 2]), call(aten.roll, X, []),

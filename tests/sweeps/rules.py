@@ -53,7 +53,7 @@ INTEGERS = (-1, 0, 1, 2, 3, -2, -5, 7, 100, 2**62, -(2**63))
 FLOATS = (0.0, -1.0, 1.0, 0.5, 2.0, 1e30, float("inf"), float("nan"), -0.0)
 INTERNAL = (
     "_backward", "_unsafe_view", "_linalg_check_errors", "aten._softmax.", "aten._log_softmax.", "_local_scalar_dense",
-    "empty_strided", "aten.nll_loss_forward.", "aten.nll_loss2d_forward.", "_prelu_kernel", "grid_sampler",
+    "empty_strided", "_prelu_kernel", "grid_sampler",
     "native_batch_norm", "_batch_norm_with_update", "native_group_norm", "_fft_c2c", "_fft_c2r", "_fft_r2c",
     "_embedding_bag", "aten.lu_unpack.", "aten.linalg_lu_solve.", "aten.segment_reduce.",
 )  # fmt: skip
@@ -61,7 +61,8 @@ INTERNAL = (
 UNCHANGED = ("pin_memory", "device", "layout")
 """Arguments that ask for what this machine may not have."""
 WELFORD = ("aten.var_mean.", "aten.std_mean.", "aten.native_layer_norm.")
-"""Ops whose mean of infinite numbers is infinite or NaN in eager, as their order has it."""
+LARGE = 1e18
+"""Ops whose results for infinite numbers, and for numbers whose squares are infinite, depend on eager's order."""
 NO_VALUES = ("aten.empty", "aten.new_empty", "aten.resize", "aten._cudnn", "aten.set_")
 
 
@@ -352,7 +353,7 @@ def findings_of(call: Call, note: Note) -> list[Finding]:
         detail = f"{type(refusal).__name__}: {str(refusal).splitlines()[0][:300]}"
         return [Finding(name, "lost error", detail, call.text())]
     uncertain = name.startswith(NO_VALUES) or torch.Tag.nondeterministic_seeded in call.op.tags
-    if name.startswith(WELFORD) and not all(bool(tensor.isfinite().all()) for tensor in call.tensors()):
+    if name.startswith(WELFORD) and not all(bool((tensor.abs() < LARGE).all()) for tensor in call.tensors()):
         uncertain = True
     found = differences(eager[0], ours.results, not uncertain, strides=not any(ours.alias))
     found += differences(eager[1], ours.inputs, not uncertain, strides=False)

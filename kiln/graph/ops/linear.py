@@ -11,7 +11,7 @@ from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.promotion import promoted
 from kiln.graph.ops.registry import decompose, library
-from kiln.graph.ops.sizes import is_empty, same_sizes
+from kiln.graph.ops.sizes import is_empty
 from kiln.graph.prims.meta import broadcast, equal
 from kiln.symbolic import Int
 from kiln.tensor.spec import TensorSpec
@@ -83,15 +83,15 @@ def addr(e: Emit, x: Node, left: Node, right: Node, *, beta: Number = 1, alpha: 
     if left.tensor.rank != 1 or right.tensor.rank != 1:
         raise RuntimeError("addr: Expected 1-D vectors")
     p = e.pointwise
+    result = left.tensor.with_sizes((left.tensor.sizes[0], right.tensor.sizes[0]))
+    _expands(e, "addr", x.tensor, result)
+    x = e.node("expand", x, sizes=result.sizes)  # its dtype counts as that of a matrix
     x, left, right = promoted(e, x, e.node("unsqueeze", left, axis=1), right)
     outer = p("mul", left, right)
     added = outer if alpha == 1 else p("mul", outer, alpha)
     if beta == 0:
         return added
-    total = p("add", x if beta == 1 else p("mul", x, beta), added)
-    if not same_sizes(e, total.tensor.sizes, outer.tensor.sizes):
-        raise RuntimeError(f"addr: input of sizes {x.tensor.sizes} cannot be expanded to {outer.tensor.sizes}")
-    return total
+    return p("add", x if beta == 1 else p("mul", x, beta), added)
 
 
 @decompose("addbmm.default")

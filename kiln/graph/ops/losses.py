@@ -11,7 +11,7 @@ import torch
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.activations import number_like, one_minus, zero_where
 from kiln.graph.ops.breaks import UnsupportedOp
-from kiln.graph.ops.creation import iota, relaid
+from kiln.graph.ops.creation import iota, packed, relaid
 from kiln.graph.ops.data_movement import not_negative
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.pointwise import require_chances
@@ -240,7 +240,7 @@ def _class_axis(x: Node) -> int:
 
 def _target(e: Emit, target: Node, ignore_index: int, axis: int) -> tuple[Node, Node]:
     """The target with a class dimension, 0 where it is ignored; and where it is not."""
-    spread = e.node("unsqueeze", target, axis=axis)
+    spread = e.node("unsqueeze", e.convert(target, torch.int64), axis=axis)
     counts = e.pointwise("ne", spread, ignore_index)
     return not_negative(e, e.pointwise("where", counts, spread, number_like(e, 0, spread))), counts
 
@@ -253,8 +253,34 @@ def _class_weights(e: Emit, safe: Node, counts: Node, weight: Maybe, like: Node)
     return zero_where(e, e.pointwise("logical_not", counts), taken)
 
 
+def require_classes(e: Emit, x: Node, target: Node, weight: Maybe) -> None:
+    """A target for each place, and a weight for each class."""
+    spec, axis = x.tensor, _class_axis(x)
+    if spec.rank == target.tensor.rank == 1:
+        raise UnsupportedOp(op="nll_loss", reason="a target of rank 1 for an input without a batch")
+    if spec.rank not in (1, 2, 4) or target.tensor.rank != spec.rank - 1:
+        raise RuntimeError(f"nll_loss does not take input of sizes {spec.sizes} and target of {target.tensor.sizes}")
+    if not spec.dtype.is_floating_point:
+        raise NotImplementedError(f'"nll_loss" not implemented for {spec.dtype}')
+    if target.tensor.dtype not in (torch.int64, torch.uint8):
+        raise RuntimeError(f"expected target dtype to be Long or Byte, but got {target.tensor.dtype}")
+    if not same_sizes(e, target.tensor.sizes, (*spec.sizes[:axis], *spec.sizes[axis + 1 :])):
+        raise RuntimeError(f"nll_loss: size mismatch, got input {spec.sizes}, target {target.tensor.sizes}")
+    if weight is not None and spec.rank == 4 and weight.tensor.rank != 1:
+        raise UnsupportedOp(op="nll_loss2d", reason="a weight whose rank is not 1")
+    if weight is not None and not same_sizes(e, weight.tensor.sizes, (spec.sizes[axis],)):
+        raise RuntimeError(
+            f"weight tensor should be defined either for all {spec.sizes[axis]} classes or no classes but got weight"
+            f" tensor of shape: {list(weight.tensor.sizes)}"
+        )
+    if weight is not None and weight.tensor.dtype is not spec.dtype:
+        raise RuntimeError(f"expected scalar type {spec.dtype} but found {weight.tensor.dtype}")
+
+
 @decompose("nll_loss_forward.default", "nll_loss2d_forward.default")
 def nll_loss(e: Emit, x: Node, target: Node, weight: Maybe, reduction: int, ignore_index: int) -> tuple[Node, Node]:
+    require_classes(e, x, target, weight)
+    require_reduction(reduction)
     p, axis, dtype = e.pointwise, _class_axis(x), x.tensor.dtype
     wide = e.convert(x, OPMATH.get(dtype, dtype))
     safe, counts = _target(e, target, ignore_index, axis)
@@ -263,8 +289,9 @@ def nll_loss(e: Emit, x: Node, target: Node, weight: Maybe, reduction: int, igno
     loss = p("where", counts, p("mul", picked, factor), number_like(e, 0, picked))
     axes = tuple(range(loss.tensor.rank))
     if reduction == NONE:
-        nothing = e.number(0, dtype, x.tensor.device)
-        return e.convert(e.node("squeeze", loss, axes=(axis,)), dtype), nothing
+        made = packed(e, e.convert(e.node("squeeze", loss, axes=(axis,)), dtype))
+        alone = not made.tensor.rank
+        return made, e.node("squeeze", factor, axes=(0,)) if alone else e.number(0, dtype, x.tensor.device)
     total, weights = reduce(e, "sum", loss, axes), reduce(e, "sum", factor, axes)
     result = p("div", total, weights) if reduction == MEAN else total
     return e.convert(result, dtype), e.convert(weights, dtype)

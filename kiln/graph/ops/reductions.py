@@ -133,6 +133,8 @@ def _spread(measure: Measure, results: int) -> Decomposition:
     @widened
     def rule(e: Emit, x: Node, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Results:
         axes = axes_of(dim, x.tensor.rank, empty_is_all=True)
+        if isinstance(correction, float) and not math.isfinite(correction):
+            raise UnsupportedOp(op="a variance", reason=f"what its kernel makes of the correction {correction}")
         found = measure(e, x, axes, 1 if correction is None else correction)[:results]
         parts = tuple([_dropped(e, part, axes, keepdim) for part in found])
         return parts if results > 1 else parts[0]

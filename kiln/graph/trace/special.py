@@ -22,6 +22,7 @@ from kiln.graph.ops.sizes import same_sizes
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.trace.constant_value import constant_value
 from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.fallback import fallback_handler
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode, real_in
 from kiln.graph.trace.storage_view import StorageView, extent, overlaps_partially
 from kiln.plan.errors import SINGULAR
@@ -112,6 +113,14 @@ for _name, _view in {
 )  # fmt: skip
 def storage_change(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
     raise UnsupportedMutation(op=str(op), reason="it changes the storage of a tensor")
+
+
+@special("ormqr.default")
+def ormqr(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
+    if torch.is_grad_enabled() and cast(torch.Tensor, args[0]).requires_grad:
+        reason = "its gradient has other strides when a dispatch mode records it than in eager"
+        raise UnsupportedOp(op=str(op), reason=reason)
+    return fallback_handler(op)(mode, op, args, kwargs)
 
 
 @special("_assert_async.msg", "_assert_async.default")
