@@ -13,7 +13,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FunctionType
@@ -253,7 +253,10 @@ class CompileSession:
         """Replace an entry that is slower than eager."""
         function = original_of(dispatcher)
         with self._lock:
-            eager = Entry(slow.tree, taking_slots(in_python(function)), slow.info)
+            if slow not in dispatcher.entries:
+                return  # another thread was faster
+            info = replace(slow.info, function=function, can_run_twice=False)
+            eager = Entry(slow.tree, taking_slots(in_python(function)), info)
             dispatcher.set_entries([eager if entry is slow else entry for entry in dispatcher.entries])
         self.report_eager(slower_than_eager(shown_name(function, self.name), shortest))
 

@@ -5,8 +5,8 @@
     eager was faster              the next calls are compared too
     seven times (one may differ)  eager runs from then on (KILN1098)
 
-Only variants that can run twice are compared: without gradients, random numbers, writes, side effects and graph breaks,
-on the CPU. So a program sees nothing of a comparison but its time.
+Only variants that can run twice are compared: without gradients, random numbers, writes, side effects, graph breaks and
+side exits, on the CPU. So a program sees nothing of a comparison but its time.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SlowerThanEager(KilnError):
 
 def can_run_twice(capture: Capture) -> bool:
     """Whether a program cannot tell that the call ran again, in eager."""
-    changes = capture.breaks or capture.effects or capture.says_is_compiling
+    changes = capture.breaks or capture.effects or capture.may_leave or capture.says_is_compiling
     return not changes and all(changes_nothing(region.trace) for region in capture.regions)
 
 

@@ -1,7 +1,7 @@
 """Regions that check what their capture assumed of the values of tensors.
 
-    outputs = checked(region)(x, n)         None where a check fails, or any step after it that relied on it
-    if not outputs: return f(x, n)          f is the original function, which runs eager and raises what eager raises
+    outputs = run_checked(region, x, n)     None where a check fails, or any step after it that relied on it
+    if outputs is None: return f(x, n)      f is the original function, which runs eager and raises what eager raises
 
 The region changes no input and calls no operator with unknown effects, so that nothing has happened when it fails.
 """
@@ -9,18 +9,22 @@ The region changes no input and calls no operator with unknown effects, so that 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+
+from kiln.plan.errors import CheckFailed, IndexOutOfRange, IntegerDivisionByZero
+from kiln.support.errors import KilnError
 
 Region = Callable[..., "tuple[object, ...]"]
 
-
-def checked(region: Region) -> Callable[..., tuple[object, ...] | None]:
-    """`region`, with None for an error."""
-    return partial(run_checked, region)
+OF_VALUES = (CheckFailed, IndexOutOfRange, IntegerDivisionByZero)
+"""Errors that the values of tensors cause. All others of ours are faults of the compiler."""
 
 
 def run_checked(region: Region, *inputs: object) -> tuple[object, ...] | None:
     try:
         return region(*inputs)
-    except Exception:  # of any kind: eager finds the right one
+    except KilnError as error:
+        if not isinstance(error, OF_VALUES):
+            raise
+        return None
+    except Exception:  # of an operator behind a check: eager finds the right one
         return None

@@ -131,6 +131,29 @@ def asks(x: Tensor) -> Tensor:
     return x * 2 if kiln.is_compiling() else x + x
 
 
+LOG: list[int] = []
+
+
+def leaves_early(x: Tensor) -> Tensor:
+    if (x > 0).all():
+        return x * 2
+    LOG.append(1)
+    return x.sin()
+
+
+def refuses(x: Tensor) -> None:
+    if (x < 0).any():
+        raise ValueError
+
+
+def catches(x: Tensor) -> Tensor:
+    try:
+        refuses(x)
+    except ValueError:
+        LOG.append(1)
+    return x * 2
+
+
 def learns(x: Tensor) -> Tensor:
     return x * x
 
@@ -139,13 +162,22 @@ def learns(x: Tensor) -> Tensor:
     ("program", "x"),
     [
         *((Counting(), X), (writes, X.clone()), (draws, X), (asks, X)),
-        (learns, X.clone().requires_grad_()),
+        *((learns, X.clone().requires_grad_()), (leaves_early, X.int()), (catches, X)),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_what_a_program_would_notice_does_not_run_twice(program: Any, x: Tensor) -> None:
     compiled, clock = timed(program, compiled=3e-3, eager=1e-3)
     assert run(compiled, 3 * FIRST, x) == [] and clock.comparisons == 0
+
+
+@pytest.mark.parametrize("program", [leaves_early, catches])
+def test_the_other_path_of_a_program_does_not_run_twice(program: Any) -> None:
+    compiled, _ = timed(program, compiled=3e-3, eager=1e-3)
+    compiled(X.int())
+    LOG.clear()
+    run(compiled, 3 * FIRST, -X.int())
+    assert len(LOG) == 3 * FIRST
 
 
 def test_a_module_whose_forward_collects_parameters() -> None:

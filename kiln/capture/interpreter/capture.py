@@ -12,7 +12,7 @@ from __future__ import annotations
 import operator
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, final
@@ -80,7 +80,7 @@ from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.inputs import Dims, InputRecord
 from kiln.graph.trace.recorder import Recorder
 from kiln.graph.trace.trace import Trace
-from kiln.runtime.checked_region import checked
+from kiln.runtime.checked_region import run_checked
 from kiln.runtime.guards.guard import Guard
 from kiln.runtime.guards.source import CellObjectSource, CellSource, LocalSource, Source
 from kiln.runtime.numbers import number_tensor
@@ -140,6 +140,8 @@ class Capture:
     guarded: bool = False
     effects: list[Effect] = field(default_factory=list)
     """The side effects that `function` makes, in order."""
+    may_leave: bool = False
+    """Whether `function` may go on in code that was not captured: a side exit, or the original."""
     says_is_compiling: bool = False
     """Whether the program was told that it is being compiled, so that it may do other things in eager."""
 
@@ -391,7 +393,7 @@ def finish(
     if callbacks.make_exit is not None:
         prologue = make_prologue(s, function, callbacks.make_exit, callbacks.compile_speculation)
     checks = [(writer.output(condition), expected) for condition, expected in conditions(s)]
-    if writer.outputs or has_effects(recorder):
+    if writer.outputs or has_effects(recorder) or is_checked(s):
         trace = recorder.finish(writer.outputs)
         refuse_unchecked(s, trace.graph)
         refuse_own_leaves(s, trace)
@@ -439,6 +441,7 @@ def finish(
         unguarded_modules(s),
         s.counters.repeated_steps,
         effects=list(s.effects),
+        may_leave=prologue is not None or exits is not None or bool(numbers.divisors or numbers.bases),
         says_is_compiling=s.says_is_compiling,
     )
 
@@ -516,24 +519,25 @@ def write_region_call(
     With `exits`, the region checks what the capture assumed, and a failure leads there.
     """
     records = region.trace.used_inputs
-    if exits is not None:
-        head.const(checked)
-    head.const(region.callable)
-    if exits is not None:
-        head.call(1)
+    called = [region.callable] if exits is None else [run_checked, region.callable]
+    head.const(called[0])
     if not any(is_bound(record) for record in records):
+        for given in called[1:]:
+            head.const(given)
         for record in records:
             write_argument(head, record, writer)
-        head.call(len(records))
+        head.call(len(records) + len(called) - 1)
     else:
         head.op("PUSH_NULL")
         head.op("SWAP", 2)
-        write_argument_list(head, records, total, writer)
+        write_argument_list(head, called[1:], records, total, writer)
         head.op("CALL_FUNCTION_EX", 0)
     names = writer.output_names()
     if exits is not None:
         head.op("COPY", 1)
-        exit_unless(head, exits, True)
+        head.const(None)
+        head.op("IS_OP", 0)
+        exit_unless(head, exits, False)
     if not names:
         head.op("POP_TOP")
         return
@@ -583,12 +587,16 @@ def write_argument(head: Assembler, record: InputRecord, writer: CodeWriter) -> 
         emit_source(head, record.source, writer)
 
 
-def write_argument_list(head: Assembler, records: list[InputRecord], total: int, writer: CodeWriter) -> None:
-    """Push the list of inputs: arguments and bindings in order; runs of bindings are slices of their tuple."""
-    if len(records) == total and all(is_bound(record) for record in records):
+def write_argument_list(
+    head: Assembler, first: Sequence[object], records: list[InputRecord], total: int, writer: CodeWriter
+) -> None:
+    """Push `first`, then the inputs: arguments and bindings in order; runs of bindings are slices of their tuple."""
+    if not first and len(records) == total and all(is_bound(record) for record in records):
         head.op("LOAD_FAST", BINDINGS)
         return
-    head.op("BUILD_LIST", 0)
+    for value in first:
+        head.const(value)
+    head.op("BUILD_LIST", len(first))
     taken = index = 0
     while index < len(records):
         if not is_bound(records[index]):

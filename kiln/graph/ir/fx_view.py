@@ -25,7 +25,9 @@ from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.interpret import fill_template
 from kiln.graph.ir.node import Node
 from kiln.plan.overloads import find_overload
-from kiln.symbolic import Symbol
+from kiln.symbolic import Expr, Symbol
+from kiln.symbolic.relation import relate
+from kiln.symbolic.values import Real
 from kiln.tensor.spec import ScalarSpec, Spec, TensorSpec
 
 
@@ -98,12 +100,26 @@ class _FxView:
             case "scalar_tensor":
                 target = find_overload("aten.scalar_tensor.default")
                 return self.fx.call_function(target, (inputs[0],), dict(attrs))
+            case "local_scalar":
+                return self.read(node)
             case "region":
                 return self.fx.call_module(self.submodule(attrs["body"]), tuple(inputs))
             case "cond" | "while_loop":
                 raise NoFxForm(op=node.op.name)
         concrete = {key: self.sizes.concrete(value) for key, value in attrs.items()}
         return ATEN_RULES[node.op.name](_FxCall(self, node.spec), *inputs, **concrete)  # type: ignore[return-value]
+
+    def read(self, node: Node) -> torch.fx.Node:
+        """The number that a tensor holds, and the checks of it."""
+        number = _FxCall(self, node.spec)("_local_scalar_dense.default", self.values[node.inputs[0]])
+        assert isinstance(node.spec, ScalarSpec)
+        if isinstance(node.spec.value, Expr | Real):
+            self.sizes.learn(node.spec.value, number)
+        for kind, difference in node.attrs["checks"]:
+            holds = self.fx.call_function(getattr(operator, kind), (self.sizes.number(difference), 0))
+            message = f"{relate(kind, difference)} does not hold"
+            self.fx.call_function(find_overload("aten._assert_scalar.default"), (holds, message))
+        return number
 
     def attribute(self, prefix: str, value: torch.Tensor) -> torch.fx.Node:
         name = f"_{prefix}_{len(list(self.root.buffers()))}"

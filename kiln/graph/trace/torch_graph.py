@@ -26,6 +26,8 @@ from kiln.graph.trace.fake import FakeTensor, is_wrapped
 from kiln.graph.trace.log import TorchCall, leaves
 from kiln.runtime.eager_replay import SETTERS
 from kiln.symbolic import Expr, Symbol
+from kiln.symbolic.env import ShapeGuard
+from kiln.symbolic.relation import Relation
 from kiln.symbolic.values import Given, Real
 
 
@@ -135,6 +137,14 @@ class _TorchGraphBuilder:
             node = self.graph.call_function(plain_function(call.target), args, kwargs)
         self.bind(call.result, node)
 
+    def check(self, relation: Relation) -> None:
+        """Raise RuntimeError unless it holds; nothing for what the log has no number of."""
+        if all(symbol in self.sizes for symbol in relation.free_symbols()):
+            holds = self.graph.call_function(
+                getattr(operator, relation.kind), (self.sizes.number(relation.difference), 0)
+            )
+            self.graph.call_function(torch._assert_scalar, (holds, f"{relation} does not hold"))
+
     def bind(self, value: object, node: torch.fx.Node) -> None:
         """Remember the node of a result; parts of a container are `getitem`s."""
         if isinstance(value, list | tuple):
@@ -151,9 +161,15 @@ class _TorchGraphBuilder:
 
 
 def torch_graph(
-    calls: Sequence[TorchCall], inputs: Sequence[tuple[str, object]], outputs: Sequence[object]
+    calls: Sequence[TorchCall],
+    inputs: Sequence[tuple[str, object]],
+    outputs: Sequence[object],
+    checks: Sequence[ShapeGuard] = (),
 ) -> torch.fx.GraphModule:
-    """A graph module over the inputs that are used, in their order, returning a tuple of the outputs."""
+    """A graph module over the inputs that are used, in their order, returning a tuple of the outputs.
+
+    `checks` come last: the calls before them raise what they raise in eager.
+    """
     builder = _TorchGraphBuilder()
     used = list(leaves([[(call.args, call.kwargs) for call in calls], list(outputs)]))
     made = {id(leaf) for call in calls for leaf in leaves(call.result)}
@@ -164,6 +180,8 @@ def torch_graph(
     builder.inputs(inputs, {id(leaf) for leaf in used}, wanted)
     for call in calls:
         builder.call(call)
+    for check in checks:
+        builder.check(check.relation)
     builder.graph.output(tuple([builder.argument(output) for output in outputs]))
     _drop_unused_items(builder.graph)
     return graph_module(builder.root, builder.graph)

@@ -59,4 +59,5 @@ class Trace:
 
     def torch_graph(self) -> torch.fx.GraphModule:
         """The log as a torch-level fx graph, with placeholders for the inputs in use."""
-        return torch_graph(self.calls, [(record.name, record.fake) for record in self.inputs], self.fake_outputs)
+        inputs = [(record.name, record.fake) for record in self.inputs]
+        return torch_graph(self.calls, inputs, self.fake_outputs, self.env.checks)

@@ -1,0 +1,63 @@
+"""What a capture assumes of values is checked by each call, also where the region returns nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import kiln
+from kiln.plan.errors import CheckFailed, InputMismatch
+from kiln.runtime.checked_region import run_checked
+
+
+def returns_a_constant(x: Tensor) -> Any:
+    n = x.sum().item()
+    if n < 0:
+        raise ValueError("negative")
+    return 3
+
+
+def returns_nothing(x: Tensor) -> None:
+    if x.sum().item() < 0:
+        raise AssertionError("negative")
+
+
+def of_a_tensor(x: Tensor) -> Any:
+    if (x.sum() < 0).any():
+        raise ValueError("negative")
+    return x.shape[0]
+
+
+@pytest.mark.parametrize("program", [returns_a_constant, returns_nothing, of_a_tensor])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_an_assumption_is_checked_where_nothing_is_computed(
+    program: Callable[[Tensor], Any], dtype: torch.dtype
+) -> None:
+    compiled = kiln.compile(program, backend="eager")
+    good = torch.ones(3, dtype=dtype)
+    for x in (good, -good, good):
+        try:
+            expected = program(x)
+        except (ValueError, AssertionError) as error:
+            with pytest.raises(type(error), match="negative"):
+                compiled(x)
+        else:
+            assert compiled(x) == expected
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def region() -> Any:
+        raise error
+
+    return region
+
+
+def test_a_failed_check_leads_to_eager_and_a_fault_of_the_compiler_does_not() -> None:
+    assert run_checked(raising(CheckFailed(where="n >= 0"))) is None
+    assert run_checked(raising(RuntimeError("of an operator"))) is None
+    with pytest.raises(InputMismatch):
+        run_checked(raising(InputMismatch(name="x", plan="p", problem="a float")))
