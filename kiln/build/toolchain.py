@@ -53,7 +53,9 @@ class Toolchain:
     linked: tuple[str, ...] = ()
 
     def key(self) -> str:
-        return content_key(self.version, *self.options, machine_name())
+        """The version has the contents of Kiln's own header, so that the folder of the package does not matter."""
+        options = [option for option in self.options if option != str(CLANG_HEADER)]
+        return content_key(self.version, *self.command[1:], "", *options, "", *self.linked, machine_name())
 
 
 def compiler_command() -> tuple[str, ...] | None:
@@ -105,9 +107,21 @@ def machine_name() -> str:
 
 @lru_cache(maxsize=1)
 def compiler_file() -> str:
-    """The C++ compiler, identified by its file, since starting it would take too long for a warm start."""
+    """The C++ compiler, identified by its file, since starting it would take too long for a warm start.
+
+    So are the programs among its arguments: the second of `ccache g++`.
+    """
     command = compiler_command()
     if command is None:
         return "none"
-    facts = Path(command[0]).stat()
-    return f"{Path(command[0]).resolve()} {facts.st_size} {facts.st_mtime_ns}"
+    return " ".join([file_facts(Path(command[0])), *map(argument_facts, command[1:])])
+
+
+def argument_facts(argument: str) -> str:
+    path = None if argument.startswith("-") else shutil.which(argument)
+    return argument if path is None else f"{argument} {file_facts(Path(path))}"
+
+
+def file_facts(path: Path) -> str:
+    facts = path.stat()
+    return f"{path.resolve()} {facts.st_size} {facts.st_mtime_ns}"

@@ -46,13 +46,15 @@ class SingularMatrix(CheckFailed, torch.linalg.LinAlgError):  # type: ignore[nam
     try_ = ("run the same inputs without kiln.compile: eager names the matrix of the batch",)
 
 
-SINGULAR = "the input matrix is singular or not positive-definite"
-"""How the message of a check ends whose failure is a `SingularMatrix`."""
+SINGULAR = " [LinAlgError]"
+"""How the message of a check ends whose failure is a `SingularMatrix`; messages of programs never do."""
 
 
 def check_error(message: str) -> CheckFailed:
     """The error of a failed check, of the class that eager raises."""
-    return (SingularMatrix if message.endswith(SINGULAR) else CheckFailed)(where=message)
+    if message.endswith(SINGULAR):
+        return SingularMatrix(where=message.removesuffix(SINGULAR))
+    return CheckFailed(where=message)
 
 
 class UnknownStatus(KilnError, RuntimeError):

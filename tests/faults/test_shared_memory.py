@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +12,12 @@ import torch
 from torch import Tensor
 
 import kiln
+from kiln.graph.trace.recorder import Recorder
+from kiln.graph.trace.storage_view import shares_elements
+from kiln.runtime.guards.source import LocalSource
+from kiln.support.events import EventSink
+from kiln.symbolic import ShapeEnv
+from kiln.tensor.spec import CPU, TensorSpec
 from tests.faults.outcome import assert_like_eager
 
 PROGRAMS: dict[str, Callable[[Tensor, Tensor], object]] = {
@@ -32,8 +41,68 @@ def test_memory_that_is_read_and_written(name: str) -> None:
     assert_like_eager(kiln.compile(program), program, torch.arange(9.0).view(3, 3), torch.arange(9.0, 0, -1).view(3, 3))
 
 
-def test_columns_stay_in_the_graph() -> None:
-    def program(a: Tensor) -> Tensor:
-        return a[:, 0].sub_(a[:, 1])
+LARGE: dict[str, Callable[[Tensor], object]] = {
+    "a row": lambda a: torch.sum(a, 0, out=a[0]),
+    "a column": lambda a: torch.sum(a, 1, out=a[:, 0]),
+    "rows that meet": lambda a: torch.cumsum(a[:60], 0, out=a[40:]),
+}
 
-    assert_like_eager(kiln.compile(program, fullgraph=True), program, torch.arange(9.0).view(3, 3))
+
+@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_large_memory_that_is_read_and_written(name: str, dynamic: bool) -> None:
+    compiled = kiln.compile(LARGE[name], dynamic=dynamic)
+    assert_like_eager(compiled, LARGE[name], torch.arange(10000.0).view(100, 100) / 10000)
+
+
+def test_columns_and_rows_stay_in_the_graph() -> None:
+    def program(a: Tensor) -> Tensor:
+        a[:, 0].sub_(a[:, 1])
+        a[:, :2].sub_(a[:, 2:4])
+        return a[::2].sub_(a[1::2])
+
+    for size in (4, 100):
+        compiled = kiln.compile(program, fullgraph=True, backend="eager")
+        assert_like_eager(compiled, program, torch.arange(float(size * size)).view(size, size))
+
+
+def test_common_elements_of_views() -> None:
+    generator = random.Random(0)
+
+    def view() -> TensorSpec:
+        rank = generator.randrange(4)
+        sizes, strides = (tuple(generator.randrange(high) for _ in range(rank)) for high in (5, 13))
+        return TensorSpec(torch.float32, sizes, strides, generator.randrange(11), CPU)
+
+    def elements(spec: TensorSpec) -> set[int]:
+        dims = zip(spec.sizes, spec.strides, strict=True)
+        steps = [[index * stride for index in range(size)] for size, stride in dims]  # type: ignore[operator, arg-type]
+        return {spec.offset + sum(step) for step in itertools.product(*steps)}  # type: ignore[misc]
+
+    for _ in range(2000):
+        left, right = view(), view()
+        if left != right:
+            assert shares_elements(left, right) == (not elements(left).isdisjoint(elements(right))), (left, right)
+
+
+def test_lists_are_compared_in_linear_time() -> None:
+    def calls(count: int) -> int:
+        recorder = Recorder(env=ShapeEnv(), events=EventSink())
+        lists = [
+            [recorder.add_tensor(torch.ones(2), f"{k}{i}", LocalSource(f"{k}{i}")) for i in range(count)] for k in "xy"
+        ]
+        found = 0
+
+        def count_call(frame: object, event: str, argument: object) -> None:
+            nonlocal found
+            found += event == "call"
+
+        sys.setprofile(count_call)
+        try:
+            recorder.call(torch._foreach_add_, lists, {})
+        finally:
+            sys.setprofile(None)
+        return found
+
+    calls(1)
+    assert calls(80) < 9 * calls(10)

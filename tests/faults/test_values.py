@@ -8,7 +8,10 @@ import pytest
 import torch
 
 import kiln
+from kiln.graph.ir.interpret import interpret
+from kiln.graph.ops.breaks import UnsupportedOp
 from tests.faults.outcome import assert_like_eager, assert_same, outcome
+from tests.trace.harness import trace
 
 LIB = torch.library.Library("kiln_faults", "DEF")
 LIB.define("halves(Tensor x) -> (Tensor, Tensor, Tensor)")
@@ -242,3 +245,80 @@ def test_inputs_that_share_memory_with_a_written_input(
         x = torch.arange(24.0).reshape(4, 6) / 24
         results.append((function(x, x[first:]) if whole_first or first else function(x[:], x), x))
     assert_same(results[1], results[0])
+
+
+NUMBERS: list[tuple[torch.dtype, torch.Tensor]] = [
+    (torch.float32, torch.tensor(1e300, dtype=torch.float64)),
+    (torch.float32, torch.tensor(float("-inf"), dtype=torch.float64)),
+    (torch.float32, torch.tensor(float("nan"), dtype=torch.float64)),
+    (torch.float16, torch.tensor(70000)),
+    (torch.float16, torch.tensor(-70000.0)),
+    (torch.float16, torch.tensor(-1e4)),
+    (torch.bfloat16, torch.tensor(3.4e38)),
+    (torch.complex64, torch.tensor(1e300, dtype=torch.float64)),
+    (torch.float32, torch.tensor(1 + 2j)),
+    (torch.uint8, torch.tensor(-1)),
+    (torch.uint8, torch.tensor(300)),
+]
+
+
+@pytest.mark.parametrize("name", ["masked_fill", "index_fill"])
+def test_numbers_from_tensors_that_do_not_fit(name: str) -> None:
+    """Eager takes the value of the tensor, and refuses one that is out of range."""
+
+    def masked_fill(x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return x.masked_fill(x != x.flip(0), value)
+
+    def index_fill(x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return x.index_fill(0, torch.tensor([1]), value)
+
+    program = masked_fill if name == "masked_fill" else index_fill
+
+    def graph(x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        try:
+            found = trace(program, [x, value]).trace
+        except UnsupportedOp:  # left to eager
+            return program(x, value)
+        result = interpret(found.graph, [x, value], constants=found.constants).outputs[0]
+        assert isinstance(result, torch.Tensor)
+        return result
+
+    for dtype, value in NUMBERS:
+        assert_like_eager(graph, program, torch.tensor([0, 1, 1]).to(dtype), value)
+    assert_like_eager(kiln.compile(program), program, torch.ones(3, dtype=torch.float16), torch.tensor(1e5))
+
+
+def test_the_tangent_of_a_part_of_a_tensor() -> None:
+    """It lies in zeros as large as the storage that the part lies in."""
+
+    def program(x: torch.Tensor, tangent: torch.Tensor) -> object:
+        whole = x * 2
+        parts = [torch.func.jvp(lambda a: a.as_strided((2, 2), (2, 1), 4) * 1, (whole[0],), (tangent * 1,))]
+        parts.append(torch.func.jvp(lambda a: a.t() * a, (whole[1],), (tangent * 1,)))
+        return parts
+
+    assert_like_eager(kiln.compile(program), program, torch.arange(12.0).view(3, 2, 2), torch.ones(2, 2))
+
+
+def test_materialised_gradients() -> None:
+    def program(x: torch.Tensor, y: torch.Tensor, create: bool, unused: bool | None) -> object:
+        found = torch.autograd.grad(
+            (x * x).sum(), [x, y], create_graph=create, allow_unused=unused, materialize_grads=True
+        )
+        return [(grad.detach(), grad.requires_grad) for grad in found]
+
+    x, y = torch.ones(3, requires_grad=True), torch.ones(2, requires_grad=True)
+    for create, unused in ((True, None), (False, True), (False, False)):
+        assert_like_eager(kiln.compile(program, backend="eager"), program, x, y, create, unused)
+
+
+def test_messages_of_programs_that_look_like_those_of_linalg() -> None:
+    for message in ("mine: the input matrix is singular or not positive-definite", "mine [LinAlgError]"):
+
+        def program(x: torch.Tensor, message: str = message) -> torch.Tensor:
+            torch._assert_async((x > 100).all(), message)
+            return x + 1
+
+        with pytest.raises(RuntimeError, match="mine") as caught:
+            kiln.compile(program)(torch.ones(3))
+        assert not isinstance(caught.value, torch.linalg.LinAlgError)

@@ -283,3 +283,17 @@ def test_sums_have_one_order_if_asked_to() -> None:
     assert all(torch.equal(result, results[0]) for result in results)
     expected = torch.index_put(table.double(), (at,), torch.exp(rows).double(), accumulate=True)
     torch.testing.assert_close(results[0].double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_factors_of_rank_0_are_rounded_as_in_eager() -> None:
+    """A product takes the value of a tensor on the CPU, and reads one on the GPU in 16 bits."""
+
+    def program(x: torch.Tensor, near: torch.Tensor, far: torch.Tensor) -> list[torch.Tensor]:
+        return [x * far, far * x, x * near, near * x, x / near]
+
+    near, far = torch.tensor(0.1, device="cuda"), torch.tensor(0.1)
+    for dtype in (torch.float16, torch.bfloat16):
+        x = torch.linspace(-4, 4, 1001, device="cuda").to(dtype)
+        compiled = kiln.compile(program, options={"numerics": "rounded"})
+        for result, expected in zip(compiled(x, near, far), program(x, near, far), strict=True):
+            assert torch.equal(result, expected)

@@ -14,14 +14,16 @@ from torch.nn import functional as F
 
 import kiln
 from kiln.build import toolchain as compilers
-from kiln.build.toolchain import CLANG_HEADER, compiler_command, toolchain
+from kiln.build.toolchain import CLANG_HEADER, compiler_command, compiler_file, toolchain
 
 
 @pytest.fixture(autouse=True)
 def ask_again() -> Iterator[None]:
-    toolchain.cache_clear()
+    for cached in (toolchain, compiler_file):
+        cached.cache_clear()
     yield
-    toolchain.cache_clear()
+    for cached in (toolchain, compiler_file):
+        cached.cache_clear()
 
 
 def program(folder: Path, name: str, says: str = "") -> Path:
@@ -61,6 +63,31 @@ def test_options_and_key_follow_the_version(tmp_path: Path, monkeypatch: pytest.
         assert (str(CLANG_HEADER) in found.options) == is_clang and ("-lgcc" in found.linked) != is_clang
         keys.add(found.key())
     assert len(keys) == 3
+
+
+def test_arguments_of_the_compiler_are_in_both_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, _ = (program(tmp_path, name, "g++ 12") for name in ("mine", "ccache"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def keys(command: str) -> tuple[str, str]:
+        toolchain.cache_clear()
+        compiler_file.cache_clear()
+        monkeypatch.setenv("CXX", command)
+        found = toolchain()
+        assert isinstance(found, compilers.Toolchain)
+        return found.key(), compiler_file()
+
+    found = [keys(command) for command in (str(mine), "mine -O0", "mine -ffast-math", "ccache mine")]
+    assert all(len(set(column)) == 4 for column in zip(*found, strict=True))
+    mine.write_text(mine.read_text() + "# another\n")
+    assert keys("ccache mine")[1] != found[-1][1]
+
+
+def test_the_key_does_not_know_the_folder_of_the_package() -> None:
+    def key(*options: str) -> str:
+        return compilers.Toolchain(("clang++",), "clang 22 abc", options).key()
+
+    assert key("-O3", "-include", str(CLANG_HEADER)) == key("-O3", "-include") != key("-include")
 
 
 def many_kernels(x: Tensor, at: Tensor) -> list[Tensor]:

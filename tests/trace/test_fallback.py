@@ -42,6 +42,29 @@ def test_a_trial_draws_no_numbers_from_the_program() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
+LIB = torch.library.Library("kiln_trials", "DEF")
+LIB.define("positive(Tensor x, Tensor lengths) -> Tensor")
+TRIED: list[int] = []
+
+
+def positive(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    TRIED.append(int(lengths.max()))
+    if not lengths.all():
+        raise RuntimeError("lengths are positive")
+    return x[x > 0.7].clone()
+
+
+LIB.impl("positive", positive, "CPU")
+
+
+def test_other_numbers_are_tried_with_an_integer_that_the_op_takes() -> None:
+    cpu = torch.device("cpu")
+    given = spec(torch.float32, 6, device=cpu), spec(torch.int64, 2, device=cpu)
+    with pytest.raises(DataDependentOp):
+        probed(torch.ops.kiln_trials.positive.default, given, ())
+    assert TRIED == [0, 1, 1, 1, 1, 0, 2]  # refused; taken twice; two phases of x; other integers
+
+
 @pytest.mark.parametrize("op", [torch.ops.aten._unique.default, torch.ops.aten._unique2.default], ids=str)
 def test_sizes_that_data_decide_are_not_tried(op: Any) -> None:
     with pytest.raises(DataDependentOp):

@@ -5,6 +5,7 @@ import operator
 import pytest
 import torch
 
+from kiln.graph.ir.rewrite import symbols_of
 from kiln.graph.ir.size_oracle import GuardFreeOracle
 from kiln.graph.ir.text import graph_text
 from kiln.graph.ops.breaks import TraceBreak
@@ -89,6 +90,19 @@ def test_sizes_that_depend_on_data_are_counted_first():
     chosen = r.call(lambda x: x[x > 0], (x,), {})
     assert [str(r.spec_of(tensor)) for tensor in (found, chosen)] == ["i64[u0, 1 | 1, u0]", "f32[u1]"]
     assert [node.op.name for node in r.finish([chosen]).graph.nodes].count("local_scalar") == 2
+
+
+def test_a_call_that_failed_leaves_no_count():
+    r = recorder()
+    r.env.assumes_data = True
+    x = r.add_tensor(torch.randn(2, 3), "x", LocalSource("x"))
+    mask = r.add_tensor(torch.tensor([True, False]), "mask", LocalSource("mask"))
+    with pytest.raises(RuntimeError):
+        r.call(operator.setitem, (x, mask, torch.ones(3, 4, 5)), {})
+    chosen = r.call(operator.getitem, (x, mask), {})
+    nodes = r.finish([chosen]).graph.nodes
+    assert [node.op.name for node in nodes].count("local_scalar") == 1
+    assert symbols_of(nodes) <= {node.spec.value for node in nodes if node.op.name == "local_scalar"}
 
 
 def test_tensors_from_outside_break():

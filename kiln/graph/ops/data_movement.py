@@ -7,6 +7,7 @@ aten.slice_backward(g, ...)        =>     pad(g, 0, low=..., high=...)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -22,7 +23,7 @@ from kiln.graph.ops.registry import DECOMPOSITIONS, Decomposition, decompose, li
 from kiln.graph.ops.sizes import FAR, axes_of, axis_of, clamp_slice, filled, is_empty, same_sizes, wrap_index
 from kiln.graph.prims.meta import broadcast, equal, view_strides
 from kiln.symbolic import Int
-from kiln.tensor.spec import TensorSpec
+from kiln.tensor.spec import CPU, TensorSpec
 
 Sizes = Sequence[Int]
 
@@ -377,14 +378,42 @@ def masked(e: Emit, x: Node, mask: Node, value: Node) -> Node:
     return relaid(e, e.pointwise("where", mask, value, x), e.preserved_strides(x.tensor))
 
 
-def fits(dtype: torch.dtype, into: torch.dtype) -> bool:
-    """Whether eager, which asks for the value, takes any number of a dtype as an element of another."""
+def stored(e: Emit, op: str, value: Number | Node, spec: TensorSpec) -> Node:
+    """`value` as an element of a tensor of `spec`. Eager asks for the value, and refuses one that does not fit."""
+    if not isinstance(value, Node):
+        return e.element(value, spec.dtype, spec.device)
+    given, into = value.tensor.dtype, spec.dtype
+    if not always_fits(given, into):
+        known = into in OVERFLOWING and torch.can_cast(given, into) and not given.is_complex
+        if not known or value.tensor.device != CPU:
+            raise UnsupportedOp(op=f"aten.{op}", reason=f"a number of {given} may not fit {into}")
+        name, largest = OVERFLOWING[into], torch.finfo(into).max
+        size = e.pointwise("abs", e.convert(value, torch.float64))
+        inside = e.pointwise("bitwise_or", e.pointwise("le", size, largest), e.pointwise("eq", size, math.inf))
+        inside = e.pointwise("bitwise_or", inside, e.pointwise("ne", size, size))
+        e.node("assert", inside, message=f"value cannot be converted to type {name} without overflow")
+    return e.convert(value, into)
+
+
+OVERFLOWING = {
+    torch.float16: "c10::Half", torch.bfloat16: "c10::BFloat16", torch.float32: "float", torch.float64: "double",
+    torch.complex64: "c10::complex<float>", torch.complex128: "c10::complex<double>",
+}  # fmt: skip
+"""Dtypes into which only infinite numbers and those within the range are converted, by their names in C++."""
+
+
+def always_fits(dtype: torch.dtype, into: torch.dtype) -> bool:
+    """Whether eager takes any number of a dtype as an element of another."""
     if not torch.can_cast(dtype, into):
         return False
-    if any(kind.is_floating_point or kind.is_complex or kind is torch.bool for kind in (dtype, into)):
+    if torch.bool in (dtype, into):
         return True
-    given, taken = torch.iinfo(dtype), torch.iinfo(into)
+    given, taken = limits(dtype), limits(into)
     return taken.min <= given.min and given.max <= taken.max
+
+
+def limits(dtype: torch.dtype) -> torch.iinfo | torch.finfo:
+    return torch.finfo(dtype) if dtype.is_floating_point or dtype.is_complex else torch.iinfo(dtype)
 
 
 @decompose("masked_fill.Scalar", "masked_fill.Tensor")
@@ -394,9 +423,7 @@ def masked_fill(e: Emit, x: Node, mask: Node, value: Number | Node) -> Node:
         raise RuntimeError(f"masked_fill_ only supports boolean masks, but got mask with dtype {mask.tensor.dtype}")
     if isinstance(value, Node) and value.tensor.rank:
         raise RuntimeError("masked_fill_ only supports a 0-dimensional value tensor")
-    if isinstance(value, Node) and not fits(value.tensor.dtype, spec.dtype):
-        raise UnsupportedOp(op="aten.masked_fill", reason=f"a number of {value.tensor.dtype} may not fit {spec.dtype}")
-    number = e.convert(value, spec.dtype) if isinstance(value, Node) else e.element(value, spec.dtype, spec.device)
+    number = stored(e, "masked_fill", value, spec)
     return packed(e, e.pointwise("where", mask, number, x))
 
 
@@ -499,7 +526,7 @@ def index_fill(e: Emit, x: Node, dim: int, index: Node, value: Number | Node) ->
         raise IndexError("index_fill_(): Expected dtype int64 for index.")
     if isinstance(value, Node) and value.tensor.rank:
         raise RuntimeError("index_fill_ only supports a 0-dimensional value tensor")
-    number = e.convert(value, spec.dtype) if isinstance(value, Node) else e.element(value, spec.dtype, spec.device)
+    number = stored(e, "index_fill", value, spec)
     return relaid(e, _put_at(e, x, dim, index, number, False), e.preserved_strides(spec))
 
 

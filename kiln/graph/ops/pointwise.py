@@ -77,11 +77,14 @@ def _binary(name: str, *, floating: bool = False) -> Callable[..., Node]:
 
 
 def _scaling(name: str, *, floating: bool = False) -> Callable[..., Node]:
-    """A product or quotient. As in eager, a `y` that is a number or of rank 0 is not rounded to 16 bits first."""
+    """A product or quotient. As in eager, a `y` that is a number, or of rank 0 on the CPU, is not rounded to 16 bits
+    first; nor is such an `x` where eager multiplies on a GPU."""
 
     def rule(e: Emit, x: Operand, y: Operand) -> Node:
         left, right = promoted(e, x, y, floating=floating)
         dtype = left.tensor.dtype
+        if dtype in OPMATH and name == "mul" and right.tensor.device != CPU and _is_rounded_to(dtype, x):
+            x, y, left = y, x, right
         if dtype not in OPMATH or not _is_rounded_to(dtype, y):
             return e.pointwise(name, left, right)
         wide = OPMATH[dtype]
@@ -92,9 +95,12 @@ def _scaling(name: str, *, floating: bool = False) -> Callable[..., Node]:
 
 
 def _is_rounded_to(dtype: torch.dtype, term: Operand) -> bool:
-    """Whether the conversion to a 16-bit `dtype` changes `term`."""
+    """Whether the conversion to a 16-bit `dtype` changes `term`, of which eager's kernels take the value.
+
+    Of a tensor on a GPU they do not: they read it in `dtype`.
+    """
     if isinstance(term, Node):
-        return term.tensor.dtype is not dtype and not term.tensor.rank
+        return term.tensor.dtype is not dtype and not term.tensor.rank and term.tensor.device == CPU
     return not isinstance(term, int | float) or torch.tensor(term, dtype=dtype).item() != term
 
 

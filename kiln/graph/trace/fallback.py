@@ -157,8 +157,8 @@ def probed(op: OpOverload, args: Args, kwargs: Named) -> Spec:
     others: list[object] = []
     if found is None:
         with torch.random.fork_rng([device for device in devices if device.type == "cuda"]):
-            found = _tried(op, args, kwargs)
-            others = _with_other_values(op, args, kwargs)
+            integer, found = _tried(op, args, kwargs)
+            others = _with_other_values(op, args, kwargs, integer)
     trained, made = found
     spec_of = partial(_spec_of_real, str(op), next(iter(devices), CPU))
     specs = _specs(op, made, spec_of)
@@ -169,14 +169,17 @@ def probed(op: OpOverload, args: Args, kwargs: Named) -> Spec:
     return specs
 
 
-def _with_other_values(op: OpOverload, args: Args, kwargs: Named) -> list[object]:
-    """Results for other numbers in the tensors, without what the op refuses; for other integers on the CPU only."""
+def _with_other_values(op: OpOverload, args: Args, kwargs: Named, accepted: int) -> list[object]:
+    """Results for other numbers in the tensors than the integer `accepted`, without what the op refuses.
+
+    Other integers are tried on the CPU only.
+    """
     given = [leaf for leaf in (*_flat(args), *_flat(kwargs)) if isinstance(leaf, TensorSpec)]
     trials: list[tuple[int, int | None]] = []
     if any(spec.dtype.is_floating_point or spec.dtype is torch.bool for spec in given):
-        trials += [(INTEGERS[0], 0), (INTEGERS[0], 1)]
+        trials += [(accepted, 0), (accepted, 1)]
     if any(_is_integral(spec.dtype) for spec in given) and all(spec.device == CPU for spec in given):
-        trials += [(integer, None) for integer in OTHER_INTEGERS]
+        trials += [(integer, None) for integer in OTHER_INTEGERS if integer != accepted]
     found = []
     with torch.no_grad():
         for integer, phase in trials:
@@ -186,7 +189,7 @@ def _with_other_values(op: OpOverload, args: Args, kwargs: Named) -> list[object
 
 
 def _without_data(op: OpOverload, args: Args, kwargs: Named) -> tuple[object, object] | None:
-    """The same as `_tried`, on the meta device if the op runs there: no made-up number is used as an index."""
+    """The results of `_tried`, on the meta device if the op runs there: no made-up number is used as an index."""
     try:
         with torch.enable_grad():
             trained = _trial(op, *_on(META, args, kwargs), 0)
@@ -196,8 +199,8 @@ def _without_data(op: OpOverload, args: Args, kwargs: Named) -> tuple[object, ob
         return None
 
 
-def _tried(op: OpOverload, args: Args, kwargs: Named) -> tuple[object, object]:
-    """The results with gradients enabled, and with them disabled, as plans run the op.
+def _tried(op: OpOverload, args: Args, kwargs: Named) -> tuple[int, tuple[object, object]]:
+    """An integer that the op accepts; its results with gradients enabled, and with them disabled, as plans run it.
 
     All integers are 0, a valid index; if the op refuses them, 1, the first row for LAPACK. An invalid index on a GPU
     would end the process, so the CPU is tried first.
@@ -208,7 +211,7 @@ def _tried(op: OpOverload, args: Args, kwargs: Named) -> tuple[object, object]:
             with torch.enable_grad():
                 trained = _trial(op, args, kwargs, integer)
             with torch.no_grad():
-                return trained, _trial(op, args, kwargs, integer)
+                return integer, (trained, _trial(op, args, kwargs, integer))
         except UnsupportedOp:
             raise
         except Exception as error:

@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 from kiln.graph.ir.node import Argument, Node
 from kiln.graph.ops.registry import Decomposition
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode, real_in
-from kiln.graph.trace.shared_memory import refuse_shared_memory
+from kiln.graph.trace.shared_memory import by_storage, refuse_shared_memory
 
 PREFIX = "aten._foreach_"
 SINGLE = {"norm.Scalar": "linalg_vector_norm.default", "zero.default": "fill.Scalar", "copy.default": "copy.default"}
@@ -40,18 +40,23 @@ def foreach_handler(op: OpOverload, find: Callable[[str], Decomposition | None])
     rule = next((found for single in single_names(name) if (found := find(single))), None)
     if rule is None:
         return None
-    return _handler(rule, in_place=op._schema.is_mutable, zero="_foreach_zero" in name)
+    arguments = op._schema.arguments
+    packed = any(argument.name == "scalars" and str(argument.type) == "Tensor" for argument in arguments)
+    return _handler(rule, in_place=op._schema.is_mutable, zero="_foreach_zero" in name, packed=packed)
 
 
-def _handler(rule: Decomposition, *, in_place: bool, zero: bool) -> Handler:
+def _handler(rule: Decomposition, *, in_place: bool, zero: bool, packed: bool) -> Handler:
+    """`packed`: the last argument is a tensor that holds one number for each element of the lists."""
+
     def handler(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
         values, named = mode.arguments(args, kwargs)
-        if any(argument.name == "scalars" and str(argument.type) == "Tensor" for argument in op._schema.arguments):
+        if packed:
             values[-1] = elements(mode, cast(Node, values[-1]))
         targets = cast(Sequence[object], args[0])
         if in_place:
+            read = by_storage(mode, args[1:])
             for target in targets:
-                refuse_shared_memory(mode, op, target, args[1:])
+                refuse_shared_memory(mode, op, target, read)
         results = [_single(mode, rule, i, values, named, zero) for i in range(len(targets))]
         if not in_place:
             return [mode.wrap(result) for result in results]

@@ -25,6 +25,10 @@ def gradients(
     """torch.autograd.grad, without the checks of sizes that load torch's own symbolic shapes."""
     if is_grads_batched or not only_inputs:
         raise NotImplementedError("batched gradients are not recorded")
+    if materialize_grads and allow_unused is False:
+        raise ValueError(
+            "Expected allow_unused to be True or not passed when materialize_grads=True, but got: allow_unused=False."
+        )
     roots = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
     named = inputs if isinstance(inputs, Mapping) else None
     leaves = tuple(named.values()) if named is not None else as_tuple(inputs)  # type: ignore[arg-type]
@@ -43,7 +47,10 @@ def gradients(
         accumulate_grad=False,
     )
     if materialize_grads:
-        found = [torch.zeros_like(x) if grad is None else grad for grad, x in zip(found, leaves, strict=True)]
+        found = [
+            torch.zeros_like(x, requires_grad=create_graph) if grad is None else grad
+            for grad, x in zip(found, leaves, strict=True)
+        ]
     return dict(zip(named, found, strict=True)) if named is not None else tuple(found)
 
 

@@ -45,7 +45,7 @@ from kiln.support.events import EventSink
 from kiln.support.location import Location
 from kiln.symbolic import ShapeEnv
 from kiln.symbolic.values import Given
-from kiln.tensor.spec import TensorSpec
+from kiln.tensor.spec import ScalarSpec, TensorSpec
 
 Kwargs = dict[str, object]
 _push, _pop = torch._C._push_on_torch_dispatch_stack, torch._C._pop_torch_dispatch_stack
@@ -90,9 +90,16 @@ def changes_state(target: Target) -> bool:
     return in_place or target in ("retain_grad", "register_hook", "backward")
 
 
-def forget_effects(nodes: list[Node], first: int) -> None:
-    """Of a call that failed: nothing reads its other nodes, but draws, checks and host reads would stay."""
+def forget_effects(mode: RecordingMode, first: int) -> None:
+    """Of a call that failed: nothing reads its other nodes, but draws, checks and host reads would stay.
+
+    What it counted is counted again where it is needed.
+    """
+    nodes = mode.emit.nodes
+    read = {node.spec.value for node in nodes[first:] if isinstance(node.spec, ScalarSpec) and has_effect(node)}
     nodes[first:] = [node for node in nodes[first:] if not has_effect(node)]
+    for node in [node for node, count in mode.counts.items() if count in read]:
+        del mode.counts[node]
 
 
 @final
@@ -175,7 +182,7 @@ class Recorder:
             else:
                 result = _call(target, args, kwargs)
         except BaseException:
-            forget_effects(self.nodes, first)
+            forget_effects(self._mode, first)
             self.wrote_and_failed |= self._mode.mutations != mutations
             raise
         finally:

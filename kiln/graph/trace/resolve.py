@@ -27,7 +27,7 @@ from kiln.graph.trace.fake import QUERIES
 from kiln.graph.trace.fallback import fallback_handler, fitted, written_arguments
 from kiln.graph.trace.foreach import foreach_handler
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
-from kiln.graph.trace.shared_memory import refuse_shared_memory
+from kiln.graph.trace.shared_memory import by_storage, refuse_shared_memory
 from kiln.graph.trace.special import SPECIAL
 from kiln.graph.trace.storage_view import StorageView
 from kiln.plan.overloads import is_random
@@ -221,7 +221,7 @@ def inplace_handler(functional: str, rule: Decomposition) -> Handler:
     def handler(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
         spec = mode.view_of(args[0]).spec
         refuse_in_place(functional, spec.dtype)
-        refuse_shared_memory(mode, op, args[0], args[1:])
+        refuse_shared_memory(mode, op, args[0], by_storage(mode, args[1:]))
         if kwargs.get("dtype") not in (None, spec.dtype):
             raise RuntimeError(
                 f"Bad in-place call: input tensor dtype {spec.dtype} and output tensor dtype should match"
@@ -236,8 +236,9 @@ def inplace_handler(functional: str, rule: Decomposition) -> Handler:
 def out_handler(rule: Decomposition, written: list[str], factory: bool) -> Handler:
     def handler(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
         outs = [cast(torch.Tensor, kwargs[name]) for name in written]
+        read = by_storage(mode, args)
         for out in outs:
-            refuse_shared_memory(mode, op, out, args)
+            refuse_shared_memory(mode, op, out, read)
         values, named = mode.arguments(args, {key: value for key, value in kwargs.items() if key not in written})
         if factory:
             named |= {"dtype": outs[0].dtype, "device": outs[0].device}

@@ -7,33 +7,48 @@ x[:, 0].add_(x[:, 1])                different elements: nothing to refuse
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch._ops import OpOverload
 
 from kiln.graph.ops.breaks import UnsupportedMutation
 from kiln.graph.trace.mode import RecordingMode
-from kiln.graph.trace.storage_view import overlaps_partially, shares_elements
+from kiln.graph.trace.storage_view import StorageView, overlaps_partially, shares_elements
+from kiln.tensor.spec import TensorSpec
+
+ViewsByStorage = Mapping[int, Sequence[StorageView]]
 
 
-def refuse_shared_memory(mode: RecordingMode, op: OpOverload, written: object, args: Iterable[object]) -> None:
+def by_storage(mode: RecordingMode, args: Iterable[object]) -> ViewsByStorage:
+    """The views that the tensors among `args` are, by the identity of their storage."""
+    found: dict[int, list[StorageView]] = {}
+    for arg in tensors_in(args):
+        view = mode.view_of(arg)
+        found.setdefault(id(view.storage), []).append(view)
+    return found
+
+
+def refuse_shared_memory(mode: RecordingMode, op: OpOverload, written: object, read: ViewsByStorage) -> None:
     """Pointwise ops refuse, as in eager, to write to a part of the memory of an argument.
 
     Where eager computes with what it has just written, its result depends on its order: it is left to eager.
     """
     target = mode.view_of(written)
-    for arg in tensors_in(args):
-        other = mode.view_of(arg)
-        if other.storage is not target.storage:
-            continue
+    for other in read.get(id(target.storage), ()):
         if overlaps_partially(target.spec, other.spec) and torch.Tag.pointwise in op.tags:
             raise RuntimeError(
                 "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single"
                 " memory location. Please clone() the tensor before performing the operation."
             )
-        if shares_elements(target.spec, other.spec):
+        if shares_elements(with_hints(mode, target.spec), with_hints(mode, other.spec)):
             raise UnsupportedMutation(op=str(op), reason="it writes to a part of the memory that it reads")
+
+
+def with_hints(mode: RecordingMode, spec: TensorSpec) -> TensorSpec:
+    """`spec` with the sizes and strides of this call."""
+    hints = mode.symbols.hints
+    return spec.with_view(hints(spec.sizes), hints(spec.strides), mode.symbols.hint(spec.offset))
 
 
 def tensors_in(args: Iterable[object]) -> Iterator[torch.Tensor]:

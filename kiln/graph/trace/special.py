@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from torch._ops import OpOverload
 
-from kiln.graph.ir.node import Node
+from kiln.graph.ir.node import Attr, Node
 from kiln.graph.ops import VIEWS
 from kiln.graph.ops.breaks import DataDependentScalar, UnsupportedMutation, UnsupportedOp
 from kiln.graph.ops.pointwise import truth
@@ -24,7 +24,7 @@ from kiln.graph.trace.constant_value import constant_value
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.fallback import fallback_handler
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode, real_in
-from kiln.graph.trace.storage_view import StorageView, extent, overlaps_partially
+from kiln.graph.trace.storage_view import StorageView, extent, new_storage, overlaps_partially, root_of
 from kiln.plan.errors import SINGULAR
 from kiln.symbolic import Int, rel_le
 from kiln.symbolic.node import to_sym
@@ -126,6 +126,10 @@ def ormqr(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> ob
 @special("_assert_async.msg", "_assert_async.default")
 def assert_async(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
     message = cast(str, args[1]) if len(args) > 1 else "an assertion on a tensor failed"
+    if message.endswith(SINGULAR):
+        raise UnsupportedOp(
+            op=str(op), reason=f"its message ends in `{SINGULAR}`, which stands for an error of torch.linalg"
+        )
     mode.emit.node("assert", truth(mode.emit, mode.node_of(args[0])), message=message)
     return None
 
@@ -136,7 +140,9 @@ def linalg_check_errors(mode: RecordingMode, op: OpOverload, args: Args, kwargs:
     succeeded = emit.pointwise("eq", info, 0)
     if info.tensor.rank:
         succeeded = emit.node("all", succeeded, axes=tuple(range(info.tensor.rank)))
-    emit.node("assert", succeeded, message=f"{args[1]}: {SINGULAR}")
+    emit.node(
+        "assert", succeeded, message=f"{args[1]}: the input matrix is singular or not positive-definite{SINGULAR}"
+    )
     return None
 
 
@@ -148,16 +154,29 @@ def is_same_size(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs
 @special("_has_same_storage_numel.default")
 def has_same_storage_numel(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
     """Whether two storages have as many elements; forward-mode differentiation may then share a layout."""
-    ends = [extent(mode.view_of(arg).spec) for arg in args]
-    return ends[0] is not None and ends[0] == ends[1]
+    counts = [storage_numel(mode.view_of(arg)) for arg in args]
+    return counts[0] is not None and counts[0] == counts[1]
+
+
+def storage_numel(view: StorageView) -> int | None:
+    """How many elements the storage of `view` has; None if it is symbolic."""
+    reach = extent(root_of(view.storage).spec)
+    return None if reach is None else reach[1]
 
 
 @special("_new_zeros_with_same_feature_meta.default")
 def zeros_with_layout_of(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
-    """Zeros with dtype and device of the first argument, and the sizes of the second."""
+    """Zeros with dtype and device of the first argument, and the layout of the second in a storage of its size."""
     if kwargs.get("self_num_batch_dims"):
         raise UnsupportedOp(op=str(op), reason="its result has batch dimensions of its own")
-    spec, other = (mode.view_of(arg).spec for arg in args)
+    spec, view = mode.view_of(args[0]).spec, mode.view_of(args[1])
+    other, count = view.spec, storage_numel(view)
+    layout: dict[str, Attr] = {"sizes": other.sizes, "strides": other.strides, "offset": other.offset}
+    if count is not None:
+        whole = new_storage(mode.emit.full(0, (count,), spec.dtype, spec.device))
+        return mode.fake(mode.memory.step_view(whole, ("as_strided", layout)))
+    if other != root_of(view.storage).spec:
+        raise UnsupportedOp(op=str(op), reason="the tangent of a part of a tensor whose sizes are symbolic")
     return mode.wrap(mode.emit.full(0, other.sizes, spec.dtype, spec.device))
 
 

@@ -10,6 +10,8 @@ A view has the node of its value at some version of its storage.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import gcd
 from typing import cast, final
 
 from kiln.graph.ir.node import Attr, Node
@@ -88,27 +90,47 @@ def overlaps_partially(left: TensorSpec, right: TensorSpec) -> bool:
     return dense and mine[0] < theirs[1] and theirs[0] < mine[1]
 
 
-MOST_COUNTED = 4096
-"""Elements of tensors whose positions are compared one by one."""
+MOST_TRIED = 256
+"""Sums of strides that are tried for a common element of two tensors."""
 
 
 def shares_elements(left: TensorSpec, right: TensorSpec) -> bool:
-    """Whether small tensors of one storage share some elements but are not the same; large and symbolic ones: no."""
-    mine, theirs = extent(left), extent(right)
-    same = (left.sizes, left.strides, left.offset) == (right.sizes, right.strides, right.offset)
-    if mine is None or theirs is None or same or mine[0] >= theirs[1] or theirs[0] >= mine[1]:
+    """Whether tensors of one storage share some elements but are not the same; if it takes too long to tell, yes.
+
+    Sizes and strides are constant. A common element is a solution of
+
+        sum of index * stride, of the left tensor  -  that of the right one  =  right.offset - left.offset
+    """
+    if (left.sizes, left.strides, left.offset) == (right.sizes, right.strides, right.offset):
         return False
-    if max(cast(int, left.numel()), cast(int, right.numel())) > MOST_COUNTED:
+    if 0 in left.sizes or 0 in right.sizes:
         return False
-    return not positions(left).isdisjoint(positions(right))
+    factors: dict[int, tuple[int, int]] = {}
+    for spec, sign in ((left, 1), (right, -1)):
+        for size, stride in zip(cast(Integers, spec.sizes), cast(Integers, spec.strides), strict=True):
+            low, high = factors.get(stride, (0, 0))
+            factors[stride] = (low, high + size - 1) if sign > 0 else (low - size + 1, high)
+    terms = [(stride, *factors[stride]) for stride in sorted(factors, reverse=True) if stride]
+    return is_sum(cast(int, right.offset) - cast(int, left.offset), terms, [MOST_TRIED])
 
 
-def positions(spec: TensorSpec) -> set[int]:
-    """The elements of the storage that a tensor of constant sizes consists of."""
-    found = {cast(int, spec.offset)}
-    for size, stride in zip(cast(Integers, spec.sizes), cast(Integers, spec.strides), strict=True):
-        found = {start + index * stride for start in found for index in range(size)}
-    return found
+def is_sum(total: int, terms: Sequence[tuple[int, int, int]], budget: list[int]) -> bool:
+    """Whether `total` is a sum of factor * stride, for terms (stride, low, high) with low <= factor <= high.
+
+    Largest strides come first: of a view, they leave one or two factors to try. True when the budget is used up.
+    """
+    if not terms:
+        return total == 0
+    budget[0] -= 1
+    if budget[0] < 0:
+        return True
+    if total % gcd(*[stride for stride, _, _ in terms]):
+        return False
+    (stride, low, high), rest = terms[0], terms[1:]
+    least = sum(other * low for other, low, _ in rest)
+    most = sum(other * high for other, _, high in rest)
+    first, last = max(low, -((most - total) // stride)), min(high, (total - least) // stride)
+    return any(is_sum(total - factor * stride, rest, budget) for factor in range(first, last + 1))
 
 
 def reaches_outside(attrs: dict[str, Attr], root: TensorSpec) -> bool:
