@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from types import FunctionType
 
+from kiln.capture.bytecode.resume import origin_of
 from kiln.native._frames import Dispatcher
 from kiln.runtime.variant import Fact
 
@@ -67,7 +68,7 @@ def shared_resumes(origin: Dispatcher, make: MakeDispatcher) -> MakeDispatcher:
 
     def find_or_make(function: FunctionType) -> Dispatcher:
         closure = tuple(map(id, function.__closure__ or ()))
-        key = (function.__code__, id(function.__globals__), closure)
+        key = (origin_of(function), id(function.__globals__), closure)
         found = known.get(key)
         if found is None:
             found = known[key] = make(function)

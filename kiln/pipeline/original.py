@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import final
 
+from kiln.capture.bytecode.resume import origin_of, resume_function
 from kiln.native._frames import Dispatcher
 from kiln.pipeline.dispatchers import original_of
 from kiln.runtime.tail_calls import Driven
@@ -42,19 +43,14 @@ def in_python(function: FunctionType) -> FunctionType:
 
     Otherwise each level of nested calls would be compiled on its own once the level above runs eager.
     """
-    constants = function.__code__.co_consts
-    plain = tuple([python_call(value) if isinstance(value, Driven) else value for value in constants])
-    if all(value is constant for value, constant in zip(plain, constants, strict=True)):
+    origin = origin_of(function)
+    if origin is None or origin.inner is None:
         return function
-    code = function.__code__.replace(co_consts=plain)
-    made = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
-    made.__kwdefaults__, made.__qualname__ = function.__kwdefaults__, function.__qualname__
-    return made
-
-
-def python_call(call: Driven) -> Callable[..., object]:
-    assert isinstance(call.function, Dispatcher)
-    return in_python(original_of(call.function))
+    call = origin.inner.function
+    assert isinstance(call, Driven) and isinstance(call.function, Dispatcher)
+    inner = replace(origin.inner, function=in_python(original_of(call.function)))
+    plain = replace(origin, inner=inner)
+    return resume_function(plain, function.__globals__, function.__closure__, function.__qualname__)
 
 
 def taking_slots(function: FunctionType) -> Callable[..., object]:

@@ -102,10 +102,10 @@ class KilnWarning(UserWarning):
     """A region runs eager; the text gives code and reason."""
 
 
-MOST_BREAKS = 64
-"""How many breaks may follow one another: resume functions nest, and Python's stack is limited."""
-SAME_BREAK_LIMIT = 4
-"""How often a break may lead to itself: each iteration has its own resume function, called by the one before."""
+MOST_BREAKS = 512
+"""How many different breaks may follow one another: each costs a compile."""
+SAME_BREAK_LIMIT = 16
+"""How often a break may lead to one at the same line; a loop leads back to the resume functions of its first turns."""
 
 
 @final

@@ -19,8 +19,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from kiln.capture.bytecode.resume import origin_of
 from kiln.native import _frames
 from kiln.native._frames import Entry
+from kiln.pipeline.dispatchers import original_of
 from kiln.runtime.bytecode_file import PartWriter
 from kiln.runtime.cache.key_builder import KeyBuilder, explain_miss, remember
 from kiln.runtime.cache.store import DiskStore, content_key
@@ -92,11 +94,23 @@ class VariantStore:
     def key(self, function: FunctionType, exits: int, arguments: Arguments) -> KeyBuilder:
         """What candidates share with the call."""
         name = f"{function.__globals__.get('__name__')}.{function.__qualname__}"
-        key = self.start_key(name).add("function", name).add("code", code_key(function.__code__, self.digests))
+        key = self.start_key(name).add("function", name).add("code", self.code_text(function))
         key.add("side exits before it", exits).add("torch's modes", str(_frames.global_state()))
         for number, (argument, value) in enumerate(arguments.items()):
             key.add(f"argument {number} {argument}", sketch(value))
         return key
+
+    def code_text(self, function: FunctionType) -> str:
+        """The code of the program, and for a resume function where it is entered."""
+        origin = origin_of(function)
+        if origin is None:
+            return code_key(function.__code__, self.digests)
+        inner = origin.inner
+        text = f"{code_key(origin.code, self.digests)} {origin.entry}"
+        if inner is None:
+            return text
+        called = self.code_text(original_of(inner.function.function))
+        return f"{text} calls {called} with {inner.arguments} at {inner.at} {inner.keep} {inner.instead}"
 
 
 def slot_key(base: str, slot: int) -> str:

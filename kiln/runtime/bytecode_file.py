@@ -1,7 +1,7 @@
 """Code objects as JSON and back; objects that are not plain constants are named, never pickled.
 
     LOAD_CONST <region>            {"part": 0}                        a section of its own
-    LOAD_CONST <resume function>   {"resume": 1}
+    LOAD_CONST <resume function>   {"resume": 1}                      where it enters which code
     LOAD_CONST <side exit>         {"exit": null}                     a dispatcher of the same function
     LOAD_CONST <the function>      {"root": null}                     itself, to run eager
     LOAD_CONST torch.nn.Linear     {"object": "torch.nn.modules.linear:Linear@type "}
@@ -13,15 +13,17 @@ The instructions are CPython's own, so a file fits one version of it (`MAGIC`).
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import sys
 from collections.abc import Callable, Sequence
-from types import CodeType, FunctionType, ModuleType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any, cast, final
 
+from kiln.capture.bytecode.resume import CLASS_CELL, Entry, InnerCall, ResumeOrigin, origin_of, resume_function
 from kiln.native._frames import Dispatcher
 from kiln.runtime.guards.constant import Json, NotSerialisable, constant_from_json, constant_to_json
 from kiln.runtime.guards.reference import load_named, named_path, resolve
-from kiln.runtime.tail_calls import RESUMED, Driven
+from kiln.runtime.tail_calls import Driven
 from kiln.support.errors import KilnError
 
 MAGIC = importlib.util.MAGIC_NUMBER.hex()
@@ -54,6 +56,9 @@ class CodeFile:
         self.parts: list[bytes] = []
         self.resumes: list[Json] = []
         """Rows of resume functions, each after those that it calls."""
+        self.codes: list[Json] = []
+        """Rows of the codes that they enter, apart from those of `root`."""
+        self._code_numbers: dict[CodeType, Json] = dict(zip(codes_of(root), itertools.count(), strict=False))
         self._numbers: dict[int, dict[str, Json]] = {}
 
     def code(self, code: CodeType) -> dict[str, Json]:
@@ -87,16 +92,51 @@ class CodeFile:
 
     def resume(self, dispatcher: Dispatcher) -> Json:
         function: Any = dispatcher.function
-        if function is self.root:
-            if RESUMED in function.__dict__ and not dispatcher.__dict__.get("side_exits"):
-                raise NotWritable(what="its code leads back to itself", reason="it is the body of a loop")
+        origin = origin_of(function)
+        if function is self.root and (origin is None or dispatcher.__dict__.get("side_exits")):
             return {"exit": None}
         if id(dispatcher) not in self._numbers:
-            name = function.__qualname__
-            row: Json = {"code": self.code(function.__code__), "name": name, **self.globals(function.__globals__)}
+            assert origin is not None
+            row: Json = {
+                "code": self.original_code(origin.code),
+                "entry": entry_row(origin.entry),
+                "inner": self.inner(origin.inner),
+                "name": function.__qualname__,
+                "closure": self.closure(function),
+                **self.globals(function.__globals__),
+            }
             self._numbers[id(dispatcher)] = {"resume": len(self.resumes)}
             self.resumes.append(row)
         return self._numbers[id(dispatcher)]
+
+    def inner(self, call: InnerCall | None) -> Json:
+        """The row of the call of the callee's resume function, with which a resume function begins."""
+        if call is None:
+            return None
+        return {
+            "function": self.constant(call.function),
+            "arguments": list(call.arguments),
+            "at": call.at,
+            "keep": call.keep,
+            "instead": call.instead,
+        }
+
+    def original_code(self, code: CodeType) -> Json:
+        """Its number among the codes of `root` and those in the file."""
+        number = self._code_numbers.get(code)
+        if number is None:
+            number = self._code_numbers[code] = len(codes_of(self.root)) + len(self.codes)
+            self.codes.append(self.code(code))
+        return number
+
+    def closure(self, function: FunctionType) -> Json:
+        """The path of the class in its class cell; None without one."""
+        if not function.__closure__:
+            return None
+        cls = function.__closure__[0].cell_contents
+        if named_path(cls) and class_cell(cls) is function.__closure__[0]:
+            return named_path(cls)
+        raise NotWritable(what="its code calls `super()`", reason=f"in a method of {cls!r}, which cannot be imported")
 
     def globals(self, dictionary: dict[str, object]) -> dict[str, Json]:
         if dictionary is self.root.__globals__:
@@ -120,6 +160,37 @@ class CodeFile:
     }
 
 
+def entry_row(entry: Entry) -> Json:
+    return {
+        "target": entry.target,
+        "locals": list(entry.locals),
+        "cells": list(entry.cells),
+        "stack": list(entry.stack),
+        "extra": list(entry.extra),
+        "first": entry.first,
+    }
+
+
+def codes_of(root: FunctionType) -> list[CodeType]:
+    """The code of the program that it runs, then, for a resume function, of the calls that it is in."""
+    origin = origin_of(root)
+    if origin is None:
+        return [root.__code__]
+    if origin.inner is None:
+        return [origin.code]
+    return [origin.code, *codes_of(origin.inner.function.function.function)]
+
+
+def class_cell(cls: object) -> CellType | None:
+    """The cell from which the methods of a class read it for `super()`."""
+    for method in vars(cls).values() if isinstance(cls, type) else ():
+        code = getattr(method, "__code__", None)
+        if isinstance(code, CodeType) and CLASS_CELL in code.co_freevars:
+            cell: CellType = method.__closure__[code.co_freevars.index(CLASS_CELL)]
+            return cell
+    return None
+
+
 @final
 class CodeReader:
     """Reads what `CodeFile` wrote. `resume` and `side_exit` make the dispatchers of resume functions and of `root`."""
@@ -128,6 +199,7 @@ class CodeReader:
         self,
         root: FunctionType,
         parts: Sequence[object],
+        codes: Sequence[Any],
         rows: Sequence[Any],
         resume: Callable[[FunctionType], Any],
         side_exit: Callable[[FunctionType], object],
@@ -136,11 +208,21 @@ class CodeReader:
         self.parts = parts
         self.side_exit = side_exit
         self.resumes: list[object] = []
+        self.codes = [*codes_of(root), *map(self.code, codes)]
         for row in rows:  # a row refers to earlier ones
-            function = FunctionType(self.code(row["code"]), self.dictionary(row["globals"]))
-            function.__qualname__ = row["name"]
-            function.__dict__[RESUMED] = None
-            self.resumes.append(resume(function))
+            self.resumes.append(resume(self.resume_function(row)))
+
+    def resume_function(self, row: dict[str, Any]) -> FunctionType:
+        part, call, inner = row["entry"], row["inner"], None
+        locals_, cells, stack, extra = (tuple(part[name]) for name in ("locals", "cells", "stack", "extra"))
+        entry = Entry(part["target"], locals_, cells, stack, extra, part["first"])
+        if call:
+            function = self.constant(call["function"])
+            inner = InnerCall(function, tuple(call["arguments"]), call["at"], call["keep"], call["instead"])
+        cell = class_cell(load_named(row["closure"])) if row["closure"] else None
+        closure = (cell,) if cell is not None else None
+        origin = ResumeOrigin(self.codes[row["code"]], entry, inner)
+        return resume_function(origin, self.dictionary(row["globals"]), closure, row["name"])
 
     def code(self, row: dict[str, Any]) -> CodeType:
         fields: dict[str, Any] = {name: row[name] for name in (*NUMBERS, *TEXTS)}

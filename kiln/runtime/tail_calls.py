@@ -12,9 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import final
 
-RESUMED = "_kiln_resumed"
-"""The attribute of resume functions."""
-
 
 @final
 class TailCall:

@@ -89,6 +89,7 @@ def write_variant(variant: Variant, tree: TreeRows, root: FunctionType, part: Pa
     code = {
         "name": variant.function.__name__,
         "code": file.code(variant.function.__code__),
+        "codes": file.codes,
         "resumes": file.resumes,
         "parts": len(file.parts),
         "facts": [[kind, {name: plain(value) for name, value in data.items()}] for kind, data in variant.facts],
@@ -126,7 +127,7 @@ def load_variant(data: bytes, root: FunctionType, arguments: Sequence[object], m
         return f"it requires {text}, but found {tree.actual}"
     code = json.loads(bytes(sections["code"]))
     parts = [makers.part(bytes(sections[f"part/{number}"])) for number in range(code["parts"])]
-    reader = CodeReader(root, parts, code["resumes"], makers.resume, makers.side_exit)
+    reader = CodeReader(root, parts, code["codes"], code["resumes"], makers.resume, makers.side_exit)
     function = FunctionType(reader.code(code["code"]), root.__globals__, code["name"], None, root.__closure__)
     facts = [(kind, fact) for kind, fact in code["facts"]]
     stored = StoredGuards(bytes(sections["guards"]))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import kiln
 
@@ -82,6 +82,71 @@ def test_the_body_is_compiled_for_every_iteration(function: Any) -> None:
     assert report.eager == 0 and report.compiles <= 14, report
     compiled(torch.zeros(2), 600)
     assert kiln.report_of(compiled).compiles == report.compiles
+
+
+class Layers(nn.Module):
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList([nn.Linear(2, 2) for _ in range(count)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for position, layer in enumerate(self.layers):
+            x = torch.relu(layer(x))
+            note(position)
+        return x
+
+
+class Named(nn.Module):
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleDict({f"layer{number}": nn.Linear(2, 2) for number in range(count)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, (_, other) in zip(self.layers.values(), self.layers.items(), strict=True):
+            x = other(layer(x))
+            if x.sum() > 100:
+                x = x / 2
+        return x
+
+
+@pytest.mark.parametrize("kind", [Layers, Named])
+def test_a_loop_in_an_inlined_forward(kind: Any) -> None:
+    SEEN.clear()
+    for count in (4, 24):
+        module, x = kind(count), torch.ones(2)
+        compiled = kiln.compile(lambda x, module=module: module(x) + 1, backend=eager_backend)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), module(x) + 1)
+        report = kiln.report_of(compiled)
+        assert report.eager == 0 and report.compiles <= 4, report
+    assert SEEN in ([], [*range(4)] * 4 + [*range(24)] * 4)
+
+
+def shown(x: Tensor, number: int) -> Tensor:
+    note(number)
+    return x * number
+
+
+def list_of(x: Tensor, rounds: int) -> Tensor:
+    return sum([shown(x, number) + 1 for number in range(rounds)])  # type: ignore[return-value]
+
+
+def list_with_condition(x: Tensor, rounds: int) -> Tensor:
+    rows = [x * number for number in range(rounds)]
+    return x + len([row for row in rows if row.sum() > 3])
+
+
+@pytest.mark.parametrize("function", [list_of, list_with_condition])
+def test_a_comprehension(function: Any) -> None:
+    compiled = kiln.compile(function, backend=eager_backend)
+    SEEN.clear()
+    for _ in range(2):
+        torch.testing.assert_close(compiled(torch.ones(2), 24), function(torch.ones(2), 24))
+    assert SEEN in ([], [*range(24)] * 4)
+    report = kiln.report_of(compiled)
+    assert report.eager == 0 and report.compiles <= 8, report
 
 
 def test_one_helper_at_many_places_is_no_loop() -> None:

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 import kiln
 from kiln.api.compiler import session_of
+from kiln.capture.bytecode.decode import decode
+from kiln.capture.interpreter.frame import CODES
 from kiln.pipeline import session
 from kiln.pipeline.session import KilnWarning
 
@@ -145,3 +147,11 @@ def test_the_steps_of_the_interpreter_grow_linearly_with_breaks() -> None:
         return sum(counted)
 
     assert 0 < steps(16) <= 2.5 * steps(8)
+
+
+@pytest.mark.parametrize("breaks", [4, 16, 80])
+def test_the_frame_is_decoded_once_for_all_breaks(breaks: int) -> None:
+    function = breaking(breaks)
+    decoded = CODES.decoded
+    assert compiles(function, (X,)) == breaks + 1
+    assert CODES.decoded - decoded == len(decode(function.__code__).instructions)

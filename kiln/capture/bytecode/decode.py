@@ -62,12 +62,16 @@ class Handler:
 @final
 @dataclass(frozen=True, slots=True)
 class DecodedCode:
-    """`handlers[i]` is the exception handler of instruction `i`, `locations[i]` its line, filled in on demand."""
+    """`handlers[i]` is the exception handler of instruction `i`, `locations[i]` its line, filled in on demand.
+
+    `live` is filled by `liveness.live_locals`.
+    """
 
     code: CodeType
     instructions: tuple[Instruction, ...]
     handlers: tuple[Handler | None, ...]
     locations: list[Location | None]
+    live: list[frozenset[str]]
 
 
 def raw_instructions(code: CodeType) -> Iterator[RawInstruction]:
@@ -104,7 +108,7 @@ def decode(code: CodeType, table: VersionTable | None = None) -> DecodedCode:
             arg = _index(starts, arg.unit)
         instructions.append(Instruction(name, arg, raw.unit, lines[raw.unit]))
     handlers = _handlers(instructions, starts, exception_ranges(code))
-    return DecodedCode(code, tuple(instructions), handlers, [None] * len(instructions))
+    return DecodedCode(code, tuple(instructions), handlers, [None] * len(instructions), [])
 
 
 def _index(starts: list[int], unit: int) -> int:

@@ -21,7 +21,13 @@ _WRITES = frozenset(("STORE_FAST", "DELETE_FAST"))
 
 
 def live_locals(decoded: DecodedCode) -> list[frozenset[str]]:
-    """For each instruction, the names that may be read before they are written."""
+    """For each instruction, the names that may be read before they are written. Computed once."""
+    if not decoded.live:
+        decoded.live.extend(_fixed_point(decoded))
+    return decoded.live
+
+
+def _fixed_point(decoded: DecodedCode) -> list[frozenset[str]]:
     count = len(decoded.instructions)
     live: list[frozenset[str]] = [frozenset()] * (count + 1)
     changed = True

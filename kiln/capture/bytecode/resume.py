@@ -13,18 +13,35 @@ callee's resume function, within the same exception handlers.
 
 from __future__ import annotations
 
+import re
+import weakref
 from dataclasses import dataclass
-from types import CodeType
+from types import CellType, CodeType, FunctionType
 from typing import Any, final
 
 from kiln.capture.bytecode.assemble import Assembler, CellVar, FreeVar, Instr, Label, TryBegin, TryEnd, parsed
-from kiln.capture.bytecode.decode import DecodedCode
+from kiln.capture.bytecode.decode import DecodedCode, decode
 from kiln.support.errors import require
 
 CLASS_CELL = "__class__"
 """`super()` needs this free variable, so the resume function keeps it in a closure."""
 NULL = None
 """A NULL on the stack: pushed again, not passed as an argument."""
+RESUMED = "_kiln_resumed"
+"""The attribute of resume functions: their `ResumeOrigin`."""
+PARAMETER = re.compile(r"_(?:stack|result|inner|instead)_(\d+)")
+"""How the parameters of resume functions begin that are no variables of the program; `parameter` makes them."""
+
+
+def parameter(kind: str, number: int, position: int | None = None) -> str:
+    """`number` tells them from the variables of the program."""
+    return f"_{kind}_{number}" if position is None else f"_{kind}_{number}_{position}"
+
+
+def unused_number(code: CodeType) -> int:
+    """The first `number` of parameters that no variable of `code` has: equal states get equal names."""
+    used = {int(found[1]) for name in code.co_varnames if (found := PARAMETER.match(name))}
+    return next(number for number in range(len(used) + 1) if number not in used)
 
 
 @final
@@ -63,36 +80,77 @@ class Entry:
 @final
 @dataclass(frozen=True, slots=True)
 class ResumeOrigin:
-    """What a resume function was made from, so that what follows a break in it is made from the same code.
+    """What a resume function is: the rest of `code` from `entry` on, after the call `inner` if there is one.
 
-    `places` has the number of each instruction in the original; None in front of them, where the state is restored.
+    The interpreter continues in the instructions of `code` itself, so nothing is written or read again for a break,
+    and a break in the body of a loop leads back to an equal origin.
     """
 
-    decoded: DecodedCode
+    code: CodeType
     entry: Entry
     inner: InnerCall | None
-    places: tuple[int | None, ...]
-
-    def call_at(self, at: int) -> int | None:
-        """The original's call during which the resume function is at `at`: its own, or that of the resumed callee."""
-        place = self.places[at]
-        return place if place is not None or self.inner is None else self.inner.at
-
-    def place_of(self, target: int) -> int | None:
-        """Where the original continues when the resume function continues at `target`."""
-        place = self.places[target]
-        if place is not None or self.inner is None or not self.inner.keep:
-            return place
-        return self.entry.target
 
 
-def resume_origin(decoded: DecodedCode, entry: Entry, inner: InnerCall | None, made: DecodedCode) -> ResumeOrigin:
-    """The origin of the resume function with the code `made`."""
-    items = [item for item in parsed(decoded.code) if isinstance(item, Instr)]
-    first = next((index for index, item in enumerate(items) if item.name == "RESUME"), 0)
-    kept = [i for i, item in enumerate(items) if not is_setup(item, i >= first) or i == entry.target]
-    head = len(made.instructions) - len(kept)
-    return ResumeOrigin(decoded, entry, inner, (*[None] * head, *kept))
+def origin_of(function: FunctionType) -> ResumeOrigin | None:
+    """None for a function that is no resume function."""
+    found: ResumeOrigin | None = function.__dict__.get(RESUMED)
+    return found
+
+
+def original_code(function: FunctionType) -> CodeType:
+    """The code of the program that the function runs."""
+    origin = origin_of(function)
+    return function.__code__ if origin is None else origin.code
+
+
+@final
+class Unassembled:
+    """Stands in the code of a resume function for what is assembled when it is first called in Python."""
+
+    __slots__ = ("function",)
+
+    def __init__(self) -> None:
+        self.function: weakref.ref[FunctionType] | None = None
+
+    def __call__(self, *arguments: object) -> object:
+        function = self.function() if self.function is not None else None
+        assert function is not None, "its code runs"
+        return assembled(function)(*arguments)
+
+
+def resume_function(
+    origin: ResumeOrigin, dictionary: dict[str, object], closure: tuple[CellType, ...] | None, name: str
+) -> FunctionType:
+    """The function, whose code is assembled when it is to run in Python."""
+    code, parameters = origin.code, origin.entry.parameters()
+    waiting = Unassembled()
+    body = Assembler(code.co_firstlineno)
+    if CLASS_CELL in code.co_freevars:
+        body.op("COPY_FREE_VARS", 1)
+    body.op("RESUME", 0)
+    body.const(waiting)
+    for slot in parameters:
+        body.op("LOAD_FAST", slot)
+    body.call(len(parameters))
+    body.op("RETURN_VALUE")
+    made = FunctionType(body.finish(code, parameters, (), kept_freevars(code)), dictionary, code.co_name, None, closure)
+    made.__qualname__ = name
+    made.__dict__[RESUMED] = origin
+    waiting.function = weakref.ref(made)
+    return made
+
+
+def assembled(function: FunctionType) -> FunctionType:
+    """`function`, with its code assembled if it is a resume function."""
+    origin = origin_of(function)
+    if origin is not None and any(type(value) is Unassembled for value in function.__code__.co_consts):
+        function.__code__ = resume_code(decode(origin.code), origin.entry, origin.inner)
+    return function
+
+
+def kept_freevars(code: CodeType) -> tuple[str, ...]:
+    """The free variables that the resume functions of `code` have."""
+    return tuple(name for name in code.co_freevars if name == CLASS_CELL)
 
 
 def is_setup(item: Instr, begun: bool) -> bool:
@@ -120,7 +178,7 @@ def resume_code(decoded: DecodedCode, entry: Entry, inner: InnerCall | None) -> 
     head.op("JUMP_FORWARD", target)
     body = _without_cell_setup(items, positions[entry.target], target)
     head.items.extend(body)
-    kept = tuple(name for name in code.co_freevars if name == CLASS_CELL)
+    kept = kept_freevars(code)
     cells = tuple(
         dict.fromkeys(name for name in (*code.co_cellvars, *code.co_freevars, *entry.cells) if name not in kept)
     )

@@ -14,6 +14,7 @@ from typing import final
 
 import torch
 
+from kiln.capture.bytecode.resume import PARAMETER
 from kiln.runtime.guards import source as sources
 from kiln.runtime.guards.guard import (
     AliasExpectation,
@@ -28,8 +29,6 @@ from kiln.runtime.guards.source import ItemSource, Source
 from kiln.runtime.guards.state import current_state
 from kiln.support.location import Location
 
-OF_RESUME_FUNCTIONS = ("_stack_", "_result_", "_inner_", "_instead_", "_kiln_")
-"""How the arguments of resume functions begin that are no variables of the program."""
 OWN_TABLES = frozenset(("_modules", "_parameters", "_buffers", "__dict__"))
 """Dicts whose items are attributes of the object."""
 
@@ -92,7 +91,7 @@ def state_failure(guard: Guard, expected: GlobalState) -> Failure:
 def user_text(source: Source) -> str:
     """The path as the program would write it."""
     match source:
-        case sources.LocalSource() if source.name.startswith(OF_RESUME_FUNCTIONS):
+        case sources.LocalSource() if PARAMETER.match(source.name) or source.name.startswith("_kiln_"):
             return "a value on the stack"
         case sources.GlobalSource() | sources.CellSource() | sources.CellObjectSource() | sources.BuiltinSource():
             return source.name

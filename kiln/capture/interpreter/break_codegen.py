@@ -12,26 +12,32 @@ the callee. Needs: every frame of `stop.frames` (innermost first) can be resumed
 from __future__ import annotations
 
 import dis
-import itertools
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
-from kiln.capture.bytecode.assemble import Assembler, Instr, Label, TryBegin, TryEnd, parsed
-from kiln.capture.bytecode.decode import CONDITIONAL, OR_POP, DecodedCode, Handler, Instruction
+from kiln.capture.bytecode.assemble import Assembler, Label, TryBegin, TryEnd
+from kiln.capture.bytecode.decode import CONDITIONAL, OR_POP, Handler, Instruction
 from kiln.capture.bytecode.liveness import live_locals
-from kiln.capture.bytecode.resume import CLASS_CELL, Entry, InnerCall, resume_code, resume_origin
+from kiln.capture.bytecode.resume import (
+    CLASS_CELL,
+    Entry,
+    InnerCall,
+    ResumeOrigin,
+    assembled,
+    parameter,
+    resume_function,
+    unused_number,
+)
 from kiln.capture.interpreter.breaks import DebuggerCall, FrameInspection, GraphBreak, NotResumable, UnsupportedValue
 from kiln.capture.interpreter.codegen import CodeWriter
 from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Value
-from kiln.capture.interpreter.frame import CODES, OPCODES, SymbolicFrame
-from kiln.runtime.tail_calls import RESUMED, Driven, TailCall
+from kiln.capture.interpreter.frame import CODES, OPCODES, PendingCall, SymbolicFrame
+from kiln.runtime.tail_calls import Driven, TailCall
 
 MakeResume = Callable[[types.FunctionType], Callable[..., object]]
 
-PARAMETERS = ("_stack_", "_result_", "_inner_", "_instead_")
-"""How the names of the parameters of resume functions begin, apart from locals and cells; a number follows."""
 NULL_BELOW: dict[str, Callable[[Assembler, str], None]] = {
     "LOAD_METHOD": lambda body, name: body.op("LOAD_ATTR", name),
     "LOAD_GLOBAL_CALL": lambda body, name: body.global_(name),
@@ -61,7 +67,7 @@ class BreakWriter:
         self.frames = [frame for frame in stop.frames if isinstance(frame, SymbolicFrame)]
         self.debugging = isinstance(stop, DebuggerCall)
         """What follows runs in Python, with all variables."""
-        self.make_resume: MakeResume = (lambda function: function) if self.debugging else make_resume
+        self.make_resume: MakeResume = assembled if self.debugging else make_resume
         self.resumed = resumed
         """The code is that of a resume function."""
         self.stored: dict[int, str] = {}
@@ -85,9 +91,13 @@ class BreakWriter:
             for value in frame.saved if index == 0 else frame.stack:
                 if value is not None:
                     self.store(value)
-            instead = self.frames[index - 1].continuation.instead if index else None
-            if instead is not None:
-                self.store(instead)
+            site = self.frames[index - 1].continuation if index else NOT_RESUMABLE
+            if index == 0 and frame.pending is not None:
+                site = frame.pending.site
+                for value in frame.pending.arguments:
+                    self.store(value)
+            if site.instead is not None:
+                self.store(site.instead)
 
     def live_names(self, frame: SymbolicFrame) -> list[str]:
         live = live_locals(frame.decoded)
@@ -102,8 +112,8 @@ class BreakWriter:
         handler = frame.decoded.handlers[frame.at]
         return [*found, handler.target] if handler else found
 
-    def cell_names(self, frame: SymbolicFrame, code: types.CodeType | None = None) -> list[str]:
-        code = code or frame.code
+    def cell_names(self, frame: SymbolicFrame) -> list[str]:
+        code = frame.code
         names = (*code.co_cellvars, *code.co_freevars)
         return [name for name in names if name in frame.cells and name != CLASS_CELL]
 
@@ -134,33 +144,31 @@ class BreakWriter:
         site: CallSite,
         inner: list[Resumption],
     ) -> Resumption:
-        decoded, at, target = original_place(frame, target, bool(inner))
-        live = live_locals(decoded)[target]
-        handler = decoded.handlers[at] if inner else None
+        code, at = frame.code, frame.at
+        live = live_locals(frame.decoded)[target]
+        handler = frame.decoded.handlers[at] if inner else None
         if handler is not None:
-            live |= live_locals(decoded)[handler.target]
-        names = self.names_of(frame, live, decoded.code)
-        cells = self.cell_names(frame, decoded.code)
+            live |= live_locals(frame.decoded)[handler.target]
+        names = self.names_of(frame, live)
+        cells = self.cell_names(frame)
         arguments = [self.store(frame.locals[name]) for name in names]
         arguments += [self.store(frame.cells[name]) for name in cells]
-        number = self.number(decoded.code)
+        number = unused_number(code)
         slots: list[str | None] = []
         for position, value in enumerate(kept):
-            slots.append(None if value is None else f"_stack_{number}_{position}")
+            slots.append(None if value is None else parameter("stack", number, position))
             if value is not None:
                 arguments.append(self.store(value))
         for position, result in enumerate(results):
-            slots.append(None if result is None else f"_result_{number}_{position}")
+            slots.append(None if result is None else parameter("result", number, position))
             if result is not None:
                 arguments.append(result)
         extra, call = self.inner_call(at, site, inner, arguments, number)
-        first = self.first_name(decoded.code)
-        entry = Entry(target, tuple(names), tuple(cells), tuple(slots), tuple(extra), first)
-        code = resume_code(decoded, entry, call)
-        closure = (frame.cells[CLASS_CELL].original,) if code.co_freevars else None
-        function = types.FunctionType(code, frame.globals.dictionary, code.co_name, None, closure)
-        function.__qualname__ = f"{code.co_qualname} after line {frame.location().line}"
-        function.__dict__[RESUMED] = resume_origin(decoded, entry, call, CODES.rows(code)[0])
+        entry = Entry(target, tuple(names), tuple(cells), tuple(slots), tuple(extra), self.first_name(code))
+        closure = (frame.cells[CLASS_CELL].original,) if CLASS_CELL in code.co_freevars else None
+        qualname = f"{code.co_qualname} after line {frame.location().line}"
+        origin = ResumeOrigin(code, entry, call)
+        function = resume_function(origin, frame.globals.dictionary, closure, qualname)
         unsorted = (*names, *cells, *(slot for slot in slots if slot is not None), *extra)
         given = dict(zip(unsorted, arguments, strict=True))
         return Resumption(self.make_resume(function), [given[name] for name in entry.parameters()])
@@ -169,9 +177,9 @@ class BreakWriter:
         """The first argument, where the code may call `super()`."""
         return code.co_varnames[0] if CLASS_CELL in code.co_freevars and code.co_argcount else None
 
-    def names_of(self, frame: SymbolicFrame, live: frozenset[str], code: types.CodeType | None = None) -> list[str]:
+    def names_of(self, frame: SymbolicFrame, live: frozenset[str]) -> list[str]:
         """Live locals in the order of `co_varnames`; for a debugger all."""
-        code = code or frame.code
+        code = frame.code
         first = self.first_name(code)
         return [n for n in code.co_varnames if (n in live or n == first or self.debugging) and n in frame.locals]
 
@@ -180,23 +188,18 @@ class BreakWriter:
     ) -> tuple[list[str], InnerCall | None]:
         if not inner:
             return [], None
-        extra = [f"_inner_{number}_{position}" for position in range(len(inner[0].arguments))]
+        extra = [parameter("inner", number, position) for position in range(len(inner[0].arguments))]
         arguments.extend(inner[0].arguments)
         instead = None
         passed = tuple(extra)
         if site.instead is not None:
-            instead = f"_instead_{number}"
+            instead = parameter("instead", number)
             extra.append(instead)
             arguments.append(self.store(site.instead))
         return extra, InnerCall(self.driven(inner[0].function), passed, at, site.keeps_result, instead)
 
     def driven(self, function: Callable[..., object]) -> Callable[..., object]:
         return function if self.debugging else Driven(function)
-
-    def number(self, code: types.CodeType) -> int:
-        """A number that no parameter of `code` has; equal states get equal names, hence equal code."""
-        used = {name.split("_")[2] for name in code.co_varnames if name.startswith(PARAMETERS)}
-        return next(number for number in itertools.count() if str(number) not in used)
 
     def tail_call(self, resumption: Resumption, exception: str = "") -> None:
         """`return resume(...)`. The local of an `exception` is deleted: its traceback leads to this frame."""
@@ -220,19 +223,6 @@ class BreakWriter:
         return None
 
 
-def original_place(frame: SymbolicFrame, target: int, calling: bool) -> tuple[DecodedCode, int, int]:
-    """The code from which the rest of a frame is made, with its present instruction and where it continues.
-
-    For a resume function that is the code that it was made from, so that a loop leads back to the same code.
-    """
-    origin = frame.origin
-    if origin is not None:
-        at, place = origin.call_at(frame.at) if calling else 0, origin.place_of(target)
-        if at is not None and place is not None:
-            return origin.decoded, at, place
-    return frame.decoded, frame.at, target
-
-
 def write_break(s: CaptureState, writer: CodeWriter, stop: GraphBreak, make_resume: MakeResume, resumed: bool) -> None:
     """Write the transformed code from the break on; if a value cannot be rebuilt, break further out."""
     try:
@@ -251,7 +241,7 @@ def write_resumption(s: CaptureState, writer: CodeWriter, breaking: BreakWriter,
     breaking.prepare()
     for effect in s.effects:
         effect.emit(writer)
-    pops = OPCODES[inst.name].operands(inst.arg)
+    pops = OPCODES[inst.name].operands(inst.arg) if frame.pending is None else 0
     operands = frame.saved[len(frame.saved) - pops :]
     writer.body.line = breaking.frames[-1].location().line  # where an exception of the instruction is reported
     found = breaking.handler()
@@ -262,7 +252,9 @@ def write_resumption(s: CaptureState, writer: CodeWriter, breaking: BreakWriter,
         writer.body.items.append(begin)
     for value in operands:
         writer.body.op("PUSH_NULL") if value is None else writer.body.op("LOAD_FAST", breaking.store(value))
-    if inst.name in CONDITIONAL or inst.name in OR_POP:
+    if frame.pending is not None:
+        write_pending_call(breaking, frame, frame.pending, begin)
+    elif inst.name in CONDITIONAL or inst.name in OR_POP:
         write_branch(breaking, frame, inst, begin)
     elif inst.name == "FOR_ITER":
         write_loop(breaking, frame, inst, begin)
@@ -279,7 +271,9 @@ def refuse(breaking: BreakWriter, frame: SymbolicFrame, name: str, stop: GraphBr
         stop.frames, stop.resumable = stop.frames[1:2], False
         raise stop
     row = OPCODES.get(name)
-    if row is None or row.pops is None:
+    if frame.pending is not None:
+        pass
+    elif row is None or row.pops is None:
         problem = f"{name} cannot be executed outside of its frame"
     elif row.uses_globals and len(breaking.frames) > 1:
         problem = f"{name} belongs to another module"
@@ -353,7 +347,7 @@ def write_instruction(
             body.op("PRECALL", inst.arg)
         body.op("CALL", inst.arg)
     else:
-        body.items.append(nth_instruction(frame.code, frame.at).copy())
+        body.items.append(CODES.instruction(frame.code, frame.at))
     end_try(breaking, begin)
     if inst.name == "RAISE_VARARGS":
         return
@@ -375,8 +369,25 @@ def keyword_names(frame: SymbolicFrame) -> tuple[str, ...]:
     return ()
 
 
-def nth_instruction(code: types.CodeType, index: int) -> Instr:
-    return [item for item in parsed(code) if isinstance(item, Instr)][index]
+def write_pending_call(
+    breaking: BreakWriter, frame: SymbolicFrame, pending: PendingCall, begin: TryBegin | None
+) -> None:
+    """Call the callee's resume function in Python; the frame then continues where it was entered."""
+    body = breaking.writer.body
+    body.const(pending.call.function)
+    for value in pending.arguments:
+        body.op("LOAD_FAST", breaking.store(value))
+    body.call(len(pending.arguments))
+    end_try(breaking, begin)
+    results: list[str | None] = []
+    if pending.site.keeps_result:
+        results = [breaking.writer.temporary()]
+        body.op("STORE_FAST", results[0])
+    else:
+        body.op("POP_TOP")
+        if pending.site.instead is not None:
+            results = [breaking.store(pending.site.instead)]
+    breaking.tail_call(breaking.resume(frame.ip, 0, results))
 
 
 def write_handler(breaking: BreakWriter, landing: Label, index: int, handler: Handler) -> None:

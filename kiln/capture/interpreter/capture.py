@@ -20,6 +20,7 @@ from typing import Any, final
 import torch
 
 from kiln.capture.bytecode.assemble import Assembler, Label, arguments_of
+from kiln.capture.bytecode.resume import origin_of, original_code
 from kiln.capture.interpreter.break_codegen import write_break
 from kiln.capture.interpreter.breaks import (
     GraphBreak,
@@ -84,7 +85,6 @@ from kiln.runtime.checked_region import run_checked
 from kiln.runtime.guards.guard import Guard
 from kiln.runtime.guards.source import CellObjectSource, CellSource, LocalSource, Source
 from kiln.runtime.numbers import number_tensor
-from kiln.runtime.tail_calls import RESUMED
 from kiln.support.errors import InternalFault, KilnError, drop_tracebacks
 from kiln.support.events import EventSink
 from kiln.support.location import is_compiler
@@ -330,14 +330,15 @@ def root_frame(s: CaptureState, function: types.FunctionType, locals: Mapping[st
     code = function.__code__
     if code.co_flags & GENERATOR:
         raise SkippedCode(function=function.__qualname__, why="generators and coroutines are not captured")
-    frame = SymbolicFrame(s, code, None, namespace(s, function.__globals__), None)
-    frame.origin = function.__dict__.get(RESUMED)
+    frame = SymbolicFrame(s, original_code(function), None, namespace(s, function.__globals__), None)
     for name in arguments_of(code):
         if name in locals:
             frame.locals[name] = s.wrap(locals[name], LocalSource(name))
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         frame.cells[name] = shared_cell(s, cell, name, CellSource(name), CellObjectSource(name))
-    frame.take_cells()
+    origin = origin_of(function)
+    if origin is not None:
+        frame.enter(origin)
     return frame
 
 
@@ -361,7 +362,7 @@ def attempt(
         assert result is not None
         write_return(s, writer, result)
     else:
-        write_break(s, writer, stop, callbacks.make_resume, RESUMED in function.__dict__)
+        write_break(s, writer, stop, callbacks.make_resume, origin_of(function) is not None)
     return finish(s, function, writer, stop, callbacks)
 
 

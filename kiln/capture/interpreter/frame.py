@@ -13,17 +13,17 @@ normal opcode name:
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import CellType, CodeType
+from types import CodeType
 from typing import Any, final
 from weakref import WeakKeyDictionary
 
+from kiln.capture.bytecode.assemble import Instr, parsed
 from kiln.capture.bytecode.decode import DecodedCode, Handler, Instruction, decode
-from kiln.capture.bytecode.resume import ResumeOrigin
+from kiln.capture.bytecode.resume import NULL, InnerCall, ResumeOrigin
 from kiln.capture.interpreter.breaks import GraphBreak, Raised, UnsupportedOpcode
-from kiln.capture.interpreter.core import NOT_RESUMABLE, CaptureState, Value
+from kiln.capture.interpreter.core import NOT_RESUMABLE, PUSH, Args, CallSite, CaptureState, Value
 from kiln.support.location import Location
 
 OpcodeHandler = Callable[["SymbolicFrame", Any], None]
@@ -100,7 +100,17 @@ def unknown_opcode(frame: SymbolicFrame, arg: str) -> None:
     raise UnsupportedOpcode(opcode=arg, why="the interpreter has no handler for it")
 
 
-Known = tuple[tuple[Instruction, ...], tuple[Handler | None, ...], list[Location | None], list[Row]]
+@final
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a code object; `parsed` is filled on demand."""
+
+    instructions: tuple[Instruction, ...]
+    handlers: tuple[Handler | None, ...]
+    locations: list[Location | None]
+    live: list[frozenset[str]]
+    rows: list[Row]
+    parsed: list[Instr]
 
 
 @final
@@ -109,15 +119,29 @@ class CodeTable:
 
     def __init__(self) -> None:
         self._known: WeakKeyDictionary[CodeType, Known] = WeakKeyDictionary()
+        self.decoded = 0
+        """How many instructions were decoded."""
 
     def rows(self, code: CodeType) -> tuple[DecodedCode, list[Row]]:
+        found = self._find(code)
+        return DecodedCode(code, found.instructions, found.handlers, found.locations, found.live), found.rows
+
+    def instruction(self, code: CodeType, index: int) -> Instr:
+        """A copy of the instruction as it is assembled."""
+        found = self._find(code)
+        if not found.parsed:
+            found.parsed.extend(item for item in parsed(code) if isinstance(item, Instr))
+        return found.parsed[index].copy()
+
+    def _find(self, code: CodeType) -> Known:
         found = self._known.get(code)
         if found is None:
             made = decode(code)
+            self.decoded += len(made.instructions)
             rows = [self._row(inst.name, inst.arg) for inst in made.instructions]
-            found = self._known[code] = (made.instructions, made.handlers, made.locations, rows)
-        instructions, handlers, locations, rows = found
-        return DecodedCode(code, instructions, handlers, locations), rows
+            found = Known(made.instructions, made.handlers, made.locations, made.live, rows, [])
+            self._known[code] = found
+        return found
 
     @staticmethod
     def _row(name: str, arg: object) -> Row:
@@ -131,13 +155,24 @@ CODES = CodeTable()
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class PendingCall:
+    """The call with which a resumed frame begins: that of its callee's resume function."""
+
+    call: InnerCall
+    function: Value
+    arguments: Args
+    site: CallSite
+
+
+@final
 class SymbolicFrame:
     """The frame of one call."""
 
     __slots__ = (
         *("state", "code", "decoded", "rows", "locals", "cells", "stack", "saved", "consumed", "ip", "at", "kwnames"),
         *("parent", "number", "step", "continuation", "globals", "function", "result", "running", "handled", "outer"),
-        *("is_generator", "finished", "origin"),
+        *("is_generator", "finished", "pending"),
     )
 
     def __init__(
@@ -172,8 +207,8 @@ class SymbolicFrame:
         self.handled: list[Value | None] = []
         self.outer: tuple[Location, ...] | None = None
         self.is_generator = bool(code.co_flags & 0x20)
-        self.origin: ResumeOrigin | None = None
-        """For a frame of a resume function: what that was made from."""
+        self.pending: PendingCall | None = None
+        """The call to make first."""
 
     @property
     def resumable(self) -> bool:
@@ -187,15 +222,22 @@ class SymbolicFrame:
         """
         return any(self.cells[name].load(self.state) is None for name in self.code.co_freevars if name in self.cells)
 
-    def take_cells(self) -> None:
-        """Take the cells that a resume function gets as arguments."""
-        if self.code.co_cellvars:
-            setup = itertools.takewhile(lambda inst: inst.name != "RESUME", self.decoded.instructions)
-            made = {inst.arg for inst in setup if inst.name == "MAKE_CELL"}
-            for name in self.code.co_cellvars:
-                value = self.locals.get(name)
-                if name not in made and value is not None and value.python_type() is CellType:
-                    self.cells[name] = self.locals.pop(name)
+    def enter(self, origin: ResumeOrigin) -> None:
+        """Continue as the resume function with this origin and the arguments `locals`."""
+        entry, inner = origin.entry, origin.inner
+        self.ip = self.at = entry.target
+        self.stack.extend(None if slot is NULL else self.locals[slot] for slot in entry.stack)
+        for name in entry.cells:
+            self.cells[name] = self.locals.pop(name)
+        if inner is not None:
+            self.at = inner.at
+            arguments = [self.locals[name] for name in inner.arguments]
+            instead = self.locals[inner.instead] if inner.instead is not None else None
+            site = PUSH if inner.keep else PUSH.discarding(instead)
+            self.pending = PendingCall(inner, self.state.wrap(inner.function, None), arguments, site)
+        for slot in (*entry.stack, *entry.extra):
+            if slot is not NULL:
+                self.locals.pop(slot, None)
 
     def run(self) -> Value | None:
         """Execute until the frame returns or yields a value."""
@@ -205,6 +247,8 @@ class SymbolicFrame:
         try:
             while True:
                 try:
+                    if self.pending is not None:
+                        self._call_pending(self.pending)
                     if state.stops:
                         self._checked_steps()
                     else:
@@ -219,6 +263,30 @@ class SymbolicFrame:
             state.frame = caller
             state.counters.steps += self.step - start
 
+    def _call_pending(self, pending: PendingCall) -> None:
+        state = self.state
+        self.saved, self.consumed = self.stack.copy(), state.counters.consumed
+        self.step += 1
+        self._stop_if_asked()
+        try:
+            result = pending.function.call(state, pending.arguments, {}, pending.site)
+        except Raised:
+            self.pending = None
+            raise
+        self.pending = None
+        if pending.site.keeps_result:
+            self.stack.append(result)
+        elif pending.site.instead is not None:
+            self.stack.append(pending.site.instead)
+
+    def _stop_if_asked(self) -> None:
+        """Break here if an earlier attempt found that the graph must be broken in front of this step."""
+        stop = self.state.stops.get((self.number, self.step))
+        if stop is not None:
+            stop.frames, stop.resumable, stop.at = [], True, self.location()
+            stop.args = (stop.render(),)
+            raise stop
+
     def _steps(self) -> None:
         rows, stack, counters = self.rows, self.stack, self.state.counters
         while self.running:
@@ -232,7 +300,6 @@ class SymbolicFrame:
 
     def _checked_steps(self) -> None:
         rows = self.rows
-        stops = self.state.stops
         while self.running:
             at = self.at = self.ip
             handler, arg, breaks = rows[at]
@@ -240,11 +307,7 @@ class SymbolicFrame:
                 self.saved = self.stack.copy()
             self.consumed = self.state.counters.consumed
             self.step += 1
-            stop = stops.get((self.number, self.step))
-            if stop is not None:
-                stop.frames, stop.resumable, stop.at = [], True, self.location()
-                stop.args = (stop.render(),)
-                raise stop
+            self._stop_if_asked()
             self.ip = at + 1
             handler(self, arg)
 

@@ -97,7 +97,7 @@ def list_append(frame: SymbolicFrame, depth: int) -> None:
     value = frame.pop()
     target = frame.stack[-depth]
     assert isinstance(target, List)
-    target.change(frame.state).append(value)
+    target.append(frame.state, value)
 
 
 @opcode("SET_ADD", pops=argument_plus(1), pushes=argument)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, final
 
+from kiln.capture.bytecode.resume import origin_of
 from kiln.capture.interpreter.arity import error_of_call
 from kiln.capture.interpreter.breaks import DisabledCall, GraphBreak, PastStep, UnsupportedAttribute, UnsupportedCall
 from kiln.capture.interpreter.core import (
@@ -53,7 +54,7 @@ from kiln.runtime.guards.source import (
     ModuleGlobalSource,
     Source,
 )
-from kiln.runtime.tail_calls import RESUMED, Driven
+from kiln.runtime.tail_calls import Driven
 
 VARARGS, VARKEYWORDS, ASYNC = 0x04, 0x08, 0x280
 DISABLED = "_torchdynamo_disable"
@@ -571,13 +572,13 @@ def inline(s: CaptureState, function: Function, args: Args, kwargs: Kwargs, site
     code = function.code
     if code.co_flags & ASYNC:
         raise UnsupportedCall(function=code.co_qualname, why="coroutines are not supported")
-    frame = SymbolicFrame(s, code, function, function.namespace, parent)
-    if function.original is not None:
-        frame.origin = function.original.__dict__.get(RESUMED)
+    origin = origin_of(function.original) if function.original is not None else None
+    frame = SymbolicFrame(s, code if origin is None else origin.code, function, function.namespace, parent)
     frame.locals = bind(s, function, args, kwargs)
     for name, cell in zip(code.co_freevars, function.cells, strict=True):
         frame.cells[name] = cell
-    frame.take_cells()
+    if origin is not None:
+        frame.enter(origin)
     if frame.is_generator:
         frame.parent = None
         return Generator(frame, args, kwargs, parent)
