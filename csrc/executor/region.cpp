@@ -253,23 +253,29 @@ class RegionNode final : public ag::Node {
   }
 
   // The gradients, with a history that raises when differentiated: they are never silently
-  // constant.
+  // constant. Its edges lead where those of the real history would, so that asking for the
+  // gradient of an input raises too, instead of finding that nothing depends on it.
   ag::variable_list refuse_second_derivative(ag::variable_list& tangents,
                                              const std::vector<bool>& mask) {
+    ag::edge_list edges = next_edges();
+    for (const at::Tensor& tangent : tangents) {
+      if (tangent.defined() && tangent.requires_grad()) {
+        edges.push_back(ag::impl::gradient_edge(tangent));
+      }
+    }
     ag::variable_list made;
     try {
       made = run(tangents, mask);
     } catch (const RaisedError& error) {
       throw_to_engine(error);
     }
+    auto refuse = new_node<ag::Error>(state_->no_second_derivative, std::move(edges));
     for (at::Tensor& gradient : made) {
       if (!gradient.defined()) continue;
       gradient = gradient.detach();
-      gradient.set_requires_grad(true);
+      ag::set_history(gradient, refuse);
     }
-    auto refuse =
-        new_node<ag::DelayedError>(state_->no_second_derivative, static_cast<int64_t>(made.size()));
-    return (*refuse)(std::move(made));
+    return made;
   }
 
   std::shared_ptr<RegionState> state_;

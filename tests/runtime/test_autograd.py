@@ -206,6 +206,16 @@ def test_create_graph_without_a_replay_raises_when_differentiated(libraries: Lib
         first.sum().backward()
 
 
+def test_the_refused_second_derivative_is_not_unused(libraries: Libraries, inputs: Inputs) -> None:
+    """Asked for an input, or a tangent, it raises rather than finding that nothing depends on it."""
+    y = make(libraries)(*inputs)[0]
+    tangent = torch.ones_like(y, requires_grad=True)
+    (first,) = torch.autograd.grad(y, [inputs[0]], tangent, create_graph=True)
+    for source in (inputs[0], tangent):
+        with pytest.raises(RuntimeError, match="KILN4008"):
+            torch.autograd.grad(first.sum(), [source], allow_unused=True, retain_graph=True)
+
+
 def test_missing_tangents_are_zeros() -> None:
     """Two results, one of which the loss does not use."""
     got = []

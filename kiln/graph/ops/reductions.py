@@ -250,7 +250,9 @@ def vector_norm(
         x = abs_(e, x)
     wide = OPMATH.get(kind, kind)
     axes = axes_of(dim, x.tensor.rank, empty_is_all=True)
-    return e.convert(_norm(e, e.convert(x, wide), float(ord), axes, keepdim), kind)
+    alone = count(x.tensor, axes) == 1 and (x.tensor.rank > 0 or dim is None)
+    order = 1.0 if alone and ord != 0 else float(ord)  # of one element: itself, although its power may overflow
+    return e.convert(_norm(e, e.convert(x, wide), order, axes, keepdim), kind)
 
 
 def require_norm_dtype(own: torch.dtype, wanted: torch.dtype) -> None:
@@ -274,7 +276,7 @@ def _norm(e: Emit, x: Node, order: float, axes: tuple[int, ...], keepdim: bool) 
         return reduce(e, "amax" if order > 0 else "amin", size, axes, keepdim)
     if order == 0:
         return reduce(e, "sum", e.convert(truth(e, x), x.tensor.dtype), axes, keepdim)
-    if order == 1 or count(x.tensor, axes) == 1:  # of one element: itself, although its power may overflow
+    if order == 1:
         return reduce(e, "sum", size, axes, keepdim)
     if order == 2:
         return p("sqrt", reduce(e, "sum", p("mul", x, x), axes, keepdim))
