@@ -300,21 +300,38 @@ void refuse_forward_mode(const RegionState& state, const std::vector<Value>& inp
   }
 }
 
+// The view of `base` with the layout of `plain`; autograd refuses to change it in place if eager
+// does.
+TensorPtr guarded_view(const Value& base, const Value& plain, const ResultEntry& entry) {
+  auto creation = static_cast<ag::CreationMeta>(entry.creation);
+  bool grad = c10::GradMode::is_enabled() && creation != ag::CreationMeta::NO_GRAD_MODE;
+  at::AutoGradMode mode(grad);
+  const c10::TensorImpl& layout = *plain.tensor();
+  TensorPtr view =
+      view_of(*base.tensor(), layout.sizes(), layout.strides(), layout.storage_offset());
+  if (entry.creation) {
+    ag::DifferentiableViewMeta* meta = ag::impl::get_view_autograd_meta(at::Tensor(view));
+    if (meta && meta->has_bw_view()) meta->set_creation_meta(creation);
+  }
+  return view;
+}
+
 // Results that are inputs, or views of inputs and other results, as autograd must see them.
 void rebuild(const RegionState& state, const std::vector<Value>& inputs,
              std::vector<Value>& results) {
   for (size_t n = 0; n < state.results.size(); n++) {
     const ResultEntry& entry = state.results[n];
-    if (entry.base == BaseKind::kNone) continue;
+    if (entry.base == BaseKind::kNone) {
+      if (entry.creation) results[n].set_tensor(guarded_view(results[n], results[n], entry));
+      continue;
+    }
     auto index = static_cast<size_t>(entry.base_index);
     const Value& base = entry.base == BaseKind::kInput ? inputs[index] : results[index];
     if (!entry.is_view) {
       results[n].set_tensor(base.share());
       continue;
     }
-    const c10::TensorImpl& plain = *results[n].tensor();
-    results[n].set_tensor(
-        view_of(*base.tensor(), plain.sizes(), plain.strides(), plain.storage_offset()));
+    results[n].set_tensor(guarded_view(base, results[n], entry));
   }
   for (int32_t n : state.detached) {
     // A view of a tensor without a gradient stays a view: a later write may give both a history.

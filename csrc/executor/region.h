@@ -30,6 +30,8 @@ struct ResultEntry {
   BaseKind base;
   int32_t base_index;
   bool is_view;
+  // Why eager forbids to change it in place (torch's `CreationMeta`): 0 if it may be changed.
+  uint8_t creation = 0;
 };
 
 struct RegionState {

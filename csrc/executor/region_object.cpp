@@ -77,9 +77,10 @@ bool read_rows(PyObject* rows, size_t width, std::vector<std::vector<int32_t>>& 
 
 bool read_spec(PyObject* results, PyObject* saved, PyObject* written, RegionState& state) {
   std::vector<std::vector<int32_t>> rows;
-  if (!read_rows(results, 4, rows)) return false;
+  if (!read_rows(results, 5, rows)) return false;
   for (const auto& row : rows) {
-    state.results.push_back({row[0] != 0, static_cast<BaseKind>(row[1]), row[2], row[3] != 0});
+    state.results.push_back({row[0] != 0, static_cast<BaseKind>(row[1]), row[2], row[3] != 0,
+                             static_cast<uint8_t>(row[4])});
   }
   if (!read_rows(saved, 4, rows)) return false;
   for (const auto& row : rows) {

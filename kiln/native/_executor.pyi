@@ -34,7 +34,7 @@ class Region:
         name: str,
         num_inputs: int,
         forward: Callable[..., Sequence[Any]],
-        results: Sequence[tuple[int, int, int, int]],
+        results: Sequence[tuple[int, int, int, int, int]],
         saved: Sequence[tuple[int, int, int, int]],
         written: Sequence[tuple[int, int]],
         backward: Callable[..., Callable[..., Sequence[Any]] | None],

@@ -59,7 +59,10 @@ def compile_differentiable(recorder: Recorder, trace: Trace, context: CompileCon
     with context.events.stage("replay"):
         replay = write_eager_replay(recorder, trace)
     enables_grad = not recorder.grad_at_start
-    return differentiable_region(partitioned, replay, trace.constants, context, enables_grad, hidden_outputs), whole
+    region = differentiable_region(
+        partitioned, replay, trace.constants, context, enables_grad, hidden_outputs, trace.creations
+    )
+    return region, whole
 
 
 def differentiable_region(
@@ -69,6 +72,7 @@ def differentiable_region(
     context: CompileContext,
     enables_grad: bool = False,
     hidden_outputs: int = 0,
+    creations: tuple[tuple[int, int], ...] = (),
 ) -> CompiledRegion:
     """Compiles the forward; the backward is compiled when it is first needed, or started now beside the forward."""
     signature = replace(partitioned.signature, hidden_outputs=hidden_outputs)
@@ -87,7 +91,11 @@ def differentiable_region(
     ]
     unreached = tuple(sorted({*range(signature.num_inputs)} - {*signature.gradients}))
     spec = replace(
-        region_spec(plan, signature), enables_grad=enables_grad, detached=tuple(detached), unreached=unreached
+        region_spec(plan, signature),
+        enables_grad=enables_grad,
+        detached=tuple(detached),
+        unreached=unreached,
+        creations=creations,
     )
 
     def finish() -> Executable:

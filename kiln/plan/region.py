@@ -50,6 +50,7 @@ class RegionSpec:
     result that the loss does not use has no tangent and adds nothing to any gradient, as in eager (else: zeros).
     `enables_grad`: the region is called where gradients are off, and turns them on. `detached`: results that are views
     without a gradient of tensors with a gradient. `unreached`: inputs that no result depends on differentiably.
+    `creations`: (result, torch's `CreationMeta`) of the views that eager forbids to change in place.
     """
 
     num_inputs: int
@@ -63,6 +64,7 @@ class RegionSpec:
     enables_grad: bool = False
     detached: tuple[int, ...] = ()
     unreached: tuple[int, ...] = ()
+    creations: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         require(len(self.outputs) == len(self.differentiable), "one flag per result")
@@ -77,6 +79,14 @@ class RegionSpec:
                 not differentiable or result_row(output, differentiable, self.num_inputs)[1] == NO_BASE,
                 "a result that is an input or a view is rebuilt outside the node: it is not differentiable by itself",
             )
+
+    def result_rows(self) -> list[tuple[int, int, int, int, int]]:
+        """For each result its `result_row`, and its `CreationMeta`."""
+        creations = dict(self.creations)
+        return [
+            (*result_row(output, differentiable, self.num_inputs), creations.get(number, 0))
+            for number, (output, differentiable) in enumerate(zip(self.outputs, self.differentiable, strict=True))
+        ]
 
 
 def result_row(output: PlanOutput, differentiable: bool, num_inputs: int) -> tuple[int, int, int, int]:

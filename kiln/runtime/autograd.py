@@ -28,7 +28,7 @@ import torch
 
 from kiln.native._executor import Region
 from kiln.plan.plan import Plan, Slot
-from kiln.plan.region import RegionSpec, Saved, result_row
+from kiln.plan.region import RegionSpec, Saved
 from kiln.plan.steps import ViewStep
 from kiln.support.errors import KilnError
 
@@ -75,7 +75,7 @@ def make_region(
         spec.name,
         spec.num_inputs,
         forward,
-        [result_row(*pair, spec.num_inputs) for pair in zip(spec.outputs, spec.differentiable, strict=True)],
+        spec.result_rows(),
         [saved.row() for saved in spec.saved],
         spec.written,
         backward,

@@ -32,6 +32,16 @@ PROGRAMS: dict[str, Callable[[Tensor, Tensor], object]] = {
     "a column in place": lambda a, b: a.sub_(a[:, 0:1]),
     "another column in place": lambda a, b: a[:, 0].sub_(a[:, 1]),
     "a list": lambda a, b: torch._foreach_add_([a], [a.t()]),
+    "the same list": lambda a, b: torch._foreach_add_([a, b], [a, b]),
+    "a store of its own row": lambda a, b: a.__setitem__(torch.tensor([1]), a[:1]),
+    "a store of its diagonal": lambda a, b: a.index_put_((torch.tensor([1]),), a.diagonal(), accumulate=True),
+    "a store of another row": lambda a, b: a[1:].index_put_((torch.tensor([1]),), a[:1], accumulate=True),
+    "put of its own row": lambda a, b: a.put_(torch.tensor([3, 4, 5]), a[0]),
+    "gathered into its index": lambda a, b: torch.gather(a, 0, i := b.long() % 3, out=i),
+    "scattered by itself": lambda a, b: (i := b.long() % 3).scatter_(0, i, i),
+    "columns moved": lambda a, b: a[:, 1:].copy_(a[:, :2]),
+    "rows moved": lambda a, b: a[1:].copy_(a[:2]),
+    "gaps written by as_strided": lambda a, b: a[:, ::2].as_strided((2, 2), (1, 2), 1).add_(2),
 }
 
 
@@ -39,6 +49,36 @@ PROGRAMS: dict[str, Callable[[Tensor, Tensor], object]] = {
 def test_memory_that_is_read_and_written(name: str) -> None:
     program = PROGRAMS[name]
     assert_like_eager(kiln.compile(program), program, torch.arange(9.0).view(3, 3), torch.arange(9.0, 0, -1).view(3, 3))
+
+
+def test_large_tensors() -> None:
+    def program(a: Tensor) -> Tensor:
+        a[:, 1:].index_add_(0, torch.tensor([0]), a[:1, :-1])
+        return a
+
+    assert_like_eager(kiln.compile(program), program, torch.arange(20_000.0).view(100, 200))
+
+
+def test_gaps_of_an_input_are_written() -> None:
+    def program(a: Tensor) -> Tensor:
+        view = a.as_strided((2, 2), (1, 2), 1)
+        view.add_(2)
+        return view
+
+    expected, made = (torch.arange(24.0).view(4, 6)[:, ::2] for _ in range(2))
+    torch.testing.assert_close(kiln.compile(program)(made), program(expected))
+    torch.testing.assert_close(made._base, expected._base)
+
+
+def test_gaps_of_an_input_are_read() -> None:
+    def program(a: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        view = a.as_strided((2, 2), (1, 2), 0)
+        made = torch.where(c > 0, view, view)
+        return made, made.unsqueeze(0)
+
+    a, c = torch.arange(24.0).view(4, 6)[:, ::2], torch.tensor(1.0)
+    for made, expected in zip(kiln.compile(program)(a, c), program(a, c), strict=True):
+        torch.testing.assert_close(made, expected)
 
 
 LARGE: dict[str, Callable[[Tensor], object]] = {

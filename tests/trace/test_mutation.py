@@ -83,8 +83,10 @@ def test_writes_to_inputs_of_other_layouts(name):
 
     if name != "view":
         check(function, [r(6, 4).t()])
+    if name not in ("view", "as_strided"):
         check(function, [r(8, 12)[::2, ::2]])
-    check(function, [r(7, 6)[2:6]])
+    if name != "as_strided":  # it would write to what the input does not show
+        check(function, [r(7, 6)[2:6]])
 
 
 def test_a_stale_view_sees_the_write():

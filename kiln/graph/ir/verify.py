@@ -129,7 +129,9 @@ def same_spec(oracle: GuardFreeOracle, left: Spec, right: Spec, layout: bool) ->
 
 
 def _same_layout(oracle: GuardFreeOracle, left: TensorSpec, right: TensorSpec) -> bool:
-    """Equal strides and offset, but for dimensions of size 1."""
+    """Equal strides and offset, but for dimensions of size 1; of no elements, any."""
+    if 0 in left.sizes:
+        return True
     strides = zip(left.strides, right.strides, left.sizes, strict=True)
     return not oracle.differ(left.offset, right.offset) and not any(
         size != 1 and oracle.differ(a, b) for a, b, size in strides

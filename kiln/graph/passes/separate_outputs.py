@@ -19,6 +19,7 @@ from kiln.graph.ir.rewrite import with_inputs
 from kiln.graph.passes.manager import PassContext
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.table import Kind
+from kiln.graph.trace.storage_view import reaches_outside
 
 
 @final
@@ -69,10 +70,15 @@ def fresh_copy(node: Node) -> Node:
     return Node(PRIMS["clone"], (node,), {"strides": spec.strides}, spec, node.origin)
 
 
+def leaves_its_base(node: Node) -> bool:
+    """Whether a view shows elements that a copy of its base would not have."""
+    return node.op.name == "as_strided" and reaches_outside(node.attrs, node.inputs[0].tensor)
+
+
 def copied_with_base(node: Node) -> list[Node]:
     """A copy of the base of `node` and the same views of it, as other outputs are views of the base too."""
     chain: list[Node] = []
-    while node.op.kind is Kind.VIEW:
+    while node.op.kind is Kind.VIEW and not leaves_its_base(node):
         chain.append(node)
         node = node.inputs[0]
     made = [fresh_copy(node)]

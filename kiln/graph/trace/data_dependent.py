@@ -22,6 +22,7 @@ from kiln.graph.ops.breaks import DataDependentOp
 from kiln.graph.ops.data_movement import require_mask
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
+from kiln.graph.trace.shared_memory import by_storage, refuse_shared_memory
 from kiln.graph.trace.special import special, unbacked_integer
 from kiln.symbolic import Int, sym_max
 from kiln.symbolic.node import from_sym
@@ -100,6 +101,7 @@ for _name in EXTENDED:
 
 @special("index_put_.default", "_index_put_impl_.default")
 def index_put_(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
+    refuse_shared_memory(mode, op, args[0], by_storage(mode, args[1:]))
     made = indexing("index_put.default")(mode, op, args, kwargs)
     mode.write(args[0], mode.node_of(made), op)
     return args[0]

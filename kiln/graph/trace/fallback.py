@@ -24,6 +24,7 @@ from kiln.graph.ops.breaks import DataDependentOp, UnsupportedMutation, Unsuppor
 from kiln.graph.ops.registry import Results
 from kiln.graph.ops.sizes import same_sizes
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
+from kiln.graph.trace.shared_memory import by_storage, refuse_shared_memory
 from kiln.symbolic import Expr
 from kiln.tensor.spec import CPU, ScalarSpec, Spec, TensorSpec
 
@@ -91,6 +92,7 @@ def _writing_handler(functional: OpOverload) -> Handler:
     inner = fallback_handler(functional)
 
     def handler(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
+        refuse_shared_memory(mode, op, args[0], by_storage(mode, args[1:]))
         made = inner(mode, functional, args, kwargs)
         mode.write(args[0], fitted(mode, mode.node_of(made), mode.view_of(args[0]).spec), op)
         return args[0]

@@ -15,7 +15,7 @@ from typing import Literal
 from kiln.graph.ir.graph import Alias, Graph, Output, Write
 from kiln.graph.ir.node import Node, base_of
 from kiln.graph.ir.rewrite import live_nodes, symbols_in
-from kiln.graph.ops.breaks import UnsupportedOp
+from kiln.graph.ops.breaks import UnsupportedMutation, UnsupportedOp
 from kiln.graph.prims.meta import has_repeated_elements, same_strides
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.table import Kind
@@ -97,6 +97,19 @@ def use_for_gradients(mode: RecordingMode, records: Sequence[InputRecord], outpu
         reached = history_of(outputs)
     for record in waiting:
         record.used = id(record.leaf) in reached
+
+
+def refuse_lost_history(mode: RecordingMode, outputs: Sequence[FakeTensor]) -> None:
+    """Break at a part of a split whose base was then changed in place: eager has no gradient function for it."""
+    views = [output for output in outputs if output._is_view()]
+    if not views or not mode.mutations:
+        return
+    with mode:  # autograd may regenerate the history of a view
+        for view in views:
+            try:
+                view.grad_fn  # noqa: B018  (computed on demand)
+            except RuntimeError as error:
+                raise UnsupportedMutation(op="view", reason=str(error)) from error
 
 
 def history_of(outputs: Sequence[FakeTensor]) -> dict[int, object]:

@@ -56,7 +56,7 @@ def _handler(rule: Decomposition, *, in_place: bool, zero: bool, packed: bool) -
         if in_place:
             read = by_storage(mode, args[1:])
             for target in targets:
-                refuse_shared_memory(mode, op, target, read)
+                refuse_shared_memory(mode, op, target, read, pointwise=True)
         results = [_single(mode, rule, i, values, named, zero) for i in range(len(targets))]
         if not in_place:
             return [mode.wrap(result) for result in results]

@@ -116,6 +116,10 @@ class Functionaliser:
             raise UnsupportedMutation(op=op, reason=f"it writes through the view `{name}`")
         old = self.read(parent)
         if name == "as_strided":
+            if reaches_outside(attrs, parent.spec, if_symbolic=False):
+                raise UnsupportedMutation(
+                    op=op, reason="it writes memory outside of the tensor that `as_strided` views"
+                )
             attrs = self._rebased(attrs, old, parent)
         return inverse(self.emit, old, value, attrs)
 

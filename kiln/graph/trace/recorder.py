@@ -28,7 +28,7 @@ from kiln.graph.trace.constant_value import constant_value
 from kiln.graph.trace.constants import Constants
 from kiln.graph.trace.custom_function import Backward, attach
 from kiln.graph.trace.fake import FakeTensor, innermost, is_wrapped
-from kiln.graph.trace.finish import build_graph
+from kiln.graph.trace.finish import build_graph, refuse_lost_history
 from kiln.graph.trace.inputs import Dims, InputTable, refuse_unsupported
 from kiln.graph.trace.log import NOWHERE, CallKind, Target, TorchCall, target_name
 from kiln.graph.trace.mode import RecordingMode
@@ -319,6 +319,7 @@ class Recorder:
     def finish(self, outputs: Sequence[FakeTensor]) -> Trace:
         """The trace with these results."""
         self.emit.origin = None
+        refuse_lost_history(self._mode, outputs)
         graph = build_graph(self._mode, self.inputs, list(outputs))
         _push(self._mode)  # autograd computes the gradient function of a view on demand
         try:
@@ -326,8 +327,22 @@ class Recorder:
         finally:
             _pop(None)
         return Trace(
-            list(self.calls), list(self.inputs), graph, list(outputs), self.env, leaves, self._constants.tensors
+            list(self.calls),
+            list(self.inputs),
+            graph,
+            list(outputs),
+            self.env,
+            leaves,
+            protected_views(outputs),
+            self._constants.tensors,
         )
+
+
+def protected_views(outputs: Sequence[FakeTensor]) -> tuple[tuple[int, int], ...]:
+    """The outputs that eager forbids to change in place, such as those of `split`, and torch's reason."""
+    views = [(number, fake) for number, fake in enumerate(outputs) if fake._is_view()]
+    creations = [(number, torch._C._autograd._get_creation_meta(fake).value) for number, fake in views]
+    return tuple([(number, creation) for number, creation in creations if creation])
 
 
 def record_function(

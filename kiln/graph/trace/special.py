@@ -24,7 +24,8 @@ from kiln.graph.trace.constant_value import constant_value
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.fallback import fallback_handler
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode, real_in
-from kiln.graph.trace.storage_view import StorageView, extent, new_storage, overlaps_partially, root_of
+from kiln.graph.trace.shared_memory import by_storage, refuse_shared_memory
+from kiln.graph.trace.storage_view import StorageView, extent, new_storage, root_of
 from kiln.plan.errors import SINGULAR
 from kiln.symbolic import Int, rel_le
 from kiln.symbolic.node import to_sym
@@ -51,8 +52,7 @@ def alias(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> ob
 def copy_(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
     view, other = mode.view_of(args[0]), mode.view_of(args[1])
     source, spec = mode.memory.read(other), view.spec
-    if other.storage is view.storage and overlaps_partially(spec, other.spec):
-        raise RuntimeError("unsupported operation: some elements of the source and the written-to tensor are the same")
+    refuse_shared_memory(mode, op, args[0], by_storage(mode, args[1:2]), pointwise=True)
     value = mode.emit.convert(source, spec.dtype)
     if not same_sizes(mode.emit, value.tensor.sizes, spec.sizes):
         value = mode.emit.node("expand", value, sizes=spec.sizes)

@@ -10,12 +10,15 @@ A view has the node of its value at some version of its storage.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import gcd
 from typing import cast, final
 
+import torch
+
 from kiln.graph.ir.node import Attr, Node
 from kiln.graph.ops import ViewStep
+from kiln.graph.prims.meta import has_repeated_elements
 from kiln.symbolic import Expr, Int
 from kiln.tensor.spec import TensorSpec
 
@@ -90,6 +93,11 @@ def overlaps_partially(left: TensorSpec, right: TensorSpec) -> bool:
     return dense and mine[0] < theirs[1] and theirs[0] < mine[1]
 
 
+def same_elements(left: TensorSpec, right: TensorSpec) -> bool:
+    """Whether tensors of one storage are the same."""
+    return (left.sizes, left.strides, left.offset) == (right.sizes, right.strides, right.offset)
+
+
 MOST_TRIED = 256
 """Sums of strides that are tried for a common element of two tensors."""
 
@@ -101,7 +109,7 @@ def shares_elements(left: TensorSpec, right: TensorSpec) -> bool:
 
         sum of index * stride, of the left tensor  -  that of the right one  =  right.offset - left.offset
     """
-    if (left.sizes, left.strides, left.offset) == (right.sizes, right.strides, right.offset):
+    if same_elements(left, right):
         return False
     if 0 in left.sizes or 0 in right.sizes:
         return False
@@ -133,12 +141,28 @@ def is_sum(total: int, terms: Sequence[tuple[int, int, int]], budget: list[int])
     return any(is_sum(total - factor * stride, rest, budget) for factor in range(first, last + 1))
 
 
-def reaches_outside(attrs: dict[str, Attr], root: TensorSpec) -> bool:
-    """Whether an `as_strided` may use elements of the storage outside of the root."""
+def elements(spec: TensorSpec, within: tuple[int, int]) -> torch.Tensor:
+    """Which elements of this range of the storage a tensor of constant sizes consists of."""
+    start, stop = within
+    marks = torch.zeros(stop - start, dtype=torch.bool)
+    sizes, strides = cast(Integers, spec.sizes), cast(Integers, spec.strides)
+    marks.as_strided(sizes, strides, cast(int, spec.offset) - start).fill_(True)
+    return marks
+
+
+def reaches_outside(attrs: Mapping[str, Attr], root: TensorSpec, *, if_symbolic: bool = True) -> bool:
+    """Whether an `as_strided` uses elements of the storage outside of the root: beyond its ends, or in its gaps."""
     full = extent(root)
     sizes, strides = cast(Sizes, attrs["sizes"]), cast(Sizes, attrs["strides"])
-    part = extent(root.with_view(sizes, strides, cast(Int, attrs["offset"])))
-    return full is None or part is None or part[0] < full[0] or part[1] > full[1]
+    view = root.with_view(sizes, strides, cast(Int, attrs["offset"]))
+    part = extent(view)
+    if full is None or part is None:
+        return if_symbolic
+    if part[0] < full[0] or part[1] > full[1]:
+        return True
+    if full[1] - full[0] <= cast(int, root.numel()) and not has_repeated_elements(root):
+        return False
+    return bool((elements(view, part) & ~elements(root, full)[part[0] - full[0] : part[1] - full[0]]).any())
 
 
 def new_storage(node: Node) -> StorageView:

@@ -31,6 +31,8 @@ class Trace:
     env: ShapeEnv
     leaves: tuple[bool, ...]
     """For each output, whether it has no gradient function."""
+    creations: tuple[tuple[int, int], ...] = ()
+    """The outputs that are views which eager forbids to change in place, with torch's reason (`CreationMeta`)."""
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
