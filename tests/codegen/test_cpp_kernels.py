@@ -135,10 +135,21 @@ def padded_cases() -> list[Case]:
                 out[i0, i1] = where(eq(v1, v0), load x[i0, i1], where(lt(v1, v0), f32(2.0), f32(3.0)))
                 low[i0, i1] = where(bitwise_or(ge(v2, v1), ne(v0, v1)), load x[i0, i1], f32(1.0))
     """
+    scaled = """
+        kernel scaled(n: i64[] -> out: b8[40], off: b8[40], low: b8[40]) units (i0: 40) strip 64
+            phase ():
+                v0 = index(i0, i64)
+                v1 = load n[]
+                out[i0] = lt(mul(v0, i64(3)), v1)
+                off[i0] = ge(sub(v1, v0), i64(9))
+                low[i0] = lt(sub(v0, i64(4)), v1)
+    """
+    flags = {name: torch.zeros(40, dtype=torch.bool) for name in ("out", "off", "low")}
     far = torch.tensor([0, 39, 7, -1, 40, 1 << 40, -(1 << 62), (1 << 63) - 1, -(1 << 63)])
     numbered = {"x": randn(9, 40), "at": far, "out": randn(9, 40), "low": randn(9, 40)}
     return [
         Case.of(counted, numbered, s0=9),
+        Case.of(scaled, {"n": torch.tensor(25), **flags}),
         Case.of(pad, {"x": randn(3, 20), "out": randn(3, 30)}),
         Case.of(step, {"x": randn(60), "out": randn(25)}),
         Case.of(uniform, {"x": randn(3), "m": torch.tensor([True, False, True]), "out": randn(3, 40)}),

@@ -226,3 +226,32 @@ def test_odd_columns_have_the_same_values(runner: Runner) -> None:
     }
     check_kernel(runner, ODD_COLUMNS.format(131, 131), tensors, {})
     assert "if tl.program_id" in runner.used[-1].kernel.source
+
+
+def test_a_row_of_the_largest_block_is_read_once() -> None:
+    text = """
+        kernel rows(x: f32[64, {0}] -> out: f32[64, {0}]) units (i0: 64)
+            local total: f32
+            phase (i1: {0}):
+                total[] = sum over (i1): load x[i0, i1]
+            phase (i1: {0}):
+                out[i0, i1] = mul(load x[i0, i1], load total[])
+    """
+    kept, longer = (
+        print_kernel(parse_kernel(text.format(size)), GPU).kernel.source
+        for size in (choose_tiles.LARGEST_BLOCK, 2 * choose_tiles.LARGEST_BLOCK)
+    )
+    assert "for " not in kept and "for " in longer
+
+
+def test_what_a_mask_leaves_out_of_a_row_is_zero() -> None:
+    text = """
+        kernel rows(x: f32[64, 512] -> out: f32[64, 512]) units (i0: 64)
+            local row(i1: 512): f32
+            phase (i1: 512):
+                row[i1] = exp(load x[i0, i1])
+            phase (i1: 512):
+                out[i0, i1] = load row[i1] if test(i1 < 20)
+    """
+    source = print_kernel(parse_kernel(text), GPU).kernel.source
+    assert re.search(r"tl\.where\(\w+, \w+, 0\.0\)", source)

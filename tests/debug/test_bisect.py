@@ -14,6 +14,7 @@ import torch
 import kiln
 from kiln.debug.bisect import bisect_script, every_switch, healing_switch
 from kiln.debug.reduce import smallest
+from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.parse import parse_graph
 from kiln.graph.ir.text import graph_text
 from kiln.pipeline.switches import SWITCHES
@@ -226,3 +227,15 @@ def test_the_smallest_graph() -> None:
     assert [node.op.name for node in graph.nodes] == ["sin", "mul"]
     assert len(inputs) == len(graph.inputs) == 1
     assert parse_graph(graph_text(graph)) is not None
+
+
+def test_the_smallest_graph_computes_something() -> None:
+    """Computed values become inputs, but not the result itself."""
+    text = 'graph(%0: f32[4] "x"):\n    %1: f32[4] = sin(%0)\n    %2: f32[4] = exp(%1)\n    return %2'
+    for wanted in ("sin", "exp"):
+
+        def fails(graph: Graph, inputs: object, wanted: str = wanted) -> bool:
+            return not graph.nodes or wanted in graph_text(graph)
+
+        graph, inputs = smallest(parse_graph(text), [torch.ones(4)], {}, fails)
+        assert [node.op.name for node in graph.nodes] == [wanted] and len(inputs) == 1

@@ -146,3 +146,27 @@ def test_lists_are_compared_in_linear_time() -> None:
 
     calls(1)
     assert calls(80) < 9 * calls(10)
+
+
+def test_a_result_that_is_also_written_to_an_argument_has_memory_of_its_own() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2 + 1
+        x.copy_(y)
+        return y
+
+    x = torch.ones(64)
+    y = kiln.compile(program)(x)
+    x.add_(1)
+    assert torch.equal(y, torch.full((64,), 3.0)) and torch.equal(x, torch.full((64,), 4.0))
+
+
+def test_an_argument_keeps_its_history() -> None:
+    """Of what is read only, whether it is a leaf or was computed."""
+    w = torch.ones(4, requires_grad=True)
+    computed = w * 2
+    history = computed.grad_fn
+    compiled = kiln.compile(lambda x: (x * 3).sum(), backend="eager")
+    compiled(computed).backward()
+    assert computed.grad_fn is history and computed._version == 0
+    compiled(w).backward()
+    assert w.grad_fn is None and w.grad is not None and w.grad.tolist() == [9.0] * 4

@@ -71,3 +71,17 @@ def test_values(name: str, size: int) -> None:
     if size == 0 and name == "argmax":
         pytest.skip("eager refuses an index of nothing")
     assert_same_values(PROGRAMS[name], {"s0": max(size, 3) if name == "full" else size})
+
+
+def test_a_scatter_without_an_inner_loop() -> None:
+    """Each point has an element of its own."""
+    assert_same_values(
+        """
+        loops one
+            x: f32[4, 3] = input 0
+            y: f32[4, 3] = input 1
+            out: f32[4, 3] = scatter sum into x at [i0, i1] of (i0: 4, i1: 3): load y[i0, i1]
+            return out
+        """,
+        {},
+    )

@@ -14,7 +14,7 @@ from tools.mutate.journal import add_line, control_of, failed_unchanged, read_jo
 from tools.mutate.mutants import Mutant, cpp_mutants, python_mutants
 from tools.mutate.processes import Deadline, in_processes
 from tools.mutate.sample import all_mutants, argued_survivors, known_mutants, sampled, sources
-from tools.mutate.selection import Calls
+from tools.mutate.selection import Calls, words_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -107,6 +107,14 @@ def test_the_cheapest_tests_of_each_file_are_chosen() -> None:
     assert calls.of(mutant_in(None, "csrc/executor/run.cpp"), 9.0) == ["tests/runtime/test_a.py::a"]
 
 
+def test_tests_that_name_the_function_or_a_text_of_the_row_come_first() -> None:
+    others = [RecordedTest(f"{X}::test_{number}", 0.01, ("a.py:made",)) for number in range(30)]
+    named = [RecordedTest(f"{Y}::test_values[{name}]", 0.5, ("a.py:made", "b.py:f")) for name in ("exp", "rad2deg")]
+    row = Mutant("kiln/a.py", 1, None, "constant", "1", "2", 0, 1, 'TABLE["rad2deg.default"] = 1')
+    assert f"{Y}::test_values[rad2deg]" in Calls([*others, *named]).of(row, 1.6)
+    assert words_of(mutant_in("Emit._to_copy")) == {"emit", "copy"}
+
+
 def test_recorded_calls_come_back_from_their_file(tmp_path: Path) -> None:
     write_calls(tmp_path / "calls.gz", RECORDED)
     assert [set(test.calls) for test in read_calls(tmp_path / "calls.gz")] == [set(test.calls) for test in RECORDED]
@@ -143,7 +151,9 @@ def test_the_table_names_survivors_and_failed_controls(tmp_path: Path) -> None:
         "csrc/a/b.cpp": Verdict("broken"), "csrc/a/c.cpp": Verdict("timeout"),
     }.items():  # fmt: skip
         add_line(journal, key, verdict, 1.0, 7)
-    text, survivors = table(read_journals([journal]), {"kiln/a/b.py three": "equal"})
+    add_line(journal, "kiln/a/b.py deleted since", Verdict("survived"), 1.0, 7)
+    lines = read_journals([journal])
+    text, survivors = table(lines, {"kiln/a/b.py three": "equal"}, lines.keys() - {"kiln/a/b.py deleted since"})
     assert survivors == 1 and text.splitlines()[-1] == "  kiln/a/b.py two (line 7)"
     assert "caught: 50.0% of 4; 66.7% of the 3 that differ" in text and "1 runs without a change, 1 failed" in text
     assert failed_unchanged(read_journals([journal])) == {f"{X}::shaky"}

@@ -343,3 +343,18 @@ def test_what_was_written_through_a_view_keeps_the_order_of_its_dimensions():
         return part.abs(), part + 1
 
     check(function, [torch.randn(2, 5, 3)])
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_part_that_begins_or_ends_with_the_whole(order: tuple[int, int], first: int) -> None:
+    """In either order of arguments the part is a view of the whole."""
+    base = torch.arange(8.0)
+    parts = (base[first : first + 6], base)
+
+    def program(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a.add_(1)
+        return b * 2
+
+    given = [parts[place] for place in order]
+    assert "copy" not in " ".join(trace(program, given).ops)

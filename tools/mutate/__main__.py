@@ -67,7 +67,8 @@ def main() -> int:
     shown.add_argument("journals", type=Path, nargs="*", default=[JOURNAL])
     arguments = parser.parse_args()
     if arguments.command == "table":
-        text, survivors = table(read_journals(arguments.journals), argued_survivors())
+        present = {mutant.key for mutant in [*all_mutants(ROOT), *known_mutants(ROOT)]}
+        text, survivors = table(read_journals(arguments.journals), argued_survivors(), present)
         print(text)
         return int(survivors > 0)
     torch.set_num_threads(1)

@@ -11,14 +11,14 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 
 from tools.mutate.copy_of_tree import Verdict
 from tools.mutate.mutants import Mutant
 
 CONTROL = "nothing, after "
-HEADS = ("caught", "timeout", "survived", "argued", "untested", "broken")
+HEADS = ("caught", "timeout", "survived", "argued", "untested", "broken", "gone")
 
 
 def add_line(path: Path, mutant: str, verdict: Verdict, seconds: float, line: int) -> None:
@@ -40,14 +40,18 @@ def read_journals(paths: Iterable[Path]) -> dict[str, dict[str, str]]:
     return {line["mutant"]: line for text in texts for line in map(json.loads, text.splitlines())}
 
 
-def table(lines: Mapping[str, dict[str, str]], argued: Mapping[str, str]) -> tuple[str, int]:
-    """By folder, and the survivors that are neither argued nor caught, with their number."""
+def table(lines: Mapping[str, dict[str, str]], argued: Mapping[str, str], present: Container[str]) -> tuple[str, int]:
+    """By folder, and the survivors that are neither argued nor caught, with their number. Mutants that are not
+    `present`, whose row was changed or deleted since, are gone: caught or not, they do not count.
+    """
     by_folder: dict[str, Counter[str]] = defaultdict(Counter)
     survivors: list[str] = []
     mutants = {key: line for key, line in lines.items() if not key.startswith(CONTROL)}
     for key, line in sorted(mutants.items()):
         status = line["status"]
-        if status in ("survived", "untested") and key in argued:
+        if key not in present:
+            status = "gone"
+        elif status in ("survived", "untested") and key in argued:
             status = "argued"
         by_folder["/".join(key.split("/")[:2])][status] += 1
         if status in ("survived", "untested"):
@@ -56,7 +60,7 @@ def table(lines: Mapping[str, dict[str, str]], argued: Mapping[str, str]) -> tup
     rows = [f"{'':20}" + "".join([f"{head:>10}" for head in HEADS])]
     for folder, counts in [*by_folder.items(), ("all", total)]:
         rows.append(f"{folder:20}" + "".join([f"{counts[head]:10}" for head in HEADS]))
-    caught, judged = total["caught"] + total["timeout"], sum(total.values()) - total["broken"]
+    caught, judged = total["caught"] + total["timeout"], sum(total.values()) - total["broken"] - total["gone"]
     differ = judged - total["argued"]
     rows.append(
         f"caught: {caught / max(1, judged):.1%} of {judged}; {caught / max(1, differ):.1%} of the {differ} that differ"

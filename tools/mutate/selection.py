@@ -3,6 +3,8 @@
     tests = Calls(read_calls(Path("build/mutate/calls.jsonl.gz")), root)
     tests.of(mutant, seconds=8.0)      ["tests/fusion/test_memory.py::test_reuse", ...]
 
+Tests come first whose name has a word of the mutant's function, or of a text in its row: `test_values[rad2deg]` for
+`DECOMPOSITIONS["rad2deg.default"] = ...`.
 A mutant outside of functions (a table, a default) takes the tests of the files that import its module, and those that
 call most of its functions. Files that no test calls into (C++ sources, code that tests call in another process) take
 tests of some folders, by `FOLDERS`.
@@ -10,6 +12,7 @@ tests of some folders, by `FOLDERS`.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
@@ -43,6 +46,7 @@ FOLDERS = {
 MOST_TESTS_A_SECOND = 10
 MOST_SPECIFIC = 30
 """Of the tests, so many that call the fewest functions at all."""
+TEXT, WORD = re.compile(r'"([\w.]+)"'), re.compile(r"[a-z][a-z0-9]{3,}")
 
 
 @final
@@ -76,7 +80,7 @@ class Calls:
 
     def of(self, mutant: Mutant, seconds: float) -> list[str]:
         """Test ids, of at most so many seconds, but one at least if any is related."""
-        return [test.name for test in spread(self._related(mutant), seconds)]
+        return [test.name for test in spread(self._related(mutant), seconds, words_of(mutant))]
 
     def _related(self, mutant: Mutant) -> list[RecordedTest]:
         file = mutant.path.removeprefix("kiln/")
@@ -94,18 +98,27 @@ class Calls:
         return related
 
 
-def spread(tests: Sequence[RecordedTest], seconds: float) -> list[RecordedTest]:
-    """In at most `seconds`: those that call least, then the cheapest of each file, the next of each; by file."""
+def words_of(mutant: Mutant) -> frozenset[str]:
+    """Of its function's name and of the texts in its row, of four letters or more."""
+    text = " ".join([mutant.function or "", *TEXT.findall(mutant.context)])
+    return frozenset(WORD.findall(text.lower().replace("default", "")))
+
+
+def spread(tests: Sequence[RecordedTest], seconds: float, words: frozenset[str] = frozenset()) -> list[RecordedTest]:
+    """In at most `seconds`: those with the most of `words` in their names, those that call least, then the cheapest of
+    each file, the next of each; by file."""
     by_file: dict[str, list[RecordedTest]] = defaultdict(list)
     for test in sorted(tests, key=lambda test: test.seconds):
         by_file[test.file].append(test)
+    counts = {test.name: sum(word in test.name.partition("::")[2].lower() for word in words) for test in tests}
+    named = sorted([test for test in tests if counts[test.name]], key=lambda test: (-counts[test.name], test.seconds))
     specific = sorted(tests, key=lambda test: (len(test.calls), test.seconds))[:MOST_SPECIFIC]
     turns = zip_longest(*sorted(by_file.values(), key=lambda found: found[0].seconds))
     others = [test for turn in turns for test in turn if test is not None]
     chosen: dict[str, RecordedTest] = {}
     spent = 0.0
     most = int(MOST_TESTS_A_SECOND * max(seconds, 1.0))
-    for part, limit in ((specific, seconds / 2), (others, seconds)):
+    for part, limit in ((named[:MOST_SPECIFIC], seconds / 3), (specific, seconds * 2 / 3), (others, seconds)):
         for test in part:
             if test.name not in chosen and len(chosen) < most and (not chosen or spent + test.seconds <= limit):
                 chosen[test.name] = test
