@@ -31,7 +31,7 @@ FLAGS = [
     "-Wno-unused-parameter",
     "-Wno-missing-field-initializers",
 ]
-if "-g" not in os.environ.get("CFLAGS", "").split():
+if not any(flag.startswith("-g") for flag in os.environ.get("CFLAGS", "").split()):
     FLAGS.append("-g0")  # Python's own flags ask for debug information, which takes a third of the time
 MOST_WORKERS = 8
 """A file takes up to 1 GB."""

@@ -310,8 +310,12 @@ class SymNode:
     def sym_float(self) -> SymNode:
         return self if self.is_float() else self.make(real("float", _number(self.value)))
 
+    def function(self, name: str) -> SymNode:
+        """A function of one number: a row of `REAL_OPS`."""
+        return self.make(real(name, _number(self.value)))
+
     def _sym_sqrt(self) -> SymNode:
-        return self.make(real("sqrt", _number(self.value)))
+        return self.function("sqrt")
 
     floor = _rounding(math.floor)
     ceil = _rounding(math.ceil)

@@ -99,9 +99,20 @@ REAL_OPS: Mapping[str, Callable[..., float]] = {
     "mod": operator.mod,
     "pow": operator.pow,
     "neg": operator.neg,
+    "abs": abs,
     "min": min,
     "max": max,
     "sqrt": math.sqrt,
+    "exp": math.exp,
+    "expm1": math.expm1,
+    "log": math.log,
+    "log2": math.log2,
+    "log10": math.log10,
+    "log1p": math.log1p,
+    "sin": math.sin,
+    "cos": math.cos,
+    "tan": math.tan,
+    "tanh": math.tanh,
 }
 
 

@@ -9,10 +9,9 @@ restarts, to break in front of an instruction further out.
 
 from __future__ import annotations
 
-import operator
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, final
@@ -41,6 +40,7 @@ from kiln.capture.interpreter.builtins import (
     function_transforms,
     functions,
     legacy_tensors,
+    math_functions,
     methods,
     numpy_constants,
     polyfilled,
@@ -64,6 +64,7 @@ from kiln.capture.interpreter.opcodes import build, control, match, operators, s
 from kiln.capture.interpreter.shape_guards import finish_guards
 from kiln.capture.interpreter.speculation import (
     CompileSpeculation,
+    NumberCheck,
     Prologue,
     Speculation,
     Speculations,
@@ -94,8 +95,8 @@ __all__ = ["Capture", "Region", "capture_frame"]
 
 REGISTERED = (
     *(autograd_function, builtin, callable_objects, checkpoint, classes, constant, context, copying, dataclass_fields),
-    *(deques, descriptors, function_transforms, functions, legacy_tensors, logger, methods, module, numpy_constants),
-    *(objects, polyfilled, tensor),
+    *(deques, descriptors, function_transforms, functions, legacy_tensors, logger, math_functions, methods, module),
+    *(numpy_constants, objects, polyfilled, tensor),
     *(build, control, match, operators, stack),
 )
 """Importing these modules fills the tables of handlers."""
@@ -402,8 +403,7 @@ def finish(
         region = callbacks.compile_region(recorder, trace)
         regions.append(Region(trace, region))
         collect = bound_sources(trace, prologue)
-    numbers = s.part(Speculations)
-    if numbers.divisors or numbers.bases:
+    if numbers := s.part(Speculations).numbers:
         assert callbacks.make_exit is not None, "numbers are speculated on where a side exit can be made"
         write_number_checks(head, writer, numbers, callbacks.make_exit(function), function.__code__)
     if prologue is not None:
@@ -450,20 +450,18 @@ def finish(
 def write_number_checks(
     head: Assembler,
     writer: CodeWriter,
-    numbers: Speculations,
+    numbers: Iterable[NumberCheck],
     side_exit: Callable[..., object],
     code: types.CodeType,
 ) -> None:
-    """`if not divisor: return side_exit(<all arguments>)`, where the division raises as in the program."""
-    for number in (*numbers.divisors, *numbers.bases):
+    """`if not divisor != 0: return side_exit(<all arguments>)`, where the division raises as in the program."""
+    for check in numbers:
         passed = Label()
-        if number in numbers.bases:
-            head.const(operator.gt)
-        write_number(head, writer, number)
-        if number in numbers.bases:
-            head.const(0)
-            head.call(2)
-        head.jump_if(True, passed)
+        head.const(check.compare)
+        write_number(head, writer, check.left)
+        write_number(head, writer, check.right)
+        head.call(2)
+        head.jump_if(check.expected, passed)
         write_exit(head, side_exit, code)
         head.label(passed)
 

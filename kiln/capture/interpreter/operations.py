@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from kiln.capture.interpreter.core import MISSING, OPERATORS, CaptureState, Operator, Token, Value
-from kiln.capture.interpreter.speculation import Speculations, truth_of_comparison
+from kiln.capture.interpreter.speculation import number_truth, truth_of_comparison
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, fresh
@@ -85,13 +85,15 @@ def torch_binary(s: CaptureState, function: Function2, left: Value, right: Value
     if not (is_number(left) and is_number(right) and is_symbolic(s, function, left, right)):
         return binary(s, function, settled(s, left), settled(s, right))
     plain = PLAIN.get(function, function)
-    if plain is operator.pow and not (left.python_type() is int and right.python_type() is int):
+    if plain is operator.pow and not is_integer_power(left, right):
         return power(s, left, right)
     if plain in DIVISIONS:
         if right.is_constant and right.real() == 0:  # what Python says depends on the type of the dividend only
             return fold(s, function, left.python_type()(1), right.constant(s))
         if isinstance(right, Symbolic) and not is_nonzero(s, right):
             return binary(s, function, settled(s, left), settled(s, right))
+    if plain in COMPARISONS and (known := float_comparison(s, plain, left, right)) is not None:
+        return Constant(known)
     try:
         return s.wrap(function(left.torch_arg(s), right.torch_arg(s)), None)
     except NoHint:
@@ -108,18 +110,24 @@ def is_symbolic(s: CaptureState, function: Function2, left: Value, right: Value)
     plain = PLAIN.get(function, function)
     kinds = {left.python_type(), right.python_type()}
     if plain is operator.pow:
-        # A negative base or exponent may give a number of another type.
-        positive = right.is_constant and bool not in kinds and right.real() >= 0
-        if positive and right.python_type() is int:
-            return True
-        if positive and isinstance(left, Symbolic) and left.python_type() is int:
-            return bool(left.node >= 0)
-        if isinstance(left, Symbolic) and left.python_type() is float and bool not in kinds:
-            return is_positive(s, left)
-        return left.is_constant and type(left.real()) is float and left.real() > 0
+        return bool not in kinds and is_real_power(s, left, right)
     if plain in (operator.and_, operator.or_):
         return kinds == {bool}
     return plain in ON_SYMBOLS and (bool not in kinds or (plain in EQUALITY and kinds == {bool}))
+
+
+def is_real_power(s: CaptureState, left: Value, right: Value) -> bool:
+    """Whether a power is a number of a known type: a negative base may give a complex one, zero may raise."""
+    if not isinstance(left, Symbolic):
+        return left.real() > 0 and float in (left.python_type(), right.python_type())
+    if not right.is_constant:
+        return left.python_type() is float and is_positive(s, left)
+    exponent = right.real()
+    if type(exponent) is int:
+        return exponent >= 0 or is_nonzero(s, left)
+    if left.python_type() is float:
+        return is_positive(s, left)
+    return bool(left.node >= 0 if exponent >= 0 else left.node > 0)
 
 
 def power(s: CaptureState, left: Value, right: Value) -> Value:
@@ -132,24 +140,25 @@ def power(s: CaptureState, left: Value, right: Value) -> Value:
 
 def is_nonzero(s: CaptureState, divisor: Symbolic) -> bool:
     """Whether the divisor is not zero in this call; the code compiled now is for such divisors only."""
-    value = divisor.node.node.value
-    if divisor.python_type() is int or as_integer(value) is not None or not s.policy.speculate:
-        return bool(divisor.node != 0)
-    if divisor.node.node.hint is None:
-        return bool(divisor.node != 0)
-    if divisor.node.node.hint == 0:
-        return False
-    s.part(Speculations).divisors.append(value)
-    return True
+    known = float_comparison(s, operator.ne, divisor, Constant(0))
+    return bool(divisor.node != 0) if known is None else known
+
+
+def is_integer_power(left: Value, right: Value) -> bool:
+    return left.python_type() is int and right.python_type() is int and (not right.is_constant or right.real() >= 0)
 
 
 def is_positive(s: CaptureState, base: Symbolic) -> bool:
     """Whether the base of a power is positive in this call; the code compiled now is for such bases only."""
-    hint = base.node.node.hint
-    if not s.policy.speculate or hint is None or not hint > 0:
-        return False
-    s.part(Speculations).bases.append(base.node.node.value)
-    return True
+    return bool(float_comparison(s, operator.gt, base, Constant(0)))
+
+
+def float_comparison(s: CaptureState, function: Function2, left: Value, right: Value) -> bool | None:
+    """A comparison with a float from outside, on which the capture speculates. None: guards hold it, or data decide."""
+    values = [value.node.node.value if isinstance(value, Symbolic) else value.real() for value in (left, right)]
+    if all(as_integer(value) is not None for value in values) or bool in (left.python_type(), right.python_type()):
+        return None
+    return number_truth(s, function, *values)
 
 
 def is_number(value: Value) -> bool:

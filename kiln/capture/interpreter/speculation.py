@@ -30,9 +30,11 @@ from kiln.graph.trace.condition import condition_graph, evaluate_condition, spec
 from kiln.runtime.guards.source import LocalSource, Source
 from kiln.support.location import Location
 from kiln.symbolic.expr import Expr
-from kiln.symbolic.values import Given, Real
+from kiln.symbolic.values import Real, has_hints, hinted_real
 
 VARARGS, VARKEYWORDS = 0x04, 0x08
+
+Number = int | float | Expr | Real
 
 
 @final
@@ -80,19 +82,38 @@ def run_eagerly(graph: Graph, constants: Mapping[str, torch.Tensor]) -> Speculat
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class NumberCheck:
+    """The capture assumed that `compare(left, right)` of floats from outside is `expected`."""
+
+    compare: Callable[[float, float], bool]
+    left: Number
+    right: Number
+    expected: bool = True
+
+
+@final
 @dataclass
 class Speculations:
     """What a capture assumes of the values of its inputs."""
 
     assumed: dict[Node, Speculation] = field(default_factory=dict)
     """By the tested node of the graph."""
-    divisors: list[Expr | Given | Real] = field(default_factory=list)
-    """Numbers that must not be zero."""
-    bases: list[Expr | Given | Real] = field(default_factory=list)
-    """Numbers that must be positive: their powers are real."""
+    numbers: dict[NumberCheck, None] = field(default_factory=dict)
+    """In order."""
 
     def __bool__(self) -> bool:
-        return bool(self.assumed or self.divisors or self.bases)
+        return bool(self.assumed or self.numbers)
+
+
+def number_truth(s: CaptureState, function: Callable[[float, float], bool], left: Number, right: Number) -> bool | None:
+    """`function(left, right)` for floats from outside, which the call checks; None if it cannot be speculated on."""
+    env = s.recorder.env
+    if not (s.policy.speculate and has_hints(env, left) and has_hints(env, right)):
+        return None
+    truth = bool(function(hinted_real(env, left), hinted_real(env, right)))
+    s.part(Speculations).numbers[NumberCheck(function, left, right, truth)] = None
+    return truth
 
 
 def known_truth(s: CaptureState, fake: torch.Tensor) -> bool | None:

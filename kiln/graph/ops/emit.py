@@ -30,8 +30,9 @@ Arguments = Sequence[Argument]
 NamedArguments = Mapping[str, Argument]
 Parts = tuple[TensorSpec | ScalarSpec | None, ...]
 
-_REAL_PRIMS = {"truediv": "div", "min": "minimum", "max": "maximum", "mod": "remainder", "floordiv": "floor_div"} | {
-    name: name for name in ("add", "sub", "mul", "pow", "neg", "sqrt")
+REAL_PRIMS = {"truediv": "div", "min": "minimum", "max": "maximum", "mod": "remainder", "floordiv": "floor_div"} | {
+    name: name
+    for name in "add sub mul pow neg abs sqrt exp expm1 log log2 log10 log1p sin cos tan tanh".split()
 }
 REAL_ONLY = frozenset({
     "maximum", "minimum", "lt", "le", "gt", "ge", "floor", "ceil", "trunc", "round", "fmod", "remainder", "atan2",
@@ -95,7 +96,7 @@ class Emit(Builder):
         if value.op == "given":
             return self.givens[value.args[0]]  # type: ignore[index]
         parts = [self._real(arg, device) for arg in value.args]  # type: ignore[arg-type]
-        return parts[0] if value.op == "float" else self.pointwise(_REAL_PRIMS[value.op], *parts)
+        return parts[0] if value.op == "float" else self.pointwise(REAL_PRIMS[value.op], *parts)
 
     def pointwise(self, name: str, *operands: Operand) -> Node:
         """A pointwise op on tensors of equal dtype, and numbers."""

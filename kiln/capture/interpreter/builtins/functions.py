@@ -241,7 +241,7 @@ def print_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(bool)
 def bool_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    if args and isinstance(args[0], Symbolic):
+    if args and isinstance(args[0], Symbolic) and args[0].python_type() is not float:
         return s.wrap(args[0].node != 0, None)
     return Constant(truth_value(s, args[0], "bool()")) if args else Constant(False)
 
@@ -284,14 +284,6 @@ def prod(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     for item in all_items(s, args[0]):
         total = binary(s, operator.mul, total, item)
     return total
-
-
-@handles(math.sqrt)
-def sqrt_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    value = args[0]
-    if isinstance(value, Symbolic) and value.python_type() is int and bool(value.node >= 0):
-        return s.wrap(torch.SymFloat(value.node.node._sym_sqrt()), None)
-    return fold(s, math.sqrt, value.constant(s))
 
 
 def symbolic_number(s: CaptureState, kind: type, value: Symbolic) -> Value:
@@ -541,6 +533,8 @@ def abs_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         return record(s, "abs", args, {})
     if isinstance(args[0], Symbolic) and args[0].python_type() is int:
         return s.wrap(torch.sym_max(args[0].node, -args[0].node), None)
+    if isinstance(args[0], Symbolic) and args[0].python_type() is float:
+        return s.wrap(torch.SymFloat(args[0].node.node.function("abs")), None)
     return (
         s.call_special(args[0], "__abs__", [], {}) if isinstance(args[0], Object) else fold(s, abs, args[0].constant(s))
     )

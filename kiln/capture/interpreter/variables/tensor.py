@@ -50,7 +50,7 @@ from kiln.capture.interpreter.data_values import (
 )
 from kiln.capture.interpreter.effects import SideEffect, emit_deletion
 from kiln.capture.interpreter.frame import running_frame
-from kiln.capture.interpreter.speculation import known_truth
+from kiln.capture.interpreter.speculation import known_truth, number_truth
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.sequence import List, Slice, Tuple
 from kiln.graph.trace.fake import FakeTensor, is_wrapped
@@ -467,6 +467,9 @@ class Symbolic(Value):
             g.number(value)
 
     def truth(self, s: CaptureState) -> bool:
+        if self.python_type() is float and self.node.node.has_hint():
+            known = number_truth(s, operator.ne, self.node.node.value, 0)
+            return bool(self.constant(s)) if known is None else known
         assumed = assumed_relation(s, self.node)
         return bool(self.constant(s)) if assumed is None else assumed
 
