@@ -29,9 +29,11 @@ from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.recorder import record_function
 
 FUNCTION = torch.autograd.Function
+APPLY = FUNCTION.__dict__["apply"]
+"""A `classmethod` up to torch 2.13, written in C from 2.14."""
 
 
-@handles(FUNCTION.__dict__["apply"].__func__)
+@handles(getattr(APPLY, "__func__", APPLY))
 def apply(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     """`cls.apply(*args)`."""
     cls, given = args[0], args[1:]

@@ -229,13 +229,25 @@ BUILTIN_TYPES = (
 
 
 HELD = (torch.Tensor, list, dict, set, collections.deque)
-"""Their methods may be bound before the frame: `append = items.append`."""
+"""Their methods may be bound before the frame: `append = items.append`. So may class methods: `relu = MyReLU.apply`."""
+
+
+def bound_descriptor(owner: object, name: str) -> Callable[..., object] | None:
+    """The descriptor in C behind a method that was bound before the frame, if calls are to get `owner` as a value."""
+    if isinstance(owner, HELD):
+        function = getattr(type(owner), name, None)
+        return function if isinstance(function, types.MethodDescriptorType | types.WrapperDescriptorType) else None
+    if not isinstance(owner, type):
+        return None
+    function = next((vars(cls)[name] for cls in owner.__mro__ if name in vars(cls)), None)
+    modelled = isinstance(function, types.ClassMethodDescriptorType) and handler_of(function) is not None
+    return function if modelled else None
 
 
 def wrap_builtin(s: CaptureState, real: Callable[..., object], source: Source | None) -> Value:
     owner = getattr(real, "__self__", None)
-    function = getattr(type(owner), real.__name__, None) if isinstance(owner, HELD) and source is not None else None
-    if source is None or not isinstance(function, types.MethodDescriptorType | types.WrapperDescriptorType):
+    function = bound_descriptor(owner, real.__name__) if source is not None else None
+    if source is None or function is None:
         return Builtin(real, source)
     value = BoundMethod(Builtin(function), s.wrap(owner, AttrSource(source, "__self__")), source, real)
     s.guard_type(value)

@@ -38,6 +38,7 @@ from kiln.capture.interpreter.variables.object import (
     from_class,
     from_descriptor,
     is_data_descriptor,
+    native_class_method,
     new_object,
     unbound,
 )
@@ -133,7 +134,9 @@ class Class(Value):
         base = (self.source if self.source is not None else s.classes.sources.get(self.cls)) if heap else None
         if kind in (staticmethod, classmethod):
             return unbound(s, base, self.cls, name, raw, lambda: self)
-        if kind is types.ClassMethodDescriptorType or kind is types.BuiltinFunctionType:
+        if kind is types.ClassMethodDescriptorType:
+            return native_class_method(s, self.cls, raw, lambda: self)
+        if kind is types.BuiltinFunctionType:
             return s.wrap(getattr(self.cls, name), None)
         cache = s.classes.own_attributes
         value = cache.get((self.cls, name))
@@ -270,7 +273,7 @@ class Super(Value):
 
     def _bind(self, s: CaptureState, first: int, position: int, name: str, raw: Any, site: CallSite) -> Value:
         if isinstance(raw, types.ClassMethodDescriptorType):
-            return s.wrap(raw.__get__(None, self.start()), None)
+            return native_class_method(s, self.start(), raw, lambda: s.wrap(self.start(), None))
         part = PARTS.get(type(raw))
         cache = s.classes.through_super
         key = (self.start(), position, name)

@@ -668,7 +668,7 @@ def from_class(s: CaptureState, value: Value, name: str, raw: object, site: Call
         return s.class_attr(value, name, raw)
     if isinstance(raw, types.ClassMethodDescriptorType):
         s.guard_type(value)
-        return s.wrap(raw.__get__(None, value.python_type()), None)
+        return native_class_method(s, value.python_type(), raw, lambda: class_of(s, value))
     if kind in METHOD_DESCRIPTORS:
         return BoundMethod(s.class_attr(value, name, raw), value)
     if s.classes.lookup(kind, "__get__") is not None:
@@ -702,6 +702,15 @@ def unbound(s: CaptureState, base: Source | None, cls: type, name: str, raw: Any
         if source is not None:
             cache[cls, name] = function
     return function if static else BoundMethod(function, owner())
+
+
+def native_class_method(
+    s: CaptureState, cls: type, raw: types.ClassMethodDescriptorType, owner: Callable[[], Value]
+) -> Value:
+    """A class method of `cls` that is written in C; its handler, if there is one, gets the class first."""
+    if handler_of(raw) is None:
+        return s.wrap(raw.__get__(None, cls), None)
+    return BoundMethod(s.wrap(raw, None), owner())
 
 
 def call_get(s: CaptureState, value: Value, name: str, raw: object, site: CallSite) -> Value:
