@@ -310,12 +310,8 @@ class SymNode:
     def sym_float(self) -> SymNode:
         return self if self.is_float() else self.make(real("float", _number(self.value)))
 
-    def function(self, name: str) -> SymNode:
-        """A function of one number: a row of `REAL_OPS`."""
-        return self.make(real(name, _number(self.value)))
-
     def _sym_sqrt(self) -> SymNode:
-        return self.function("sqrt")
+        return function_of(self, "sqrt")
 
     floor = _rounding(math.floor)
     ceil = _rounding(math.ceil)
@@ -385,6 +381,11 @@ def from_sym(value: int | torch.SymInt) -> Int:
     if isinstance(value, int):
         return value
     return _int_of_node(value.node)
+
+
+def function_of(node: SymNode, name: str) -> SymNode:
+    """A function of one number: a row of `REAL_OPS`."""
+    return node.make(real(name, _number(node.value)))
 
 
 def from_sym_bool(value: bool | torch.SymBool) -> Truth:

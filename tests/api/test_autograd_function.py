@@ -215,3 +215,10 @@ def test_a_replaced_backward_is_noticed() -> None:
     torch.testing.assert_close(gradients(compiled, x, w)[1], x)
     Own.backward = staticmethod(lambda ctx, grad: grad * 7)
     torch.testing.assert_close(gradients(compiled, x, w)[1], x * 7)
+
+
+BOUND_SCALE = Scale.apply
+
+
+def test_apply_that_was_bound_before() -> None:
+    check(lambda x, w: BOUND_SCALE(x * w, 2.0) + 1, [])

@@ -1,4 +1,4 @@
-"""Formulas on Python numbers that change from call to call, as in schedules and optimizers: one compile for all of them."""
+"""Formulas on Python numbers that change from call to call, as in schedules and optimizers: one compile for all."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def outcome(function: Callable[..., Any], *args: object) -> Any:
     [branches, is_true, is_a_number, root, logarithm, exponential, cosine, reciprocal, half_power],
     ids=lambda function: function.__name__,
 )
-@pytest.mark.filterwarnings("ignore:.*KILN1102")
+@pytest.mark.filterwarnings("ignore::kiln.pipeline.session.KilnWarning")
 def test_numbers_at_the_edges_are_as_in_python(function: Callable[..., Any]) -> None:
     compiled, x = kiln.compile(function, backend="eager"), torch.ones(2)
     for rate in (0.7, 0.8, 0.1, 0.9, 0.0, -0.0, -1.5, math.nan, math.inf, -math.inf, 710.0, 0.6, 1.0):

@@ -31,9 +31,10 @@ NamedArguments = Mapping[str, Argument]
 Parts = tuple[TensorSpec | ScalarSpec | None, ...]
 
 REAL_PRIMS = {"truediv": "div", "min": "minimum", "max": "maximum", "mod": "remainder", "floordiv": "floor_div"} | {
-    name: name
-    for name in "add sub mul pow neg abs sqrt exp expm1 log log2 log10 log1p sin cos tan tanh".split()
-}
+    name: name for name in ("add", "sub", "mul", "pow", "neg", "abs", "sqrt", "exp", "expm1", "log", "log2", "log10",
+                            "log1p", "sin", "cos", "tan", "tanh")
+}  # fmt: skip
+"""Operations of Python on numbers -> primitives, which compute them in float64."""
 REAL_ONLY = frozenset({
     "maximum", "minimum", "lt", "le", "gt", "ge", "floor", "ceil", "trunc", "round", "fmod", "remainder", "atan2",
     "erf", "erfc", "erfinv", "lgamma", "digamma", "signbit", "sign",

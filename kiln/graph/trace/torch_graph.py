@@ -191,7 +191,9 @@ def plain_function(target: Callable[..., object]) -> Callable[..., object]:
     """fx names functions of torch by their path, which is wrong for a method inherited from a class of torch."""
     if isinstance(target, types.MethodDescriptorType | types.WrapperDescriptorType):
         name = target.__qualname__
-    elif isinstance(target, types.MethodType):
+    elif isinstance(target, types.MethodType) or (
+        isinstance(target, types.BuiltinMethodType) and isinstance(target.__self__, type)
+    ):
         name = f"{getattr(target.__self__, '__qualname__', '')}.apply"
     else:
         return target

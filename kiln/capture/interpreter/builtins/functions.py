@@ -45,6 +45,7 @@ from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import HEAP_TYPE
 from kiln.runtime.guards.source import CallSource, ModuleGlobalSource
+from kiln.symbolic.node import function_of
 
 
 @handles(len)
@@ -534,7 +535,7 @@ def abs_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(args[0], Symbolic) and args[0].python_type() is int:
         return s.wrap(torch.sym_max(args[0].node, -args[0].node), None)
     if isinstance(args[0], Symbolic) and args[0].python_type() is float:
-        return s.wrap(torch.SymFloat(args[0].node.node.function("abs")), None)
+        return s.wrap(torch.SymFloat(function_of(args[0].node.node, "abs")), None)
     return (
         s.call_special(args[0], "__abs__", [], {}) if isinstance(args[0], Object) else fold(s, abs, args[0].constant(s))
     )

@@ -1,8 +1,8 @@
 """Functions of `math` on numbers from outside: they stay in the graph, where the call checks their domain.
 
-    math.cos(math.pi * step / total)      cos(3.14 * step / 100), computed in float64 on the device of its user
-    math.sqrt(1 - beta ** step)           speculates that 1 - beta ** step >= 0; else the side exit raises as Python does
-    math.isnan(scale)                     speculated on like `scale != scale`
+math.cos(math.pi * step / total)      cos(3.14 * step / 100), computed in float64 by the region
+math.sqrt(1 - beta ** step)           speculates that 1 - beta ** step >= 0; the side exit raises as Python does
+math.isnan(scale)                     speculated on like `scale != scale`
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, han
 from kiln.capture.interpreter.operations import Function2, binary, compare, fold
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.tensor import Symbolic
+from kiln.symbolic.node import function_of
 
 LARGEST_EXPONENT = 709.0
 """`math.exp` of it is finite; of 710 it raises OverflowError."""
@@ -60,7 +61,7 @@ def function_of_number(function: Callable[..., float]) -> Callable[[CaptureState
             return binary(s, operator.truediv, *(handler(s, [arg], {}) for arg in args))
         if len(args) == 1 and isinstance(args[0], Symbolic) and in_domain(s, function, args[0]):
             name = NAMES.get(function, function.__name__)
-            return s.wrap(torch.SymFloat(args[0].node.node.function(name)), None)
+            return s.wrap(torch.SymFloat(function_of(args[0].node.node, name)), None)
         return fold(s, function, *(arg.constant(s) for arg in args))
 
     return handler
