@@ -442,7 +442,7 @@ def finish(
         unguarded_modules(s),
         s.counters.repeated_steps,
         effects=list(s.effects),
-        may_leave=prologue is not None or exits is not None or bool(numbers.divisors or numbers.bases),
+        may_leave=prologue is not None or exits is not None or bool(numbers),
         says_is_compiling=s.says_is_compiling,
     )
 
