@@ -4,7 +4,9 @@
 
 namespace kiln {
 
-bool is_profiled() { return at::hasCallbacks(); }
+bool is_profiled() {
+  return at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value();
+}
 
 struct KernelEvent::Record {
   explicit Record(const std::string& origin) : name("kiln: " + origin) {

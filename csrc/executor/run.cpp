@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <optional>
 
 #include "executor/aten.h"
 #include "executor/check.h"
@@ -276,10 +275,12 @@ void Run::steps() {
     for (; at != end; at++) {
       if (program_.logged) [[unlikely]]
         program_.runtime->log(*at);
-      std::optional<KernelEvent> event;
-      if (profiled && std::holds_alternative<LaunchStep>(at->data)) [[unlikely]]
-        event.emplace(text(at->origin));
-      std::visit([this](const auto& data) { run(data); }, at->data);
+      if (profiled && std::holds_alternative<LaunchStep>(at->data)) [[unlikely]] {
+        KernelEvent event(text(at->origin));
+        run(std::get<LaunchStep>(at->data));
+      } else {
+        std::visit([this](const auto& data) { run(data); }, at->data);
+      }
     }
   } catch (PlanError& error) {
     if (error.origin.empty()) error.origin = text(at->origin);

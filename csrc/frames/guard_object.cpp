@@ -139,11 +139,13 @@ bool GuardTree::parse(PyObject* nodes, PyObject* checks, PyObject* collect) {
     if (!fits) return false;
     calls_.push_back({static_cast<int>(i), nullptr, nullptr});
   }
-  for (const Node& node : nodes_)
-    may_allocate_ |= node.access == Access::kAttr || node.access == Access::kDictAttr;
-  for (const Check& check : checks_) {
-    may_allocate_ |= check.kind == Kind::kDictKeys || check.kind == Kind::kHasAttr ||
-                     check.kind == Kind::kNoAttr;
+  for (const Node& node : nodes_) {
+    bool found = node.access == Access::kAttr || node.access == Access::kDictAttr;
+    for (int i = node.first_check; i < node.last_check; i++) {
+      Kind kind = checks_[i].kind;
+      found |= kind == Kind::kDictKeys || kind == Kind::kHasAttr || kind == Kind::kNoAttr;
+    }
+    allocates_.push_back(found);
   }
   temporaries_.reserve(8);
   box_ = new GuardTree*(this);

@@ -61,10 +61,11 @@ class Recorder {
       bool plain = value == nullptr || node.end == at + 1 || !can_anchor(value, node.access);
       if (plain || replay_.via[at] == Via::kTemporary) {
         (node.parent < 0 ? replay_.fronts : replay_.parts)
-            .push_back({Step::kFull, at, node.end, nullptr});
+            .push_back({Step::kFull, at, node.end, nullptr, tree_.allocates(at, node.end)});
         return node.end;
       }
-      (node.parent < 0 ? replay_.anchors : replay_.parts).push_back({Step::kFetch, at, at, value});
+      (node.parent < 0 ? replay_.anchors : replay_.parts)
+          .push_back({Step::kFetch, at, at, value, tree_.allocates(at, at + 1)});
     }
     if (value != nullptr) record_checks(at, node, value);
     return at + 1;
@@ -116,7 +117,8 @@ class Recorder {
     if (dict) cover_dict(at);
     if (instance && !(cover_instance(at) && cover_type(Py_TYPE(value)))) check = true;
     if (PyType_Check(value) && !identity_[at]) cover_type(reinterpret_cast<PyTypeObject*>(value));
-    if (check) replay_.parts.push_back({Step::kCheck, at, at, nullptr});
+    if (check)
+      replay_.parts.push_back({Step::kCheck, at, at, nullptr, tree_.allocates(at, at + 1)});
   }
 
   static bool proven_by_dict(Kind kind, PyObject* value) {
@@ -174,7 +176,7 @@ class Recorder {
 #if PY_VERSION_HEX < 0x030E0000
     probe(dict_version_address(dict), dict_version(dict), Changed::kDict, at);
 #else
-    replay_.parts.push_back({Step::kLook, at, at, nullptr});
+    replay_.parts.push_back({Step::kLook, at, at, nullptr, false});
 #endif
   }
 
@@ -183,7 +185,7 @@ class Recorder {
     replay_.probes.push_back({static_cast<const uint64_t*>(address), expected});
     replay_.infos.push_back({means, at});
     if (replay_.parts.empty() || replay_.parts.back().step != Step::kProbes) {
-      replay_.parts.push_back({Step::kProbes, count, count, nullptr});
+      replay_.parts.push_back({Step::kProbes, count, count, nullptr, false});
     }
     replay_.parts.back().end = count + 1;
   }

@@ -24,6 +24,7 @@ Verdict GuardTree::run_probes(Replay& replay, const Part& part, const Scope& sco
 
 Verdict GuardTree::run_part(Replay& replay, const Part& part, const Scope& scope) {
   const Node* node = nodes_.data() + part.begin;  // not of probes
+  if (part.allocates) pause_->begin();
   switch (part.step) {
     case Step::kProbes:
       return run_probes(replay, part, scope);
@@ -49,6 +50,7 @@ Verdict GuardTree::run_part(Replay& replay, const Part& part, const Scope& scope
 // final, because the words before it have led to the value it checked.
 Verdict GuardTree::revalidate(Replay& replay, int at, const Scope& scope) {
   revalidated++;
+  if (allocates(at, nodes_[at].end)) pause_->begin();
   PyObject* value = replay.values[at];
   if (!evaluate_node(at, value)) return Verdict::kFail;
   int end = nodes_[at].end;

@@ -1,5 +1,7 @@
 #include "frames/guard_tree.h"
 
+#include <algorithm>
+
 #include "frames/global_state.h"
 
 namespace kiln {
@@ -386,9 +388,14 @@ bool GuardTree::full_check(const Scope& scope) {
          evaluate_tree_checks(values_.data());
 }
 
+bool GuardTree::allocates(int begin, int end) const {
+  auto first = allocates_.begin();
+  return std::find(first + begin, first + end, 1) != first + end;
+}
+
 // Allocated before anything is borrowed: the collector may run Python code.
 bool GuardTree::prepare_bindings() {
-  if (spare_ != nullptr) return true;
+  if (spare_ != nullptr || (collect_.empty() && bindings_ != nullptr)) return true;
   PyObject* made = PyTuple_New(static_cast<Py_ssize_t>(collect_.size()));
   if (made == nullptr) return PyErr_Clear(), false;
   if (!collect_.empty()) PyObject_GC_UnTrack(made);
@@ -398,6 +405,7 @@ bool GuardTree::prepare_bindings() {
 }
 
 void GuardTree::bind(PyObject* const* values) {
+  if (collect_.empty() && bindings_ != nullptr) return;
   if (bindings_ != nullptr) temporaries_.push_back(bindings_);
   bindings_ = std::exchange(spare_, nullptr);
   if (collect_.empty()) return;
@@ -427,7 +435,8 @@ bool GuardTree::check(const Scope& scope) {
   if (!prepare_bindings()) return false;
   busy_ = true;
   if (C10_UNLIKELY(!calls_.empty())) run_calls(scope);
-  GcPause pause(may_allocate_);
+  GcPause pause(false);
+  pause_ = &pause;
   Verdict verdict = Verdict::kUnknown;
   for (size_t tried = 0; tried < replays_.size() && verdict == Verdict::kUnknown; tried++) {
     // Layers of a model are called in the order of the last time, so begin with the next one.

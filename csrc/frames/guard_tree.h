@@ -117,6 +117,7 @@ struct Part {
   int begin;  // a probe, or the node
   int end;
   PyObject* value;  // what kFetch must find; only compared until it is found
+  bool allocates;   // makes an object, so that the collector might run
 };
 
 struct TensorWord {
@@ -211,6 +212,7 @@ class GuardTree {
   bool evaluate_tree_check(const Check& check, PyObject* const* values);
   bool aliases_hold(const Check& check, PyObject* const* values);
   bool full_check(const Scope& scope);
+  bool allocates(int begin, int end) const;
   bool prepare_bindings();
   void bind(PyObject* const* values);
   void drop_temporaries();
@@ -259,7 +261,8 @@ class GuardTree {
   int failed_ = -1;
   int failed_node_ = -1;
   bool busy_ = false;
-  bool may_allocate_ = false;  // a check makes an object
+  std::vector<uint8_t> allocates_;  // by node: reaching or checking it makes an object
+  GcPause* pause_ = nullptr;        // of the check that runs
 };
 
 extern PyTypeObject GuardTreeType;
