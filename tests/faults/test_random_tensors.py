@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.sweeps.shrink import Statement
-from tests.sweeps.tensor_programs import check_graph, check_kernels, source_of
+from tests.sweeps.tensor_programs import Call, check_graph, check_kernels, source_of
 
 BODIES = {
     "write through a view of a number": "v1 = z0 * 2\n    v1.view(-1)[0] = 3",
@@ -30,7 +30,7 @@ GRAPHS = {
 @pytest.mark.parametrize("wanted", [0, 7])
 @pytest.mark.parametrize("name", BODIES)
 def test_like_eager(name: str, wanted: int, dynamic: bool | None) -> None:
-    found = check_kernels(source_of((Statement(BODIES[name]),)), wanted, dynamic)
+    found = check_kernels(source_of((Statement(BODIES[name]),)), Call(wanted, dynamic))
     assert found is None, found
 
 

@@ -16,6 +16,8 @@ SWEEPS = {
     "cpython": CPythonSweep,
     "graphs": lambda _: GraphSweep(),
     "kernels": lambda _: KernelSweep(),
+    "shared-graphs": lambda _: GraphSweep(shared=True),
+    "shared-kernels": lambda _: KernelSweep(shared=True),
     "modules": ModuleSweep,
     "operators": OperatorSweep,
     "optimizers": OptimizerSweep,

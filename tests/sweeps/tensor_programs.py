@@ -7,17 +7,19 @@
         return x0, v1, v2
 
 `GraphSweep` records the program and runs the simplified graph by the reference interpreter (milliseconds a case);
-`KernelSweep` compiles it with all stages, with gradients and a second call on other values.
+`KernelSweep` compiles it with all stages, with gradients and a second call on other values. With `shared`, arguments
+are views of each other (`SHARED`). Differences that rounding explains do not count (`rounding.py`).
 """
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -33,6 +35,7 @@ from kiln.runtime.guards.source import LocalSource
 from kiln.support.events import EventSink
 from kiln.symbolic import ShapeEnv
 from tests.sweeps.compare import strides_of
+from tests.sweeps.rounding import within_rounding
 from tests.sweeps.runner import Finding, Note
 from tests.sweeps.samples import copy_of
 from tests.sweeps.shrink import Block, Statement, shrunk, text_of
@@ -44,8 +47,37 @@ MOST_ELEMENTS = 400
 OPTIONS = {"cache": False, "compile_workers": 1, "progress": False}
 
 
-def inputs(seed: int) -> list[Tensor]:
-    """Numbers that sums and products of a few keep exact."""
+def inputs(
+    seed: int, shared: int | None = None, leaves: Callable[[Tensor], Tensor] = lambda leaf: leaf
+) -> list[Tensor]:
+    """Numbers that sums and products of a few keep exact; `shared`: which of them are in one memory.
+
+    `leaves` makes the tensors that the arguments, or the memory of which they are views, are to be.
+    """
+    made = [leaves(tensor) for tensor in separate_inputs(seed)]
+    return made if shared is None else SHARED[shared](made)
+
+
+SHARED: tuple[Callable[[list[Tensor]], list[Tensor]], ...] = (
+    lambda t: [t[0], t[0], *t[2:]],
+    lambda t: [t[0], t[0][:], *t[2:]],
+    lambda t: [t[0], t[0][1], t[2], *t[3:]],
+    lambda t: [t[0][0], t[0], t[2], *t[3:]],
+    lambda t: [t[0], t[0][:, 1:, ::2], *t[2:]],
+    lambda t: [t[0], t[0].view(-1), *t[2:]],
+    lambda t: [t[0], t[0].transpose(0, 2), *t[2:]],
+    lambda t: [t[0][:, :2], t[0][:, 1:], *t[2:]],
+    lambda t: [t[0][..., ::2], t[0][..., 1::2], *t[2:]],
+    lambda t: [t[0], t[1], t[0][:, 0], *t[3:6], t[0][0, 0, 0], t[7]],
+    lambda t: [t[0], t[1], t[1].t(), t[3], t[4], t[5], t[1][0, 0], t[7]],
+    lambda t: [*t[:4], t[4], t[5], t[2][1, 1], t[7]],
+    lambda t: [t[0].expand(2, 3, 4), t[0][0].expand(2, 3, 4), *t[2:]],
+    lambda t: [t[0], t[0].detach()[1], *t[2:]],
+)
+"""What makes arguments views of others."""
+
+
+def separate_inputs(seed: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
 
     def numbers(*sizes: int) -> Tensor:
@@ -138,9 +170,10 @@ class Writer:
     values: dict[str, Any] = field(default_factory=dict)
     fresh: int = 0
     last: str = ""
+    shared: int | None = None
 
     def program(self, size: int) -> Block:
-        self.values = {"torch": torch, **dict(zip(NAMES, inputs(0), strict=True))}
+        self.values = {"torch": torch, **dict(zip(NAMES, inputs(0, self.shared), strict=True))}
         lines: list[str] = []
         for _ in range(size * 4):
             if len(lines) >= size:
@@ -209,6 +242,10 @@ class Outcome:
     tensors: list[Tensor]
     arguments: list[Tensor]
     error: Exception | None = None
+    gradients: list[Tensor | None] = field(default_factory=list)
+
+    def values(self) -> list[Tensor | None]:
+        return [*self.tensors, *self.arguments, *self.gradients]
 
     def aliases(self) -> list[tuple[int, int]]:
         """Of each result: the first tensor in the same memory, and its place in that memory."""
@@ -230,25 +267,21 @@ def run(function: Callable[..., Any], arguments: list[Tensor]) -> Outcome:
     return Outcome([leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, Tensor)], arguments)
 
 
-def close(ours: Tensor, eager: Tensor, bound: float) -> str:
+def close(ours: Tensor, eager: Tensor) -> str:
     exact = not (eager.dtype.is_floating_point or eager.dtype.is_complex)
+    bound = 0.0 if exact else max(1e-4, torch.finfo(eager.dtype).eps)
     try:
-        torch.testing.assert_close(
-            ours.detach(), eager.detach(), rtol=0 if exact else bound, atol=0 if exact else bound, equal_nan=True
-        )
+        torch.testing.assert_close(ours.detach(), eager.detach(), rtol=bound, atol=min(bound, 1e-4), equal_nan=True)
     except AssertionError as wrong:
         text = " ".join(str(wrong).split())[:200]
         return f"{text}: {ours.flatten()[:6].tolist()} for {eager.flatten()[:6].tolist()}"
     return ""
 
 
-def tolerance(source: str) -> float:
-    """Kernels keep 16-bit values in float32 on their way, so that eager's roundings may be missing."""
-    return 0.06 if any(word in source for word in ("half", "bfloat16", "h0.", "h0[", "h0 ", "h0)")) else 1e-4
-
-
-def different(ours: Outcome, eager: Outcome, bound: float, layouts: bool = True) -> tuple[str, str] | None:
-    """Kind and detail of the first difference."""
+def different(
+    ours: Outcome, eager: Outcome, again: Callable[[], Outcome], layouts: bool = True
+) -> tuple[str, str] | None:
+    """Kind and detail of the first difference; `again` runs eager again, to see how far rounding moves its results."""
     if eager.error is not None or ours.error is not None:
         if eager.error is None:
             return "error", f"{type(ours.error).__name__}: {str(ours.error)[:300]}"
@@ -256,29 +289,42 @@ def different(ours: Outcome, eager: Outcome, bound: float, layouts: bool = True)
             return "lost error", f"{type(eager.error).__name__}: {str(eager.error)[:300]}"
         same = isinstance(ours.error, type(eager.error))
         return None if same else ("error class", f"{type(ours.error).__name__} instead of {type(eager.error).__name__}")
+    rounding = functools.cache(lambda: within_rounding(ours.values(), eager.values(), lambda: again().values()))
     pairs = [("result", *pair) for pair in zip(ours.tensors, eager.tensors, strict=True)]
     pairs += [("argument", *pair) for pair in zip(ours.arguments, eager.arguments, strict=True)]
     for what, mine, theirs in pairs:
         if (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
             return "spec", f"{what}: {mine.dtype} {list(mine.shape)} instead of {theirs.dtype} {list(theirs.shape)}"
-        if text := close(mine, theirs, bound):
+        if (text := close(mine, theirs)) and not rounding():
             return "values", f"{what}: {text}"
         if layouts and strides_of(mine) != strides_of(theirs):
             return "strides", f"{what}: {mine.stride()} instead of {theirs.stride()}"
+    for number, (slope, expected) in enumerate(zip(ours.gradients, eager.gradients, strict=True)):
+        if (slope is None) != (expected is None):
+            return "gradient", f"of {NAMES[number]}: {slope} instead of {expected}"
+        if slope is None or expected is None or is_spread_evenly(slope, expected):
+            continue
+        if (text := close(slope, expected)) and not rounding():
+            return "gradient", f"of {NAMES[number]}: {text}"
     return None
 
 
-def eager_outcome(source: str, arguments: list[Tensor], grad: bool) -> Outcome:
-    with torch.set_grad_enabled(grad):
-        return run(function_of(source), arguments)
+def is_spread_evenly(ours: Tensor, eager: Tensor) -> bool:
+    """Whether the gradient of `max()` or `median()` is not a number: everywhere, as in eager on a GPU."""
+    return bool(eager.isnan().any()) and bool(ours.isnan().all())
+
+
+def eager_outcome(source: str, shared: int | None) -> Outcome:
+    with torch.no_grad():
+        return run(function_of(source), inputs(1, shared))
 
 
 # Graphs.
 
 
-def by_graph(source: str) -> Outcome:
+def by_graph(source: str, shared: int | None = None) -> Outcome:
     """Recorded, simplified and interpreted; the arguments are as the program leaves them."""
-    reals = [copy_of(tensor) for tensor in inputs(1)]
+    reals = inputs(1, shared)
     recorder = Recorder(env=ShapeEnv(), events=EventSink())
     fakes = [recorder.add_tensor(real, name, LocalSource(name)) for name, real in zip(NAMES, reals, strict=True)]
     with torch.no_grad():
@@ -288,69 +334,88 @@ def by_graph(source: str) -> Outcome:
     graph = run_passes(trace.graph, EventSink(), checks="full")
     used = [record.real for record in trace.used_inputs]
     ran = interpret(graph, used, constants=trace.constants)
-    after = {id(used[place]): value for place, value in ran.written}
-    return Outcome(list(ran.outputs), [after.get(id(real), real) for real in reals])  # type: ignore[arg-type]
+    outputs = [copy_of(output) for output in ran.outputs]
+    written = [(cast(Tensor, used[place]), value.clone()) for place, value in ran.written]
+    for real, value in written:
+        real.copy_(value)
+    return Outcome(outputs, reals)
 
 
-def check_graph(source: str) -> tuple[str, str] | None:
+def check_graph(source: str, shared: int | None = None) -> tuple[str, str] | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        eager = eager_outcome(source, [copy_of(tensor) for tensor in inputs(1)], grad=False)
+        eager = eager_outcome(source, shared)
         try:
-            ours = by_graph(source)
+            ours = by_graph(source, shared)
         except (WrongPrediction, InvalidGraph) as problem:
             return "invalid", f"{type(problem).__name__}: {str(problem)[:400]}"
         except Exception:  # the call is left to eager
             return None
     # A result that is a view of an argument has the layout of the argument's new contents here.
-    found = different(ours, eager, tolerance(source), layouts=False)
+    found = different(ours, eager, lambda: eager_outcome(source, shared), layouts=False)
     return None if found is not None and found[0] == "spec" and "argument" in found[1] else found
 
 
 # Kernels.
 
 
-def trained(function: Callable[..., Any], seed: int, wanted: int) -> tuple[Outcome, list[Tensor | None]]:
-    """A call whose float arguments, by the bits of `wanted`, require gradients; and the gradients."""
-    leaves = [
-        copy_of(tensor).requires_grad_(tensor.is_floating_point() and bool(wanted >> n & 1))
-        for n, tensor in enumerate(inputs(seed))
-    ]
-    made = run(function, leaves if wanted % 2 else [leaf * 1 if leaf.requires_grad else leaf for leaf in leaves])
-    ends = [end for end in made.tensors if end.requires_grad and end.is_floating_point()]
-    if made.error is None and ends:
-        try:
-            sum(((n + 1) * end.float()).sum() for n, end in enumerate(ends)).backward()  # type: ignore[union-attr]
-        except Exception as error:
-            made = Outcome([], made.arguments, error)
-    return made, [leaf.grad for leaf in leaves]
+@dataclass(frozen=True)
+class Call:
+    """How a program is called: the arguments that require gradients (bits of `wanted`, by number), are leaves or not
+    (its last bit), and share memory."""
+
+    wanted: int = 0
+    dynamic: bool | None = None
+    shared: int | None = None
+
+    def run(self, function: Callable[..., Any], seed: int) -> Outcome:
+        """The results, and the gradients of the arguments."""
+        leaves: list[Tensor] = []
+
+        def leaf(tensor: Tensor) -> Tensor:
+            wants = tensor.is_floating_point() and bool(self.wanted >> len(leaves) & 1)
+            leaves.append(tensor.requires_grad_(wants))
+            return tensor * 1 if wants and not self.wanted % 2 else tensor
+
+        made = run(function, inputs(seed, self.shared, leaf))
+        ends = [end for end in made.tensors if end.requires_grad and end.is_floating_point()]
+        if made.error is None and ends:
+            try:
+                sum(((n + 1) * end.float()).sum() for n, end in enumerate(ends)).backward()  # type: ignore[union-attr]
+            except Exception as error:
+                made = Outcome([], made.arguments, error)
+        made.gradients = [leaf.grad for leaf in leaves]
+        return made
+
+    def eager(self, source: str, seed: int) -> Outcome:
+        return self.run(function_of(source), seed)
+
+    def expected(self, source: str, seed: int, compiled: Outcome) -> Outcome:
+        """What eager gives. Where it refuses a gradient because a saved result was changed, and compiled code has not
+        saved that result, the right gradient."""
+        made = self.eager(source, seed)
+        if compiled.error is None and "modified by an inplace operation" in str(made.error):
+            with torch.autograd.graph.allow_mutation_on_saved_tensors():
+                return self.eager(source, seed)
+        return made
 
 
-def check_kernels(source: str, wanted: int, dynamic: bool | None) -> tuple[str, str] | None:
+def check_kernels(source: str, call: Call) -> tuple[str, str] | None:
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", KilnWarning)
-        compiled = kiln.compile(function_of(source), options=OPTIONS, dynamic=dynamic)
+        compiled = kiln.compile(function_of(source), options=OPTIONS, dynamic=call.dynamic)
         for seed in (1, 2):
-            eager, grads = trained(function_of(source), seed, wanted)
-            ours, our_grads = trained(compiled, seed, wanted)
-            found = different(ours, eager, tolerance(source))
+            ours = call.run(compiled, seed)
+            eager = call.expected(source, seed, ours)
+            found = different(ours, eager, functools.partial(call.eager, source, seed))
             if found is None and eager.error is None:
-                found = different_gradients(our_grads, grads, tolerance(source)) or different_state(ours, eager)
+                found = different_state(ours, eager)
             if found is not None:
                 return found
     for warning in warned:
         if "KILN9" in str(warning.message):
             return "internal", str(warning.message)[:600]
-    return None
-
-
-def different_gradients(ours: list[Tensor | None], eager: list[Tensor | None], bound: float) -> tuple[str, str] | None:
-    for name, mine, theirs in zip(NAMES, ours, eager, strict=True):
-        if (mine is None) != (theirs is None):
-            return "gradient", f"of {name}: {mine} instead of {theirs}"
-        if mine is not None and theirs is not None and (text := close(mine, theirs, bound)):
-            return "gradient", f"of {name}: {text}"
     return None
 
 
@@ -368,12 +433,16 @@ def different_state(ours: Outcome, eager: Outcome) -> tuple[str, str] | None:
 
 @dataclass
 class TensorSweep:
-    """Case n: the program of seed n."""
+    """Case n: the program of seed n. `shared`: its arguments share memory."""
 
     size: int = 8
+    shared: bool = False
 
     def total(self) -> int:
         return 10_000_000
+
+    def sharing(self, number: int) -> int | None:
+        return number % len(SHARED) if self.shared else None
 
     def checker(self, number: int) -> Callable[[str], tuple[str, str] | None]:
         raise NotImplementedError
@@ -381,7 +450,7 @@ class TensorSweep:
     def run(self, number: int, note: Note) -> list[Finding]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            block = Writer(random.Random(number)).program(self.size)
+            block = Writer(random.Random(number), shared=self.sharing(number)).program(self.size)
         check = self.checker(number)
         note("tensors", source_of(block))
         found = check(source_of(block))
@@ -402,7 +471,7 @@ class GraphSweep(TensorSweep):
     """By the recorder and the reference interpreter."""
 
     def checker(self, number: int) -> Callable[[str], tuple[str, str] | None]:
-        return check_graph
+        return functools.partial(check_graph, shared=self.sharing(number))
 
 
 class KernelSweep(TensorSweep):
@@ -411,4 +480,4 @@ class KernelSweep(TensorSweep):
     def checker(self, number: int) -> Callable[[str], tuple[str, str] | None]:
         rng = random.Random(number)
         wanted, dynamic = rng.choice((0, 0, 1, 7, 6, 71)), rng.random() < 0.25 or None
-        return lambda source: check_kernels(source, wanted, dynamic)
+        return functools.partial(check_kernels, call=Call(wanted, dynamic, self.sharing(number)))

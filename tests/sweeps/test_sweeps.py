@@ -20,7 +20,7 @@ from tests.sweeps.rules import RuleSweep
 from tests.sweeps.runner import Finding, Note, Sweep, lines_of, parser, run
 from tests.sweeps.shrink import Block, Statement, shrunk, text_of
 from tests.sweeps.table import table
-from tests.sweeps.tensor_programs import GraphSweep, KernelSweep
+from tests.sweeps.tensor_programs import SHARED, GraphSweep, KernelSweep
 from tests.sweeps.trial import Compile, Trial, error_outcome, leave, outcome
 
 LEAF = Statement("x = 1")
@@ -96,6 +96,7 @@ def test_changed_arguments_of_rules() -> None:
 
 def test_random_tensors_as_graphs() -> None:
     assert findings(GraphSweep(), range(100)) == []
+    assert findings(GraphSweep(shared=True), range(2 * len(SHARED))) == []
 
 
 def databases(tmp_path: Path, *words: str) -> argparse.Namespace:
@@ -183,6 +184,7 @@ def test_the_table_of_outcomes() -> None:
 @pytest.mark.slow
 def test_random_tensors_as_kernels() -> None:
     assert findings(KernelSweep(), range(100)) == []
+    assert findings(KernelSweep(shared=True), range(100)) == []
 
 
 @pytest.mark.slow

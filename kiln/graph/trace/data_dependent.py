@@ -10,7 +10,7 @@ has one count, so that `x[mask] = y[mask]` has one size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import cast
 
 import torch
@@ -20,6 +20,7 @@ from kiln.graph.ir.node import Node
 from kiln.graph.ops import DECOMPOSITIONS
 from kiln.graph.ops.breaks import DataDependentOp
 from kiln.graph.ops.data_movement import require_mask
+from kiln.graph.prims.table import Kind
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
 from kiln.graph.trace.shared_memory import by_storage, refuse_shared_memory
@@ -37,15 +38,28 @@ def item_of(mode: RecordingMode, node: Node, largest: Int | None = None) -> Int:
     return from_sym(made) if isinstance(made, torch.SymInt) else cast(int, made)
 
 
+MOST_STEPS = 8
+"""How far back the computations of two masks are compared."""
+
+
+def computation(node: Node, steps: int = MOST_STEPS) -> Hashable:
+    """Equal for nodes that compute the same from the same values, such as `x > 0` and `x > 0`."""
+    if steps == 0 or (node.op.kind is not Kind.POINTWISE and node.op.name != "constant"):
+        return node
+    inputs = tuple([computation(value, steps - 1) for value in node.inputs])
+    return node.op.name, inputs, repr(node.attrs)
+
+
 def count_of(mode: RecordingMode, node: Node) -> Int:
-    """How many elements are not zero."""
-    found = mode.counts.get(node)
+    """How many elements are not zero; one number for masks that are computed alike."""
+    key = computation(node)
+    found = mode.counts.get(key)
     if found is None:
         emit = mode.emit
         marked = emit.convert(emit.pointwise("ne", node, 0), torch.int64)
         axes = tuple(range(marked.tensor.rank))
         total = emit.node("sum", marked, axes=axes) if axes else marked
-        found = mode.counts[node] = item_of(mode, total, node.tensor.numel())
+        found = mode.counts[key] = item_of(mode, total, node.tensor.numel())
     return found
 
 

@@ -81,6 +81,8 @@ def state_checks(mode: RecordingMode, nodes: Sequence[Node]) -> None:
     reads = {node.spec.value: number for number, node in enumerate(nodes) if node.op.name == "local_scalar"}  # type: ignore[union-attr]
     checks: dict[int, list[tuple[str, Expr]]] = {number: [] for number in reads.values()}
     for check in mode.symbols.env.checks:
+        if not mode.forgotten.isdisjoint(check.relation.free_symbols()):
+            continue
         read = [reads[symbol] for symbol in check.relation.free_symbols() if symbol in reads]
         if read:
             checks[max(read)].append((check.relation.kind, check.relation.difference))

@@ -9,7 +9,7 @@ a write; the composite kernel, run under the mode; a registered fake or a probe;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import final
 
 import torch
@@ -23,7 +23,7 @@ from kiln.graph.trace.fake import FakeTensor, make_fake, make_symbolic_fake
 from kiln.graph.trace.functionalise import Functionaliser, refuse_overlap
 from kiln.graph.trace.storage_view import StorageView, new_storage
 from kiln.graph.trace.symbols import TraceSymbols, is_symbolic
-from kiln.symbolic import Expr, Int
+from kiln.symbolic import Expr, Int, Symbol
 from kiln.symbolic.node import from_sym
 from kiln.symbolic.values import Given, Real
 from kiln.tensor.spec import TensorSpec
@@ -49,8 +49,10 @@ class RecordingMode(TorchDispatchMode):
         self.symbolic = False
         self.autocast = False
         """Whether the call is made under autocast; torch's own flags are off below the mode."""
-        self.counts: dict[Node, Int] = {}
+        self.counts: dict[Hashable, Int] = {}
         """How many elements of a tensor are not zero, where a size depends on it."""
+        self.forgotten: set[Symbol] = set()
+        """Sizes that only a call that failed has read."""
         self._handlers: dict[int, Handler] = {}  # by identity: overloads are never freed, and slow to hash
 
     @classmethod

@@ -43,7 +43,7 @@ from kiln.runtime.guards.source import Source
 from kiln.support.errors import InternalFault
 from kiln.support.events import EventSink
 from kiln.support.location import Location
-from kiln.symbolic import ShapeEnv
+from kiln.symbolic import ShapeEnv, Symbol
 from kiln.symbolic.values import Given
 from kiln.tensor.spec import ScalarSpec, TensorSpec
 
@@ -98,8 +98,9 @@ def forget_effects(mode: RecordingMode, first: int) -> None:
     nodes = mode.emit.nodes
     read = {node.spec.value for node in nodes[first:] if isinstance(node.spec, ScalarSpec) and has_effect(node)}
     nodes[first:] = [node for node in nodes[first:] if not has_effect(node)]
-    for node in [node for node, count in mode.counts.items() if count in read]:
-        del mode.counts[node]
+    for mask in [mask for mask, count in mode.counts.items() if count in read]:
+        del mode.counts[mask]
+    mode.forgotten.update(symbol for symbol in read if isinstance(symbol, Symbol))
 
 
 @final

@@ -72,7 +72,11 @@ def _broadcast_size(oracle: SizeOracle, left: Int, right: Int, op: str) -> Int:
         return left
     if left == 1:
         return right
-    if equal(oracle, left, right):
+    if isinstance(left, Expr) and isinstance(right, Expr):
+        same = oracle.expect(rel_eq(left, right))  # where data decide: else it raises an error, as in eager
+    else:
+        same = equal(oracle, left, right)
+    if same:
         return left if isinstance(left, int) else right
     if equal(oracle, right, 1):
         return left
@@ -190,6 +194,8 @@ def preserved_strides(oracle: SizeOracle, sizes: Sizes, strides: Sizes) -> Sizes
 
 def iterator_strides(oracle: SizeOracle, sizes: Sizes, operands: Sequence[Layout]) -> Sizes:
     """Strides of TensorIterator's output of `sizes`, the broadcast of `operands`."""
+    if len(sizes) < 2:
+        return contiguous_strides(sizes)
     same_sizes = all(shape == sizes for shape, _ in operands)
     if all(is_canonical(*operand) for operand in operands) and (same_sizes or 0 not in sizes):
         return contiguous_strides(sizes)
