@@ -33,6 +33,7 @@ from kiln.capture.interpreter.builtins import (
     autograd_function,
     callable_objects,
     checkpoint,
+    class_statements,
     context,
     copying,
     dataclass_fields,
@@ -76,6 +77,7 @@ from kiln.capture.interpreter.speculation import (
 from kiln.capture.interpreter.variables import builtin, classes, constant, descriptors, logger, module, tensor
 from kiln.capture.interpreter.variables import object as objects
 from kiln.capture.interpreter.variables.function import namespace, shared_cell, unguarded_modules
+from kiln.capture.interpreter.variables.made_class import detach, refuse_stand_ins
 from kiln.capture.interpreter.variables.tensor import RegionInputs
 from kiln.graph.autograd.errors import BackwardRaises
 from kiln.graph.trace.fake import FakeTensor
@@ -94,9 +96,9 @@ from kiln.symbolic import DataDependentSize, NoHint
 __all__ = ["Capture", "Region", "capture_frame"]
 
 REGISTERED = (
-    *(autograd_function, builtin, callable_objects, checkpoint, classes, constant, context, copying, dataclass_fields),
-    *(deques, descriptors, function_transforms, functions, legacy_tensors, logger, math_functions, methods, module),
-    *(numpy_constants, objects, polyfilled, tensor),
+    *(autograd_function, builtin, callable_objects, checkpoint, class_statements, classes, constant, context, copying),
+    *(dataclass_fields, deques, descriptors, function_transforms, functions, legacy_tensors, logger, math_functions),
+    *(methods, module, numpy_constants, objects, polyfilled, tensor),
     *(build, control, match, operators, stack),
 )
 """Importing these modules fills the tables of handlers."""
@@ -244,9 +246,15 @@ def capture_frame(
                 return skip(function, internal_fault(function, fault), state)
             finally:
                 asked = state.asked_is_compiling
-                close_levels(state)
-                restore_modes(state)
+                leave(state)
     return skip(function, SkippedCode(function=function.__qualname__, why="too many graph breaks"), state)
+
+
+def leave(state: CaptureState) -> None:
+    """What an attempt has changed in the process is put back."""
+    close_levels(state)
+    restore_modes(state)
+    detach(state)
 
 
 def keep_value(need: ValueNeeded, stops: dict[tuple[int, int], GraphBreak], needed: set[Instruction]) -> None:
@@ -418,6 +426,7 @@ def finish(
         exit_unless(head, exits, expected)
     head.extend(writer.loads)
     head.extend(writer.body)
+    refuse_stand_ins(s, head)
     arguments = arguments_of(function.__code__) + ((BINDINGS,) if collect else ())
     code = head.finish(function.__code__, arguments, (), function.__code__.co_freevars)
     made = types.FunctionType(code, function.__globals__, function.__name__, None, function.__closure__)

@@ -27,8 +27,11 @@ NEVER_GUARDED = MADE_WITH_CLASS | frozenset(("__dict__", "__weakref__", "__class
 
 
 def guard_lookups(s: CaptureState) -> None:
-    """Add the guards."""
-    found = s.classes.found()
+    """Add the guards. What a class made in the frame inherits is guarded on its bases from outside."""
+    for cls, name in s.classes.found():
+        for base in s.classes.outer_bases(cls) if cls in s.classes.made else ():
+            s.classes.lookup(base, name)
+    found = {key: entry for key, entry in s.classes.found().items() if key[0] not in s.classes.made}
     paths = class_paths(s, found)
     for (cls, name), entry in found.items():
         path = paths.get(cls)

@@ -12,6 +12,8 @@ import torch
 from kiln.runtime.guards.source import ModuleGlobalSource, Source
 
 V = TypeVar("V")
+W = TypeVar("W")
+K = TypeVar("K", bound=tuple[type, *tuple[object, ...]])
 Found = tuple[type, Any]
 """The class that defines a name, and its entry in the class's dict."""
 
@@ -47,6 +49,12 @@ class ClassLookups(Generic[V]):
         """The functions of properties."""
         self.through_super: dict[tuple[type, int, str], V] = {}
         """Keyed by the class of the object and the position in its method resolution order."""
+        self.made: dict[type, dict[str, V]] = {}
+        """Classes made in the frame, by the stand-in for each: its attributes."""
+        self.values: dict[type, V] = {}
+        """The value of each stand-in."""
+        self.stand_ins: dict[int, object] = {}
+        """Functions of stand-ins, by `id`."""
         self.unreached: set[type] = set()
         """Classes that no guard covers, for want of a path."""
 
@@ -64,6 +72,30 @@ class ClassLookups(Generic[V]):
             self._found[key] = found
             return found
 
+    def made_attr(self, cls: type, name: str) -> V | None:
+        """The attribute, if a class made in the frame defines it."""
+        found = self.lookup(cls, name) if self.made else None
+        return self.made[found[0]].get(name) if found is not None and found[0] in self.made else None
+
+    def outer_bases(self, cls: type) -> list[type]:
+        """The classes from outside from which a class made in the frame derives."""
+        inner = [base for base in cls.__mro__ if base in self.made]
+        return [base for base in cls.__mro__ if base not in self.made and any(base in made.__bases__ for made in inner)]
+
+    def outer_base(self, cls: type, name: str) -> type | None:
+        """Through which of these a class made in the frame has the attribute."""
+        found = self.lookup(cls, name)
+        return next((base for base in self.outer_bases(cls) if self.lookup(base, name) == found), None)
+
+    def forget(self, cls: type) -> None:
+        """The attributes of a class made in the frame have changed."""
+        drop(self._found, cls)
+        drop(self.attributes, cls)
+        drop(self.own_attributes, cls)
+        drop(self.unbound, cls)
+        drop(self.accessors, cls)
+        drop(self.through_super, cls)
+
     def found(self) -> dict[tuple[type, str], Found | None]:
         """All lookups and their results."""
         return dict(self._found)
@@ -71,3 +103,9 @@ class ClassLookups(Generic[V]):
     def modules(self) -> set[str]:
         """The modules of the classes in `unreached`."""
         return {base.__module__ for cls in self.unreached for base in cls.__mro__}
+
+
+def drop(table: dict[K, W], cls: type) -> None:
+    """Remove the entries of `cls` and of the classes that derive from it."""
+    for key in [key for key in table if cls in key[0].__mro__]:
+        del table[key]

@@ -75,6 +75,10 @@ class CodeWriter:
             value.emit(self)
             self._building.discard(id(value))
 
+    def is_built(self, value: Value) -> bool:
+        """Whether a temporary holds it."""
+        return id(value) in self._names
+
     def tensor(self, fake: FakeTensor) -> None:
         """Push an output of the region."""
         self.body.op("LOAD_FAST", self.output(fake))

@@ -72,6 +72,7 @@ class Codegen(Protocol):
     def emit(self, value: Value) -> None: ...
     def tensor(self, fake: FakeTensor) -> None: ...
     def remember(self, value: Value) -> None: ...
+    def is_built(self, value: Value) -> bool: ...
     def number(self, value: object) -> None: ...
     def cell(self, value: Value) -> None: ...
 
@@ -169,7 +170,12 @@ class Value:
             raise
 
     def length(self, s: CaptureState) -> int:
-        return int(s.call_special(self, "__len__", [], {}).constant(s))
+        found = s.call_special(self, "__len__", [], {}).constant(s)
+        if not hasattr(type(found), "__index__"):
+            raise s.error(TypeError, f"'{type(found).__name__}' object cannot be interpreted as an integer")
+        if found < 0:
+            raise s.error(ValueError, "__len__() should return >= 0")
+        return int(found)
 
     def truth(self, s: CaptureState) -> bool:
         for name in ("__bool__", "__len__"):
@@ -190,7 +196,7 @@ class Value:
         raise UnsupportedValue(type=self.type_name(), why="code to build it is not supported")
 
     def type_name(self) -> str:
-        return self.python_type().__qualname__
+        return self.python_type().__name__
 
     def unsupported(self, operation: str, why: str) -> UnsupportedOperation:
         return UnsupportedOperation(operation=operation, type=self.type_name(), why=why)
@@ -416,12 +422,20 @@ class CaptureState:
         """The value of `raw`, the attribute `name` of the class of `value`, with a source through the class."""
         cls = value.python_type()
         found = self.classes.attributes.get((cls, name))
-        if found is None:
-            base = self.class_source(value) if name not in MADE_WITH_CLASS else None
-            found = self.wrap(raw, self.class_path(base, cls, name, raw) if base is not None else None)
+        if found is None and (found := self.classes.made_attr(cls, name)) is None:
+            owner, base = self.attribute_base(cls, self.class_source(value), name)
+            found = self.wrap(raw, self.class_path(base, owner, name, raw) if base is not None else None)
             if base is not None or not cls.__flags__ & HEAP_TYPE or name in MADE_WITH_CLASS:
                 self.classes.attributes[cls, name] = found
         return found
+
+    def attribute_base(self, cls: type, base: Source | None, name: str) -> tuple[type, Source | None]:
+        """The class with a path through which an attribute of `cls`, which is at `base`, is guarded."""
+        if name in MADE_WITH_CLASS:
+            return cls, None
+        if cls in self.classes.made and (outer := self.classes.outer_base(cls, name)) is not None:
+            return outer, self.classes.sources.get(outer)
+        return cls, base
 
     def class_path(self, base: Source, cls: type, name: str, raw: object) -> Source:
         """The path to `raw`, the attribute `name` of the class at `base`, past a `__get__` written in Python."""
@@ -467,3 +481,12 @@ class CaptureState:
 
     def location(self) -> Location | None:
         return self.frame.location() if self.frame is not None else None
+
+
+def emit_class(g: Codegen, cls: type) -> None:
+    """Push the class, which may have been made in the frame."""
+    made = g.state.classes.values.get(cls)
+    if made is None:
+        g.body.const(cls)
+    else:
+        g.emit(made)

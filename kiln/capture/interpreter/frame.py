@@ -171,6 +171,7 @@ class SymbolicFrame:
 
     __slots__ = (
         *("state", "code", "decoded", "rows", "locals", "cells", "stack", "saved", "consumed", "ip", "at", "kwnames"),
+        "names",
         *("parent", "number", "step", "continuation", "globals", "function", "result", "running", "handled", "outer"),
         *("is_generator", "finished", "pending"),
     )
@@ -194,6 +195,8 @@ class SymbolicFrame:
         self.ip = 0
         self.at = 0
         self.kwnames: tuple[str, ...] = ()
+        self.names: Value | None = None
+        """For the body of a class statement: the dict of its names."""
         self.parent = parent
         state.counters.frames += 1
         self.number = state.counters.frames
@@ -213,7 +216,12 @@ class SymbolicFrame:
     @property
     def resumable(self) -> bool:
         """Whether the caller can continue after a break in this frame."""
-        return self.continuation.resumable and not self.lacks_free_variable()
+        return self.continuation.resumable and not self.lacks_free_variable() and not self.is_of_made_class()
+
+    def is_of_made_class(self) -> bool:
+        """Whether the frame refers to its class by `super()`, and that class is made while tracing."""
+        cell = self.cells.get("__class__")
+        return cell is not None and cell.original is None
 
     def lacks_free_variable(self) -> bool:
         """Whether a variable of an enclosing function is not set yet.

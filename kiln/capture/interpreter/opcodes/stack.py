@@ -11,6 +11,7 @@ from kiln.capture.interpreter.core import MISSING, Value
 from kiln.capture.interpreter.frame import SymbolicFrame, opcode
 from kiln.capture.interpreter.variables.constant import PLAIN, TORCH, Constant
 from kiln.capture.interpreter.variables.function import Cell
+from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.runtime.guards.source import ImportSource
 
@@ -137,7 +138,7 @@ def load_closure(frame: SymbolicFrame, name: str) -> None:
     frame.stack.append(frame.cells[name])
 
 
-@opcode("LOAD_DEREF", "LOAD_CLASSDEREF")
+@opcode("LOAD_DEREF")
 def load_deref(frame: SymbolicFrame, name: str) -> None:
     value = frame.cells[name].load(frame.state)
     if value is None:
@@ -208,10 +209,60 @@ def import_from(frame: SymbolicFrame, name: str) -> None:
 
 @opcode("LOAD_BUILD_CLASS")
 def load_build_class(frame: SymbolicFrame, arg: int) -> None:
-    """Calling it breaks the graph."""
     frame.push(frame.state.wrap(builtins.__build_class__, None))
 
 
-@opcode("LOAD_NAME", "STORE_NAME", "DELETE_NAME", "LOAD_LOCALS", "SETUP_ANNOTATIONS", breaks=True)
-def class_body(frame: SymbolicFrame, arg: str) -> None:
-    raise UnsupportedOpcode(opcode=str(arg), why="class bodies are not supported")
+@opcode("STORE_NAME", pops=1, pushes=0)
+def store_name(frame: SymbolicFrame, name: str) -> None:
+    value = frame.pop()
+    class_names(frame).set_item(frame.state, frame.state.const(name), value)
+
+
+@opcode("DELETE_NAME", breaks=True)
+def delete_name(frame: SymbolicFrame, name: str) -> None:
+    if class_names(frame).find(frame.state, name) is None:
+        raise frame.state.error(NameError, f"name '{name}' is not defined")
+    class_names(frame).del_item(frame.state, frame.state.const(name))
+
+
+@opcode("LOAD_NAME", breaks=True, uses_globals=True)
+def load_name(frame: SymbolicFrame, name: str) -> None:
+    found = class_names(frame).find(frame.state, name)
+    frame.stack.append(found if found is not None else frame.globals.load(frame.state, name))
+
+
+@opcode("LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF", breaks=True)
+def load_class_deref(frame: SymbolicFrame, name: str) -> None:
+    """A name of the class body, else the variable of an enclosing function; 3.12 has the names on the stack."""
+    if sys.version_info >= (3, 12):
+        frame.pop()
+    found = class_names(frame).find(frame.state, name)
+    if found is None:
+        load_deref(frame, name)
+    else:
+        frame.stack.append(found)
+
+
+@opcode("LOAD_FROM_DICT_OR_GLOBALS", breaks=True, uses_globals=True)
+def load_from_names_or_globals(frame: SymbolicFrame, name: str) -> None:
+    frame.pop()
+    load_name(frame, name)
+
+
+@opcode("LOAD_LOCALS", breaks=True)
+def load_locals(frame: SymbolicFrame, arg: str) -> None:
+    frame.stack.append(class_names(frame))
+
+
+@opcode("SETUP_ANNOTATIONS", breaks=True)
+def setup_annotations(frame: SymbolicFrame, arg: str) -> None:
+    names = class_names(frame)
+    if names.find(frame.state, "__annotations__") is None:
+        names.set_item(frame.state, frame.state.const("__annotations__"), Dict({}))
+
+
+def class_names(frame: SymbolicFrame) -> Dict:
+    """The names of the class body."""
+    if not isinstance(frame.names, Dict):
+        raise UnsupportedOpcode(opcode=frame.decoded.instructions[frame.at].name, why="it is no body of a class")
+    return frame.names

@@ -13,7 +13,7 @@ import types
 from collections import OrderedDict
 from typing import Any, final
 
-from kiln.capture.interpreter.breaks import UnsupportedCall
+from kiln.capture.interpreter.breaks import Raised, UnsupportedAttribute, UnsupportedCall
 from kiln.capture.interpreter.core import (
     MADE_WITH_CLASS,
     NOT_RESUMABLE,
@@ -32,6 +32,8 @@ from kiln.capture.interpreter.pure import is_pure_class
 from kiln.capture.interpreter.variables.builtin import call_unknown
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import BoundMethod, call_handler, handler_of
+from kiln.capture.interpreter.variables.made_class import emit_made_class, set_made_attr
+from kiln.capture.interpreter.variables.made_descriptor import MadeDescriptor
 from kiln.capture.interpreter.variables.object import (
     Object,
     class_of,
@@ -43,6 +45,7 @@ from kiln.capture.interpreter.variables.object import (
     unbound,
 )
 from kiln.capture.interpreter.variables.sequence import Tuple
+from kiln.native._frames import Dispatcher
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import HEAP_TYPE
 from kiln.runtime.guards.source import AttrSource, DictAttrSource, ItemSource, MroSource, Source
@@ -52,10 +55,11 @@ from kiln.runtime.guards.source import AttrSource, DictAttrSource, ItemSource, M
 class Class(Value):
     """A class from outside."""
 
-    __slots__ = ("_checked", "cls")
+    __slots__ = ("_checked", "bases", "cls")
 
     def __init__(self, cls: type, source: Source | None = None) -> None:
         self.cls = cls
+        self.bases: list[Value] = []
         self.source = source
         self._checked = source is None
 
@@ -88,7 +92,11 @@ class Class(Value):
         custom = s.classes.lookup(type(cls), "__getattribute__")
         if custom is not None and type(custom[1]) is types.FunctionType:
             return s.class_attr(self, "__getattribute__", custom[1]).call(s, [self, s.const(name)], {}, site)
+        if cls in s.classes.made and name in ("__dict__", "__subclasses__"):
+            raise UnsupportedAttribute(name=name, type=self.type_name(), why="the class was made here")
         meta = s.classes.lookup(type(cls), name)
+        if name == "__annotations__" and name in s.classes.made.get(cls, ()):
+            return s.classes.made[cls][name]
         if meta is not None and name not in ("__doc__", "__module__", "__dict__") and is_data_descriptor(s, meta[1]):
             return self._meta_attr(s, name, meta[1], site)
         found = s.classes.lookup(cls, name)
@@ -134,10 +142,14 @@ class Class(Value):
         base = (self.source if self.source is not None else s.classes.sources.get(self.cls)) if heap else None
         if kind in (staticmethod, classmethod):
             return unbound(s, base, self.cls, name, raw, lambda: self)
+        if (made := s.classes.made_attr(self.cls, name)) is not None:
+            return made
         if kind is types.ClassMethodDescriptorType:
             return native_class_method(s, self.cls, raw, lambda: self)
         if kind is types.BuiltinFunctionType:
             return s.wrap(getattr(self.cls, name), None)
+        if self.cls in s.classes.made and (outer := s.classes.outer_base(self.cls, name)) is not None:
+            return Class(outer, s.classes.sources.get(outer)).own_attr(s, name, raw)
         cache = s.classes.own_attributes
         value = cache.get((self.cls, name))
         if value is None:
@@ -159,8 +171,15 @@ class Class(Value):
             return call_metaclass(s, self, meta[1], args, kwargs)
         return construct(s, self, args, kwargs, site)
 
+    def set_attr(self, s: CaptureState, name: str, value: Value | None, site: CallSite = NOT_RESUMABLE) -> None:
+        if not set_made_attr(s, self.cls, name, value):
+            super().set_attr(s, name, value, site)
+
     def emit(self, g: Codegen) -> None:
-        g.body.const(self.cls)
+        if self.cls in g.state.classes.made:
+            emit_made_class(g, self, self.cls, self.bases)
+        else:
+            g.body.const(self.cls)
 
 
 def call_metaclass(s: CaptureState, value: Class, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Value:
@@ -193,6 +212,8 @@ def construct(s: CaptureState, value: Class, args: Args, kwargs: Kwargs, site: C
     ):
         if not can_be_bare(cls) or (new is not None and new[0] is not object and new[0] not in BARE_BASES):
             raise UnsupportedCall(function=cls.__qualname__, why="its `__new__` is written in C and not supported")
+        if cls.__flags__ & IS_ABSTRACT:
+            raise abstract_error(s, cls)
         made = new_object(s, cls)
         if issubclass(cls, BaseException):
             made.attrs["args"] = Tuple(list(args))  # type: ignore[attr-defined]
@@ -206,6 +227,15 @@ def construct(s: CaptureState, value: Class, args: Args, kwargs: Kwargs, site: C
     elif init is not None and isinstance(made, Object) and made.native is not None and init[1] is not object.__init__:
         s.wrap(init[1], None).call(s, [made, *args], kwargs)
     return made
+
+
+def abstract_error(s: CaptureState, cls: type) -> Raised:
+    """What Python raises for an instance of a class with abstract methods."""
+    try:
+        object.__new__(cls)
+    except TypeError as error:
+        return s.error(TypeError, *error.args)
+    raise UnsupportedCall(function=cls.__qualname__, why="it has abstract methods")
 
 
 def can_be_bare(cls: type) -> bool:
@@ -223,6 +253,10 @@ BARE_BASES = frozenset({dict, list, set, OrderedDict}) | {
 """Built-in classes whose instances `new_object` can make."""
 
 
+BOUND_BY_SUPER = (types.FunctionType, types.WrapperDescriptorType, types.MethodDescriptorType, Dispatcher)
+"""Attributes that `super()` calls with the instance first."""
+IS_ABSTRACT = 1 << 20
+"""The flag of classes with abstract methods."""
 PARTS: dict[type, str] = {staticmethod: "__func__", classmethod: "__func__", property: "fget"}
 """The attribute in which a descriptor keeps its function."""
 
@@ -264,9 +298,11 @@ class Super(Value):
         else:
             s.guard_type(self.self_)
             base = s.class_source(self.self_)
+        order = self.start().__mro__
+        if self.start() in s.classes.made:
+            return made_path(s, order, first, position, name)
         if base is None:
             return None
-        order = self.start().__mro__
         for between in range(first, position):
             s.guard(DictAttrSource(MroSource(base, between), name), GuardKind.ABSENT)
         return DictAttrSource(MroSource(base, position), name) if order[position].__flags__ & HEAP_TYPE else None
@@ -274,28 +310,49 @@ class Super(Value):
     def _bind(self, s: CaptureState, first: int, position: int, name: str, raw: Any, site: CallSite) -> Value:
         if isinstance(raw, types.ClassMethodDescriptorType):
             return native_class_method(s, self.start(), raw, lambda: s.wrap(self.start(), None))
-        part = PARTS.get(type(raw))
+        part = next((name for kind, name in PARTS.items() if isinstance(raw, kind)), None)
         cache = s.classes.through_super
         key = (self.start(), position, name)
         function = cache.get(key)
+        if function is None and (made := s.classes.made.get(self.start().__mro__[position])) is not None:
+            held = made.get(name)
+            function = held.part(part) if isinstance(held, MadeDescriptor) and part is not None else held
         if function is None:
             path = self._path(s, first, position, name)
             source = AttrSource(path, part) if path is not None and part is not None else path
             function = s.wrap(getattr(raw, part) if part is not None else raw, source)
             if path is not None:
                 cache[key] = function
-        if type(raw) is staticmethod:
+        if isinstance(raw, staticmethod):
             return function
-        if type(raw) is classmethod:
+        if isinstance(raw, classmethod):
             owner = self.self_ if isinstance(self.self_, Class) else class_of(s, self.self_)
             return BoundMethod(function, owner)
         if isinstance(self.self_, Class):
             return function if part is None else s.wrap(raw, None)
-        if type(raw) is property:
+        if isinstance(raw, property):
             return function.call(s, [self.self_], {}, site)
         if type(raw) is types.BuiltinFunctionType or not hasattr(type(raw), "__get__"):
             return function
+        getter = s.classes.lookup(type(raw), "__get__")
+        if getter is not None and type(getter[1]) is types.FunctionType:
+            return s.call_special(function, "__get__", [self.self_, class_of(s, self.self_)], {}, site)
+        if type(raw) not in BOUND_BY_SUPER:
+            raise UnsupportedAttribute(name=name, type="super", why=f"it is a {type(raw).__name__}")
         return BoundMethod(function, self.self_)
+
+
+def made_path(s: CaptureState, order: tuple[type, ...], first: int, position: int, name: str) -> Source | None:
+    """The path to `name` on the class at `position` in the order of a class made in the frame."""
+    owner = order[position]
+    outer = next((base for base in s.classes.outer_bases(order[0]) if owner in base.__mro__), None)
+    base = s.classes.sources.get(outer) if outer is not None else None
+    if outer is None or base is None or not owner.__flags__ & HEAP_TYPE:
+        return None
+    for between in order[first:position]:
+        if between in outer.__mro__:
+            s.guard(DictAttrSource(MroSource(base, outer.__mro__.index(between)), name), GuardKind.ABSENT)
+    return DictAttrSource(MroSource(base, outer.__mro__.index(owner)), name)
 
 
 @handles(super)
@@ -323,4 +380,5 @@ def checked_super(s: CaptureState, cls: type, self_: Value) -> Super:
 
 @wraps(type, subclasses=True)
 def wrap_class(s: CaptureState, real: type, source: Source | None) -> Value:
-    return Class(real, source)
+    made = s.classes.values.get(real)
+    return Class(real, source) if made is None else made

@@ -13,7 +13,17 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
-from kiln.capture.interpreter.core import MISSING, NOT_RESUMABLE, CallSite, CaptureState, Codegen, Token, Value, wraps
+from kiln.capture.interpreter.core import (
+    MISSING,
+    NOT_RESUMABLE,
+    CallSite,
+    CaptureState,
+    Codegen,
+    Token,
+    Value,
+    emit_class,
+    wraps,
+)
 from kiln.capture.interpreter.effects import Container, note_change
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.sequence import List, SequenceIterator, SizeWatch, Tuple
@@ -167,7 +177,7 @@ class Dict(Container):
         elif self.cls is dict:
             g.body.op("BUILD_MAP", 0)
         else:
-            g.body.const(self.cls)
+            emit_class(g, self.cls)
             g.body.call(0)
         g.remember(self)
         self.emit_fill(g)
@@ -328,7 +338,7 @@ class Set(Container):
     def emit(self, g: Codegen) -> None:
         items = self.items(g.state)
         if self.cls is not set:
-            g.body.const(self.cls)
+            emit_class(g, self.cls)
         for item in items.values():
             g.emit(item)
         g.body.op("BUILD_SET", len(items))

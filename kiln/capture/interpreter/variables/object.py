@@ -29,11 +29,13 @@ from kiln.capture.interpreter.core import (
     Kwargs,
     Token,
     Value,
+    emit_class,
     wraps,
 )
 from kiln.capture.interpreter.effects import SideEffect, emit_attribute, emit_deletion
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import BoundMethod, handler_of
+from kiln.capture.interpreter.variables.made_descriptor import MadeDescriptor
 from kiln.capture.interpreter.variables.mapping import Dict, Set
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple
 from kiln.native._frames import Dispatcher
@@ -179,7 +181,14 @@ class Object(Value):
         if value is None and not self.has_own_attr(s, name, found[1] if found is not None else None):
             slot = found is not None and isinstance(found[1], SLOT)
             raise s.error(AttributeError, name) if slot else self.lacks(s, name)
+        if value is not None and not self.has_place(name, found[1] if found is not None else None):
+            missing, fixed = f"object has no attribute '{name}'", f"object attribute '{name}' is read-only"
+            raise s.error(AttributeError, f"'{self.type_name()}' {missing if found is None else fixed}")
         self.put_attr(s, name, value)
+
+    def has_place(self, name: str, raw: object) -> bool:
+        """Whether an instance can hold the name: it has a slot (`raw`) for it, or a dict."""
+        return isinstance(raw, SLOT | GETSET) or self.cls.__dictoffset__ != 0 or issubclass(self.cls, BaseException)
 
     def has_own_attr(self, s: CaptureState, name: str, raw: object) -> bool:
         """Whether a slot (`raw`) or the instance's dict holds the name."""
@@ -255,7 +264,7 @@ class Object(Value):
         if base in (tuple, frozenset):
             raise UnsupportedValue(type=self.type_name(), why="it derives from an immutable container")
         g.body.const(base.__new__)
-        g.body.const(self.cls)
+        emit_class(g, self.cls)
         g.body.call(1)
         g.remember(self)
         if isinstance(self.attrs, OwnItems):
@@ -314,7 +323,7 @@ def emit_native(native: Native, base: type, g: Codegen) -> None:
 
 def emit_exception(value: Object, g: Codegen) -> None:
     args = value.attrs.get("args")
-    g.body.const(value.cls)
+    emit_class(g, value.cls)
     items = args._items if isinstance(args, Sequence) and args._items else []
     for item in items:
         g.emit(item)
@@ -526,7 +535,10 @@ def accessor_value(s: CaptureState, value: Value, name: str, accessor: object, p
     if key not in cache:
         found = s.classes.lookup(value.python_type(), name)
         assert found is not None
-        source = s.class_attr(value, name, found[1]).source
+        holder = s.class_attr(value, name, found[1])
+        if isinstance(holder, MadeDescriptor):
+            return holder.part(part)
+        source = holder.source
         cache[key] = s.wrap(accessor, AttrSource(source, part) if source is not None else None)
     return cache[key]
 
@@ -694,7 +706,10 @@ def unbound(s: CaptureState, base: Source | None, cls: type, name: str, raw: Any
     cache = s.classes.unbound
     function = cache.get((cls, name))
     static = type(raw) is staticmethod
+    if function is None and (held := s.classes.made_attr(cls, name)) is not None:
+        function = held.part("__func__") if isinstance(held, MadeDescriptor) else held
     if function is None:
+        _, base = s.attribute_base(cls, base, name)
         source: Source | None = AttrSource(base, name) if base is not None else None
         if source is not None and not static:
             source = MethodFuncSource(source)

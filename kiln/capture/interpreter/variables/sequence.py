@@ -12,7 +12,16 @@ from typing import Any, final
 
 import torch
 
-from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Codegen, Token, Value, wraps
+from kiln.capture.interpreter.core import (
+    NOT_RESUMABLE,
+    CallSite,
+    CaptureState,
+    Codegen,
+    Token,
+    Value,
+    emit_class,
+    wraps,
+)
 from kiln.capture.interpreter.effects import Container, ContentsEffect, SideEffect, contents_key, note_change
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import ItemSource, Source
@@ -129,7 +138,10 @@ class Tuple(Sequence):
                 g.emit(item)
             g.body.op("BUILD_TUPLE", len(items))
             return
-        g.body.const(self.cls._make if hasattr(self.cls, "_make") else self.cls)
+        if hasattr(self.cls, "_make"):
+            g.body.const(self.cls._make)
+        else:
+            emit_class(g, self.cls)
         for item in items:
             g.emit(item)
         g.body.op("BUILD_TUPLE", len(items))

@@ -1,0 +1,156 @@
+"""Class statements in a frame, and `type(name, bases, namespace)`.
+
+    class Scaled(Base):            the body is interpreted; its names become the attributes of a stand-in:
+        factor = 2                 a real class with functions that cannot be called, which is never shown
+        def __call__(self, x):     to the program. Where the class is needed after the region it is made again:
+            return x * self.factor     type("Scaled", (Base,), {"factor": 2, "__call__": <function>, ...})
+
+The interpreter asks the stand-in for its method resolution order, its slots and the kinds of its attributes, and
+`s.classes.made` for their values. What it does not model breaks in front of the class statement: metaclasses of the
+program, `__init_subclass__`, `__mro_entries__`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from typing import final
+
+from kiln.capture.bytecode.assemble import Assembler, Instr
+from kiln.capture.interpreter.breaks import UnsupportedCall, UnsupportedValue
+from kiln.capture.interpreter.core import MISSING, CaptureState, Codegen, Value
+from kiln.capture.interpreter.variables.builtin import Builtin
+from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.function import Cell, Function
+from kiln.capture.interpreter.variables.made_descriptor import PARTS, MadeDescriptor
+from kiln.capture.interpreter.variables.mapping import Dict
+from kiln.capture.interpreter.variables.object import Object
+from kiln.capture.interpreter.variables.sequence import Sequence
+
+DESCRIPTOR_METHODS = ("__get__", "__set__", "__delete__", "__set_name__")
+NOT_SUPPORTED = "class statement"
+
+
+class Detached:
+    """The base of stand-ins that are no longer used."""
+
+
+@final
+class StandIn:
+    """Stands for an attribute of a stand-in class whose value exists only while tracing."""
+
+
+def not_called(*args: object, **kwargs: object) -> object:
+    """The body of functions of stand-in classes, which C code may call."""
+    raise UnsupportedCall(function="a method of a class made here", why="C code calls it while tracing")
+
+
+def is_named(real: object) -> bool:
+    """Whether Python would call a `__set_name__` of the program's when the class is made."""
+    return type(real) is not StandIn and isinstance(getattr(type(real), "__set_name__", None), types.FunctionType)
+
+
+def stand_in(s: CaptureState, name: str, value: Value) -> object:
+    """What the attribute of the stand-in class is."""
+    if name == "__slots__" or isinstance(value, Constant | Builtin) or issubclass(value.python_type(), type):
+        return value.constant(s)
+    if isinstance(value, Function):
+        return value.original if value.original is not None else function_stand_in(s, value)
+    if isinstance(value, MadeDescriptor):
+        parts = [stand_in(s, name, value.part(part)) for part in PARTS[value.kind]]
+        return value.kind(*parts)
+    if isinstance(value, Object):
+        return object_stand_in(s, value)
+    if isinstance(value, Sequence) and all(item.is_constant for item in value.items(s)):
+        return value.constant(s)
+    return StandIn()
+
+
+def function_stand_in(s: CaptureState, value: Function) -> types.FunctionType:
+    made = types.FunctionType(not_called.__code__, not_called.__globals__, value.code.co_name)
+    made.__qualname__ = value.code.co_qualname
+    if "__isabstractmethod__" in value.attrs.items(s):
+        made.__dict__["__isabstractmethod__"] = value.attrs.items(s)["__isabstractmethod__"][1].constant(s)
+    s.classes.stand_ins[id(made)] = made
+    return made
+
+
+def object_stand_in(s: CaptureState, value: Object) -> object:
+    """A bare instance if the class makes it a descriptor."""
+    if value.original is not MISSING:
+        return value.original
+    if all(s.classes.lookup(value.cls, name) is None for name in DESCRIPTOR_METHODS):
+        return StandIn()
+    if value.native is not None or s.classes.lookup(value.cls, "__del__") is not None:
+        raise UnsupportedCall(function=NOT_SUPPORTED, why="a descriptor in it is not a plain object")
+    return object.__new__(value.cls)
+
+
+def set_made_attr(s: CaptureState, cls: type, name: str, value: Value | None) -> bool:
+    """`cls.name = value` on a class made in the frame, or its deletion; False if it is not modelled."""
+    values = s.classes.made.get(cls)
+    meta = s.classes.lookup(type(cls), name)
+    if values is None or name.startswith("__") or meta is not None:
+        return False
+    if value is None:
+        if name not in values:
+            raise s.error(AttributeError, name)
+        del values[name]
+        type.__delattr__(cls, name)
+    else:
+        type.__setattr__(cls, name, stand_in(s, name, value))
+        values[name] = value
+    s.classes.forget(cls)
+    return True
+
+
+def emit_made_class(g: Codegen, made: Value, cls: type, bases: list[Value]) -> None:
+    """Make the class; the cells of its functions, which may hold the class, are filled behind it."""
+    values = g.state.classes.made[cls]
+    cells = [cell for cell in cells_of(list(values.values())) if cell.original is None and not g.is_built(cell)]
+    for cell in cells:
+        g.body.const(types.CellType)
+        g.body.call(0)
+        g.remember(cell)
+        g.body.op("POP_TOP")
+    g.body.const(type(cls))
+    g.body.const(cls.__name__)
+    for base in bases:
+        g.emit(base)
+    g.body.op("BUILD_TUPLE", len(bases))
+    g.emit(Dict({name: (Constant(name), value) for name, value in values.items()}))
+    g.body.call(3)
+    g.remember(made)
+    for cell in cells:
+        if cell.content is not None:
+            g.emit(cell.content)
+            g.emit(cell)
+            g.body.op("STORE_ATTR", "cell_contents")
+
+
+def refuse_stand_ins(s: CaptureState, code: Assembler) -> None:
+    """Transformed code never holds a stand-in."""
+    if not s.classes.made:
+        return
+    for item in code.items:
+        value = item.arg if isinstance(item, Instr) else None
+        if id(value) in s.classes.stand_ins or (isinstance(value, type) and value in s.classes.made):
+            raise UnsupportedValue(type="class", why="a class that was made here is used in a way that is not modelled")
+
+
+def detach(s: CaptureState) -> None:
+    """The bases of the program no longer list the stand-ins as their subclasses."""
+    for cls in s.classes.made:
+        with contextlib.suppress(TypeError):
+            cls.__bases__ = (Detached,)
+
+
+def cells_of(values: list[Value]) -> list[Cell]:
+    """The cells of functions among the values, and of the functions in descriptors."""
+    found: dict[int, Cell] = {}
+    for value in values:
+        inner = list(value.parts.values()) if isinstance(value, MadeDescriptor) else [value]
+        for function in inner:
+            if isinstance(function, Function):
+                found.update({id(cell): cell for cell in function.cells})
+    return list(found.values())
