@@ -60,7 +60,7 @@ def read_options(mode: str | None, options: Mapping[str, object] | None, dynamic
         raise BadArgument(name="dynamic", value=dynamic, allowed="None, True or False")
     result = options_from_text(os.environ.get("KILN_OPTIONS", ""))
     if mode is not None:
-        warn_of_mode(mode, stacklevel=5)
+        warn_of_mode(mode)
     if verify := os.environ.get("KILN_VERIFY"):
         result = options_from({"verify": verify}, result)
     result = options_from(MODES[mode or "default"], result)

@@ -109,13 +109,22 @@ def compile(
     if isinstance(model, staticmethod):
         return staticmethod(compile(model.__func__, disable=disable, **arguments))  # type: ignore[arg-type]
     check_callable(model)
-    if disable:
-        return model
-    make_session = functools.partial(_new_session, _name(model), chosen, found, fullgraph)
+    return model if disable else _compile(model, chosen, found, fullgraph, SHARED)
+
+
+def _compile(
+    model: Callable[..., object],
+    options: Options,
+    backend: Backend | None,
+    fullgraph: bool,
+    known: SharedDispatchers,
+) -> object:
+    """`model` compiled; it shares the sessions of equal modules among `known`."""
+    make_session = functools.partial(_new_session, _name(model), options, backend, fullgraph)
 
     def shared(owner: nn.Module | Optimizer, function: types.FunctionType) -> Dispatcher:
-        settings = _settings(chosen, found, fullgraph)
-        return SHARED.find(owner, function, settings, lambda: _function(function, make_session()))
+        settings = _settings(options, backend, fullgraph)
+        return known.find(owner, function, settings, lambda: _function(function, make_session()))
 
     if isinstance(model, nn.Module):
         return compile_module(model, shared)
@@ -239,13 +248,25 @@ def report_of(compiled: object) -> Report:
     return REPORTS[session_of(compiled)]
 
 
-def explain(function: Callable[Parameters, object], **arguments: Any) -> Callable[Parameters, Report]:
+def explain(
+    function: Callable[Parameters, object],
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: str | Backend = "kiln",
+    mode: str | None = None,
+    options: Mapping[str, object] | None = None,
+) -> Callable[Parameters, Report]:
     """`kiln.explain(fn)(*args, **kwargs)` compiles `fn`, calls it once and returns the report.
 
     The report says what was compiled, what runs eager, what was compiled again and where the graph breaks, each with
-    its reason and advice; `.to_json()` gives all of it. `arguments` are those of `kiln.compile`.
+    its reason and advice; `.to_json()` gives all of it. The arguments are those of `kiln.compile`. What equal modules
+    have compiled is not used: the report is about this call alone.
     """
-    compiled = compile(function, **arguments)
+    chosen, found = check_arguments(fullgraph, dynamic, backend, mode, options, disable=False)
+    switched_off(chosen)
+    check_callable(function)
+    compiled = cast(Callable[..., object], _compile(function, chosen, found, fullgraph, SharedDispatchers()))
 
     def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Report:
         compiled(*args, **kwargs)

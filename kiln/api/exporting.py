@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from torch import nn
 
 from kiln.api.module import original_module
 from kiln.native._frames import Dispatcher
 from kiln.pipeline.dispatchers import original_of
-from kiln.programs.analysis import ProgramCost, analyze_graph
+from kiln.programs.analysis import ProgramCost
 from kiln.programs.export import export_program
 from kiln.programs.program import Level, Program
 
@@ -57,6 +56,6 @@ def analyze(target: object, *, dynamic_shapes: object = None) -> Callable[..., P
 
     def call(*args: object, **kwargs: object) -> ProgramCost:
         program = export(target, args, kwargs, dynamic_shapes=dynamic_shapes)
-        return replace(analyze_graph(program.graph), constraints=tuple(program.constraints))
+        return program.cost
 
     return call

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Mapping
 
 from kiln.support.errors import KilnError
+from kiln.support.location import user_stacklevel
 from kiln.support.options import MODES
 
 
@@ -31,10 +32,10 @@ MEANINGS: Mapping[str, tuple[str, str]] = {
 """What the modes mean that tune nothing, and the mode that says so."""
 
 
-@functools.lru_cache(maxsize=2 * len(MODES))
-def warn_of_mode(mode: str, stacklevel: int) -> None:
+@functools.lru_cache(maxsize=len(MODES))
+def warn_of_mode(mode: str) -> None:
     """Say, once per process, that a mode does less than its name says."""
     if mode in MEANINGS:
         meaning, instead = MEANINGS[mode]
         problem = NothingTuned(mode=mode, meaning=meaning, instead=instead)
-        warnings.warn(problem.render(), ModeWarning, stacklevel=stacklevel)
+        warnings.warn(problem.render(), ModeWarning, stacklevel=user_stacklevel())

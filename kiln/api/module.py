@@ -45,7 +45,7 @@ def compile_module(module: nn.Module, find: FindDispatcher) -> nn.Module:
     original = original_module(module)
     dispatcher = find(original, cast(FunctionType, type(original).__call__))
     twin = _twin(module, _compiled_class(original, dispatcher, find))
-    _session(dispatcher).twins.add(twin)
+    _session(dispatcher).twins[id(twin)] = twin
     return twin
 
 
@@ -108,7 +108,7 @@ def _compiled_class(original: nn.Module, dispatcher: Dispatcher, find: FindDispa
         same = type(original).__call__ is call
         kept = dispatcher if same else find(original, cast(FunctionType, type(original).__call__))
         SET_CLASS(twin, _compiled_class(original, kept, find))
-        _session(kept).twins.add(twin)
+        _session(kept).twins[id(twin)] = twin
 
     def set_class(twin: nn.Module, cls: type[nn.Module]) -> None:
         original.__class__ = cls

@@ -48,7 +48,7 @@ class SharedDispatchers:
         make: Callable[[], Dispatcher],
     ) -> Dispatcher:
         """The dispatcher of `function` for objects like `owner`; `make` is called where there is none."""
-        if not is_shareable(settings):
+        if not is_shareable(settings) or not is_hashable(owner):
             return make()
         own = structure(owner) if isinstance(owner, nn.Module) else optimizer_structure(owner)
         key = function, tuple(own), settings
@@ -71,6 +71,14 @@ def is_shareable(settings: SessionSettings) -> bool:
     options: Options = settings.options
     plain = settings.backend is None and settings.dump_folder is None
     return plain and not options.cuda_graphs and options.verify == "off"
+
+
+def is_hashable(owner: nn.Module | Optimizer) -> bool:
+    """Whether it and its modules can be compared by identity: a class with `__eq__` may have no `__hash__`."""
+    if type(owner).__hash__ is None:
+        return False
+    parts = owner._modules.values() if isinstance(owner, nn.Module) else ()
+    return all(part is None or is_hashable(part) for part in parts)
 
 
 def structure(module: nn.Module) -> Iterator[Hashable]:

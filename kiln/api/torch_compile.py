@@ -22,6 +22,7 @@ import torch
 
 from kiln.api.entry import compile as kiln_compile
 from kiln.api.modes import warn_of_mode
+from kiln.support.location import user_stacklevel
 from kiln.support.options import MODES, Options
 from kiln.support.torch_settings import TorchSettingIgnored
 
@@ -59,7 +60,7 @@ def replace_torch_compile() -> Callable[[], None]:
         if backend == "cudagraphs":
             chosen["cuda_graphs"] = True
         if chosen and mode is not None and mode in MODES:  # `kiln.compile` takes one of the two
-            warn_of_mode(mode, stacklevel=3)
+            warn_of_mode(mode)
             chosen = {**MODES[mode], **chosen}
             known["mode"] = None
         return kiln_compile(model, options=chosen or None, **known)
@@ -89,4 +90,4 @@ def kiln_options(options: Rest, settings: Rest) -> dict[str, object]:
 def ignore(settings: Rest) -> None:
     for name in sorted(settings):
         problem = TorchSettingIgnored(setting=f"{name}={settings[name]!r}", instead="see `kiln.Options`")
-        warnings.warn(problem.render(), UserWarning, stacklevel=4)
+        warnings.warn(problem.render(), UserWarning, stacklevel=user_stacklevel())

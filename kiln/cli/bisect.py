@@ -26,10 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    if given.script.parent.name == FOLDER:
+    if given.script.resolve().parent.name == FOLDER:
         return report(of_reproducer(given.script))
     before = reproducers()
-    status = run_script(given.script, given.arguments, {"KILN_VERIFY": "first"})
+    status = run_script(given.script, given.arguments, {"KILN_VERIFY": "first"}, errors=None)
     made = sorted(reproducers() - before)
     if made:
         print(f"reproducer: {made[0]}")
@@ -39,17 +39,27 @@ def run(given: argparse.Namespace) -> int:
         return 0
 
     def differs(without: Sequence[str]) -> bool:
-        options = f"{os.environ.get('KILN_OPTIONS', '')},disable={'+'.join(without)}"
-        return run_script(given.script, given.arguments, {"KILN_OPTIONS": options.strip(",")}) != 0
+        return run_script(given.script, given.arguments, {"KILN_OPTIONS": options_without(without)}) != 0
 
     return report(bisect_script(differs))
 
 
-def run_script(script: Path, arguments: Sequence[str], environment: dict[str, str]) -> int:
-    """The exit status of the script in a process of its own, which shows only its errors."""
+def options_without(switches: Sequence[str]) -> str:
+    """The user's KILN_OPTIONS, with these switches off too."""
+    parts = [part.strip() for part in os.environ.get("KILN_OPTIONS", "").split(",")]
+    own = [part.removeprefix("disable=") for part in parts if part.startswith("disable=")]
+    kept = [part for part in parts if part and not part.startswith("disable=")]
+    off = [*filter(None, own), *switches]
+    return ",".join([*kept, *([f"disable={'+'.join(off)}"] if off else [])])
+
+
+def run_script(
+    script: Path, arguments: Sequence[str], environment: dict[str, str], errors: int | None = subprocess.DEVNULL
+) -> int:
+    """The exit status of the script in a process of its own, whose results are not shown; `errors`: where they go."""
     command = [sys.executable, str(script), *arguments]
     done = subprocess.run(
-        command, env={**os.environ, **environment}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+        command, env={**os.environ, **environment}, stdout=subprocess.DEVNULL, stderr=errors, check=False
     )
     return done.returncode
 

@@ -164,7 +164,7 @@ def every_switch() -> list[str]:
 
 
 def healing_switch(names: Sequence[str], differs: Differs) -> str:
-    """A switch that alone makes the difference go away; "" if there is none."""
+    """A switch that alone makes the difference go away; "" if there is none, or only several do together."""
     names = list(names)
     if not names or differs(names):
         return ""
@@ -174,6 +174,6 @@ def healing_switch(names: Sequence[str], differs: Differs) -> str:
             names = half
         elif not differs(rest := names[len(half) :]):
             names = rest
-        else:  # it takes several
-            return next((name for name in names if not differs([name])), "")
+        else:
+            return ""
     return names[0]

@@ -43,7 +43,6 @@ from math import inf, nan
 import torch
 {imports}
 import kiln
-from kiln.pipeline.compile_key import WITHOUT_EFFECT
 from kiln.pipeline.reproduce import graph_difference, made, program_difference
 
 infj, nanj = complex(0, inf), complex(0, nan)

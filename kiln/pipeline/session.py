@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from types import FunctionType
 from typing import final
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 from torch import nn
 
@@ -167,8 +167,8 @@ class CompileSession:
         self.budget = self._new_budget()
         self.owners: WeakSet[object] = WeakSet()
         """The modules or optimizers whose method this is, each of which may have as many variants as one function."""
-        self.twins: WeakSet[nn.Module] = WeakSet()
-        """The compiled modules."""
+        self.twins: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
+        """The compiled modules by identity: not all can be hashed."""
         self._dispatchers: WeakSet[Dispatcher] = WeakSet()
         self._lock = threading.RLock()
         self._warned: set[str] = set()
@@ -201,7 +201,7 @@ class CompileSession:
     def miss(self, dispatcher: Dispatcher, arguments: dict[str, object]) -> Entry | None:
         """A new variant for these arguments, published; None: run the original this time."""
         warn_of_settings()
-        for twin in list(self.twins):
+        for twin in list(self.twins.values()):
             type(twin).__dict__[TWIN_OF].follow(twin)
         eager = "capture" in switched_off(self.settings.options)
         if eager or runs_eager(dispatcher, arguments, self.seen):

@@ -22,6 +22,7 @@ import torch
 from kiln.capture.interpreter.capture import Capture
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
+from kiln.graph.ir.rewrite import all_nodes
 from kiln.graph.prims.table import Kind
 from kiln.graph.trace import Trace
 from kiln.native._frames import BoundCall, Dispatcher, Entry, set_enabled
@@ -61,7 +62,8 @@ def changes_nothing(trace: Trace) -> bool:
 
 def repeatable(graph: Graph) -> bool:
     """Whether it has the same results each time, and is on the CPU."""
-    return all(map(is_on_cpu, graph.inputs)) and all(is_on_cpu(node) and is_repeatable(node) for node in graph.nodes)
+    nodes = [*graph.inputs, *all_nodes(graph)]
+    return all(is_on_cpu(node) and is_repeatable(node) for node in nodes)
 
 
 def is_on_cpu(node: Node) -> bool:
@@ -72,8 +74,7 @@ def is_on_cpu(node: Node) -> bool:
 def is_repeatable(node: Node) -> bool:
     if node.op.kind is Kind.LIBRARY:
         return str(node.attrs["target"]).startswith("aten.")  # what others do is not known
-    inner = [value for value in node.attrs.values() if isinstance(value, Graph)]
-    return node.op.kind is not Kind.RANDOM and node.op.name != "opaque" and all(map(repeatable, inner))
+    return node.op.kind is not Kind.RANDOM and node.op.name != "opaque"
 
 
 @final

@@ -6,43 +6,51 @@
     cost.peak_memory        bytes that live at once: inputs, parameters, intermediate values, results
 
 Each op is counted as eager runs it, without fusion. Products of matrices and convolutions count two operations per
-multiplication and addition; other ops what the table of primitives says, per element. Of two sums that neither
-exceeds the other for all sizes, the peak is their maximum.
+multiplication and addition; other ops what the table of primitives says, per element. Library calls without a row here
+count nothing, and are named. Of two sums that neither exceeds the other for all sizes, the peak is their maximum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import final
+from typing import cast, final
 
 from kiln.graph.ir.graph import Graph
+from kiln.graph.ir.interpret import node_arguments
 from kiln.graph.ir.node import Node, base_of
+from kiln.graph.ir.rewrite import all_nodes, nested_graphs
 from kiln.graph.prims.table import Kind
-from kiln.symbolic import Expr, Int, product, sym_max
+from kiln.symbolic import Expr, Int, Symbol, product, sym_max
 from kiln.symbolic.expr import terms_of
 from kiln.tensor.spec import Spec, TensorSpec
 
-LARGEST_MAXIMUM = 8
-"""Sums in the maximum of a peak; the others are left out where their coefficients are smaller in total."""
+Least = Mapping[Symbol, int]
+"""The least value of symbols; 0 for others."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ProgramCost:
-    """Formulas over the symbols of a graph's inputs, and what the sizes must satisfy."""
+    """Formulas over the symbols of a graph's inputs, and what the sizes must satisfy.
+
+    `uncounted`: library calls whose arithmetic `flops` leaves out.
+    """
 
     flops: Int
     bytes: Int
     peak_memory: Int
     constraints: tuple[str, ...] = ()
+    uncounted: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         rows = [f"flops        {self.flops}", f"bytes        {self.bytes}", f"peak memory  {self.peak_memory}"]
+        if self.uncounted:
+            rows.insert(1, f"             without {', '.join(self.uncounted)}")
         return "\n".join([*rows, *[f"needs        {line}" for line in self.constraints]])
 
 
-def analyze_graph(graph: Graph) -> ProgramCost:
+def analyze_graph(graph: Graph, least: Least | None = None) -> ProgramCost:
     """The cost of running a graph op by op."""
     flops: Int = 0
     moved: Int = 0
@@ -50,7 +58,9 @@ def analyze_graph(graph: Graph) -> ProgramCost:
         flops = flops + node_flops(node)
         if node.op.kind not in (Kind.VIEW, Kind.STRUCTURE):
             moved = moved + sum((size_of(value.spec) for value in node.inputs), size_of(node.spec))
-    return ProgramCost(flops, moved, peak_memory(graph))
+    calls = {target_of(node) for node in all_nodes(graph) if node.op.kind is Kind.LIBRARY}
+    uncounted = sorted(call for call in calls if call not in LIBRARY_FLOPS)
+    return ProgramCost(flops, moved, peak_memory(graph, least or {}), uncounted=tuple(uncounted))
 
 
 # Arithmetic.
@@ -58,16 +68,26 @@ def analyze_graph(graph: Graph) -> ProgramCost:
 
 def node_flops(node: Node) -> Int:
     if node.op.kind is Kind.NESTED:
-        inner = [node_flops(each) for value in node.attrs.values() if isinstance(value, Graph) for each in value.nodes]
         total: Int = 0
-        for flops in inner:
-            total = total + flops
+        for graph in nested_graphs(node):
+            for inner in graph.nodes:
+                total = total + node_flops(inner)
         return total
     if node.op.kind is Kind.LIBRARY:
-        rule = LIBRARY_FLOPS.get(str(node.attrs["target"]).removeprefix("aten."))
+        rule = LIBRARY_FLOPS.get(target_of(node))
         return rule(node) if rule is not None else 0
     points = node.inputs[0].spec if node.op.kind in (Kind.REDUCTION, Kind.SCAN) else node.spec
     return numel(points) * node.op.flops
+
+
+def operands(node: Node) -> list[TensorSpec]:
+    """The tensors that a library call takes, in order; one that it takes twice is one input of the node."""
+    args, _ = node_arguments(node, node.inputs)
+    return [argument.tensor for argument in args if isinstance(argument, Node)]
+
+
+def target_of(node: Node) -> str:
+    return str(node.attrs["target"]).removeprefix("aten.")
 
 
 def numel(spec: Spec | None) -> Int:
@@ -76,31 +96,51 @@ def numel(spec: Spec | None) -> Int:
 
 def of_product(node: Node) -> Int:
     """Each element of the result is a sum over the last dimension of the left matrix."""
-    left = node.inputs[-2].tensor
+    left = operands(node)[-2]
     return 2 * numel(node.spec) * left.sizes[-1]
 
 
 def of_convolution(node: Node) -> Int:
     """Each element of the result is a sum over a filter; transposed, each of the input."""
-    weight = node.inputs[1].tensor
+    weight = operands(node)[1]
     transposed = bool(node.attrs["args"][6])
     points = node.inputs[0].spec if transposed else node.spec
     return 2 * numel(points) * product(weight.sizes[1:])
 
 
+def of_dot(node: Node) -> Int:
+    return 2 * numel(node.inputs[0].spec)
+
+
+def of_convolution_backward(node: Node) -> Int:
+    """The gradients of input and weight take as much as the convolution; that of the bias is a sum."""
+    args = cast(tuple[object, ...], node.attrs["args"])
+    gradient, given, weight = operands(node)[:3]
+    transposed, wanted = bool(args[7]), cast(tuple[bool, ...], args[10])
+    points = numel(given if transposed else gradient)
+    return 2 * points * product(weight.sizes[1:]) * sum(wanted[:2]) + numel(gradient) * wanted[2]
+
+
 def of_attention(node: Node) -> Int:
     """Two products per head; the softmax between them is not counted."""
-    query, key, value = [each.tensor.sizes for each in node.inputs[:3]]
+    query, key, value = [each.sizes for each in operands(node)[:3]]
     return 2 * product(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
+def of_attention_backward(node: Node) -> Int:
+    """Five products per head: the scores again, and for the gradients of scores, query, key and value."""
+    query, key, value = [each.sizes for each in operands(node)[1:4]]
+    return 2 * product(query[:-1]) * key[-2] * (3 * query[-1] + 2 * value[-1])
+
+
+ATTENTION = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
 # fmt: off
 LIBRARY_FLOPS: dict[str, Callable[[Node], Int]] = {
     "mm.default": of_product, "bmm.default": of_product, "addmm.default": of_product, "baddbmm.default": of_product,
     "mv.default": of_product, "addmv.default": of_product, "convolution.default": of_convolution,
-    "_scaled_dot_product_flash_attention_for_cpu.default": of_attention,
-    "_scaled_dot_product_flash_attention.default": of_attention,
-    "_scaled_dot_product_efficient_attention.default": of_attention,
+    "convolution_backward.default": of_convolution_backward, "dot.default": of_dot, "vdot.default": of_dot,
+    **{f"_scaled_dot_product_{name}.default": of_attention for name in ATTENTION},
+    **{f"_scaled_dot_product_{name}_backward.default": of_attention_backward for name in ATTENTION},
 }
 # fmt: on
 
@@ -126,7 +166,7 @@ def owner(node: Node) -> Node:
     return base
 
 
-def peak_memory(graph: Graph) -> Int:
+def peak_memory(graph: Graph, least: Least) -> Int:
     """The largest sum of the values that live at once; inputs and results live to the end."""
     last: dict[Node, int] = {}
     for number, node in enumerate(graph.nodes):
@@ -147,25 +187,24 @@ def peak_memory(graph: Graph) -> Int:
             sums.append(now)
         for dead in dying.get(number, ()):
             now = now - size_of(dead.spec)
-    return maximum(sums)
+    return maximum(sums, least)
 
 
-def maximum(sums: Iterable[Int]) -> Int:
+def maximum(sums: Iterable[Int], least: Least) -> Int:
     """The maximum, of sums that no other exceeds for all sizes."""
     kept: list[Int] = []
     for candidate in sums:
-        if not any(exceeds(other, candidate) for other in kept):
-            kept = [other for other in kept if not exceeds(candidate, other)] + [candidate]
-    kept.sort(key=lambda total: sum(coefficient for _, coefficient in terms_of(total)), reverse=True)
+        if not any(exceeds(other, candidate, least) for other in kept):
+            kept = [other for other in kept if not exceeds(candidate, other, least)] + [candidate]
     result = kept[0]
-    for candidate in kept[1:LARGEST_MAXIMUM]:
+    for candidate in kept[1:]:
         result = sym_max(result, candidate)
     return result
 
 
-def exceeds(left: Int, right: Int) -> bool:
-    """Whether `left >= right` is plain from the coefficients, for sizes of at least 1."""
+def exceeds(left: Int, right: Int, least: Least) -> bool:
+    """Whether `left >= right` is plain from the coefficients, for sizes of at least `least`."""
     difference = left - right
     if isinstance(difference, Expr):
-        difference = difference.substitute({size: size + 1 for size in difference.free_symbols()})
+        difference = difference.substitute({size: size + least.get(size, 0) for size in difference.free_symbols()})
     return all(coefficient >= 0 for _, coefficient in terms_of(difference))

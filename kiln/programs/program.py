@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, cast, final
 
@@ -31,13 +31,13 @@ from kiln.graph.ir.fx_view import fx_view
 from kiln.graph.ir.graph import Alias, Graph
 from kiln.graph.ir.interpret import GraphRun, RuntimeValue, interpret
 from kiln.graph.ir.text import graph_text
-from kiln.programs.analysis import analyze_graph
+from kiln.programs.analysis import ProgramCost, analyze_graph
 from kiln.programs.errors import BadExportArgument, WrongProgramInput
 from kiln.programs.file_writer import save_program
 from kiln.programs.shapes import ShapeRules, Values, in_layout
 from kiln.programs.signature import ProgramSignature, ResultLeaf
 from kiln.programs.text import head
-from kiln.symbolic import Expr, Int, evaluate
+from kiln.symbolic import Expr, Int, evaluate, symbol
 from kiln.tensor.spec import ScalarSpec, TensorSpec
 
 Level = Literal["torch", "core", "prims"]
@@ -108,17 +108,23 @@ class Program:
         """
         save_program(self, path)
 
+    @cached_property
+    def cost(self) -> ProgramCost:
+        """What a call costs, as formulas in the symbols."""
+        least = {symbol(within.name): within.low for within in self.rules.ranges}
+        return replace(analyze_graph(self.graph, least), constraints=tuple(self.constraints))
+
     def flops(self) -> Int:
-        """Arithmetic operations of a call, as a formula in the symbols."""
-        return analyze_graph(self.graph).flops
+        """Arithmetic operations of a call, as a formula in the symbols; `cost.uncounted` names what it leaves out."""
+        return self.cost.flops
 
     def bytes(self) -> Int:
         """Bytes that its ops read and write, each on its own, as a formula in the symbols."""
-        return analyze_graph(self.graph).bytes
+        return self.cost.bytes
 
     def peak_memory(self) -> Int:
         """Bytes that live at once when its ops run in order, parameters included, as a formula in the symbols."""
-        return analyze_graph(self.graph).peak_memory
+        return self.cost.peak_memory
 
     # Forms.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
+import sys
 import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +27,14 @@ COMPILER = str(Path(__file__).parents[1]) + os.sep
 def is_compiler(file: str) -> bool:
     """Whether a file belongs to Kiln or to the packages that it uses."""
     return file.startswith(COMPILER) or bool(PACKAGES.intersection(file.split(os.sep)))
+
+
+def user_stacklevel() -> int:
+    """The `stacklevel` with which the caller warns about the innermost line outside of Kiln and other packages."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and is_compiler(frame.f_code.co_filename):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 @final

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator
 
 from kiln.support.errors import KilnError
+from kiln.support.location import user_stacklevel
 
 CONFIG = "torch._dynamo.config"
 
@@ -61,4 +62,4 @@ def warn_of_settings() -> None:
 @functools.lru_cache(maxsize=len(INSTEAD))
 def warn_once(name: str, value: str) -> None:
     problem = TorchSettingIgnored(setting=f"torch._dynamo.config.{name} = {value}", instead=INSTEAD[name])
-    warnings.warn(problem.render(), UserWarning, stacklevel=6)
+    warnings.warn(problem.render(), UserWarning, stacklevel=user_stacklevel())

@@ -169,3 +169,44 @@ def test_after_a_reset_equal_modules_begin_again() -> None:
     kiln.reset()
     again = kiln.compile(Block().forward)
     assert kiln.api.report_of(compiled) is not kiln.api.report_of(again)
+
+
+def test_explain_tells_of_its_own_call() -> None:
+    first, second = Block(), Block()
+    kiln.compile(first)(torch.rand(3, 8))
+    for explained in (kiln.explain(second), kiln.explain(second.forward), kiln.explain(first)):
+        report = explained(torch.rand(3, 8))
+        assert report.compiles + report.loaded == 1
+    assert kiln.report_of(kiln.compile(second)).compiles <= 1
+
+
+class Unhashable(nn.Module):
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__()
+        for number, part in enumerate(parts):
+            self.add_module(str(number), part)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Unhashable)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+class Holder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Unhashable()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(x) + 1
+
+
+@pytest.mark.parametrize("kind", [Unhashable, Holder])
+def test_modules_that_cannot_be_hashed(kind: type[nn.Module]) -> None:
+    x = torch.rand(3)
+    for module in (kind(), kind()):
+        expected = module(x)
+        assert torch.equal(kiln.compile(module)(x), expected)
+        assert torch.equal(kiln.compile(module.forward)(x), expected)

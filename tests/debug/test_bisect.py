@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,11 +14,13 @@ import pytest
 import torch
 
 import kiln
+from kiln.cli.bisect import options_without, run
 from kiln.debug.bisect import bisect_script, every_switch, healing_switch
 from kiln.debug.reduce import smallest
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.parse import parse_graph
 from kiln.graph.ir.text import graph_text
+from kiln.pipeline.reproducer import FOLDER
 from kiln.pipeline.switches import SWITCHES
 
 
@@ -188,6 +192,40 @@ def test_halving_finds_each_switch(wrong: str) -> None:
 
     assert healing_switch(every_switch(), differs) == wrong
     assert len(trials) <= 2 + 2 * len(SWITCHES).bit_length()
+
+
+def test_a_fault_that_takes_two_switches_is_no_fault_of_one() -> None:
+    trials: list[int] = []
+
+    def differs(without: Sequence[str]) -> bool:
+        trials.append(1)
+        return not {"cse", "mul_one"} <= set(without)
+
+    assert healing_switch(every_switch(), differs) == ""
+    assert len(trials) <= 2 + 2 * len(SWITCHES).bit_length()
+
+
+def test_switches_that_the_user_turned_off_stay_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KILN_OPTIONS", "disable=cse+vertical, variants=3")
+    assert options_without(["mul_one"]) == "variants=3,disable=cse+vertical+mul_one"
+    monkeypatch.setenv("KILN_OPTIONS", "")
+    assert options_without([]) == ""
+
+
+def test_errors_of_the_script_are_shown_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nsys.exit('no such file')\n")
+    run(argparse.Namespace(script=script, arguments=[]))
+    assert capfd.readouterr().err.count("no such file") == 1
+
+
+def test_a_reproducer_is_known_by_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / FOLDER
+    folder.mkdir()
+    (folder / "case.py").write_text("raise SystemExit('taken as a reproducer')\n")
+    monkeypatch.chdir(folder)
+    with pytest.raises(SystemExit, match="taken as a reproducer"):
+        run(argparse.Namespace(script=Path("case.py"), arguments=[]))
 
 
 def test_no_switch_heals_a_fault_of_code_generation() -> None:

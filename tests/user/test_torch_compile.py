@@ -238,6 +238,7 @@ def test_a_mode_and_options_hold_together(monkeypatch: pytest.MonkeyPatch) -> No
         warn_of_mode.cache_clear()
         with pytest.warns(ModeWarning, match="KILN5012") as caught:
             torch.compile(lambda x: x, mode="max-autotune", recompile_limit=16)
+            kiln.compile(lambda x: x, mode="max-autotune")  # says it once
         with pytest.raises(KilnError, match="KILN5003"):
             torch.compile(lambda x: x, mode="fastest", recompile_limit=16)
     finally:
@@ -245,6 +246,22 @@ def test_a_mode_and_options_hold_together(monkeypatch: pytest.MonkeyPatch) -> No
     assert options_of(limited).cuda_graphs and options_of(limited).variants == 16
     assert options_of(graphs).cuda_graphs
     assert [warning.filename for warning in caught] == [__file__]
+
+
+@pytest.mark.parametrize("decorator", [False, True])
+def test_the_warning_of_a_mode_names_the_users_line(decorator: bool) -> None:
+    restore = kiln.replace_torch_compile()
+    try:
+        for compile in (kiln.compile, torch.compile):
+            warn_of_mode.cache_clear()
+            with pytest.warns(ModeWarning) as caught:
+                if decorator:
+                    compile(mode="max-autotune")(lambda x: x)
+                else:
+                    compile(lambda x: x, mode="max-autotune")
+            assert [warning.filename for warning in caught] == [__file__]
+    finally:
+        restore()
 
 
 def test_signatures_are_those_of_the_original() -> None:

@@ -316,7 +316,6 @@ class Counters:
     """How often something other than its own instruction advanced an iterator that the program may hold."""
     repeated_steps: int = 0
     unguarded: int = 0
-    resume_functions: int = 0
     checkpoints: int = 0
 
 

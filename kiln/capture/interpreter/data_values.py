@@ -23,6 +23,7 @@ from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.speculation import Speculation, Speculations
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
+from kiln.graph.ir.rewrite import all_nodes
 from kiln.graph.trace.condition import equality, evaluate, integer_value
 from kiln.graph.trace.fake import FakeTensor
 from kiln.support.errors import KilnError
@@ -185,8 +186,7 @@ def refuse_unchecked(s: CaptureState, graph: Graph) -> None:
 
 def calls_opaque(graph: Graph) -> bool:
     """Whether it calls an operator with unknown effects, or one that draws from eager's random generator."""
-    nested = [part for node in graph.nodes for part in node.attrs.values() if isinstance(part, Graph)]
-    return any(node.op.name == "opaque" for node in graph.nodes) or any(map(calls_opaque, nested))
+    return any(node.op.name == "opaque" for node in all_nodes(graph))
 
 
 def refuse_changed(s: CaptureState, number: DataNumber) -> None:

@@ -269,28 +269,23 @@ def check_with(kind: type[Exception], cond: object, message: Callable[[], object
 
 
 def check(cond: object, message: Callable[[], object] | None = None) -> None:
-    if not cond:
-        raise RuntimeError("Expected cond to be True" if message is None else str(message()))
+    check_with(RuntimeError, cond, message)
 
 
 def check_index(cond: object, message: Callable[[], object] | None = None) -> None:
-    if not cond:
-        raise IndexError("Expected cond to be True" if message is None else str(message()))
+    check_with(IndexError, cond, message)
 
 
 def check_value(cond: object, message: Callable[[], object] | None = None) -> None:
-    if not cond:
-        raise ValueError("Expected cond to be True" if message is None else str(message()))
+    check_with(ValueError, cond, message)
 
 
 def check_type(cond: object, message: Callable[[], object] | None = None) -> None:
-    if not cond:
-        raise TypeError("Expected cond to be True" if message is None else str(message()))
+    check_with(TypeError, cond, message)
 
 
 def check_tensor_all(cond: torch.Tensor, message: Callable[[], object] | None = None) -> None:
-    if not cond.all():
-        raise RuntimeError("Expected cond to be True" if message is None else str(message()))
+    check_with(RuntimeError, cond.all(), message)
 
 
 def check_is_size(i: int, message: Callable[[], object] | None = None, *, max: int | None = None) -> None:

@@ -9,7 +9,7 @@ Nodes are immutable: a node whose inputs are unchanged stays the same object.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from kiln.graph.ir.build import Builder
@@ -82,12 +82,23 @@ def _with_value(output: Output, value: Node) -> Output:
 
 def has_effect(node: Node) -> bool:
     """Whether it must stay even if its result is not read."""
-    return node.op.kind is Kind.EFFECT or (node.op.kind is Kind.NESTED and _holds_effect(node))
+    if node.op.kind is not Kind.NESTED:
+        return node.op.kind is Kind.EFFECT
+    return any(inner.op.kind is Kind.EFFECT for graph in nested_graphs(node) for inner in all_nodes(graph))
 
 
-def _holds_effect(node: Node) -> bool:
-    graphs = [value for value in node.attrs.values() if isinstance(value, Graph)]
-    return any(has_effect(inner) for graph in graphs for inner in graph.nodes)
+def nested_graphs(node: Node) -> list[Graph]:
+    """The graphs among its attributes: branches, the body of a loop, a region."""
+    return [value for value in node.attrs.values() if isinstance(value, Graph)]
+
+
+def all_nodes(graph: Graph) -> Iterator[Node]:
+    """The nodes of a graph, and those of the graphs in them."""
+    for node in graph.nodes:
+        yield node
+        if node.op.kind is Kind.NESTED:
+            for nested in nested_graphs(node):
+                yield from all_nodes(nested)
 
 
 def live_nodes(nodes: Sequence[Node], roots: Iterable[Node]) -> set[Node]:
