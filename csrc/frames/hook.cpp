@@ -24,7 +24,8 @@ struct CodeCache {
 };
 
 Py_ssize_t extra_index = -1;
-std::vector<CodeCache*> all_caches;
+// Never freed: code objects may die after the destructors of this library have run.
+std::vector<CodeCache*>& all_caches = *new std::vector<CodeCache*>;
 PyObject* skip_always = nullptr;
 PyCodeObject* stub = nullptr;
 _PyFrameEvalFunction previous = nullptr;

@@ -70,18 +70,26 @@ def compiler_command() -> tuple[str, ...] | None:
     return (str(zig), "cc") if zig is not None and os.access(zig, os.X_OK) else None
 
 
-@lru_cache(maxsize=1)
 def toolchain(seconds: int = VERSION_SECONDS) -> Toolchain | CompilerTooSlow | None:
-    """The C++ compiler, asked for its version once; None if none can be started."""
+    """The C++ compiler, asked for its version once; None if none can be started now.
+
+    A failed start is not remembered: there may be memory or room for another process when the next kernel is compiled.
+    """
+    try:
+        return asked_toolchain(seconds)
+    except OSError:
+        return None
+
+
+@lru_cache(maxsize=1)
+def asked_toolchain(seconds: int) -> Toolchain | CompilerTooSlow | None:
+    """Asks the C++ compiler for its version. Raises OSError."""
     command = compiler_command()
     if command is None:
         return None
-    try:
-        with folder_for(command) as folder:
-            process = start_limited([*command, "--version"], CompileLimits(seconds, 0), folder)
-            answer = output_of(process, seconds)
-    except OSError:
-        return None
+    with folder_for(command) as folder:
+        process = start_limited([*command, "--version"], CompileLimits(seconds, 0), folder)
+        answer = output_of(process, seconds)
     if answer is None:
         return CompilerTooSlow(compiler=command[0], seconds=seconds, work="telling its version")
     if "clang" not in answer.lower():

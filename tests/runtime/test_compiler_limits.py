@@ -16,7 +16,7 @@ import torch
 import kiln
 from kiln.build import limits
 from kiln.build.limits import CompileLimits, CompilerOutOfMemory, CompilerTooSlow, end_group, output_of, start_limited
-from kiln.build.toolchain import toolchain
+from kiln.build.toolchain import asked_toolchain
 from kiln.build.triton_workers import Workers
 from kiln.pipeline.session import KilnWarning
 
@@ -29,7 +29,7 @@ FakeCompiler = Callable[[str], Path]
 @pytest.fixture
 def fake_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCompiler]:
     """Installs a script as g++; returns the file to which it writes its process ids."""
-    toolchain.cache_clear()
+    asked_toolchain.cache_clear()
 
     def install(script: str) -> Path:
         (tmp_path / "bin").mkdir()
@@ -40,7 +40,7 @@ def fake_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[F
         return pids
 
     yield install
-    toolchain.cache_clear()
+    asked_toolchain.cache_clear()
 
 
 def assert_eager(code: str, folder: Path, **options: Any) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -14,15 +16,15 @@ from torch.nn import functional as F
 
 import kiln
 from kiln.build import toolchain as compilers
-from kiln.build.toolchain import CLANG_HEADER, compiler_command, compiler_file, toolchain
+from kiln.build.toolchain import CLANG_HEADER, asked_toolchain, compiler_command, compiler_file, toolchain
 
 
 @pytest.fixture(autouse=True)
 def ask_again() -> Iterator[None]:
-    for cached in (toolchain, compiler_file):
+    for cached in (asked_toolchain, compiler_file):
         cached.cache_clear()
     yield
-    for cached in (toolchain, compiler_file):
+    for cached in (asked_toolchain, compiler_file):
         cached.cache_clear()
 
 
@@ -53,10 +55,23 @@ def test_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert compiler_command() == (path,)
 
 
+def test_a_failed_start_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", str(program(tmp_path, "mine", "g++ 12")))
+    asked_toolchain.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(compilers, "start_limited", no_memory)
+        assert toolchain() is None
+    assert toolchain() is toolchain() is not None
+
+
+def no_memory(*arguments: object) -> NoReturn:
+    raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+
 def test_options_and_key_follow_the_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = set()
     for says, is_clang in (("g++ 12", False), ("g++ 13", False), ("clang version 22", True)):
-        toolchain.cache_clear()
+        asked_toolchain.cache_clear()
         monkeypatch.setenv("CXX", str(program(tmp_path, "mine", says)))
         found = toolchain()
         assert isinstance(found, compilers.Toolchain)
@@ -70,7 +85,7 @@ def test_arguments_of_the_compiler_are_in_both_keys(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("PATH", str(tmp_path))
 
     def keys(command: str) -> tuple[str, str]:
-        toolchain.cache_clear()
+        asked_toolchain.cache_clear()
         compiler_file.cache_clear()
         monkeypatch.setenv("CXX", command)
         found = toolchain()
@@ -105,7 +120,7 @@ def many_kernels(x: Tensor, at: Tensor) -> list[Tensor]:
 
 
 def results(arguments: tuple[Tensor, Tensor], folder: Path) -> list[Tensor]:
-    toolchain.cache_clear()
+    asked_toolchain.cache_clear()
     compiled = kiln.compile(many_kernels, options={"cache": False, "cache_dir": str(folder)})
     made = compiled(*arguments)
     assert kiln.report_of(compiled).eager == 0
