@@ -36,6 +36,16 @@ BODIES = {
     "variable of the enclosing function that is not set": (
         "if i0 < 0: i5 = 1\n    def g(t9): return t9.tolist() and i5\n    g(t0)"
     ),
+    "bytearray": (
+        "q = bytearray(b'ab'); q.append(i0); q += b'xy'; q[0:1] = q * 2; q.extend([1, 2]); del q[1]\n    "
+        "l0.append((bytes(q), q.find(b'x'), list(q), b'x' in q, q == bytes(q), b'-' + q, q.upper(), q[-1]))\n    "
+        "d0['q'] = q"
+    ),
+    "errors of a bytearray": (
+        "for v in (-1, 256, 'a', None):\n        try: bytearray([1]).append(v)\n"
+        "        except Exception as e: l0.append((type(e).__name__, e.args))"
+    ),
+    "bytearray behind a break": "q = bytearray(3); q[1] = 7; print(len(q)); q.pop(); l0.append(q)",
     "surplus arguments": "try: len(l0, l0)\n    except TypeError as e: l0.append(e.args)",
     "surplus arguments of a method": "try: d0.get(1, 2, 3)\n    except TypeError as e: l0.append(e.args)",
     "missing arguments of a method": "try: l0.count()\n    except TypeError as e: l0.append(e.args)",

@@ -31,6 +31,7 @@ from kiln.capture.interpreter.breaks import (
 )
 from kiln.capture.interpreter.builtins import (
     autograd_function,
+    byte_arrays,
     callable_objects,
     checkpoint,
     class_statements,
@@ -96,7 +97,18 @@ from kiln.symbolic import DataDependentSize, NoHint
 __all__ = ["Capture", "Region", "capture_frame"]
 
 REGISTERED = (
-    *(autograd_function, builtin, callable_objects, checkpoint, class_statements, classes, constant, context, copying),
+    *(
+        autograd_function,
+        builtin,
+        byte_arrays,
+        callable_objects,
+        checkpoint,
+        class_statements,
+        classes,
+        constant,
+        context,
+        copying,
+    ),
     *(dataclass_fields, deques, descriptors, function_transforms, functions, legacy_tensors, logger, math_functions),
     *(methods, module, numpy_constants, objects, polyfilled, tensor),
     *(build, control, match, operators, stack),
