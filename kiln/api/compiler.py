@@ -18,6 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from kiln.api.arguments import check_arguments, check_callable
+from kiln.api.break_cost import break_seconds
 from kiln.api.module import MARK, compile_module, disabled_module
 from kiln.api.pickling import register_pickling
 from kiln.api.shared_sessions import SharedDispatchers
@@ -260,8 +261,8 @@ def explain(
     """`kiln.explain(fn)(*args, **kwargs)` compiles `fn`, calls it once and returns the report.
 
     The report says what was compiled, what runs eager, what was compiled again and where the graph breaks, each with
-    its reason and advice; `.to_json()` gives all of it. The arguments are those of `kiln.compile`. What equal modules
-    have compiled is not used: the report is about this call alone.
+    its reason, advice and cost; `.to_json()` gives all of it. The arguments are those of `kiln.compile`. What equal
+    modules have compiled is not used: the report is about this call alone.
     """
     chosen, found = check_arguments(fullgraph, dynamic, backend, mode, options, disable=False)
     switched_off(chosen)
@@ -270,7 +271,10 @@ def explain(
 
     def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Report:
         compiled(*args, **kwargs)
-        return report_of(compiled)
+        report = report_of(compiled)
+        if report.breaks:
+            report.break_seconds = break_seconds()
+        return report
 
     return call
 

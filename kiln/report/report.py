@@ -100,6 +100,8 @@ class Report:
     """Why loops are not one kernel, program by program; the texts are made when they are read."""
     notes: list[str] = field(default_factory=list)
     breaks: list[Break] = field(default_factory=list)
+    break_seconds: float | None = None
+    """What a break costs whenever it is reached; None where that was not measured."""
     eager_reasons: Counter[Break] = field(default_factory=Counter)
     """Why calls ran eager -> how often that was said: one reason may hold for every call."""
     recompiles: list[Recompile] = field(default_factory=list)
@@ -138,6 +140,8 @@ class Report:
         breaks = [found for found in self.breaks if (found.code, found.reason) not in eager]
         lines += section("eager", self.eager_reasons) + section("recompiled", Counter(self.recompiles))
         lines += section("break", Counter(breaks))
+        if breaks and self.break_seconds is not None:
+            lines.append(f"a break costs about {self.break_seconds * 1e6:.1f} us whenever it is reached")
         notes = Counter(self.notes)
         lines += [f"{note} (x{times})" if times > 1 else note for note, times in notes.most_common(SHOWN)]
         if len(notes) > SHOWN:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -68,7 +69,29 @@ def with_calls(x: Tensor, rounds: int) -> Tensor:
     return x
 
 
-LOOPS = [counted, conditional, with_iterators, with_handlers, with_calls]
+def chained(x: Tensor, rounds: int) -> Tensor:
+    for number in itertools.chain(range(rounds - 1), [rounds - 1]):
+        note(number)
+        x = x + number
+    return x
+
+
+def until(x: Tensor, rounds: int) -> Tensor:
+    numbers = iter(range(rounds))
+    for number in iter(lambda: next(numbers), rounds - 1):
+        note(number)
+        x = x * 0.5 + 1
+    note(rounds - 1)
+    return x
+
+
+def read_as_a_number(x: Tensor, rounds: int) -> Tensor:
+    while x.sum().item() < rounds - 0.5:
+        x = x + 0.5
+    return x
+
+
+LOOPS = [counted, conditional, with_iterators, with_handlers, with_calls, chained, until, read_as_a_number]
 
 
 @pytest.mark.parametrize("function", LOOPS)
@@ -166,3 +189,15 @@ def test_one_helper_at_many_places_is_no_loop() -> None:
     compiled, x = kiln.compile(function), torch.ones(2)
     torch.testing.assert_close(compiled(x), function(x))
     assert kiln.report_of(compiled).eager == 0
+
+
+def test_explain_prints_what_a_break_costs() -> None:
+    def function(x: Tensor) -> Tensor:
+        note(0)
+        return x + 1
+
+    report = kiln.explain(function, backend=eager_backend)(torch.ones(2))
+    assert report.break_seconds is not None and 0 < report.break_seconds < 1e-3
+    assert report.text().endswith(f"a break costs about {report.break_seconds * 1e6:.1f} us whenever it is reached")
+    whole = kiln.explain(lambda x: x + 1, backend=eager_backend)(torch.ones(2))
+    assert whole.break_seconds is None and "us whenever" not in whole.text()

@@ -154,6 +154,13 @@ class DebuggerCall(GraphBreak):
     try_ = ("remove the call",)
 
 
+class IteratorInPython(GraphBreak):
+    code = "KILN1015"
+    what = "the next item of a {type} is taken in Python"
+    why = "the iterator lived over an earlier graph break, or was made outside of the compiled function"
+    try_ = ("remove the other breaks in the body of the loop", "iterate over a list or a tuple")
+
+
 @final
 @dataclass(frozen=True)
 class PastStep:

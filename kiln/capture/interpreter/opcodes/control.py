@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterable
 
-from kiln.capture.interpreter.breaks import Raised, UnsupportedOpcode
+from kiln.capture.interpreter.breaks import IteratorInPython, Raised, UnsupportedOpcode
 from kiln.capture.interpreter.core import PUSH, Args, CaptureState, Kwargs, Value, handles
 from kiln.capture.interpreter.frame import SymbolicFrame, argument, argument_plus, opcode, running_frame
 from kiln.capture.interpreter.operations import exception_matches, same, truth_value
@@ -17,6 +19,24 @@ from kiln.capture.interpreter.variables.object import Traceback
 from kiln.capture.interpreter.variables.sequence import Tuple, all_items
 
 NONE = Constant(None)
+ITERABLES: tuple[Iterable[object], ...] = (
+    [],
+    (),
+    range(0),
+    range(1 << 99),
+    "",
+    b"",
+    {},
+    {}.values(),
+    {}.items(),
+    set(),
+)
+BUILTIN_ITERATORS: tuple[type, ...] = (
+    *(enumerate, zip, map, filter, reversed, itertools.chain, types.GeneratorType),
+    *(type(iter(iterable)) for iterable in ITERABLES),
+    *(type(reversed([])), type(reversed({})), type(reversed({}.values())), type(reversed({}.items()))),
+)
+"""Iterators whose state cannot be seen: no guard could be made on what they yield."""
 
 
 @opcode("JUMP")
@@ -63,6 +83,8 @@ def get_iter(frame: SymbolicFrame, arg: int) -> None:
 def for_iter(frame: SymbolicFrame, target: int) -> None:
     iterator = frame.stack[-1]
     assert iterator is not None
+    if isinstance(iterator.real(), BUILTIN_ITERATORS):
+        raise IteratorInPython(type=iterator.type_name())
     item = iterator.next(frame.state)
     if item is not None:
         frame.stack.append(item)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import final
 
 from kiln.capture.interpreter.breaks import PastStep, Raised, UnsupportedValue
@@ -225,7 +225,13 @@ def chained(iterables: Value) -> Lazy:
                 return item
             current.clear()
 
-    return Lazy(itertools.chain, step)
+    return Lazy(itertools.chain, step, lambda: [*current, iterables], chain_from)
+
+
+def chain_from(*iterators: Iterator[Iterable[object]]) -> Iterator[object]:
+    """Called by transformed code: the rest of the current iterator, if there is one, then of those that follow."""
+    *current, following = iterators
+    return itertools.chain(*current, itertools.chain.from_iterable(following))
 
 
 def called_until(function: Value, sentinel: Value, same: Callable[[CaptureState, Value, Value], bool]) -> Lazy:
@@ -233,9 +239,13 @@ def called_until(function: Value, sentinel: Value, same: Callable[[CaptureState,
 
     def step(s: CaptureState) -> Value | None:
         item = function.call(s, [], {})
-        return None if same(s, item, sentinel) else item
+        if not same(s, item, sentinel):
+            return item
+        made.parts = None
+        return None
 
-    return Lazy(type(iter(int, 1)), step)
+    made = Lazy(type(iter(int, 1)), step, lambda: [function, sentinel], iter)
+    return made
 
 
 def make_generator(function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
