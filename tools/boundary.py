@@ -41,6 +41,8 @@ def names_used(nodes: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
             yield node.lineno, text_of(node.slice, constants)
         elif isinstance(node, ast.Call) and ast.unparse(node.func) == "sys.modules.get":
             yield node.lineno, text_of(node.args[0], constants)
+        elif isinstance(node, ast.Compare) and ast.unparse(node.comparators[-1]) == "sys.modules":
+            yield node.lineno, text_of(node.left, constants)
 
 
 def text_of(node: ast.expr, constants: Mapping[str, str]) -> str:
@@ -50,10 +52,12 @@ def text_of(node: ast.expr, constants: Mapping[str, str]) -> str:
 
 
 def named_strings(nodes: Sequence[ast.AST]) -> Iterator[tuple[str, str]]:
-    """(name, text) of `name = "text"`."""
+    """(name, text) of `name = "text"` and `name: str = "text"`."""
     for node in nodes:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield from ((ast.unparse(target), node.value.value) for target in node.targets)
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if isinstance(node.value.value, str):
+                yield from ((ast.unparse(target), node.value.value) for target in targets)
 
 
 def is_import(function: ast.expr) -> bool:

@@ -41,7 +41,7 @@ kiln/backends               other compilers behind the same capture
 kiln/debug                  bisect: the stage, the switch and the smallest graph that differ from eager
 kiln/programs               kiln.export: whole programs, their signature and constraints, files
 kiln/native                 the two C++ modules: stubs
-kiln/cli                    python -m kiln: demo, bench, doctor
+kiln/cli                    python -m kiln: bisect, demo, run, bench
 csrc/frames                 C++: dispatchers, guard checks, frame hook
 csrc/executor               C++: plan executor, launches, memory pool, autograd node
 """

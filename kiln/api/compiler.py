@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import types
 import weakref
 from collections.abc import Callable, Mapping
@@ -32,6 +31,7 @@ from kiln.support.compiling import is_compiling
 from kiln.support.events import Event, EventSink
 from kiln.support.options import Options
 from kiln.support.target import host_cpu
+from kiln.support.torch_settings import is_torch_compiler_loaded
 
 REPORTS: WeakKeyDictionary[CompileSession, Report] = WeakKeyDictionary()
 """The report of each live session."""
@@ -301,7 +301,7 @@ def follow_torch_reset() -> None:
     @functools.wraps(torch_reset)
     def reset_both() -> None:
         reset()
-        if "torch._dynamo" in sys.modules:  # else torch has compiled nothing, and would be loaded for it
+        if is_torch_compiler_loaded():  # else torch has compiled nothing, and would be loaded for it
             torch_reset()
 
     torch.compiler.reset = reset_both

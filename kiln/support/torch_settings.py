@@ -53,6 +53,11 @@ def changed_settings() -> Iterator[tuple[str, object]]:
             yield name, getattr(config, name)
 
 
+def is_torch_compiler_loaded() -> bool:
+    """Whether the program has loaded torch's compiler."""
+    return "torch._dynamo" in sys.modules
+
+
 def warn_of_settings() -> None:
     """One warning for each changed setting, once per process."""
     for name, value in changed_settings():

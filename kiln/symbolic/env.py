@@ -144,15 +144,18 @@ class ShapeEnv:
         found = self._values.get(value)
         if found is None:
             if not self.has_hint(value):
-                raise NoHint(value=value, symbols=self._data_symbols(value))
+                unknown = self._data_symbols(value)
+                raise NoHint(value=value, symbols=", ".join(map(str, unknown)), unknown=unknown)
             simpler = value
             if any(symbol not in self._hints for symbol in value.free_symbols()):
                 simpler = self._facts.simplify(value)  # type: ignore[assignment]
             found = self._values[value] = evaluate(simpler, self._hints)
         return found
 
-    def _data_symbols(self, value: Expr | Relation) -> str:
-        return ", ".join(sorted(str(symbol) for symbol in self._inputs(value) if symbol not in self._hints))
+    def _data_symbols(self, value: Expr | Relation) -> tuple[Symbol, ...]:
+        """The sizes without a number that `value` depends on, in the order in which they were made."""
+        found = frozenset(self._inputs(value))
+        return tuple([symbol for symbol in self.unbacked if symbol in found and symbol not in self._hints])
 
     def simplify(self, value: Int) -> Int:
         """The shortest form under all decisions so far."""
@@ -173,7 +176,9 @@ class ShapeEnv:
         if not self.has_hint(relation):
             answer = self._prover(relation, self) if self._prover else None
             if answer is None:
-                raise DataDependentSize(at=where, relation=relation, symbols=self._data_symbols(relation))
+                unknown = self._data_symbols(relation)
+                symbols = ", ".join(map(str, unknown))
+                raise DataDependentSize(at=where, relation=relation, symbols=symbols, unknown=unknown)
             return answer
         answer = self._holds(relation)
         self._record(self._guards, relation if answer else relation.negate(), where)

@@ -238,7 +238,7 @@ def specialise_real(env: ShapeEnv, value: Int | float | Real | Given, where: Loc
 def number_of(given: Given) -> float:
     """Its number in this call. Raises KILN2102 if it depends on data."""
     if given.number is None:
-        raise NoHint(value=given, symbols=given.name)
+        raise NoHint(value=given, symbols=given.name, unknown=(given,))
     return given.number
 
 

@@ -27,3 +27,8 @@ def test_form_of_an_area(area: str) -> None:
         starts = [line.split(" ")[0] for line in lines if line.startswith("**")]
         assert tuple(starts) == PARTS and lines[0].startswith(PARTS[0]), title
     assert dates == sorted(dates, reverse=True)
+
+
+def test_titles_are_unique() -> None:
+    titles = re.findall(r"(?m)^### \S+ (.*)$", PAGE.read_text())
+    assert len(titles) == len(set(titles))

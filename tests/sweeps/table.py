@@ -1,10 +1,9 @@
 """What sweeps found, counted: a table of shares by mode, then what is to be listed.
 
-                   right  native  fallback  metadata   wrong  lost  errors  internal  crash   of
-forward           100.0%   97.1%      2.5%      0.4%    0.0%  0.0%    0.0%      0.0%   0.0%  6121
-gradient           99.9%   ...
-...
-fallback KILN2001 ...: 12 (aminmax, ...)
+    python -m tests.sweeps table found.jsonl
+
+A row has the columns of `COLUMNS`, as shares of the runs of a mode, and the number of runs. Below stand the findings by
+kind, and the codes of fallbacks with their ops.
 """
 
 from __future__ import annotations

@@ -303,3 +303,14 @@ def test_random_guards_hold_and_imply_what_was_decided() -> None:
                 assert eval(text, {"min": min, "max": max}, dict(values)) == answer, (asked, env.guards, point)
             for value in map(parse_int, parts):
                 assert evaluate(env.simplify(value), values) == evaluate(value, values)
+
+
+def test_sizes_without_a_number_are_named_in_the_order_in_which_they_were_made():
+    env = ShapeEnv()
+    made = [env.create_unbacked() for _ in range(11)]
+    with pytest.raises(NoHint, match="u2, u10") as caught:
+        env.hint(made[10] + made[2])
+    assert caught.value.details["unknown"] == (made[2], made[10])
+    with pytest.raises(DataDependentSize) as refused:
+        env.decide(rel_eq(made[10], made[2]))
+    assert refused.value.details["unknown"] == (made[2], made[10])

@@ -113,6 +113,9 @@ def test_pass_lists(tool: Any) -> None:
         "sys.modules['torch.export']",
         "sys.modules.get('torch._dynamo')",
         "NAME = 'torch._dynamo.config'; sys.modules.get(NAME)",
+        "NAME: Final = 'torch._dynamo.config'; sys.modules[NAME]",
+        "'torch._dynamo' in sys.modules",
+        "NAME: str = 'torch._dynamo'; NAME not in sys.modules",
     ],
 )
 def test_boundary(tool: Any, line: str) -> None:

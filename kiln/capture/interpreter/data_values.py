@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import CodeType
-from typing import final
+from typing import cast, final
 
 import torch
 
@@ -67,8 +67,8 @@ class DataValues:
     """The numbers of one capture that depend on data."""
 
     numbers: dict[Symbol | Given, DataNumber] = field(default_factory=dict)
-    steps: dict[str, tuple[Instruction, PastStep]] = field(default_factory=dict)
-    """Where each was made, by name."""
+    steps: dict[Symbol | Given, tuple[Instruction, PastStep]] = field(default_factory=dict)
+    """Where each was made."""
     assumptions: list[Assumption] = field(default_factory=list)
     speculated: dict[Node, torch.Tensor] = field(default_factory=dict)
 
@@ -99,23 +99,20 @@ def number_made(s: CaptureState, number: Symbol | Given, tensor: Value, fake: to
     frame, found = running_frame(s), s.part(DataValues)
     step = past_step(frame)
     found.numbers[number] = DataNumber(tensor, dim, s.recorder.node_of(fake), step)
-    found.steps[str(number)] = (frame.code, frame.at), step
+    found.steps[number] = (frame.code, frame.at), step
 
 
 def number_hidden(s: CaptureState, symbol: Symbol) -> None:
     """Note that the current instruction made a number that is no result, such as the offset of `x[i]`."""
     frame = running_frame(s)
-    s.part(DataValues).steps[str(symbol)] = (frame.code, frame.at), past_step(frame)
+    s.part(DataValues).steps[symbol] = (frame.code, frame.at), past_step(frame)
 
 
 def value_needed(s: CaptureState, error: KilnError) -> ValueNeeded | None:
     """For an error about numbers without a value: where the first of them was made."""
-    names = str(error.details.get("symbols", "")).split(", ")
     found = s.part(DataValues).steps
-    for name in names:
-        if name in found:
-            return ValueNeeded(*found[name])
-    return None
+    unknown = cast(tuple[Symbol | Given, ...], error.details.get("unknown", ()))
+    return next((ValueNeeded(*found[number]) for number in unknown if number in found), None)
 
 
 def speculated_value(s: CaptureState, fake: torch.Tensor) -> torch.Tensor | None:
@@ -180,8 +177,8 @@ def refuse_unchecked(s: CaptureState, graph: Graph) -> None:
             raise data_dependent(assumption.step, "an assertion on values")
     for check in s.recorder.env.checks if runs_once else ():
         for symbol in check.relation.free_symbols():
-            if str(symbol) in found.steps:
-                raise ValueNeeded(*found.steps[str(symbol)])
+            if symbol in found.steps:
+                raise ValueNeeded(*found.steps[symbol])
 
 
 def calls_opaque(graph: Graph) -> bool:

@@ -21,7 +21,7 @@ from kiln.loops.codegen.printed_kernel import PrintedKernel
 from kiln.loops.kernel.analyses import launch_grain, launch_units
 from kiln.loops.kernel.kernel import KernelIR
 from kiln.loops.kernel.launches.program import Allocation, KernelLaunch, KernelProgram
-from kiln.loops.program.nodes import Buffer, BufferArg, Extern, LoopOutput
+from kiln.loops.program.nodes import LOCAL_SCALAR, Buffer, BufferArg, Extern, LoopOutput
 from kiln.plan import steps
 from kiln.plan.plan import Plan, PlanInput, PlanOutput, Ref, Slot, Step, SymbolBinding
 from kiln.support.errors import KilnError
@@ -275,6 +275,6 @@ SPECIAL: dict[str, Callable[[_PlanWriter, Extern], None]] = {
     "kiln.view": _view,
     "kiln.random_seed": _random_seed,
     "kiln.assert": _assert,
-    "kiln.local_scalar": _local_scalar,
+    LOCAL_SCALAR: _local_scalar,
 }
 """Targets of extern steps that are not ATen overloads."""

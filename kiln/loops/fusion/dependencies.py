@@ -8,16 +8,13 @@ What uses a number that the host reads comes after all reads in front of it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 from kiln.loops.fusion.group import Group
-from kiln.loops.program.analyses import kept_buffers, memory_of, reads, written
-from kiln.loops.program.nodes import Buffer, Extern, LoopNode, LoopProgram
-from kiln.symbolic import Expr, Symbol
-
-HOST_READ = "kiln.local_scalar"
+from kiln.loops.program.analyses import kept_buffers, memory_of, reads, symbols_read, symbols_used, written
+from kiln.loops.program.nodes import Buffer, LoopNode, LoopProgram
+from kiln.symbolic import Symbol
 
 
 @final
@@ -31,27 +28,13 @@ class HostNumbers:
 
 def host_numbers(program: LoopProgram) -> frozenset[Symbol]:
     """The numbers that the host reads while the region runs."""
-    reading = [node for node in program.nodes if isinstance(node, Extern) and node.target == HOST_READ]
-    return frozenset(symbol for node in reading for symbol in symbols_in(node.args[2]))
+    return frozenset(symbol for node in program.nodes for symbol in symbols_read(node))
 
 
 def numbers_of(node: LoopNode, buffers: dict[str, Buffer], host: frozenset[Symbol]) -> HostNumbers:
     """Whether `node` and the buffers that it accesses depend on the numbers `host`."""
-    reads_one = isinstance(node, Extern) and node.target == HOST_READ
     specs = [buffers[name].spec for name in (*written(node), *(access.buffer for access in reads(node)))]
-    return HostNumbers(reads_one, not host.isdisjoint(symbols_in((node, *specs))))
-
-
-def symbols_in(value: object) -> Iterator[Symbol]:
-    """The symbols anywhere in a node."""
-    if isinstance(value, Expr):
-        yield from value.free_symbols()
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from symbols_in(part)
-    elif is_dataclass(value):
-        for part in fields(value):
-            yield from symbols_in(getattr(value, part.name))
+    return HostNumbers(bool(symbols_read(node)), not host.isdisjoint(symbols_used((node, *specs))))
 
 
 @final

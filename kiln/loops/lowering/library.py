@@ -17,7 +17,7 @@ from kiln.graph.prims.table import Kind
 from kiln.loops.lowering.column import STATEMENT
 from kiln.loops.lowering.errors import NoLowering
 from kiln.loops.lowering.lower import Lowering, origin_text
-from kiln.loops.program.nodes import Buffer, BufferArg, Extern
+from kiln.loops.program.nodes import LOCAL_SCALAR, Buffer, BufferArg, Extern
 from kiln.symbolic import Expr
 from kiln.tensor.spec import ScalarSpec, TensorSpec
 
@@ -135,7 +135,7 @@ def local_scalar(lowering: Lowering, node: Node) -> None:
     if not isinstance(spec, ScalarSpec) or spec.value is None:
         raise NoLowering(op="local_scalar", problem=f"its result {spec} has no symbol")
     args = (lowering.argument(node.inputs[0]), spec.kind.__name__, spec.value, node.attrs["checks"])
-    lowering.emit(Extern((), "kiln.local_scalar", args, origin=origin_text(node)))
+    lowering.emit(Extern((), LOCAL_SCALAR, args, origin=origin_text(node)))
 
 
 @STATEMENT("cond", "while_loop", "region")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 
 import torch
 
 from kiln.loops.body.analyses import BufferAccess, accesses
 from kiln.loops.body.indexing import Axis
-from kiln.loops.program.nodes import Buffer, BufferArg, Extern, LoopNode, LoopProgram, Reduction, Scatter
+from kiln.loops.program.nodes import LOCAL_SCALAR, Buffer, BufferArg, Extern, LoopNode, LoopProgram, Reduction, Scatter
+from kiln.symbolic import Expr, Symbol
 
 
 def reads(node: LoopNode) -> tuple[BufferAccess, ...]:
@@ -29,6 +31,26 @@ def _buffers_in(value: object) -> Iterable[BufferArg]:
     elif isinstance(value, tuple | list):
         for item in value:
             yield from _buffers_in(item)
+
+
+def symbols_read(node: LoopNode) -> frozenset[Symbol]:
+    """The numbers that the host reads at `node`."""
+    if not isinstance(node, Extern) or node.target != LOCAL_SCALAR:
+        return frozenset()
+    _, _, read, _ = node.args
+    return frozenset(symbols_used(read))
+
+
+def symbols_used(value: object) -> Iterator[Symbol]:
+    """The symbols anywhere in a node."""
+    if isinstance(value, Expr):
+        yield from value.free_symbols()
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from symbols_used(part)
+    elif is_dataclass(value):
+        for part in fields(value):
+            yield from symbols_used(getattr(value, part.name))
 
 
 def written(node: LoopNode) -> tuple[str, ...]:

@@ -151,7 +151,7 @@ OWN_STEPS: Mapping[str, Callable[[nodes.Extern, Memory], None]] = {
     "kiln.view": _empty,
     "kiln.random_seed": _random_seed,
     "kiln.assert": _assert,
-    "kiln.local_scalar": _local_scalar,
+    nodes.LOCAL_SCALAR: _local_scalar,
 }
 """Targets of `Extern` that are not ATen overloads."""
 

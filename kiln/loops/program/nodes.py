@@ -123,6 +123,9 @@ class BufferArg:
     spec: TensorSpec | None = None
 
 
+LOCAL_SCALAR = "kiln.local_scalar"
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Extern:
@@ -135,7 +138,7 @@ class Extern:
         "kiln.view"          outs[0] is its base under another layout
         "kiln.random_seed"   outs[0] is int64[2] (seed, offset); args = (device, increment)
         "kiln.assert"        args = (buffer, message)
-        "kiln.local_scalar"  args = (buffer, kind, symbol, checks)
+        LOCAL_SCALAR         args = (buffer, kind, symbol, checks): the host reads a number
     """
 
     outs: tuple[Buffer | None, ...]
