@@ -46,6 +46,7 @@ from kiln.capture.interpreter.builtins import (
     methods,
     numpy_constants,
     polyfilled,
+    tensor_hooks,
 )
 from kiln.capture.interpreter.builtins.function_transforms import close_levels
 from kiln.capture.interpreter.builtins.torch_functions import drop_unchanged_modes, restore_modes
@@ -112,6 +113,7 @@ REGISTERED = (
     *(dataclass_fields, deques, descriptors, function_transforms, functions, legacy_tensors, logger, math_functions),
     *(methods, module, numpy_constants, objects, polyfilled, tensor),
     *(build, control, match, operators, stack),
+    tensor_hooks,
 )
 """Importing these modules fills the tables of handlers."""
 
@@ -420,6 +422,7 @@ def finish(
         refuse_unchecked(s, trace.graph)
         refuse_own_leaves(s, trace)
         refuse_shared_history(s, trace)
+        make_final_checks(s, writer.outputs)
         region = callbacks.compile_region(recorder, trace)
         regions.append(Region(trace, region))
         collect = bound_sources(trace, prologue)
@@ -492,6 +495,13 @@ def refuse_own_leaves(s: CaptureState, trace: Trace) -> None:
     own = [step for leaf, step in s.part(RegionInputs).leaves if leaf.requires_grad and leaf.is_leaf]
     if own and trace.needs_grad:
         break_before(own[0], "requires_grad_", "results of the region have gradients for what it makes")
+
+
+def make_final_checks(s: CaptureState, outputs: list[FakeTensor]) -> None:
+    """Break before a call that turns out not to belong in the region."""
+    for check in s.part(RegionInputs).final_checks:
+        if why := check.ask(outputs):
+            break_before(check.step, check.function, why)
 
 
 def refuse_shared_history(s: CaptureState, trace: Trace) -> None:

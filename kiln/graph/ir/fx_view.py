@@ -24,7 +24,7 @@ from kiln.graph.ir.fx_sizes import FxSizes
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.interpret import fill_template
 from kiln.graph.ir.node import Node
-from kiln.plan.overloads import find_overload
+from kiln.plan.overloads import find_overload, written_arguments
 from kiln.symbolic import Expr, Symbol
 from kiln.symbolic.relation import relate
 from kiln.symbolic.values import Real
@@ -92,8 +92,13 @@ class _FxView:
             case "aten" | "opaque":
                 args = tuple([fill_template(part, inputs, self.sizes.concrete) for part in attrs["args"]])
                 kwargs = {key: fill_template(part, inputs, self.sizes.concrete) for key, part in attrs["kwargs"]}
+                if written := written_arguments(attrs["target"]):
+                    return self.mutating(attrs["target"], args, kwargs, written)
                 return self.fx.call_function(find_overload(attrs["target"]), args, kwargs)
             case "item":
+                if isinstance(inputs[0], tuple):
+                    part: FxArgument = inputs[0][attrs["index"]]
+                    return part
                 return self.fx.call_function(operator.getitem, (inputs[0], attrs["index"]))
             case "constant_tensor":
                 return self.attribute("constant", self.constants[attrs["key"]])
@@ -120,6 +125,27 @@ class _FxView:
             message = f"{relate(kind, difference)} does not hold"
             self.fx.call_function(find_overload("aten._assert_scalar.default"), (holds, message))
         return number
+
+    def mutating(
+        self, target: str, args: tuple[FxArgument, ...], kwargs: dict[str, FxArgument], written: frozenset[int | str]
+    ) -> FxArgument:
+        """Its results, then the copies of arguments that it writes to."""
+        overload, copies = find_overload(target), list[torch.fx.Node]()
+
+        def copied(value: FxArgument) -> FxArgument:
+            if isinstance(value, list | tuple):
+                return [copied(part) for part in value]
+            if not isinstance(value, torch.fx.Node):
+                return value
+            copies.append(self.fx.call_function(find_overload("aten.clone.default"), (value,)))
+            return copies[-1]
+
+        given = tuple([copied(arg) if place in written else arg for place, arg in enumerate(args)])
+        named = {name: copied(arg) if name in written else arg for name, arg in kwargs.items()}
+        made = self.fx.call_function(overload, given, named)
+        count = len(overload._schema.returns)
+        parts = [made] if count == 1 else [self.fx.call_function(operator.getitem, (made, n)) for n in range(count)]
+        return (*parts, *copies)
 
     def attribute(self, prefix: str, value: torch.Tensor) -> torch.fx.Node:
         name = f"_{prefix}_{len(list(self.root.buffers()))}"

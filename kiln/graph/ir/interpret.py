@@ -22,7 +22,7 @@ from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Arg, Argument, Attr, Node
 from kiln.graph.prims.meta import same_strides
 from kiln.graph.prims.table import Kind
-from kiln.plan.overloads import find_overload
+from kiln.plan.overloads import find_overload, written_arguments
 from kiln.symbolic import Expr, Int, Relation, Symbol, evaluate
 from kiln.symbolic.relation import relate
 from kiln.tensor.spec import ScalarSpec, Spec, TensorSpec
@@ -176,8 +176,39 @@ def _run_library(walk: Interpreter, node: Node, inputs: Values) -> RuntimeValue:
     attrs, given = node.attrs, cast(list[object], inputs)
     args = [fill_template(part, given, walk.concrete) for part in attrs["args"]]
     kwargs = {key: fill_template(part, given, walk.concrete) for key, part in attrs["kwargs"]}
-    result: RuntimeValue | list[RuntimeValue] = find_overload(attrs["target"])(*args, **kwargs)
+    overload, written = find_overload(attrs["target"]), written_arguments(attrs["target"])
+    if written:
+        return _run_mutating(overload, args, kwargs, written)
+    result: RuntimeValue | list[RuntimeValue] = overload(*args, **kwargs)
     return tuple(result) if isinstance(result, list) else result
+
+
+def _run_mutating(
+    overload: Callable[..., object], args: list[object], kwargs: dict[str, object], written: frozenset[int | str]
+) -> RuntimeValue:
+    """Its results, then the new values of what it writes to: copies of the arguments."""
+    args = [copied(arg) if place in written else arg for place, arg in enumerate(args)]
+    kwargs = {name: copied(arg) if name in written else arg for name, arg in kwargs.items()}
+    result = overload(*args, **kwargs)
+    results = () if result is None else result if isinstance(result, tuple) else (result,)
+    changed = [*(args[place] for place in range(len(args)) if place in written)]
+    changed += [value for name, value in kwargs.items() if name in written]
+    return cast(RuntimeValue, (*results, *flat(changed)))
+
+
+def copied(value: object) -> object:
+    """A copy of a tensor, or of the tensors in a list."""
+    if isinstance(value, list):
+        return [copied(part) for part in value]
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def flat(values: Iterable[object]) -> list[object]:
+    """The tensors among `values`, and in the lists among them."""
+    found: list[object] = []
+    for value in values:
+        found += flat(value) if isinstance(value, list) else [value] if isinstance(value, torch.Tensor) else []
+    return found
 
 
 def _run_scalar_tensor(walk: Interpreter, node: Node, inputs: Values) -> RuntimeValue:

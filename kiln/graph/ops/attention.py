@@ -85,7 +85,7 @@ def flash_attention(
         fresh(spec, (2,), torch.uint64), scalar(torch.uint64, spec.device), mask,
     )  # fmt: skip
     args = (query, key, value, dropout_p, is_causal, return_debug_mask)
-    made = e.library(f"{SDPA}_flash_attention.default", args, {"scale": scale}, parts, random=dropout_p > 0)
+    made = e.library(f"{SDPA}_flash_attention.default", args, {"scale": scale}, parts, opaque=dropout_p > 0)
     return _with_lengths(made, lengths)
 
 
@@ -101,7 +101,7 @@ def cudnn_attention(
     sums = fresh(spec, (*spec.sizes[:3], 1), torch.float32) if compute_log_sumexp else None
     parts = (preserved(e.oracle, spec) if same else output, sums, None, None, None, None, seed, seed, None)
     args = (query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal, return_debug_mask)
-    made = e.library(f"{SDPA}_cudnn_attention.default", args, {"scale": scale}, parts, random=dropout_p > 0)
+    made = e.library(f"{SDPA}_cudnn_attention.default", args, {"scale": scale}, parts, opaque=dropout_p > 0)
     return _with_lengths(made, lengths)
 
 
@@ -128,7 +128,7 @@ def efficient_attention(
         fresh(spec, (batch, heads, rows), torch.float32), scalar(torch.int64, CPU), scalar(torch.int64, CPU),
     )  # fmt: skip
     args = (query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal)
-    return e.library(f"{SDPA}_efficient_attention.default", args, {"scale": scale}, parts, random=dropout_p > 0)
+    return e.library(f"{SDPA}_efficient_attention.default", args, {"scale": scale}, parts, opaque=dropout_p > 0)
 
 
 @library("_scaled_dot_product_flash_attention_backward.default", "_scaled_dot_product_cudnn_attention_backward.default")

@@ -117,7 +117,7 @@ def recorded_call(name: str, rule: Decomposition, *, random: bool = False) -> De
         tensors = [*specs_in(spec), *[value.spec for value in values if isinstance(value, Node)]]
         if not random and not any(is_inexact(value) for value in tensors):
             return results
-        return e.library(name, args, kwargs, spec, random=random)
+        return e.library(name, args, kwargs, spec, opaque=random)
 
     return recorded
 

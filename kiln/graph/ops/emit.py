@@ -126,25 +126,25 @@ class Emit(Builder):
 
     @overload
     def library(
-        self, target: str, args: Arguments, kwargs: NamedArguments, spec: TensorSpec, *, random: bool = False
+        self, target: str, args: Arguments, kwargs: NamedArguments, spec: TensorSpec, *, opaque: bool = False
     ) -> Node: ...
     @overload
     def library(
-        self, target: str, args: Arguments, kwargs: NamedArguments, spec: Parts, *, random: bool = False
+        self, target: str, args: Arguments, kwargs: NamedArguments, spec: Parts, *, opaque: bool = False
     ) -> tuple[Node | None, ...]: ...
     @overload
     def library(
-        self, target: str, args: Arguments, kwargs: NamedArguments, spec: Spec, *, random: bool = False
+        self, target: str, args: Arguments, kwargs: NamedArguments, spec: Spec, *, opaque: bool = False
     ) -> Node | tuple[Node | None, ...]: ...
     def library(
-        self, target: str, args: Arguments, kwargs: NamedArguments, spec: Spec, *, random: bool = False
+        self, target: str, args: Arguments, kwargs: NamedArguments, spec: Spec, *, opaque: bool = False
     ) -> Node | tuple[Node | None, ...]:
         """The result of an ATen call, or the tuple of its results (None where it returns no tensor).
 
-        A call that draws random numbers becomes an `opaque` op, which is kept in order.
+        An `opaque` call, such as one that draws random numbers, is kept in order.
         """
         made = self.aten(target, args, kwargs, spec)
-        if random:
+        if opaque:
             self.nodes.pop()
             made = self.add(_ROWS["opaque"], made.inputs, dict(made.attrs), spec)
         if not isinstance(spec, tuple):

@@ -11,7 +11,7 @@ from functools import partial
 
 from kiln.graph.ops.emit import Emit
 from kiln.graph.prims.meta import equal, less
-from kiln.symbolic import Int, product
+from kiln.symbolic import Int, product, rel_lt
 from kiln.tensor.spec import TensorSpec
 
 FAR = 2**62
@@ -65,7 +65,7 @@ def wrap_index(e: Emit, index: Int, size: Int, *, strict: bool = False) -> Int:
     inside = index
     if less(e.oracle, index, 0):
         inside = index + size
-    if strict and (less(e.oracle, inside, 0) or not less(e.oracle, inside, size)):
+    if strict and (less(e.oracle, inside, 0) or not e.oracle.expect(rel_lt(inside, size))):
         raise IndexError(f"index {index} is out of bounds for dimension of size {size}")
     return inside
 

@@ -4,7 +4,8 @@
     aten.linalg_qr(x: f32[4, 4])    run the real op once on a matrix of these sizes; its results give the specs
 
 A probe specialises symbolic sizes (each adds a guard). Ops that draw random numbers are kept in order (`opaque`).
-Ops with data-dependent results, and those that write to their arguments, are not probed.
+Ops with data-dependent results, and those that write to their arguments, are not probed. The latter are recorded as
+calls on copies (`mutating.py`).
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from torch._library.simple_registry import singleton as registered_ops
 from torch._ops import OpOverload
 
 from kiln.graph.ir.node import Node
-from kiln.graph.ops.breaks import DataDependentOp, UnsupportedMutation, UnsupportedOp
+from kiln.graph.ops.breaks import DataDependentOp, UnsupportedOp
 from kiln.graph.ops.registry import Results
 from kiln.graph.ops.sizes import same_sizes
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
+from kiln.graph.trace.mutating import mutating_handler
 from kiln.graph.trace.shared_memory import by_storage, refuse_shared_memory
 from kiln.symbolic import Expr
 from kiln.tensor.spec import CPU, ScalarSpec, Spec, TensorSpec
@@ -54,7 +56,7 @@ def fallback_handler(op: OpOverload) -> Handler:
         functional = functional_twin(op)
         if functional is not None:
             return _writing_handler(functional)
-        raise UnsupportedMutation(op=name, reason="it writes to its arguments and has no rule")
+        return mutating_handler(op)
     if any(result.alias_info is not None for result in op._schema.returns):
         raise UnsupportedOp(op=name, reason="its result shares memory with an argument and it has no rule")
     entry = registered_ops.find(op.name().split(".")[0])
@@ -129,7 +131,7 @@ def _calls_others(name: str) -> bool:
 def _record(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs, spec: Spec) -> object:
     values, named = mode.arguments(args, kwargs)
     random = torch.Tag.nondeterministic_seeded in op.tags
-    made = mode.emit.library(str(op), values, named, spec, random=random)
+    made = mode.emit.library(str(op), values, named, spec, opaque=random)
     if not isinstance(spec, tuple):
         return mode.wrap(made)
     parts = zip(spec, cast(Iterable[Node | None], made), strict=True)

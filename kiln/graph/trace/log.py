@@ -13,11 +13,30 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, final
 
+import torch
+
+from kiln.graph.trace.fake import FakeTensor
 from kiln.support.location import Location
 
 CallKind = Literal["function", "method", "getattr", "setstate"]
 Target = Callable[..., object] | str
 NOWHERE = Location("<unknown>", 0)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class RegisterHook:
+    """The target of a call that registers a hook: `(tensor, *captured)`, what the hook reads besides the gradient.
+
+    `on_fake` records what it does to the gradient of a fake; `make(*captured)` is the program's function.
+    """
+
+    on_fake: Callable[[FakeTensor], FakeTensor | None]
+    make: Callable[..., Callable[..., object]]
+    __name__ = "register_hook"
+
+    def __call__(self, tensor: torch.Tensor, *captured: object) -> None:
+        tensor.register_hook(self.on_fake if type(tensor) is FakeTensor else self.make(*captured))  # type: ignore[no-untyped-call]
 
 
 @final

@@ -80,7 +80,7 @@ def refusing_rule(name: str, decomposition: Decomposition) -> Decomposition:
 
 def library_rule(name: str, specs: SpecRule, *, random: bool = False) -> Decomposition:
     def rule(e: Emit, *args: Results, **kwargs: Results) -> Results:
-        return e.library(name, args, kwargs, specs(e, *args, **kwargs), random=random)
+        return e.library(name, args, kwargs, specs(e, *args, **kwargs), opaque=random)
 
     return rule
 

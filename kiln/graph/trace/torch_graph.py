@@ -23,7 +23,7 @@ from torch.fx.node import Argument as FxArgument
 from kiln.graph.ir.fx_module import graph_module
 from kiln.graph.ir.fx_sizes import FxSizes
 from kiln.graph.trace.fake import FakeTensor, is_wrapped
-from kiln.graph.trace.log import TorchCall, leaves
+from kiln.graph.trace.log import RegisterHook, TorchCall, leaves
 from kiln.runtime.eager_replay import SETTERS
 from kiln.symbolic import Expr, Symbol
 from kiln.symbolic.env import ShapeGuard
@@ -195,6 +195,14 @@ def plain_function(target: Callable[..., object]) -> Callable[..., object]:
         isinstance(target, types.BuiltinMethodType) and isinstance(target.__self__, type)
     ):
         name = f"{getattr(target.__self__, '__qualname__', '')}.apply"
+    elif isinstance(target, RegisterHook):
+        make = target.make
+
+        def register_hook(tensor: torch.Tensor, *captured: object) -> object:
+            return tensor.register_hook(make(*captured))  # type: ignore[no-untyped-call]
+
+        register_hook.__module__, register_hook.__qualname__ = "kiln.functions", "register_hook"
+        return register_hook
     else:
         return target
 

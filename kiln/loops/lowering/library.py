@@ -18,6 +18,7 @@ from kiln.loops.lowering.column import STATEMENT
 from kiln.loops.lowering.errors import NoLowering
 from kiln.loops.lowering.lower import Lowering, origin_text
 from kiln.loops.program.nodes import LOCAL_SCALAR, Buffer, BufferArg, Extern
+from kiln.plan.overloads import find_overload, written_arguments
 from kiln.symbolic import Expr
 from kiln.tensor.spec import ScalarSpec, TensorSpec
 
@@ -29,10 +30,47 @@ def aten(lowering: Lowering, node: Node) -> None:
     if node.op.kind not in (Kind.LIBRARY, Kind.EFFECT):
         library(lowering, node)
         return
-    args, kwargs = node.attrs["args"], node.attrs["kwargs"]
+    args, kwargs, target = node.attrs["args"], node.attrs["kwargs"], node.attrs["target"]
     pairs = kwargs.items() if isinstance(kwargs, Mapping) else kwargs
+    if written := written_arguments(target):
+        mutating(lowering, node, enumerate(args), pairs, written)
+        return
     filled = tuple([(name, _filled(lowering, node, value)) for name, value in pairs])
-    call(lowering, node, node.attrs["target"], [_filled(lowering, node, value) for value in args], filled)
+    call(lowering, node, target, [_filled(lowering, node, value) for value in args], filled)
+
+
+def mutating(
+    lowering: Lowering,
+    node: Node,
+    args: Iterable[tuple[int, object]],
+    kwargs: Iterable[tuple[str, object]],
+    written: frozenset[int | str],
+) -> None:
+    """A call that writes to arguments: it gets copies, which are the last of its results."""
+    target = node.attrs["target"]
+    spec = node.spec
+    assert isinstance(spec, tuple)
+    count = len(find_overload(target)._schema.returns)
+    specs, copies = iter(spec[count:]), list[Buffer]()
+
+    def filled(place: int | str, template: object) -> object:
+        if place not in written:
+            return _filled(lowering, node, template)
+        if isinstance(template, tuple | list):
+            return tuple([filled(place, item) for item in template])
+        if not isinstance(template, Arg):
+            return template
+        layout = next(specs)
+        assert isinstance(layout, TensorSpec)
+        copies.append(lowering.store(layout, node.inputs[template.index]))
+        return BufferArg(copies[-1].name)
+
+    given = tuple([filled(place, value) for place, value in args])
+    named = tuple([(name, filled(name, value)) for name, value in kwargs])
+    outs = tuple([lowering.new_buffer(part) if isinstance(part, TensorSpec) else None for part in spec[:count]])
+    lowering.results[node] = (*outs, *copies)
+    names = tuple([copy.name for copy in copies])
+    lowering.emit(Extern(outs, target, given, named, mutates=names, origin=origin_text(node)))
 
 
 def call(lowering: Lowering, node: Node, target: str, args: Iterable[object], kwargs: Kwargs = ()) -> None:

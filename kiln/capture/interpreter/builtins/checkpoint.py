@@ -1,7 +1,8 @@
-"""`torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False)`.
+"""`torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=...)`.
 
 The function is inlined; its torch calls are tagged as a checkpoint, whose intermediate values the partition does not
-save. Random numbers are saved, so that both runs use the same ones.
+save. Random numbers are saved, so that both runs use the same ones. With `use_reentrant=True` the results have
+gradients if and only if one of `args` has: what differs from that breaks the graph.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import torch.utils.checkpoint
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, handles
+from kiln.capture.interpreter.variables.sequence import Tuple
+from kiln.capture.interpreter.variables.tensor import Tensor, here
 
 CHECKPOINT = torch.utils.checkpoint.checkpoint
 NAME = "torch.utils.checkpoint.checkpoint"
@@ -23,11 +26,28 @@ def checkpoint(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     own = {name: kwargs[name] for name in OWN if name in kwargs}
     rest = {name: value for name, value in kwargs.items() if name not in OWN}
     reentrant = own.get("use_reentrant")
-    if reentrant is None or not reentrant.is_constant or reentrant.constant(s) is not False:
-        raise UnsupportedCall(function=NAME, why="only `use_reentrant=False` is supported")
+    if reentrant is None or not reentrant.is_constant or reentrant.constant(s) not in (False, True):
+        raise UnsupportedCall(function=NAME, why="`use_reentrant` is neither True nor False")
     if "context_fn" in own or ("debug" in own and own["debug"].truth(s)):
         raise UnsupportedCall(function=NAME, why="`context_fn` and `debug` act during recomputation")
+    if reentrant.constant(s) and torch.is_grad_enabled():
+        return reentrant_checkpoint(s, args[0], args[1:], rest)
     return tagged(s, args[0], args[1:], rest)
+
+
+def reentrant_checkpoint(s: CaptureState, function: Value, args: Args, kwargs: Kwargs) -> Value:
+    """Breaks where eager would give other results gradients than those that are computed from what has one."""
+    call = here(s)
+    if kwargs or not any(isinstance(arg, Tensor) and arg.fake.requires_grad for arg in args):
+        raise UnsupportedCall(function=NAME, why="with `use_reentrant=True` no argument has a gradient")
+    result = tagged(s, function, args, kwargs)
+    results = result.items(s) if isinstance(result, Tuple) else [result]
+    for made in results:
+        known = isinstance(made, Tensor) or made.is_constant
+        if not known or (isinstance(made, Tensor) and made.fake.is_floating_point() and not made.fake.requires_grad):
+            stop = UnsupportedCall(function=NAME, why="with `use_reentrant=True` all results get gradients")
+            raise stop.before(call)
+    return result
 
 
 @handles(torch.ops.higher_order.tag_activation_checkpoint)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import re
 import types
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast, final
 
@@ -27,6 +27,7 @@ from kiln.capture.interpreter.breaks import (
     UnsupportedValue,
 )
 from kiln.capture.interpreter.core import (
+    HANDLERS,
     NOT_RESUMABLE,
     Args,
     CallSite,
@@ -82,8 +83,8 @@ NUMBER_METHODS = names("item __int__ __float__ __index__")
 READ_METHODS = NUMBER_METHODS | names("tolist")
 VALUE_METHODS = PLAIN_METHODS | names("tolist numpy __bool__ __array__ data_ptr untyped_storage storage")
 """They read values."""
-AUTOGRAD_METHODS = frozenset(("backward", "retain_grad"))
-"""They store gradients on tensors."""
+HANDLED_METHODS = {name: getattr(torch.Tensor, name) for name in ("register_hook", "retain_grad")}
+"""Methods with a handler."""
 IN_PLACE = frozenset(
     f"{mark}{name}{mark}"
     for mark in ("", "__")
@@ -240,6 +241,16 @@ class RegionInput:
 
 
 @final
+@dataclass(frozen=True)
+class FinalCheck:
+    """What is asked of the results of the region about a call of `function`: why a break must come before it, or ""."""
+
+    ask: Callable[[list[FakeTensor]], str]
+    function: str
+    step: PastStep
+
+
+@final
 @dataclass
 class RegionInputs:
     """The tensors of one capture; fakes by `id`."""
@@ -256,6 +267,7 @@ class RegionInputs:
     """Where calls changed tensors."""
     leaves: list[tuple[torch.Tensor, PastStep]] = field(default_factory=list)
     """Leaves that were made in the region, and where."""
+    final_checks: list[FinalCheck] = field(default_factory=list)
 
 
 def replaced(s: CaptureState, value: Value, name: str) -> bool:
@@ -425,8 +437,10 @@ class TensorMethod(Value):
                 raise TorchCallFailed(function=f"Tensor.{name}", why=str(error)) from error
         if name in VALUE_METHODS:
             return tensor_value(s, self.tensor, name)
-        if name in AUTOGRAD_METHODS:
-            refuse_outside_gradients(s, self.tensor, name)
+        if (handler := HANDLERS.get(HANDLED_METHODS.get(name))) is not None:
+            return handler(s, [self.tensor, *args], kwargs)
+        if name == "backward":
+            refuse_outside_gradients(s)
         return record(s, name, [self.tensor, *args], kwargs)
 
     def emit(self, g: Codegen) -> None:
@@ -558,12 +572,10 @@ def guard_offsets(s: CaptureState, tensor: Tensor) -> None:
             s.guard(OffsetSource(found.source), GuardKind.EQUALS, found.real.storage_offset())
 
 
-def refuse_outside_gradients(s: CaptureState, tensor: Tensor, name: str) -> None:
-    """Break: `.grad` is set on results of the region, not on tensors inside of it."""
-    if name == "retain_grad" and tensor.fake.is_leaf:
-        return
-    if name == "retain_grad" or any(needing_gradients(s)):
-        raise UnsupportedCall(function=f"Tensor.{name}", why="it stores gradients on tensors outside of the region")
+def refuse_outside_gradients(s: CaptureState) -> None:
+    """Break where `backward` sets `.grad` on tensors outside of the region."""
+    if any(needing_gradients(s)):
+        raise UnsupportedCall(function="Tensor.backward", why="it stores gradients on tensors outside of the region")
 
 
 def settled(s: CaptureState, value: Value) -> Value:
