@@ -23,6 +23,7 @@ from weakref import WeakSet, WeakValueDictionary
 from torch import nn
 
 from kiln.build.cubins import prepare_compiling
+from kiln.capture.bytecode.resume import assembled
 from kiln.capture.guards.explanation import Failure, explain_failure
 from kiln.capture.interpreter.breaks import UninitialisedParameter
 from kiln.capture.interpreter.capture import Capture
@@ -350,7 +351,9 @@ class CompileSession:
         if tree.explain(list(arguments.values()), function.__globals__, function.__closure__) is not None:
             raise capture.skipped
         self.report_eager(capture.skipped)
-        return Entry(tree, taking_slots(function), Variant(function, capture.guards, [], frozenset(), [], {}))
+        return Entry(
+            tree, taking_slots(assembled(function)), Variant(function, capture.guards, [], frozenset(), [], {})
+        )
 
     def _raising(self, function: FunctionType, capture: Capture, arguments: Arguments) -> Entry:
         """Eager, for the arguments that lead to the exception of the program."""
@@ -360,7 +363,9 @@ class CompileSession:
             raise capture.skipped
         self.seen.add_guarded(capture.guards)
         variant = Variant(function, capture.guards, [], frozenset(), [], {})
-        return Entry(tree, ExpectedToRaise(taking_slots(function), self.report_eager, capture.skipped), variant)
+        return Entry(
+            tree, ExpectedToRaise(taking_slots(assembled(function)), self.report_eager, capture.skipped), variant
+        )
 
     def _capture(self, dispatcher: Dispatcher, arguments: Arguments) -> Captured:
         context, make_exit = self._context(original_of(dispatcher)), self._side_exit_maker(dispatcher)
@@ -401,7 +406,7 @@ class CompileSession:
     def _run_eager(self, dispatcher: Dispatcher, problem: KilnError, cause: Exception | None = None) -> Entry:
         """A variant without guards that is the original function."""
         self.report_eager(problem, cause)
-        return Entry(None, taking_slots(in_python(original_of(dispatcher))), problem)
+        return Entry(None, taking_slots(assembled(in_python(original_of(dispatcher)))), problem)
 
     def report_eager(self, problem: KilnError, cause: Exception | None = None) -> None:
         """Warn, once per code, that a call runs eager; with `fullgraph` raise the reason."""

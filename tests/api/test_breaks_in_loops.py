@@ -191,6 +191,61 @@ def test_one_helper_at_many_places_is_no_loop() -> None:
     assert kiln.report_of(compiled).eager == 0
 
 
+def breaks_in_a_handler(x: Tensor) -> Tensor:
+    note(0)
+    try:
+        raise ValueError
+    except ValueError:
+        note(1)
+    if x.sum() > 100:
+        raise KeyError("large")
+    return x + 1
+
+
+class Holder:
+    def __init__(self, x: Tensor) -> None:
+        self.content = breaks_in_a_handler(x)
+        note(2)
+
+
+def caught(x: Tensor) -> Tensor:
+    try:
+        return breaks_in_a_handler(x) * 2
+    except KeyError:
+        return x * 5
+
+
+def held(x: Tensor) -> Tensor:
+    return Holder(x).content * 3
+
+
+@pytest.mark.filterwarnings("ignore::kiln.pipeline.session.KilnWarning")
+@pytest.mark.parametrize("function", [caught, held])
+@pytest.mark.parametrize("size", [1.0, 90.0])
+def test_a_callee_that_cannot_be_resumed_again_runs_in_python(function: Any, size: float) -> None:
+    def outcome(called: Any) -> tuple[object, list[int]]:
+        SEEN.clear()
+        try:
+            return called(torch.full((2,), size)).tolist(), list(SEEN)
+        except KeyError as error:
+            return repr(error), list(SEEN)
+
+    compiled = kiln.compile(function, backend=eager_backend)
+    assert outcome(compiled) == outcome(compiled) == outcome(function)
+
+
+def test_a_traceback_shows_a_function_once_where_it_raises_behind_a_break() -> None:
+    def function(x: Tensor) -> object:
+        note(0)
+        return [1, 2][int(x.sum().item())]
+
+    compiled = kiln.compile(function, backend=eager_backend)
+    with pytest.raises(IndexError) as raised:
+        compiled(torch.full((2,), 5.0))
+    assert [frame.name for frame in raised.traceback][-1] == "function"
+    assert sum(frame.name == "function" for frame in raised.traceback) == 2  # its part before the break, and behind it
+
+
 def test_explain_prints_what_a_break_costs() -> None:
     def function(x: Tensor) -> Tensor:
         note(0)
