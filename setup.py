@@ -1,13 +1,18 @@
 """Builds the two native modules against the torch that is installed (never fetched as a build requirement).
 
+pip's build isolation finds the torch of the environment that it installs into; other isolated builds end with an error.
+
 `_frames` needs CPython and c10 headers only (seconds); `_executor` calls the ATen dispatcher (the one slow file).
 As many files are compiled at a time as there are processors, or `--parallel N`; setuptools alone would take one by one.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import site
 import sys
+import sysconfig
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,10 +21,13 @@ from typing import Any
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
+if importlib.util.find_spec("torch") is None:
+    # pip's build isolation hides the environment that it installs into; its torch is the one to build for.
+    site.addsitedir(sysconfig.get_path("purelib"))
 try:
     import torch
 except ImportError:
-    sys.exit("building torch-kiln needs an installed torch; run pip with --no-build-isolation")
+    sys.exit("building torch-kiln needs an installed torch; install it, or run with --no-build-isolation")
 
 TORCH = Path(torch.__file__).parent
 FLAGS = [
