@@ -250,7 +250,7 @@ def vector_norm(
         x = abs_(e, x)
     wide = OPMATH.get(kind, kind)
     axes = axes_of(dim, x.tensor.rank, empty_is_all=True)
-    alone = count(x.tensor, axes) == 1 and (x.tensor.rank > 0 or dim is None)
+    alone = count(x.tensor, axes) == 1 and (x.tensor.rank > 0 or dim is None or dim == [])
     order = 1.0 if alone and ord != 0 else float(ord)  # of one element: itself, although its power may overflow
     return e.convert(_norm(e, e.convert(x, wide), order, axes, keepdim), kind)
 
