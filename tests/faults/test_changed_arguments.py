@@ -18,6 +18,7 @@ INF, NAN, LEAST = math.inf, math.nan, -(2**63)
 X = torch.tensor([-8.0, 1.0, 0.0, 3.0])
 P = X.sigmoid()
 SQUARE = torch.arange(25.0).reshape(5, 5)
+WHOLE = torch.tensor([3, -8], dtype=torch.int8)
 EXPANDED = torch.ones(1).expand(3, 3)
 BACKWARDS = torch.ones(2, 3, 4).permute(2, 1, 0).contiguous().permute(2, 1, 0)
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool, torch.complex64)
@@ -58,6 +59,7 @@ def of_each_dtype() -> list[Call]:
     for dtype in DTYPES:
         y = X.abs().to(dtype)
         made += [
+            call(aten.trace, SQUARE.to(dtype)),
             call(aten.heaviside, y, X), call(aten.heaviside, y, y), call(aten.round.decimals, y, decimals=2),
             call(aten.ldexp.Tensor, X, y), call(aten.ldexp.Tensor, y, numbers(1, 2, -3, 0)), call(aten.dist, X, y),
             call(aten.isnan, y), call(aten.isinf, y), call(aten.linalg_vector_norm, X.bfloat16(), 2, dtype=dtype),
@@ -147,6 +149,10 @@ CALLS: dict[str, list[Call]] = {
     "layouts": [
         call(aten.bernoulli, BACKWARDS), call(aten.bernoulli.Tensor, BACKWARDS, BACKWARDS),
         call(aten.view_copy, SQUARE.t(), [25]), call(aten.view_copy, SQUARE, [-1, 1]),
+    ],
+    "numbers in tensors": [
+        call(aten.index_fill.int_Tensor, WHOLE, 0, numbers(0), torch.tensor(value, dtype=dtype))
+        for value, dtype in ((6j, torch.complex64), (300, torch.int64), (2.5, torch.float32), (True, torch.bool))
     ],
     "overlapping elements": [
         call(aten.triu_, EXPANDED), call(aten.masked_fill_.Scalar, EXPANDED, EXPANDED > 0, 0),

@@ -282,7 +282,8 @@ def by_graph(call: Call) -> Recorded:
     graph = run_passes(trace.graph, EventSink(), checks="full")
     torch.manual_seed(1)
     used = [record.real for record in trace.used_inputs]
-    run = interpret(graph, used, constants=trace.constants)
+    with torch.no_grad():
+        run = interpret(graph, used, constants=trace.constants)
     after = {id(used[place]): value for place, value in run.written}
     values = iter(run.outputs)
     return Recorded(
