@@ -46,6 +46,20 @@ def likelihoods() -> list[Call]:
     return [*made, *[call(forward, flat, target, None, 0, -100) for target in others]]
 
 
+def norms() -> list[Call]:
+    """Parameters of one dtype each, or of two."""
+    x, y = torch.randn(2, 3).bfloat16(), torch.randn(2, 3, 4).bfloat16()
+    kinds = (None, torch.ones(3), torch.ones(3).bfloat16())
+    made = []
+    for weight in kinds:
+        for bias in kinds:
+            made += [
+                call(aten.native_layer_norm, x, [3], weight, bias, 1e-5),
+                call(aten.native_group_norm, y, weight, bias, 2, 3, 4, 3, 1e-5),
+            ]
+    return made
+
+
 def empty(*sizes: int) -> torch.Tensor:
     return torch.empty(sizes)
 
@@ -97,6 +111,7 @@ CALLS: dict[str, list[Call]] = {
     "dtypes": of_each_dtype(),
     "losses": losses(),
     "likelihoods": likelihoods(),
+    "norms": norms(),
     "numbers that wrap around": [
         call(aten.rsub.Scalar, numbers(3, -8, dtype=torch.int32), LEAST),
         call(aten.eq.Scalar, numbers(23, 0, dtype=torch.int8), 2**62),
@@ -104,6 +119,7 @@ CALLS: dict[str, list[Call]] = {
         call(aten.lt.Scalar, numbers(23, 255, dtype=torch.uint8), -1), call(aten.rsub.Tensor, X, P, alpha=LEAST),
     ],
     "extreme numbers": [
+        *[call(aten.arange.start_step, *ends) for ends in ((LEAST, 40, 2**62), (-(2**62), 2**62, 2**61), (40, 0, -3))],
         *[call(aten.round.decimals, X, decimals=decimals) for decimals in (38, 39, -39, 100, LEAST)],
         *[call(aten.linalg_vector_norm, X[:1], order) for order in (0, 1, 100, -100, 1e30, INF)],
         call(aten.linalg_vector_norm, X[0], 100, [0], True), call(aten.linalg_vector_norm, X[0], 100, []),

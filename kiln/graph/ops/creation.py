@@ -220,11 +220,16 @@ def arange(
     return iota(e, length, dtype or torch.int64, eager_device(device), start, step)
 
 
+LONGEST = 2**62
+
+
 def require_direction(start: Int | float, end: Int | float, step: Int | float) -> None:
     if isinstance(start, Expr) or isinstance(end, Expr) or isinstance(step, Expr):
         return
     if step == 0 or not all(map(math.isfinite, (start, end))):
         raise RuntimeError("arange: step must be nonzero and the bounds finite")
+    if abs(end - start) >= LONGEST:
+        raise UnsupportedOp(op="aten.arange", reason="the length of its range overflows in eager")
     if (end - start) * step < 0:
         raise RuntimeError("upper bound and lower bound inconsistent with step sign")
 

@@ -64,6 +64,9 @@ def require_dtypes(x: TensorSpec, *parameters: Maybe) -> None:
     for parameter in parameters:
         if parameter is not None and parameter.tensor.dtype not in (x.dtype, OPMATH.get(x.dtype)):
             raise RuntimeError(f"expected scalar type {x.dtype} but found {parameter.tensor.dtype}")
+    kinds = {parameter.tensor.dtype for parameter in parameters if parameter is not None}
+    if len(kinds) > 1 and x.device.type == "cpu":
+        raise RuntimeError(f"mixed dtype (CPU): all parameters must have one dtype, but have {kinds}")
 
 
 def require_parameters(e: Emit, op: str, x: TensorSpec, channels: Int, *parameters: Maybe) -> None:
@@ -95,7 +98,7 @@ def layer_norm(
     axes = tuple(range(spec.rank - len(normalized_shape), spec.rank))
     y, middle, scale = standardised(e, wide(e, x), axes, eps)
     y = affine(e, y, wide_or_none(e, weight), wide_or_none(e, bias))
-    kept = _saved_dtype(x, weight)
+    kept = _saved_dtype(x, weight, bias)
     return contiguous(e, y, spec.dtype), e.convert(middle, kept), e.convert(scale, kept)
 
 
@@ -203,7 +206,7 @@ def group_norm(
     full = e.node("view", y, sizes=spec.sizes)
     full = affine(e, full, _per_channel(e, weight, spec.rank), _per_channel(e, bias, spec.rank))
     made = _in_format_of(e, x, full)
-    kept = _saved_dtype(x, weight)
+    kept = _saved_dtype(x, weight, bias)
     flat = [e.convert(e.node("squeeze", x, axes=(2,)), kept) for x in (middle, scale)]
     return made, flat[0], flat[1]
 
