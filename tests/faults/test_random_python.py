@@ -41,6 +41,10 @@ BODIES = {
         "l0.append((bytes(q), q.find(b'x'), list(q), b'x' in q, q == bytes(q), b'-' + q, q.upper(), q[-1]))\n    "
         "d0['q'] = q"
     ),
+    "regular expressions": (
+        "m = WORD.search(s0 + ' 12'); l0.append((m.group(), m[0], m.start(), bool(m), WORD.sub('x', s0)))\n    "
+        "l0.append(WORD.sub(lambda m: m.group() + str(i0), s0)); l0.append(WORD.match('-') is None)"
+    ),
     "errors of a bytearray": (
         "for v in (-1, 256, 'a', None):\n        try: bytearray([1]).append(v)\n"
         "        except Exception as e: l0.append((type(e).__name__, e.args))"

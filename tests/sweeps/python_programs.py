@@ -31,8 +31,9 @@ from tests.sweeps.runner import Finding, Note
 from tests.sweeps.shrink import Block, Statement, shrunk, text_of
 
 PRELUDE = """
-import contextlib, functools, itertools, operator, torch, kiln
+import contextlib, functools, itertools, operator, re, torch, kiln
 COUNT = 0
+WORD = re.compile("[a-z0-9]+")
 LOG = []
 
 class Thing:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 import types
 
 import torch
@@ -15,7 +16,7 @@ import torch
 PURE_TYPES = (
     *(int, float, bool, complex, str, bytes, tuple, frozenset, range, slice, type(None), type(...)),
     *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, torch.finfo, torch.iinfo),
-    *(types.GenericAlias, types.UnionType),
+    *(types.GenericAlias, types.UnionType, re.Pattern, re.Match),
 )
 """Immutable types, whose methods are pure."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import re
 import sys
 import types
 from collections.abc import Callable
@@ -120,6 +121,8 @@ def call_unknown(s: CaptureState, function: Callable[..., object], args: Args, k
         raise UnsupportedCall(function=name, why="it is a C function that is not in the table of pure functions")
     plain = [arg.constant(s) for arg in args]
     named = {key: arg.constant(s) for key, arg in kwargs.items()}
+    if getattr(function, "__objclass__", None) is re.Pattern and any(map(callable, (*plain, *named.values()))):
+        raise UnsupportedCall(function=name, why="it calls a function of the program")
     try:
         return fresh(s, function(*plain, **named))
     except ERRORS as error:

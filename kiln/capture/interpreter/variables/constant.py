@@ -6,6 +6,7 @@ A number or string from outside is a constant with a source. It is guarded to be
 from __future__ import annotations
 
 import enum
+import re
 import types
 from typing import Any, final
 
@@ -16,7 +17,10 @@ from kiln.runtime.guards.constant import is_constant
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import DictAttrSource, Source
 
-PLAIN = (int, float, bool, str, type(None), bytes, complex, type(...), type(NotImplemented), range, types.CodeType)
+PLAIN = (
+    *(int, float, bool, str, type(None), bytes, complex, type(...), type(NotImplemented), range, types.CodeType),
+    *(re.Pattern, re.Match),
+)
 TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 ITERABLE = (str, bytes, range, frozenset)
 IDENTITY = (types.CodeType, type(NotImplemented))
