@@ -214,13 +214,30 @@ LONGEST_RAISE = 96
 
 
 def surely_raises(frame: SymbolicFrame, start: int) -> bool:
-    """Whether the instructions from `start` end in a `raise`, without a jump."""
-    for instruction in frame.decoded.instructions[start : start + LONGEST_RAISE]:
-        if instruction.name == "RAISE_VARARGS":
-            return frame.decoded.handlers[start] is None
-        if not instruction.name.startswith(STRAIGHT):
+    """Whether the instructions from `start` end in a `raise`, whichever way their forward jumps go."""
+    instructions, handlers = frame.decoded.instructions, frame.decoded.handlers
+    waiting, seen = [start], set[int]()
+    while waiting:
+        at = waiting.pop()
+        if at in seen:
+            continue
+        seen.add(at)
+        if at >= len(instructions) or len(seen) > LONGEST_RAISE:
             return False
-    return False
+        instruction = instructions[at]
+        name = instruction.name
+        if name == "RAISE_VARARGS":
+            if handlers[at] is not None:
+                return False
+        elif name == "JUMP" and instruction.arg > at:
+            waiting.append(instruction.arg)
+        elif name.startswith(("POP_JUMP_IF_", "JUMP_IF_")) and instruction.arg > at:
+            waiting += [at + 1, instruction.arg]
+        elif name.startswith(STRAIGHT):
+            waiting.append(at + 1)
+        else:
+            return False
+    return True
 
 
 def expected_truth(frame: SymbolicFrame) -> bool | None:

@@ -17,7 +17,7 @@ from kiln.graph.ops.registry import ViewSteps, view
 from kiln.graph.ops.sizes import axes_of, axis_of, clamp_slice, filled, wrap_index
 from kiln.graph.prims.errors import ImpossibleView
 from kiln.graph.prims.meta import equal, view_strides
-from kiln.symbolic import Int
+from kiln.symbolic import Int, rel_eq
 from kiln.tensor.spec import TensorSpec
 
 
@@ -136,7 +136,7 @@ def split(e: Emit, x: TensorSpec, split_size: Int, dim: int = 0) -> list[ViewSte
 @view("split_with_sizes.default", "unsafe_split_with_sizes.default")
 def split_with_sizes(e: Emit, x: TensorSpec, split_sizes: Sequence[Int], dim: int = 0) -> list[ViewSteps]:
     axis = axis_of(dim, x.rank)
-    if not equal(e.oracle, sum(split_sizes), x.sizes[axis]):
+    if not e.oracle.expect(rel_eq(sum(split_sizes), x.sizes[axis])):
         raise RuntimeError(f"split_with_sizes: {list(split_sizes)} do not add up to the size {x.sizes[axis]}")
     start: Int = 0
     parts: list[ViewSteps] = []

@@ -40,6 +40,7 @@ from kiln.capture.interpreter.core import (
     wraps,
 )
 from kiln.capture.interpreter.data_values import (
+    LARGEST_SPECULATED,
     assumed_relation,
     assumed_truth,
     is_needed,
@@ -321,6 +322,10 @@ def tensor_value(s: CaptureState, value: Tensor, name: str) -> Value:
             return found
     if known is None and name in READ_METHODS:
         known = speculated_value(s, value.fake)
+    if known is None and name == "tolist" and not is_needed(s):
+        found = data_list(s, value)
+        if found is not None:
+            return found
     if known is None:
         raise DataDependentValue(operation=f"Tensor.{name}")
     return listed(s, getattr(known, name)())
@@ -344,6 +349,19 @@ def data_number(s: CaptureState, value: Tensor, name: str) -> Value | None:
         return None if name in ("__int__", "__index__") else record(s, "item", [value], {})
     number = record(s, "item", [value], {})
     return s.wrap(torch.sym_float(number.torch_arg(s)), None) if name == "__float__" else number
+
+
+def data_list(s: CaptureState, value: Tensor) -> Value | None:
+    """What `tolist` returns, of symbolic numbers; None for many elements, and dtypes without such numbers."""
+    sizes, dtype = value.fake.storage_view.spec.sizes, value.fake.dtype
+    count = value.fake.storage_view.spec.numel()
+    if dtype.is_complex or dtype is torch.bool or not isinstance(count, int) or count > LARGEST_SPECULATED:
+        return None
+    if not sizes:
+        return data_number(s, value, "item")
+    rows = [record(s, "select", [value, s.const(0), s.const(row)], {}) for row in range(cast(int, sizes[0]))]
+    items = [data_list(s, row) for row in rows if isinstance(row, Tensor)]
+    return List([item for item in items if item is not None])
 
 
 def index_value(s: CaptureState, key: Value) -> Value:
