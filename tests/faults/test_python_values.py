@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import types
 from collections.abc import Callable
@@ -196,3 +197,27 @@ def test_the_error_of_an_empty_slot_names_it() -> None:
         return x, ""
 
     assert_like_eager(kiln.compile(program), program, torch.ones(3))
+
+
+WRONG_CALLS: dict[str, Callable[[], object]] = {
+    "too many": lambda: copy.copy(1, 2, 3),  # type: ignore[call-arg]
+    "too few": lambda: copy.deepcopy(),  # type: ignore[call-arg]
+    "no keyword": lambda: torch.is_tensor(x=1),  # type: ignore[call-arg]
+    "none are taken": lambda: torch.compiler.is_compiling(3),  # type: ignore[call-arg]
+}
+
+
+@pytest.mark.parametrize("name", WRONG_CALLS)
+def test_wrong_arguments_of_library_functions(name: str) -> None:
+    call = WRONG_CALLS[name]
+
+    def program(x: torch.Tensor) -> object:
+        try:
+            call()
+        except TypeError as error:
+            return x + 1, str(error)
+        return x - 1
+
+    compiled = kiln.compile(program, backend="eager")
+    assert_like_eager(compiled, program, torch.zeros(1))
+    assert kiln.report_of(compiled).eager == 0

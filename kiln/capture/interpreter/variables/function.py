@@ -324,6 +324,7 @@ class Function(Value):
             self.check(s)
             handler = handler_of(original)
             if handler is not None:
+                bind(s, self, args, kwargs)  # raises what the function does: its handler may take more
                 return handler(s, args, kwargs)
             if original.__dict__.get(DISABLED):
                 return self.behind_mark(s).call(s, args, kwargs, site)
@@ -621,7 +622,7 @@ def bind(s: CaptureState, function: Function, args: Args, kwargs: Kwargs) -> dic
     bound = dict(zip(names[:count], args, strict=False))
     flags = code.co_flags
     if len(args) > count and not flags & VARARGS:
-        raise s.error(TypeError, f"{code.co_qualname}() takes {count} positional arguments but {len(args)} were given")
+        raise s.error(TypeError, too_many(function, len(args)))
     rest = _bind_keywords(s, function, bound, kwargs) if kwargs else {}
     if len(bound) < count + code.co_kwonlyargcount:
         _bind_defaults(s, function, bound)
@@ -632,6 +633,16 @@ def bind(s: CaptureState, function: Function, args: Args, kwargs: Kwargs) -> dic
     if flags & VARKEYWORDS:
         bound[names[last]] = Dict({name: (s.const(name), value) for name, value in rest.items()})
     return bound
+
+
+def too_many(function: Function, given: int) -> str:
+    """CPython's message for too many positional arguments."""
+    code = function.code
+    count, optional = code.co_argcount, len(function.defaults)
+    taken = f"from {count - optional} to {count}" if optional else str(count)
+    plural = "" if count == 1 and not optional else "s"
+    verb = "was" if given == 1 else "were"
+    return f"{code.co_qualname}() takes {taken} positional argument{plural} but {given} {verb} given"
 
 
 def _bind_keywords(s: CaptureState, function: Function, bound: dict[str, Value], kwargs: Kwargs) -> Kwargs:
