@@ -13,13 +13,13 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
 from kiln.runtime.cache.private_folder import reason
 from kiln.runtime.cache.store import DiskStore
 from kiln.support.errors import KilnError
+from kiln.support.records import dataclass
 
 SHELL = "/bin/sh"
 LIMITED = 'ulimit -v "$1" 2>/dev/null; shift; exec "$@"'

@@ -15,13 +15,13 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import final
 
 from kiln.build.limits import CompileLimits, CompilerTooSlow, output_of, start_limited
 from kiln.runtime.cache.store import content_key
+from kiln.support.records import dataclass
 from kiln.support.target import cpu_flags
 
 CXX_OPTIONS = (

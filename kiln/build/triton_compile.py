@@ -14,10 +14,10 @@ from __future__ import annotations
 import linecache
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, final
 
 from kiln.support.optional import load_required
+from kiln.support.records import dataclass
 from kiln.support.target import WARP
 
 PURPOSE = "compiling kernels for a GPU"

@@ -11,7 +11,6 @@ StageFault and the switch say where to look; the graph is a test.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import cast, final
 
 import torch
@@ -25,6 +24,7 @@ from kiln.pipeline.differences import differences
 from kiln.pipeline.observation import Run, observe
 from kiln.pipeline.reproduce import Constants, graph_difference, graph_reference, program_difference, with_tangents
 from kiln.pipeline.switches import OTHERS, SWITCHES
+from kiln.support.records import dataclass
 
 Options = Mapping[str, object]
 Compile = Callable[[Run, Options], Run]

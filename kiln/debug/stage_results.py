@@ -8,7 +8,7 @@ wrong_stage(graph, inputs, options, constants)      StageFault("kernels", "resul
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 import torch
@@ -26,6 +26,7 @@ from kiln.plan.plan import Plan
 from kiln.plan.reference import PythonExecutor, ReferenceRun
 from kiln.plan.steps import LaunchStep
 from kiln.runtime.kernels import Libraries
+from kiln.support.records import dataclass
 
 Options = Mapping[str, object]
 

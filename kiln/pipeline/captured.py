@@ -11,7 +11,7 @@ from __future__ import annotations
 import dis
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 from kiln.capture.interpreter.capture import Capture, capture_frame
@@ -31,6 +31,7 @@ from kiln.runtime.variant import Fact
 from kiln.support.dump import Dump
 from kiln.support.events import Event
 from kiln.support.options import Options
+from kiln.support.records import dataclass
 from kiln.symbolic import ShapeEnv
 from kiln.symbolic.reference import prove
 

@@ -8,7 +8,6 @@ run = load_plan(compiled.bundle())        # in another one
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -25,6 +24,7 @@ from kiln.runtime.executor import make_executor
 from kiln.runtime.kernels import Libraries
 from kiln.runtime.loader import load_bundle, save_bundle
 from kiln.support.events import EventSink
+from kiln.support.records import dataclass
 
 NAME = "main"
 

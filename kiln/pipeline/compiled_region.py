@@ -10,12 +10,12 @@ variant are made.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import FunctionType
 from typing import final
 
 from kiln.pipeline.stages import Executable
 from kiln.support.errors import InternalFault
+from kiln.support.records import dataclass
 
 
 @final

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import final
 
 from kiln.runtime.cache.store import DiskStore
@@ -13,6 +12,7 @@ from kiln.support.dump import Dump
 from kiln.support.errors import KilnError
 from kiln.support.events import EventSink
 from kiln.support.options import Options
+from kiln.support.records import dataclass
 from kiln.support.target import Target
 from kiln.symbolic import ShapeEnv
 

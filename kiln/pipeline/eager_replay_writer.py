@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -27,6 +26,7 @@ from kiln.runtime.eager_replay import SET_STATE
 from kiln.runtime.guards.constant import Json, NotSerialisable, constant_to_json
 from kiln.runtime.guards.reference import named_path
 from kiln.runtime.loader import decode_tensor, encode_tensor
+from kiln.support.records import dataclass
 from kiln.symbolic import Expr, Symbol
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat)

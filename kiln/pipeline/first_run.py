@@ -13,7 +13,7 @@ import threading
 import traceback
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 import torch
@@ -29,6 +29,7 @@ from kiln.pipeline.observation import Observation, observe, same_modes
 from kiln.pipeline.reproducer import Reproducer
 from kiln.pipeline.stages import Executable
 from kiln.support.errors import KilnError
+from kiln.support.records import dataclass
 
 HOOKS = frozenset(("register_hook", "register_post_accumulate_grad_hook", "retain_grad"))
 

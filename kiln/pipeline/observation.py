@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import final
 
 import torch
 
 from kiln.runtime.autograd import generators_of
+from kiln.support.records import dataclass
 
 Run = Callable[..., Sequence[object]]
 _run_backward = torch.autograd.Variable._execution_engine.run_backward

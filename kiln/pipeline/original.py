@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import FunctionType
 from typing import final
 
@@ -21,6 +21,7 @@ from kiln.native._frames import Dispatcher
 from kiln.pipeline.dispatchers import original_of
 from kiln.runtime.tail_calls import Driven
 from kiln.support.errors import KilnError
+from kiln.support.records import dataclass
 
 
 @final

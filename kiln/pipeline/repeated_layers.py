@@ -19,13 +19,14 @@ If the steps do not repeat, the full graph goes through the stages.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import final
 
 from kiln.graph.passes.repeated_layers import HEAD, Layers, ShortGraph
 from kiln.plan.plan import Plan, PlanInput, PlanOutput, Slot, Step, SymbolBinding
 from kiln.plan.steps import BranchStep, HostReadStep
+from kiln.support.records import dataclass
 from kiln.support.repetition import longest_run, usual_distance
 
 OwnInput = tuple[int, int]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import platform
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import final
 
@@ -22,6 +22,7 @@ from kiln.pipeline.compile_key import WITHOUT_EFFECT
 from kiln.pipeline.reproduce import Constants, graph_plan, made
 from kiln.runtime.guards.reference import path_of
 from kiln.support.options import Options
+from kiln.support.records import dataclass
 
 FOLDER = "kiln_reproducers"
 FEW = 64

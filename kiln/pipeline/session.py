@@ -13,7 +13,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FunctionType
@@ -64,6 +64,7 @@ from kiln.support.errors import InternalFault, KilnError, drop_tracebacks
 from kiln.support.events import EventSink
 from kiln.support.gc_pause import GC_PAUSE
 from kiln.support.options import Options
+from kiln.support.records import dataclass
 from kiln.support.target import Target
 from kiln.support.torch_settings import warn_of_settings
 

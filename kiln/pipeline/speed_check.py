@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -29,6 +28,7 @@ from kiln.native._frames import BoundCall, Dispatcher, Entry, set_enabled
 from kiln.pipeline.targets import device_of
 from kiln.runtime.variant import Variant
 from kiln.support.errors import KilnError
+from kiln.support.records import dataclass
 
 FIRST, SPACING = 16, 8
 """The number of the first call that is compared; how many times further away each next one is."""

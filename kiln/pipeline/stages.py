@@ -8,7 +8,7 @@ KILN_DUMP writes the text of each stage. A stage gets what it needs from the con
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, final
 
 from kiln.graph.ir.graph import Graph
@@ -34,6 +34,7 @@ from kiln.plan.plan import Plan
 from kiln.plan.steps import AtenStep, LaunchStep
 from kiln.plan.text import plan_text
 from kiln.support.events import EventSink
+from kiln.support.records import dataclass
 
 Executable = Callable[..., tuple[Any, ...]]
 """A compiled region: its inputs -> its outputs."""

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 import torch
 
 from kiln.plan.plan import Plan, Slot, Step
 from kiln.plan.steps import AllocateStep, FreeStep, LaunchStep, ViewStep
+from kiln.support.records import dataclass
 from kiln.tensor.spec import TensorSpec
 
 

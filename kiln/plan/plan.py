@@ -16,12 +16,13 @@ The kinds of steps are in `kiln/plan/steps`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, final
 
 import torch
 
 from kiln.plan.program_format import Record, ScalarKind
+from kiln.support.records import dataclass
 from kiln.symbolic import Int
 from kiln.tensor.spec import TensorSpec
 

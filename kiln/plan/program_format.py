@@ -8,9 +8,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import final
+
+from kiln.support.records import dataclass
 
 MAGIC = 0x4E4C494B  # "KILN"
 NONE = -1

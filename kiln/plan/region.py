@@ -6,11 +6,11 @@ RegionSpec(num_inputs=2, outputs=(y,), differentiable=(True,), saved=(Saved("inp
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, final
 
 from kiln.plan.plan import PlanOutput
 from kiln.support.errors import require
+from kiln.support.records import dataclass
 
 SAVED_KINDS = ("input", "output", "extra")
 """In the order of `SavedKind` of csrc/executor/region.h."""

@@ -14,10 +14,10 @@ entry of `tangents`, each copied into its layout (a backward for some tangents t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, final
 
 from kiln.plan.plan import SymbolBinding
+from kiln.support.records import dataclass
 from kiln.tensor.spec import TensorSpec
 
 

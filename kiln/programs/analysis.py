@@ -13,7 +13,6 @@ count nothing, and are named. Of two sums that neither exceeds the other for all
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import cast, final
 
 from kiln.graph.ir.graph import Graph
@@ -21,6 +20,7 @@ from kiln.graph.ir.interpret import node_arguments
 from kiln.graph.ir.node import Node, base_of
 from kiln.graph.ir.rewrite import all_nodes, nested_graphs
 from kiln.graph.prims.table import Kind
+from kiln.support.records import dataclass
 from kiln.symbolic import Expr, Int, Symbol, product, sym_max
 from kiln.symbolic.expr import terms_of
 from kiln.tensor.spec import Spec, TensorSpec

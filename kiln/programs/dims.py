@@ -13,13 +13,14 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar, Literal, cast, final
 
 import torch
 
 from kiln.programs.errors import BadDynamicShapes
 from kiln.programs.tree import flatten
+from kiln.support.records import dataclass
 from kiln.symbolic import DimChoice, DimKind, Expr, Int, ShapeEnv, Symbol, symbol
 
 NAME = re.compile(r"(?!(?:[su]\d+|min|max)$)[A-Za-z_]\w*$")

@@ -8,7 +8,7 @@ The graph is recorded once (`whole.py`); here its inputs get their names and ord
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 import torch
@@ -29,6 +29,7 @@ from kiln.programs.signature import CONSTANTS, STATE_KINDS, ArgumentLeaf, Progra
 from kiln.programs.training import training_graph
 from kiln.programs.tree import LEAF, Tree, flatten
 from kiln.programs.whole import OutputMark, WholeCapture, capture_whole, name_of, user_signature
+from kiln.support.records import dataclass
 from kiln.symbolic.node import from_sym
 from kiln.tensor.spec import Spec, TensorSpec
 

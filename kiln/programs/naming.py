@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import final
 
 import torch
@@ -18,6 +18,7 @@ from torch import nn
 from kiln.programs.errors import WrongProgramInput
 from kiln.programs.signature import StateInput
 from kiln.programs.tree import Tree, flatten
+from kiln.support.records import dataclass
 
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 

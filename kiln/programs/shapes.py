@@ -8,12 +8,12 @@ on x of 12 x 16                       WrongProgramInput: batch % 8 == 0 does not
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import final
 
 import torch
 
 from kiln.programs.errors import WrongProgramInput
+from kiln.support.records import dataclass
 from kiln.symbolic import Int, ShapeEnv, ShapeGuard, Symbol, evaluate, symbol
 from kiln.tensor.spec import ScalarSpec, TensorSpec, contiguous_strides
 

@@ -13,7 +13,6 @@ Graph inputs come in the order parameters, buffers, constants, arguments.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal, Union, final
 
 import torch
@@ -22,6 +21,7 @@ from kiln.graph.ir.graph import Graph
 from kiln.programs.errors import DamagedProgram, NotSavable, WrongProgramInput
 from kiln.programs.fields import Fields, Json
 from kiln.programs.tree import Tree, flatten, tree_from_json
+from kiln.support.records import dataclass
 from kiln.symbolic import Int, parse_int
 from kiln.tensor.dtypes import DTYPE_NAMES, DTYPES_BY_NAME
 

@@ -10,7 +10,7 @@ The tangent of the loss is one, those of other results are zero.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 from kiln.graph.autograd.joint import JointGraph
@@ -20,6 +20,7 @@ from kiln.graph.ir.rewrite import rebuilt, with_inputs, without_dead_code
 from kiln.graph.prims.rows import PRIMS
 from kiln.programs.errors import NotATrainingProgram
 from kiln.programs.signature import ResultLeaf
+from kiln.support.records import dataclass
 from kiln.tensor.spec import TensorSpec
 
 

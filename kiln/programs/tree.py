@@ -12,13 +12,13 @@ results of Hugging Face models). A file names them as they are registered, and a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import cast, final
 
 from torch.utils import _pytree as pytree
 
 from kiln.programs.errors import DamagedProgram, NotSavable
 from kiln.programs.fields import Fields, Json
+from kiln.support.records import dataclass
 
 Key = str | int
 PLAIN: dict[type, str] = {tuple: "tuple", list: "list", dict: "dict"}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import final
 
 import torch
@@ -29,6 +29,7 @@ from kiln.programs.errors import BadExportArgument, ExportChangesObject
 from kiln.programs.tree import flatten
 from kiln.support.events import EventSink
 from kiln.support.gc_pause import GC_PAUSE
+from kiln.support.records import dataclass
 from kiln.symbolic import DimChoice, ShapeEnv
 from kiln.symbolic.reference import prove
 

@@ -17,10 +17,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, field, fields, replace
 from typing import final
 
 from kiln.support.events import Event
+from kiln.support.records import dataclass
 
 SCHEMA = 1
 SHOWN = 8

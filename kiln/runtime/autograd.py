@@ -21,7 +21,6 @@ KILN4008 when differentiated.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -31,6 +30,7 @@ from kiln.plan.plan import Plan, Slot
 from kiln.plan.region import RegionSpec, Saved
 from kiln.plan.steps import ViewStep
 from kiln.support.errors import KilnError
+from kiln.support.records import dataclass
 
 Function = Callable[..., Sequence[object]]
 Mask = tuple[bool, ...]

@@ -13,13 +13,14 @@ import json
 import os
 import weakref
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, final
 
 from kiln.plan.plan import Kernel
 from kiln.support.errors import KilnError
+from kiln.support.records import dataclass
 from kiln.support.target import WARP, cpu_flags
 
 Image = tuple[str, str, bool, int, int, int, int, int, bytes]

@@ -14,7 +14,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from types import FunctionType
@@ -30,6 +30,7 @@ from kiln.runtime.guards.source import Source, SourceTable, sources_from_rows
 from kiln.runtime.guards.tree import BadGuard, TreeRows
 from kiln.runtime.guards.tree_file import Misfit, read_tree, write_tree
 from kiln.support.errors import KilnError
+from kiln.support.records import dataclass
 
 Fact = tuple[str, Mapping[str, Any]]
 """Kind and data of an event of the compile that the report counts."""

@@ -14,8 +14,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import final
+
+from kiln.support.records import dataclass
 
 
 @final

@@ -7,9 +7,10 @@ import os
 import sys
 import sysconfig
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import final
+
+from kiln.support.records import dataclass
 
 
 def library_folders(paths: Mapping[str, str]) -> tuple[str, ...]:

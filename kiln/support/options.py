@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, Literal, get_args, get_type_hints
 
 from kiln.support.errors import KilnError
+from kiln.support.records import dataclass
 
 
 class UnknownOption(KilnError):

@@ -9,12 +9,12 @@ A pass never prints and never changes a program in place: it returns a program a
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar, final
 
 from kiln.support.dump import Dump
 from kiln.support.events import EventSink
+from kiln.support.records import dataclass
 
 IR = TypeVar("IR")
 Context = TypeVar("Context", contravariant=True)

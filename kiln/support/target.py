@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import final
+
+from kiln.support.records import dataclass
 
 WARP = 32
 """GPU threads that run in lockstep."""

@@ -14,11 +14,11 @@ guard is made only for what does not follow from earlier ones, and `guards` leav
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import final
 
 from kiln.support.errors import KilnError
 from kiln.support.location import Location
+from kiln.support.records import dataclass
 from kiln.symbolic.expr import Expr, Int, Symbol, evaluate, symbol
 from kiln.symbolic.facts import SizeFacts
 from kiln.symbolic.ranges import Interval, Range

@@ -11,11 +11,12 @@ like) take precedence.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import Literal, final
 
 from kiln.support.errors import KilnError
+from kiln.support.records import dataclass
 from kiln.symbolic.env import ShapeEnv
 from kiln.symbolic.expr import Expr, Symbol
 

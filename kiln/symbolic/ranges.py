@@ -9,9 +9,9 @@ from their lower bounds, which are never negative: so `s0*s1 - s0` with `s1 >= 1
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple, final
 
+from kiln.support.records import dataclass
 from kiln.symbolic.expr import Atom, Expr, Extremum, FloorDiv, Int, Min, Quotient, Symbol
 
 INT64_MIN = -(1 << 63)

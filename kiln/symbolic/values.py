@@ -12,10 +12,10 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import final
 
 from kiln.support.location import Location
+from kiln.support.records import dataclass
 from kiln.symbolic.env import NoHint, ShapeEnv
 from kiln.symbolic.expr import Expr, Int, Symbol, ceil_div
 from kiln.symbolic.relation import Relation, rel_eq, rel_le, rel_lt, rel_ne

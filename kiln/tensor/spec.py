@@ -8,12 +8,13 @@ bf16[8, 128 @cuda:0]            another device than the CPU
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Protocol, final
 
 import torch
 
+from kiln.support.records import dataclass
 from kiln.symbolic import Int, Relation, product
 from kiln.tensor.dtypes import DTYPE_NAMES
 

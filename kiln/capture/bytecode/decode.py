@@ -17,7 +17,6 @@ import dis
 import opcode
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import CodeType
 from typing import Any, final
 
@@ -25,6 +24,7 @@ from kiln.capture.bytecode import v311, v312
 from kiln.capture.bytecode.exceptions import ExceptionRange, exception_ranges
 from kiln.capture.bytecode.table import Jump, RawInstruction, VersionTable
 from kiln.support.location import Location
+from kiln.support.records import dataclass
 
 TABLES: dict[tuple[int, int], VersionTable] = {table.version: table for table in (v311.TABLE, v312.TABLE)}
 """The table of each CPython version that Kiln knows."""

@@ -9,9 +9,10 @@ entries of four variable-length integers, six bits per byte, high bits first.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import CodeType
 from typing import final
+
+from kiln.support.records import dataclass
 
 
 @final

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import re
 import weakref
-from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType
 from typing import Any, final
 
 from kiln.capture.bytecode.assemble import Assembler, CellVar, FreeVar, Instr, Label, TryBegin, TryEnd, parsed
 from kiln.capture.bytecode.decode import DecodedCode, decode
 from kiln.support.errors import require
+from kiln.support.records import dataclass
 
 CLASS_CELL = "__class__"
 """`super()` needs this free variable, so the resume function keeps it in a closure."""

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import CodeType
 from typing import Any, final
+
+from kiln.support.records import dataclass
 
 
 @final

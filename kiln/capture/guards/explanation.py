@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import final
 
 import torch
@@ -28,6 +28,7 @@ from kiln.runtime.guards.guard import (
 from kiln.runtime.guards.source import ItemSource, Source
 from kiln.runtime.guards.state import current_state
 from kiln.support.location import Location
+from kiln.support.records import dataclass
 
 OWN_TABLES = frozenset(("_modules", "_parameters", "_buffers", "__dict__"))
 """Dicts whose items are attributes of the object."""

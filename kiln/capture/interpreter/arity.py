@@ -11,8 +11,9 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import final
+
+from kiln.support.records import dataclass
 
 C_FUNCTIONS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
 NO_SIGNATURE: dict[object, tuple[int, int, frozenset[str]]] = {

@@ -8,11 +8,11 @@ A skipped frame runs eager as a whole. `Raised` is not a user error: it carries 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Protocol, Self, final
 
 from kiln.support.errors import KilnError
 from kiln.support.location import Location
+from kiln.support.records import dataclass
 
 
 class BrokenFrame(Protocol):

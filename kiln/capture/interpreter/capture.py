@@ -12,7 +12,7 @@ from __future__ import annotations
 import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Any, final
 
@@ -93,6 +93,7 @@ from kiln.runtime.numbers import number_tensor
 from kiln.support.errors import InternalFault, KilnError, drop_tracebacks
 from kiln.support.events import EventSink
 from kiln.support.location import is_compiler
+from kiln.support.records import dataclass
 from kiln.symbolic import DataDependentSize, NoHint
 
 __all__ = ["Capture", "Region", "capture_frame"]

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar, final
 
 import torch
@@ -45,6 +44,7 @@ from kiln.runtime.guards.source import AttrSource, DictAttrSource, MroSource, So
 from kiln.runtime.guards.state import current_state
 from kiln.support.events import EventSink
 from kiln.support.location import Location
+from kiln.support.records import dataclass
 
 Args = list["Value"]
 Kwargs = dict[str, "Value"]

@@ -11,7 +11,7 @@ Where Python needs a number that is symbolic, the capture begins again, and brea
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import CodeType
 from typing import cast, final
 
@@ -27,6 +27,7 @@ from kiln.graph.ir.rewrite import all_nodes
 from kiln.graph.trace.condition import equality, evaluate, integer_value
 from kiln.graph.trace.fake import FakeTensor
 from kiln.support.errors import KilnError
+from kiln.support.records import dataclass
 from kiln.symbolic.expr import Expr, Symbol
 from kiln.symbolic.node import SymNode
 from kiln.symbolic.relation import Relation

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import types
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar, final
 
 from kiln.capture.interpreter.core import CaptureState, Codegen, Value
+from kiln.support.records import dataclass
 
 
 class SideEffect:

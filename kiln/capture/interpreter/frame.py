@@ -14,7 +14,6 @@ normal opcode name:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import CodeType
 from typing import Any, final
 from weakref import WeakKeyDictionary
@@ -25,6 +24,7 @@ from kiln.capture.bytecode.resume import NULL, InnerCall, ResumeOrigin
 from kiln.capture.interpreter.breaks import GraphBreak, Raised, UnsupportedOpcode
 from kiln.capture.interpreter.core import NOT_RESUMABLE, PUSH, Args, CallSite, CaptureState, Value
 from kiln.support.location import Location
+from kiln.support.records import dataclass
 
 OpcodeHandler = Callable[["SymbolicFrame", Any], None]
 Count = int | Callable[[int], int]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import final
 
 import torch
@@ -29,6 +29,7 @@ from kiln.graph.trace import InputRecord
 from kiln.graph.trace.condition import condition_graph, evaluate_condition, speculative_condition
 from kiln.runtime.guards.source import LocalSource, Source
 from kiln.support.location import Location
+from kiln.support.records import dataclass
 from kiln.symbolic.expr import Expr
 from kiln.symbolic.values import Real, has_hints, hinted_real
 

@@ -18,11 +18,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 import torch
 from torch import Tensor
+
+from kiln.support.records import dataclass
 
 
 @final

@@ -10,7 +10,6 @@ also what the forward saved. They are compared with a copy of a tensor of the sa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -23,6 +22,7 @@ from torch.nn import functional as F
 import kiln.api as api
 from kiln.cli.bench.candidates import candidate
 from kiln.cli.bench.results import write_data
+from kiln.support.records import dataclass
 
 ROWS, COLUMNS = 32768, 4096
 """A tensor of 256 MB in bf16."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import final
 
 import torch
@@ -12,6 +12,7 @@ import torch
 import kiln.api as api
 from kiln.cli.bench.task import Finding
 from kiln.support.optional import load
+from kiln.support.records import dataclass
 
 
 def _nothing() -> None:

@@ -17,7 +17,6 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import final
@@ -29,6 +28,7 @@ import kiln.api as api
 from kiln.cli.bench.models import tensors_of
 from kiln.cli.bench.results import write_data
 from kiln.support.optional import load_required
+from kiln.support.records import dataclass
 
 TARGET_SECONDS = 20e-6
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
 from typing import final
@@ -24,6 +23,7 @@ from torch import Tensor
 
 from kiln.cli.bench.bandwidth import seconds_of
 from kiln.cli.bench.results import write_data
+from kiln.support.records import dataclass
 
 ROWS, DEPTHS, COLUMNS = (512, 2048, 4096, 8192), (512, 1024, 2048), (1000, 3072, 8192, 30520, 50256)
 """M, K and N, all multiples of 8."""

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
 import torch
+
+from kiln.support.records import dataclass
 
 SUITES = Path(__file__).parent / "suites"
 MASKS = ("none", "ones", "padded")

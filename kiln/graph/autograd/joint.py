@@ -15,7 +15,6 @@ Needs: a recorder whose trace has just been finished.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import cast, final
 
 import torch
@@ -28,6 +27,7 @@ from kiln.graph.prims.meta import preserved
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.trace import Recorder, Trace
 from kiln.graph.trace.fake import FakeTensor
+from kiln.support.records import dataclass
 from kiln.symbolic import ShapeEnv
 from kiln.tensor.spec import TensorSpec
 

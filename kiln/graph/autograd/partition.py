@@ -14,7 +14,7 @@ forward writes to is saved as a copy. Symbols that no tensor of the backward has
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 from kiln.graph.autograd.errors import UnsavedSymbol
@@ -28,6 +28,7 @@ from kiln.graph.ir.size_oracle import GuardFreeOracle
 from kiln.graph.prims.rows import PRIMS
 from kiln.plan.plan import SymbolBinding
 from kiln.plan.signature import Carried, SavedTensor, Signature, Tangent
+from kiln.support.records import dataclass
 from kiln.symbolic import ShapeEnv, Symbol
 from kiln.tensor.spec import ScalarSpec, TensorSpec
 

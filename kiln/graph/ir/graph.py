@@ -13,10 +13,11 @@ Effects of the region are data: `writes` (new contents of inputs, applied in ord
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, final
 
 from kiln.graph.ir.node import Node
+from kiln.support.records import dataclass
 from kiln.tensor.spec import TensorSpec
 
 

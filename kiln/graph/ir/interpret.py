@@ -11,7 +11,7 @@ another layout is copied into the predicted one. Symbols are bound from the inpu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeVar, Union, cast, final
 
 import torch
@@ -23,6 +23,7 @@ from kiln.graph.ir.node import Arg, Argument, Attr, Node
 from kiln.graph.prims.meta import same_strides
 from kiln.graph.prims.table import Kind
 from kiln.plan.overloads import find_overload, written_arguments
+from kiln.support.records import dataclass
 from kiln.symbolic import Expr, Int, Relation, Symbol, evaluate
 from kiln.symbolic.relation import relate
 from kiln.tensor.spec import ScalarSpec, Spec, TensorSpec

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Union, final
 
 import torch
@@ -15,6 +14,7 @@ import torch
 from kiln.graph.prims.meta import HasOutputs
 from kiln.graph.prims.table import Kind, Prim
 from kiln.support.location import Location
+from kiln.support.records import dataclass
 from kiln.symbolic import Expr
 from kiln.tensor.spec import Spec, TensorSpec
 

@@ -9,12 +9,12 @@ The inputs may be of any type: nodes, arguments of a loop program.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar, final
 
 from kiln.graph.ir.aten_rules import ATEN_RULES
 from kiln.graph.ir.node import Attr, Node
 from kiln.graph.prims.table import Prim
+from kiln.support.records import dataclass
 from kiln.tensor.spec import TensorSpec
 
 T = TypeVar("T")

@@ -13,7 +13,6 @@ to that dtype are refused where they do not fit:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -22,6 +21,7 @@ from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.ops.emit import require_fits
 from kiln.graph.ops.promotion import OPMATH, result_dtype
 from kiln.graph.ops.sizes import is_empty
+from kiln.support.records import dataclass
 from kiln.symbolic.values import Real
 
 OPERANDS = (Node, bool, int, float, complex)

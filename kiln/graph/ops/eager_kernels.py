@@ -11,7 +11,6 @@ The decomposition still gives the dtypes, sizes and strides of the results; its 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import wraps
 from typing import cast, final
 
@@ -22,6 +21,7 @@ from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.registry import Decomposition, Effects, MutationRule, Results
 from kiln.graph.prims.meta.layout import sorted_axes
 from kiln.plan.overloads import is_random
+from kiln.support.records import dataclass
 from kiln.symbolic.values import Real
 from kiln.tensor.spec import Spec, TensorSpec
 

@@ -17,11 +17,12 @@ In-place and `out=` overloads need no rule: `graph/trace` derives them from the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeVar, Union, final
 
 from kiln.graph.ir.node import Attr, Node
 from kiln.graph.prims.table import Cells
+from kiln.support.records import dataclass
 from kiln.symbolic import Int
 from kiln.tensor.spec import Spec
 

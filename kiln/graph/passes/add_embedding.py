@@ -10,7 +10,6 @@ Sums of repeated rows change their order, so 16-bit dtypes are left alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -22,6 +21,7 @@ from kiln.graph.ir.rewrite import Users, rewrite, users_of
 from kiln.graph.passes.manager import PassContext
 from kiln.graph.passes.patterns import can_replace
 from kiln.graph.prims.table import Kind
+from kiln.support.records import dataclass
 from kiln.symbolic import is_static
 
 TABLE = "aten.embedding_dense_backward.default"

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import final
 
 from kiln.graph.ir.graph import Graph
@@ -30,6 +29,7 @@ from kiln.graph.ir.rewrite import Users, users_of
 from kiln.graph.ir.size_oracle import GuardFreeOracle
 from kiln.graph.passes.misaligned import Padding, Product
 from kiln.graph.prims.table import Kind
+from kiln.support.records import dataclass
 from kiln.symbolic import Int
 
 

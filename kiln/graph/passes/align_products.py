@@ -25,7 +25,7 @@ Needs: a partitioned graph, or padded values would be saved for the backward.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import final
 
 from kiln.graph.ir.build import Builder
@@ -36,6 +36,7 @@ from kiln.graph.passes.align_costs import Costs, Rates, Readers, adds_rows, wort
 from kiln.graph.passes.manager import PassContext
 from kiln.graph.passes.misaligned import Operand, Padding, Product, misaligned_product, swap
 from kiln.graph.passes.products_in_blocks import in_blocks, takes_blocks
+from kiln.support.records import dataclass
 from kiln.symbolic import Int
 
 

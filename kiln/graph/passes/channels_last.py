@@ -27,7 +27,7 @@ convolutions included; only gradients of weights are copied back. On the CPU a j
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 import torch
@@ -44,6 +44,7 @@ from kiln.graph.passes.manager import PassContext
 from kiln.graph.prims.errors import ImpossibleView, ShapeMismatch
 from kiln.graph.prims.meta import format_strides
 from kiln.graph.prims.table import Kind
+from kiln.support.records import dataclass
 from kiln.symbolic import Expr, Int, evaluate, product
 from kiln.tensor.spec import Spec, TensorSpec
 

@@ -12,7 +12,6 @@ Needs: a functional graph.  Leaves: nodes without users.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -27,6 +26,7 @@ from kiln.graph.passes.manager import PassContext
 from kiln.graph.passes.patterns import can_replace
 from kiln.graph.passes.uniform import Number, Uniform
 from kiln.graph.prims.table import Kind
+from kiln.support.records import dataclass
 from kiln.tensor.spec import TensorSpec
 
 IDEMPOTENT = frozenset({"amax", "amin", "any", "all"})

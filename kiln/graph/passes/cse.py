@@ -12,7 +12,6 @@ Needs: a functional graph.  Keeps: the order of the remaining nodes.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import final
 
 from kiln.graph.ir.graph import Graph
@@ -21,6 +20,7 @@ from kiln.graph.ir.rewrite import rebuilt, with_inputs
 from kiln.graph.passes.manager import PassContext
 from kiln.graph.prims.table import Kind
 from kiln.plan.overloads import is_random
+from kiln.support.records import dataclass
 
 
 @final

@@ -7,12 +7,12 @@ return %2                         return %2
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import final
 
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.rewrite import without_dead_code
 from kiln.graph.passes.manager import PassContext
+from kiln.support.records import dataclass
 
 
 @final

@@ -9,13 +9,14 @@ the graph must have eager's strides even there, so they are restored by a view.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.size_oracle import GuardFreeOracle
 from kiln.support.passes import Pass
+from kiln.support.records import dataclass
 from kiln.tensor.spec import TensorSpec
 
 

@@ -19,7 +19,6 @@ copied even in calls where they are aligned, and telling these apart would take 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import gcd
 from typing import final
 
@@ -27,6 +26,7 @@ import torch
 
 from kiln.graph.ir.node import Arg, Node
 from kiln.graph.prims.table import Kind
+from kiln.support.records import dataclass
 from kiln.symbolic import Expr, Int
 from kiln.tensor.spec import TensorSpec
 

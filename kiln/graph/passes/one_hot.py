@@ -11,7 +11,6 @@ The result has the same bits. Every element is then computed from values of its 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -23,6 +22,7 @@ from kiln.graph.ir.rewrite import rewrite
 from kiln.graph.passes.manager import PassContext
 from kiln.graph.passes.patterns import can_replace
 from kiln.graph.passes.uniform import Uniform
+from kiln.support.records import dataclass
 from kiln.symbolic import Int
 
 

@@ -13,7 +13,7 @@ has the spec of the pattern: sizes, dtype, device and strides.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Union, final
 
 from kiln.graph.ir.build import Builder
@@ -23,6 +23,7 @@ from kiln.graph.passes.uniform import Number, Uniform, same_number
 from kiln.graph.prims.errors import DeviceMismatch, ImpossibleView, ShapeMismatch
 from kiln.graph.prims.meta import same_strides
 from kiln.graph.prims.rows import PRIMS
+from kiln.support.records import dataclass
 from kiln.tensor.spec import Spec, TensorSpec
 
 

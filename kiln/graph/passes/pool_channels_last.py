@@ -13,7 +13,6 @@ Pools next to convolutions already have this layout (`channels_last.py`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -29,6 +28,7 @@ from kiln.graph.passes.manager import PassContext
 from kiln.graph.prims.meta import format_strides
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.table import Kind
+from kiln.support.records import dataclass
 from kiln.symbolic import is_static, product
 
 POOL = "aten.max_pool2d_with_indices.default"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import final
 
@@ -23,6 +23,7 @@ from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import with_inputs
 from kiln.graph.passes.cse import exact
 from kiln.graph.prims.table import Kind
+from kiln.support.records import dataclass
 from kiln.support.repetition import OperandRelation, longest_run, usual_distance
 
 HEAD, TAIL = 2, 2

@@ -10,7 +10,7 @@ Needs: to be the last pass that replaces values.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 from kiln.graph.ir.graph import Graph
@@ -20,6 +20,7 @@ from kiln.graph.passes.manager import PassContext
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.table import Kind
 from kiln.graph.trace.storage_view import reaches_outside
+from kiln.support.records import dataclass
 
 
 @final

@@ -8,7 +8,7 @@ Needs: a functional graph.  Leaves: nodes without users, and outputs that may be
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import final
 
 from kiln.graph.ir.build import Builder
@@ -19,6 +19,7 @@ from kiln.graph.passes.manager import PassContext
 from kiln.graph.passes.patterns import RewriteRule, RuleSet, build, match
 from kiln.graph.passes.separate_outputs import shared_views
 from kiln.graph.passes.uniform import Uniform
+from kiln.support.records import dataclass
 
 MOST_STEPS = 16
 """Rules applied to a node at most, in case rules form a cycle."""

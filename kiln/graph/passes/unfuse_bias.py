@@ -10,7 +10,6 @@ result (attention, the next product), it stays, as the sum would be another tens
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import final
 
 from kiln.graph.ir.build import Builder
@@ -20,6 +19,7 @@ from kiln.graph.ir.rewrite import Users, rewrite, users_of
 from kiln.graph.passes.manager import PassContext
 from kiln.graph.passes.patterns import can_replace
 from kiln.graph.prims.table import Kind
+from kiln.support.records import dataclass
 
 PRODUCTS = {"aten.addmm.default": "aten.mm.default", "aten.baddbmm.default": "aten.bmm.default"}
 FUSIBLE = frozenset({Kind.POINTWISE, Kind.REDUCTION})

@@ -18,9 +18,10 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar, cast, final
+
+from kiln.support.records import dataclass
 
 Cell = TypeVar("Cell")
 Filled = TypeVar("Filled")

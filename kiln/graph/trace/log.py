@@ -10,13 +10,13 @@ User backends get it as an fx graph, a graph break truncates it, a restart repla
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal, final
 
 import torch
 
 from kiln.graph.trace.fake import FakeTensor
 from kiln.support.location import Location
+from kiln.support.records import dataclass
 
 CallKind = Literal["function", "method", "getattr", "setstate"]
 Target = Callable[..., object] | str

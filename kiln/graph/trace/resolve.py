@@ -8,7 +8,6 @@ resolve(aten.add_.Tensor)       runs the decomposition of aten.add.Tensor, then 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial, wraps
 from typing import cast, final
 
@@ -31,6 +30,7 @@ from kiln.graph.trace.shared_memory import by_storage, refuse_shared_memory
 from kiln.graph.trace.special import SPECIAL
 from kiln.graph.trace.storage_view import StorageView
 from kiln.plan.overloads import is_random
+from kiln.support.records import dataclass
 
 
 def resolve(op: OpOverload, kernels: EagerKernels = OWN_KERNELS) -> Handler:

@@ -7,13 +7,14 @@ flops(body)          arithmetic operations per point
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 import torch
 
 from kiln.loops.body.body import BodyOp, Compute, Index, IndexValue, Indirect, Load, LoopBody, Random, Test
 from kiln.loops.body.indexing import symbols_of
+from kiln.support.records import dataclass
 from kiln.symbolic import Symbol
 
 

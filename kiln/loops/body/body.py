@@ -18,12 +18,12 @@ layout. A data-dependent index becomes a symbol by `indirect`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeVar, final
 
 import torch
 
 from kiln.graph.prims.table import Prim
+from kiln.support.records import dataclass
 from kiln.symbolic import Int, Relation, Symbol
 
 Index = tuple[Int, ...]

@@ -7,10 +7,10 @@ axis_bounds(axes).of(8*i0 + i1)      the interval of an index expression
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import final
 
 from kiln.loops.body.body import Index
+from kiln.support.records import dataclass
 from kiln.symbolic import BoundAnalysis, Expr, Int, Range, Symbol, product
 from kiln.tensor.spec import TensorSpec
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 from kiln.loops.body.body import BodyOp, Index, IndexValue, Indirect, Load, LoopBody, Random, Test
 from kiln.loops.body.indexing import Axis, substituted
+from kiln.support.records import dataclass
 from kiln.symbolic import Int, Symbol
 from kiln.tensor.spec import TensorSpec
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import final
 
 import torch
 
 from kiln.graph.prims.table import Prim
 from kiln.loops.kernel.errors import UnsupportedInKernel
+from kiln.support.records import dataclass
 
 _INFIX = re.compile(r"\{0\} [^\w\s(]+ \{1\}")
 

@@ -9,9 +9,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import final
 
+from kiln.support.records import dataclass
 from kiln.symbolic import Atom, BoundAnalysis, Expr, FloorDiv, Int, Min, Relation, Symbol
 from kiln.symbolic.expr import Extremum, Quotient
 from kiln.symbolic.relation import SIGNS

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import final
 
@@ -26,6 +26,7 @@ from kiln.graph.prims.table import Prim
 from kiln.loops.body.body import Index, LoopHandler
 from kiln.loops.body.indexing import Axis, linear_index, stride_of, substituted, symbols_of
 from kiln.loops.codegen.dialect import Dialect, is_infix
+from kiln.support.records import dataclass
 from kiln.symbolic import BoundAnalysis, Int, Relation, Symbol, simplify_in_ranges
 from kiln.tensor.spec import TensorSpec
 

@@ -6,13 +6,13 @@ PrintedKernel(kernel=Kernel("k_3f1c..", "cpp", source, ...), canonical, scratch=
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from typing import Literal, final
 
 from kiln.loops.kernel.analyses import kernel_reads
 from kiln.loops.kernel.kernel import KernelIR
 from kiln.loops.program.nodes import Buffer
 from kiln.plan.plan import Kernel, KernelParam
+from kiln.support.records import dataclass
 from kiln.symbolic import Int
 
 

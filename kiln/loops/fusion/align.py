@@ -11,11 +11,11 @@ inner digits are among the writer's: a unit then reads only what it has written 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import final
 
 from kiln.loops.body.affine import Affine, divides
 from kiln.loops.fusion.group import Group, GroupSymbols, Member, MemberAccess
+from kiln.support.records import dataclass
 from kiln.symbolic import Int, Symbol
 
 Names = dict[Symbol, Symbol]

@@ -10,7 +10,7 @@ The steps change a draft in order, each a module with an example:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 from kiln.loops.body.analyses import accesses
@@ -21,6 +21,7 @@ from kiln.loops.fusion.open_sizes import open_sizes
 from kiln.loops.fusion.take_over import take_over
 from kiln.loops.kernel.analyses import kernel_symbols, phase_stores
 from kiln.loops.kernel.kernel import KernelIR
+from kiln.support.records import dataclass
 from kiln.support.target import Target
 from kiln.symbolic import Int, Symbol
 

@@ -10,7 +10,6 @@ split.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import final
 
 from kiln.loops.body.affine import Affine, affine, divides
@@ -18,6 +17,7 @@ from kiln.loops.body.body import Index, IndexValue, Load
 from kiln.loops.body.indexing import Axis, axis_bounds, linear_index, substituted
 from kiln.loops.fusion.group import FusableNode
 from kiln.loops.program.analyses import node_axes
+from kiln.support.records import dataclass
 from kiln.symbolic import Expr, FloorDiv, Int, Symbol, simplify_in_ranges, symbol
 from kiln.symbolic.expr import Quotient
 from kiln.tensor.size_hint import size_hint

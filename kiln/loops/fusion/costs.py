@@ -7,7 +7,6 @@ traffic of a group           each buffer once; of a table that is looked up only
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import final
 
@@ -16,6 +15,7 @@ from kiln.loops.fusion.dependencies import Dependencies
 from kiln.loops.fusion.group import Group, GroupSymbols, Member
 from kiln.loops.fusion.order import GroupOrder
 from kiln.loops.program.nodes import Buffer
+from kiln.support.records import dataclass
 from kiln.support.target import Target
 from kiln.symbolic import Symbol
 from kiln.tensor.size_hint import size_hint

@@ -8,12 +8,13 @@ What uses a number that the host reads comes after all reads in front of it.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import final
 
 from kiln.loops.fusion.group import Group
 from kiln.loops.program.analyses import kept_buffers, memory_of, reads, symbols_read, symbols_used, written
 from kiln.loops.program.nodes import Buffer, LoopNode, LoopProgram
+from kiln.support.records import dataclass
 from kiln.symbolic import Symbol
 
 

@@ -11,7 +11,7 @@ Each node starts as a group and joins, best first, groups whose results or data 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import final
 
 from kiln.loops.fusion.align import CommonSpace
@@ -25,6 +25,7 @@ from kiln.loops.fusion.split import initial_units, make_partial
 from kiln.loops.fusion.vetoes import PAIR_VETOES, VETOES_BY_RULE, Veto
 from kiln.loops.kernel.launches.not_fused import NotFused, Refusal
 from kiln.loops.program.nodes import Buffer, LoopProgram, Pointwise, Reduction, Scan
+from kiln.support.records import dataclass
 from kiln.support.target import Target
 
 CANDIDATES = 6

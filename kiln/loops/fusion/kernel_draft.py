@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import final
 
 from kiln.loops.body.indexing import Axis
 from kiln.loops.kernel.kernel import Local, Phase
 from kiln.loops.program.nodes import Buffer
+from kiln.support.records import dataclass
 from kiln.symbolic import Int, Symbol
 
 

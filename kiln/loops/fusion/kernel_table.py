@@ -6,7 +6,7 @@ norm(x, w1 -> y)    norm(u, w2 -> v)        one kernel a0, a1 -> a2, two launche
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 from kiln.loops.fusion.assemble import KernelCall
@@ -14,6 +14,7 @@ from kiln.loops.fusion.group_keys import Key
 from kiln.loops.kernel.canonical import canonical
 from kiln.loops.kernel.kernel import KernelIR
 from kiln.loops.kernel.launches.program import KernelLaunch
+from kiln.support.records import dataclass
 from kiln.symbolic import Int, Symbol
 
 Overwrites = Mapping[str, str]

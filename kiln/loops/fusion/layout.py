@@ -10,7 +10,6 @@ vectorised. If it is a unit, units go through the phases in strips.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from math import log2
 from typing import final
 
@@ -22,6 +21,7 @@ from kiln.loops.fusion.group import FusableNode, Group, GroupSymbols, Member
 from kiln.loops.kernel.occupancy import floor_power, wanted_pieces
 from kiln.loops.program.analyses import node_axes
 from kiln.loops.program.nodes import Buffer
+from kiln.support.records import dataclass
 from kiln.support.target import Target
 from kiln.symbolic import Symbol, is_static, sym_min
 from kiln.tensor.size_hint import size_hint

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import final
 
 from kiln.graph.prims.meta import has_repeated_elements
@@ -22,6 +21,7 @@ from kiln.loops.kernel.launches.program import Allocation, KernelLaunch
 from kiln.loops.program.analyses import buffer_args, outs, reads, written
 from kiln.loops.program.nodes import Buffer, Extern, LoopProgram
 from kiln.plan.overloads import find_overload
+from kiln.support.records import dataclass
 from kiln.tensor.spec import TensorSpec
 
 

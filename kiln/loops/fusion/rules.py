@@ -7,7 +7,6 @@ A rule says when it applies, and which space the two groups get. Whether that is
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import final
 
 from kiln.loops.fusion.align import CommonSpace, align, pair_by_size
@@ -15,6 +14,7 @@ from kiln.loops.fusion.costs import Pair
 from kiln.loops.fusion.group import Group
 from kiln.loops.fusion.split import is_splittable
 from kiln.loops.program.nodes import Reduction
+from kiln.support.records import dataclass
 from kiln.support.target import Target
 from kiln.symbolic import Int, product
 from kiln.tensor.size_hint import size_hint

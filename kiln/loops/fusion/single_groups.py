@@ -8,7 +8,6 @@ Nodes that are equal but for the names of their buffers are analysed once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import final
 
 from kiln.loops.body.affine import Affine
@@ -19,6 +18,7 @@ from kiln.loops.fusion.group import FusableNode, Group, GroupSymbols, Member, Me
 from kiln.loops.fusion.group_keys import Key, Numbering, node_key
 from kiln.loops.fusion.phases import is_serial
 from kiln.loops.program.nodes import Buffer, Reduction
+from kiln.support.records import dataclass
 from kiln.symbolic import Symbol
 
 

@@ -10,7 +10,6 @@ are asked before a common space is sought, which may split axes; `VETOES` look a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import final
 
 from kiln.loops.fusion.align import is_local
@@ -21,6 +20,7 @@ from kiln.loops.fusion.rules import FUSION_RULES
 from kiln.loops.fusion.split import SERIAL_POINTS
 from kiln.loops.kernel.occupancy import wanted_pieces
 from kiln.loops.program.nodes import Reduction, Scan
+from kiln.support.records import dataclass
 from kiln.symbolic import Symbol, is_static, product
 from kiln.tensor.size_hint import large_size_hint, size_hint
 

@@ -16,7 +16,6 @@ accumulators (a reduction with kept inner axes has one per point of them).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -24,6 +23,7 @@ import torch
 from kiln.loops.body.body import Index, LoopBody
 from kiln.loops.body.indexing import Axis
 from kiln.loops.program.nodes import Buffer, ReduceOp
+from kiln.support.records import dataclass
 from kiln.symbolic import Int
 
 

@@ -8,12 +8,13 @@ MappedKernel(kernel, tiling=Tiling(..))             for Triton: blocks and loops
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 from kiln.loops.body.indexing import Axis
 from kiln.loops.kernel.kernel import KernelIR, Phase
 from kiln.loops.kernel.tiling import Tiling
+from kiln.support.records import dataclass
 from kiln.symbolic import Range, Symbol
 
 

@@ -6,13 +6,13 @@ phase (i1: 50257): total[] = sum over (i1): exp(sub(load x[i0, i1], load top[]))
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import final
 
 from kiln.loops.body.analyses import without_dead
 from kiln.loops.body.body import Compute, Load, LoopBody
 from kiln.loops.kernel.kernel import Accumulate, KernelIR, Phase
 from kiln.loops.program.nodes import ReduceOp
+from kiln.support.records import dataclass
 
 
 @final

@@ -9,12 +9,12 @@ units (i0: 64, i1: n0), x[i1, i0], y[i0, i1]   a tile               i0: YBLOCK  
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import final
 
 from kiln.loops.body.indexing import Axis
 from kiln.loops.kernel.kernel import Phase
+from kiln.support.records import dataclass
 from kiln.symbolic import Int, Symbol, is_static
 
 VECTOR_BYTES = 16

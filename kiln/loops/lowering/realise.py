@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from typing import final
 
@@ -22,6 +22,7 @@ from kiln.graph.ir.node import Node
 from kiln.graph.prims.table import Kind
 from kiln.loops.lowering.column import ELEMENT
 from kiln.loops.lowering.updates import THROUGH_STORAGE, Updates
+from kiln.support.records import dataclass
 from kiln.symbolic import Int, is_static
 from kiln.tensor.spec import TensorSpec
 

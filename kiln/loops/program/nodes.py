@@ -11,13 +11,13 @@ bound by its axes; every other symbol is a size of the region.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, final
 
 from kiln.loops.body.body import Index, LoopBody
 from kiln.loops.body.indexing import Axis
 from kiln.support.errors import require
+from kiln.support.records import dataclass
 from kiln.symbolic import Symbol
 from kiln.tensor.spec import TensorSpec
 

@@ -7,7 +7,6 @@ launch k0(%0, %1, %2; s0, 0.5) over s0 by 8
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -19,6 +18,7 @@ from kiln.plan.program_format import ATEN, LAUNCH, RANDOM_SEED, Record
 from kiln.plan.python_view import layout_python, tuple_python
 from kiln.plan.random import draw_seed
 from kiln.plan.text import argument_text, slots_text, step_text
+from kiln.support.records import dataclass
 from kiln.symbolic import Int
 from kiln.tensor.spec import TensorSpec
 

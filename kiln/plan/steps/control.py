@@ -7,13 +7,13 @@ check u0 <= 8 else 'too many rows'
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, final
 
 from kiln.plan.errors import check_error
 from kiln.plan.plan import Plan, PlanEncoder, PlanPrinter, PlanRun, Slot, Step
 from kiln.plan.program_format import BRANCH, CHECK_RELATION, CHECK_TENSOR, HOST_READ, Record, RelationKind, ScalarKind
 from kiln.plan.text import plan_text, slots_text
+from kiln.support.records import dataclass
 from kiln.symbolic import Relation
 
 NUMBER_TYPES = {"int": int, "float": float, "bool": bool}

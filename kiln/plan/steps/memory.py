@@ -8,13 +8,13 @@ free %2, %3
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import final
 
 from kiln.plan.plan import PlanEncoder, PlanPrinter, PlanRun, Slot, Step
 from kiln.plan.program_format import ALLOCATE, CONSTANT, COPY, FREE, RAW_ALLOCATE, VIEW, Record
 from kiln.plan.python_view import layout_python
 from kiln.plan.text import slots_text
+from kiln.support.records import dataclass
 from kiln.tensor.spec import TensorSpec
 
 

@@ -23,7 +23,6 @@ import struct
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
@@ -38,6 +37,7 @@ from kiln.runtime.cache.private_folder import (
     warn_once,
 )
 from kiln.support.errors import KilnError
+from kiln.support.records import dataclass
 
 MAGIC = b"KILN\x02\r\n\x00"
 HEADER = struct.Struct("<8sQ32s")

@@ -13,7 +13,7 @@ the recording fail, see `graphed.py`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 import torch
@@ -23,6 +23,7 @@ from kiln.plan.overloads import is_random
 from kiln.plan.plan import Plan, PlanOutput, Ref, Step, slots_in
 from kiln.plan.steps import AtenStep, ConstantStep, LaunchStep, RandomSeedStep
 from kiln.plan.verify import slot_specs
+from kiln.support.records import dataclass
 from kiln.tensor.spec import CPU, TensorSpec
 
 COLLECTIVES = frozenset(("c10d", "_c10d_functional", "c10d_functional", "_dtensor"))

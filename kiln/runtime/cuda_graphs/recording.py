@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -23,6 +22,7 @@ from kiln.native._executor import GraphReplay, give_memory
 from kiln.runtime.cuda_graphs.device import GraphDevice, RecordedGraph
 from kiln.runtime.cuda_graphs.facts import GraphFacts
 from kiln.runtime.cuda_graphs.seeds import SeedRows
+from kiln.support.records import dataclass
 
 # Verdicts of `GraphReplay.check`, csrc/executor/graph_replay.cpp
 FITS, HELD, MOVED, OTHER = range(4)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 import types
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import NamedTuple, final
 
 import torch
@@ -27,6 +27,7 @@ from kiln.runtime.guards.constant import (
 )
 from kiln.runtime.guards.source import Source
 from kiln.support.location import Location
+from kiln.support.records import dataclass
 
 
 @final

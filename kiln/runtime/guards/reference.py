@@ -17,11 +17,13 @@ import importlib
 import sys
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, final
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from torch import nn
+
+from kiln.support.records import dataclass
 
 CONTENT = "#"
 CODE, TWIN, FIELD, CLASS = "#code:", "#twin:", "#field:", "#class:"

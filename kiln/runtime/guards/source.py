@@ -11,10 +11,11 @@ runs no Python code of the user: an attribute is found in the instance's dict, i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import ClassVar, final
 
 from kiln.runtime.guards.constant import Json, constant_from_json, constant_to_json
+from kiln.support.records import dataclass
 
 SOURCES: dict[str, type[Source]] = {}
 """Every kind of source by its tag on disk."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import builtins
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from types import FunctionType
 from typing import TypeAlias, TypeVar, cast, final
 
@@ -36,6 +35,7 @@ from kiln.runtime.guards.guard import (
 from kiln.runtime.guards.shape_program import compile_relation
 from kiln.runtime.guards.source import Source
 from kiln.runtime.guards.state import DTYPE_NUMBERS, state_to_word
+from kiln.support.records import dataclass
 
 # fmt: off
 (LOCAL, GLOBALS, CELL, CONST, ATTR, DICT_ATTR, ITEM, DEFAULT,

@@ -17,7 +17,6 @@ import sys
 import types
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypedDict, final
 
 from kiln.native._frames import GuardTree
@@ -32,6 +31,7 @@ from kiln.runtime.guards.constant import (
 from kiln.runtime.guards.guard import FunctionExpectation, Guard
 from kiln.runtime.guards.reference import CONTENT, fits, load_named, reference_path, resolve
 from kiln.runtime.guards.tree import FUNCTION_CODE, TYPE_IS, CheckRow, NodeRow, TreeRows
+from kiln.support.records import dataclass
 
 TYPE, SELF = "type", "self"
 

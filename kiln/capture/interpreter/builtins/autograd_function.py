@@ -10,7 +10,6 @@ capture and breaks at the call of `apply`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -27,6 +26,7 @@ from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor, from_torch, here, record
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.recorder import record_function
+from kiln.support.records import dataclass
 
 FUNCTION = torch.autograd.Function
 APPLY = FUNCTION.__dict__["apply"]

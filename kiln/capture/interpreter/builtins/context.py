@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import final
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
@@ -17,6 +16,7 @@ from kiln.capture.interpreter.core import Args, CaptureState, Codegen, Kwargs, V
 from kiln.capture.interpreter.effects import CallEffect, SideEffect
 from kiln.capture.interpreter.variables.builtin import Builtin
 from kiln.capture.interpreter.variables.constant import Constant
+from kiln.support.records import dataclass
 
 
 @final

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -19,6 +18,7 @@ from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, han
 from kiln.capture.interpreter.operations import Function2, binary, compare, fold
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.tensor import Symbolic
+from kiln.support.records import dataclass
 from kiln.symbolic.node import function_of
 
 LARGEST_EXPONENT = 709.0

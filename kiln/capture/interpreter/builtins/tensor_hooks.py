@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import final
 
@@ -26,6 +26,7 @@ from kiln.capture.interpreter.variables.function import Function
 from kiln.capture.interpreter.variables.tensor import FinalCheck, RegionInputs, Tensor, from_torch, here, record
 from kiln.graph.trace.fake import FakeTensor, is_wrapped
 from kiln.graph.trace.log import RegisterHook
+from kiln.support.records import dataclass
 
 HOOK = "Tensor.register_hook"
 FROM_OUTSIDE = "it would stay on a tensor from outside of the region"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import final
 
 import torch
@@ -26,6 +26,7 @@ from kiln.runtime.guards.constant import is_constant
 from kiln.runtime.guards.reference import path_of
 from kiln.runtime.guards.source import CallSource, ModuleGlobalSource, Source
 from kiln.support import compiling
+from kiln.support.records import dataclass
 
 NONE = Constant(None)
 INTERPRETED = frozenset(("handle_torch_function", "has_torch_function", "boolean_dispatch"))

@@ -8,7 +8,7 @@ Recording costs a few numbers per call; a template is made only when another mod
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import final
 
 import torch
@@ -23,6 +23,7 @@ from kiln.graph.trace.autocast import is_any_autocast_enabled
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.log import TorchCall
 from kiln.support.location import Location
+from kiln.support.records import dataclass
 from kiln.tensor.spec import TensorSpec
 
 LEAST_STEPS = 48

@@ -13,7 +13,7 @@ import sys
 import traceback
 import types
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, final
 
 from kiln.capture.bytecode.resume import origin_of
@@ -55,6 +55,7 @@ from kiln.runtime.guards.source import (
     Source,
 )
 from kiln.runtime.tail_calls import Driven
+from kiln.support.records import dataclass
 
 VARARGS, VARKEYWORDS, ASYNC = 0x04, 0x08, 0x280
 DISABLED = "_torchdynamo_disable"

@@ -15,7 +15,7 @@ import types
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, final
 
 from kiln.capture.interpreter.breaks import Raised, UnsupportedAttribute, UnsupportedCall, UnsupportedValue
@@ -42,6 +42,7 @@ from kiln.native._frames import Dispatcher
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import TWIN_OF
 from kiln.runtime.guards.source import AttrSource, DictAttrSource, MethodFuncSource, MroSource, Source
+from kiln.support.records import dataclass
 
 CONTAINERS = (OrderedDict, dict, list, set, frozenset, tuple)
 SLOT = types.MemberDescriptorType

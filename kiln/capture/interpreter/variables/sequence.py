@@ -7,7 +7,6 @@ out.append(y)     changes the items of the List; if it is from outside, a side e
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sized
-from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -25,6 +24,7 @@ from kiln.capture.interpreter.core import (
 from kiln.capture.interpreter.effects import Container, ContentsEffect, SideEffect, contents_key, note_change
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import ItemSource, Source
+from kiln.support.records import dataclass
 
 
 class Sequence(Value):

@@ -11,7 +11,7 @@ import operator
 import re
 import types
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar, cast, final
 
 import torch
@@ -60,6 +60,7 @@ from kiln.graph.trace.log import Target, target_name
 from kiln.graph.trace.recorder import changes_state
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import DictAttrSource, GradSource, ItemSource, LocalSource, OffsetSource, Source
+from kiln.support.records import dataclass
 from kiln.symbolic import DataDependentSize, NoHint, Symbol
 from kiln.symbolic.values import Given, Real
 

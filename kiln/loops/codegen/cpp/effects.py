@@ -11,7 +11,6 @@ begin and finished where they end; others are rows in memory.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -25,6 +24,7 @@ from kiln.loops.codegen.effects import INDEX_OPS, EffectWriter, combined
 from kiln.loops.codegen.kernel_writer import NUMBER, Access, AccessPattern, Storage, TextValue
 from kiln.loops.kernel.kernel import Accumulate, Store
 from kiln.loops.program.nodes import ReduceOp
+from kiln.support.records import dataclass
 from kiln.symbolic import Int, product
 
 

@@ -12,7 +12,6 @@ Long sums and products of floats are accumulated in double precision, sums of fl
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -23,6 +22,7 @@ from kiln.loops.codegen.effects import INDEX_OPS, combined, on_dtype
 from kiln.loops.kernel.kernel import Accumulate
 from kiln.loops.program.nodes import ReduceOp
 from kiln.loops.program.reductions import reduce_start
+from kiln.support.records import dataclass
 
 _LANES: Mapping[ReduceOp, str] = {
     ReduceOp.SUM: "sum_lanes<{type}>({0})",

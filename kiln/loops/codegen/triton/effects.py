@@ -11,7 +11,7 @@ has points, added as a tree, are as accurate as eager's pairwise sums.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 import torch
@@ -24,6 +24,7 @@ from kiln.loops.kernel.atomics import ATOMICS, runs_in_order
 from kiln.loops.kernel.kernel import Accumulate, Local, Store
 from kiln.loops.program.nodes import ReduceOp
 from kiln.loops.program.reductions import reduce_start
+from kiln.support.records import dataclass
 
 _FUNCTIONS: Mapping[ReduceOp, str] = {
     ReduceOp.SUM: "add",

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import final
 
 import torch
@@ -27,6 +27,7 @@ from kiln.loops.codegen.numbers import conversion_steps, float_text
 from kiln.loops.codegen.triton.dialect import TRITON, TRITON_INTEGERS
 from kiln.loops.kernel.kernel import Local
 from kiln.loops.kernel.tiling import Tiling
+from kiln.support.records import dataclass
 from kiln.symbolic import Atom, Int, Relation, Symbol
 from kiln.symbolic.relation import SIGNS
 

@@ -10,8 +10,10 @@ A loop is called by the buffer that it writes, a group of loops by its last one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import final
+
+from kiln.support.records import dataclass
 
 
 @final

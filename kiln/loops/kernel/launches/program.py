@@ -10,12 +10,13 @@ Fusion makes it out of a loop program; the plan is written from it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import final
 
 from kiln.loops.kernel.kernel import KernelIR
 from kiln.loops.kernel.launches.not_fused import NotFused
 from kiln.loops.program.nodes import Buffer, Extern, LoopOutput
+from kiln.support.records import dataclass
 from kiln.symbolic import Int, Symbol
 
 

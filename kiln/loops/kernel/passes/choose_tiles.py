@@ -11,7 +11,7 @@ contiguous in memory a block is as wide as a line of memory. `kiln/loops/kernel/
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 from kiln.loops.body.indexing import Axis
@@ -23,6 +23,7 @@ from kiln.loops.kernel.loop_stages import STAGE_BYTES, STAGES, loop_stages
 from kiln.loops.kernel.mapped import MappedKernel
 from kiln.loops.kernel.occupancy import floor_power, wanted_pieces
 from kiln.loops.kernel.tiling import VECTOR_BYTES, WHOLE_BLOCK, BlockDim, Tiling, block_points, dims_in
+from kiln.support.records import dataclass
 from kiln.support.target import WARP, Target
 from kiln.symbolic import Int, Symbol, is_static, product, symbol
 from kiln.tensor.size_hint import large_size_hint

@@ -5,13 +5,14 @@ phase (i1: 768): out[i0, i1] = load x[i0, i1]      =>      phase (i1: 768 vector
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 from kiln.loops.body.indexing import stride_along
 from kiln.loops.kernel.analyses import phase_accesses
 from kiln.loops.kernel.kernel import KernelIR, Phase
 from kiln.loops.kernel.mapped import MappedKernel
+from kiln.support.records import dataclass
 from kiln.support.target import Target
 
 

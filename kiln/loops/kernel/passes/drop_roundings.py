@@ -6,7 +6,6 @@ out[i0] = convert(x, bf16)           =>   out[i0] = x              where `out` i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -15,6 +14,7 @@ from kiln.loops.body.body import Compute, LoopBody
 from kiln.loops.kernel.kernel import Phase, Store
 from kiln.loops.kernel.mapped import MappedKernel
 from kiln.loops.kernel.passes.fuse_erf import with_live_body
+from kiln.support.records import dataclass
 from kiln.support.target import Target
 
 

@@ -13,7 +13,7 @@ maximum is 0, a sum of them is off by at most 2.2 of its own units (|x| exp(x) i
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 import torch
@@ -26,6 +26,7 @@ from kiln.loops.kernel.kernel import Accumulate, KernelIR, Phase
 from kiln.loops.kernel.mapped import MappedKernel
 from kiln.loops.kernel.softmax_pattern import exp_below_maximum
 from kiln.loops.program.nodes import ReduceOp
+from kiln.support.records import dataclass
 from kiln.support.target import Target
 
 HALF_PRECISION = (torch.bfloat16, torch.float16)

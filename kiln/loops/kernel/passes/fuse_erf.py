@@ -9,7 +9,7 @@ erf near -1 (the tail of gelu).
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 import torch
@@ -20,6 +20,7 @@ from kiln.loops.body.indexing import symbols_of
 from kiln.loops.body.reference import ERF_PLUS_ONE
 from kiln.loops.kernel.kernel import Phase
 from kiln.loops.kernel.mapped import MappedKernel
+from kiln.support.records import dataclass
 from kiln.support.target import Target
 
 

@@ -16,13 +16,14 @@ have no effects: the statement writer reuses their values where later phases loa
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 from kiln.loops.body.analyses import operands_of, symbols_used, without_dead
 from kiln.loops.body.body import Indirect, Load, LoopBody
 from kiln.loops.kernel.kernel import KernelIR, Phase
 from kiln.loops.kernel.mapped import MappedKernel
+from kiln.support.records import dataclass
 from kiln.support.target import Target
 
 AT_ONCE, AFTER_LOAD, NEVER = 0, 1, 2

@@ -12,7 +12,7 @@ machine wants them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 from kiln.loops.body.analyses import accesses
@@ -22,6 +22,7 @@ from kiln.loops.kernel.kernel import KernelIR, Phase, Store
 from kiln.loops.kernel.mapped import MappedKernel
 from kiln.loops.kernel.occupancy import wanted_pieces
 from kiln.loops.kernel.tiling import VECTOR_BYTES, WHOLE_BLOCK
+from kiln.support.records import dataclass
 from kiln.support.target import Target
 from kiln.symbolic import product
 from kiln.tensor.size_hint import large_size_hint

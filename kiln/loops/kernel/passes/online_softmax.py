@@ -15,7 +15,7 @@ The exponentials are the machine's; `fast_math.py` says why that is accurate eno
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 import torch
@@ -27,6 +27,7 @@ from kiln.loops.kernel.mapped import MappedKernel
 from kiln.loops.kernel.softmax_pattern import exp_below_maximum
 from kiln.loops.kernel.tiling import Tiling
 from kiln.loops.program.nodes import ReduceOp
+from kiln.support.records import dataclass
 from kiln.support.target import Target
 from kiln.symbolic import is_static
 

@@ -9,7 +9,7 @@ one kernel is rounded once, at its end, which is faster and more accurate.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 import torch
@@ -18,6 +18,7 @@ from kiln.graph.prims.rows import PRIMS
 from kiln.loops.body.body import BodyOp, Compute, Indirect, Load, LoopBody, Random
 from kiln.loops.kernel.kernel import Phase
 from kiln.loops.kernel.mapped import MappedKernel
+from kiln.support.records import dataclass
 from kiln.support.target import Target
 
 CONVERT = PRIMS["convert"]

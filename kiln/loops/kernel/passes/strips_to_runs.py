@@ -10,7 +10,7 @@ Where phases have no axes of their own and the kernel no locals, nothing limits 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 from kiln.loops.body.analyses import accesses
@@ -20,6 +20,7 @@ from kiln.loops.body.rename import Renaming, rename_body
 from kiln.loops.kernel.analyses import phase_stores, with_indices
 from kiln.loops.kernel.kernel import KernelIR, Phase
 from kiln.loops.kernel.mapped import MappedKernel, RunRows, UnitRun
+from kiln.support.records import dataclass
 from kiln.support.target import Target
 from kiln.symbolic import Int, Symbol, symbol
 

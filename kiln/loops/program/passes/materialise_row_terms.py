@@ -13,7 +13,7 @@ few programs compute, then reads one number per row. A CPU keeps what it read in
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 from kiln.loops.body.analyses import result_dtypes
@@ -21,6 +21,7 @@ from kiln.loops.body.builder import BodyBuilder
 from kiln.loops.body.indexing import points
 from kiln.loops.program.analyses import node_axes, reads
 from kiln.loops.program.nodes import Buffer, LoopNode, LoopProgram, Pointwise, Reduction
+from kiln.support.records import dataclass
 from kiln.support.target import Target
 from kiln.tensor.size_hint import size_hint
 from kiln.tensor.spec import TensorSpec, contiguous_strides

@@ -10,7 +10,7 @@ is recomputed may itself look up others, so this is repeated until nothing chang
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 import torch
@@ -20,6 +20,7 @@ from kiln.loops.body.builder import BodyBuilder, Inline
 from kiln.loops.body.indexing import points, symbols_of
 from kiln.loops.program.analyses import kept_buffers, memory_of, node_axes, program_buffers, reads, written
 from kiln.loops.program.nodes import Buffer, Extern, LoopNode, LoopProgram, Pointwise, Reduction, Scan, Scatter
+from kiln.support.records import dataclass
 from kiln.support.target import Target
 from kiln.tensor.size_hint import size_hint
 

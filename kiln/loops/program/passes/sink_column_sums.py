@@ -13,12 +13,13 @@ further than to the next call or scatter.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 from kiln.loops.body.indexing import points, stride_along
 from kiln.loops.program.analyses import program_buffers, reads
 from kiln.loops.program.nodes import Buffer, LoopNode, LoopProgram, Pointwise, Reduction, Scan
+from kiln.support.records import dataclass
 from kiln.support.target import Target
 from kiln.tensor.size_hint import size_hint
 

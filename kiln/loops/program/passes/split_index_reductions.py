@@ -15,7 +15,7 @@ reductions (`fusion/split.py`): it knows how to add parts up.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 import torch
@@ -28,6 +28,7 @@ from kiln.loops.body.indexing import Axis, points, stride_along
 from kiln.loops.program.analyses import program_buffers, reads
 from kiln.loops.program.nodes import Buffer, LoopNode, LoopProgram, Pointwise, ReduceOp, Reduction
 from kiln.loops.program.reductions import reduce_start
+from kiln.support.records import dataclass
 from kiln.support.target import Target
 from kiln.symbolic import Int, ceil_div, is_static, rel_lt, symbol
 from kiln.tensor.size_hint import size_hint
