@@ -1,4 +1,5 @@
-// The only file that includes the dispatcher; all others call ATen through aten.h.
+// The only file but recurrent.cpp that includes the dispatcher; all others call ATen through
+// aten.h.
 #include "executor/aten.h"
 
 #include <ATen/Context.h>

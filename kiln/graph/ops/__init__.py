@@ -12,6 +12,7 @@ from kiln.graph.ops import (  # noqa: F401  (they fill the tables)
     norms,
     pointwise,
     random,
+    recurrent,
     reductions,
     sampling,
     softmax,

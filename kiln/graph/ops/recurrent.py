@@ -1,0 +1,67 @@
+"""Recurrent layers that eager leaves to a library on the CPU (`nn.LSTM`): calls, also with gradients.
+
+    output, hy, cy, workspace = kiln.mkldnn_rnn_layer.default(input, w0, w1, w2, w3, hx, cx, ...)
+
+The operator of ATen fills the workspace of its backward only while gradients are enabled, which they are not in a plan:
+ours does. How large the workspace is, only the library knows: for symbolic sizes the backward runs the layer again.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import cast
+
+import torch
+
+from kiln.graph.ir.node import Argument, Node
+from kiln.graph.ops.emit import Emit
+from kiln.graph.ops.registry import Results, decompose
+from kiln.symbolic import is_static
+from kiln.tensor.spec import TensorSpec
+
+TENSORS = 7
+"""The leading arguments that are tensors: input, four weights, hx, cx."""
+HIDDEN_SIZE = 10
+FORWARD, BACKWARD = "mkldnn_rnn_layer.default", "mkldnn_rnn_layer_backward.default"
+
+
+def layer_specs(e: Emit, args: tuple[Results, ...]) -> list[TensorSpec]:
+    """The specs of output, hy and cy."""
+    x, hx = args[0], args[5]
+    assert isinstance(x, Node) and isinstance(hx, Node)
+    state = hx.tensor.with_sizes(hx.tensor.sizes)
+    return [x.tensor.with_sizes((*x.tensor.sizes[:2], args[HIDDEN_SIZE])), state, state]  # type: ignore[arg-type]
+
+
+@decompose(FORWARD)
+def mkldnn_rnn_layer(e: Emit, *args: Results) -> Results:
+    specs, call = layer_specs(e, args), cast(tuple[Argument, ...], args)
+    if not (torch.is_grad_enabled() and args[-1]):
+        return e.library(f"aten.{FORWARD}", call, {}, (*specs, None))
+    given = [node.tensor for node in args[:TENSORS] if isinstance(node, Node)]
+    if not all(is_static(size) for spec in given for size in spec.sizes):
+        results = e.library(f"aten.{FORWARD}", call, {}, (*specs, None))
+        return (*results[:3], e.full(0, (0,), torch.uint8, specs[0].device))
+    plain = tuple([tuple(value) if isinstance(value, list) else value for value in args[TENSORS:]])
+    size = workspace_size(tuple([(spec.dtype, spec.sizes) for spec in given]), plain)  # type: ignore[misc]
+    workspace = TensorSpec(torch.uint8, (size,), (1,), 0, specs[0].device)
+    return e.library(f"kiln.{FORWARD}", call, {}, (*specs, workspace))
+
+
+@lru_cache(maxsize=256)
+def workspace_size(tensors: tuple[tuple[torch.dtype, tuple[int, ...]], ...], rest: tuple[object, ...]) -> int:
+    """Bytes of the workspace of a layer on tensors of these dtypes and sizes."""
+    given = [torch.zeros(sizes, dtype=dtype) for dtype, sizes in tensors]
+    with torch.enable_grad():
+        made: tuple[torch.Tensor, ...] = torch.ops.aten.mkldnn_rnn_layer(*given, *rest)
+    return made[3].numel()
+
+
+@decompose(BACKWARD)
+def mkldnn_rnn_layer_backward(e: Emit, *args: Results) -> Results:
+    specs = tuple([node.tensor.with_sizes(node.tensor.sizes) for node in args[:TENSORS] if isinstance(node, Node)])
+    workspace = args[-1]
+    assert isinstance(workspace, Node)
+    if workspace.tensor.sizes == (0,):
+        return e.library(f"kiln.{BACKWARD}", args[:-1], {}, specs)  # type: ignore[arg-type]
+    return e.library(f"aten.{BACKWARD}", args, {}, specs)  # type: ignore[arg-type]
