@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import partial
+from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -301,6 +302,9 @@ def new_state(
     return CaptureState(PythonObjectModel(), recorder, sink, function.__globals__, policy, stops, needed)
 
 
+CAPTURE = str(Path(__file__).parent.parent)
+
+
 def describe(raised: Raised) -> str:
     value: Any = raised.value
     args = value.attrs.get("args") if hasattr(value, "attrs") else None
@@ -321,12 +325,12 @@ def internal_fault(function: types.FunctionType, fault: Exception) -> KilnError:
 
 
 def outside_of_compiler(fault: Exception) -> str | None:
-    """The function of the program or of Python's library that raised; None if the compiler did."""
-    trace = fault.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    code = trace.tb_frame.f_code if trace is not None else None
-    return None if code is None or is_compiler(code.co_filename) else code.co_qualname
+    """The function of the program or of Python's library that the capture called and that raised, if one did."""
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(fault.__traceback__)]
+    ours = [code.co_filename for code in codes if is_compiler(code.co_filename)]
+    if not codes or is_compiler(codes[-1].co_filename) or not ours[-1].startswith(CAPTURE):
+        return None
+    return codes[-1].co_qualname
 
 
 def raising(s: CaptureState, function: types.FunctionType, reason: RaisesException) -> Capture:
