@@ -170,13 +170,6 @@ def with_iterators(x):
     return out
 
 
-def with_class_statement(x):
-    class Local:
-        y = 3
-
-    return x + Local.y
-
-
 CASES = [
     *(in_loop, in_while, in_with, in_try, in_finally, in_callee, in_init, in_deep_callee, in_callee_handler),
     *(
@@ -187,7 +180,6 @@ CASES = [
         with_keywords,
         with_list_state,
         with_iterators,
-        with_class_statement,
     ),
 ]
 

@@ -29,16 +29,6 @@ def names_of_the_frame(x):
     return y * len(dir())
 
 
-@program("KILN1002")
-def class_inside(x):
-    y = x + 1
-
-    class A:
-        n = 2
-
-    return y * A.n
-
-
 @program("KILN1010")
 def prints_in_the_middle(x):
     y = x * 2
@@ -111,12 +101,6 @@ def attribute_of_torch_written(x):
     y = x * 2
     y.requires_grad = True
     return y.detach() + 1
-
-
-@program("KILN1008")
-def values_of_a_tensor(x):
-    y = x * 2
-    return y * y.tolist()[0][1] + x.sum().item()
 
 
 @program("KILN1012")

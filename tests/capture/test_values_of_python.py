@@ -301,3 +301,43 @@ def test_a_plain_attribute_of_a_module_is_set_in_one_step() -> None:
     """Not by the forty statements of `nn.Module.__setattr__`."""
     capture = Lab().capture(Counting.forward, {"self": Counting(), "x": X})
     assert capture.skipped is None and capture.steps < 20
+
+
+class ErrorWithText(ValueError):
+    def __str__(self):
+        return "a text"
+
+
+class ErrorWithRepr(ValueError):
+    def __repr__(self):
+        return "é"
+
+
+@pytest.mark.parametrize(
+    ("cls", "args"),
+    [
+        (ValueError, ()),
+        (ValueError, (1, 2)),
+        (KeyError, ("k",)),
+        (ErrorWithText, (1,)),
+        (ErrorWithRepr, ("a",)),
+        (OSError, (2, "no", "file")),
+    ],
+    ids=lambda part: getattr(part, "__name__", ""),
+)
+def test_the_text_of_an_exception(cls, args):
+    def program(x):
+        try:
+            raise cls(*args)
+        except cls as error:
+            return [
+                str(error),
+                repr(error),
+                f"{error}",
+                f"{error!r:>9}",
+                f"{error!a}",
+            ], x + 1
+
+    compiled = kiln.compile(program, backend="eager")
+    assert compiled(X)[0] == program(X)[0]
+    assert compiled.report().eager == 0

@@ -34,7 +34,6 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     gc.collect()
     gc.freeze()
     yield
-    gc.unfreeze()
     torch.set_num_threads(before)
 
 

@@ -9,12 +9,14 @@ binary(s, operator.add, Object, ...)                  its `__add__`, then the ot
 from __future__ import annotations
 
 import operator
+import types
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 
+from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.core import MISSING, OPERATORS, CaptureState, Operator, Token, Value
 from kiln.capture.interpreter.speculation import number_truth, truth_of_comparison
 from kiln.capture.interpreter.variables.classes import Class
@@ -331,22 +333,35 @@ def contains(s: CaptureState, container: Value, item: Value) -> bool:
 
 def format_value(s: CaptureState, value: Value, conversion: str, spec: str) -> str:
     """One field of an f-string."""
-    if not conversion or conversion == "s":
-        custom = s.classes.lookup(value.python_type(), "__format__" if spec else "__str__")
-        if isinstance(value, Object) and custom is not None and hasattr(custom[1], "__code__"):
-            args = [s.const(spec)] if spec else []
-            return str(s.call_special(value, "__format__" if spec else "__str__", args, {}).constant(s))
+    printed = conversion in ("r", "a")
+    method = "__repr__" if printed else "__format__" if spec and not conversion else "__str__"
+    custom = s.classes.lookup(value.python_type(), method)
+    if isinstance(value, Object) and custom is not None and hasattr(custom[1], "__code__"):
+        text = str(s.call_special(value, method, [s.const(spec)] if method == "__format__" else [], {}).constant(s))
+        return (
+            text
+            if method == "__format__"
+            else format(text if conversion != "a" else text.encode("ascii", "backslashreplace").decode(), spec)
+        )
     if isinstance(value, Object) and issubclass(value.cls, BaseException):
-        args = all_items(s, value.get_attr(s, "args"))
-        if len(args) == 1:
-            return (repr if issubclass(value.cls, KeyError) else str)(args[0].constant(s))
-        return str(tuple(a.constant(s) for a in args))
-    plain = value.constant(s)
+        plain = exception_like(s, value)
+    else:
+        plain = value.constant(s)
     converters: dict[str, Callable[[object], object]] = {"": lambda x: x, "s": str, "r": repr, "a": ascii}
     try:
         return format(converters[conversion](plain), spec)
     except ERRORS as error:
         raise s.error(type(error), *error.args) from None
+
+
+def exception_like(s: CaptureState, value: Value) -> BaseException:
+    """A real exception of the class and arguments of `value`, to be printed."""
+    assert isinstance(value, Object)
+    args = [item.constant(s) for item in all_items(s, value.get_attr(s, "args"))]
+    if isinstance(value.cls.__new__, types.FunctionType):
+        raise UnsupportedCall(function=f"{value.cls.__qualname__}.__new__", why="it decides the text of an exception")
+    made: BaseException = value.cls.__new__(value.cls, *args)
+    return made
 
 
 def exception_matches(s: CaptureState, error: Value, kinds: Value) -> bool:

@@ -10,7 +10,7 @@ from typing import TypeVar
 from kiln.capture.interpreter.breaks import Raised, UnsupportedCall
 from kiln.capture.interpreter.builtins.functions import fill, sort
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Token, Value, handles
-from kiln.capture.interpreter.operations import contains, equal, fold
+from kiln.capture.interpreter.operations import contains, equal, exception_like, fold
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import BoundMethod
@@ -452,6 +452,16 @@ def object_delattr(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 def object_text(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     spec = args[1].constant(s) if len(args) > 1 else ""
     return fold(s, format, args[0].constant(s), spec)
+
+
+@handles(BaseException.__repr__)
+def exception_repr(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(repr(exception_like(s, args[0])))
+
+
+@handles(BaseException.__str__, KeyError.__str__)
+def exception_text(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(str(exception_like(s, args[0])))
 
 
 @handles(object.__eq__)
