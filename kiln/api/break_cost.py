@@ -46,7 +46,7 @@ def break_seconds() -> float:
     """The shortest of some rounds, of a function with a break less one without. Views need no C++ compiler."""
     settings = SessionSettings(Options(cache=False), None, fullgraph=False, target=Target(), dump_folder=None)
     session = CompileSession("the cost of a break", settings, EventSink())
-    x = torch.zeros(2, 3)
+    x = torch.zeros(2, 3, device="cpu")
     without, with_break = (
         shortest(session.dispatcher(function), x) for function in (whole, broken) if isinstance(function, FunctionType)
     )

@@ -87,7 +87,7 @@ def differentiable_region(
     detached = [
         number
         for number, result in enumerate(results)
-        if result.alias and result.alias.view and not result.requires_grad
+        if result.alias and result.alias.view and not result.requires_grad and number not in dict(creations)
     ]
     unreached = tuple(sorted({*range(signature.num_inputs)} - {*signature.gradients}))
     spec = replace(

@@ -38,7 +38,7 @@ def made(
 ) -> torch.Tensor:  # fmt: skip
     """A tensor with `values` in logical order, or random ones: normal, or integers from `low` to below `high`."""
     if seed is None:
-        wanted = torch.tensor(values, dtype=dtype).reshape(sizes)
+        wanted = torch.tensor(values, dtype=dtype, device="cpu").reshape(sizes)
     else:
         generator = torch.Generator().manual_seed(seed)
         if dtype.is_floating_point or dtype.is_complex:

@@ -24,7 +24,7 @@ def draw_seed(device: torch.device, increment: int) -> torch.Tensor:
     offset = generator.get_offset()
     generator.set_offset(offset + rounded(increment))
     values = [signed_word(generator.initial_seed()), offset]
-    return torch.tensor(values, dtype=torch.int64).pin_memory().to(device, non_blocking=True)
+    return torch.tensor(values, dtype=torch.int64, device="cpu").pin_memory().to(device, non_blocking=True)
 
 
 def rounded(increment: int) -> int:

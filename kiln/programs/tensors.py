@@ -84,6 +84,6 @@ def read_tensor(name: str, entry: Json, body: bytearray, start: int) -> tuple[to
             problem=f"tensor {name[:40]!r} has elements at {str(offsets)[:40]}, expected {[start, end]}"
         )
     if not count:
-        return torch.empty(shape, dtype=dtype), end
+        return torch.empty(shape, dtype=dtype, device="cpu"), end
     flat = torch.frombuffer(body, dtype=torch.uint8, count=end - start, offset=start)
     return flat.clone().view(dtype).reshape(shape), end

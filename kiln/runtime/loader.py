@@ -200,5 +200,5 @@ def decode_tensor(data: bytes) -> torch.Tensor:
     head = json.loads(data[4 : 4 + length])
     dtype = DTYPES_BY_NAME[head["dtype"]]
     body = bytearray(data[4 + length :])
-    flat = torch.frombuffer(body, dtype=dtype) if body else torch.empty(0, dtype=dtype)
+    flat = torch.frombuffer(body, dtype=dtype) if body else torch.empty(0, dtype=dtype, device="cpu")
     return flat.clone().to(head.get("device", "cpu")).as_strided(head["sizes"], head["strides"])

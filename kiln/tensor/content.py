@@ -10,5 +10,7 @@ import torch
 
 def elements(tensor: torch.Tensor) -> bytes:
     """The elements in row-major order, whatever the strides of `tensor`."""
-    dense = torch.empty(tensor.shape, dtype=tensor.dtype)  # `contiguous` keeps the strides of axes of size 1
+    dense = torch.empty(
+        tensor.shape, dtype=tensor.dtype, device="cpu"
+    )  # `contiguous` keeps the strides of axes of size 1
     return bytes(dense.copy_(tensor.detach()).flatten().view(torch.uint8).numpy().data)

@@ -110,3 +110,14 @@ def test_a_comparison_that_changes_sides_is_compiled_once_for_each() -> None:
     for number in range(20):
         torch.testing.assert_close(compiled(x, number / 19), branches(x, number / 19))
     assert kiln.report_of(compiled).compiles == 3  # the first number, then either side
+
+
+def test_powers_of_the_library_have_its_errors() -> None:
+    def program(x: Tensor, base: float) -> Tensor:
+        return x * math.pow(base, 0.5)
+
+    compiled, x = kiln.compile(program, backend="eager"), torch.ones(3)
+    for base in (2.0, 3.0, 5.0):
+        assert torch.equal(compiled(x, base), program(x, base))
+    with pytest.raises(ValueError, match="math domain error"):
+        compiled(x, -8.0)

@@ -93,3 +93,17 @@ def test_protection_is_kept_on_disk(tmp_path: object) -> None:
     for _ in range(2):
         compiled = kiln.compile(program, options={"cache_dir": str(tmp_path)})
         assert changed(compiled(x())) == changed(program(x()))
+
+
+def test_a_view_made_without_gradients_of_what_has_some() -> None:
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        with torch.no_grad():
+            part = y[1:]
+        return y, part
+
+    for call in (program, kiln.compile(program)):
+        y, part = call(torch.ones(3, requires_grad=True))
+        y.mul_(3)
+        with pytest.raises(RuntimeError, match="no_grad mode"):
+            _ = part.grad_fn

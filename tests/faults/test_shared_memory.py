@@ -170,3 +170,40 @@ def test_an_argument_keeps_its_history() -> None:
     assert computed.grad_fn is history and computed._version == 0
     compiled(w).backward()
     assert w.grad_fn is None and w.grad is not None and w.grad.tolist() == [9.0] * 4
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x: x[:4].add_(x[-4:]),
+        lambda x: x[:4].index_add_(0, torch.arange(4), x[-4:]),
+        lambda x: torch.cumsum(x[-4:], 0, out=x[:4]),
+    ],
+    ids=["add_", "index_add_", "cumsum"],
+)
+def test_what_is_apart_for_some_sizes_only(write: Callable[[Tensor], object]) -> None:
+    def program(x: Tensor) -> Tensor:
+        x = x.clone()
+        write(x)
+        return x
+
+    compiled = kiln.compile(program, dynamic=True, backend="eager")
+    for size in (16, 12, 6, 20):
+        x = torch.arange(float(size))
+        try:
+            expected = program(x)
+        except RuntimeError:
+            with pytest.raises(RuntimeError):
+                compiled(x)
+        else:
+            assert torch.equal(compiled(x), expected)
+
+
+def test_a_write_into_the_gaps_of_overlapping_strides() -> None:
+    def program(x: Tensor) -> None:
+        x.as_strided((1,), (1,), 3).add_(5)
+
+    ours, theirs = torch.arange(10.0), torch.arange(10.0)
+    kiln.compile(program)(ours.as_strided((2, 2, 2), (1, 1, 4)))
+    program(theirs.as_strided((2, 2, 2), (1, 1, 4)))
+    assert torch.equal(ours, theirs)

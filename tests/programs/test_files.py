@@ -411,3 +411,9 @@ def test_texts_of_sizes_that_would_take_forever_are_refused(read: Callable[[], o
 )
 def test_elements_do_not_depend_on_strides(tensor: Tensor) -> None:
     assert elements(tensor) == tensor.clone(memory_format=torch.contiguous_format).numpy().tobytes()
+
+
+def test_elements_whatever_the_default_device() -> None:
+    expected = elements(MATRIX)
+    with torch.device("meta"):
+        assert elements(MATRIX) == expected

@@ -35,7 +35,7 @@ def enable() -> None:
     """Every kernel that this process compiles from now on is sanitized."""
     if not is_preloaded():
         raise pytest.UsageError("--sanitize needs the sanitizers' libraries: run tools/sanitize")
-    if "kiln.native._executor" in sys.modules and toolchain.toolchain.cache_info().currsize:
+    if "kiln.native._executor" in sys.modules and toolchain.asked_toolchain.cache_info().currsize:
         raise pytest.UsageError("--sanitize came after the first compile")
     os.environ.pop("LD_PRELOAD", None)  # the compiler runs without them
     options = [option for option in toolchain.CXX_OPTIONS if option != SLOWER[0]]

@@ -589,6 +589,7 @@ def write_region_call(
 def leaf_methods(trace: Trace, names: list[str]) -> Iterator[tuple[str, str]]:
     """Methods to call on results: `detach` if they share memory but no autograd history, `requires_grad_` on leaves."""
     outputs = trace.graph.outputs
+    guarded = dict(trace.creations)  # they stay views: autograd must see what is done to them
     sharing = {
         output.alias.index
         for output in outputs
@@ -596,7 +597,7 @@ def leaf_methods(trace: Trace, names: list[str]) -> Iterator[tuple[str, str]]:
     }
     for index, (name, output, leaf) in enumerate(zip(names, outputs, trace.leaves, strict=True)):
         alias = output.alias
-        if not leaf or (alias is not None and alias.of == "input" and alias.view is None):
+        if not leaf or (alias is not None and (index in guarded or (alias.of == "input" and alias.view is None))):
             continue
         base = None
         if alias is not None:

@@ -101,7 +101,7 @@ def _is_rounded_to(dtype: torch.dtype, term: Operand) -> bool:
     """
     if isinstance(term, Node):
         return term.tensor.dtype is not dtype and not term.tensor.rank and term.tensor.device == CPU
-    return not isinstance(term, int | float) or torch.tensor(term, dtype=dtype).item() != term
+    return not isinstance(term, int | float) or torch.tensor(term, dtype=dtype, device="cpu").item() != term
 
 
 def _logical(name: str) -> Callable[..., Node]:

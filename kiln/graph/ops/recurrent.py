@@ -51,7 +51,7 @@ def mkldnn_rnn_layer(e: Emit, *args: Results) -> Results:
 @lru_cache(maxsize=256)
 def workspace_size(tensors: tuple[tuple[torch.dtype, tuple[int, ...]], ...], rest: tuple[object, ...]) -> int:
     """Bytes of the workspace of a layer on tensors of these dtypes and sizes."""
-    given = [torch.zeros(sizes, dtype=dtype) for dtype, sizes in tensors]
+    given = [torch.zeros(sizes, dtype=dtype, device="cpu") for dtype, sizes in tensors]
     with torch.enable_grad():
         made: tuple[torch.Tensor, ...] = torch.ops.aten.mkldnn_rnn_layer(*given, *rest)
     return made[3].numel()

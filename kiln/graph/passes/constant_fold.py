@@ -67,7 +67,9 @@ def _uniform_pointwise(builder: Builder, node: Node, uniform: Uniform) -> Node |
 
 def computed(node: Node, numbers: list[Number]) -> Number | None:
     """The result of eager's kernel for a single element; None if it raises (integer division by zero)."""
-    tensors = [torch.tensor(number, dtype=x.tensor.dtype) for number, x in zip(numbers, node.inputs, strict=True)]
+    tensors = [
+        torch.tensor(number, dtype=x.tensor.dtype, device="cpu") for number, x in zip(numbers, node.inputs, strict=True)
+    ]
     spec = TensorSpec(node.tensor.dtype, (), ())
     try:
         result = ATEN_RULES[node.op.name](EagerCall(spec), *tensors, **node.attrs)

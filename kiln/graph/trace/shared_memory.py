@@ -10,13 +10,16 @@ x.add_(x)                            the same elements in a pointwise op: nothin
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import cast
 
 import torch
 from torch._ops import OpOverload
 
 from kiln.graph.ops.breaks import UnsupportedMutation
 from kiln.graph.trace.mode import RecordingMode
-from kiln.graph.trace.storage_view import StorageView, overlaps_partially, same_elements, shares_elements
+from kiln.graph.trace.storage_view import StorageView, extent, overlaps_partially, same_elements, shares_elements
+from kiln.symbolic import Expr, Int
+from kiln.symbolic.relation import rel_le
 from kiln.tensor.spec import TensorSpec
 
 ViewsByStorage = Mapping[int, Sequence[StorageView]]
@@ -43,14 +46,41 @@ def refuse_shared_memory(
         pointwise = torch.Tag.pointwise in op.tags
     target = mode.view_of(written)
     for other in read.get(id(target.storage), ()):
-        if pointwise and overlaps_partially(target.spec, other.spec):
+        left, right = for_these_sizes(mode, target.spec, other.spec)
+        if pointwise and overlaps_partially(left, right):
             raise RuntimeError(
                 "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single"
                 " memory location. Please clone() the tensor before performing the operation."
             )
         same = not pointwise and target.spec.numel() != 0 and same_elements(target.spec, other.spec)
-        if same or shares_elements(with_hints(mode, target.spec), with_hints(mode, other.spec)):
+        if same or shares_elements(left, right):
             raise UnsupportedMutation(op=str(op), reason="it writes to a part of the memory that it reads")
+
+
+def for_these_sizes(mode: RecordingMode, left: TensorSpec, right: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
+    """Two views of a storage with the sizes of this call; guards hold what these say of their distance.
+
+    Not for the columns of a matrix, whose ranges are interleaved: they are taken to stay apart.
+    """
+    concrete = with_hints(mode, left), with_hints(mode, right)
+    numbers = [*left.sizes, *left.strides, left.offset, *right.sizes, *right.strides, right.offset]
+    if same_elements(left, right) or not any(isinstance(number, Expr) for number in numbers):
+        return concrete
+    env, where = mode.symbols.env, mode.symbols.location
+    (start, end), (other_start, other_end) = [cast("tuple[int, int]", extent(spec)) for spec in concrete]
+    if start < end <= other_start:
+        env.decide(rel_le(end_of(left), right.offset), where)
+    elif other_start < other_end <= start:
+        env.decide(rel_le(end_of(right), left.offset), where)
+    elif shares_elements(*concrete):
+        for number in numbers:
+            env.specialise(number, where)
+    return concrete
+
+
+def end_of(spec: TensorSpec) -> Int:
+    """The element behind the last; not of an empty tensor."""
+    return sum([(size - 1) * stride for size, stride in zip(spec.sizes, spec.strides, strict=True)], spec.offset) + 1
 
 
 def with_hints(mode: RecordingMode, spec: TensorSpec) -> TensorSpec:

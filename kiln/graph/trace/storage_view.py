@@ -18,7 +18,6 @@ import torch
 
 from kiln.graph.ir.node import Attr, Node
 from kiln.graph.ops import ViewStep
-from kiln.graph.prims.meta import has_repeated_elements
 from kiln.symbolic import Expr, Int
 from kiln.tensor.spec import TensorSpec
 
@@ -144,10 +143,20 @@ def is_sum(total: int, terms: Sequence[tuple[int, int, int]], budget: list[int])
 def elements(spec: TensorSpec, within: tuple[int, int]) -> torch.Tensor:
     """Which elements of this range of the storage a tensor of constant sizes consists of."""
     start, stop = within
-    marks = torch.zeros(stop - start, dtype=torch.bool)
+    marks = torch.zeros(stop - start, dtype=torch.bool, device="cpu")
     sizes, strides = cast(Integers, spec.sizes), cast(Integers, spec.strides)
     marks.as_strided(sizes, strides, cast(int, spec.offset) - start).fill_(True)
     return marks
+
+
+def is_gapless(spec: TensorSpec) -> bool:
+    """Whether a tensor of constant sizes uses each element of its extent once."""
+    step = 1
+    for stride, size in sorted(zip(cast(Integers, spec.strides), cast(Integers, spec.sizes), strict=True)):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True
 
 
 def reaches_outside(attrs: Mapping[str, Attr], root: TensorSpec, *, if_symbolic: bool = True) -> bool:
@@ -160,7 +169,7 @@ def reaches_outside(attrs: Mapping[str, Attr], root: TensorSpec, *, if_symbolic:
         return if_symbolic
     if part[0] < full[0] or part[1] > full[1]:
         return True
-    if full[1] - full[0] <= cast(int, root.numel()) and not has_repeated_elements(root):
+    if is_gapless(root):
         return False
     return bool((elements(view, part) & ~elements(root, full)[part[0] - full[0] : part[1] - full[0]]).any())
 

@@ -144,7 +144,7 @@ class BodyBuilder(LoopHandler[int]):
     def _folded_constants(self, op: Prim, dtype: torch.dtype, operands: list[Const]) -> int | None:
         if op.name in _MAY_FAIL and not dtype.is_floating_point:
             return None
-        tensors = tuple(torch.tensor(operand.value, dtype=operand.dtype) for operand in operands)
+        tensors = tuple(torch.tensor(operand.value, dtype=operand.dtype, device="cpu") for operand in operands)
         return self.constant(apply(op, dtype, tensors).item(), dtype)
 
 
@@ -197,5 +197,5 @@ def _as_held(value: bool | int | float, dtype: torch.dtype) -> bool | int | floa
         return int(value)
     if dtype == torch.float64:
         return float(value)
-    held: float = torch.tensor(float(value), dtype=torch.float64).to(dtype).item()
+    held: float = torch.tensor(float(value), dtype=torch.float64, device="cpu").to(dtype).item()
     return held

@@ -87,16 +87,16 @@ class TorchHandler(LoopHandler[Tensor]):
         if mask is None:
             return tensor[at] if at else tensor.clone()
         if tensor.numel() == 0:
-            return torch.zeros((), dtype=tensor.dtype).expand(mask.shape)
+            return torch.zeros((), dtype=tensor.dtype, device="cpu").expand(mask.shape)
         inside = [torch.where(mask, position, 0) for position in at]
         loaded = tensor[tuple(inside)] if inside else tensor
-        return torch.where(mask, loaded, torch.zeros((), dtype=tensor.dtype))
+        return torch.where(mask, loaded, torch.zeros((), dtype=tensor.dtype, device="cpu"))
 
     def coordinates(self, index: Index) -> tuple[Tensor, ...]:
         return tuple(torch.as_tensor(evaluate_int(at, self.values)) for at in index)
 
     def constant(self, value: bool | int | float, dtype: torch.dtype) -> Tensor:
-        return torch.tensor(value, dtype=dtype)
+        return torch.tensor(value, dtype=dtype, device="cpu")
 
     def index(self, expr: Int, dtype: torch.dtype) -> Tensor:
         return torch.as_tensor(evaluate_int(expr, self.values)).to(dtype)
@@ -137,5 +137,5 @@ def axis_values(
     for position, axis in enumerate(axes):
         shape = [1] * len(axes)
         shape[position] = extents[position]
-        values[axis.symbol] = torch.arange(extents[position]).view(shape)
+        values[axis.symbol] = torch.arange(extents[position], device="cpu").view(shape)
     return values, extents

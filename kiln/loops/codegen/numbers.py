@@ -23,6 +23,6 @@ def conversion_steps(source: torch.dtype, target: torch.dtype) -> list[torch.dty
 def float_text(number: float) -> str:
     for digits in range(1, 10):
         text = f"{number:.{digits}g}"
-        if torch.tensor(float(text), dtype=torch.float32).item() == number:
+        if torch.tensor(float(text), dtype=torch.float32, device="cpu").item() == number:
             break
     return text if any(sign in text for sign in ".e") else text + ".0"

@@ -15,7 +15,7 @@ from typing import final
 import torch
 
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, handles
-from kiln.capture.interpreter.operations import Function2, binary, compare, fold
+from kiln.capture.interpreter.operations import Function2, binary, compare, fold, is_symbolic
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.tensor import Symbolic
 from kiln.support.records import dataclass
@@ -89,7 +89,9 @@ for _function in DOMAINS:
 @handles(math.pow)
 def pow_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if len(args) == 2 and any(isinstance(arg, Symbolic) for arg in args):
-        return binary(s, operator.pow, *(as_float(s, arg) for arg in args))
+        left, right = [as_float(s, arg) for arg in args]
+        if is_symbolic(s, operator.pow, left, right):  # else `math.pow` itself decides: it has errors of its own
+            return binary(s, operator.pow, left, right)
     return fold(s, math.pow, *(arg.constant(s) for arg in args))
 
 
