@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,14 @@ import kiln
 from tests.capture.idioms.outcome import same
 
 FACTOR = 2.0
+WEIGHT = torch.full((3,), 2.0)
+SETTINGS = {"factor": 2.0}
+
+
+class Settings:
+    factor = 2.0
+
+
 Program = Callable[[torch.Tensor], Any]
 
 
@@ -35,10 +44,38 @@ def default_argument(x):
     return (y * y).sum()
 
 
-def global_number(x):
+def argument(x, scale=3.0):
+    y, times = x * 2, x * 1
+    y.register_hook(lambda g: g * scale * x.detach() * times.detach())
+    return (y * y).sum()
+
+
+def doubled(g, k=2.0):
+    return torch.mul(g.to(torch.float32), k) * math.pi
+
+
+def calls_functions(x):
     y = x * 2
-    y.register_hook(lambda g: g * FACTOR if g.shape[0] == 3 else None)
-    return (y * x).sum()
+    y.register_hook(lambda g: doubled(g).clone())
+    y.register_hook(torch.neg)
+    return (y * y).sum()
+
+
+def gradient_inside(x):
+    scale, y = 3.0, x * 2
+    y.register_hook(lambda g: g * scale)
+    (g,) = torch.autograd.grad((y * y).sum(), x)
+    return (x * g).sum() + g.sum(), g.sin()
+
+
+def two_gradients_inside(x):
+    y = x * 2
+    y.register_hook(lambda g: (g * y.detach()).sin())
+    (g,) = torch.autograd.grad((y * y).sum(), x, create_graph=True)
+    z = g * x
+    z.register_hook(lambda g: g.cos() + 1)
+    (h,) = torch.autograd.grad(z.sum(), x, create_graph=True)
+    return (x * h).sum()
 
 
 def keeps_gradient_inside(x):
@@ -52,7 +89,8 @@ def reentrant(x):
 
 
 IN_THE_GRAPH: list[Program] = [
-    *(constant_variable, tensor_variable, default_argument, global_number, keeps_gradient_inside, reentrant),
+    *(constant_variable, tensor_variable, argument, default_argument, calls_functions, keeps_gradient_inside),
+    *(gradient_inside, two_gradients_inside, reentrant),
 ]
 
 
@@ -116,11 +154,126 @@ def trained(function: Program) -> Any:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("backend", ["eager", None])
 @pytest.mark.parametrize("program", IN_THE_GRAPH + BREAKS, ids=lambda program: program.__name__)
-def test_as_eager(program: Program, backend: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_eager(program: Program, backend: str | None) -> None:
     chosen = {} if backend is None else {"backend": backend}
     compiled = kiln.compile(program, options={"cache": False}, **chosen)
-    for factor in (2.0, 4.0):
-        monkeypatch.setitem(globals(), "FACTOR", factor)
+    for _ in range(2):
         assert same(trained(program), trained(compiled))
     report = compiled.report()
     assert bool(report.breaks or report.eager_reasons) == (program in BREAKS), report
+
+
+def global_number(x):
+    y = x * 2
+    y.register_hook(lambda g: g * FACTOR if g.shape[0] == 3 else None)
+    return (y * y).sum()
+
+
+def scaled(g):
+    return g * FACTOR
+
+
+def global_in_a_function(x):
+    y = x * 2
+    y.register_hook(lambda g: scaled(g))
+    return (y * y).sum()
+
+
+def hook_from_outside(x):
+    y = x * 2
+    y.register_hook(scaled)
+    return (y * y).sum()
+
+
+def global_tensor(x):
+    y = x * 2
+    y.register_hook(lambda g: g * WEIGHT)
+    return (y * y).sum()
+
+
+def global_dict(x):
+    y = x * 2
+    y.register_hook(lambda g: g * SETTINGS["factor"])
+    return (y * y).sum()
+
+
+def class_attribute(x):
+    y = x * 2 * Settings.factor
+    y.register_hook(lambda g: g * getattr(Settings, "factor"))  # noqa: B009
+    y.register_hook(lambda g: g * Settings.factor)
+    return (y * y).sum()
+
+
+def global_set_before(x):
+    global FACTOR
+    FACTOR = FACTOR + 1
+    y = x * 2
+    y.register_hook(lambda g: g * FACTOR)
+    return (y * y).sum()
+
+
+def shared_variable():
+    factor = 2.0
+
+    def program(x):
+        y = x * 2
+        y.register_hook(lambda g: g * factor)
+        return (y * y).sum()
+
+    def assign(value):
+        nonlocal factor
+        factor = value
+
+    return program, assign
+
+
+def variable_of_the_hook():
+    factor = 2.0
+
+    def hook(g):
+        return g * factor
+
+    def program(x):
+        y = x * 2
+        y.register_hook(hook)
+        return (y * y).sum()
+
+    def assign(value):
+        nonlocal factor
+        factor = value
+
+    return program, assign
+
+
+def assign_everywhere(value: float) -> None:
+    global FACTOR, WEIGHT
+    FACTOR, WEIGHT = value, torch.full((3,), value)
+    SETTINGS["factor"] = Settings.factor = value
+
+
+READS: list[Program] = [
+    *(global_number, global_in_a_function, hook_from_outside, global_tensor, global_dict, class_attribute),
+    global_set_before,
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("backend", ["eager", None])
+def test_hooks_read_when_the_backward_runs(backend: str | None) -> None:
+    chosen = {} if backend is None else {"backend": backend}
+    cases = [(program, assign_everywhere) for program in READS]
+    for program, assign in [*cases, shared_variable(), variable_of_the_hook()]:
+        compiled = kiln.compile(program, options={"cache": False}, **chosen)
+        for later in (5.0, 7.0):
+            gradients = []
+            for function in (program, compiled):
+                assign(2.0)
+                x = torch.ones(3, requires_grad=True)
+                loss = function(x)
+                assign(later)
+                loss.backward()
+                gradients.append(x.grad)
+            assert same(*gradients), program.__name__
+        report = compiled.report()
+        assert backend or report.breaks or report.eager_reasons, program.__name__
+    assign_everywhere(2.0)

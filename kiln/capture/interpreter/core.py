@@ -331,7 +331,7 @@ class CaptureState:
     __slots__ = (
         *("_parts", "_references", "_wrappers", "asked_is_compiling", "classes", "counters", "effects", "events"),
         *("frame", "global_state", "globals", "guards", "identities", "model", "needed", "policy", "recorder", "stops"),
-        "says_is_compiling",
+        *("says_is_compiling", "watch"),
     )
 
     def __init__(
@@ -362,6 +362,8 @@ class CaptureState:
         """Torch's state at the entry of the frame."""
         self.asked_is_compiling = False
         self.says_is_compiling = False
+        self.watch: Callable[[], None] | None = None
+        """Called after each instruction of the frames that begin while it is set."""
         self._parts: dict[type, object] = {}
         self._wrappers = dict(WRAPPERS)
         self._references: dict[int, ObjectRef] = {}

@@ -257,7 +257,7 @@ class SymbolicFrame:
                 try:
                     if self.pending is not None:
                         self._call_pending(self.pending)
-                    if state.stops:
+                    if state.stops or state.watch is not None:
                         self._checked_steps()
                     else:
                         self._steps()
@@ -307,7 +307,7 @@ class SymbolicFrame:
             handler(self, arg)
 
     def _checked_steps(self) -> None:
-        rows = self.rows
+        rows, watch = self.rows, self.state.watch
         while self.running:
             at = self.at = self.ip
             handler, arg, breaks = rows[at]
@@ -318,6 +318,8 @@ class SymbolicFrame:
             self._stop_if_asked()
             self.ip = at + 1
             handler(self, arg)
+            if watch is not None:
+                watch()
 
     def _note(self, stop: GraphBreak) -> None:
         """Add this frame to the break; if it cannot resume the callee, it becomes the innermost frame."""

@@ -10,7 +10,9 @@ The levels are the log of torch calls and the functional graph of primitives, wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import cast, final
 
@@ -118,6 +120,8 @@ class Recorder:
         self.events = events
         self.region = 0
         """The checkpoint region of the next calls; 0 outside of any."""
+        self._outer: Origin | None = None
+        """The origin of the call that the next calls are nested in."""
         self.grad_at_start = torch.is_grad_enabled()
         self.state_at_start = ambient_state()
         self._restart()
@@ -173,7 +177,12 @@ class Recorder:
         name = self._names.get(target)
         if name is None:
             name = self._names[target] = target_name(target)
-        self.emit.origin = Origin(name, len(self.calls), location, region=self.region)
+        outer = self._outer
+        self.emit.origin = (
+            Origin(name, len(self.calls), location, region=self.region)
+            if outer is None
+            else replace(outer, call=name, location=location)
+        )
         self.symbols.location = location
         mutations, first = self._mode.mutations, len(self.nodes)
         _push(self._mode)
@@ -337,6 +346,19 @@ class Recorder:
             protected_views(outputs),
             self._constants.tensors,
         )
+
+
+@contextmanager
+def nested_calls(recorder: Recorder) -> Iterator[None]:
+    """Calls within are nodes of the present call, or of the backward, and no entries of the log."""
+    outer, origin, location = recorder._outer, recorder.emit.origin, recorder.symbols.location
+    mark = recorder.mark()
+    recorder._outer = origin
+    try:
+        yield
+    finally:
+        del recorder.calls[mark:]
+        recorder._outer, recorder.emit.origin, recorder.symbols.location = outer, origin, location
 
 
 def protected_views(outputs: Sequence[FakeTensor]) -> tuple[tuple[int, int], ...]:

@@ -5,10 +5,14 @@
 In the log of torch calls, `target(y, scale)` registers the program's function, made of what it captures. A break or a
 side effect in the hook restarts the capture and breaks at the call of `register_hook`. A gradient kept for a tensor
 is seen only through that tensor: it matters if the tensor leaves the region, and breaks then.
+
+A hook runs when the backward does. What it reads from outside of the region (a global number, a variable shared with
+other functions, an attribute of a class) may have changed by then, so such a read breaks as well.
 """
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,10 +30,16 @@ from kiln.capture.interpreter.variables.function import Function
 from kiln.capture.interpreter.variables.tensor import FinalCheck, RegionInputs, Tensor, from_torch, here, record
 from kiln.graph.trace.fake import FakeTensor, is_wrapped
 from kiln.graph.trace.log import RegisterHook
+from kiln.graph.trace.recorder import nested_calls
 from kiln.support.records import dataclass
 
 HOOK = "Tensor.register_hook"
 FROM_OUTSIDE = "it would stay on a tensor from outside of the region"
+LATER = "it reads a variable from outside of the region, which may change before the backward"
+NAMES = frozenset(("LOAD_GLOBAL", "LOAD_GLOBAL_CALL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"))
+VARIABLES = frozenset(("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"))
+FIXED = (torch, math)
+"""Modules whose attributes (`torch.float32`, `math.pi`) do not change."""
 
 
 @handles(torch.Tensor.register_hook)
@@ -82,6 +92,8 @@ def captured_by(s: CaptureState, hook: Value) -> tuple[list[Value], Callable[...
         function: Callable[..., object] = hook.constant(s)
         return [], lambda: function
     code, space, count = hook.code, hook.namespace.dictionary, len(hook.cells)
+    if any(cell.original is not None for cell in hook.cells):
+        raise UnsupportedCall(function=HOOK, why=LATER)
     contents = [cell.load(s) for cell in hook.cells]
     captured = [plain(content) for content in (*contents, *hook.defaults)]
     if hook.kwdefaults:
@@ -92,6 +104,39 @@ def captured_by(s: CaptureState, hook: Value) -> tuple[list[Value], Callable[...
         return types.FunctionType(code, space, code.co_name, values[count:] or None, cells)
 
     return captured, make
+
+
+def refuse_outside_reads(s: CaptureState, accepted: dict[int, Value]) -> None:
+    """Break if the last instruction read a variable from outside; `accepted` are the values (by `id`) that are none.
+
+    Modules and what can be called are no variables; what is read from them is.
+    """
+    frame = running_frame(s)
+    value = frame.stack[-1] if frame.stack else None
+    if value is None or id(value) in accepted:
+        return
+    kind = value.python_type()
+    named = issubclass(kind, types.ModuleType) or s.classes.lookup(kind, "__call__") is not None
+    if not named and is_read_from_outside(frame, value, accepted):
+        raise UnsupportedCall(function=frame.code.co_qualname, why=LATER)
+    if not named:
+        accepted[id(value)] = value
+
+
+def is_read_from_outside(frame: SymbolicFrame, value: Value, accepted: dict[int, Value]) -> bool:
+    instruction = frame.decoded.instructions[frame.at]
+    if instruction.name == "LOAD_FAST":
+        return False  # read before, or the default of a parameter
+    if instruction.name in NAMES:
+        return True
+    if instruction.name in VARIABLES:
+        return frame.cells[str(instruction.arg)].original is not None
+    owner = frame.saved[-1] if instruction.name == "LOAD_ATTR" else None
+    if owner is None or id(owner) in accepted:
+        return value.source is not None
+    if owner.real() in FIXED:
+        return False
+    return value.source is not None or (owner.source is not None and not isinstance(owner, Tensor))
 
 
 def plain(content: Value | None) -> Value:
@@ -141,9 +186,11 @@ class InterpretedHook:
         modes = s.part(TorchModes)
         frame, effects, at_entry = s.frame, s.effects.snapshot(), modes.at_entry
         policy, s.policy = s.policy, replace(s.policy, scalars=None)  # backward has no inputs of its own
+        watch, s.watch = s.watch, partial(refuse_outside_reads, s, {id(value): value for value in self._captured()})
         s.frame, modes.at_entry = self.frame, {}
         try:
-            result = self.hook.call(s, [from_torch(s, grad)], {})
+            with nested_calls(s.recorder):
+                result = self.hook.call(s, [from_torch(s, grad)], {})
             if s.effects.snapshot() != effects:
                 raise self._stop("it has side effects", None)
         except GraphBreak as problem:
@@ -151,12 +198,20 @@ class InterpretedHook:
         except Raised as problem:
             raise self._stop(f"it raises {problem.value.type_name()}", None) from problem
         finally:
-            s.frame, modes.at_entry, s.policy = frame, at_entry, policy
+            s.frame, modes.at_entry, s.policy, s.watch = frame, at_entry, policy, watch
         if isinstance(result, Tensor):
             return result.fake
         if result.is_constant and result.constant(s) is None:
             return None
         raise self._stop(f"it returns a {result.type_name()}", None)
+
+    def _captured(self) -> list[Value]:
+        """What the hook has since it was registered."""
+        hook = self.hook
+        if not isinstance(hook, Function) or hook.original is not None:
+            return []
+        contents = [cell.content for cell in hook.cells]
+        return [value for value in (*contents, *hook.defaults) if value is not None]
 
     def _stop(self, why: str, problem: GraphBreak | None) -> GraphBreak:
         stop = UnsupportedCall(function=HOOK, why=why).before(self.call)
