@@ -227,6 +227,37 @@ def test_bases_are_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(compiled(X)[0], derived(X)[0]), name
 
 
+LOG: list[str] = []
+
+
+class Named:
+    def __set_name__(self, owner: Any, name: str) -> None:
+        LOG.append(name)
+        self.name = name
+
+    def __get__(self, owner: Any, kind: Any) -> str:
+        return self.name
+
+
+def test_a_returned_class_names_its_attributes_once() -> None:
+    def program(x: Any) -> Any:
+        class A:
+            a = 1
+            f = Named()
+            b = 2
+
+        A.late = Named()  # type: ignore[attr-defined]
+        return A, x + 1
+
+    LOG.clear()
+    compiled = kiln.compile(program, backend="eager")
+    for calls in (1, 2):
+        made, _ = compiled(X)
+        assert ["f"] * calls == LOG
+        assert [name for name in vars(made) if not name.startswith("__")] == ["a", "f", "b", "late"]
+        assert made.f == made().f == "f" and not hasattr(vars(made)["late"], "name")
+
+
 def test_stand_ins_are_no_subclasses_of_the_program() -> None:
     kiln.compile(plain, backend="eager")(X)
     kiln.compile(derived, backend="eager")(X)

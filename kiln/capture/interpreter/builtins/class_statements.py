@@ -18,11 +18,11 @@ from kiln.capture.interpreter.variables.function import Cell, Function
 from kiln.capture.interpreter.variables.made_class import (
     NOT_SUPPORTED,
     StandIn,
+    has_set_name,
     is_named,
     stand_in,
 )
 from kiln.capture.interpreter.variables.mapping import Dict
-from kiln.capture.interpreter.variables.object import Object
 
 METACLASSES: tuple[type, ...] = (type, abc.ABCMeta)
 CELL = "__classcell__"
@@ -82,6 +82,6 @@ def make_class(s: CaptureState, metaclass: type, name: str, bases: list[Value], 
     if isinstance(cell, Cell):
         cell.store(s, made)
     for key, value in list(values.items()):
-        if isinstance(value, Object) and s.classes.lookup(value.cls, "__set_name__") is not None:
+        if has_set_name(s, value):
             s.call_special(value, "__set_name__", [made, s.const(key)], {})
     return made

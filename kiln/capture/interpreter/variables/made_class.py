@@ -50,6 +50,11 @@ def is_named(real: object) -> bool:
     return type(real) is not StandIn and isinstance(getattr(type(real), "__set_name__", None), types.FunctionType)
 
 
+def has_set_name(s: CaptureState, value: Value) -> bool:
+    """Whether it is an object of the program with a `__set_name__`."""
+    return isinstance(value, Object) and s.classes.lookup(value.cls, "__set_name__") is not None
+
+
 def stand_in(s: CaptureState, name: str, value: Value) -> object:
     """What the attribute of the stand-in class is."""
     if name == "__slots__" or isinstance(value, Constant | Builtin) or issubclass(value.python_type(), type):
@@ -105,8 +110,12 @@ def set_made_attr(s: CaptureState, cls: type, name: str, value: Value | None) ->
 
 
 def emit_made_class(g: Codegen, made: Value, cls: type, bases: list[Value]) -> None:
-    """Make the class; the cells of its functions, which may hold the class, are filled behind it."""
+    """Make the class; the cells of its functions, which may hold the class, are filled behind it.
+
+    Attributes with a `__set_name__`, which has run while tracing, are set once `type` cannot call it again.
+    """
     values = g.state.classes.made[cls]
+    named = {name: value for name, value in values.items() if has_set_name(g.state, value)}
     cells = [cell for cell in cells_of(list(values.values())) if cell.original is None and not g.is_built(cell)]
     for cell in cells:
         g.body.const(types.CellType)
@@ -118,9 +127,16 @@ def emit_made_class(g: Codegen, made: Value, cls: type, bases: list[Value]) -> N
     for base in bases:
         g.emit(base)
     g.body.op("BUILD_TUPLE", len(bases))
-    g.emit(Dict({name: (Constant(name), value) for name, value in values.items()}))
+    g.emit(Dict({name: (Constant(name), Constant(None) if name in named else value) for name, value in values.items()}))
     g.body.call(3)
     g.remember(made)
+    for name, value in named.items():
+        g.body.const(type.__setattr__)
+        g.emit(made)
+        g.body.const(name)
+        g.emit(value)
+        g.body.call(3)
+        g.body.op("POP_TOP")
     for cell in cells:
         if cell.content is not None:
             g.emit(cell.content)

@@ -27,7 +27,8 @@ from kiln.capture.interpreter.core import (
 from kiln.capture.interpreter.effects import Container, note_change
 from kiln.capture.interpreter.variables.byte_array import ByteArray
 from kiln.capture.interpreter.variables.constant import Constant
-from kiln.capture.interpreter.variables.sequence import List, SequenceIterator, SizeWatch, Tuple
+from kiln.capture.interpreter.variables.key_iterator import KeyIterator
+from kiln.capture.interpreter.variables.sequence import List, Tuple
 from kiln.runtime.guards.constant import is_constant
 from kiln.runtime.guards.guard import AliasExpectation, GuardKind, SetExpectation
 from kiln.runtime.guards.reference import path_of
@@ -156,7 +157,7 @@ class Dict(Container):
         return self.length(s) != 0
 
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
-        return dict_iterator(s, self, [key for key, _ in self.items(s).values()])
+        return dict_iterator(s, self, "keys")
 
     def torch_arg(self, s: CaptureState) -> object:
         return {key.torch_arg(s): value.torch_arg(s) for key, value in self.items(s).values()}
@@ -217,12 +218,16 @@ ABSENT = Constant("<absent>")
 """Marks a key that is known to be absent."""
 
 
-def dict_iterator(s: CaptureState, mapping: Dict, values: list[Value]) -> Value:
-    """An iterator over the keys, values or items of a dict, which may not grow or shrink meanwhile."""
+def dict_iterator(s: CaptureState, mapping: Dict, what: str) -> Value:
+    """An iterator over the `keys`, `values` or `items` of a dict."""
     items = mapping.items(s)
-    ordered = issubclass(mapping.cls, OrderedDict)
-    error = "OrderedDict mutated during iteration" if ordered else "dictionary changed size during iteration"
-    return SequenceIterator(List(values), SizeWatch(mapping, items, len(items), error))
+    kind = "ordered" if issubclass(mapping.cls, OrderedDict) else "dict"
+    pick: dict[str, Callable[[Token], Value]] = {
+        "keys": lambda token: items[token][0],
+        "values": lambda token: items[token][1],
+        "items": lambda token: Tuple(list(items[token])),
+    }
+    return KeyIterator(mapping, items, {token: key for token, (key, _) in items.items()}, kind, what, pick[what])
 
 
 def holds(value: Dict, token: Token) -> bool:
@@ -300,8 +305,8 @@ class Set(Container):
         items = self.items(s)
         if self.original is not None and len(items) > 1:
             self._guard_items(s, ordered=True)
-        watch = SizeWatch(self, items, len(items), "Set changed size during iteration")
-        return SequenceIterator(List(list(self.in_order(s).values())), watch)
+        keys = dict(self.in_order(s))
+        return KeyIterator(self, items, keys, "set", "keys", keys.__getitem__)
 
     def in_order(self, s: CaptureState) -> dict[Token, Value]:
         """The items in the order of a real set with the same insertions."""
@@ -411,7 +416,7 @@ class DictView(Value):
         return self.length(s) != 0
 
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
-        return dict_iterator(s, self.mapping, self.values(s, Tuple))
+        return dict_iterator(s, self.mapping, self.what)
 
     def emit(self, g: Codegen) -> None:
         g.emit(self.mapping)

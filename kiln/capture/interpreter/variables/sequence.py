@@ -6,7 +6,7 @@ out.append(y)     changes the items of the List; if it is from outside, a side e
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sized
+from collections.abc import Hashable
 from typing import Any, final
 
 import torch
@@ -247,29 +247,13 @@ class AppendEffect(SideEffect):
 
 
 @final
-@dataclass(frozen=True)
-class SizeWatch:
-    """The items of a dict or set during an iteration, in which their number may not change."""
-
-    container: Value
-    items: Sized
-    size: int
-    error: str
-
-    def check(self, s: CaptureState) -> None:
-        if len(self.items) != self.size:
-            raise s.error(RuntimeError, self.error)
-
-
-@final
 class SequenceIterator(Value):
     """An iterator over a tuple or list; like Python's, it sees items appended meanwhile, but none once it has ended."""
 
-    __slots__ = ("ended", "index", "sequence", "watch")
+    __slots__ = ("ended", "index", "sequence")
 
-    def __init__(self, sequence: Sequence, watch: SizeWatch | None = None) -> None:
+    def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
-        self.watch = watch
         self.index = 0
         self.ended = False
         self.source = None
@@ -282,8 +266,6 @@ class SequenceIterator(Value):
 
     def next(self, s: CaptureState) -> Value | None:
         items = self.sequence.items(s)
-        if self.watch is not None and not self.ended:
-            self.watch.check(s)
         if self.ended or self.index >= len(items):
             self.ended = True
             return None
@@ -292,9 +274,6 @@ class SequenceIterator(Value):
 
     def emit(self, g: Codegen) -> None:
         # A partly consumed iterator: a new one, advanced with `__setstate__`.
-        if self.watch is not None and not self.ended:
-            self._emit_watched(g, self.watch)
-            return
         g.emit(self.sequence)
         g.body.op("GET_ITER")
         if self.index:
@@ -304,25 +283,6 @@ class SequenceIterator(Value):
             g.body.call(1)
             g.body.op("POP_TOP")
             g.emit(self)
-
-    def _emit_watched(self, g: Codegen, watch: SizeWatch) -> None:
-        g.body.const(watched)
-        g.emit(List(self.sequence.items(g.state)[self.index :]))
-        g.emit(watch.container)
-        g.body.const(watch.size)
-        g.body.const(watch.error)
-        g.body.call(4)
-        g.remember(self)
-
-
-def watched(items: list[object], container: Sized, size: int, error: str) -> Iterator[object]:
-    """The rest of an iteration over a dict or set, which ends with an error if the number of its items changes."""
-    for item in items:
-        if len(container) != size:
-            raise RuntimeError(error)
-        yield item
-    if len(container) != size:
-        raise RuntimeError(error)
 
 
 @final
