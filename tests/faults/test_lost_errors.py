@@ -105,6 +105,7 @@ SHAPES: dict[str, Case] = {
     "zero_ of an expanded tensor": (lambda x: x.expand(3, 4).zero_(), (torch.ones(1, 4),)),
 }
 VALUES: dict[str, Case] = {
+    "where of a number too large": (lambda x: torch.where(x > 1, x, 1e300), (X,)),
     "out of another dtype": (
         lambda x, i, o: torch.gather(x, 1, i, out=o), (X, at(0)[None], torch.empty(1, 1).double())),
     "one of two outs": (

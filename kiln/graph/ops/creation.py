@@ -134,7 +134,7 @@ def scalar_tensor(
 ) -> Node:  # fmt: skip
     if isinstance(s, Node):
         return e.node("scalar_tensor", s, dtype=_float(dtype), device=eager_device(device))
-    if not _float(dtype).is_floating_point:  # a float too large for the dtype is infinite
+    if _float(dtype) not in (torch.float16, torch.bfloat16):  # in which a number too large is infinite
         require_fits(s, _float(dtype))
     return e.number(s, _float(dtype), eager_device(device))
 
