@@ -99,6 +99,19 @@ MAP = {
         ("Why was something compiled again?", "kiln/capture/guards/explanation.py", "explain_failure"),
         ("Which resume functions do variants share?", "kiln/pipeline/dispatchers.py", "shared_resumes"),
         ("What becomes of `torch.cond`?", "kiln/capture/interpreter/control_flow.py", "cond"),
+        ("What is a resume function?", "kiln/capture/bytecode/resume.py", "ResumeOrigin"),
+        (
+            "What becomes of a class statement?",
+            "kiln/capture/interpreter/builtins/class_statements.py",
+            "build_class",
+        ),
+        (
+            "What becomes of a hook on a tensor inside?",
+            "kiln/capture/interpreter/builtins/tensor_hooks.py",
+            "register_hook",
+        ),
+        ("When is a comparison of Python floats checked?", "kiln/capture/interpreter/speculation.py", "NumberCheck"),
+        ("What does a graph break cost?", "kiln/api/break_cost.py", "break_seconds"),
     ),
     "Guards and shapes": (
         ("Which guards are there, and what does each expect?", "kiln/runtime/guards/guard.py", "GuardKind"),

@@ -79,13 +79,6 @@ class TooManyVariants(KilnError):
     )
 
 
-class BreaksInLoop(KilnError):
-    code = "KILN1092"
-    what = "`{function}` breaks the graph in every iteration of a loop"
-    why = "after {rounds} iterations the rest of the loop runs eager (the break is at {place})"
-    try_ = ("remove the break", "move the body of the loop to a function and compile that")
-
-
 class TooManyBreaks(KilnError):
     code = "KILN1095"
     what = "`{function}` breaks the graph {count} times in one call"
@@ -105,9 +98,7 @@ class KilnWarning(UserWarning):
 
 
 MOST_BREAKS = 512
-"""How many different breaks may follow one another: each costs a compile."""
-SAME_BREAK_LIMIT = 16
-"""How often a break may lead to one at the same line; a loop leads back to the resume functions of its first turns."""
+"""How many different breaks may follow one another: each costs a compile. Loops lead back to theirs."""
 
 
 @final
@@ -265,8 +256,6 @@ class CompileSession:
     def _new_variant(self, dispatcher: Dispatcher, arguments: Arguments) -> Entry:
         function, options = original_of(dispatcher), self.settings.options
         breaks = breaks_before(dispatcher)
-        if breaks and breaks.count(breaks[-1]) > SAME_BREAK_LIMIT:
-            raise BreaksInLoop(function=self.name, rounds=SAME_BREAK_LIMIT, place=breaks[-1][0])
         if len(breaks) >= MOST_BREAKS:
             raise TooManyBreaks(function=self.name, count=MOST_BREAKS, place=breaks[-1][0])
         if len(dispatcher.entries) >= options.variants * max(len(self.owners), 1):

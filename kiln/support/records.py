@@ -1,4 +1,4 @@
-"""`dataclass` for the hundreds of frozen classes that a first compile imports, made three times as fast.
+"""`dataclass` for the hundreds of frozen classes that a first compile imports, made faster.
 
     from kiln.support.records import dataclass
 
@@ -7,9 +7,9 @@
         x: int
         y: int = 0
 
-`dataclasses` compiles six functions for each frozen class one by one, which was a third of the time of a process's
-first compile. Here `__init__`, `__eq__` and `__hash__` are compiled together, and the other methods are shared. Fields,
-behaviour and errors are those of the standard library, which makes all other classes.
+`dataclasses` compiles six functions for each frozen class one by one. Here `__init__`, `__eq__` and `__hash__` are
+compiled together, and the other methods are shared (times: docs/decisions.md, "Time of compiling"). Fields, behaviour
+and errors are those of the standard library, which makes all other classes.
 """
 
 from __future__ import annotations

@@ -191,6 +191,19 @@ def test_one_helper_at_many_places_is_no_loop() -> None:
     assert kiln.report_of(compiled).eager == 0
 
 
+def test_many_breaks_on_one_line_are_no_loop() -> None:
+    def s(x: Tensor) -> Tensor:
+        note(0)
+        return x + 1
+
+    def function(x: Tensor) -> Tensor:
+        return s(s(s(s(s(s(s(s(s(s(s(s(s(s(s(s(s(s(s(s(x))))))))))))))))))))
+
+    compiled, x = kiln.compile(function, backend="eager", options={"cache": False}), torch.ones(2)
+    torch.testing.assert_close(compiled(x), function(x))
+    assert kiln.report_of(compiled).eager == 0
+
+
 def breaks_in_a_handler(x: Tensor) -> Tensor:
     note(0)
     try:

@@ -29,6 +29,11 @@ def test_form_of_an_area(area: str) -> None:
     assert dates == sorted(dates, reverse=True)
 
 
+def test_headings_follow_a_blank_line() -> None:
+    text = PAGE.read_text()
+    assert not re.findall(r"(?m)(?<=[^\n]\n)^#+ .*$", text)
+
+
 def test_titles_are_unique() -> None:
     titles = re.findall(r"(?m)^### \S+ (.*)$", PAGE.read_text())
     assert len(titles) == len(set(titles))

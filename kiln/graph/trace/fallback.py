@@ -17,7 +17,6 @@ from functools import lru_cache, partial
 from typing import cast
 
 import torch
-from torch._library.simple_registry import singleton as registered_ops
 from torch._ops import OpOverload
 
 from kiln.graph.ir.node import Node
@@ -25,8 +24,9 @@ from kiln.graph.ops.breaks import DataDependentOp, UnsupportedOp
 from kiln.graph.ops.registry import Results
 from kiln.graph.ops.sizes import same_sizes
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
-from kiln.graph.trace.mutating import mutating_handler
+from kiln.graph.trace.mutating import mutating_handler, registered_fake
 from kiln.graph.trace.shared_memory import by_storage, refuse_shared_memory
+from kiln.plan.overloads import written_arguments
 from kiln.symbolic import Expr
 from kiln.tensor.spec import CPU, ScalarSpec, Spec, TensorSpec
 
@@ -59,13 +59,14 @@ def fallback_handler(op: OpOverload) -> Handler:
         return mutating_handler(op)
     if any(result.alias_info is not None for result in op._schema.returns):
         raise UnsupportedOp(op=name, reason="its result shares memory with an argument and it has no rule")
-    entry = registered_ops.find(op.name().split(".")[0])
-    kernel = entry.fake_impl.kernel if entry is not None else None
-    return _fake_handler(kernel) if kernel is not None else _probing_handler
+    fake = registered_fake(op)
+    return _fake_handler(fake) if fake is not None else _probing_handler
 
 
-def written_arguments(op: OpOverload) -> list[str]:
-    return [arg.name for arg in op._schema.arguments if arg.alias_info is not None and arg.alias_info.is_write]
+def written_names(op: OpOverload) -> list[str]:
+    """The arguments that it writes to, in order."""
+    written = written_arguments(str(op))
+    return [arg.name for arg in op._schema.arguments if arg.name in written]
 
 
 def functional_twin(op: OpOverload) -> OpOverload | None:
@@ -73,7 +74,7 @@ def functional_twin(op: OpOverload) -> OpOverload | None:
     base, overload = op.name().partition(".")[::2]
     namespace, name = base.split("::")
     packet = getattr(getattr(torch.ops, namespace), name[:-1], None) if name.endswith("_") else None
-    found = getattr(packet, overload or "default", None) if written_arguments(op) == ["self"] else None
+    found = getattr(packet, overload or "default", None) if written_names(op) == ["self"] else None
     return found if isinstance(found, OpOverload) and not found._schema.is_mutable else None
 
 
@@ -102,12 +103,12 @@ def _writing_handler(functional: OpOverload) -> Handler:
     return handler
 
 
-def _fake_handler(kernel: Callable[..., object]) -> Handler:
+def _fake_handler(fake: Callable[..., object]) -> Handler:
     """Runs the registered fake under the mode; the nodes that it records are dead."""
 
     def handler(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
         with mode:
-            made = getattr(kernel, "func", kernel)(*args, **kwargs)
+            made = fake(*args, **kwargs)
         return _record(mode, op, args, kwargs, _specs(op, made, lambda tensor: mode.view_of(tensor).spec))
 
     return handler

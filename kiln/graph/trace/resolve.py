@@ -23,7 +23,7 @@ from kiln.graph.ops.registry import Decomposition, MutationRule, Results, SpecRu
 from kiln.graph.ops.sizes import same_sizes
 from kiln.graph.trace.data_dependent import MASKS  # noqa: F401  (registers handlers)
 from kiln.graph.trace.fake import QUERIES
-from kiln.graph.trace.fallback import fallback_handler, fitted, written_arguments
+from kiln.graph.trace.fallback import fallback_handler, fitted, written_names
 from kiln.graph.trace.foreach import foreach_handler
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
 from kiln.graph.trace.shared_memory import by_storage, refuse_shared_memory
@@ -166,7 +166,7 @@ class MutableRule:
 def mutable_rule(op: OpOverload, name: str) -> MutableRule | None:
     """The functional overload of an in-place or `out=` one, if it has a rule."""
     base, overload = name.rsplit(".", 1)
-    written = written_arguments(op)
+    written = written_names(op)
     if base.endswith("_") and not base.endswith("__") and written == ["self"]:
         likely = INPLACE.get(name) or f"{base[:-1]}.{overload}"
         if functional_rule(likely):

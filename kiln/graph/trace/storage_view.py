@@ -140,7 +140,7 @@ def is_sum(total: int, terms: Sequence[tuple[int, int, int]], budget: list[int])
     return any(is_sum(total - factor * stride, rest, budget) for factor in range(first, last + 1))
 
 
-def elements(spec: TensorSpec, within: tuple[int, int]) -> torch.Tensor:
+def covered(spec: TensorSpec, within: tuple[int, int]) -> torch.Tensor:
     """Which elements of this range of the storage a tensor of constant sizes consists of."""
     start, stop = within
     marks = torch.zeros(stop - start, dtype=torch.bool, device="cpu")
@@ -171,7 +171,7 @@ def reaches_outside(attrs: Mapping[str, Attr], root: TensorSpec, *, if_symbolic:
         return True
     if is_gapless(root):
         return False
-    return bool((elements(view, part) & ~elements(root, full)[part[0] - full[0] : part[1] - full[0]]).any())
+    return bool((covered(view, part) & ~covered(root, full)[part[0] - full[0] : part[1] - full[0]]).any())
 
 
 def new_storage(node: Node) -> StorageView:

@@ -22,7 +22,7 @@ from kiln.report.report import Break, Report
 
 from . import control, data, libraries, transforms
 from .outcome import outcome, same
-from .table import BREAKS, VARIES, Program, known_breaks
+from .table import BREAKS, Program
 
 TABLES = {"data": data.TABLE, "transforms": transforms.TABLE, "libraries": libraries.TABLE, "control": control.TABLE}
 
@@ -81,7 +81,7 @@ def main() -> None:
     options = {} if "--default" in sys.argv else {"backend": "eager"}
     warnings.simplefilter("ignore")
     clean = total = 0
-    lines, known = list[str](), known_breaks()
+    lines = list[str]()
     signal.signal(signal.SIGALRM, expired)
     for kind, program in chosen(words):
         start = time.perf_counter()
@@ -98,8 +98,7 @@ def main() -> None:
             signal.alarm(0)
         seconds = time.perf_counter() - start
         if found.codes:
-            varies = [VARIES] if VARIES in known.get(program.name, []) else []
-            lines.append(" ".join([program.name, *found.codes, *varies]))
+            lines.append(" ".join([program.name, *found.codes]))
         clean += found.one_graph and found.equal == "equal"
         report = found.report
         print(

@@ -10,8 +10,6 @@ from typing import Any
 Function = Callable[..., Any]
 BREAKS = Path(__file__).with_name("breaks.txt")
 """The graph breaks that programs have, one line per program: its name and the codes."""
-VARIES = "varies"
-"""In place of a last code: which of the codes occur depends on the version of torch or Python."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ EDITS = [
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import final
 
 from kiln.graph.ir.build import Builder
@@ -17,6 +16,7 @@ from kiln.graph.ir.graph import Graph
 from kiln.graph.passes.manager import PassContext
 from kiln.graph.passes.patterns import RewriteRule, RuleSet, var
 from kiln.graph.passes.simplify import Simplify
+from kiln.support.records import dataclass
 
 x = var("x")
 DOUBLE = RuleSet(RewriteRule("mul_two", x * 2, x + x))

@@ -9,7 +9,7 @@ EDITS = [
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 from kiln.graph.prims.rows import PRIMS
@@ -17,6 +17,7 @@ from kiln.loops.body.body import BodyOp, Compute, Const, LoopBody
 from kiln.loops.kernel.kernel import Phase
 from kiln.loops.kernel.mapped import MappedKernel
 from kiln.loops.kernel.passes.fuse_erf import with_live_body
+from kiln.support.records import dataclass
 from kiln.support.target import Target
 
 
