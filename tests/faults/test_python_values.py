@@ -221,3 +221,15 @@ def test_wrong_arguments_of_library_functions(name: str) -> None:
     compiled = kiln.compile(program, backend="eager")
     assert_like_eager(compiled, program, torch.zeros(1))
     assert kiln.report_of(compiled).eager == 0
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2, 3), (2, 0)], ids=str)
+def test_lists_of_numbers(shape: tuple[int, ...]) -> None:
+    """No element is left out, whether its dtype has symbolic numbers or not."""
+
+    def program(x: torch.Tensor) -> object:
+        return x.tolist()
+
+    for dtype in (torch.float32, torch.bfloat16, torch.uint8, torch.int64, torch.bool, torch.complex64):
+        x = torch.ones(shape).to(dtype)
+        assert repr(kiln.compile(program, backend="eager")(x)) == repr(program(x)), dtype

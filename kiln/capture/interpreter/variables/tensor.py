@@ -7,6 +7,7 @@ x.item()         depends on the value                       ->  graph break
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 import types
@@ -354,15 +355,22 @@ def data_number(s: CaptureState, value: Tensor, name: str) -> Value | None:
 
 def data_list(s: CaptureState, value: Tensor) -> Value | None:
     """What `tolist` returns, of symbolic numbers; None for many elements, and dtypes without such numbers."""
-    sizes, dtype = value.fake.storage_view.spec.sizes, value.fake.dtype
-    count = value.fake.storage_view.spec.numel()
-    if dtype.is_complex or dtype is torch.bool or not isinstance(count, int) or count > LARGEST_SPECULATED:
+    spec, dtype = value.fake.storage_view.spec, value.fake.dtype
+    sizes = [size for size in spec.sizes if isinstance(size, int)]
+    if dtype.is_complex or dtype is torch.bool or len(sizes) < len(spec.sizes):
         return None
+    return nested_numbers(s, value, sizes) if math.prod(sizes) <= LARGEST_SPECULATED else None
+
+
+def nested_numbers(s: CaptureState, value: Value, sizes: list[int]) -> Value:
+    """The elements of a tensor as nested lists of symbolic numbers."""
+    assert isinstance(value, Tensor)
     if not sizes:
-        return data_number(s, value, "item")
-    rows = [record(s, "select", [value, s.const(0), s.const(row)], {}) for row in range(cast(int, sizes[0]))]
-    items = [data_list(s, row) for row in rows if isinstance(row, Tensor)]
-    return List([item for item in items if item is not None])
+        number = data_number(s, value, "item")
+        assert number is not None, value.fake.dtype
+        return number
+    rows = [record(s, "select", [value, s.const(0), s.const(row)], {}) for row in range(sizes[0])]
+    return List([nested_numbers(s, row, sizes[1:]) for row in rows])
 
 
 def index_value(s: CaptureState, key: Value) -> Value:
