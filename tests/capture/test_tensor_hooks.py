@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.capture.idioms.outcome import same
 FACTOR = 2.0
 WEIGHT = torch.full((3,), 2.0)
 SETTINGS = {"factor": 2.0}
+TIMES = partial(torch.mul, other=2.0)
 
 
 class Settings:
@@ -68,6 +70,23 @@ def gradient_inside(x):
     return (x * g).sum() + g.sum(), g.sin()
 
 
+class Cosine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * 3 * x.cos()
+
+
+def custom_gradient_inside(x):
+    (g,) = torch.autograd.grad((Cosine.apply(x * 2) * x).sum(), x)
+    return (x * g).sum(), g * 2
+
+
 def two_gradients_inside(x):
     y = x * 2
     y.register_hook(lambda g: (g * y.detach()).sin())
@@ -90,7 +109,7 @@ def reentrant(x):
 
 IN_THE_GRAPH: list[Program] = [
     *(constant_variable, tensor_variable, argument, default_argument, calls_functions, keeps_gradient_inside),
-    *(gradient_inside, two_gradients_inside, reentrant),
+    *(gradient_inside, custom_gradient_inside, two_gradients_inside, reentrant),
 ]
 
 
@@ -204,6 +223,12 @@ def class_attribute(x):
     return (y * y).sum()
 
 
+def global_partial(x):
+    y = x * 2
+    y.register_hook(lambda g: TIMES(g))
+    return (y * y).sum()
+
+
 def global_set_before(x):
     global FACTOR
     FACTOR = FACTOR + 1
@@ -246,14 +271,14 @@ def variable_of_the_hook():
 
 
 def assign_everywhere(value: float) -> None:
-    global FACTOR, WEIGHT
-    FACTOR, WEIGHT = value, torch.full((3,), value)
+    global FACTOR, WEIGHT, TIMES
+    FACTOR, WEIGHT, TIMES = value, torch.full((3,), value), partial(torch.mul, other=value)
     SETTINGS["factor"] = Settings.factor = value
 
 
 READS: list[Program] = [
     *(global_number, global_in_a_function, hook_from_outside, global_tensor, global_dict, class_attribute),
-    global_set_before,
+    *(global_partial, global_set_before),
 ]
 
 

@@ -25,7 +25,7 @@ from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor, from_torch, here, record
 from kiln.graph.trace.fake import FakeTensor
-from kiln.graph.trace.recorder import record_function
+from kiln.graph.trace.recorder import nested_calls, record_function
 from kiln.support.records import dataclass
 
 FUNCTION = torch.autograd.Function
@@ -126,7 +126,8 @@ class InterpretedBackward:
         frame, effects, at_entry = s.frame, s.effects.snapshot(), modes.at_entry
         s.frame, modes.at_entry = self.frame, {}
         try:
-            found = self._run(s, self._gradients(s, list(grads)))
+            with nested_calls(s.recorder):
+                found = self._run(s, self._gradients(s, list(grads)))
             if s.effects.snapshot() != effects:
                 raise UnsupportedCall(function=self.name, why="its backward has side effects")
             return found

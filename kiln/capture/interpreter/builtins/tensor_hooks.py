@@ -38,6 +38,10 @@ FROM_OUTSIDE = "it would stay on a tensor from outside of the region"
 LATER = "it reads a variable from outside of the region, which may change before the backward"
 NAMES = frozenset(("LOAD_GLOBAL", "LOAD_GLOBAL_CALL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"))
 VARIABLES = frozenset(("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"))
+DEFINITIONS = (
+    *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType),
+    *(types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType),
+)
 FIXED = (torch, math)
 """Modules whose attributes (`torch.float32`, `math.pi`) do not change."""
 
@@ -109,14 +113,13 @@ def captured_by(s: CaptureState, hook: Value) -> tuple[list[Value], Callable[...
 def refuse_outside_reads(s: CaptureState, accepted: dict[int, Value]) -> None:
     """Break if the last instruction read a variable from outside; `accepted` are the values (by `id`) that are none.
 
-    Modules and what can be called are no variables; what is read from them is.
+    Modules, functions and classes are no variables; what is read from them is.
     """
     frame = running_frame(s)
     value = frame.stack[-1] if frame.stack else None
     if value is None or id(value) in accepted:
         return
-    kind = value.python_type()
-    named = issubclass(kind, types.ModuleType) or s.classes.lookup(kind, "__call__") is not None
+    named = issubclass(value.python_type(), DEFINITIONS)
     if not named and is_read_from_outside(frame, value, accepted):
         raise UnsupportedCall(function=frame.code.co_qualname, why=LATER)
     if not named:
