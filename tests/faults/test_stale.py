@@ -676,6 +676,17 @@ def value_of_an_enum_argument() -> Change:
 
 
 @change
+def added_read_of_an_enum() -> Change:
+    class Mode(enum.Enum):
+        A = 2
+
+    def read(self: Any, name: str) -> Any:
+        return 7.5 if name == "value" else object.__getattribute__(self, name)
+
+    return Change(lambda x, mode: x * mode.value, lambda: setattr(Mode, "__getattribute__", read), (X, Mode.A))
+
+
+@change
 def attribute_of_an_enum() -> Change:
     kind: Any = enum.Enum("kind", {"A": 2})
     kind.A.scale = 2.0

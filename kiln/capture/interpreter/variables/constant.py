@@ -58,6 +58,8 @@ class Constant(Value):
             s.guard(self.source, GuardKind.IS_NONE)
         elif isinstance(value, (enum.Enum, *IDENTITY)) or not is_constant(value):
             s.guard(self.source, GuardKind.IS, s.reference(value))
+            if self.source is not None:
+                s.classes.instances.setdefault(type(value), self.source)
             if isinstance(value, enum.Flag) and self.source is not None and "_value_" in value.__dict__:
                 s.guard(DictAttrSource(self.source, "_value_"), GuardKind.EQUALS, value._value_)
         else:
@@ -89,6 +91,10 @@ class Constant(Value):
             raise s.error(type(error), *error.args) from None
 
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
+        custom = s.classes.lookup(type(self.value), "__getattribute__") if isinstance(self.value, enum.Enum) else None
+        if custom is not None and type(custom[1]) is types.FunctionType:
+            function = s.class_attr(self, "__getattribute__", custom[1])
+            return function.call(s, [self, s.const(name)], {})
         if isinstance(self.value, enum.Enum) and not self._own_property(s, name):
             found = getattr(self.value, name, len)
             if not callable(found):
