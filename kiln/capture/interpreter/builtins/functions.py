@@ -41,7 +41,7 @@ from kiln.capture.interpreter.variables.function import Partial
 from kiln.capture.interpreter.variables.iterators import called_until, chained, enumerated, filtered, mapped, zipped
 from kiln.capture.interpreter.variables.mapping import Dict, Set
 from kiln.capture.interpreter.variables.object import Object, Traceback
-from kiln.capture.interpreter.variables.sequence import List, Sequence, Slice, Tuple, all_items
+from kiln.capture.interpreter.variables.sequence import List, ReversedList, Sequence, Slice, Tuple, all_items
 from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import HEAP_TYPE
@@ -465,6 +465,8 @@ def product(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 def reversed_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(args[0], Object) and s.classes.lookup(args[0].cls, "__reversed__") is not None:
         return s.call_special(args[0], "__reversed__", [], {})
+    if isinstance(args[0], List):
+        return ReversedList(args[0], len(args[0].items(s)) - 1)
     return List(all_items(s, args[0])[::-1]).iterate(s)
 
 
@@ -557,6 +559,9 @@ def abs_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 def divmod_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if any(isinstance(arg, Object) for arg in args):
         return dispatch(s, divmod, *args)
+    if any(isinstance(arg, Tensor) for arg in args):  # has no `__divmod__`
+        left, right = [arg.type_name() for arg in args]
+        raise s.error(TypeError, f"unsupported operand type(s) for divmod(): '{left}' and '{right}'")
     return Tuple([binary(s, operator.floordiv, *args), binary(s, operator.mod, *args)])
 
 

@@ -6,7 +6,7 @@ out.append(y)     changes the items of the List; if it is from outside, a side e
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any, final
 
 import torch
@@ -274,6 +274,14 @@ class SequenceIterator(Value):
 
     def emit(self, g: Codegen) -> None:
         # A partly consumed iterator: a new one, advanced with `__setstate__`.
+        outside = self.sequence.original
+        if isinstance(outside, list) and len(outside) < self.index:  # the effects that lengthen it come later
+            g.body.const(iterate_from)
+            g.emit(self.sequence)
+            g.body.const(self.index)
+            g.body.call(2)
+            g.remember(self)
+            return
         g.emit(self.sequence)
         g.body.op("GET_ITER")
         if self.index:
@@ -283,6 +291,51 @@ class SequenceIterator(Value):
             g.body.call(1)
             g.body.op("POP_TOP")
             g.emit(self)
+
+
+def iterate_from(items: list[object], index: int) -> Iterator[object]:
+    """As a list's own iterator: sees items appended meanwhile."""
+    while index < len(items):
+        yield items[index]
+        index += 1
+
+
+@final
+class ReversedList(Value):
+    """What `reversed` makes of a list: like Python's, it sees items that change meanwhile."""
+
+    __slots__ = ("index", "sequence")
+
+    def __init__(self, sequence: List, index: int) -> None:
+        self.sequence, self.index = sequence, index
+        self.source = None
+
+    def python_type(self) -> type:
+        return type(reversed([]))
+
+    def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
+        return self
+
+    def next(self, s: CaptureState) -> Value | None:
+        items = self.sequence.items(s)
+        if not 0 <= self.index < len(items):
+            self.index = -1
+            return None
+        self.index -= 1
+        return items[self.index + 1]
+
+    def emit(self, g: Codegen) -> None:
+        g.body.const(iterate_down_from)
+        g.emit(self.sequence)
+        g.body.const(self.index)
+        g.body.call(2)
+        g.remember(self)
+
+
+def iterate_down_from(items: list[object], index: int) -> Iterator[object]:
+    while 0 <= index < len(items):
+        yield items[index]
+        index -= 1
 
 
 @final
