@@ -29,6 +29,16 @@ def replaced_value(x: Any) -> Any:
     return x + 1, seen
 
 
+def replaced_backwards(x: Any) -> Any:
+    d = {"a": 1, "b": 2, "c": 3}
+    seen = []
+    for v in reversed(d.values()):
+        d["a"] = 10
+        broken()
+        seen.append(v)
+    return x + 1, seen, list(reversed(d))
+
+
 def replaced_item(x: Any) -> Any:
     d = {"a": x, "b": x + 1}
     seen = []
@@ -100,7 +110,7 @@ def same(d: Any) -> None:
     d["c"] = 9
 
 
-@pytest.mark.parametrize("program", [replaced_value, replaced_item, replaced_after_break])
+@pytest.mark.parametrize("program", [replaced_value, replaced_backwards, replaced_item, replaced_after_break])
 def test_values_are_read_when_reached(program: Callable[[Any], Any]) -> None:
     assert_like_eager(kiln.compile(program, backend="eager"), program, X)
 

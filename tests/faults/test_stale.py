@@ -687,6 +687,20 @@ def added_read_of_an_enum() -> Change:
 
 
 @change
+def missing_attribute_of_an_enum() -> Change:
+    class Mode(enum.Enum):
+        A = 2
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "scale":
+                return 5
+            raise AttributeError(name)
+
+    change = functools.partial(setattr, Mode, "__getattr__", lambda self, name: 9)
+    return Change(lambda x, mode: x * mode.scale, change, (X, Mode.A))
+
+
+@change
 def attribute_of_an_enum() -> Change:
     kind: Any = enum.Enum("kind", {"A": 2})
     kind.A.scale = 2.0

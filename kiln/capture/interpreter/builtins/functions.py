@@ -39,7 +39,7 @@ from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import Partial
 from kiln.capture.interpreter.variables.iterators import called_until, chained, enumerated, filtered, mapped, zipped
-from kiln.capture.interpreter.variables.mapping import Dict, Set
+from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, dict_iterator
 from kiln.capture.interpreter.variables.object import Object, Traceback
 from kiln.capture.interpreter.variables.sequence import List, ReversedList, Sequence, Slice, Tuple, all_items
 from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record
@@ -467,6 +467,9 @@ def reversed_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         return s.call_special(args[0], "__reversed__", [], {})
     if isinstance(args[0], List):
         return ReversedList(args[0], len(args[0].items(s)) - 1)
+    if isinstance(args[0], Dict | DictView):
+        mapping, what = (args[0].mapping, args[0].what) if isinstance(args[0], DictView) else (args[0], "keys")
+        return dict_iterator(s, mapping, what, backwards=True)
     return List(all_items(s, args[0])[::-1]).iterate(s)
 
 

@@ -96,7 +96,7 @@ class Constant(Value):
             function = s.class_attr(self, "__getattribute__", custom[1])
             return function.call(s, [self, s.const(name)], {})
         if isinstance(self.value, enum.Enum) and not self._own_property(s, name):
-            found = getattr(self.value, name, len)
+            found = own_attribute(self.value, name)
             if not callable(found):
                 self.constant(s)
                 return s.wrap(found, self._path_to(name))
@@ -115,6 +115,14 @@ class Constant(Value):
 
     def emit(self, g: Codegen) -> None:
         g.body.const(self.value)
+
+
+def own_attribute(value: enum.Enum, name: str) -> object:
+    """What it is without the program's `__getattr__`; `len` if it is not there."""
+    try:
+        return object.__getattribute__(value, name)
+    except AttributeError:
+        return len
 
 
 @wraps(*PLAIN, *TORCH)

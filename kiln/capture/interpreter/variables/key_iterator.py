@@ -18,6 +18,8 @@ from kiln.capture.interpreter.variables.sequence import List
 ERRORS = {
     "dict": "dictionary changed size during iteration",
     "ordered": "OrderedDict mutated during iteration",
+    "reversed dict": "dictionary changed size during iteration",
+    "reversed ordered": "OrderedDict mutated during iteration",
     "set": "Set changed size during iteration",
 }
 """Kinds of containers, and the error of an iteration meanwhile whose size changes."""
@@ -83,7 +85,7 @@ class KeyWalk:
     def _added(self) -> Hashable:
         """The next key that was not there at the start."""
         known: AbstractSet[Hashable] = frozenset(self.keys)
-        added = [] if self.kind == "set" else [key for key in self.container if key not in known]
+        added = [key for key in self.container if key not in known] if self.kind in ("dict", "ordered") else []
         index = self.index - len(self.keys)
         if index >= len(added):
             self.ended = True
@@ -121,7 +123,8 @@ class KeyIterator(Value):
     def python_type(self) -> type:
         if self.walk.kind == "set":
             return type(iter(set()))
-        return type(iter(getattr({}, self.what)()))
+        view = getattr({}, self.what)()
+        return type(reversed(view) if self.walk.kind.startswith("reversed") else iter(view))
 
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
         return self

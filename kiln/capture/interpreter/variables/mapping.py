@@ -218,7 +218,7 @@ ABSENT = Constant("<absent>")
 """Marks a key that is known to be absent."""
 
 
-def dict_iterator(s: CaptureState, mapping: Dict, what: str) -> Value:
+def dict_iterator(s: CaptureState, mapping: Dict, what: str, backwards: bool = False) -> Value:
     """An iterator over the `keys`, `values` or `items` of a dict."""
     items = mapping.items(s)
     kind = "ordered" if issubclass(mapping.cls, OrderedDict) else "dict"
@@ -227,7 +227,10 @@ def dict_iterator(s: CaptureState, mapping: Dict, what: str) -> Value:
         "values": lambda token: items[token][1],
         "items": lambda token: Tuple(list(items[token])),
     }
-    return KeyIterator(mapping, items, {token: key for token, (key, _) in items.items()}, kind, what, pick[what])
+    keys = {token: key for token, (key, _) in items.items()}
+    if backwards:
+        keys, kind = dict(reversed(keys.items())), f"reversed {kind}"
+    return KeyIterator(mapping, items, keys, kind, what, pick[what])
 
 
 def holds(value: Dict, token: Token) -> bool:
