@@ -27,7 +27,7 @@ def snapshot(values: Sequence[Any]) -> dict[str, Any]:
         storage = value.untyped_storage()
         number = storages.setdefault(storage.data_ptr() or -id(storage), len(bodies))
         if number == len(bodies):
-            bodies.append(torch.tensor([], dtype=torch.uint8).set_(storage).clone())
+            bodies.append(torch.tensor([], dtype=torch.uint8, device=storage.device).set_(storage).clone())
         layout = (tuple(value.shape), tuple(value.stride()), value.storage_offset(), value.dtype, number)
         rows.append(("tensor", layout))
     return {"storages": bodies, "rows": rows}
