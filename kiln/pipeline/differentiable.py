@@ -84,10 +84,11 @@ def differentiable_region(
     if region_target(partitioned.forward, context.host).is_gpu and compiles_elsewhere(context.options.compile_workers):
         backward.precompile()
     results = partitioned.forward.outputs[: signature.num_outputs]
+    guarded = {number for number, _ in creations}  # they stay views: autograd must see what is done to them
     detached = [
         number
         for number, result in enumerate(results)
-        if result.alias and result.alias.view and not result.requires_grad and number not in dict(creations)
+        if result.alias and result.alias.view and not result.requires_grad and number not in guarded
     ]
     unreached = tuple(sorted({*range(signature.num_inputs)} - {*signature.gradients}))
     spec = replace(

@@ -171,7 +171,9 @@ def gradients_of(results: Sequence[object], leaves: Sequence[torch.Tensor | None
         return []
     roots = [root for root in roots if root.dim() == 0][:1] or roots
     generator = torch.Generator().manual_seed(0)
-    tangents = [torch.randn(root.shape, generator=generator, dtype=torch.float64).to(root) for root in roots]
+    tangents = [
+        torch.randn(root.shape, generator=generator, dtype=torch.float64, device="cpu").to(root) for root in roots
+    ]
     found = _run_backward(
         tuple(roots), tuple(tangents), False, False, tuple(wanted), allow_unreachable=True, accumulate_grad=False
     )

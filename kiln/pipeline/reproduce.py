@@ -42,9 +42,9 @@ def made(
     else:
         generator = torch.Generator().manual_seed(seed)
         if dtype.is_floating_point or dtype.is_complex:
-            wanted = torch.randn(sizes, generator=generator, dtype=torch.float64).to(dtype)
+            wanted = torch.randn(sizes, generator=generator, dtype=torch.float64, device="cpu").to(dtype)
         else:
-            wanted = torch.randint(low, high, sizes, generator=generator).to(dtype)
+            wanted = torch.randint(low, high, sizes, generator=generator, device="cpu").to(dtype)
     result = torch.empty_strided(sizes, strides, dtype=dtype, device=device)
     if 0 in strides and wanted.numel():  # of expanded dimensions, the first element
         kept = tuple(slice(None) if stride else slice(0, 1) for stride in strides)

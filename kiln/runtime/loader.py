@@ -35,6 +35,7 @@ from kiln.runtime.cuda_graphs.recording import flat_view
 from kiln.runtime.executor import Explain, load_executor
 from kiln.runtime.kernels import Cubin, Libraries, instruction_sets
 from kiln.support.errors import KilnError
+from kiln.tensor.content import elements
 from kiln.tensor.dtypes import DTYPE_NAMES, DTYPES_BY_NAME
 
 VERSION = 3
@@ -190,9 +191,8 @@ def encode_tensor(tensor: torch.Tensor) -> bytes:
     head = {"dtype": DTYPE_NAMES[tensor.dtype], "sizes": list(tensor.shape), "strides": list(tensor.stride())}
     if tensor.device.type != "cpu":
         head["device"] = str(tensor.device)
-    flat = flat_view(tensor).contiguous().cpu()
     text = json.dumps(head).encode()
-    return len(text).to_bytes(4, "little") + text + bytes(flat.view(torch.uint8).numpy().data)
+    return len(text).to_bytes(4, "little") + text + elements(flat_view(tensor))
 
 
 def decode_tensor(data: bytes) -> torch.Tensor:

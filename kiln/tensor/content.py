@@ -10,7 +10,6 @@ import torch
 
 def elements(tensor: torch.Tensor) -> bytes:
     """The elements in row-major order, whatever the strides of `tensor`."""
-    dense = torch.empty(
-        tensor.shape, dtype=tensor.dtype, device="cpu"
-    )  # `contiguous` keeps the strides of axes of size 1
+    # `contiguous` would keep the strides of axes of size 1
+    dense = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
     return bytes(dense.copy_(tensor.detach()).flatten().view(torch.uint8).numpy().data)

@@ -37,7 +37,7 @@ def scalar(dtype: torch.dtype, device: torch.device) -> TensorSpec:
 @lru_cache(maxsize=1)
 def _attention_follows_query() -> bool:
     """Whether the result has the layout of the query (torch 2.13), found by running it; before, heads are inside."""
-    query = torch.zeros(1, 2, 3, 4)
+    query = torch.zeros(1, 2, 3, 4, device="cpu")
     output = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, query, query)[0]
     return bool(output.is_contiguous())
 

@@ -41,7 +41,7 @@ def evaluate_int(value: Int, values: Mapping[Symbol, IntValue]) -> IntValue:
         return dividend // divisor if isinstance(value, FloorDiv) else dividend % divisor
     if isinstance(value, Extremum):
         pick = torch.minimum if isinstance(value, Min) else torch.maximum
-        parts = [torch.as_tensor(evaluate_int(arg, values)) for arg in value.args]
+        parts = [torch.as_tensor(evaluate_int(arg, values), device="cpu") for arg in value.args]
         whole = reduce(pick, parts)
         return int(whole) if whole.dim() == 0 else whole
     total: IntValue = 0
@@ -93,16 +93,18 @@ class TorchHandler(LoopHandler[Tensor]):
         return torch.where(mask, loaded, torch.zeros((), dtype=tensor.dtype, device="cpu"))
 
     def coordinates(self, index: Index) -> tuple[Tensor, ...]:
-        return tuple(torch.as_tensor(evaluate_int(at, self.values)) for at in index)
+        return tuple(torch.as_tensor(evaluate_int(at, self.values), device="cpu") for at in index)
 
     def constant(self, value: bool | int | float, dtype: torch.dtype) -> Tensor:
         return torch.tensor(value, dtype=dtype, device="cpu")
 
     def index(self, expr: Int, dtype: torch.dtype) -> Tensor:
-        return torch.as_tensor(evaluate_int(expr, self.values)).to(dtype)
+        return torch.as_tensor(evaluate_int(expr, self.values), device="cpu").to(dtype)
 
     def test(self, relation: Relation) -> Tensor:
-        left, right = (torch.as_tensor(evaluate_int(side, self.values)) for side in (relation.lhs, relation.rhs))
+        left, right = (
+            torch.as_tensor(evaluate_int(side, self.values), device="cpu") for side in (relation.lhs, relation.rhs)
+        )
         compare: Callable[[Tensor, Tensor], Tensor] = getattr(torch, relation.op)
         return compare(left, right)
 
@@ -124,7 +126,7 @@ class TorchHandler(LoopHandler[Tensor]):
         return at
 
     def random(self, distribution: str, seed: Tensor, counter: Int, dtype: torch.dtype) -> Tensor:
-        counters = torch.as_tensor(evaluate_int(counter, self.values))
+        counters = torch.as_tensor(evaluate_int(counter, self.values), device="cpu")
         return random_numbers(distribution, seed, counters, dtype)
 
 

@@ -60,7 +60,9 @@ def _run_units(kernel: KernelIR, memory: Memory) -> None:
     locals_: dict[str, Tensor] = {}
     for local in kernel.locals:
         shape = extents + tuple(number(axis.size, memory.sizes) for axis in local.axes)
-        locals_[local.name] = torch.full(shape, float("nan") if local.dtype.is_floating_point else 1, dtype=local.dtype)
+        locals_[local.name] = torch.full(
+            shape, float("nan") if local.dtype.is_floating_point else 1, dtype=local.dtype, device="cpu"
+        )
     started: set[str] = set()
 
     def find(name: str) -> tuple[Tensor, Index]:

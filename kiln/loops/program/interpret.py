@@ -64,12 +64,12 @@ class Memory:
         if buffer.base is not None:
             base = self.tensors[buffer.base]
             if base.dtype != spec.dtype:
-                base = torch.empty(0, dtype=spec.dtype).set_(base.untyped_storage())  # type: ignore[call-overload]
+                base = torch.empty(0, dtype=spec.dtype, device="cpu").set_(base.untyped_storage())  # type: ignore[call-overload]
             made = self.under(base, spec)
         else:
             # Poison: a read of what nobody wrote shows.
             poison = float("nan") if spec.dtype.is_floating_point else 1
-            made = torch.empty_strided(*self._layout(spec), dtype=spec.dtype).fill_(poison)
+            made = torch.empty_strided(*self._layout(spec), dtype=spec.dtype, device="cpu").fill_(poison)
         self.tensors[buffer.name] = made
         return made
 
@@ -132,7 +132,7 @@ def _empty(node: nodes.Extern, memory: Memory) -> None:
 def _random_seed(node: nodes.Extern, memory: Memory) -> None:
     (out,) = node.outs
     assert out is not None
-    memory.allocate(out).copy_(torch.stack([torch.randint(1 << 62, ()), torch.tensor(0)]))
+    memory.allocate(out).copy_(torch.stack([torch.randint(1 << 62, (), device="cpu"), torch.tensor(0, device="cpu")]))
 
 
 def _assert(node: nodes.Extern, memory: Memory) -> None:

@@ -44,7 +44,7 @@ def reduced(value: Tensor, op: ReduceOp, dims: Sequence[int], dtype: torch.dtype
         return _arg_reduced(value, op, dims[0])
     if any(value.shape[dim] == 0 for dim in dims):
         shape = [1 if dim in dims else size for dim, size in enumerate(value.shape)]
-        return torch.full(shape, reduce_start(op, dtype), dtype=dtype)
+        return torch.full(shape, reduce_start(op, dtype), dtype=dtype, device="cpu")
     if op is ReduceOp.SUM:
         wide = value.double() if dtype.is_floating_point else value.to(torch.int64)
         return wide.sum(tuple(dims), keepdim=True).to(dtype)
@@ -71,7 +71,7 @@ def put(target: Tensor, at: tuple[Tensor, ...], value: Tensor, combine: ReduceOp
     if combine is None:
         target[tuple(torch.broadcast_tensors(*at, value)[:-1])] = value
         return
-    flat = torch.zeros((), dtype=torch.int64)
+    flat = torch.zeros((), dtype=torch.int64, device="cpu")
     for position, size in zip(at, target.shape, strict=True):
         flat = flat * size + position
     flat, value = torch.broadcast_tensors(flat, value)
