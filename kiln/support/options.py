@@ -13,6 +13,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from functools import lru_cache
 from typing import Any, Literal, get_args, get_type_hints
 
 from kiln.support.errors import KilnError
@@ -92,13 +93,19 @@ MODES: Mapping[str, Mapping[str, object]] = {
 """The modes of torch.compile. Nothing is tuned yet, so the last two equal the first two (a warning says so)."""
 
 
+@lru_cache(maxsize=1)
+def hints_of_options() -> Mapping[str, Any]:
+    """The types of the options, read once: each `kiln.compile` asks four times."""
+    return get_type_hints(Options)
+
+
 def options_from(given: Mapping[str, object], base: Options | None = None) -> Options:
     """`base` with `given` applied.
 
     Raises:
         UnknownOption, BadOption: for an unknown name or value.
     """
-    hints = get_type_hints(Options)
+    hints = hints_of_options()
     checked: dict[str, Any] = dict(given)
     names = [field.name for field in fields(Options)]
     for name, value in given.items():
@@ -112,7 +119,7 @@ def options_from(given: Mapping[str, object], base: Options | None = None) -> Op
 
 def options_from_text(text: str, base: Options | None = None) -> Options:
     """Options written as `name=value,name=value` (the form of KILN_OPTIONS)."""
-    hints = get_type_hints(Options)
+    hints = hints_of_options()
     given: dict[str, object] = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         name, _, value = part.partition("=")

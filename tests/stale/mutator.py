@@ -22,6 +22,7 @@ from tests.stale.mutations import Change, Undo, changes
 from tests.stale.programs import PROGRAMS
 from tests.sweeps.canonical import canonical, difference
 from tests.sweeps.runner import Finding, Note
+from tests.sweeps.samples import seed_torch
 
 CHANGES = 6
 KEPT = 0.3
@@ -83,7 +84,7 @@ def made(name: str) -> types.ModuleType:
 
 
 def outcome(function: Callable[[torch.Tensor], Any], x: torch.Tensor) -> Any:
-    torch.manual_seed(0)
+    seed_torch(0)
     try:
         return canonical(function(x))
     except Exception as error:

@@ -10,6 +10,7 @@ from tests.sweeps.operators import OperatorSweep
 from tests.sweeps.python_programs import PythonSweep
 from tests.sweeps.rules import RuleSweep
 from tests.sweeps.runner import main
+from tests.sweeps.samples import import_late_modules
 from tests.sweeps.tensor_programs import GraphSweep, KernelSweep
 
 SWEEPS = {
@@ -28,4 +29,6 @@ SWEEPS = {
 }
 
 if __name__ == "__main__":
+    if sys.argv[1:2] != ["table"]:
+        import_late_modules()
     sys.exit(main(SWEEPS, sys.argv[1:]))

@@ -28,6 +28,7 @@ from kiln.pipeline.session import KilnWarning
 from kiln.support.errors import ERRORS
 from tests.sweeps.canonical import Canonical, canonical, difference
 from tests.sweeps.runner import Finding, Note
+from tests.sweeps.samples import seed_torch
 from tests.sweeps.shrink import Block, Statement, shrunk, text_of
 
 PRELUDE = """
@@ -495,7 +496,7 @@ class Program:
     def call(self, function: Callable[..., Any], number: int) -> Outcome:
         values = arguments(number)
         values[6] = self.globals[values[6]](values[2])
-        torch.manual_seed(0)
+        seed_torch(0)
         raised, result = "", None
         try:
             result = function(*values)

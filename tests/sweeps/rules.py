@@ -35,7 +35,7 @@ from kiln.symbolic import DataDependentSize, NoHint, ShapeEnv
 from kiln.symbolic.reference import prove
 from tests.sweeps.compare import strides_of
 from tests.sweeps.runner import Finding, Note
-from tests.sweeps.samples import copy_of, elements, name_of, operators, spread
+from tests.sweeps.samples import copy_of, elements, name_of, operators, seed_torch, spread
 
 ROUNDS = 8
 """Rounds over the calls in one case."""
@@ -128,7 +128,7 @@ def calls_of(op: Any) -> list[Call]:
     collector = CallCollector()
     supported = op.supported_dtypes("cpu")
     for dtype in [dtype for dtype in (torch.float32, torch.int64) if dtype in supported]:
-        torch.manual_seed(0)
+        seed_torch(0)
         try:
             differentiable = op.supports_autograd and dtype.is_floating_point
             samples = list(op.sample_inputs("cpu", dtype, requires_grad=differentiable))
@@ -258,7 +258,7 @@ class Recorded:
 
 def eagerly(call: Call) -> tuple[list[Any], list[Tensor]]:
     call = call.copied()
-    torch.manual_seed(1)
+    seed_torch(1)
     with torch.no_grad():
         result = call.op(*call.args, **call.kwargs)
     return pytree.tree_leaves(result), call.tensors()
@@ -280,7 +280,7 @@ def by_graph(call: Call) -> Recorded:
     ends = [result for result in results if recorder.is_fake(result)]
     trace = recorder.finish(ends)
     graph = run_passes(trace.graph, EventSink(), checks="full")
-    torch.manual_seed(1)
+    seed_torch(1)
     used = [record.real for record in trace.used_inputs]
     with torch.no_grad():
         run = interpret(graph, used, constants=trace.constants)

@@ -15,12 +15,15 @@ import unittest
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
 from tests.sweeps.compare import leaves
 
 SEED = 20240229
+TORCH_SEED = 1234
+"""Of the samples of torch's own tests."""
 MOST_ELEMENTS = 1_000_000
 MOST_SAMPLES = 200
 """Samples to generate per op; the checked ones are spread over them."""
@@ -43,6 +46,7 @@ def operators() -> list[Any]:
     for name, module in list(sys.modules.items()):
         if name.startswith("torch.testing._internal") and hasattr(module, "wrapper_set_seed"):
             module.wrapper_set_seed = plainly  # type: ignore[attr-defined]
+    database("common_utils").set_rng_seed = seed_of_samples  # type: ignore[attr-defined]
     return list(found)
 
 
@@ -116,8 +120,29 @@ def summary(sample: Any) -> str:
 
 
 def seed(number: int = SEED) -> None:
-    torch.manual_seed(number)
+    seed_torch(number)
     random.seed(number)
+
+
+def seed_torch(number: int) -> None:
+    """`torch.manual_seed`, which without a GPU formats the stack once for each kind of device: a third of some sweeps."""
+    if torch.cuda.is_available():
+        torch.manual_seed(number)
+    else:
+        torch.default_generator.manual_seed(number)
+
+
+def seed_of_samples(number: int | None = None) -> None:
+    """In place of `set_rng_seed`, which torch calls before each sample."""
+    number = TORCH_SEED if number is None else number
+    seed(number)
+    numpy.random.seed(number)
+
+
+def import_late_modules() -> None:
+    """What torch imports at the first call of these, here before children are forked: two seconds of each child."""
+    torch.testing.assert_close(torch.zeros(1), torch.zeros(1))
+    torch.use_deterministic_algorithms(torch.are_deterministic_algorithms_enabled())
 
 
 def random_state(device: str) -> bytes:

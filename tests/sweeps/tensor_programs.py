@@ -37,7 +37,7 @@ from kiln.symbolic import ShapeEnv
 from tests.sweeps.compare import strides_of
 from tests.sweeps.rounding import within_rounding
 from tests.sweeps.runner import Finding, Note
-from tests.sweeps.samples import copy_of
+from tests.sweeps.samples import copy_of, seed_torch
 from tests.sweeps.shrink import Block, Statement, shrunk, text_of
 
 NAMES = ("x0", "x1", "x2", "n0", "m0", "h0", "z0", "u0")
@@ -259,7 +259,7 @@ def storage(tensor: Tensor) -> int:
 
 
 def run(function: Callable[..., Any], arguments: list[Tensor]) -> Outcome:
-    torch.manual_seed(0)
+    seed_torch(0)
     try:
         results = function(*arguments)
     except Exception as error:
