@@ -27,7 +27,7 @@ from tests.sweeps.samples import seed_torch
 CHANGES = 6
 KEPT = 0.3
 """The share of changes that the next ones come on top of."""
-TOTAL = 1_000_000
+TOTAL = 100_000_000
 IMPOSSIBLE = (TypeError, AttributeError, ValueError, RuntimeError, KeyError)
 """What the program's classes raise where a change cannot be made."""
 

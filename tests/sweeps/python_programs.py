@@ -573,7 +573,7 @@ class PythonSweep:
     """Case n: the program of seed n."""
 
     def total(self) -> int:
-        return 10_000_000
+        return 100_000_000
 
     def run(self, number: int, note: Note) -> list[Finding]:
         block = Generator(random.Random(number)).program()

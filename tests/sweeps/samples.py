@@ -125,7 +125,7 @@ def seed(number: int = SEED) -> None:
 
 
 def seed_torch(number: int) -> None:
-    """`torch.manual_seed`, which without a GPU formats the stack once for each kind of device: a third of some sweeps."""
+    """`torch.manual_seed`, which without a GPU formats the stack for each kind of device: a third of some sweeps."""
     if torch.cuda.is_available():
         torch.manual_seed(number)
     else:

@@ -439,7 +439,7 @@ class TensorSweep:
     shared: bool = False
 
     def total(self) -> int:
-        return 10_000_000
+        return 100_000_000
 
     def sharing(self, number: int) -> int | None:
         return number % len(SHARED) if self.shared else None
