@@ -21,7 +21,7 @@ from kiln.capture.interpreter.core import MISSING, OPERATORS, CaptureState, Oper
 from kiln.capture.interpreter.speculation import number_truth, truth_of_comparison
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
-from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, fresh
+from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, fresh, has_key
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items
 from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record, replaced, settled, tensor_truth
@@ -319,7 +319,7 @@ def contains(s: CaptureState, container: Value, item: Value) -> bool:
     if isinstance(native, DictView) and native.what == "keys":
         native = native.mapping
     if isinstance(native, Dict):
-        return native.find(s, item.key(s)) is not None
+        return has_key(s, native, item)
     if isinstance(native, Set):
         return item.key(s) in native.items(s)
     if native.is_constant and item.is_constant:

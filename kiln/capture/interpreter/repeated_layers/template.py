@@ -40,11 +40,12 @@ from kiln.runtime.guards.source import (
     MethodSelfSource,
     Source,
     TypeSource,
+    ValuesSource,
 )
 from kiln.runtime.guards.tree import BadGuard, build_tree
 from kiln.tensor.spec import TensorSpec
 
-REBASABLE = (AttrSource, DictAttrSource, ItemSource, DefaultSource, MethodFuncSource, MethodSelfSource)
+REBASABLE = (AttrSource, DictAttrSource, ItemSource, DefaultSource, MethodFuncSource, MethodSelfSource, ValuesSource)
 """Steps that can be taken from another base. Cells and keys are not among them: they are shared and ordered."""
 
 COMPILED_CALL = "_compiled_call_impl"

@@ -2,7 +2,11 @@
 
 cfg["size"]       a dict from outside: only this item is wrapped; its path implies that it exists
 "x" in cfg        present: the path; absent: a guard that the key is absent
+cfg["y"] = 3      an effect that stores this item, whatever else there is
 for k in cfg      all keys, in order, are guarded
+
+The keys of a module's hooks come from a counter, so they differ between equal layers: such a dict is guarded by the
+number of its items, its values by their position, and its keys only where the program looks at them.
 """
 
 from __future__ import annotations
@@ -32,14 +36,27 @@ from kiln.capture.interpreter.variables.sequence import List, Tuple
 from kiln.runtime.guards.constant import is_constant
 from kiln.runtime.guards.guard import AliasExpectation, GuardKind, SetExpectation
 from kiln.runtime.guards.reference import path_of
-from kiln.runtime.guards.source import AttrSource, ItemSource, KeysSource, ModuleGlobalSource, Source, ValuesSource
+from kiln.runtime.guards.source import (
+    AttrSource,
+    DictAttrSource,
+    GlobalSource,
+    ItemSource,
+    KeysSource,
+    ModuleGlobalSource,
+    Source,
+    ValuesSource,
+)
 
 
 @final
 class Dict(Container):
-    """A dict. `_items` maps tokens to (key, value) once all are loaded; `_found` holds single items until then."""
+    """A dict. `_items` maps tokens to (key, value) once all are loaded; `_found` holds single items until then.
 
-    __slots__ = ("_found", "_items", "cls", "factory", "original")
+    `_stored` has the keys of those that the program stored until then; `_pending` are stores after which nothing was
+    read, so that their keys are not guarded. `counted`: its keys are numbers from a counter, and guarded late.
+    """
+
+    __slots__ = ("_found", "_items", "_pending", "_stored", "cls", "counted", "factory", "original")
 
     def __init__(
         self,
@@ -50,10 +67,13 @@ class Dict(Container):
     ) -> None:
         self._items = items
         self._found: dict[Token, Value] = {}
+        self._stored: dict[Token, Value] = {}
+        self._pending: list[tuple[Value, Value]] = []
         self.cls = cls
         self.source = source
         self.original = original
         self.factory: Value | None = None
+        self.counted = has_counted_keys(source) and all(type(key) is int for key in original)
 
     def python_type(self) -> type:
         return self.cls
@@ -63,6 +83,9 @@ class Dict(Container):
 
     def find(self, s: CaptureState, token: Token) -> Value | None:
         """The value for a token, or None; guarded."""
+        resolve_stores(s, self)
+        if self.counted:
+            guard_keys(s, self)
         if self._items is not None:
             pair = self._items.get(token)
             return pair[1] if pair is not None else None
@@ -87,6 +110,7 @@ class Dict(Container):
 
     def items(self, s: CaptureState) -> dict[Token, tuple[Value, Value]]:
         """All items; guards all keys."""
+        resolve_stores(s, self)
         if self._items is None:
             self._items = self._load(s)
         return self._items
@@ -96,7 +120,7 @@ class Dict(Container):
         keys = tuple(self.original)
         if not all(key in self.original for key in keys):
             raise self.unsupported("read", "a key has another hash than when it was stored")
-        constant = all(is_constant(key) for key in keys)
+        constant = not self.counted and all(is_constant(key) for key in keys)
         if constant:
             s.guard(self.source, GuardKind.DICT_KEYS, keys)
         else:
@@ -110,12 +134,16 @@ class Dict(Container):
             else:
                 key = s.wrap(real, KeysSource(self.source, index))
                 source = ValuesSource(self.source, index)
-            token = key.key(s)
+            token = real if self.counted else key.key(s)
             value = self._found.get(token)
             items[token] = (key, value if value is not None else s.wrap(self.original[real], source))
+        for token, key in self._stored.items():
+            items.setdefault(token, (key, self._found[token]))
         return items
 
     def change(self, s: CaptureState) -> dict[Token, tuple[Value, Value]]:
+        if self.counted:
+            guard_keys(s, self)
         items = self.items(s)
         note_change(s, self)
         return items
@@ -135,6 +163,12 @@ class Dict(Container):
         raise s.error(KeyError, token)
 
     def set_item(self, s: CaptureState, key: Value, value: Value, site: CallSite = NOT_RESUMABLE) -> None:
+        if self._items is None and self.source is not None and not self.counted and key.python_type() in (int, str):
+            s.guard_type(self)
+            s.guard_type(key)
+            note_change(s, self)
+            self._pending.append((key, value))
+            return
         token = key.key(s)
         items = self.change(s)
         known = items.get(token)
@@ -147,7 +181,8 @@ class Dict(Container):
         del self.change(s)[token]
 
     def length(self, s: CaptureState) -> int:
-        if self._items is None and self.original is not None:
+        resolve_stores(s, self)
+        if self._items is None and self.original is not None and not self._stored:
             s.guard_type(self)
             s.guard(self.source, GuardKind.LENGTH, len(self.original))
             return len(self.original)
@@ -193,7 +228,17 @@ class Dict(Container):
             g.body.op("STORE_SUBSCR")
 
     def emit_contents(self, g: Codegen) -> None:
-        emit_refill(g, self, Dict(self._items), OrderedDict if issubclass(self.cls, OrderedDict) else dict)
+        base = OrderedDict if issubclass(self.cls, OrderedDict) else dict
+        if self._items is not None:
+            emit_refill(g, self, Dict(self._items), base)
+            return
+        resolved = [(key, self._found[token]) for token, key in self._stored.items()]
+        for key, value in (*resolved, *self._pending):
+            g.body.const(vars(base)["__setitem__"])
+            for operand in (self, key, value):
+                g.emit(operand)
+            g.body.call(3)
+            g.body.op("POP_TOP")
 
 
 def emit_refill(g: Codegen, container: Value, fresh: Value, base: type) -> None:
@@ -214,6 +259,56 @@ def emit_refill(g: Codegen, container: Value, fresh: Value, base: type) -> None:
     g.body.op("POP_TOP")
 
 
+def resolve_stores(s: CaptureState, mapping: Dict) -> None:
+    """Guard the keys of stores, now that an item is read."""
+    pending, mapping._pending = mapping._pending, []
+    for key, value in pending:
+        token = key.key(s)
+        mapping._found[token] = value
+        mapping._stored.setdefault(token, key)
+
+
+def has_key(s: CaptureState, mapping: Dict, key: Value) -> bool:
+    """`key in mapping`."""
+    if mapping.counted and (mapping.length(s) == 0 or shares_key(s, mapping, key)):
+        return mapping.length(s) != 0
+    return mapping.find(s, key.key(s)) is not None
+
+
+def shares_key(s: CaptureState, mapping: Dict, key: Value) -> bool:
+    """Whether a key of another dict is, as an object, one of this dict's; guarded by its position in both dicts."""
+    number, path = key.real(), key.source
+    if mapping.source is None or type(path) is not KeysSource:
+        return False
+    for position, known in enumerate(mapping.items(s)):
+        if known is number:
+            here = KeysSource(mapping.source, position)
+            s.guard(path, GuardKind.TENSOR_ALIASES, AliasExpectation((path, here), (0, 0), "object"))
+            return True
+    return False
+
+
+def guard_keys(s: CaptureState, mapping: Dict) -> None:
+    """Guard the keys of hooks, at which the program looks."""
+    mapping.counted = False
+    if mapping.source is not None:
+        s.guard(mapping.source, GuardKind.DICT_KEYS, tuple(mapping.original))
+
+
+def has_counted_keys(source: Source | None) -> bool:
+    """Whether it is the path of hooks, which `torch.utils.hooks.RemovableHandle` numbers."""
+    if not isinstance(source, DictAttrSource | GlobalSource | ModuleGlobalSource):
+        return False
+    return source.name.removeprefix("_global") in COUNTED
+
+
+COUNTED = frozenset(
+    {
+        *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks"),
+        *("_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks"),
+    }
+)
+"""Dicts of hooks of a module, or with the prefix `_global` of all modules."""
 ABSENT = Constant("<absent>")
 """Marks a key that is known to be absent."""
 
