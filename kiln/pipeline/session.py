@@ -47,9 +47,11 @@ from kiln.pipeline.dispatchers import (
 )
 from kiln.pipeline.modes import UnknownMode, unknown_mode, watch_current_device, without_autograd_observers
 from kiln.pipeline.original import ExpectedToRaise, in_python, taking_slots
+from kiln.pipeline.second_run import EagerTrial, second_run
 from kiln.pipeline.seen_inputs import SeenInputs
-from kiln.pipeline.speed_check import Clock, Round, SpeedCheck, can_run_twice, slower_than_eager
+from kiln.pipeline.speed_check import Round, SpeedCheck, slower_than_eager
 from kiln.pipeline.stance import runs_eager
+from kiln.pipeline.stopwatch import Clock
 from kiln.pipeline.switches import switched_off, target_for
 from kiln.pipeline.variant_sections import load_part, part_writer
 from kiln.pipeline.variant_store import VariantStore
@@ -238,9 +240,10 @@ class CompileSession:
         """Have calls of a new variant compared with eager, if they can be."""
         settings = self.settings
         asked = settings.options.speed_check and not settings.fullgraph and settings.backend is None
-        if asked and isinstance(entry.info, Variant) and entry.info.can_run_twice:
-            eager = taking_slots(in_python(original_of(dispatcher)))
-            SpeedCheck(entry, eager, self._put_to_eager, self.clock).start(dispatcher, entry)
+        if asked and isinstance(entry.info, Variant) and entry.info.second_run is not None:
+            function = original_of(dispatcher)
+            trial = EagerTrial(entry.info.second_run, function, taking_slots(in_python(function)))
+            SpeedCheck(entry, trial, self._put_to_eager, self.clock).start(dispatcher, entry)
 
     def _put_to_eager(self, dispatcher: Dispatcher, slow: Entry, shortest: Round) -> None:
         """Replace an entry that is slower than eager."""
@@ -248,7 +251,7 @@ class CompileSession:
         with self._lock:
             if slow not in dispatcher.entries:
                 return  # another thread was faster
-            info = replace(slow.info, function=function, can_run_twice=False)
+            info = replace(slow.info, function=function, second_run=None)
             eager = Entry(slow.tree, taking_slots(in_python(function)), info)
             dispatcher.set_entries([eager if entry is slow else entry for entry in dispatcher.entries])
         self.report_eager(slower_than_eager(shown_name(function, self.name), shortest))
@@ -322,7 +325,7 @@ class CompileSession:
         facts = [*captured.facts, ("guards", {"count": len(capture.guards)})]
         variant = Variant(
             *(capture.function, capture.guards, capture.collect, capture.modules, facts, self.seen.data()),
-            can_run_twice=can_run_twice(capture),
+            second_run=second_run(capture),
         )
         if self.stored is not None:
             with self.events.stage("save"):

@@ -5,8 +5,14 @@
     eager was faster              the next calls are compared too
     seven times (one may differ)  eager runs from then on (KILN1098)
 
-Only variants that can run twice are compared: without gradients, random numbers, writes, side effects, graph breaks and
-side exits, on the CPU. So a program sees nothing of a comparison but its time.
+A training step is compared with its backward, whose time is known once the program has run it:
+
+    call 16     compiled; notes which results get gradients
+    call 17     eager forward and backward of these, dropped; then compiled
+    call 18     the backward of call 17 has run: compares, and so on
+
+A variant whose third call takes `LONG` seconds is compared at once. What can run twice, and how the program does not
+notice, stands in `second_run.py`.
 """
 
 from __future__ import annotations
@@ -18,26 +24,22 @@ from typing import final
 
 import torch
 
-from kiln.capture.interpreter.capture import Capture
-from kiln.graph.ir.graph import Graph
-from kiln.graph.ir.node import Node
-from kiln.graph.ir.rewrite import all_nodes
-from kiln.graph.prims.table import Kind
-from kiln.graph.trace import Trace
-from kiln.native._frames import BoundCall, Dispatcher, Entry, set_enabled
-from kiln.pipeline.targets import device_of
-from kiln.runtime.variant import Variant
+from kiln.native._frames import BoundCall, Dispatcher, Entry
+from kiln.pipeline.second_run import BackwardWatch, EagerTrial, is_observed
+from kiln.pipeline.stopwatch import Clock, Spans, Stopwatch, stopwatch_of
+from kiln.runtime.variant import SecondRun, Variant
 from kiln.support.errors import KilnError
 from kiln.support.records import dataclass
 
-FIRST, SPACING = 16, 8
-"""The number of the first call that is compared; how many times further away each next one is."""
+EARLY, FIRST, SPACING = 3, 16, 8
+"""Numbers of a call that is timed, and of the first that is compared; how many times further away each next one is."""
+LONG = 0.25
 ROUNDS, TOLERATED = 7, 1
 """Calls in a row that are compared before a variant is given up; how many of them eager may lose."""
 FACTOR, LEAST = 1.1, 20e-6
 """A compiled call is slower than eager if it takes more than `FACTOR` times as long, and `LEAST` seconds longer."""
-
-Clock = Callable[[], float]
+PATIENCE = 8
+"""Calls that pass until a backward, or the time of a GPU, is no longer waited for."""
 
 
 class SlowerThanEager(KilnError):
@@ -48,33 +50,6 @@ class SlowerThanEager(KilnError):
         "report it with KILN_DUMP=folder: a kernel is slower than it should be",
         "keep the compiled variant all the same: options={{'speed_check': False}}",
     )
-
-
-def can_run_twice(capture: Capture) -> bool:
-    """Whether a program cannot tell that the call ran again, in eager."""
-    changes = capture.breaks or capture.effects or capture.may_leave or capture.says_is_compiling
-    return not changes and all(changes_nothing(region.trace) for region in capture.regions)
-
-
-def changes_nothing(trace: Trace) -> bool:
-    return not trace.needs_grad and not trace.graph.writes and repeatable(trace.graph)
-
-
-def repeatable(graph: Graph) -> bool:
-    """Whether it has the same results each time, and is on the CPU."""
-    nodes = [*graph.inputs, *all_nodes(graph)]
-    return all(is_on_cpu(node) and is_repeatable(node) for node in nodes)
-
-
-def is_on_cpu(node: Node) -> bool:
-    device = device_of(node.spec)
-    return device is None or device.type == "cpu"
-
-
-def is_repeatable(node: Node) -> bool:
-    if node.op.kind is Kind.LIBRARY:
-        return str(node.attrs["target"]).startswith("aten.")  # what others do is not known
-    return node.op.kind is not Kind.RANDOM and node.op.name != "opaque"
 
 
 @final
@@ -95,23 +70,55 @@ SlowEntry = Callable[[Dispatcher, Entry, Round], None]
 
 
 @final
+class Comparison:
+    """A call that is compared; `eager` is missing for the first of a training step."""
+
+    def __init__(self, compiled: Spans, eager: Spans | None, wanted: frozenset[int] | None = None) -> None:
+        self.compiled, self.eager, self.wanted = compiled, eager, wanted
+        self.backward: BackwardWatch | None = None
+        self.waited = 0
+
+    def round(self) -> Round | None:
+        """The two times; None where they are not known, or are those of different things."""
+        if self.eager is None:
+            return None
+        if self.backward is not None and (self.backward.wanted != self.wanted or not self.backward.is_usual):
+            return None
+        compiled, eager = self.compiled.seconds(), self.eager.seconds()
+        return None if compiled is None or eager is None else Round(compiled, eager)
+
+    def is_over(self) -> bool:
+        """Whether nothing is to be waited for."""
+        self.waited += 1
+        if self.waited > PATIENCE:
+            return True
+        if self.backward is not None and not self.backward.is_done:
+            return False
+        return self.eager is None or (self.compiled.seconds() is not None and self.eager.seconds() is not None)
+
+
+@final
 class SpeedCheck:
     """What an entry calls instead of its callable where the call is compared. It holds neither entry nor dispatcher."""
 
-    def __init__(
-        self, entry: Entry, eager: Callable[..., object], on_slow: SlowEntry, clock: Clock = time.perf_counter
-    ) -> None:
+    def __init__(self, entry: Entry, trial: EagerTrial, on_slow: SlowEntry, clock: Clock = time.perf_counter) -> None:
         self.variant: Variant = entry.info
         self.collects = isinstance(entry.callable, BoundCall)
-        self.eager, self.on_slow, self.clock = eager, on_slow, clock
+        self.trial, self.on_slow = trial, on_slow
+        self.again: SecondRun = trial.again
+        self.stopwatch: Stopwatch = stopwatch_of(self.again.device, clock)
         self.rounds: list[Round] = []
         self.spacing = FIRST
+        self.step: Comparison | None = None
+        self.wanted: frozenset[int] | None = None
+        """The results that got gradients in the last backward; None: not known."""
+        self.is_early = True
         self.dispatcher: Callable[[], Dispatcher | None] = lambda: None
 
     def start(self, dispatcher: Dispatcher, entry: Entry) -> None:
-        """Compare call number `FIRST` of `entry`, which is to be one of `dispatcher`."""
+        """Compare calls of `entry`, which is to be one of `dispatcher`."""
         self.dispatcher = weakref.ref(dispatcher)
-        self.arm(entry, self.spacing)
+        self.arm(entry, EARLY)
 
     def arm(self, entry: Entry, calls: int) -> None:
         run = BoundCall(entry.tree, self) if self.collects and entry.tree is not None else self
@@ -131,32 +138,78 @@ class SpeedCheck:
                 yield dispatcher, entry
 
     def __call__(self, *slots: object) -> object:
-        if torch._C._autograd._profiler_enabled():
+        if self.is_early:
+            return self.call_early(slots)
+        if is_observed(self.again):
             self.compare_after(1)
             return self.variant.function(*slots)
-        eager_first = len(self.rounds) % 2 == 1  # the second run finds its inputs in the caches of the CPU
-        eager = self.time_eager(slots) if eager_first else None
-        start = self.clock()
+        if self.again.gradients:
+            return self.call_with_gradients(slots)
+        return self.call_both(slots)
+
+    def call_early(self, slots: tuple[object, ...]) -> object:
+        """Decide when the first comparison comes."""
+        self.is_early = False
+        start = time.perf_counter()
         result = self.variant.function(*slots)
-        compiled = self.clock() - start
-        if not eager_first:
-            eager = self.time_eager(slots)
-        if eager is not None:
-            self.judge(Round(compiled, eager))
+        self.compare_after(1 if time.perf_counter() - start > LONG else FIRST - EARLY)
         return result
 
-    def time_eager(self, slots: tuple[object, ...]) -> float | None:
-        """Seconds; None if it raises, which ends the comparisons."""
-        given = slots[:-1] if self.collects else slots
-        enabled = set_enabled(False)
-        try:
-            start = self.clock()
-            self.eager(*given)
-            return self.clock() - start
-        except Exception:
-            return None
-        finally:
-            set_enabled(enabled)
+    def given(self, slots: tuple[object, ...]) -> tuple[object, ...]:
+        """The arguments of the original function."""
+        return slots[:-1] if self.collects else slots
+
+    def call_both(self, slots: tuple[object, ...]) -> object:
+        if self.step is not None:
+            self.settle(self.step)
+            return self.variant.function(*slots)
+        given = self.given(slots)
+        eager_first = len(self.rounds) % 2 == 1  # the second run finds its inputs in the caches of the CPU
+        eager = self.trial.run(given, frozenset(), self.stopwatch) if eager_first else None
+        compiled = Spans(self.stopwatch)
+        compiled.mark()
+        result = self.variant.function(*slots)
+        compiled.mark()
+        if not eager_first:
+            eager = self.trial.run(given, frozenset(), self.stopwatch)
+        if eager is not None:
+            self.settle(Comparison(compiled, eager))
+        return result
+
+    def call_with_gradients(self, slots: tuple[object, ...]) -> object:
+        if self.step is not None:
+            was_scout = self.step.eager is None
+            if not self.settle(self.step) or not was_scout:
+                return self.variant.function(*slots)
+        eager = None
+        if self.wanted is not None:
+            eager = self.trial.run(self.given(slots), self.wanted, self.stopwatch)
+            if eager is None:  # it failed: no more comparisons
+                return self.variant.function(*slots)
+        self.step = Comparison(Spans(self.stopwatch), eager, self.wanted)
+        first = torch._C._autograd._get_sequence_nr()
+        self.step.compiled.mark()
+        result = self.variant.function(*slots)
+        self.step.compiled.mark()
+        self.step.backward = BackwardWatch(result, first, self.step.compiled)
+        self.compare_after(1)
+        return result
+
+    def settle(self, step: Comparison) -> bool:
+        """Judge a step, unless something is to be waited for."""
+        if not step.is_over():
+            self.step = step
+            self.compare_after(1)
+            return False
+        self.step = None
+        if step.backward is not None:
+            self.wanted = step.backward.wanted
+        latest = step.round()
+        if latest is not None:
+            self.judge(latest)
+        elif step.eager is not None:
+            self.pause()
+        return True
 
     def judge(self, latest: Round) -> None:
         self.rounds.append(latest)

@@ -45,6 +45,19 @@ class NoSourceFile(KilnError):
 
 @final
 @dataclass(frozen=True)
+class SecondRun:
+    """What it takes to run a call a second time, in eager, without a trace."""
+
+    written: tuple[Source, ...] = ()
+    """The tensors whose contents the call changes."""
+    gradients: bool = False
+    device: str = "cpu"
+    memory: int = 0
+    """Bytes of all values that eager computes, whether or not they live at the same time."""
+
+
+@final
+@dataclass(frozen=True)
 class Variant:
     """A compiled variant, from the capture or from a file.
 
@@ -60,8 +73,8 @@ class Variant:
     facts: Sequence[Fact] = ()
     seen: Mapping[str, Any] = field(default_factory=dict)
     """Sizes of the tensors that it was compiled for, by source."""
-    can_run_twice: bool = False
-    """Whether a program cannot tell that a call was run again, in eager."""
+    second_run: SecondRun | None = None
+    """None: a program could tell that a call was run again, in eager."""
 
 
 @final
@@ -85,6 +98,7 @@ def write_variant(variant: Variant, tree: TreeRows, root: FunctionType, part: Pa
         checks = {"modules": modules, "tree": write_tree(tree, variant.guards)}
         guards = guards_to_json(variant.guards, table.number)
         collect = [table.number(source) for source in variant.collect]
+        again = second_run_row(variant.second_run, table)
     except NotSerialisable as problem:
         raise NotWritable(what="a guard", reason=str(problem)) from problem
     code = {
@@ -95,11 +109,17 @@ def write_variant(variant: Variant, tree: TreeRows, root: FunctionType, part: Pa
         "parts": len(file.parts),
         "facts": [[kind, {name: plain(value) for name, value in data.items()}] for kind, data in variant.facts],
         "seen": variant.seen,
-        "can_run_twice": variant.can_run_twice,
+        "second_run": again,
     }
     sections = {"checks": checks, "code": code, "guards": {"sources": table.rows, "guards": guards, "collect": collect}}
     parts = {f"part/{number}": data for number, data in enumerate(file.parts)}
     return pack({**{name: json_bytes(data) for name, data in sections.items()}, **parts})
+
+
+def second_run_row(again: SecondRun | None, table: SourceTable) -> Json:
+    if again is None:
+        return None
+    return [[table.number(source) for source in again.written], again.gradients, again.device, again.memory]
 
 
 def plain(value: object) -> Json:
@@ -132,8 +152,8 @@ def load_variant(data: bytes, root: FunctionType, arguments: Sequence[object], m
     function = FunctionType(reader.code(code["code"]), root.__globals__, code["name"], None, root.__closure__)
     facts = [(kind, fact) for kind, fact in code["facts"]]
     stored = StoredGuards(bytes(sections["guards"]))
-    modules, twice = list(checks["modules"]), bool(code["can_run_twice"])
-    variant = Variant(function, stored, (), modules, facts, code["seen"], twice)
+    again = stored.second_run(code["second_run"])
+    variant = Variant(function, stored, (), list(checks["modules"]), facts, code["seen"], again)
     run: Any = BoundCall(tree, function) if checks["tree"]["collect"] else function
     return Entry(tree, run, variant)
 
@@ -146,11 +166,26 @@ class StoredGuards(Sequence[Guard]):
         self._data = data
 
     @cached_property
+    def _sources(self) -> list[Source]:
+        return sources_from_rows(self._rows["sources"])
+
+    @cached_property
+    def _rows(self) -> dict[str, list[Json]]:
+        rows: dict[str, list[Json]] = json.loads(self._data)
+        return rows
+
+    def second_run(self, row: tuple[list[int], bool, str, int] | None) -> SecondRun | None:
+        """What `second_run_row` wrote."""
+        if row is None:
+            return None
+        written, gradients, device, memory = row
+        return SecondRun(tuple([self._sources[number] for number in written]), gradients, device, memory)
+
+    @cached_property
     def _content(self) -> tuple[list[Guard], list[Source]]:
-        data = json.loads(self._data)
-        sources = sources_from_rows(data["sources"])
+        data, sources = self._rows, self._sources
         guards = guards_from_json(data["guards"], lambda number: sources[int(str(number))])
-        return guards, [sources[number] for number in data["collect"]]
+        return guards, [sources[int(str(number))] for number in data["collect"]]
 
     def __len__(self) -> int:
         return len(self._content[0])

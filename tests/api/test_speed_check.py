@@ -13,8 +13,12 @@ from torch import Tensor, nn
 
 import kiln
 from kiln.api.compiler import session_of
+from kiln.native._frames import set_enabled
+from kiln.pipeline import speed_check
+from kiln.pipeline.second_run import EagerTrial
 from kiln.pipeline.session import KilnWarning
 from kiln.pipeline.speed_check import FIRST, ROUNDS, SPACING, SpeedCheck
+from kiln.runtime.variant import SecondRun
 
 X = torch.ones(3)
 
@@ -108,6 +112,27 @@ def test_some_microseconds_are_no_reason() -> None:
     assert run(fast, 3 * FIRST, X) == [] and clock.comparisons == 1
 
 
+class StepTiming:
+    """A clock by which each stretch of compiled code lasts `compiled` seconds, each of eager `eager`.
+
+    Dispatchers are switched off while eager runs. Stretches: forward and backward of each.
+    """
+
+    def __init__(self, compiled: float, eager: float) -> None:
+        self.compiled, self.eager = compiled, eager
+        self.now, self.looks = 0.0, 0
+        self.stretches = {"compiled": 0, "eager": 0}
+
+    def __call__(self) -> float:
+        enabled = set_enabled(True)
+        set_enabled(enabled)
+        self.looks += 1
+        if self.looks % 2 == 0:
+            self.now += self.compiled if enabled else self.eager
+            self.stretches["compiled" if enabled else "eager"] += 1
+        return self.now
+
+
 class Counting(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.calls: int = getattr(self, "calls", 0) + 1
@@ -154,15 +179,11 @@ def catches(x: Tensor) -> Tensor:
     return x * 2
 
 
-def learns(x: Tensor) -> Tensor:
-    return x * x
-
-
 @pytest.mark.parametrize(
     ("program", "x"),
     [
-        *((Counting(), X), (writes, X.clone()), (draws, X), (asks, X)),
-        *((learns, X.clone().requires_grad_()), (leaves_early, X.int()), (catches, X)),
+        *((Counting(), X), (writes, torch.zeros(5 << 20)), (asks, X), (leaves_early, X.int()), (catches, X)),
+        (writes, X.clone().requires_grad_() * 1),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -214,10 +235,128 @@ def test_an_eager_run_that_raises_ends_the_comparisons() -> None:
     fast, clock = timed(double, compiled=3e-3, eager=1e-3)
     fast(X)
     refuse = fast.entries[0]
-    refuse.sample_after(1, SpeedCheck(refuse, refused, lambda *_: pytest.fail("not slower"), clock))
+    trial = EagerTrial(SecondRun(), double, refused)
+    check = SpeedCheck(refuse, trial, lambda *_: pytest.fail("not slower"), clock)
+    check.is_early = False
+    refuse.sample_after(1, check)
     torch.testing.assert_close(fast(X), double(X))
     assert run(fast, 3 * FIRST, X) == []
 
 
 def refused(x: Tensor) -> Tensor:
     raise MemoryError
+
+
+class Net(nn.Module):
+    """Writes statistics and draws random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor | tuple[Tensor, ...]]:
+        hidden = nn.functional.dropout(self.norm(self.first(x)).relu(), 0.5)
+        return {"hidden": (hidden,), "out": self.second(hidden)}
+
+
+def trained(
+    compiled: float, eager: float, times: int, checked: bool = True
+) -> tuple[Any, Any, list[str], list[Tensor]]:
+    """Steps of a model: its compiled form, the clock, the warnings, and what a program can see of the steps."""
+    torch.manual_seed(0)
+    model = Net()
+    fast = kiln.compile(model, options={"random": "eager", "speed_check": checked, "cache": False})
+    session_of(fast).clock = clock = StepTiming(compiled, eager)
+    seen, before = [], torch.randn(6, 3, requires_grad=True)
+    before.register_hook(lambda gradient: seen.append(gradient.clone()))
+    said = []
+    for _ in range(times):
+        said += run(lambda: step(fast, model, before * 1, seen), 1)
+    return fast, clock, said, [*seen, *model.buffers(), torch.get_rng_state()]
+
+
+def step(fast: Any, model: nn.Module, x: Tensor, seen: list[Tensor]) -> None:
+    fast(x)["out"].square().mean().backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            seen += [parameter.grad, torch.tensor(parameter._version)]
+            parameter -= 0.1 * parameter.grad
+            parameter.grad = None
+
+
+def test_a_slower_training_step_is_put_to_eager() -> None:
+    fast, clock, said, _ = trained(3e-3, 1e-3, FIRST + 2 * ROUNDS + 1)
+    assert len(said) == 1 and "KILN1098" in said[0] and "6000 us" in said[0] and "2000 us" in said[0]
+    assert clock.stretches == {"compiled": 2 * (ROUNDS + 1), "eager": 2 * ROUNDS}  # forward and backward of each
+    assert fast.report().eager == 1
+
+
+def test_a_good_training_step_runs_in_eager_once() -> None:
+    _, clock, said, _ = trained(1e-3, 1e-3, 3 * FIRST)
+    assert not said and clock.stretches["eager"] == 2
+
+
+def test_a_program_does_not_notice_that_its_training_step_is_compared() -> None:
+    *_, compared = trained(3e-3, 1e-3, FIRST + 2 * ROUNDS - 1)
+    *_, plain = trained(3e-3, 1e-3, FIRST + 2 * ROUNDS - 1, checked=False)
+    for one, other in zip(compared, plain, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("program", [writes, draws])
+def test_what_a_call_writes_and_draws_is_put_back(program: Any) -> None:
+    def results(checked: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        fast, x = kiln.compile(program, options={"speed_check": checked, "random": "eager"}), torch.zeros(3)
+        session_of(fast).clock = Timing(compiled=3e-3, eager=1e-3)
+        run(fast, FIRST + 3, x)
+        return [x, fast(x).clone(), torch.get_rng_state(), torch.tensor(x._version)]
+
+    for one, other in zip(results(True), results(False), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_forward_without_a_backward_is_compared_alone() -> None:
+    x = X.clone().requires_grad_()
+    fast = kiln.compile(double)
+    session_of(fast).clock = StepTiming(3e-3, 1e-3)
+    (problem,) = run(fast, FIRST + 12 * ROUNDS, x)
+    assert "3000 us" in problem
+
+
+@pytest.mark.parametrize("watch", ["hook", "retain"])
+def test_gradients_that_a_program_watches_are_not_computed_twice(watch: str) -> None:
+    fast = kiln.compile(double)
+    session_of(fast).clock = clock = StepTiming(3e-3, 1e-3)
+    seen: list[Tensor] = []
+    for _ in range(2 * FIRST):
+        x = X.clone().requires_grad_() * 1
+        x.register_hook(seen.append) if watch == "hook" else x.retain_grad()
+        fast(x).sum().backward()
+    assert len(seen) in (0, 2 * FIRST) and clock.stretches["eager"] <= 1
+
+
+class Stream:
+    """A stopwatch whose times are known `late` marks later, like those of a GPU's stream."""
+
+    def __init__(self, clock: Callable[[], float], late: int) -> None:
+        self.clock, self.late, self.marks = clock, late, 0
+        self.at: dict[float, int] = {}
+
+    def mark(self) -> float:
+        self.marks += 1
+        now = self.clock() + self.marks * 1e-9
+        self.at[now] = self.marks
+        return now
+
+    def seconds(self, start: float, end: float) -> float | None:
+        self.marks += 1
+        return end - start if self.marks - self.at[end] > self.late else None
+
+
+@pytest.mark.parametrize("late", [0, 12])
+def test_times_that_are_known_later(monkeypatch: pytest.MonkeyPatch, late: int) -> None:
+    monkeypatch.setattr(speed_check, "stopwatch_of", lambda _, clock: Stream(clock, late))
+    _, _, said, _ = trained(3e-3, 1e-3, FIRST + 10 * ROUNDS)
+    assert len(said) == 1 and "KILN1098" in said[0]

@@ -1,0 +1,316 @@
+"""Runs a call a second time, in eager, without the program noticing anything but the time.
+
+    again = second_run(capture)                     what it takes; None: the program would notice
+    trial = EagerTrial(again, function, eager)
+    spans = trial.run(slots, {0}, stopwatch)        the call, and the gradients of its first result
+
+Written tensors (the statistics of a batch norm) are put back with their version counters, the generators of random
+numbers too. Gradients are computed for the leaves and for the tensors that the call gets, and dropped; no hook of the
+program runs. It comes before the compiled call, when nothing that the compiled backward needs exists yet: a training
+step needs no more memory than in eager.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FunctionType
+from typing import cast, final
+
+import torch
+from torch.autograd.graph import GradientEdge, Node
+
+from kiln.capture.interpreter.capture import Capture
+from kiln.graph.ir import node as ir
+from kiln.graph.ir.graph import Graph
+from kiln.graph.ir.rewrite import all_nodes
+from kiln.graph.prims.table import Kind
+from kiln.graph.trace import Trace
+from kiln.native._frames import set_enabled
+from kiln.pipeline.stopwatch import Spans, Stopwatch
+from kiln.pipeline.targets import device_of
+from kiln.runtime.autograd import generators_of
+from kiln.runtime.guards.source import Source
+from kiln.runtime.guards.tree import build_tree
+from kiln.runtime.variant import SecondRun
+from kiln.support.records import dataclass
+from kiln.tensor.size_hint import size_hint
+from kiln.tensor.spec import TensorSpec
+
+MOST_WRITTEN = 16 << 20
+"""Bytes of the tensors that may be copied to be put back."""
+DEEPEST = 4
+"""Levels of containers in which results are looked for."""
+
+
+def second_run(capture: Capture) -> SecondRun | None:
+    """What running a call again takes; None if the program could tell."""
+    if capture.breaks or capture.effects or capture.may_leave or capture.says_is_compiling:
+        return None
+    traces = [region.trace for region in capture.regions]
+    gradients = any(trace.needs_grad for trace in traces)
+    devices = {device for trace in traces for device in devices_of(trace.graph)}
+    gpus = devices - {"cpu"}
+    if len(gpus) > 1 or (gradients and len(traces) > 1) or not all(map(is_repeatable, traces)):
+        return None
+    written = tuple([source for trace in traces for source in written_sources(trace)])
+    return SecondRun(written, gradients, gpus.pop() if gpus else "cpu", sum(bytes_of(trace.graph) for trace in traces))
+
+
+def is_repeatable(trace: Trace) -> bool:
+    """Whether the same operators run again change nothing but written inputs and the state of generators."""
+    return not trace.carried_inputs and all(is_known(node) for node in nodes_of(trace.graph))
+
+
+def is_known(node: ir.Node) -> bool:
+    if node.op.kind is Kind.LIBRARY or node.op.name == "opaque":
+        return str(node.attrs["target"]).startswith("aten.")
+    return True
+
+
+def nodes_of(graph: Graph) -> list[ir.Node]:
+    return [*graph.inputs, *all_nodes(graph)]
+
+
+def devices_of(graph: Graph) -> set[str]:
+    found = {device_of(node.spec) for node in nodes_of(graph)}
+    return {str(device) for device in found if device is not None}
+
+
+def written_sources(trace: Trace) -> Iterator[Source]:
+    targets = {write.target for write in trace.graph.writes}
+    return (record.source for record in trace.used_inputs if record.node in targets)
+
+
+def bytes_of(graph: Graph) -> int:
+    specs = [node.spec for node in graph.nodes if isinstance(node.spec, TensorSpec)]
+    return sum(size_hint(spec.numel()) * spec.dtype.itemsize for spec in specs)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Results:
+    """The results of a call whose gradient functions it made. `edges`: node and number of its result, by position."""
+
+    edges: dict[int, tuple[Node, int]]
+    tensors: dict[int, torch.Tensor]
+
+
+def fresh_results(result: object, first: int) -> Results:
+    """The tensors in `result` whose gradient function is numbered `first` or higher, by position."""
+    tensors = {
+        position: tensor
+        for position, tensor in enumerate(tensors_in(result))
+        if tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() >= first
+    }
+    nodes = {position: tensor.grad_fn for position, tensor in tensors.items()}
+    edges = {position: (node, tensors[position].output_nr) for position, node in nodes.items() if node is not None}
+    return Results(edges, tensors)
+
+
+def tensors_in(value: object, depth: int = DEEPEST) -> Iterator[torch.Tensor]:
+    """In containers and attributes, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth:
+        inside: Sequence[object] = ()
+        if isinstance(value, (list, tuple)):
+            inside = value
+        elif isinstance(value, dict):
+            inside = list(value.values())
+        elif hasattr(value, "__dict__") and not isinstance(value, (type, torch.nn.Module)):
+            inside = list(vars(value).values())
+        for item in inside:
+            yield from tensors_in(item, depth - 1)
+
+
+def edges_from_outside(roots: Sequence[torch.Tensor], first: int) -> list[tuple[Node, int]]:
+    """Where the gradient functions numbered `first` or higher lead: leaves and the results of earlier ones."""
+    pending = [root.grad_fn for root in roots if root.grad_fn is not None]
+    inside, outside = set(pending), dict[tuple[Node, int], None]()
+    while pending:
+        for node, number in pending.pop().next_functions:
+            if node is None:
+                continue
+            if is_leaf(node) or node._sequence_nr() < first:
+                outside[node, number] = None
+            elif node not in inside:
+                inside.add(node)
+                pending.append(node)
+    return list(outside)
+
+
+def is_leaf(node: Node) -> bool:
+    return hasattr(node, "variable")
+
+
+def has_hooks(edge: tuple[Node, int], slots: Sequence[object]) -> bool:
+    """Whether the program has, or may have, a hook that the engine calls with the gradient at `edge`."""
+    node, number = edge
+    leaf: torch.Tensor | None = getattr(node, "variable", None)
+    if leaf is not None:
+        return bool(leaf._backward_hooks)
+    owners = [value for value in tensors_in(slots) if value.grad_fn is node and value.output_nr == number]
+    return not owners or any(owner._backward_hooks or owner.retains_grad for owner in owners)
+
+
+def has_room(again: SecondRun) -> bool:
+    """Whether the values of eager fit twice into the free memory."""
+    if again.device != "cpu":
+        free, _ = torch.cuda.mem_get_info(again.device)
+        unused = torch.cuda.memory_reserved(again.device) - torch.cuda.memory_allocated(again.device)
+        return 2 * again.memory <= free + unused
+    return 2 * again.memory <= os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def is_observed(again: SecondRun) -> bool:
+    """Whether somebody watches the operators: a profiler, hooks on saved tensors, a capture of the stream."""
+    autograd = torch._C._autograd
+    return (
+        autograd._profiler_enabled()
+        or (again.gradients and torch.is_anomaly_enabled())
+        or (again.gradients and autograd._top_saved_tensors_default_hooks(True) is not None)
+        or (again.device != "cpu" and torch.cuda.is_current_stream_capturing())
+    )
+
+
+@final
+class NotRepeated(Exception):
+    """This call cannot be run twice."""
+
+
+@final
+class EagerTrial:
+    """`eager` takes the argument slots of `function`."""
+
+    def __init__(self, again: SecondRun, function: FunctionType, eager: Callable[..., object]) -> None:
+        self.again, self.function, self.eager = again, function, eager
+        self._tree = build_tree((), collect=again.written, function=function) if again.written else None
+
+    def run(self, slots: tuple[object, ...], wanted: frozenset[int], stopwatch: Stopwatch) -> Spans | None:
+        """How long it takes, with the gradients of the results at the positions `wanted`; None where it fails."""
+        if not has_room(self.again):
+            return None
+        enabled, cached = set_enabled(False), torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)  # weights cast here must not stay
+        try:
+            with self._put_back(slots):
+                return self._time(slots, wanted, Spans(stopwatch))
+        except Exception:
+            return None
+        finally:
+            torch.set_autocast_cache_enabled(cached)
+            set_enabled(enabled)
+
+    def _time(self, slots: tuple[object, ...], wanted: frozenset[int], spans: Spans) -> Spans:
+        first = torch._C._autograd._get_sequence_nr()
+        spans.mark()
+        result = self.eager(*slots)
+        spans.mark()
+        if wanted:
+            tensors = fresh_results(result, first).tensors
+            roots = [tensors[position] for position in sorted(wanted)]
+            del result, tensors
+            edges = edges_from_outside(roots, first)
+            if not edges or any(has_hooks(edge, slots) for edge in edges):
+                raise NotRepeated
+            differentiate(roots, edges, spans)
+        return spans
+
+    @contextmanager
+    def _put_back(self, slots: tuple[object, ...]) -> Iterator[None]:
+        """Afterwards tensors and generators are as before."""
+        tensors = self._written(slots)
+        versions = tuple([tensor._version for tensor in tensors])
+        generators = generators_of([torch.empty(0, device=self.again.device)])
+        with torch.no_grad():
+            copies = [tensor.clone() for tensor in tensors]
+        states = [generator.get_state() for generator in generators]
+        try:
+            yield
+        finally:
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
+            with torch.no_grad():
+                for tensor, copy in zip(tensors, copies, strict=True):
+                    tensor.copy_(copy)
+            torch._C._autograd._unsafe_set_version_counter(tuple(tensors), versions)
+
+    def _written(self, slots: tuple[object, ...]) -> list[torch.Tensor]:
+        if self._tree is None:
+            return []
+        if not self._tree.check(slots, self.function.__globals__, self.function.__closure__):
+            raise NotRepeated
+        found = [value for value in self._tree.bindings or () if isinstance(value, torch.Tensor)]
+        if len(found) < len(self.again.written) or sum(tensor.nbytes for tensor in found) > MOST_WRITTEN:
+            raise NotRepeated
+        return found
+
+
+def differentiate(roots: list[torch.Tensor], edges: list[tuple[Node, int]], spans: Spans) -> None:
+    """The gradients at `edges`, which are dropped. `roots` are freed."""
+    tangents = tuple([torch.ones_like(root) for root in roots])
+    given = tuple(roots)
+    roots.clear()
+    inputs = cast(tuple[torch.Tensor, ...], tuple([GradientEdge(node, number) for node, number in edges]))
+    spans.mark()
+    torch.autograd.Variable._execution_engine.run_backward(
+        given, tangents, False, False, inputs, allow_unreachable=True, accumulate_grad=False
+    )
+    spans.mark()
+
+
+@final
+class BackwardWatch:
+    """Times the backward of one compiled call, by hooks on its node, and finds which results got gradients.
+
+    It holds neither the node nor the results.
+    """
+
+    def __init__(self, result: object, first: int, spans: Spans) -> None:
+        self.spans = spans
+        self.wanted: frozenset[int] = frozenset()
+        """The positions of the results that got gradients."""
+        self.is_done = False
+        self.is_usual = True
+        """Whether the gradients of all inputs were computed, once, and have no history."""
+        self._positions: dict[int, list[int]] = {}
+        self._inputs: list[int] = []
+        found = {position: region_edge(edge, first) for position, edge in fresh_results(result, first).edges.items()}
+        nodes = {node for node, _ in found.values()}
+        if len(nodes) == 1:
+            for position, (_, number) in found.items():
+                self._positions.setdefault(number, []).append(position)
+            self._watch(nodes.pop())
+
+    def _watch(self, node: Node) -> None:
+        self._inputs = [number for number, (following, _) in enumerate(node.next_functions) if following is not None]
+        node.register_prehook(self._start)
+        node.register_hook(self._end)
+
+    def _start(self, tangents: Sequence[torch.Tensor | None]) -> None:
+        if self.is_done:
+            self.is_usual = False
+            return
+        given = [number for number, tangent in enumerate(tangents) if tangent is not None]
+        self.wanted = frozenset([position for number in given for position in self._positions.get(number, ())])
+        self.spans.mark()
+
+    def _end(self, gradients: Sequence[torch.Tensor | None], tangents: Sequence[torch.Tensor | None]) -> None:
+        if self.is_done:
+            return
+        self.spans.mark()
+        self.is_done = True
+        self.is_usual = not torch.is_grad_enabled() and all(gradients[number] is not None for number in self._inputs)
+
+
+def region_edge(edge: tuple[Node, int], first: int) -> tuple[Node, int]:
+    """Behind the views that are made of the result of a region."""
+    node, number = edge
+    while len(node.next_functions) == 1:
+        following, behind = node.next_functions[0]
+        if following is None or is_leaf(following) or following._sequence_nr() < first:
+            break
+        node, number = following, behind
+    return node, number
