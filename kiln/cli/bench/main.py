@@ -25,12 +25,13 @@ from statistics import median
 
 from kiln.cli.bench import bandwidth, compile_time, launch, overhead, products, reductions
 from kiln.cli.bench.candidates import ANSWERS
+from kiln.cli.bench.capture import main as captures
 from kiln.cli.bench.results import Result, Score, is_wrong, plot, rows_of, score_times, table, write_json
 from kiln.cli.bench.suite import SuiteRow, load_suite
 from kiln.cli.bench.task import Finding, Task
 from kiln.cli.bench.turns import BenchWorker, cores_of
 
-SUITES = ("cpu", "gpu", "micro", "overhead", "bandwidth", "compile", "products", "reductions", "launch")
+SUITES = ("cpu", "gpu", "micro", "overhead", "bandwidth", "compile", "products", "reductions", "launch", "capture")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--together", type=int, default=1, help="rows that are compiled at the same time")
     parser.add_argument("--no-first", action="store_true", help="skip the first-call processes")
+    parser.add_argument("--shard", default="0/1", help="suite capture: every n-th model, 0/4 to 3/4")
+    parser.add_argument("--seconds", type=float, default=90.0, help="suite capture: time limit of a model")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
 
@@ -57,12 +60,14 @@ def run(arguments: argparse.Namespace) -> int:
         return products.run(arguments.pairs, arguments.json)
     if arguments.suite == "launch":
         return launch.run(arguments.pairs, arguments.json)
+    wanted = set(filter(None, arguments.models.split(",")))
     candidates = [name for name in arguments.against.split(",") if name and name != "eager"] + ["kiln"]
+    if arguments.suite == "capture":
+        return captures.run(wanted, candidates, arguments.shard, arguments.threads, arguments.seconds, arguments.json)
     if arguments.suite == "bandwidth":
         return bandwidth.run(arguments.pairs, candidates, arguments.json)
     if arguments.suite == "reductions":
         return reductions.run(arguments.pairs, candidates, arguments.json)
-    wanted = set(filter(None, arguments.models.split(",")))
     rows = [
         row
         for row in load_suite(arguments.suite, train=arguments.train).rows

@@ -1,0 +1,150 @@
+"""`python -m kiln bench --suite capture`: is every architecture of transformers one graph, and equal to eager?
+
+    python -m kiln bench --suite capture --models bert,qwen2_vl --json found.jsonl
+    python -m kiln bench --suite capture --shard 0/8 --json found.jsonl            goes on where the file ends
+    python -m kiln bench --suite capture --against torch.compile --models llava
+
+Models have small random configs (`architectures.py`), a process and a time limit each. The table has shares by mode;
+below it stand the reasons of breaks and the differences, most frequent first.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from kiln.cli.bench.capture.architectures import Architecture, architectures
+from kiln.cli.bench.capture.children import in_children
+from kiln.cli.bench.capture.trial import Capture, Mode, trials
+from kiln.support.optional import load_required
+
+MODES: tuple[Mode, ...] = ("eval", "train")
+SHOWN = 40
+
+
+def run(
+    wanted: Collection[str], candidates: Sequence[str], shard: str, jobs: int, seconds: float, out: Path | None
+) -> int:
+    """Measure; the exit status is 1 if Kiln gives a wrong result or an error."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    load_required("transformers", purpose="its architectures").logging.set_verbosity_error()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)  # a forked process has none of OpenMP's threads
+    part, parts = map(int, shard.split("/"))
+    chosen = sorted([found for found in architectures() if is_wanted(found, wanted)], key=place_of)[part::parts]
+    before = read(out) if out is not None and out.exists() else []
+    done = {(found["name"], found["candidate"]) for found in before}
+    tasks = [task for task in tasks_of(chosen, candidates) if task[0] not in done]
+    found = [*before, *measured(tasks, jobs, seconds, out)]
+    print("\n".join(table(found)))
+    return int(any([row["candidate"] == "kiln" and row["outcome"] in ("wrong", "error") for row in found]))
+
+
+def is_wanted(architecture: Architecture, wanted: Collection[str]) -> bool:
+    return not wanted or architecture.family in wanted or architecture.title in wanted
+
+
+def place_of(architecture: Architecture) -> bytes:
+    """Classes are measured in a random order that never changes, so that the first ones are a fair sample."""
+    return hashlib.blake2b(architecture.title.encode()).digest()
+
+
+Task = tuple[tuple[str, str], Callable[[], Iterable[object]]]
+
+
+def tasks_of(chosen: list[Architecture], candidates: Sequence[str]) -> Iterator[Task]:
+    for architecture in chosen:
+        for candidate in candidates:
+            yield (architecture.title, candidate), functools.partial(trials, architecture, candidate, MODES)
+
+
+def measured(tasks: list[Task], jobs: int, seconds: float, out: Path | None) -> Iterator[Capture]:
+    """The findings, also written to the file; a process that ends badly is one."""
+    named = [(" ".join(key), task) for key, task in tasks]
+    for told in in_children(named, jobs, seconds):
+        name, _, candidate = told.name.partition(" ")
+        if told.ended == "":
+            continue
+        if told.ended is None:
+            found = cast(Capture, json.loads(told.line))
+        else:
+            found = {
+                "name": name,
+                "candidate": candidate,
+                "outcome": told.ended.partition(",")[0],
+                "detail": told.ended,
+            }
+        if out is not None:
+            with out.open("a") as file:
+                print(json.dumps(found), file=file)
+        print(line_of(found), file=sys.stderr, flush=True)
+        yield found
+
+
+def read(path: Path) -> list[Capture]:
+    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+
+
+def line_of(found: Capture) -> str:
+    codes = " ".join(dict.fromkeys([code for code, _, _ in found.get("breaks", [])]))
+    return f"{found['name']} {found['candidate']} {found.get('mode', '')} {found['outcome']} {codes}"
+
+
+# ------------------------------------------------------------------------------------------------ table
+
+
+def is_one_graph(found: Capture) -> bool:
+    return found["outcome"] == "equal" and not found.get("breaks") and found.get("regions") == 1
+
+
+def table(found: list[Capture]) -> list[str]:
+    """Shares by candidate and mode, then reasons and differences of Kiln."""
+    lines = [f"{'':22}{'models':>8}{'equal':>9}{'one graph':>11}{'wrong':>7}{'error':>7}{'first s':>9}{'eager s':>9}"]
+    for candidate, mode in sorted({(row["candidate"], row["mode"]) for row in found if "mode" in row}):
+        rows = [row for row in found if (row["candidate"], row.get("mode")) == (candidate, mode)]
+        rows = [row for row in rows if row["outcome"] != "skipped"]
+        counts = Counter([row["outcome"] for row in rows])
+        graphs = sum(map(is_one_graph, rows))
+        lines.append(
+            f"{candidate:14} {mode:7}{len(rows):8}{share(counts['equal'], rows):>9}{share(graphs, rows):>11}"
+            f"{counts['wrong']:7}{counts['error']:7}{sum([row.get('first_seconds', 0.0) for row in rows]):9.1f}"
+            f"{sum([row['eager_seconds'] for row in rows]):9.1f}"
+        )
+    for outcome in ("not built", "skipped", "timeout", "crash"):
+        names = dict.fromkeys([row["name"] for row in found if row["outcome"] == outcome])
+        if names:
+            lines.append(f"{outcome}: {len(names)} classes")
+    return lines + reasons(found)
+
+
+def share(count: int, rows: Sequence[object]) -> str:
+    return f"{100 * count / len(rows):.1f} %" if rows else "-"
+
+
+def reasons(found: list[Capture]) -> list[str]:
+    """Code and reason of breaks -> in how many rows, with one of the lines; then differences and errors."""
+    rows = [row for row in found if row["candidate"] == "kiln"]
+    places: dict[tuple[str, str], tuple[str, str]] = {}
+    counted: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        kinds = {(code, reason): where for code, reason, where in row.get("breaks", [])}
+        counted.update(kinds.keys())
+        for kind, where in kinds.items():
+            places.setdefault(kind, (row["name"], where))
+    lines = [""] if counted else []
+    for (code, reason), count in counted.most_common(SHOWN):
+        lines.append(f"{count:5} {code} {reason[:150]}   ({' '.join(places[code, reason])})")
+    for row in rows:
+        if row["outcome"] in ("wrong", "error"):
+            lines.append(f"{row['outcome']} {row['name']} {row['mode']}: {row['detail'][:200]}")
+    return lines

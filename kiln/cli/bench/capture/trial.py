@@ -1,0 +1,211 @@
+"""One model, captured: whether results and gradients equal eager's, what breaks the graph, and how long it takes.
+
+    for finding in trials(subject, "kiln"):  {"mode": "eval", "outcome": "equal", "regions": 1, "breaks": [], ...}
+
+The captured graph itself runs (`backend="eager"`), so that a difference is one of the capture and is exact.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal, TypedDict, final
+
+import torch
+from torch import Tensor, nn
+
+import kiln.api as api
+from kiln.cli.bench.capture.architectures import SIZES, Architecture, small_config
+from kiln.cli.bench.capture.inputs import Inputs, attempts
+from kiln.report.report import Report
+from kiln.support.records import dataclass
+
+MOST_PARAMETERS = 120_000_000
+Mode = Literal["eval", "train"]
+
+
+class Capture(TypedDict, total=False):
+    """What was found of a model in one mode. `breaks`: code, reason and the user's line of each."""
+
+    name: str
+    candidate: str
+    mode: str
+    outcome: str
+    detail: str
+    regions: int
+    compiles: int
+    breaks: list[list[str]]
+    first_seconds: float
+    eager_seconds: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model with its inputs."""
+
+    name: str
+    model: nn.Module
+    inputs: Inputs
+
+
+class NotBuilt(Exception):
+    """No small model of this class runs in eager."""
+
+
+def built(architecture: Architecture) -> Subject:
+    """The smallest model of the class that runs, with inputs.
+
+    Raises:
+        NotBuilt: if there is none.
+    """
+    problems = []
+    for size in SIZES:
+        torch.manual_seed(0)
+        try:
+            config = small_config(architecture.config_class, size)
+            if getattr(config, "pad_token_id", 0) is None:
+                setattr(config, "pad_token_id", 0)  # noqa: B010 - not a field of the protocol
+            with torch.device("meta"):
+                count = sum([parameter.numel() for parameter in architecture.model_class(config).parameters()])
+            if count > MOST_PARAMETERS:
+                problems.append(f"{count} parameters")
+                continue
+            model = architecture.model_class(config).eval()
+        except Exception as problem:
+            problems.append(f"{type(problem).__name__}: {problem}")
+            continue
+        found = with_inputs(architecture.title, model, problems)
+        if found is not None:
+            return found
+    raise NotBuilt(" | ".join([problem[-200:] for problem in problems][:4]))
+
+
+def with_inputs(title: str, model: nn.Module, problems: list[str]) -> Subject | None:
+    for attempt in attempts(model):
+        try:
+            inputs = attempt()
+            with torch.no_grad():
+                model(**copy.deepcopy(inputs))
+        except Exception as problem:
+            problems.append(f"{type(problem).__name__}: {problem}")
+            continue
+        return Subject(title, model, inputs)
+    return None
+
+
+# ------------------------------------------------------------------------------------------------ results
+
+
+def leaves(value: object, seen: set[int]) -> Iterator[object]:
+    """The tensors and numbers in a result: containers, and the attributes of other objects such as caches."""
+    if isinstance(value, Tensor | int | float | str) or value is None:
+        yield value
+    elif id(value) in seen:
+        return
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield key
+            yield from leaves(item, seen)
+    elif isinstance(value, Sequence):
+        for item in value:
+            yield from leaves(item, seen)
+    elif hasattr(value, "__dict__") and not isinstance(value, type | nn.Module) and not callable(value):
+        seen.add(id(value))
+        for name, item in vars(value).items():
+            yield name
+            yield from leaves(item, seen)
+
+
+def results(model: Callable[..., object], module: nn.Module, inputs: Inputs, mode: Mode) -> list[object]:
+    """Of a call: the leaves of its result; in training, the gradients of their sum too; then all buffers."""
+    torch.manual_seed(3)
+    arguments = copy.deepcopy(inputs)
+    with contextlib.nullcontext() if mode == "train" else torch.no_grad():
+        found = list(leaves(model(**arguments), set()))
+    if mode == "train":
+        sums = [leaf.float().sum() for leaf in found if isinstance(leaf, Tensor) and leaf.requires_grad]
+        module.zero_grad(set_to_none=True)
+        torch.autograd.backward(torch.stack(sums).sum())
+        found = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in found]
+        found += [parameter.grad for parameter in module.parameters()]
+    return found + [buffer.clone() for buffer in module.buffers()]
+
+
+def difference(ours: list[object], eager: list[object]) -> str:
+    """The first difference in words, or nothing."""
+    if len(ours) != len(eager):
+        return f"{len(ours)} results instead of {len(eager)}"
+    for place, (left, right) in enumerate(zip(ours, eager, strict=True)):
+        if type(left) is not type(right):
+            return f"result {place} is {type(left).__name__} instead of {type(right).__name__}"
+        if not isinstance(left, Tensor) or not isinstance(right, Tensor):
+            if left != right and not (left != left and right != right):
+                return f"result {place} is {left!r} instead of {right!r}"[:200]
+            continue
+        if (left.shape, left.dtype, left.requires_grad) != (right.shape, right.dtype, right.requires_grad):
+            return f"result {place}: {tuple(left.shape)} {left.dtype}, not {tuple(right.shape)} {right.dtype}"
+        if not torch.allclose(left, right, rtol=1e-4, atol=1e-5, equal_nan=True):
+            worst = (left.double() - right.double()).abs().max()
+            return f"result {place} {tuple(left.shape)} differs by {float(worst):.3g}"
+    return ""
+
+
+# ------------------------------------------------------------------------------------------------ candidates
+
+
+def kiln_facts(report: Report) -> Capture:
+    breaks = [[found.code, found.reason, found.where] for found in (*report.breaks, *report.eager_reasons)]
+    return {"regions": report.regions, "compiles": report.compiles, "breaks": breaks}
+
+
+def peer_facts() -> Capture:
+    counters = importlib.import_module("torch._dynamo.utils").counters
+    breaks = [["break", str(reason)[:300], ""] for reason in counters["graph_break"]]
+    return {"regions": counters["stats"]["unique_graphs"], "compiles": 0, "breaks": breaks}
+
+
+def trial(subject: Subject, candidate: str, mode: Mode) -> Capture:
+    """Compare two calls with eager."""
+    model = subject.model.train(mode == "train")
+    eager_model = copy.deepcopy(model)
+    found: Capture = {"name": subject.name, "candidate": candidate, "mode": mode}
+    try:
+        start = time.perf_counter()
+        expected = results(eager_model, eager_model, subject.inputs, mode)
+        found["eager_seconds"] = time.perf_counter() - start
+    except Exception as problem:
+        return {**found, "outcome": "skipped", "detail": f"{type(problem).__name__}: {problem}"[:300]}
+    compiled: Callable[..., object]
+    if candidate == "kiln":
+        compiled = api.compile(model, backend="eager", options={"cache": False})
+    else:
+        compiled = torch.compile(model, backend="eager")
+    start = time.perf_counter()
+    try:
+        ours = results(compiled, model, subject.inputs, mode)
+    except Exception as problem:
+        text = "".join(traceback.format_exception(problem)[-4:])
+        found |= {"outcome": "error", "detail": f"{type(problem).__name__}: {problem}"[:300] + "\n" + text[-900:]}
+    else:
+        different = difference(ours, expected)
+        if different and difference(results(eager_model, eager_model, subject.inputs, mode), expected):
+            different = ""  # a second call of eager differs too
+        found |= {"outcome": "wrong" if different else "equal", "detail": different}
+    found["first_seconds"] = time.perf_counter() - start
+    return {**found, **(kiln_facts(api.report_of(compiled)) if candidate == "kiln" else peer_facts())}
+
+
+def trials(architecture: Architecture, candidate: str, modes: Sequence[Mode]) -> Iterator[Capture]:
+    """All modes of one class of model."""
+    try:
+        subject = built(architecture)
+    except NotBuilt as problem:
+        yield {"name": architecture.title, "candidate": candidate, "outcome": "not built", "detail": str(problem)}
+        return
+    for mode in modes:
+        yield trial(subject, candidate, mode)

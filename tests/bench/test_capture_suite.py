@@ -1,0 +1,94 @@
+"""The suite `capture`: small configs, inputs, processes, and what a trial finds."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, Qwen2VLConfig, SwinConfig
+
+from kiln.cli.bench.capture.architectures import Architecture, Size, small_config
+from kiln.cli.bench.capture.children import Told, in_children
+from kiln.cli.bench.capture.main import table
+from kiln.cli.bench.capture.trial import Subject, difference, trial, trials
+
+
+def test_widths_are_divided_by_one_number() -> None:
+    config = small_config(LlamaConfig, Size(128, 2))
+    assert (config.hidden_size, config.intermediate_size, config.num_attention_heads) == (128, 344, 32)
+    assert (config.num_hidden_layers, config.vocab_size) == (2, 1024)
+
+
+def test_heads_are_fewer_and_keep_their_width() -> None:
+    config = small_config(LlamaConfig, Size(128, 2, fewer_heads=True))
+    assert (config.hidden_size, config.num_attention_heads, config.head_dim) == (128, 1, 128)
+
+
+def test_lists_of_widths_and_layers() -> None:
+    """A list with an entry for each stage keeps the first and the last."""
+    config = small_config(SwinConfig, Size(128, 2))
+    assert (config.embed_dim, config.depths, config.num_heads) == (24, (2, 2), (3, 24))
+
+
+def test_tokens_stay_in_the_vocabulary() -> None:
+    config = small_config(Qwen2VLConfig, Size(128, 2))
+    tokens = [config.image_token_id, config.video_token_id, config.vision_start_token_id]
+    assert len(set(tokens)) == 3 and all(0 < token < config.text_config.vocab_size for token in tokens)
+
+
+def test_an_architecture() -> None:
+    bert = Architecture("bert", "BertForSequenceClassification", BertForSequenceClassification)
+    assert bert.config_class is BertConfig
+    found = list(trials(bert, "kiln", ("eval", "train")))
+    assert [(row["mode"], row["outcome"], row["regions"], row["breaks"]) for row in found] == [
+        ("eval", "equal", 1, []), ("train", "equal", 1, []),
+    ]  # fmt: skip
+    lines = table(found)
+    assert lines[1].split()[:7] == ["kiln", "eval", "1", "100.0", "%", "100.0", "%"]
+
+
+class Counted(nn.Module):
+    """Not the same in two calls, and breaks the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        self.calls += 1
+        return x * self.weight if x.sum() > 0 else x, self.calls
+
+
+def test_breaks_and_differences() -> None:
+    found = trial(Subject("counted", Counted(), {"x": torch.ones(2)}), "kiln", "train")
+    assert found["outcome"] == "equal" and [code for code, _, _ in found["breaks"]] == ["KILN1007"]
+    assert difference([torch.ones(2)], [torch.zeros(2)]) == "result 0 (2,) differs by 1"
+    assert difference([1], [1.0]) and difference([], [None]) and not difference([float("nan")], [float("nan")])
+
+
+def well() -> Iterator[object]:
+    yield {"a": 1}
+
+
+def crashing() -> Iterator[object]:
+    yield 2
+    os._exit(3)
+
+
+def endless() -> Iterator[object]:
+    while True:
+        time.sleep(0)
+    yield
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_processes() -> None:
+    told = list(in_children([("well", well), ("crash", crashing), ("endless", endless)], jobs=2, seconds=1))
+    assert Told("well", '{"a": 1}') in told and Told("well", ended="") in told and Told("crash", "2") in told
+    endings = {entry.name: entry.ended for entry in told if entry.ended}
+    assert endings["crash"].startswith("crash") and endings["endless"] == "timeout"
