@@ -46,6 +46,12 @@ def _forget_peer() -> None:
     importlib.import_module("torch._dynamo.utils").counters.clear()
 
 
+def peer_graphs() -> tuple[int, list[str]]:
+    """The graphs that torch.compile made since `forget`, and why it broke them."""
+    counters = importlib.import_module("torch._dynamo.utils").counters
+    return counters["stats"]["unique_graphs"], [str(reason) for reason in counters["graph_break"]]
+
+
 def _peer_facts(compiled: object) -> Finding:
     """It always answers True to `is_compiling`."""
     counters = importlib.import_module("torch._dynamo.utils").counters

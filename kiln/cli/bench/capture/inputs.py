@@ -98,9 +98,6 @@ class Maker:
                 return found[0]
         return None
 
-    def mask(self) -> Tensor:
-        return torch.ones_like(self.input_ids())
-
     # -------------------------------------------------------------------------------------------- images
 
     def images(self) -> int:
@@ -137,9 +134,6 @@ class Maker:
             return self.pixel_values()
         return torch.randn(1, frames, self.channels(), *self.sides())
 
-    def image_sizes(self) -> Tensor:
-        return torch.tensor([self.sides()] * self.images())
-
     # -------------------------------------------------------------------------------------------- sound and series
 
     def wave(self) -> Tensor:
@@ -157,26 +151,36 @@ class Maker:
         width = self.read("num_input_channels", "input_size", default=1)
         return torch.rand(2, length, width) if width > 1 or not lags else torch.rand(2, length)
 
-    def boxes(self) -> Tensor:
-        boxes = torch.randint(0, 100, (*self.input_ids().shape, 4))
-        return torch.cat([boxes[..., :2], boxes[..., :2] + boxes[..., 2:]], dim=-1)
 
-    def hidden(self) -> Tensor:
-        return torch.randn(BATCH, LENGTH, self.read("hidden_size", "d_model", default=64))
+def image_sizes(maker: Maker) -> Tensor:
+    return torch.tensor([maker.sides()] * maker.images())
+
+
+def boxes(maker: Maker) -> Tensor:
+    boxes = torch.randint(0, 100, (*maker.input_ids().shape, 4))
+    return torch.cat([boxes[..., :2], boxes[..., :2] + boxes[..., 2:]], dim=-1)
+
+
+def hidden(maker: Maker) -> Tensor:
+    return torch.randn(BATCH, LENGTH, maker.read("hidden_size", "d_model", default=64))
+
+
+def mask(maker: Maker) -> Tensor:
+    return torch.ones_like(maker.input_ids())
 
 
 MAKERS: Mapping[str, Callable[[Maker], Tensor | bool]] = {
     "input_ids": Maker.input_ids,
-    "attention_mask": Maker.mask,
+    "attention_mask": mask,
     "decoder_input_ids": Maker.tokens,
     "decoder_attention_mask": lambda maker: torch.ones(BATCH, LENGTH, dtype=torch.long),
-    "decoder_inputs_embeds": Maker.hidden,
+    "decoder_inputs_embeds": hidden,
     "pixel_values": Maker.pixel_values,
     "pixel_values_videos": Maker.video,
     "grid_thw": Maker.grid,
     "image_grid_thw": Maker.grid,
     "video_grid_thw": Maker.grid,
-    "image_sizes": Maker.image_sizes,
+    "image_sizes": image_sizes,
     "mm_token_type_ids": lambda maker: torch.eq(maker.input_ids(), maker.image_token() or 0).int(),
     "input_values": Maker.wave,
     "input_features": Maker.spectrogram,
@@ -189,10 +193,10 @@ MAKERS: Mapping[str, Callable[[Maker], Tensor | bool]] = {
         2, maker.read("prediction_length", default=8), maker.read("num_time_features", default=1)
     ),
     "future_values": lambda maker: torch.rand(2, maker.read("prediction_length", default=8)),
-    "bbox": Maker.boxes,
-    "hidden_states": lambda maker: maker.pixel_values() if "grid_thw" in maker.parameters() else maker.hidden(),
-    "inputs_embeds": Maker.hidden,
-    "state": Maker.hidden,
+    "bbox": boxes,
+    "hidden_states": lambda maker: maker.pixel_values() if "grid_thw" in maker.parameters() else hidden(maker),
+    "inputs_embeds": hidden,
+    "state": hidden,
     "inputs": Maker.input_ids,
     "qformer_input_ids": Maker.tokens,
     "return_loss": lambda maker: False,

@@ -25,7 +25,7 @@ import torch
 
 from kiln.cli.bench.capture.architectures import Architecture, architectures
 from kiln.cli.bench.capture.children import in_children
-from kiln.cli.bench.capture.trial import Capture, Mode, trials
+from kiln.cli.bench.capture.trial import CaptureFinding, Mode, trials
 from kiln.support.optional import load_required
 
 MODES: tuple[Mode, ...] = ("eval", "train")
@@ -68,7 +68,7 @@ def tasks_of(chosen: list[Architecture], candidates: Sequence[str]) -> Iterator[
             yield (architecture.title, candidate), functools.partial(trials, architecture, candidate, MODES)
 
 
-def measured(tasks: list[Task], jobs: int, seconds: float, out: Path | None) -> Iterator[Capture]:
+def measured(tasks: list[Task], jobs: int, seconds: float, out: Path | None) -> Iterator[CaptureFinding]:
     """The findings, also written to the file; a process that ends badly is one."""
     named = [(" ".join(key), task) for key, task in tasks]
     for told in in_children(named, jobs, seconds):
@@ -76,7 +76,7 @@ def measured(tasks: list[Task], jobs: int, seconds: float, out: Path | None) -> 
         if told.ended == "":
             continue
         if told.ended is None:
-            found = cast(Capture, json.loads(told.line))
+            found = cast(CaptureFinding, json.loads(told.line))
         else:
             found = {
                 "name": name,
@@ -91,11 +91,11 @@ def measured(tasks: list[Task], jobs: int, seconds: float, out: Path | None) -> 
         yield found
 
 
-def read(path: Path) -> list[Capture]:
+def read(path: Path) -> list[CaptureFinding]:
     return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
 
 
-def line_of(found: Capture) -> str:
+def line_of(found: CaptureFinding) -> str:
     codes = " ".join(dict.fromkeys([code for code, _, _ in found.get("breaks", [])]))
     return f"{found['name']} {found['candidate']} {found.get('mode', '')} {found['outcome']} {codes}"
 
@@ -103,11 +103,11 @@ def line_of(found: Capture) -> str:
 # ------------------------------------------------------------------------------------------------ table
 
 
-def is_one_graph(found: Capture) -> bool:
+def is_one_graph(found: CaptureFinding) -> bool:
     return found["outcome"] == "equal" and not found.get("breaks") and found.get("regions") == 1
 
 
-def table(found: list[Capture]) -> list[str]:
+def table(found: list[CaptureFinding]) -> list[str]:
     """Shares by candidate and mode, then reasons and differences of Kiln."""
     lines = [f"{'':22}{'models':>8}{'equal':>9}{'one graph':>11}{'wrong':>7}{'error':>7}{'first s':>9}{'eager s':>9}"]
     for candidate, mode in sorted({(row["candidate"], row["mode"]) for row in found if "mode" in row}):
@@ -131,7 +131,7 @@ def share(count: int, rows: Sequence[object]) -> str:
     return f"{100 * count / len(rows):.1f} %" if rows else "-"
 
 
-def reasons(found: list[Capture]) -> list[str]:
+def reasons(found: list[CaptureFinding]) -> list[str]:
     """Code and reason of breaks -> in how many rows, with one of the lines; then differences and errors."""
     rows = [row for row in found if row["candidate"] == "kiln"]
     places: dict[tuple[str, str], tuple[str, str]] = {}

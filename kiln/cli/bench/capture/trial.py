@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import kiln.api as api
+from kiln.cli.bench.candidates import peer_graphs
 from kiln.cli.bench.capture.architectures import SIZES, Architecture, small_config
 from kiln.cli.bench.capture.inputs import Inputs, attempts
 from kiln.report.report import Report
@@ -28,7 +28,7 @@ MOST_PARAMETERS = 120_000_000
 Mode = Literal["eval", "train"]
 
 
-class Capture(TypedDict, total=False):
+class CaptureFinding(TypedDict, total=False):
     """What was found of a model in one mode. `breaks`: code, reason and the user's line of each."""
 
     name: str
@@ -158,22 +158,21 @@ def difference(ours: list[object], eager: list[object]) -> str:
 # ------------------------------------------------------------------------------------------------ candidates
 
 
-def kiln_facts(report: Report) -> Capture:
+def kiln_facts(report: Report) -> CaptureFinding:
     breaks = [[found.code, found.reason, found.where] for found in (*report.breaks, *report.eager_reasons)]
     return {"regions": report.regions, "compiles": report.compiles, "breaks": breaks}
 
 
-def peer_facts() -> Capture:
-    counters = importlib.import_module("torch._dynamo.utils").counters
-    breaks = [["break", str(reason)[:300], ""] for reason in counters["graph_break"]]
-    return {"regions": counters["stats"]["unique_graphs"], "compiles": 0, "breaks": breaks}
+def peer_facts() -> CaptureFinding:
+    graphs, reasons = peer_graphs()
+    return {"regions": graphs, "compiles": 0, "breaks": [["break", reason[:300], ""] for reason in reasons]}
 
 
-def trial(subject: Subject, candidate: str, mode: Mode) -> Capture:
+def trial(subject: Subject, candidate: str, mode: Mode) -> CaptureFinding:
     """Compare two calls with eager."""
     model = subject.model.train(mode == "train")
     eager_model = copy.deepcopy(model)
-    found: Capture = {"name": subject.name, "candidate": candidate, "mode": mode}
+    found: CaptureFinding = {"name": subject.name, "candidate": candidate, "mode": mode}
     try:
         start = time.perf_counter()
         expected = results(eager_model, eager_model, subject.inputs, mode)
@@ -200,7 +199,7 @@ def trial(subject: Subject, candidate: str, mode: Mode) -> Capture:
     return {**found, **(kiln_facts(api.report_of(compiled)) if candidate == "kiln" else peer_facts())}
 
 
-def trials(architecture: Architecture, candidate: str, modes: Sequence[Mode]) -> Iterator[Capture]:
+def trials(architecture: Architecture, candidate: str, modes: Sequence[Mode]) -> Iterator[CaptureFinding]:
     """All modes of one class of model."""
     try:
         subject = built(architecture)
