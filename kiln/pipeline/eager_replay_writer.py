@@ -22,6 +22,7 @@ from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.inputs import InputRecord
 from kiln.graph.trace.log import Target, TorchCall, leaves
 from kiln.graph.trace.recorder import changes_state
+from kiln.graph.trace.set_data import set_data
 from kiln.runtime.eager_replay import SET_STATE
 from kiln.runtime.guards.constant import Json, NotSerialisable, constant_to_json
 from kiln.runtime.guards.reference import named_path
@@ -100,7 +101,7 @@ def written_inputs(trace: Trace) -> list[int]:
         if number in written and (id(record.node) in needed or record.requires_grad):
             raise NotReplayable(f"it changes `{record.name}`, whose old contents its results depend on")
         if isinstance(record.fake, FakeTensor):
-            other = owner.setdefault(id(record.leaf.storage_view.storage), record.name)
+            other = owner.setdefault(id(record.view.storage), record.name)
             if other != record.name:
                 raise NotReplayable(f"it changes inputs, and `{record.name}` and `{other}` share memory")
     return written
@@ -224,6 +225,8 @@ class EagerReplayWriter:
 def changes_autograd(call: TorchCall) -> bool:
     """Hooks and the like would be run, or set, a second time."""
     target = call.target
+    if target is set_data:
+        return True
     return isinstance(target, str) and changes_state(target) and (target[-1] != "_" or target == "requires_grad_")
 
 
@@ -240,7 +243,7 @@ def symbol_bindings(inputs: Sequence[InputRecord]) -> list[list[Json]]:
 def readable_sizes(record: InputRecord) -> Sequence[tuple[object, str, int]]:
     """The sizes and strides of a tensor, or a number, and how each is read."""
     if isinstance(record.fake, FakeTensor):
-        spec = record.leaf.storage_view.spec
+        spec = record.view.spec
         sizes = [(size, "size", axis) for axis, size in enumerate(spec.sizes)]
         return sizes + [(stride, "stride", axis) for axis, stride in enumerate(spec.strides)]
     return [(record.fake.node.value, "value", 0)] if isinstance(record.fake, SYMBOLIC) else []

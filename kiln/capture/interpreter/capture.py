@@ -47,6 +47,7 @@ from kiln.capture.interpreter.builtins import (
     methods,
     numpy_constants,
     polyfilled,
+    tensor_data,
     tensor_hooks,
 )
 from kiln.capture.interpreter.builtins.function_transforms import close_levels
@@ -115,6 +116,7 @@ REGISTERED = (
     *(dataclass_fields, deques, descriptors, function_transforms, functions, legacy_tensors, logger, math_functions),
     *(methods, module, numpy_constants, objects, polyfilled, tensor),
     *(build, control, match, operators, stack),
+    tensor_data,
     tensor_hooks,
 )
 """Importing these modules fills the tables of handlers."""

@@ -164,7 +164,7 @@ class CodeWriter:
             return known
         if value.source is not None and not isinstance(value, Cell):
             return self.found(value, value.source)
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and not value.is_made_parameter:
             return self.output(value.fake)
         self.emit(value)
         name = self.temporary()

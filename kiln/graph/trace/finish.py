@@ -63,10 +63,10 @@ def read_through_roots(mode: RecordingMode, records: Sequence[InputRecord]) -> d
     So it shows in the graph that they must be read before the write.
     """
     tensors = [record for record in records if isinstance(record.fake, FakeTensor)]
-    roots = {id(record.leaf.storage_view): record.node for record in tensors}
+    roots = {id(record.view): record.node for record in tensors}
     views: dict[Node, Node] = {}
     for record in tensors:
-        view = record.leaf.storage_view
+        view = record.view
         if view.step is not None and view.storage.version:
             root = roots[id(root_of(view.storage))]
             views[record.node] = Node(PRIMS["as_strided"], (root,), view.step[1], record.node.spec)
@@ -147,7 +147,7 @@ def _written(mode: RecordingMode, records: Sequence[InputRecord]) -> list[tuple[
     found: list[tuple[InputRecord, Node]] = []
     for record in records:
         if isinstance(record.fake, FakeTensor):
-            view = record.leaf.storage_view
+            view = record.view
             if view.step is None and view.node is not record.node:
                 found.append((record, view.node))
     return found
@@ -167,8 +167,8 @@ class _Outputs:
         for index, record in enumerate(records):
             if isinstance(record.fake, FakeTensor):
                 owner = self.same[id(record.fake)] = ("input", index, record.fake)
-                if record.leaf.storage_view.step is None:
-                    self.owners[id(record.fake.storage_view.storage)] = owner
+                if record.view.step is None:
+                    self.owners[id(record.view.storage)] = owner
                 self.bases.add(id(record.node))
 
     def output(self, fake: FakeTensor) -> Output:

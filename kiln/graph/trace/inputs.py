@@ -49,6 +49,8 @@ class InputRecord:
     real: torch.Tensor | None
     node: Node
     spec: Spec
+    own_view: StorageView | None = None
+    """Where a tensor's elements were at first: `x.data = y` moves the fake."""
     real_is_leaf: bool = True
     requires_grad: bool = False
     _leaf: FakeTensor | None = None
@@ -71,6 +73,12 @@ class InputRecord:
         """Of a tensor."""
         assert self._leaf is not None
         return self._leaf
+
+    @property
+    def view(self) -> StorageView:
+        """Of a tensor: its memory outside of the region."""
+        assert self.own_view is not None
+        return self.own_view
 
     @property
     def given(self) -> Given | None:
@@ -115,7 +123,7 @@ class InputTable:
         fake.is_input = True
         if isinstance(real, torch.nn.Parameter):
             fake._is_param = True
-        record = InputRecord(name, source, fake, real, node, spec, real.is_leaf, grad, leaf)
+        record = InputRecord(name, source, fake, real, node, spec, leaf.storage_view, real.is_leaf, grad, leaf)
         self.records.append(record)
         self._by_real[id(real)] = self._by_fake[id(fake)] = record
         return record

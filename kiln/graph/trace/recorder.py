@@ -37,6 +37,7 @@ from kiln.graph.trace.mode import RecordingMode
 from kiln.graph.trace.repeated_calls import CallCopies
 from kiln.graph.trace.replay import Successors, replay
 from kiln.graph.trace.resolve import resolve
+from kiln.graph.trace.set_data import set_data
 from kiln.graph.trace.storage_view import new_storage
 from kiln.graph.trace.symbols import TraceSymbols
 from kiln.graph.trace.trace import Trace
@@ -87,7 +88,7 @@ def alike(old: object, new: object) -> bool:
 def changes_state(target: Target) -> bool:
     """Whether, by its name, it changes a tensor: `detach_`, `requires_grad_`, `register_hook`."""
     if not isinstance(target, str):
-        return False
+        return target is set_data
     in_place = target.endswith("_") and not target.endswith("__")
     return in_place or target in ("retain_grad", "register_hook", "backward")
 

@@ -394,7 +394,7 @@ def python_type_as_dtype(x):
 @TABLE.add(vector(2, 3))
 def module_dict_call(x):
     layers = torch.nn.ModuleDict({"a": torch.nn.Identity()})
-    return layers["a"](x)
+    return layers["a"](x) * 2
 
 
 @TABLE.add(vector(2, 3))

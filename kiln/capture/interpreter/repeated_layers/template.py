@@ -174,7 +174,7 @@ def is_plain_input(s: CaptureState, value: Tensor) -> bool:
     """A tensor with its own memory and static sizes."""
     record = s.recorder.table.record_of(value.fake)
     assert record is not None and isinstance(record.spec, TensorSpec)
-    spec, view = record.spec, record.leaf.storage_view
+    spec, view = record.spec, record.view
     numbers = (*spec.sizes, *spec.strides, spec.offset)
     return view.step is None and not view.storage.tangled and all(type(number) is int for number in numbers)
 

@@ -151,6 +151,11 @@ class Tensor(Value):
             return type(self.original)
         return torch.nn.Parameter if isinstance(self.fake, torch.nn.Parameter) else torch.Tensor
 
+    @property
+    def is_made_parameter(self) -> bool:
+        """Whether it is an `nn.Parameter` that the frame made: the region returns a plain tensor."""
+        return self.original is None and isinstance(self.fake, torch.nn.Parameter)
+
     def torch_arg(self, s: CaptureState) -> object:
         return self.fake
 
@@ -171,6 +176,9 @@ class Tensor(Value):
         if name == "grad" and self.source is not None and self.original is not None and self.original.is_leaf:
             s.part(RegionInputs).asked_is_leaf.add(id(self.fake))
             return s.wrap(self.original.grad, GradSource(self.source))
+        if name == "grad_fn" and self.fake.is_leaf:
+            s.part(RegionInputs).asked_is_leaf.add(id(self.fake))
+            return s.const(None)
         if name in RECORDED_ATTRIBUTES:
             return record(s, getattr, [self, s.const(name)], {})
         found = s.classes.lookup(self.python_type(), name)
@@ -184,7 +192,10 @@ class Tensor(Value):
         return TensorMethod(self, name)
 
     def set_attr(self, s: CaptureState, name: str, value: Value | None, site: CallSite = NOT_RESUMABLE) -> None:
-        """Only plain attributes, whose names torch does not define."""
+        """Plain attributes, whose names torch does not define, and some of torch's."""
+        if name in SETTABLE and not replaced(s, self, name):
+            SETTABLE[name](s, self, value)
+            return
         if s.classes.lookup(self.python_type(), name) is not None or self.python_type() not in PLAIN_TYPES:
             raise UnsupportedAttribute(name=name, type="Tensor", why="setting torch's attributes is not supported")
         s.counters.unguarded += 1  # a repeated layer would write to another tensor
@@ -230,7 +241,18 @@ class Tensor(Value):
     def emit(self, g: Codegen) -> None:
         if is_wrapped(self.fake):
             raise UnsupportedValue(type="Tensor", why="it belongs to a function transform that has ended")
+        if not self.is_made_parameter:
+            g.tensor(self.fake)
+            return
+        g.body.const(torch.nn.Parameter)
         g.tensor(self.fake)
+        g.body.const(self.fake.requires_grad)
+        g.body.call(2)
+        g.remember(self)
+
+
+SETTABLE: dict[str, Callable[[CaptureState, Tensor, Value | None], None]] = {}
+"""How attributes that torch defines are set; None deletes."""
 
 
 @final
@@ -555,7 +577,7 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
         raise stop
     if before is not None:
         s.part(RegionInputs).in_place.append(here(s))
-    if target == "requires_grad_" or "requires_grad" in kwargs:
+    if target in ("requires_grad_", torch.nn.Parameter) or "requires_grad" in kwargs:
         assert isinstance(result, torch.Tensor)
         if not is_wrapped(result):
             s.part(RegionInputs).leaves.append((result, here(s)))

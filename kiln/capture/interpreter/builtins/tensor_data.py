@@ -1,0 +1,101 @@
+"""Attributes of tensors that torch defines and a program may set, and parameters made in the frame.
+
+w.data = w.data * 2              logged as `set_data(w, %1)`; a `w` from outside gets its new memory behind the region
+w.grad = None                    an effect
+x.requires_grad = True           logged as `x.requires_grad_(True)`
+nn.Parameter(torch.ones(3))      logged; leaving the region, it becomes a parameter again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import final
+
+import torch
+
+from kiln.capture.interpreter.breaks import UnsupportedAttribute, UnsupportedCall
+from kiln.capture.interpreter.core import Args, CaptureState, Codegen, Kwargs, Value, handles
+from kiln.capture.interpreter.effects import SideEffect
+from kiln.capture.interpreter.variables.tensor import SETTABLE, Tensor, TensorAttributeEffect, record
+from kiln.graph.trace.fake import is_wrapped
+from kiln.graph.trace.set_data import set_data
+from kiln.support.records import dataclass
+from kiln.symbolic import is_static
+
+
+def refused(name: str, why: str) -> UnsupportedAttribute:
+    return UnsupportedAttribute(name=name, type="Tensor", why=why)
+
+
+@final
+@dataclass(frozen=True)
+class DataEffect(SideEffect):
+    """A tensor from outside has other memory: that of `value`, which nothing else refers to."""
+
+    tensor: Tensor
+    value: Value
+    writes = True
+
+    @property
+    def key(self) -> Hashable:
+        return "data", id(self.tensor)
+
+    def emit(self, g: Codegen) -> None:
+        g.emit(self.value)
+        g.emit(self.tensor)
+        g.body.op("STORE_ATTR", "data")
+
+
+def assign_data(s: CaptureState, tensor: Tensor, value: Value | None) -> None:
+    if not isinstance(value, Tensor) or is_wrapped(value.fake) or is_wrapped(tensor.fake):
+        raise refused("data", "it is set to something else than a tensor")
+    old, new = tensor.fake.storage_view.spec, value.fake.storage_view.spec
+    if (old.dtype, old.device) != (new.dtype, new.device):
+        raise refused("data", "it is set to a tensor of another dtype or device")
+    numbers = (*old.sizes, *old.strides, *new.sizes, *new.strides)
+    if (old.sizes, old.strides) != (new.sizes, new.strides) and not all(map(is_static, numbers)):
+        raise refused("data", "it is set to a tensor of other sizes, which are symbols")
+    if tensor.fake.requires_grad and tensor.source is not None and old.sizes != new.sizes:
+        raise refused("data", "it is set to a tensor of other sizes, and the region may return a gradient for it")
+    if not tensor.fake.is_leaf or tensor.fake._is_view():
+        raise refused("data", "it is set on a tensor with a gradient function, or on a view")
+    kept = record(s, getattr, [value, s.const("data")], {})
+    record(s, set_data, [tensor, kept], {})
+    s.counters.unguarded += 1  # a repeated layer would write to another tensor
+    if tensor.source is not None:
+        s.effects.replace(DataEffect(tensor, kept))
+    elif tensor.original is not None:
+        raise refused("data", "the tensor has no path from the arguments of the frame")
+
+
+def assign_grad(s: CaptureState, tensor: Tensor, value: Value | None) -> None:
+    if tensor.source is None or not tensor.fake.is_leaf or is_wrapped(tensor.fake) or value is None:
+        raise refused("grad", "it is set on a tensor that is made in the frame")
+    if isinstance(value, Tensor):
+        old, new = tensor.fake, value.fake
+        if is_wrapped(new) or (old.dtype, old.device, old.shape) != (new.dtype, new.device, new.shape):
+            raise refused("grad", "it is set to a tensor of another dtype, device or size")
+    elif value.constant(s) is not None:
+        raise refused("grad", "it is set to something else than a tensor")
+    s.counters.unguarded += 1
+    tensor.attrs["grad"] = value
+    s.effects.note(TensorAttributeEffect(tensor, "grad"))
+
+
+def assign_requires_grad(s: CaptureState, tensor: Tensor, value: Value | None) -> None:
+    if value is None or value.python_type() is not bool:
+        raise refused("requires_grad", "it is set to something else than a truth value")
+    record(s, "requires_grad_", [tensor, value], {})
+
+
+SETTABLE.update(data=assign_data, grad=assign_grad, requires_grad=assign_requires_grad)
+
+
+@handles(torch.Tensor._make_subclass)
+def make_subclass(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    """`Tensor._make_subclass(cls, data, requires_grad)`, with which `nn.Parameter` and `nn.Buffer` are made."""
+    cls, data, *rest = args
+    kind = cls.constant(s)
+    if kind is not torch.nn.Parameter or not isinstance(data, Tensor) or kwargs:
+        raise UnsupportedCall(function="Tensor._make_subclass", why=f"it makes a {kind.__name__}")
+    return record(s, torch.nn.Parameter, [data, *rest], {})
