@@ -8,6 +8,7 @@ binary(s, operator.add, Object, ...)                  its `__add__`, then the ot
 
 from __future__ import annotations
 
+import enum
 import operator
 import types
 from collections import OrderedDict
@@ -22,7 +23,7 @@ from kiln.capture.interpreter.speculation import number_truth, truth_of_comparis
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, fresh, has_key
-from kiln.capture.interpreter.variables.object import Object
+from kiln.capture.interpreter.variables.object import Object, guard_protocol
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items
 from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record, replaced, settled, tensor_truth
 from kiln.runtime.guards.guard import GuardKind
@@ -68,8 +69,29 @@ def fold(s: CaptureState, function: Callable[..., object], *args: object) -> Val
         raise s.error(type(error), *error.args) from None
 
 
+def special_of_program(s: CaptureState, value: Value, *names: str) -> bool:
+    """Whether the class of an enum member has one of these special methods from the program; guarded."""
+    if not isinstance(value.real(), enum.Enum):
+        return False
+    for name in names:
+        guard_protocol(s, value, name)
+    found = [s.classes.lookup(value.python_type(), name) for name in names]
+    return any(
+        pair is not None and type(pair[1]) is types.FunctionType and pair[1].__module__ != enum.__name__
+        for pair in found
+    )
+
+
+def folds(s: CaptureState, function: Function2, left: Value, right: Value) -> bool:
+    """Whether an operator is computed on constants: none of the program's code would run."""
+    if not (left.is_constant and right.is_constant):
+        return False
+    names = SPECIAL[function]
+    return not (special_of_program(s, left, *names[:-1]) or special_of_program(s, right, names[-1]))
+
+
 def binary(s: CaptureState, function: Function2, left: Value, right: Value) -> Value:
-    if left.is_constant and right.is_constant:
+    if folds(s, function, left, right):
         return fold(s, function, left.constant(s), right.constant(s))
     if left.is_torch or right.is_torch:
         return torch_binary(s, function, left, right)
@@ -191,7 +213,8 @@ def dispatch(s: CaptureState, function: Function2, left: Value, right: Value) ->
             name, found = "__eq__", s.classes.lookup(owner.python_type(), "__eq__")
         if found is None or found[0] is object:
             continue
-        if owner.is_constant and isinstance(owner.real(), (int, float, complex)):
+        is_number = owner.is_constant and isinstance(owner.real(), (int, float, complex))
+        if is_number and not special_of_program(s, owner, name):
             continue  # numbers return NotImplemented for other types
         result = s.call_special(owner, name, [other], {})
         if not (result.is_constant and result.real() is NotImplemented):
@@ -215,7 +238,7 @@ def overrides(s: CaptureState, function: Function2, left: Value, right: Value) -
 
 
 def compare(s: CaptureState, function: Function2, left: Value, right: Value) -> Value:
-    if left.is_constant and right.is_constant:
+    if folds(s, function, left, right):
         return fold(s, function, left.constant(s), right.constant(s))
     if left.is_torch or right.is_torch:
         if (
@@ -298,7 +321,7 @@ def truth_value(s: CaptureState, value: Value, statement: str) -> bool:
 
 
 def unary(s: CaptureState, function: Callable[[Any], object], value: Value) -> Value:
-    if value.is_constant:
+    if value.is_constant and not special_of_program(s, value, UNARY[function]):
         return fold(s, function, value.constant(s))
     if isinstance(value, Symbolic):
         if function is operator.pos or (function is operator.neg and value.python_type() is not bool):
@@ -322,7 +345,7 @@ def contains(s: CaptureState, container: Value, item: Value) -> bool:
         return has_key(s, native, item)
     if isinstance(native, Set):
         return item.key(s) in native.items(s)
-    if native.is_constant and item.is_constant:
+    if native.is_constant and item.is_constant and not special_of_program(s, native, "__contains__"):
         return bool(fold(s, operator.contains, native.constant(s), item.constant(s)).constant(s))
     if isinstance(native, Tensor):
         return record(s, "__contains__", [native, item], {}).truth(s)

@@ -255,7 +255,7 @@ def print_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 @handles(bool)
 def bool_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if args and isinstance(args[0], Symbolic) and args[0].python_type() is not float:
-        return s.wrap(args[0].node != 0, None)
+        return args[0] if args[0].python_type() is bool else s.wrap(args[0].node != 0, None)
     return Constant(truth_value(s, args[0], "bool()")) if args else Constant(False)
 
 

@@ -11,7 +11,7 @@ from kiln.capture.interpreter.breaks import Raised, UnsupportedCall
 from kiln.capture.interpreter.builtins.functions import fill, sort
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Token, Value, handles
 from kiln.capture.interpreter.operations import contains, equal, exception_like, fold
-from kiln.capture.interpreter.variables.classes import Class
+from kiln.capture.interpreter.variables.classes import Class, refuse_in_init, refuse_in_new
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import BoundMethod
 from kiln.capture.interpreter.variables.iterators import Generator
@@ -410,11 +410,24 @@ def tuple_new(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(object.__new__, dict.__new__, list.__new__, OrderedDict.__new__, set.__new__, BaseException.__new__)
 def object_new(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return new_object(s, args[0].constant(s))
+    made = new_object(s, args[0].constant(s))
+    if len(args) > 1 or kwargs:
+        refuse_in_new(s, made)
+    return made
 
 
-@handles(object.__init__, object.__init_subclass__)
+@handles(object.__init__)
 def object_init(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    if len(args) > 1 or kwargs:
+        refuse_in_init(s, args[0])
+    return NONE
+
+
+@handles(object.__init_subclass__)
+def object_init_subclass(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    if kwargs:
+        name = args[0].constant(s).__name__
+        raise s.error(TypeError, f"{name}.__init_subclass__() takes no keyword arguments")
     return NONE
 
 
@@ -430,6 +443,9 @@ def object_getattribute(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     name = args[1].constant(s)
     found = find_attr(s, args[0], name)
     if found is None:
+        s.class_lacks(args[0], name)
+        if not isinstance(args[0], Object) or not args[0].had_attr(name):
+            s.hides_nothing(args[0], name)
         raise s.error(AttributeError, f"'{args[0].type_name()}' object has no attribute '{name}'")
     return found
 

@@ -39,6 +39,7 @@ from kiln.capture.interpreter.variables.object import (
     class_of,
     from_class,
     from_descriptor,
+    guard_protocol,
     is_data_descriptor,
     native_class_method,
     new_object,
@@ -192,9 +193,10 @@ def call_metaclass(s: CaptureState, value: Class, function: types.FunctionType, 
             path = value.source or s.classes.sources.get(value.cls)
             if not isinstance(member, value.cls):  # a flag with bits that it does not know, kept as a number
                 return s.wrap(member, None)
-            if path is None or member._name_ not in value.cls._member_map_:
+            name = vars(member).get("_name_")
+            if path is None or name not in value.cls._member_map_:
                 return Constant(member, None)
-            return Constant(member, ItemSource(AttrSource(path, "_member_map_"), member._name_))
+            return Constant(member, ItemSource(AttrSource(path, "_member_map_"), name))
         except ValueError as error:
             raise s.error(ValueError, *error.args) from None
     return s.class_attr(value, "__call__", function).call(s, [value, *args], kwargs)
@@ -215,6 +217,8 @@ def construct(s: CaptureState, value: Class, args: Args, kwargs: Kwargs, site: C
         if cls.__flags__ & IS_ABSTRACT:
             raise abstract_error(s, cls)
         made = new_object(s, cls)
+        if args or kwargs:
+            refuse_in_new(s, made)
         if issubclass(cls, BaseException):
             made.attrs["args"] = Tuple(list(args))  # type: ignore[attr-defined]
     else:
@@ -227,6 +231,35 @@ def construct(s: CaptureState, value: Class, args: Args, kwargs: Kwargs, site: C
     elif init is not None and isinstance(made, Object) and made.native is not None and init[1] is not object.__init__:
         s.wrap(init[1], None).call(s, [made, *args], kwargs)
     return made
+
+
+def refuse_in_new(s: CaptureState, made: Value) -> None:
+    """What `object.__new__` raises where it gets more than the class."""
+    cls = made.python_type()
+    new, init = method_of(s, made, "__new__"), method_of(s, made, "__init__")
+    if issubclass(cls, tuple(BARE_BASES)):  # their own `__new__` takes what `__init__` takes
+        return
+    if new is not object.__new__:
+        raise s.error(TypeError, "object.__new__() takes exactly one argument (the type to instantiate)")
+    if init is object.__init__:
+        raise s.error(TypeError, f"{cls.__name__}() takes no arguments")
+
+
+def refuse_in_init(s: CaptureState, made: Value) -> None:
+    """What `object.__init__` raises where it gets more than the instance."""
+    new, init = method_of(s, made, "__new__"), method_of(s, made, "__init__")
+    expected = "takes exactly one argument (the instance to initialize)"
+    if init is not object.__init__:
+        raise s.error(TypeError, f"object.__init__() {expected}")
+    if new is object.__new__:
+        raise s.error(TypeError, f"{made.type_name()}.__init__() {expected}")
+
+
+def method_of(s: CaptureState, made: Value, special: str) -> object:
+    """What the class of `made` has under this name; guarded."""
+    guard_protocol(s, made, special)
+    found = s.classes.lookup(made.python_type(), special)
+    return found[1] if found is not None else None
 
 
 def abstract_error(s: CaptureState, cls: type) -> Raised:

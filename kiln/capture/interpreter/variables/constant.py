@@ -65,6 +65,11 @@ class Constant(Value):
         else:
             s.guard(self.source, GuardKind.EQUALS, value)
 
+    def torch_arg(self, s: CaptureState) -> object:
+        """Members of integer enums as plain integers: torch takes them as such, and graphs print them by name."""
+        value = self.constant(s)
+        return int(value) if isinstance(value, enum.IntEnum) else value
+
     def truth(self, s: CaptureState) -> bool:
         return bool(self.constant(s))
 

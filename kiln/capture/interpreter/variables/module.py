@@ -54,19 +54,22 @@ class ModuleTables:
     global_hooks: bool = False
 
 
-def module_getattr(s: CaptureState, value: Object, name: str) -> Value:
-    """`nn.Module.__getattr__`."""
+def module_getattr(s: CaptureState, value: Object, name: str) -> Value | None:
+    """`nn.Module.__getattr__`, where its members are dicts or missing."""
     for member in MEMBERS:
         content = value.instance_attr(s, member)
-        if isinstance(content, Dict):
-            found = content.find(s, name)
-            if found is not None:
-                absent = s.part(ModuleTables).absent
-                if value.source is not None and (id(value), name) not in absent:
-                    absent.add((id(value), name))
-                    s.guard(DictAttrSource(value.source, name), GuardKind.ABSENT)
-                s.class_lacks(value, name)
-                return found
+        if content is None:
+            continue
+        if not isinstance(content, Dict):
+            return None
+        found = content.find(s, name)
+        if found is not None:
+            absent = s.part(ModuleTables).absent
+            if value.source is not None and (id(value), name) not in absent:
+                absent.add((id(value), name))
+                s.guard(DictAttrSource(value.source, name), GuardKind.ABSENT)
+            s.class_lacks(value, name)
+            return found
     if not value.had_attr(name):
         s.guard(value.source, GuardKind.NO_ATTR, name)
     raise s.error(AttributeError, f"'{value.type_name()}' object has no attribute '{name}'")

@@ -374,8 +374,8 @@ class AttributeTables:
 
 MODELLED_SETATTR: dict[Callable[..., object], Callable[[Object, str, Value], bool]] = {}
 """A `__setattr__` -> whether it acts like `object.__setattr__` for this name and value."""
-MODELLED_GETATTR: dict[Callable[..., object], Callable[[CaptureState, Object, str], Value]] = {}
-"""A `__getattr__` -> what it finds, or the AttributeError that it raises."""
+MODELLED_GETATTR: dict[Callable[..., object], Callable[[CaptureState, Object, str], Value | None]] = {}
+"""A `__getattr__` -> what it finds, or the AttributeError that it raises; None if the model does not apply."""
 DescriptorModel = Callable[[CaptureState, Value, str, Any], "Value | None"]
 DESCRIPTORS: dict[type, DescriptorModel] = {}
 """Type of a descriptor of CPython -> its value, or None if the model does not apply."""
@@ -489,8 +489,9 @@ def missing_attr(s: CaptureState, value: Value, name: str, site: CallSite = NOT_
             s.guard(value.source, GuardKind.NO_ATTR, name)
         raise s.error(AttributeError, f"'{value.type_name()}' object has no attribute '{name}'")
     model = MODELLED_GETATTR.get(hook[1]) if type(hook[1]) is types.FunctionType else None
-    if model is not None and isinstance(value, Object):
-        return model(s, value, name)
+    modelled = model(s, value, name) if model is not None and isinstance(value, Object) else None
+    if modelled is not None:
+        return modelled
     if value.source is not None and not deleted:
         s.guard(value.source, GuardKind.NO_ATTR, name)
     return s.class_attr(value, "__getattr__", hook[1]).call(s, [value, s.const(name)], {}, site)
