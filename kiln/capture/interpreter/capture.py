@@ -498,8 +498,15 @@ def write_number_checks(
 
 
 def refuse_own_leaves(s: CaptureState, trace: Trace) -> None:
-    """Break where a leaf is made if results have gradients: those computed inside of the region would not reach it."""
-    own = [step for leaf, step in s.part(RegionInputs).leaves if leaf.requires_grad and leaf.is_leaf]
+    """Break where a leaf is made that Python sees, or that alone makes results require gradients, if results have
+    gradients: those computed inside of the region would not reach it."""
+    seen = {id(output) for output in trace.fake_outputs}
+    enough = any([record.fake.requires_grad for record in trace.used_inputs if isinstance(record.fake, torch.Tensor)])
+    own = [
+        step
+        for leaf, step in s.part(RegionInputs).leaves
+        if leaf.requires_grad and leaf.is_leaf and (id(leaf) in seen or not enough)
+    ]
     if own and trace.needs_grad:
         break_before(own[0], "requires_grad_", "results of the region have gradients for what it makes")
 

@@ -4,7 +4,10 @@
     sizes.learn(s0, size_node)            %sym_size = torch.ops.aten.sym_size.int(x, 0)
     sizes.number(s0 * 2 + 1)              %mul = operator.mul(%sym_size, 2);  %add = operator.add(%mul, 1)
 
-Each expression is computed once, at its first use.
+Each expression is computed once, at its first use. Where symbols are known in a sum only, that is the base:
+
+    sizes.offer(u0 + u1 + 4, make_size)   %size = call_method size (x, 0)
+    sizes.number(u0 + u1 + 2)             %add = operator.add(%size, -2)
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import final
 import torch.fx
 from torch.fx.node import Argument as FxArgument
 
-from kiln.symbolic import Expr, FloorDiv, Max, Min, Mod, Symbol
+from kiln.symbolic import Expr, FloorDiv, Max, Min, Mod
 from kiln.symbolic.values import REAL_OPS, Real
 
 
@@ -27,6 +30,7 @@ class FxSizes:
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.graph = graph
         self._known: dict[Expr | Real, torch.fx.Node] = {}
+        self._offered: dict[Expr, Callable[[], torch.fx.Node]] = {}
 
     def __contains__(self, value: object) -> bool:
         return value in self._known
@@ -34,6 +38,10 @@ class FxSizes:
     def learn(self, value: Expr | Real, node: torch.fx.Node) -> None:
         """`node` holds the number of `value`."""
         self._known.setdefault(value, node)
+
+    def offer(self, value: Expr, make: Callable[[], torch.fx.Node]) -> None:
+        """`make` adds the node of `value`, if anything asks for it."""
+        self._offered.setdefault(value, make)
 
     def concrete(self, value: object) -> FxArgument:
         """`value` with the expressions in it replaced by nodes."""
@@ -51,6 +59,11 @@ class FxSizes:
         return found
 
     def _computed(self, value: Expr | Real) -> torch.fx.Node:
+        if isinstance(value, Expr) and not self._has_symbols(value):
+            base = self._base_of(value)
+            if base is value:
+                return self._offered[base]()
+            return self._fold(operator.add, [base, value - base])
         match value:
             case Real():
                 return self.graph.call_function(REAL_OPS[value.op], tuple([self.number(arg) for arg in value.args]))
@@ -59,13 +72,23 @@ class FxSizes:
                 return self._fold(target, [value.dividend, value.divisor])
             case Min() | Max():
                 return self._fold(min if isinstance(value, Min) else max, value.args)
-            case Symbol():
-                raise ValueError(f"no input has the symbol {value}")
         terms = []
         for monomial, coefficient in value.terms:
             factors = [*monomial] if coefficient == 1 and monomial else [*monomial, coefficient]
             terms.append(self._fold(operator.mul, factors))
         return self._fold(operator.add, terms)
+
+    def _has_symbols(self, value: object) -> bool:
+        return not isinstance(value, Expr) or all([symbol in self._known for symbol in value.free_symbols()])
+
+    def _base_of(self, value: Expr) -> Expr:
+        """Of what nodes hold, or can hold: itself, or a number that differs from it by known symbols."""
+        if value in self._offered:
+            return value
+        for base in (*self._known, *self._offered):
+            if isinstance(base, Expr) and self._has_symbols(value - base):
+                return base
+        raise ValueError(f"no input has the symbols of {value}")
 
     def _fold(self, target: Callable[..., object], values: Sequence[object]) -> torch.fx.Node:
         result, *rest = [self.number(value) for value in values]

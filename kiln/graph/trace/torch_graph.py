@@ -14,6 +14,7 @@ from __future__ import annotations
 import operator
 import types
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Protocol, cast, runtime_checkable
 
 import torch
@@ -76,7 +77,7 @@ class _TorchGraphBuilder:
                 if free not in self.sizes:
                     self.sizes.learn(cast(Symbol, free), self.size(node, fake, cast(Symbol, free)))
 
-    def size(self, node: torch.fx.Node, fake: object, symbol: Symbol) -> torch.fx.Node:
+    def size(self, node: torch.fx.Node, fake: object, symbol: Expr) -> torch.fx.Node:
         if not isinstance(fake, FakeTensor):
             return node
         spec = fake.storage_view.spec
@@ -154,6 +155,10 @@ class _TorchGraphBuilder:
             self.values[id(value)] = node
             if isinstance(value, NUMBERS) and isinstance(value.node.value, Expr | Real):
                 self.sizes.learn(value.node.value, node)
+            if isinstance(value, FakeTensor):  # sizes that data decide
+                for size in value.storage_view.spec.sizes:
+                    if isinstance(size, Expr):
+                        self.sizes.offer(size, partial(self.size, node, value, size))
 
     def bind_part(self, part: object, container: torch.fx.Node, index: int) -> None:
         if isinstance(part, list | tuple | torch.Tensor | torch.SymInt | torch.SymFloat):

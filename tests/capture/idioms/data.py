@@ -262,3 +262,77 @@ def clamps_norm(x):
     norm = x.norm()
     scale = torch.clamp(1.0 / (norm + 1e-6), max=1.0)
     return x * scale
+
+
+def check(holds, message):
+    torch._check_tensor_all(holds, lambda: message)
+
+
+@TABLE.add(lambda: [(torch.randn(2, 4), torch.tensor([3, 1, 3, 0])), (torch.randn(2, 4), torch.tensor([3, 3, 1, 0]))])
+def message_of_a_check(x, ids):
+    chosen = ids == 3
+    count = chosen.sum()
+    check(count * 2 == x.shape[1], f"{count} tokens, {x.shape[1]:>4} features")
+    return x.masked_scatter(chosen, x + 1)
+
+
+@TABLE.add(
+    lambda: [
+        (torch.tensor([[1, 2], [3, 2]]), torch.randn(2, 2, 5)),
+        (torch.tensor([[2, 1], [2, 3]]), torch.randn(2, 2, 5)),
+    ]
+)
+def last_of_chosen_rows(ids, x):
+    return x[ids.eq(2), :].view(x.shape[0], -1, x.shape[-1])[:, -1, :]
+
+
+@TABLE.add(lambda: [(torch.tensor([True, False, True]), torch.randn(3), torch.ones(2))])
+def adds_chosen(mask, x, y):
+    return y + x[mask]
+
+
+@TABLE.add(
+    lambda: (
+        [(torch.tensor([True, False, True]), torch.randn(3), torch.ones(2))] * 2
+        + [(torch.tensor([True, False, False]), torch.randn(3), torch.ones(2))]
+    )
+)
+def adds_chosen_or_one(mask, x, y):
+    return y + x[mask]
+
+
+@TABLE.add(lambda: [(torch.tensor([[1, 2, 3]]), torch.ones(6, 2)), (torch.tensor([[1, 3, 2]]), torch.ones(6, 2))])
+def positions_of_a_grid(grid, x):
+    positions = torch.cat([torch.arange(int(t * h * w)) for t, h, w in grid])
+    return x + positions[:, None]
+
+
+@TABLE.add(lambda: [(torch.randn(4, 6),), (torch.randn(8, 6),)])
+def divides_sizes(x):
+    chunks = torch.div(x.size(0), 2, rounding_mode="trunc")
+    return x.view(chunks, 2, -1) * (chunks - 1)
+
+
+@TABLE.add(lambda: [(torch.ones(3), torch.ones(3, requires_grad=True))])
+def sets_requires_grad(x, w):
+    hidden = x[:, None]
+    hidden.requires_grad = True
+    return hidden * w
+
+
+@TABLE.add(vectors())
+def marks_static(x):
+    state = torch.zeros(6)
+    torch._dynamo.mark_static_address(state)
+    return x + state
+
+
+@TABLE.add(
+    lambda: [
+        (torch.arange(8.0), torch.tensor(2), torch.tensor(1)),
+        (torch.arange(8.0), torch.tensor(0), torch.tensor(3)),
+    ]
+)
+def pads_by_tensors(x, left, right):
+    padded = F.pad(x[None], (left, right), mode="constant")
+    return padded[..., : padded.shape[-1] - 1]

@@ -8,6 +8,7 @@ from kiln.capture.interpreter.breaks import UnsupportedOpcode
 from kiln.capture.interpreter.core import Value
 from kiln.capture.interpreter.frame import SymbolicFrame, argument, argument_plus, opcode
 from kiln.capture.interpreter.operations import format_value, unary
+from kiln.capture.interpreter.variables.deferred_text import DeferredText, deferred_text
 from kiln.capture.interpreter.variables.function import Function
 from kiln.capture.interpreter.variables.mapping import Dict, Set
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Slice, Tuple, all_items
@@ -45,7 +46,9 @@ def build_const_key_map(frame: SymbolicFrame, count: int) -> None:
 
 @opcode("BUILD_STRING", pops=argument)
 def build_string(frame: SymbolicFrame, count: int) -> None:
-    frame.push(frame.state.const("".join(part.constant(frame.state) for part in frame.pop_many(count))))
+    parts = frame.pop_many(count)
+    deferred = next((part for part in parts if isinstance(part, DeferredText)), None)
+    frame.push(deferred or frame.state.const("".join(part.constant(frame.state) for part in parts)))
 
 
 @opcode("BUILD_SLICE", pops=argument)
@@ -56,7 +59,9 @@ def build_slice(frame: SymbolicFrame, count: int) -> None:
 @opcode("FORMAT_VALUE", pops=lambda flags: 2 if flags & 4 else 1)
 def format_value_op(frame: SymbolicFrame, flags: int) -> None:
     spec = frame.pop().constant(frame.state) if flags & 4 else ""
-    frame.push(frame.state.const(format_value(frame.state, frame.pop(), ("", "s", "r", "a")[flags & 3], spec)))
+    value = frame.pop()
+    text = deferred_text(frame.state, value)
+    frame.push(text or frame.state.const(format_value(frame.state, value, ("", "s", "r", "a")[flags & 3], spec)))
 
 
 @opcode("LIST_EXTEND", pops=argument_plus(1), pushes=argument)

@@ -83,9 +83,12 @@ INTERPRETED = TRANSFORMS | {
 """Modules of these packages that are interpreted."""
 TORCH_RULES = "torch._dynamo.trace_rules"
 """Where torch keeps what is allowed in a graph, if the program has loaded it."""
-BOOKKEEPING = frozenset({("torch._dynamo.mutation_guard", "GenerationTracker.tag")})
-"""Functions of torch.compile for its own bookkeeping (module, name), called when an `nn.Module` is made after it ran in
-the process. They are ignored."""
+HINTS = ("mark_static_address", "mark_static", "maybe_mark_dynamic", "mark_dynamic")
+BOOKKEEPING = frozenset({
+    ("torch._dynamo.mutation_guard", "GenerationTracker.tag"), *[("torch._dynamo.decorators", name) for name in HINTS],
+})  # fmt: skip
+"""Functions of torch.compile (module, name) that are ignored: its own bookkeeping, called when an `nn.Module` is made
+after it ran in the process, and hints about tensors that a program makes."""
 BREAK_CALL = ("torch._dynamo.decorators", "graph_break")
 """Honoured in programs. In torch's own functions (its optimizers) it works around limits of torch.compile."""
 

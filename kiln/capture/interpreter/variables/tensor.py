@@ -555,7 +555,8 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
     if s.needed and is_needed(s):
         raise DataDependentValue(operation=target_name(target))
     unbacked = len(s.recorder.env.unbacked)
-    before = needing_gradients(s, first) if changes_tensors(target, kwargs) else None
+    changed = None if target == "requires_grad_" else first  # which marks one view, not its memory
+    before = needing_gradients(s, changed) if changes_tensors(target, kwargs) else None
     try:
         result = s.recorder.call(target, plain, named, stack=running_frame(s).locations())
     except Exception as error:
@@ -571,7 +572,7 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
         raise failed from error
     if len(s.recorder.env.unbacked) != unbacked or isinstance(result, torch.SymFloat):
         note_data_numbers(s, args, result, unbacked)
-    if before is not None and before != needing_gradients(s, first):
+    if before is not None and before != needing_gradients(s, changed):
         stop = UnsupportedCall(function=target_name(target), why="it makes an input of the region require gradients")
         stop.resumable = False  # the call is recorded already: restart and break in front of it
         raise stop

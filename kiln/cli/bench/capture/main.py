@@ -104,7 +104,7 @@ def line_of(found: CaptureFinding) -> str:
 
 
 def is_one_graph(found: CaptureFinding) -> bool:
-    return found["outcome"] == "equal" and not found.get("breaks") and found.get("regions") == 1
+    return found["outcome"] == "equal" and not found.get("breaks")
 
 
 def table(found: list[CaptureFinding]) -> list[str]:

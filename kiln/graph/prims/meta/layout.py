@@ -72,11 +72,7 @@ def _broadcast_size(oracle: SizeOracle, left: Int, right: Int, op: str) -> Int:
         return left
     if left == 1:
         return right
-    if isinstance(left, Expr) and isinstance(right, Expr):
-        same = oracle.expect(rel_eq(left, right))  # where data decide: else it raises an error, as in eager
-    else:
-        same = equal(oracle, left, right)
-    if same:
+    if oracle.expect(rel_eq(left, right)):  # where data decide: else it is 1, or raises an error as in eager
         return left if isinstance(left, int) else right
     if equal(oracle, right, 1):
         return left

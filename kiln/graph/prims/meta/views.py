@@ -12,7 +12,7 @@ import torch
 from kiln.graph.prims.errors import ImpossibleView, ShapeMismatch
 from kiln.graph.prims.meta.column import META
 from kiln.graph.prims.meta.layout import Sizes, equal, is_canonical, less
-from kiln.symbolic import Int, ceil_div, product, sym_max, sym_min
+from kiln.symbolic import Int, ceil_div, product, rel_eq, sym_max, sym_min
 from kiln.tensor.spec import SizeOracle, TensorSpec, contiguous_strides
 
 
@@ -59,7 +59,7 @@ def view_strides(oracle: SizeOracle, x: TensorSpec, sizes: Sizes) -> Sizes | Non
 
 
 def check_numel(oracle: SizeOracle, op: str, left: Int, right: Int) -> None:
-    if not equal(oracle, left, right):
+    if left != right and not oracle.expect(rel_eq(left, right)):
         raise ShapeMismatch(op=op, problem=f"{left} elements cannot become {right}")
 
 
