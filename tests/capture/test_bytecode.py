@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from kiln.capture.bytecode.decode import TABLES, decode, raw_instructions
+from kiln.capture.bytecode.decode import TABLES, decode
 from kiln.capture.bytecode.liveness import live_locals
 from kiln.capture.interpreter.capture import REGISTERED
 from kiln.capture.interpreter.codegen import EMITTERS
@@ -123,8 +123,9 @@ def test_what_may_break_says_how_many_operands_it_takes():
 def test_declared_operands_and_results_are_those_of_cpython():
     checked = set()
     for code in codes_of(collections, contextlib, dataclasses, inspect, textwrap, ast):
-        instructions = decode(code).instructions
-        for raw, instruction in zip(raw_instructions(code), instructions, strict=True):
+        decoded = decode(code)
+        for index, instruction in enumerate(decoded.instructions):
+            raw = decoded.raw(index)
             row = OPCODES[instruction.name]
             if row.pops is None or raw.opname == "CALL":  # 3.11 splits a call in two
                 continue

@@ -7,7 +7,8 @@
                                       4  RETURN_VALUE 0
 
 Inline caches and EXTENDED_ARG are removed; jump targets are indices into the list. Raw and normal instructions
-correspond one to one, so an index also identifies the instruction when the code is edited.
+correspond one to one, so an index also identifies the instruction when the code is edited. Much of a program's code is
+never reached, so only the layout of a code object is read at once, and an instruction when it is asked for.
 """
 
 from __future__ import annotations
@@ -16,13 +17,12 @@ import bisect
 import dis
 import opcode
 import sys
-from collections.abc import Iterator
 from types import CodeType
 from typing import Any, final
 
 from kiln.capture.bytecode import v311, v312
 from kiln.capture.bytecode.exceptions import ExceptionRange, exception_ranges
-from kiln.capture.bytecode.table import Jump, RawInstruction, VersionTable
+from kiln.capture.bytecode.table import Decoded, Jump, RawInstruction, VersionTable
 from kiln.support.location import Location
 from kiln.support.records import dataclass
 
@@ -35,6 +35,7 @@ JUMPS = CONDITIONAL | OR_POP | {"JUMP", "FOR_ITER", "SEND"}
 ENDS = frozenset(["JUMP", "RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"])
 """Instructions that never fall through."""
 
+_ROWS = TABLES[sys.version_info[:2]].rows if sys.version_info[:2] in TABLES else {}
 _CACHES: tuple[int, ...] = tuple(opcode._inline_cache_entries)  # type: ignore[attr-defined]
 
 
@@ -46,7 +47,6 @@ class Instruction:
     name: str
     arg: Any
     unit: int
-    line: int
 
 
 @final
@@ -60,77 +60,120 @@ class Handler:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+class CodeFacts:
+    """What is known of a code object: where its instructions are, and what was read of them on demand.
+
+    It does not refer to the code, so that it can be kept by code.
+    """
+
+    __slots__ = ("arguments", "handlers", "instructions", "lines", "live", "locations", "next_units", "opcodes", "units")
+
+    def __init__(self, code: CodeType) -> None:
+        self.opcodes: list[int] = []
+        self.arguments: list[int] = []
+        self.units: list[int] = []
+        self.next_units: list[int] = []
+        data = code.co_code
+        unit, extended, units = 0, 0, len(data) // 2
+        while unit < units:
+            op, arg = data[2 * unit], data[2 * unit + 1] | extended
+            following = unit + 1 + _CACHES[op]
+            if op == dis.EXTENDED_ARG:
+                extended = arg << 8
+            else:
+                self.opcodes.append(op)
+                self.arguments.append(arg)
+                self.units.append(unit)
+                self.next_units.append(following)
+                extended = 0
+            unit = following
+        self.instructions: list[Instruction | None] = [None] * len(self.units)
+        self.locations: list[Location | None] = [None] * len(self.units)
+        self.lines: list[tuple[int, int]] = []
+        """The first unit of each run of instructions of a line, and the line."""
+        self.handlers: tuple[Handler | None, ...] | None = None
+        self.live: list[frozenset[str]] = []
+        """Filled by `liveness.live_locals`."""
+
+    def index(self, unit: int) -> int:
+        """The instruction at a code unit, or that an EXTENDED_ARG there belongs to: jumps may lead to it."""
+        return bisect.bisect_right(self.next_units, unit, hi=len(self.next_units) - 1)
+
+
+@final
 class DecodedCode:
-    """`handlers[i]` is the exception handler of instruction `i`, `locations[i]` its line, filled in on demand.
+    """A code object as normal instructions, each decoded when it is first asked for."""
 
-    `live` is filled by `liveness.live_locals`.
-    """
+    __slots__ = ("code", "facts")
 
-    code: CodeType
-    instructions: tuple[Instruction, ...]
-    handlers: tuple[Handler | None, ...]
-    locations: list[Location | None]
-    live: list[frozenset[str]]
+    def __init__(self, code: CodeType, facts: CodeFacts) -> None:
+        self.code = code
+        self.facts = facts
+
+    def __len__(self) -> int:
+        return len(self.facts.units)
+
+    def instruction(self, index: int) -> Instruction:
+        """An opcode without a row becomes `UNKNOWN` with its raw name as argument; executing it breaks the graph."""
+        facts = self.facts
+        found = facts.instructions[index]
+        if found is None:
+            name, arg = self.name_and_arg(index)
+            found = facts.instructions[index] = Instruction(name, arg, facts.units[index])
+        return found
+
+    def name_and_arg(self, index: int) -> Decoded:
+        raw = self.raw(index)
+        row = _ROWS.get(raw.opname)
+        if row is None:
+            return "UNKNOWN", raw.opname
+        decoded = row(raw)
+        return (decoded[0], self.facts.index(decoded[1].unit)) if type(decoded[1]) is Jump else decoded
+
+    @property
+    def instructions(self) -> list[Instruction]:
+        return [self.instruction(index) for index in range(len(self))]
+
+    def raw(self, index: int) -> RawInstruction:
+        """The instruction as stored, without caches and EXTENDED_ARG."""
+        facts = self.facts
+        opname = dis.opname[facts.opcodes[index]]
+        return RawInstruction(opname, facts.arguments[index], facts.units[index], facts.next_units[index], self.code)
+
+    def line(self, index: int) -> int:
+        lines = self.facts.lines
+        if not lines:
+            first = self.code.co_firstlineno
+            lines.extend((start // 2, first if line is None else line) for start, _, line in self.code.co_lines())
+        return lines[bisect.bisect_right(lines, (self.facts.units[index] + 1,)) - 1][1]
+
+    def location(self, index: int) -> Location:
+        facts = self.facts
+        known = facts.locations[index]
+        if known is None:
+            code = self.code
+            known = facts.locations[index] = Location(code.co_filename, self.line(index), code.co_qualname)
+        return known
+
+    @property
+    def handlers(self) -> tuple[Handler | None, ...]:
+        """The exception handler of each instruction."""
+        facts = self.facts
+        if facts.handlers is None:
+            facts.handlers = _handlers(facts, exception_ranges(self.code))
+        return facts.handlers
 
 
-def raw_instructions(code: CodeType) -> Iterator[RawInstruction]:
-    """The instructions as stored, without caches and EXTENDED_ARG."""
-    data = code.co_code
-    unit, extended, units = 0, 0, len(data) // 2
-    opname = dis.opname
-    while unit < units:
-        op, arg = data[2 * unit], data[2 * unit + 1] | extended
-        following = unit + 1 + _CACHES[op]
-        if op == dis.EXTENDED_ARG:
-            extended = arg << 8
-        else:
-            yield RawInstruction(opname[op], arg, unit, following, code)
-            extended = 0
-        unit = following
+def decode(code: CodeType) -> DecodedCode:
+    return DecodedCode(code, CodeFacts(code))
 
 
-def decode(code: CodeType, table: VersionTable | None = None) -> DecodedCode:
-    """Read `code` with the table of the running Python, unless another is given.
-
-    An opcode without a row becomes `UNKNOWN` with its raw name as argument; executing it breaks the graph.
-    """
-    rows = (table or TABLES[sys.version_info[:2]]).rows
-    raws = list(raw_instructions(code))
-    # A jump may target the EXTENDED_ARG in front of an instruction, so its first unit counts.
-    starts = [0, *(raw.next_unit for raw in raws[:-1])]
-    lines = _lines(code)
-    instructions = []
-    for raw in raws:
-        row = rows.get(raw.opname)
-        name, arg = row(raw) if row else ("UNKNOWN", raw.opname)
-        if type(arg) is Jump:
-            arg = _index(starts, arg.unit)
-        instructions.append(Instruction(name, arg, raw.unit, lines[raw.unit]))
-    handlers = _handlers(instructions, starts, exception_ranges(code))
-    return DecodedCode(code, tuple(instructions), handlers, [None] * len(instructions), [])
-
-
-def _index(starts: list[int], unit: int) -> int:
-    return bisect.bisect_right(starts, unit) - 1
-
-
-def _lines(code: CodeType) -> list[int]:
-    lines = [code.co_firstlineno] * (len(code.co_code) // 2)
-    for start, end, line in code.co_lines():
-        if line is not None:
-            lines[start // 2 : end // 2] = [line] * (end // 2 - start // 2)
-    return lines
-
-
-def _handlers(
-    instructions: list[Instruction], starts: list[int], ranges: tuple[ExceptionRange, ...]
-) -> tuple[Handler | None, ...]:
-    handlers: list[Handler | None] = [None] * len(instructions)
+def _handlers(facts: CodeFacts, ranges: tuple[ExceptionRange, ...]) -> tuple[Handler | None, ...]:
+    handlers: list[Handler | None] = [None] * len(facts.units)
     for guarded in ranges:
-        handler = Handler(_index(starts, guarded.target), guarded.depth, guarded.lasti)
-        for index in range(_index(starts, guarded.start), len(instructions)):
-            if instructions[index].unit >= guarded.end:
+        handler = Handler(facts.index(guarded.target), guarded.depth, guarded.lasti)
+        for index in range(facts.index(guarded.start), len(facts.units)):
+            if facts.units[index] >= guarded.end:
                 break
             handlers[index] = handler
     return tuple(handlers)

@@ -22,13 +22,14 @@ _WRITES = frozenset(("STORE_FAST", "DELETE_FAST"))
 
 def live_locals(decoded: DecodedCode) -> list[frozenset[str]]:
     """For each instruction, the names that may be read before they are written. Computed once."""
-    if not decoded.live:
-        decoded.live.extend(_fixed_point(decoded))
-    return decoded.live
+    live = decoded.facts.live
+    if not live:
+        live.extend(_fixed_point(decoded))
+    return live
 
 
 def _fixed_point(decoded: DecodedCode) -> list[frozenset[str]]:
-    count = len(decoded.instructions)
+    count = len(decoded)
     live: list[frozenset[str]] = [frozenset()] * (count + 1)
     changed = True
     while changed:
@@ -42,7 +43,7 @@ def _fixed_point(decoded: DecodedCode) -> list[frozenset[str]]:
 
 
 def _before(decoded: DecodedCode, index: int, live: list[frozenset[str]]) -> frozenset[str]:
-    inst = decoded.instructions[index]
+    inst = decoded.instruction(index)
     after: frozenset[str] = frozenset() if inst.name in ENDS else live[index + 1]
     if inst.name in JUMPS:
         after |= live[inst.arg]

@@ -165,7 +165,7 @@ def resume_code(decoded: DecodedCode, entry: Entry, inner: InnerCall | None) -> 
     positions = [index for index, item in enumerate(items) if isinstance(item, Instr)]
     _set_depths(items, decoded)
     target = Label()
-    head = Assembler(decoded.instructions[entry.target].line)
+    head = Assembler(decoded.line(entry.target))
     if CLASS_CELL in code.co_freevars:
         head.op("COPY_FREE_VARS", 1)
     head.op("RESUME", 0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import functools
 import inspect
+import re
 import types
 from collections.abc import Callable, Iterable
 from typing import final
@@ -28,6 +29,8 @@ NO_SIGNATURE: dict[object, tuple[int, int, frozenset[str]]] = {
     super: (0, 2, frozenset()),
 }
 """Fewest and most positional arguments and the keywords of builtins that do not tell `inspect.signature`."""
+PLAIN_SIGNATURE = re.compile(r"""\(([\w$*/., =<>-]|'[^',()]*')*\)""")
+"""A `__text_signature__` without brackets or commas in its defaults, which would take a parser."""
 
 
 @final
@@ -55,8 +58,12 @@ def arity(function: Callable[..., object]) -> Arity | None:
     if function in NO_SIGNATURE:
         fewest, most, keywords = NO_SIGNATURE[function]
         return Arity(fewest, most, keywords)
-    if not isinstance(function, C_FUNCTIONS) and vars(builtins).get(getattr(function, "__name__", "")) is not function:
+    is_builtin = vars(builtins).get(getattr(function, "__name__", "")) is function
+    if not is_builtin and not isinstance(function, C_FUNCTIONS):
         return None
+    text = getattr(function, "__text_signature__", None)
+    if text and PLAIN_SIGNATURE.fullmatch(text):
+        return written_arity(text, getattr(function, "__self__", None) is not None)
     try:
         parameters = inspect.signature(function).parameters.values()
     except (ValueError, TypeError):
@@ -69,6 +76,31 @@ def arity(function: Callable[..., object]) -> Arity | None:
         None if inspect.Parameter.VAR_POSITIONAL in kinds else len(by_position),
         None if inspect.Parameter.VAR_KEYWORD in kinds else names,
     )
+
+
+def written_arity(text: str, is_bound: bool) -> Arity:
+    """What `inspect.signature` reads in `($self, key, default=None, /)`, a hundred times as fast."""
+    parameters = [part.strip() for part in text[1:-1].split(",")]
+    if is_bound and parameters[0].startswith("$"):
+        del parameters[0]
+        if parameters and parameters[0] == "/":
+            del parameters[0]
+    names: list[str] = []
+    fewest = positional = 0
+    only_keywords = any_number = any_keyword = False
+    for parameter in parameters:
+        if parameter == "/":
+            names.clear()
+        elif parameter.startswith("**"):
+            any_keyword = True
+        elif parameter.startswith("*"):
+            only_keywords, any_number = True, any_number or parameter != "*"
+        elif parameter:
+            if not parameter.startswith("$"):
+                names.append(parameter.partition("=")[0].strip())
+            positional += not only_keywords
+            fewest += not only_keywords and "=" not in parameter
+    return Arity(fewest, None if any_number else positional, None if any_keyword else frozenset(names))
 
 
 def error_of_call(function: Callable[..., object], positional: int, keywords: Iterable[str]) -> TypeError | None:

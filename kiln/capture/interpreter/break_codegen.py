@@ -105,8 +105,8 @@ class BreakWriter:
         return self.names_of(frame, names)
 
     def successors(self, frame: SymbolicFrame) -> list[int]:
-        inst = frame.decoded.instructions[frame.at]
-        found = [frame.at + 1] if frame.at + 1 < len(frame.decoded.instructions) else []
+        inst = frame.decoded.instruction(frame.at)
+        found = [frame.at + 1] if frame.at + 1 < len(frame.decoded) else []
         if inst.name in CONDITIONAL or inst.name in OR_POP or inst.name == "FOR_ITER":
             found.append(inst.arg)
         handler = frame.decoded.handlers[frame.at]
@@ -236,7 +236,7 @@ def write_break(s: CaptureState, writer: CodeWriter, stop: GraphBreak, make_resu
 
 def write_resumption(s: CaptureState, writer: CodeWriter, breaking: BreakWriter, stop: GraphBreak) -> None:
     frame = breaking.frames[0]
-    inst = frame.decoded.instructions[frame.at]
+    inst = frame.decoded.instruction(frame.at)
     refuse(breaking, frame, inst.name, stop)
     breaking.prepare()
     for effect in s.effects:
@@ -320,7 +320,7 @@ def write_loop(breaking: BreakWriter, frame: SymbolicFrame, inst: Instruction, b
     breaking.tail_call(breaking.resume(frame.at + 1, 0, [name]))
     body.label(done)
     after = inst.arg
-    if frame.decoded.instructions[after].name == "END_FOR":
+    if frame.decoded.instruction(after).name == "END_FOR":
         body.op("END_FOR")
         after += 1
     breaking.tail_call(breaking.resume(after, 1, []))
@@ -361,7 +361,7 @@ def keyword_names(frame: SymbolicFrame) -> tuple[str, ...]:
     """The KW_NAMES in front of a CALL."""
     for index in (frame.at - 1, frame.at - 2):
         if index >= 0:
-            before = frame.decoded.instructions[index]
+            before = frame.decoded.instruction(index)
             if before.name == "KW_NAMES":
                 return tuple(before.arg)
             if before.name != "NOP":

@@ -384,8 +384,9 @@ class CaptureState:
         return wrapper(self, real, source)
 
     def _wrapper_of(self, kind: type) -> Wrapper:
+        bases = kind.__mro__  # `issubclass` of an abstract class asks all its subclasses
         for base, wrapper in SUBCLASS_WRAPPERS:
-            if issubclass(kind, base):
+            if base in bases:
                 return wrapper
         return WRAPPERS[object]
 

@@ -243,7 +243,7 @@ def surely_raises(frame: SymbolicFrame, start: int) -> bool:
 
 def expected_truth(frame: SymbolicFrame) -> bool | None:
     """For a conditional jump one of whose sides raises: the truth value of the other side. None: neither, or both."""
-    instruction = frame.decoded.instructions[frame.at]
+    instruction = frame.decoded.instruction(frame.at)
     when = JUMPS.get(instruction.name)
     if when is None:
         return None

@@ -1,7 +1,7 @@
 """One frame of the user's program, executed symbolically.
 
-A frame holds locals, cells and a value stack like CPython's, but of `Value`s. Its code is decoded once per code
-object into rows `(handler, argument, may_break)`, so a step is a lookup and a call. Handlers are registered by
+A frame holds locals, cells and a value stack like CPython's, but of `Value`s. An instruction is decoded when it is
+first reached, into a row `(handler, argument, may_break)` of its code object, so a step is a lookup and a call. Handlers are registered by
 normal opcode name:
 
     @opcode("UNARY_NOT", pops=1)
@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import CodeType
 from typing import Any, final
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 from kiln.capture.bytecode.assemble import Instr, parsed
-from kiln.capture.bytecode.decode import DecodedCode, Handler, Instruction, decode
+from kiln.capture.bytecode.decode import CodeFacts, DecodedCode
 from kiln.capture.bytecode.resume import NULL, InnerCall, ResumeOrigin
 from kiln.capture.interpreter.breaks import GraphBreak, Raised, UnsupportedOpcode
 from kiln.capture.interpreter.core import NOT_RESUMABLE, PUSH, Args, CallSite, CaptureState, Value
@@ -100,55 +100,67 @@ def unknown_opcode(frame: SymbolicFrame, arg: str) -> None:
     raise UnsupportedOpcode(opcode=arg, why="the interpreter has no handler for it")
 
 
+def first_time(frame: SymbolicFrame, arg: object) -> None:
+    """Stands in the rows for an instruction that was never reached: decodes it, and executes it."""
+    handler, arg, breaks = frame.rows[frame.at] = row_of(*frame.decoded.name_and_arg(frame.at))
+    if breaks:
+        frame.saved, frame.consumed = frame.stack.copy(), frame.state.counters.consumed
+    handler(frame, arg)
+
+
+UNREACHED: Row = first_time, None, False
+
+
+def row_of(name: str, arg: object) -> Row:
+    entry = OPCODES.get(name)
+    if entry is None:
+        return unknown_opcode, arg if name == "UNKNOWN" else name, True
+    return entry.handler, entry.prepare(arg) if entry.prepare else arg, entry.breaks
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Known:
     """What is known of a code object; `parsed` is filled on demand."""
 
-    instructions: tuple[Instruction, ...]
-    handlers: tuple[Handler | None, ...]
-    locations: list[Location | None]
-    live: list[frozenset[str]]
+    code: ref[CodeType]
+    facts: CodeFacts
     rows: list[Row]
     parsed: list[Instr]
 
 
 @final
 class CodeTable:
-    """Decoded code objects with their handlers. Entries die with their code, so they do not refer to it."""
+    """Decoded code objects with their handlers. Entries die with their code, so they do not refer to it.
+
+    By address: the hash of a code object is that of all its contents.
+    """
 
     def __init__(self) -> None:
-        self._known: WeakKeyDictionary[CodeType, Known] = WeakKeyDictionary()
+        self._known: dict[int, Known] = {}
         self.decoded = 0
-        """How many instructions were decoded."""
+        """How many instructions the code objects have that were read."""
 
     def rows(self, code: CodeType) -> tuple[DecodedCode, list[Row]]:
-        found = self._find(code)
-        return DecodedCode(code, found.instructions, found.handlers, found.locations, found.live), found.rows
+        found = self._known.get(id(code)) or self._add(code)
+        return DecodedCode(code, found.facts), found.rows
 
     def instruction(self, code: CodeType, index: int) -> Instr:
         """A copy of the instruction as it is assembled."""
-        found = self._find(code)
+        found = self._known.get(id(code)) or self._add(code)
         if not found.parsed:
             found.parsed.extend(item for item in parsed(code) if isinstance(item, Instr))
         return found.parsed[index].copy()
 
-    def _find(self, code: CodeType) -> Known:
-        found = self._known.get(code)
-        if found is None:
-            made = decode(code)
-            self.decoded += len(made.instructions)
-            rows = [self._row(inst.name, inst.arg) for inst in made.instructions]
-            found = Known(made.instructions, made.handlers, made.locations, made.live, rows, [])
-            self._known[code] = found
+    def _add(self, code: CodeType) -> Known:
+        facts = CodeFacts(code)
+        count = len(facts.units)
+        self.decoded += count
+        address, known = id(code), self._known
+        found = known[address] = Known(
+            ref(code, lambda _: known.pop(address, None)), facts, [UNREACHED] * count, []
+        )
         return found
-
-    @staticmethod
-    def _row(name: str, arg: object) -> Row:
-        entry = OPCODES.get(name)
-        if entry is None:
-            return unknown_opcode, arg if name == "UNKNOWN" else name, True
-        return entry.handler, entry.prepare(arg) if entry.prepare else arg, entry.breaks
 
 
 CODES = CodeTable()
@@ -343,20 +355,14 @@ class SymbolicFrame:
             raise raised
         del self.stack[handler.depth :]
         if handler.lasti:
-            self.stack.append(self.state.const(self.decoded.instructions[self.at].unit))
+            self.stack.append(self.state.const(self.decoded.instruction(self.at).unit))
         self.stack.append(raised.value)
         self.ip = handler.target
         self.kwnames = ()
 
     def location(self) -> Location:
         """The current line of the user's program."""
-        at = self.at
-        known = self.decoded.locations[at]
-        if known is None:
-            code = self.code
-            known = Location(code.co_filename, self.decoded.instructions[at].line, code.co_qualname)
-            self.decoded.locations[at] = known
-        return known
+        return self.decoded.location(self.at)
 
     def locations(self) -> tuple[Location, ...]:
         """The stack of lines, innermost last."""

@@ -127,7 +127,7 @@ def refuse_outside_reads(s: CaptureState, accepted: dict[int, Value]) -> None:
 
 
 def is_read_from_outside(frame: SymbolicFrame, value: Value, accepted: dict[int, Value]) -> bool:
-    instruction = frame.decoded.instructions[frame.at]
+    instruction = frame.decoded.instruction(frame.at)
     if instruction.name == "LOAD_FAST":
         return False  # read before, or the default of a parameter
     if instruction.name in NAMES:

@@ -91,7 +91,7 @@ def for_iter(frame: SymbolicFrame, target: int) -> None:
         return
     frame.stack.pop()
     # 3.12 has an END_FOR at the target, which pops the iterator; here it is popped already.
-    frame.ip = target + (frame.decoded.instructions[target].name == "END_FOR")
+    frame.ip = target + (frame.decoded.instruction(target).name == "END_FOR")
 
 
 @opcode("RETURN_VALUE")
@@ -132,7 +132,7 @@ def send(frame: SymbolicFrame, target: int) -> None:
         return
     result = inner.frame.result if isinstance(inner, Generator) else NONE
     frame.ip = target
-    if frame.decoded.instructions[target].name == "END_SEND":
+    if frame.decoded.instruction(target).name == "END_SEND":
         frame.push(result)
     else:
         frame.stack[-1] = result
@@ -290,5 +290,5 @@ def with_except_start(frame: SymbolicFrame, arg: int) -> None:
     breaks=True,
 )
 def not_modelled(frame: SymbolicFrame, arg: object) -> None:
-    name = frame.decoded.instructions[frame.at].name
+    name = frame.decoded.instruction(frame.at).name
     raise UnsupportedOpcode(opcode=name, why="asynchronous code and class bodies are not supported")

@@ -264,5 +264,5 @@ def setup_annotations(frame: SymbolicFrame, arg: str) -> None:
 def class_names(frame: SymbolicFrame) -> Dict:
     """The names of the class body."""
     if not isinstance(frame.names, Dict):
-        raise UnsupportedOpcode(opcode=frame.decoded.instructions[frame.at].name, why="it is no body of a class")
+        raise UnsupportedOpcode(opcode=frame.decoded.instruction(frame.at).name, why="it is no body of a class")
     return frame.names

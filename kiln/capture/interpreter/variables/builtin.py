@@ -98,7 +98,7 @@ class Builtin(Value):
             return call_handler(s, function, handler, args, kwargs)
         if type(function) is CACHED:
             return call_cached(s, function, self.source, args, kwargs)
-        if isinstance(function, HIGHER_ORDER):
+        if HIGHER_ORDER in type(function).__mro__:  # an abstract class: `isinstance` is slow
             raise UnsupportedCall(function=str(function), why="it is an operator that calls functions")
         if is_torch_call(function):
             return record(s, function, args, kwargs)
