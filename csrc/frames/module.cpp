@@ -7,6 +7,7 @@
 
 #include "frames/dispatcher.h"
 #include "frames/global_state.h"
+#include "frames/guard_paths.h"
 #include "frames/hook.h"
 #include "frames/stance.h"
 
@@ -72,8 +73,9 @@ PyMODINIT_FUNC PyInit__frames() {
   PyObject* module = PyModule_Create(&kiln::definition);
   if (module == nullptr) return nullptr;
   std::string problem = kiln::probe();
-  bool added = kiln::add_guard_tree(module) && kiln::add_entry(module) &&
-               kiln::add_dispatcher(module) && kiln::add_hook(module) && kiln::add_stance(module) &&
+  bool added = kiln::add_guard_tree(module) && kiln::add_guard_paths(module) &&
+               kiln::add_entry(module) && kiln::add_dispatcher(module) && kiln::add_hook(module) &&
+               kiln::add_stance(module) &&
                PyModule_AddObjectRef(module, "usable", problem.empty() ? Py_True : Py_False) == 0 &&
                PyModule_AddStringConstant(module, "problem", problem.c_str()) == 0;
   if (!added) Py_CLEAR(module);

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from types import CellType, CodeType, FunctionType
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
+
+G = TypeVar("G", bound=tuple[Any, ...])
 
 usable: bool
 """Whether the self-test at import found torch's objects as expected; `problem` says what differs."""
@@ -82,6 +84,22 @@ class GuardTree:
     @property
     def bindings(self) -> tuple[Any, ...] | None:
         """The objects collected by the last successful check, until a `BoundCall` takes them."""
+
+@final
+class GuardPaths:
+    """Numbers of the places that guards look at; see `kiln.runtime.guards.paths`."""
+
+    def __new__(cls, forms: dict[Any, Any]) -> GuardPaths: ...
+    def number(self, source: object, /) -> int:
+        """Equal paths have equal numbers."""
+
+    def needed(self, guards: list[G], kinds: dict[Any, tuple[int, int, bool, bool, bool, bool]], /) -> list[G]:
+        """The guards that no other guard implies, each once, in order."""
+
+    def rows(
+        self, checks: list[tuple[int, int, int, object]], /
+    ) -> tuple[list[tuple[int, int, int, int, int, object, int]], list[tuple[int, int, int, object]], list[int]]:
+        """Nodes in preorder, their checks, and the node of each path. `checks` name paths instead of nodes."""
 
 @final
 class Entry:

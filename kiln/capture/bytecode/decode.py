@@ -66,7 +66,17 @@ class CodeFacts:
     It does not refer to the code, so that it can be kept by code.
     """
 
-    __slots__ = ("arguments", "handlers", "instructions", "lines", "live", "locations", "next_units", "opcodes", "units")
+    __slots__ = (
+        "arguments",
+        "handlers",
+        "instructions",
+        "lines",
+        "live",
+        "locations",
+        "next_units",
+        "opcodes",
+        "units",
+    )
 
     def __init__(self, code: CodeType) -> None:
         self.opcodes: list[int] = []

@@ -12,17 +12,18 @@ of every other key. `is` does not imply the type of an object whose `__class__` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import fields
 from itertools import islice
-from operator import attrgetter
-from typing import final
+from typing import TypeAlias, final
 
+from kiln.native._frames import GuardPaths
 from kiln.runtime.guards.guard import Guard, GuardKind
-from kiln.runtime.guards.reference import HEAP_TYPE, ObjectRef
-from kiln.runtime.guards.source import SOURCES, ItemSource, Source
+from kiln.runtime.guards.paths import STEPS
+from kiln.runtime.guards.source import Source
 from kiln.support.location import Location
 
+KindForm: TypeAlias = tuple[int, int, bool, bool, bool, bool]
+"""(bit of the kind, bits of the kinds that it implies, whether it may occur several times on one source, is implied by
+the keys of the dict, is those keys, and identifies an object): see csrc/frames/guard_paths.h."""
 _IMPLIED: dict[GuardKind, tuple[GuardKind, ...]] = {
     GuardKind.EQUALS: (GuardKind.TYPE_IS, GuardKind.LENGTH),
     GuardKind.IS_NONE: (GuardKind.TYPE_IS, GuardKind.EQUALS),
@@ -32,7 +33,6 @@ _IMPLIED: dict[GuardKind, tuple[GuardKind, ...]] = {
     GuardKind.DICT_KEYS: (GuardKind.LENGTH,),
     GuardKind.SET_ITEMS: (GuardKind.LENGTH,),
 }
-IMPLIED = {kind.value: tuple(implied.value for implied in weaker) for kind, weaker in _IMPLIED.items()}
 """A guard of the key's kind makes guards of these kinds on the same source redundant."""
 _SEVERAL = (
     *(GuardKind.HAS_ATTR, GuardKind.NO_ATTR, GuardKind.TENSOR_ALIASES, GuardKind.SHAPE_RELATION),
@@ -44,23 +44,19 @@ IDENTIFYING = tuple(
     kind.value
     for kind in (GuardKind.IS, GuardKind.FUNCTION_CODE, GuardKind.EQUALS, GuardKind.TYPE_IS, GuardKind.TENSOR)
 )
-ABSENT, DICT_KEYS = GuardKind.ABSENT.value, GuardKind.DICT_KEYS.value
-TYPE_IS, IS = GuardKind.TYPE_IS.value, GuardKind.IS
-
-
-def detail_of(kind: type[Source]) -> Callable[[Source], object]:
-    """What distinguishes two sources of a kind with the same base."""
-    names = [field.name for field in fields(kind) if field.name != "base"]
-    return attrgetter(*names) if names else lambda source: None
-
-
-DETAILS = {kind: detail_of(kind) for kind in SOURCES.values()}
-
-
-def has_class_that_can_change(guard: Guard) -> bool:
-    """Whether the program may set `__class__` of the object that `guard` identifies."""
-    value = guard.expected.value if isinstance(guard.expected, ObjectRef) else None
-    return guard.kind is IS and bool(type(value).__flags__ & HEAP_TYPE) and not isinstance(value, type)
+_BITS = {kind: 1 << number for number, kind in enumerate(GuardKind)}
+"""One of TYPE_IS, as csrc/frames/guard_paths.cpp knows."""
+KINDS: dict[GuardKind, KindForm] = {
+    kind: (
+        bit,
+        sum(_BITS[weaker] for weaker in _IMPLIED.get(kind, ())),
+        kind in _SEVERAL,
+        kind is GuardKind.ABSENT,
+        kind is GuardKind.DICT_KEYS,
+        kind is GuardKind.IS,
+    )
+    for kind, bit in _BITS.items()
+}
 
 
 @final
@@ -101,53 +97,7 @@ class GuardCollector:
 
     def finish(self) -> list[Guard]:
         """All guards that no other guard implies."""
-        numbers = SourceNumbers()
-        numbered = [(numbers.number(guard.source), guard.kind._value_, guard) for guard in self._guards.values()]
-        keyed = {number for number, kind, _ in numbered if kind == DICT_KEYS}
-        weaker = {
-            (number, other)
-            for number, kind, guard in numbered
-            for other in IMPLIED.get(kind, ())
-            if other != TYPE_IS or not has_class_that_can_change(guard)
-        }
-        kept: dict[tuple[int, str, str], Guard] = {}
-        for number, kind, guard in numbered:
-            if (number, kind) in weaker or (kind == ABSENT and numbers.base(number) in keyed):
-                continue
-            detail = repr(guard.expected) if kind in DETAILED else ""
-            kept.setdefault((number, kind, detail), guard)
-        return list(kept.values())
-
-
-@final
-class SourceNumbers:
-    """Equal sources get equal numbers; each step of a path is compared once, not once per guard below it."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, int] = {}
-        self._steps: dict[tuple[object, ...], int] = {}
-        self._bases: list[int] = []
-
-    def number(self, source: Source) -> int:
-        found = self._known.get(id(source))
-        if found is None:
-            found = self._known[id(source)] = self._step(source)
-        return found
-
-    def _step(self, source: Source) -> int:
-        kind = type(source)
-        parent: Source | None = getattr(source, "base", None)
-        base = self.number(parent) if parent is not None else -1
-        key = (kind, base, DETAILS[kind](source))
-        found = self._steps.get(key)
-        if found is None:
-            found = self._steps[key] = len(self._bases)
-            self._bases.append(base if kind is ItemSource else -1)
-        return found
-
-    def base(self, number: int) -> int:
-        """The number of the dict whose item the source is, else -1."""
-        return self._bases[number]
+        return GuardPaths(STEPS).needed(list(self._guards.values()), KINDS)
 
 
 def explain(guards: list[Guard]) -> str:

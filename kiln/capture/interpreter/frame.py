@@ -1,8 +1,8 @@
 """One frame of the user's program, executed symbolically.
 
 A frame holds locals, cells and a value stack like CPython's, but of `Value`s. An instruction is decoded when it is
-first reached, into a row `(handler, argument, may_break)` of its code object, so a step is a lookup and a call. Handlers are registered by
-normal opcode name:
+first reached, into a row `(handler, argument, may_break)` of its code object, so a step is a lookup and a call.
+Handlers are registered by normal opcode name:
 
     @opcode("UNARY_NOT", pops=1)
     def unary_not(frame, arg):
@@ -157,9 +157,7 @@ class CodeTable:
         count = len(facts.units)
         self.decoded += count
         address, known = id(code), self._known
-        found = known[address] = Known(
-            ref(code, lambda _: known.pop(address, None)), facts, [UNREACHED] * count, []
-        )
+        found = known[address] = Known(ref(code, lambda _: known.pop(address, None)), facts, [UNREACHED] * count, [])
         return found
 
 

@@ -29,8 +29,9 @@ from kiln.runtime.guards.constant import (
     is_constant,
 )
 from kiln.runtime.guards.guard import FunctionExpectation, Guard
+from kiln.runtime.guards.paths import CheckRow, NodeRow
 from kiln.runtime.guards.reference import CONTENT, fits, load_named, reference_path, resolve
-from kiln.runtime.guards.tree import FUNCTION_CODE, TYPE_IS, CheckRow, NodeRow, TreeRows
+from kiln.runtime.guards.tree import FUNCTION_CODE, TYPE_IS, TreeRows
 from kiln.support.records import dataclass
 
 TYPE, SELF = "type", "self"
