@@ -39,6 +39,8 @@ class SharedDispatchers:
 
     def __init__(self) -> None:
         self._known: WeakValueDictionary[Hashable, Dispatcher] = WeakValueDictionary()
+        self._alone: WeakValueDictionary[Hashable, Dispatcher] = WeakValueDictionary()
+        """By function and settings: the first one, until a second owner makes it worthwhile to read a structure."""
 
     def find(
         self,
@@ -50,16 +52,31 @@ class SharedDispatchers:
         """The dispatcher of `function` for objects like `owner`; `make` is called where there is none."""
         if not is_shareable(settings) or not is_hashable(owner):
             return make()
-        own = structure(owner) if isinstance(owner, nn.Module) else optimizer_structure(owner)
-        key = function, tuple(own), settings
-        found = self._known.get(key)
-        if found is None or owner in session_of(found).owners:
-            found = self._known[key] = make()
+        if self._is_first(function, settings):
+            found = self._alone[function, settings] = make()
+        else:
+            key = function, structure_of(owner), settings
+            known = self._known.get(key)
+            if known is not None and owner not in session_of(known).owners:
+                found = known
+            else:
+                found = self._known[key] = make()
         session_of(found).owners.add(owner)
         return found
 
+    def _is_first(self, function: FunctionType, settings: SessionSettings) -> bool:
+        """Whether there is no other dispatcher of `function`; a first one is moved among those of known structure."""
+        first = self._alone.pop((function, settings), None)
+        if first is None:
+            return not any(key[0] is function and key[2] == settings for key in self._known)  # type: ignore[index]
+        for owner in session_of(first).owners:
+            assert isinstance(owner, nn.Module | Optimizer)
+            self._known[function, structure_of(owner), settings] = first
+        return False
+
     def clear(self) -> None:
         self._known.clear()
+        self._alone.clear()
 
 
 def session_of(dispatcher: Dispatcher) -> CompileSession:
@@ -79,6 +96,10 @@ def is_hashable(owner: nn.Module | Optimizer) -> bool:
         return False
     parts = owner._modules.values() if isinstance(owner, nn.Module) else ()
     return all(part is None or is_hashable(part) for part in parts)
+
+
+def structure_of(owner: nn.Module | Optimizer) -> Hashable:
+    return tuple(structure(owner) if isinstance(owner, nn.Module) else optimizer_structure(owner))
 
 
 def structure(module: nn.Module) -> Iterator[Hashable]:
