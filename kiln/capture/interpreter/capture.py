@@ -273,6 +273,7 @@ def leave(state: CaptureState) -> None:
     close_levels(state)
     restore_modes(state)
     detach(state)
+    state.close()
 
 
 def keep_value(need: ValueNeeded, stops: dict[tuple[int, int], GraphBreak], needed: set[Instruction]) -> None:

@@ -375,6 +375,10 @@ class CaptureState:
             found = self._parts[kind] = kind()
         return found  # type: ignore[return-value]
 
+    def close(self) -> None:
+        """The capture is over. Some parts refer to the state: it would wait for the garbage collector."""
+        self._parts.clear()
+
     def wrap(self, real: object, source: Source | None) -> Value:
         """The value of an object that exists outside of the frame."""
         kind = type(real)

@@ -273,7 +273,8 @@ class SymbolicFrame:
                         self._steps()
                     return self.result
                 except Raised as raised:
-                    self.unwind(raised)
+                    if not self.unwind(raised.value):
+                        raise
                 except GraphBreak as stop:
                     self._note(stop)
                     raise
@@ -344,19 +345,20 @@ class SymbolicFrame:
             stop.resumable = False
         stop.frames.append(self)
 
-    def unwind(self, raised: Raised) -> None:
-        """Go to the exception handler of the current instruction, or leave the frame."""
+    def unwind(self, exception: Value) -> bool:
+        """Go to the exception handler of the current instruction, or leave the frame: False."""
         handler = self.decoded.handlers[self.at]
         if handler is None:
             self.running = False
             self.finished = True
-            raise raised
+            return False
         del self.stack[handler.depth :]
         if handler.lasti:
             self.stack.append(self.state.const(self.decoded.instruction(self.at).unit))
-        self.stack.append(raised.value)
+        self.stack.append(exception)
         self.ip = handler.target
         self.kwnames = ()
+        return True
 
     def location(self) -> Location:
         """The current line of the user's program."""

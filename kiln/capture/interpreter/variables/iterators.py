@@ -119,12 +119,14 @@ class Generator(Value):
         frame.parent, frame.outer = running_frame(s), None
         inner = self.delegate()
         if inner is None:
-            frame.unwind(Raised(error))
+            if not frame.unwind(error):
+                raise Raised(error)
         else:
             try:
                 item = inner.throw(s, error)
             except Raised as raised:
-                frame.unwind(raised)
+                if not frame.unwind(raised.value):
+                    raise
             else:
                 if item is not None:
                     frame.running = False
