@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from kiln.runtime.guards.guard import Guard, GuardKind
-from kiln.runtime.guards.source import LocalSource, Source
+from kiln.runtime.guards.source import LocalSource, Source, SourceTexts
 from kiln.symbolic.policy import DimChoice, DimKind, DimPolicy, ScalarPolicy, read_marks
 
 SYMBOL_VALUES = range(1 << 62)
@@ -96,11 +96,12 @@ class SeenInputs:
 
     def add_guarded(self, guards: Iterable[Guard]) -> None:
         """Remember the numbers to which the guards of a new variant fix their sources."""
+        texts = SourceTexts()
         for guard in guards:
             value = guard.expected
             if guard.kind is not GuardKind.EQUALS or isinstance(value, bool):
                 continue
             if isinstance(value, int | float) and math.isfinite(value):
-                seen = self._numbers.setdefault(guard.source.text(), [])
+                seen = self._numbers.setdefault(texts.of(guard.source), [])
                 if value not in seen:
                     seen.append(value)

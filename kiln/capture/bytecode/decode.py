@@ -36,7 +36,9 @@ ENDS = frozenset(["JUMP", "RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERA
 """Instructions that never fall through."""
 
 _ROWS = TABLES[sys.version_info[:2]].rows if sys.version_info[:2] in TABLES else {}
-_CACHES: tuple[int, ...] = tuple(opcode._inline_cache_entries)  # type: ignore[attr-defined]
+EXTENDED_ARG = dis.EXTENDED_ARG
+WIDTHS: tuple[int, ...] = tuple(1 + caches for caches in opcode._inline_cache_entries)  # type: ignore[attr-defined]
+"""The code units of each opcode, with its caches."""
 
 
 @final
@@ -66,48 +68,28 @@ class CodeFacts:
     It does not refer to the code, so that it can be kept by code.
     """
 
-    __slots__ = (
-        "arguments",
-        "handlers",
-        "instructions",
-        "lines",
-        "live",
-        "locations",
-        "next_units",
-        "opcodes",
-        "units",
-    )
+    __slots__ = ("handlers", "instructions", "lines", "live", "locations", "units")
 
     def __init__(self, code: CodeType) -> None:
-        self.opcodes: list[int] = []
-        self.arguments: list[int] = []
         self.units: list[int] = []
-        self.next_units: list[int] = []
-        data = code.co_code
-        unit, extended, units = 0, 0, len(data) // 2
-        while unit < units:
-            op, arg = data[2 * unit], data[2 * unit + 1] | extended
-            following = unit + 1 + _CACHES[op]
-            if op == dis.EXTENDED_ARG:
-                extended = arg << 8
-            else:
-                self.opcodes.append(op)
-                self.arguments.append(arg)
-                self.units.append(unit)
-                self.next_units.append(following)
-                extended = 0
-            unit = following
-        self.instructions: list[Instruction | None] = [None] * len(self.units)
-        self.locations: list[Location | None] = [None] * len(self.units)
-        self.lines: list[tuple[int, int]] = []
-        """The first unit of each run of instructions of a line, and the line."""
+        """The code unit of each instruction."""
+        opcodes, units, unit = code.co_code[::2], self.units, 0
+        while unit < len(opcodes):
+            op = opcodes[unit]
+            if op != EXTENDED_ARG:
+                units.append(unit)
+            unit += WIDTHS[op]
+        self.instructions: list[Instruction | None] = [None] * len(units)
+        self.locations: list[Location | None] = [None] * len(units)
+        self.lines: list[tuple[int, int, int | None]] = []
+        """The first byte, the end, and the line of each run of instructions."""
         self.handlers: tuple[Handler | None, ...] | None = None
         self.live: list[frozenset[str]] = []
         """Filled by `liveness.live_locals`."""
 
     def index(self, unit: int) -> int:
         """The instruction at a code unit, or that an EXTENDED_ARG there belongs to: jumps may lead to it."""
-        return bisect.bisect_right(self.next_units, unit, hi=len(self.next_units) - 1)
+        return bisect.bisect_left(self.units, unit)
 
 
 @final
@@ -146,16 +128,19 @@ class DecodedCode:
 
     def raw(self, index: int) -> RawInstruction:
         """The instruction as stored, without caches and EXTENDED_ARG."""
-        facts = self.facts
-        opname = dis.opname[facts.opcodes[index]]
-        return RawInstruction(opname, facts.arguments[index], facts.units[index], facts.next_units[index], self.code)
+        unit, data = self.facts.units[index], self.code.co_code
+        op, arg, before = data[2 * unit], data[2 * unit + 1], 1
+        while unit >= before and data[2 * (unit - before)] == EXTENDED_ARG:
+            arg |= data[2 * (unit - before) + 1] << 8 * before
+            before += 1
+        return RawInstruction(dis.opname[op], arg, unit, unit + WIDTHS[op], self.code)
 
     def line(self, index: int) -> int:
         lines = self.facts.lines
         if not lines:
-            first = self.code.co_firstlineno
-            lines.extend((start // 2, first if line is None else line) for start, _, line in self.code.co_lines())
-        return lines[bisect.bisect_right(lines, (self.facts.units[index] + 1,)) - 1][1]
+            lines.extend(self.code.co_lines())
+        found = lines[bisect.bisect_left(lines, (2 * self.facts.units[index] + 1,)) - 1][2]
+        return self.code.co_firstlineno if found is None else found
 
     def location(self, index: int) -> Location:
         facts = self.facts

@@ -322,6 +322,26 @@ FIELDS: dict[type[Source], tuple[str, ...]] = {
     kind: tuple(field.name for field in fields(kind) if field.init) for kind in _CONCRETE
 }
 """The fields written of a source, in the order of its constructor."""
+BELOW = {kind: kind.form.replace("{0.base}", "{1}") for kind in _CONCRETE if kind.form}
+"""The text of a source below the text of its base."""
+
+
+@final
+class SourceTexts:
+    """The texts of many sources: that of a path is made once, not again for each step below it."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Source, str]] = {}
+        """By address; the source is kept so that its address is not reused."""
+
+    def of(self, source: Source) -> str:
+        known = self._known.get(id(source))
+        if known is None:
+            base = source.parent
+            form = BELOW.get(type(source), "")
+            text = form.format(source, self.of(base)) if base is not None and form else source.text()
+            known = self._known[id(source)] = source, text
+        return known[1]
 
 
 @final
