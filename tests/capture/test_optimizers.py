@@ -111,3 +111,20 @@ def test_marks_that_torch_compile_leaves_on_optimizers(monkeypatch: pytest.Monke
     model(torch.ones(2, 3)).sum().backward()
     step()
     assert kiln.report_of(step).breaks == []
+
+
+@pytest.mark.parametrize("name", ["adam", "adam foreach", "adamw", "radam", "adamax", "adagrad", "asgd"])
+def test_a_double_is_updated_in_double(name: str) -> None:
+    """Eager corrects the bias with Python's numbers: the count of steps in a float32 tensor does not round it."""
+    make, _ = OPTIMIZERS[name]
+
+    def train(compiled: Callable[[Any], Any]) -> list[torch.Tensor]:
+        parameters = [nn.Parameter(torch.linspace(-1.0, 2.0, 5, dtype=torch.float64))]
+        step = compiled(make(parameters).step)
+        for turn in range(3):
+            parameters[0].grad = torch.linspace(1.0, turn, 5, dtype=torch.float64)
+            step()
+        return [parameter.detach() for parameter in parameters]
+
+    got = train(lambda step: kiln.compile(step, backend="eager", options={"cache": False}))
+    torch.testing.assert_close(got, train(lambda step: step), rtol=1e-14, atol=1e-15)

@@ -164,7 +164,7 @@ class OptimizerSweep:
                     case.info.optim_cls.__name__,
                     f"optimizers {dtype_name(case.dtype or torch.float32)} {case.form}{' whole step' * whole}",
                     f"{number}: {settings} {entry.desc}", self.device, functools.partial(run, case.dtype),
-                    functools.partial(run, torch.float64, leave, SEED), scale=1.0, repeat=1,
+                    functools.partial(run, torch.float64, leave, SEED), scale=1.0, repeat=1, rounding=True,
                 )  # fmt: skip
 
     def errors(self, info: Any) -> Iterator[Trial]:

@@ -129,4 +129,5 @@ def slack(eager: Tensor) -> Tensor:
     wide = eager.detach().double().nan_to_num(0.0, 0.0, 0.0)
     if not eager.is_floating_point():
         return torch.zeros_like(wide)
-    return 1e-6 + 4 * torch.finfo(eager.dtype).eps * wide.abs()
+    least = 1e-12 if eager.dtype is torch.float64 else 1e-6
+    return least + 4 * torch.finfo(eager.dtype).eps * wide.abs()

@@ -309,3 +309,13 @@ def record_function_enter(self: Any) -> Any:
 
 def record_function_exit(self: Any, kind: object, error: object, traceback: object) -> None:
     """No exception is swallowed."""
+
+
+def value_of_state(x: Any) -> Any:
+    """`torch.optim.optimizer._get_value`: a count of steps or a learning rate, with which eager computes in double.
+
+    A program that is compiled gets the tensor itself, in which `1 - beta ** step` would be rounded to float32.
+    """
+    if not isinstance(x, torch.Tensor):
+        return x
+    return x.double() if torch.compiler.is_compiling() and x.is_floating_point() else x.item()

@@ -10,6 +10,7 @@ from collections.abc import Hashable
 
 import torch
 from torch.autograd.profiler import record_function
+from torch.optim.optimizer import _get_value
 
 import kiln.capture.interpreter.control_flow as control_flow
 import kiln.capture.interpreter.polyfills as polyfills
@@ -36,6 +37,7 @@ POLYFILLS: dict[Hashable, object] = {
     record_function.__init__: polyfills.record_function_init,
     record_function.__enter__: polyfills.record_function_enter,
     record_function.__exit__: polyfills.record_function_exit,
+    _get_value: polyfills.value_of_state,
     torch.cond: control_flow.cond,
     torch._higher_order_ops.while_loop: control_flow.while_loop,
     torch._higher_order_ops.map: control_flow.mapped,
