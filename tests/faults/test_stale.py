@@ -25,6 +25,7 @@ import torch
 
 import kiln
 from tests.child import search_path
+from tests.faults.outcome import assert_like_eager
 
 X = torch.linspace(-2.0, 2.0, 5)
 ROOT = Path(__file__).resolve().parents[2]
@@ -989,6 +990,22 @@ def test_an_operator_is_looked_up_for_the_first_time() -> None:
     compiled = kiln.compile(lambda x: torch.ops.kiln_test_first_use.twice.default(x), fullgraph=True)
     assert "twice" not in vars(torch.ops.kiln_test_first_use)
     torch.testing.assert_close(compiled(X), X * 2)
+
+
+@pytest.mark.parametrize("table", ["_parameters", "_buffers", "_modules"])
+@pytest.mark.parametrize("content", [None, 5, []])
+def test_a_module_keeps_its_members_in_something_else(table: str, content: object) -> None:
+    """torch's own `__getattr__` looks into each table in turn."""
+    net = torch.nn.Sequential()
+    net.add_module("inner", torch.nn.Identity())
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return net.inner(x) + 1
+
+    compiled = kiln.compile(program, backend="eager", options={"cache": False})
+    compiled(X)
+    net.__dict__[table] = content
+    assert_like_eager(compiled, program, X)
 
 
 @pytest.mark.slow

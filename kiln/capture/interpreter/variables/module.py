@@ -82,7 +82,8 @@ def module_setattr_is_plain(value: Object, name: str, new: Value) -> bool:
     if isinstance(getattr(new, "original", None), torch.nn.Parameter):
         return False
     content = value.original.__dict__
-    if any(name in (content.get(member) or ()) for member in MEMBERS):
+    tables = [content.get(member, {}) for member in MEMBERS]
+    if not all(isinstance(table, dict) for table in tables) or any(name in table for table in tables):
         return False
     known = [value.attrs.get(member) for member in MEMBERS]
     return not any(isinstance(members, Dict) and holds(members, name) for members in known)
