@@ -311,7 +311,7 @@ def record_function_exit(self: Any, kind: object, error: object, traceback: obje
     """No exception is swallowed."""
 
 
-def value_of_state(x: Any) -> Any:
+def value_of_state(x: object) -> object:
     """`torch.optim.optimizer._get_value`: a count of steps or a learning rate, with which eager computes in double.
 
     A program that is compiled gets the tensor itself, in which `1 - beta ** step` would be rounded to float32.
