@@ -168,6 +168,7 @@ def entry_row(entry: Entry) -> Json:
         "stack": list(entry.stack),
         "extra": list(entry.extra),
         "first": entry.first,
+        "handled": list(entry.handled),
     }
 
 
@@ -215,7 +216,7 @@ class CodeReader:
     def resume_function(self, row: dict[str, Any]) -> FunctionType:
         part, call, inner = row["entry"], row["inner"], None
         locals_, cells, stack, extra = (tuple(part[name]) for name in ("locals", "cells", "stack", "extra"))
-        entry = Entry(part["target"], locals_, cells, stack, extra, part["first"])
+        entry = Entry(part["target"], locals_, cells, stack, extra, part["first"], tuple(part["handled"]))
         if call:
             function = self.constant(call["function"])
             inner = InnerCall(function, tuple(call["arguments"]), call["at"], call["keep"], call["instead"])

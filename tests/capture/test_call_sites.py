@@ -210,7 +210,7 @@ OPERATIONS = {
     "membership": (lambda o, x: x + (1 in o), Subject, 1),
     "builtin function": (lambda o, x: x + len(o), Subject, 1),
     "getattr": (lambda o, x: getattr(o, "size") + x, Subject, 1),  # noqa: B009
-    "with": (in_with, Subject, 1),
+    "with": (in_with, Subject, 2),
     "missing key": (lambda o, x: o["k"] + x, Missing, 1),
     "default factory": (default_item, defaultdict, 1),
     "cached property": (once, Subject, 1),

@@ -5,11 +5,16 @@
 
 A method passes, is skipped or raises; compiled it must do the same. What it asserts is what compares values. Only the
 method is compiled, with what it calls; `setUp` is not. The files are those of the Python that runs the sweep.
+
+native      interpreted whole
+resumed     with graph breaks: the instruction of each break ran in Python, all others were interpreted
+fallback    a part of the method, or all of it, ran in Python
 """
 
 from __future__ import annotations
 
 import argparse
+import builtins
 import contextlib
 import functools
 import importlib
@@ -20,6 +25,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import kiln
+from kiln.report.report import Report
 from tests.sweeps.runner import Finding, Note
 from tests.sweeps.trial import OPTIONS
 
@@ -111,14 +117,16 @@ class CPythonSweep:
         note(subject, "")
         compiled: list[Any] = []
         ours = ending_of(cls, method, functools.partial(compiling, compiled))
-        reasons = [reason for function in compiled for reason in reasons_of(function)]
+        reports = [kiln.report_of(function) for function in compiled]
+        reasons = [reason for report in reports for reason in reasons_of(report)]
         if ours[0] != plain[0]:
             again = ending_of(cls, method, leave)
             if again[0] != plain[0]:  # it passes once in a process
                 return [Finding(subject, "skipped", f"the second time {again[0]}", mode="cpython")]
             return [Finding(subject, "outcome", f"{ours[0]}: {ours[1]}", "; ".join(reasons)[:1000], "cpython")]
         faults = [reason for reason in reasons if "KILN9000" in reason]
-        kind = "internal" if faults else "fallback" if reasons else "native"
+        eager = any(report.eager_reasons for report in reports)
+        kind = "internal" if faults else "fallback" if eager else "resumed" if reasons else "native"
         return [Finding(subject, kind, "; ".join(faults or reasons)[:2000], mode="cpython")]
 
 
@@ -135,8 +143,7 @@ def compiling(compiled: list[Any], function: Callable[..., Any]) -> Callable[...
     return found
 
 
-def reasons_of(compiled: Any) -> list[str]:
-    report = kiln.report_of(compiled)
+def reasons_of(report: Report) -> list[str]:
     found = [f"{entry.code} {entry.reason}"[:300] for entry in (*report.breaks, *report.eager_reasons)]
     return list(dict.fromkeys(found))
 
@@ -147,7 +154,7 @@ def ending_of(cls: type[unittest.TestCase], method: str, wrap: Wrap) -> Outcome:
     instance = cls(method)
     setattr(instance, method, lambda: function(instance))
     result = Ending()
-    with quiet():
+    with quiet(), own_builtins():
         cls.setUpClass()
         try:
             instance.run(result)
@@ -155,6 +162,16 @@ def ending_of(cls: type[unittest.TestCase], method: str, wrap: Wrap) -> Outcome:
             cls.tearDownClass()
             cls.doClassCleanups()
     return result.outcome
+
+
+@contextlib.contextmanager
+def own_builtins() -> Iterator[None]:
+    """A test that fails while it has replaced a builtin does not disturb those behind it."""
+    before = dict(vars(builtins))
+    try:
+        yield
+    finally:
+        vars(builtins).update(before)
 
 
 @contextlib.contextmanager

@@ -13,12 +13,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-RIGHT = frozenset(("native", "fallback", "metadata", "skipped"))
+RIGHT = frozenset(("native", "resumed", "fallback", "metadata", "skipped"))
 """Kinds of findings that are no faults: they are counted for the shares."""
 # fmt: off
 COLUMNS = (
-    ("right",    ("native", "fallback", "metadata")),
+    ("right",    ("native", "resumed", "fallback", "metadata")),
     ("native",   ("native",)),
+    ("resumed",  ("resumed",)),
     ("fallback", ("fallback",)),
     ("metadata", ("metadata",)),
     ("wrong",    ("values", "nonfinite", "shape", "dtype", "strides", "requires_grad", "structure", "outcome")),
@@ -65,7 +66,7 @@ def reasons_of(findings: list[dict[str, Any]]) -> list[str]:
     subjects: dict[str, dict[str, None]] = defaultdict(dict)
     times: Counter[str] = Counter()
     for finding in findings:
-        if finding["kind"] in ("fallback", "metadata"):
+        if finding["kind"] in ("resumed", "fallback", "metadata"):
             for reason in filter(None, finding.get("detail", "").split("; ")):
                 kind = OWN_NAMES.sub("`...`", reason)[:REASON]
                 times[kind] += 1

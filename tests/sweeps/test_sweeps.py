@@ -124,7 +124,7 @@ def test_modules_and_optimizers(tmp_path: Path) -> None:
 def test_tests_of_python(tmp_path: Path) -> None:
     sweep = CPythonSweep(arguments(tmp_path, "--only=test_bool"))
     found = findings(sweep, range(min(sweep.total(), 4)))
-    assert len(found) == 4 and {finding.kind for finding in found} <= {"native", "fallback"}
+    assert len(found) == 4 and {finding.kind for finding in found} <= {"native", "resumed", "fallback"}
 
 
 def test_outcomes() -> None:
@@ -166,6 +166,7 @@ def test_the_table_of_outcomes() -> None:
     assert header.split() == [
         "right",
         "native",
+        "resumed",
         "fallback",
         "metadata",
         "wrong",

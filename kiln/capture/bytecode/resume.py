@@ -71,6 +71,8 @@ class Entry:
     extra: tuple[str, ...] = ()
     first: str | None = None
     """The local or cell that must be the first parameter, where `super()` without arguments looks for `self`."""
+    handled: tuple[int, ...] = ()
+    """Positions in `stack` where handlers keep what was handled before; the slots are the exceptions they handle."""
 
     def parameters(self) -> tuple[str, ...]:
         names = (*self.locals, *self.cells, *(name for name in self.stack if name is not NULL), *self.extra)
@@ -169,8 +171,11 @@ def resume_code(decoded: DecodedCode, entry: Entry, inner: InnerCall | None) -> 
     if CLASS_CELL in code.co_freevars:
         head.op("COPY_FREE_VARS", 1)
     head.op("RESUME", 0)
-    for slot in entry.stack:
+    for position, slot in enumerate(entry.stack):
         head.op("PUSH_NULL") if slot is NULL else head.op("LOAD_FAST", slot)
+        if position in entry.handled:
+            head.op("PUSH_EXC_INFO")
+            head.op("POP_TOP")
     for slot in dict.fromkeys(slot for slot in entry.stack if slot is not NULL):
         head.op("DELETE_FAST", slot)  # neither kept alive nor seen by `locals()`
     if inner is not None:

@@ -33,7 +33,14 @@ from kiln.capture.bytecode.resume import (
 from kiln.capture.interpreter.breaks import DebuggerCall, FrameInspection, GraphBreak, NotResumable, UnsupportedValue
 from kiln.capture.interpreter.codegen import CodeWriter
 from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Value
-from kiln.capture.interpreter.frame import CODES, OPCODES, PendingCall, SymbolicFrame
+from kiln.capture.interpreter.frame import (
+    CODES,
+    HANDLED_BEFORE,
+    OPCODES,
+    PendingCall,
+    SymbolicFrame,
+    current_exception,
+)
 from kiln.runtime.tail_calls import Driven, TailCall
 
 MakeResume = Callable[[types.FunctionType], Callable[..., object]]
@@ -70,6 +77,8 @@ class BreakWriter:
         self.make_resume: MakeResume = assembled if self.debugging else make_resume
         self.resumed = resumed
         """The code is that of a resume function."""
+        self.handling = False
+        """The code handles the exception that the program handles."""
         self.stored: dict[int, str] = {}
         self.kept: list[Value] = []
 
@@ -88,7 +97,7 @@ class BreakWriter:
                 self.store(frame.locals[name])
             for name in self.cell_names(frame):
                 self.store(frame.cells[name])
-            for value in frame.saved if index == 0 else frame.stack:
+            for value in (*(frame.saved if index == 0 else frame.stack), *frame.handled):
                 if value is not None:
                     self.store(value)
             site = self.frames[index - 1].continuation if index else NOT_RESUMABLE
@@ -155,6 +164,10 @@ class BreakWriter:
         arguments += [self.store(frame.cells[name]) for name in cells]
         number = unused_number(code)
         slots: list[str | None] = []
+        handled = [position for position, value in enumerate(kept) if value is HANDLED_BEFORE]
+        kept = kept.copy()
+        for position, error in zip(handled, frame.handled, strict=False):
+            kept[position] = error
         for position, value in enumerate(kept):
             slots.append(None if value is None else parameter("stack", number, position))
             if value is not None:
@@ -164,7 +177,9 @@ class BreakWriter:
             if result is not None:
                 arguments.append(result)
         extra, call = self.inner_call(at, site, inner, arguments, number)
-        entry = Entry(target, tuple(names), tuple(cells), tuple(slots), tuple(extra), self.first_name(code))
+        entry = Entry(
+            target, tuple(names), tuple(cells), tuple(slots), tuple(extra), self.first_name(code), tuple(handled)
+        )
         closure = (frame.cells[CLASS_CELL].original,) if CLASS_CELL in code.co_freevars else None
         qualname = f"{code.co_qualname} after line {frame.location().line}"
         origin = ResumeOrigin(code, entry, call)
@@ -203,6 +218,8 @@ class BreakWriter:
 
     def tail_call(self, resumption: Resumption, exception: str = "") -> None:
         """`return resume(...)`. The local of an `exception` is deleted: its traceback leads to this frame."""
+        if self.handling:
+            self.writer.body.op("POP_EXCEPT")
         as_data = self.resumed and not self.debugging
         if as_data:
             self.writer.body.const(TailCall)
@@ -244,11 +261,12 @@ def write_resumption(s: CaptureState, writer: CodeWriter, breaking: BreakWriter,
     pops = OPCODES[inst.name].operands(inst.arg) if frame.pending is None else 0
     operands = frame.saved[len(frame.saved) - pops :]
     writer.body.line = breaking.frames[-1].location().line  # where an exception of the instruction is reported
+    handle(breaking, current_exception(frame))
     found = breaking.handler()
     begin = None
     landing = Label()
-    if found is not None:
-        begin = TryBegin(landing, False, 0)
+    if found is not None or breaking.handling:
+        begin = TryBegin(landing, False, int(breaking.handling))
         writer.body.items.append(begin)
     for value in operands:
         writer.body.op("PUSH_NULL") if value is None else writer.body.op("LOAD_FAST", breaking.store(value))
@@ -262,6 +280,19 @@ def write_resumption(s: CaptureState, writer: CodeWriter, breaking: BreakWriter,
         write_instruction(breaking, frame, inst, pops, begin)
     if found is not None:
         write_handler(breaking, landing, *found)
+    elif breaking.handling:
+        writer.body.label(landing)
+        for name, arg in (("SWAP", 2), ("POP_EXCEPT", None), ("RERAISE", 0)):
+            writer.body.op(name, arg)
+
+
+def handle(breaking: BreakWriter, error: Value | None) -> None:
+    """Let the instruction see the exception that the program handles: `raise`, `sys.exc_info`, `__context__`."""
+    if error is not None:
+        breaking.handling = True
+        breaking.writer.body.op("LOAD_FAST", breaking.store(error))
+        breaking.writer.body.op("PUSH_EXC_INFO")
+        breaking.writer.body.op("POP_TOP")
 
 
 def refuse(breaking: BreakWriter, frame: SymbolicFrame, name: str, stop: GraphBreak) -> None:
@@ -277,8 +308,6 @@ def refuse(breaking: BreakWriter, frame: SymbolicFrame, name: str, stop: GraphBr
         problem = f"{name} cannot be executed outside of its frame"
     elif row.uses_globals and len(breaking.frames) > 1:
         problem = f"{name} belongs to another module"
-    elif any(frame.handled for frame in breaking.frames):
-        problem = stop.reason
     if problem:
         raised = NotResumable(reason=problem, function=frame.code.co_qualname)
         if len(breaking.frames) > 1:
@@ -351,6 +380,12 @@ def write_instruction(
     end_try(breaking, begin)
     if inst.name == "RAISE_VARARGS":
         return
+    if inst.name == "WITH_EXCEPT_START":  # leaves its operands, which belong to the handler
+        results.append(breaking.writer.temporary())
+        body.op("STORE_FAST", results[0])
+        for _ in range(pops):
+            body.op("POP_TOP")
+        pops = pushed = 0
     names_of = [breaking.writer.temporary() for _ in range(pushed)]
     for name in reversed(names_of):
         body.op("STORE_FAST", name)

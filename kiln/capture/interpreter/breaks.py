@@ -206,3 +206,10 @@ class Raised(Exception):
     def __init__(self, value: Any) -> None:
         super().__init__(value)
         self.value = value
+        self.linked = False
+        """Its context is set: an exception that is raised again keeps it."""
+
+    def again(self) -> Self:
+        """An exception that was raised before, and not by a `raise` that names it."""
+        self.linked = True
+        return self

@@ -60,10 +60,17 @@ class ContentsEffect(SideEffect):
         self.value.emit_contents(g)
 
 
+def is_field(cls: type, raw: object) -> bool:
+    """Whether a class attribute stands for a slot, or for what an exception class written in C keeps."""
+    return type(raw) is types.MemberDescriptorType or (
+        type(raw) is types.GetSetDescriptorType and issubclass(cls, BaseException)
+    )
+
+
 def emit_attribute(g: Codegen, cls: type, name: str, new: Value) -> None:
     """Set an attribute of the object on the stack, bypassing its class's `__setattr__` and properties."""
     found = g.state.classes.lookup(cls, name)
-    if found is not None and type(found[1]) is not types.MemberDescriptorType and hasattr(type(found[1]), "__set__"):
+    if found is not None and not is_field(cls, found[1]) and hasattr(type(found[1]), "__set__"):
         g.body.op("COPY", 1)
         g.body.op("LOAD_ATTR", "__dict__")
         g.body.const(name)

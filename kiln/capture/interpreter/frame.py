@@ -23,6 +23,8 @@ from kiln.capture.bytecode.decode import CodeFacts, DecodedCode
 from kiln.capture.bytecode.resume import NULL, InnerCall, ResumeOrigin
 from kiln.capture.interpreter.breaks import GraphBreak, Raised, UnsupportedOpcode
 from kiln.capture.interpreter.core import NOT_RESUMABLE, PUSH, Args, CallSite, CaptureState, Value
+from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.exception import link
 from kiln.support.location import Location
 from kiln.support.records import dataclass
 
@@ -91,6 +93,9 @@ def argument_plus(extra: int) -> Callable[[int], int]:
     """As many as the argument says, and `extra` more."""
     return lambda count: count + extra
 
+
+HANDLED_BEFORE = Constant(None)
+"""On the stack of a frame that handles an exception: what was handled before, which POP_EXCEPT restores."""
 
 Row = tuple[OpcodeHandler, Any, bool]
 """A decoded instruction: handler, argument, whether it may break the graph."""
@@ -217,7 +222,8 @@ class SymbolicFrame:
         self.result: Value | None = None
         self.running = True
         self.finished = False
-        self.handled: list[Value | None] = []
+        self.handled: list[Value] = []
+        """The exceptions that handlers handle, innermost last; on the stack lies a HANDLED_BEFORE for each."""
         self.outer: tuple[Location, ...] | None = None
         self.is_generator = bool(code.co_flags & 0x20)
         self.pending: PendingCall | None = None
@@ -245,6 +251,9 @@ class SymbolicFrame:
         entry, inner = origin.entry, origin.inner
         self.ip = self.at = entry.target
         self.stack.extend(None if slot is NULL else self.locals[slot] for slot in entry.stack)
+        for position in entry.handled:
+            self.handled.append(self.locals[entry.stack[position]])  # type: ignore[index]
+            self.stack[position] = HANDLED_BEFORE
         for name in entry.cells:
             self.cells[name] = self.locals.pop(name)
         if inner is not None:
@@ -273,6 +282,7 @@ class SymbolicFrame:
                         self._steps()
                     return self.result
                 except Raised as raised:
+                    self._link(raised)
                     if not self.unwind(raised.value):
                         raise
                 except GraphBreak as stop:
@@ -345,6 +355,14 @@ class SymbolicFrame:
             stop.resumable = False
         stop.frames.append(self)
 
+    def _link(self, raised: Raised) -> None:
+        """Set the context of an exception that begins here."""
+        try:
+            link(self.state, raised, current_exception(self))
+        except GraphBreak as stop:
+            self._note(stop)
+            raise
+
     def unwind(self, exception: Value) -> bool:
         """Go to the exception handler of the current instruction, or leave the frame: False."""
         handler = self.decoded.handlers[self.at]
@@ -391,3 +409,12 @@ def running_frame(s: CaptureState) -> SymbolicFrame:
     """The current frame."""
     assert isinstance(s.frame, SymbolicFrame)
     return s.frame
+
+
+def current_exception(frame: SymbolicFrame | None) -> Value | None:
+    """The exception of `raise` without arguments and of `sys.exc_info`."""
+    while frame is not None:
+        if frame.handled:
+            return frame.handled[-1]
+        frame = frame.parent
+    return None

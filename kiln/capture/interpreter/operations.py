@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.core import MISSING, OPERATORS, CaptureState, Operator, Token, Value
 from kiln.capture.interpreter.speculation import number_truth, truth_of_comparison
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.exception import GROUPS, fields_of, native_class
 from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, fresh, has_key
 from kiln.capture.interpreter.variables.object import Object, guard_protocol
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items
@@ -366,10 +366,7 @@ def format_value(s: CaptureState, value: Value, conversion: str, spec: str) -> s
             if method == "__format__"
             else format(text if conversion != "a" else text.encode("ascii", "backslashreplace").decode(), spec)
         )
-    if isinstance(value, Object) and issubclass(value.cls, BaseException):
-        plain = exception_like(s, value)
-    else:
-        plain = value.constant(s)
+    plain = printable(s, value)
     converters: dict[str, Callable[[object], object]] = {"": lambda x: x, "s": str, "r": repr, "a": ascii}
     try:
         return format(converters[conversion](plain), spec)
@@ -377,19 +374,32 @@ def format_value(s: CaptureState, value: Value, conversion: str, spec: str) -> s
         raise s.error(type(error), *error.args) from None
 
 
-def exception_like(s: CaptureState, value: Value) -> BaseException:
-    """A real exception of the class and arguments of `value`, to be printed."""
-    assert isinstance(value, Object)
-    args = [item.constant(s) for item in all_items(s, value.get_attr(s, "args"))]
-    if isinstance(value.cls.__new__, types.FunctionType):
-        raise UnsupportedCall(function=f"{value.cls.__qualname__}.__new__", why="it decides the text of an exception")
-    made: BaseException = value.cls.__new__(value.cls, *args)
+def printable(s: CaptureState, value: Value) -> object:
+    """A real object with the text of `value`: of an exception, one of its class with its arguments and fields."""
+    if isinstance(value, Sequence) and value.cls in (list, tuple):
+        return value.cls(printable(s, item) for item in value.items(s))
+    if not isinstance(value, Object) or not issubclass(value.cls, BaseException):
+        return value.constant(s)
+    native = native_class(value.cls)
+    items = all_items(s, value.get_attr(s, "args"))
+    made: BaseException = native.__new__(value.cls, *(printable(s, item) for item in items))
+    for name in () if native in GROUPS else fields_of(native):
+        held = value.attrs.get(name) if value.original is MISSING else known_field(s, value, name)
+        if held is not None and not (held.is_constant and held.real() is None):
+            setattr(made, name, printable(s, held))
     return made
+
+
+def known_field(s: CaptureState, value: Object, name: str) -> Value | None:
+    """A field of an exception from outside."""
+    return value.get_attr(s, name) if hasattr(value.original, name) or name in value.attrs else None
 
 
 def exception_matches(s: CaptureState, error: Value, kinds: Value) -> bool:
     """Whether `except kinds` catches `error`."""
     options = all_items(s, kinds) if isinstance(kinds, Sequence) else [kinds]
+    if not all(isinstance(kind, Class) and issubclass(kind.cls, BaseException) for kind in options):
+        raise s.error(TypeError, "catching classes that do not inherit from BaseException is not allowed")
     return any(issubclass(error.python_type(), kind.constant(s)) for kind in options)
 
 

@@ -11,7 +11,6 @@ import math
 import operator
 import pdb
 import sys
-import traceback
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
@@ -31,6 +30,7 @@ from kiln.capture.interpreter.operations import (
     equal,
     fold,
     format_value,
+    printable,
     same,
     truth_value,
     unary,
@@ -38,9 +38,17 @@ from kiln.capture.interpreter.operations import (
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import Partial
-from kiln.capture.interpreter.variables.iterators import called_until, chained, enumerated, filtered, mapped, zipped
+from kiln.capture.interpreter.variables.iterators import (
+    Generator,
+    called_until,
+    chained,
+    enumerated,
+    filtered,
+    mapped,
+    zipped,
+)
 from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, dict_iterator
-from kiln.capture.interpreter.variables.object import Object, Traceback
+from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, ReversedList, Sequence, Slice, Tuple, all_items
 from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record
 from kiln.runtime.guards.guard import GuardKind
@@ -322,7 +330,7 @@ def str_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 def repr_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if s.classes.lookup(args[0].python_type(), "__repr__") and isinstance(args[0], Object):
         return s.call_special(args[0], "__repr__", [], {})
-    return Constant(repr(args[0].constant(s)))
+    return Constant(repr(printable(s, args[0])))
 
 
 def builds(cls: type, make: Callable[[CaptureState, list[Value]], Value]) -> None:
@@ -413,12 +421,15 @@ def iter_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(next)
 def next_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    item = args[0].next(s)
+    iterator = args[0]
+    if isinstance(iterator, Object) and len(args) == 1:
+        return s.call_special(iterator, "__next__", [], {})
+    item = iterator.next(s)
     if item is not None:
         return item
     if len(args) > 1:
         return args[1]
-    raise s.error(StopIteration)
+    raise iterator.stop(s) if isinstance(iterator, Generator) else s.error(StopIteration)
 
 
 @handles(zip)
@@ -673,20 +684,3 @@ for _sign in (operator.neg, operator.pos, operator.invert):
     @handles(_sign)
     def _signed(s: CaptureState, args: Args, kwargs: Kwargs, function: Callable[..., object] = _sign) -> Value:
         return unary(s, function, args[0])
-
-
-@handles(traceback.clear_frames)
-def clear_frames(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    """Interpreted frames leave no traceback, so nothing in it keeps variables alive."""
-    if not isinstance(args[0], Traceback):
-        raise UnsupportedCall(function="clear_frames", why="the traceback was made outside")
-    return s.const(None)
-
-
-@handles(BaseException.with_traceback)
-def with_traceback(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    """Of an exception made here, which has no traceback yet."""
-    error, trace = args
-    if error.source is not None or not (isinstance(trace, Traceback) or (trace.is_constant and trace.real() is None)):
-        raise UnsupportedCall(function="with_traceback", why="the exception or its traceback was made outside")
-    return error

@@ -10,7 +10,7 @@ from typing import TypeVar
 from kiln.capture.interpreter.breaks import Raised, UnsupportedCall
 from kiln.capture.interpreter.builtins.functions import fill, sort
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Token, Value, handles
-from kiln.capture.interpreter.operations import contains, equal, exception_like, fold
+from kiln.capture.interpreter.operations import contains, equal, fold
 from kiln.capture.interpreter.variables.classes import Class, refuse_in_init, refuse_in_new
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import BoundMethod
@@ -408,7 +408,7 @@ def tuple_new(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return Tuple(all_items(s, args[1]) if len(args) > 1 else [], args[0].constant(s))
 
 
-@handles(object.__new__, dict.__new__, list.__new__, OrderedDict.__new__, set.__new__, BaseException.__new__)
+@handles(object.__new__, dict.__new__, list.__new__, OrderedDict.__new__, set.__new__)
 def object_new(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     made = new_object(s, args[0].constant(s))
     if len(args) > 1 or kwargs:
@@ -428,13 +428,6 @@ def object_init_subclass(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if kwargs:
         name = args[0].constant(s).__name__
         raise s.error(TypeError, f"{name}.__init_subclass__() takes no keyword arguments")
-    return NONE
-
-
-@handles(BaseException.__init__, Exception.__init__)
-def exception_init(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    if isinstance(args[0], Object):
-        args[0].attrs["args"] = Tuple(list(args[1:]))
     return NONE
 
 
@@ -470,16 +463,6 @@ def object_text(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return fold(s, format, args[0].constant(s), spec)
 
 
-@handles(BaseException.__repr__)
-def exception_repr(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(repr(exception_like(s, args[0])))
-
-
-@handles(BaseException.__str__, KeyError.__str__)
-def exception_text(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(str(exception_like(s, args[0])))
-
-
 @handles(object.__eq__)
 def object_eq(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return Constant(True if args[0] is args[1] else NotImplemented)
@@ -503,9 +486,9 @@ def own_generator(value: Value) -> Generator:
     return value
 
 
-def yielded(s: CaptureState, item: Value | None) -> Value:
+def yielded(s: CaptureState, generator: Generator, item: Value | None) -> Value:
     if item is None:
-        raise s.error(StopIteration)
+        raise generator.stop(s)
     return item
 
 
@@ -516,29 +499,39 @@ def generator_iter(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(types.GeneratorType.send)
 def generator_send(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return yielded(s, own_generator(args[0]).send(s, args[1]))
+    generator = own_generator(args[0])
+    return yielded(s, generator, generator.send(s, args[1]))
 
 
 @handles(types.GeneratorType.throw)
 def generator_throw(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    error = args[1] if len(args) == 2 or args[2].is_constant else args[2]
-    error = error.call(s, [], {}) if isinstance(error, Class) else error
-    return yielded(s, own_generator(args[0]).throw(s, error))
+    generator, kind, *rest = args
+    generator = own_generator(generator)
+    given = rest[0] if rest and not (rest[0].is_constant and rest[0].real() is None) else None
+    error = kind
+    if isinstance(kind, Class) and issubclass(kind.cls, BaseException):
+        known = given is not None and issubclass(given.python_type(), kind.cls)
+        arguments = all_items(s, given) if isinstance(given, Tuple) else [given] if given is not None else []
+        error = given if known and given is not None else kind.call(s, arguments, {})
+    elif issubclass(kind.python_type(), BaseException):
+        if given is not None:
+            raise s.error(TypeError, "instance exception may not have a separate value")
+    else:
+        wanted = "exceptions must be classes or instances deriving from BaseException"
+        raise s.error(TypeError, f"{wanted}, not {kind.type_name()}")
+    return yielded(s, generator, generator.throw(s, error))
 
 
 @handles(types.GeneratorType.close)
 def generator_close(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    try:
-        own_generator(args[0]).throw(s, s.error(GeneratorExit).value)
-    except Raised as raised:
-        if not issubclass(raised.value.python_type(), (GeneratorExit, StopIteration)):
-            raise
+    own_generator(args[0]).close(s)
     return NONE
 
 
 @handles(types.GeneratorType.__next__)
 def generator_next(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return yielded(s, own_generator(args[0]).next(s))
+    generator = own_generator(args[0])
+    return yielded(s, generator, generator.next(s))
 
 
 @handles(types.MethodType)

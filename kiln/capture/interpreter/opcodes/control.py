@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import types
 from collections.abc import Callable, Iterable
 
 from kiln.capture.interpreter.breaks import IteratorInPython, Raised, UnsupportedOpcode
-from kiln.capture.interpreter.core import PUSH, Args, CaptureState, Kwargs, Value, handles
-from kiln.capture.interpreter.frame import SymbolicFrame, argument, argument_plus, opcode, running_frame
+from kiln.capture.interpreter.core import NOT_RESUMABLE, PUSH, CaptureState, Value
+from kiln.capture.interpreter.frame import (
+    HANDLED_BEFORE,
+    SymbolicFrame,
+    argument,
+    argument_plus,
+    current_exception,
+    opcode,
+)
 from kiln.capture.interpreter.operations import exception_matches, same, truth_value
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
-from kiln.capture.interpreter.variables.iterators import Generator
+from kiln.capture.interpreter.variables.exception import nothing_handled_outside
+from kiln.capture.interpreter.variables.iterators import Generator, sent
 from kiln.capture.interpreter.variables.mapping import Dict
-from kiln.capture.interpreter.variables.object import Traceback
-from kiln.capture.interpreter.variables.sequence import Tuple, all_items
+from kiln.capture.interpreter.variables.sequence import all_items
 
 NONE = Constant(None)
 ITERABLES: tuple[Iterable[object], ...] = (
@@ -123,14 +129,13 @@ def get_yield_from_iter(frame: SymbolicFrame, arg: int) -> None:
 @opcode("SEND", breaks=True)
 def send(frame: SymbolicFrame, target: int) -> None:
     """`yield from`: one item of the inner iterator, or its return value and on to the target."""
-    sent = frame.pop()
+    value = frame.pop()
     inner = frame.stack[-1]
     assert inner is not None
-    item = inner.send(frame.state, sent) if isinstance(inner, Generator) else inner.next(frame.state)
+    item, result = sent(frame.state, inner, value)
     if item is not None:
         frame.push(item)
         return
-    result = inner.frame.result if isinstance(inner, Generator) else NONE
     frame.ip = target
     if frame.decoded.instruction(target).name == "END_SEND":
         frame.push(result)
@@ -148,11 +153,10 @@ def cleanup_throw(frame: SymbolicFrame, arg: int) -> None:
     """3.12, an exception left a `yield from`: inner iterator, sent value, exception  ->  None, its result."""
     error = frame.pop()
     if not issubclass(error.python_type(), StopIteration):
-        raise Raised(error)
+        raise Raised(error).again()
     frame.pop_many(2)
-    args = all_items(frame.state, error.get_attr(frame.state, "args"))
     frame.push(NONE)
-    frame.push(args[0] if args else NONE)
+    frame.push(error.get_attr(frame.state, "value"))
 
 
 @opcode("KW_NAMES")
@@ -194,54 +198,48 @@ def call_function_ex(frame: SymbolicFrame, flags: int) -> None:
 @opcode("RAISE_VARARGS", pops=argument, pushes=0)
 def raise_varargs(frame: SymbolicFrame, count: int) -> None:
     s = frame.state
-    cause = instantiate(s, frame.pop()) if count == 2 else None
+    cause = frame.pop() if count == 2 else NONE
     if count == 0:
         current = current_exception(frame)
         if current is None:
+            nothing_handled_outside(s)
             raise s.error(RuntimeError, "No active exception to reraise")
-        raise Raised(current)
-    value = instantiate(s, frame.pop())
-    if cause is not None:
-        value.attrs["__cause__"] = cause  # type: ignore[attr-defined]
+        raise Raised(current).again()
+    value = instantiate(s, frame.pop(), "exceptions")
+    if count == 2:
+        value.set_attr(s, "__cause__", cause if is_none(cause) else instantiate(s, cause, "exception causes"))
     raise Raised(value)
 
 
-def instantiate(s: CaptureState, value: Value) -> Value:
-    return value.call(s, [], {}) if isinstance(value, Class) else value
+def is_none(value: Value) -> bool:
+    return value.is_constant and value.real() is None
 
 
-def current_exception(frame: SymbolicFrame | None) -> Value | None:
-    """The exception of `raise` without arguments and of `sys.exc_info`."""
-    while frame is not None:
-        for value in reversed(frame.handled):
-            if value is not None:
-                return value
-        frame = frame.parent
-    return None
-
-
-@handles(sys.exc_info)
-def exc_info(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    """The exception that the program handles; one that the caller of the compiled function handles is not visible."""
-    error = current_exception(running_frame(s))
-    if error is None:
-        return Tuple([NONE, NONE, NONE])
-    return Tuple([s.wrap(error.python_type(), None), error, Traceback()])
+def instantiate(s: CaptureState, value: Value, what: str) -> Value:
+    """The exception that `raise` is given, or an instance of the class that it is given."""
+    given = value
+    if isinstance(value, Class) and issubclass(value.cls, BaseException):
+        value = value.call(s, [], {})
+        if not issubclass(value.python_type(), BaseException):
+            wanted = "should have returned an instance of BaseException"
+            raise s.error(TypeError, f"calling {given.cls!r} {wanted}, not {value.python_type()!r}")  # type: ignore[attr-defined]
+    if not issubclass(value.python_type(), BaseException):
+        raise s.error(TypeError, f"{what} must derive from BaseException")
+    return value
 
 
 @opcode("PUSH_EXC_INFO")
 def push_exc_info(frame: SymbolicFrame, arg: int) -> None:
-    error = frame.stack.pop()
-    frame.stack.append(NONE)
-    frame.stack.append(error)
+    error = frame.pop()
+    frame.push(HANDLED_BEFORE)
+    frame.push(error)
     frame.handled.append(error)
 
 
 @opcode("POP_EXCEPT")
 def pop_except(frame: SymbolicFrame, arg: int) -> None:
     frame.stack.pop()
-    if frame.handled:
-        frame.handled.pop()
+    frame.handled.pop()
 
 
 @opcode("CHECK_EXC_MATCH", pops=2, pushes=2)
@@ -254,24 +252,27 @@ def check_exc_match(frame: SymbolicFrame, arg: int) -> None:
 
 @opcode("RERAISE")
 def reraise(frame: SymbolicFrame, arg: int) -> None:
-    raise Raised(frame.pop())
+    raise Raised(frame.pop()).again()
 
 
 @opcode("BEFORE_WITH", pops=1, pushes=2)
 def before_with(frame: SymbolicFrame, arg: int) -> None:
     s = frame.state
     manager = frame.pop()
-    leave = special_method(s, manager, "__exit__")
-    entered = special_method(s, manager, "__enter__")
-    result = entered.call(s, [], {})
-    frame.push(leave)
-    frame.push(result)
+    entered = special_method(s, manager, "__enter__", "")
+    frame.push(special_method(s, manager, "__exit__", " (missed __exit__ method)"))
+    frame.push(entered.call(s, [], {}, PUSH))
 
 
-def special_method(s: CaptureState, value: Value, name: str) -> Value:
-    if s.classes.lookup(value.python_type(), name) is None:
-        raise s.error(TypeError, f"'{value.type_name()}' object does not support the context manager protocol")
-    return value.get_attr(s, name)
+def special_method(s: CaptureState, manager: Value, name: str, missed: str) -> Value:
+    """A method of a context manager, looked up on its class."""
+    found = s.classes.lookup(manager.python_type(), name)
+    if found is None:
+        raise s.error(
+            TypeError, f"'{manager.type_name()}' object does not support the context manager protocol{missed}"
+        )
+    s.guard_type(manager)
+    return s.model.bound_attr(s, manager, name, found[1], NOT_RESUMABLE)
 
 
 @opcode("WITH_EXCEPT_START", pops=4, pushes=5)
@@ -280,7 +281,7 @@ def with_except_start(frame: SymbolicFrame, arg: int) -> None:
     s = frame.state
     leave, error = frame.stack[-4], frame.stack[-1]
     assert leave is not None and error is not None
-    frame.push(leave.call(s, [s.wrap(error.python_type(), None), error, Traceback()], {}))
+    frame.push(leave.call(s, [s.wrap(error.python_type(), None), error, error.get_attr(s, "__traceback__")], {}, PUSH))
 
 
 @opcode(

@@ -31,6 +31,7 @@ from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.pure import is_pure_class
 from kiln.capture.interpreter.variables.builtin import call_unknown
 from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.exception import fill
 from kiln.capture.interpreter.variables.function import BoundMethod, call_handler, handler_of
 from kiln.capture.interpreter.variables.made_class import emit_made_class, set_made_attr
 from kiln.capture.interpreter.variables.made_descriptor import MadeDescriptor
@@ -45,7 +46,6 @@ from kiln.capture.interpreter.variables.object import (
     new_object,
     unbound,
 )
-from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.native._frames import Dispatcher
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import HEAP_TYPE
@@ -206,8 +206,11 @@ def construct(s: CaptureState, value: Class, args: Args, kwargs: Kwargs, site: C
     """`type.__call__`: `__new__`, then `__init__` if that made an instance."""
     cls = value.cls
     new = s.classes.lookup(cls, "__new__")
+    init = s.classes.lookup(cls, "__init__")
     made: Value
-    if (
+    if issubclass(cls, BaseException) and new is not None and type(new[1]) is types.BuiltinFunctionType:
+        made = new_exception(s, value, args, kwargs)
+    elif (
         new is None
         or new[1] is object.__new__
         or (handler_of(new[1]) is None and type(new[1]) is types.BuiltinFunctionType)
@@ -219,11 +222,8 @@ def construct(s: CaptureState, value: Class, args: Args, kwargs: Kwargs, site: C
         made = new_object(s, cls)
         if args or kwargs:
             refuse_in_new(s, made)
-        if issubclass(cls, BaseException):
-            made.attrs["args"] = Tuple(list(args))  # type: ignore[attr-defined]
     else:
         made = value.own_attr(s, "__new__", new[1]).call(s, [value, *args], kwargs)
-    init = s.classes.lookup(cls, "__init__")
     if init is not None and not callable(init[1]) and not hasattr(type(init[1]), "__get__"):
         raise s.error(TypeError, f"'{type(init[1]).__name__}' object is not callable")
     if init is not None and type(init[1]) is types.FunctionType and issubclass(made.python_type(), cls):
@@ -260,6 +260,14 @@ def method_of(s: CaptureState, made: Value, special: str) -> object:
     guard_protocol(s, made, special)
     found = s.classes.lookup(made.python_type(), special)
     return found[1] if found is not None else None
+
+
+def new_exception(s: CaptureState, value: Class, args: Args, kwargs: Kwargs) -> Value:
+    """An exception whose `__new__` is written in C; so is its `__init__`, or it is called afterwards."""
+    init = s.classes.lookup(value.cls, "__init__")
+    made = new_object(s, value.cls)
+    fill(s, made, args, kwargs, init=init is None or type(init[1]) is not types.FunctionType)
+    return made
 
 
 def abstract_error(s: CaptureState, cls: type) -> Raised:

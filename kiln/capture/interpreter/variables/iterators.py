@@ -7,10 +7,11 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import final
 
-from kiln.capture.interpreter.breaks import PastStep, Raised, UnsupportedValue
+from kiln.capture.interpreter.breaks import PastStep, Raised, UnsupportedAttribute, UnsupportedValue
 from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Codegen, Kwargs, Value
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.exception import link
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import Tuple
 
@@ -64,7 +65,7 @@ class Lazy(Value):
 class Generator(Value):
     """A generator, whose frame runs to the next `yield` on demand."""
 
-    __slots__ = ("args", "frame", "kwargs", "made_at", "started")
+    __slots__ = ("args", "frame", "kwargs", "made_at", "result", "resumed", "started")
 
     def __init__(self, frame: SymbolicFrame, args: Args, kwargs: Kwargs, caller: SymbolicFrame) -> None:
         self.made_at = PastStep(caller.number, caller.step, caller.location())
@@ -72,6 +73,10 @@ class Generator(Value):
         self.args = args
         self.kwargs = kwargs
         self.started = False
+        self.resumed = False
+        """The `yield from` in it has just ended by an exception that its iterator was given."""
+        self.result: Value | None = None
+        """What the body returned, until a StopIteration takes it."""
         self.source = None
 
     def python_type(self) -> type:
@@ -85,16 +90,36 @@ class Generator(Value):
 
     def send(self, s: CaptureState, value: Value) -> Value | None:
         frame = self.frame
-        if not frame.running and self.started and frame.finished:
-            return None
-        if self.started:
-            frame.push(value)
-        self.started = True
-        frame.running = True
-        frame.parent, frame.outer = running_frame(s), None
-        item = frame.run()
         if frame.finished:
-            frame.result = item
+            return None
+        if not self.started and not (value.is_constant and value.real() is None):
+            raise s.error(TypeError, "can't send non-None value to a just-started generator")
+        begun = self.started
+        self._enter(s)
+        if begun:
+            frame.push(value)
+        return self._run(s)
+
+    def _enter(self, s: CaptureState) -> None:
+        if self.started and self.frame.running:
+            raise s.error(ValueError, "generator already executing")
+        self.started = self.frame.running = True
+        self.frame.parent, self.frame.outer = running_frame(s), None
+
+    def _run(self, s: CaptureState) -> Value | None:
+        """To the next `yield`; None at the end. A StopIteration that leaves the body is an error of the program."""
+        frame = self.frame
+        try:
+            item = frame.run()
+        except Raised as raised:
+            if not issubclass(raised.value.python_type(), StopIteration):
+                raise
+            error = s.error(RuntimeError, "generator raised StopIteration")
+            error.value.set_attr(s, "__cause__", raised.value)
+            error.value.set_attr(s, "__context__", raised.value)
+            raise Raised(error.value).again() from None
+        if frame.finished:
+            self.result = item
             return None
         return item
 
@@ -111,45 +136,83 @@ class Generator(Value):
         g.remember(self)
 
     def throw(self, s: CaptureState, error: Value) -> Value | None:
+        """Raise `error` at the `yield`; the next item, None at the end."""
         frame = self.frame
         if not self.started or frame.finished:
-            frame.finished = True
-            raise Raised(error)
-        frame.running = True
-        frame.parent, frame.outer = running_frame(s), None
+            self.started = frame.finished = True
+            raise Raised(error).again()
+        self._enter(s)
+        raised = Raised(error)
+        try:
+            item = self._throw_into_delegate(s, error)
+        except Raised as other:
+            raised = other
+        else:
+            if item is not None:
+                frame.running = False
+                return item
+        if not self.resumed:
+            link(s, raised, frame.handled[-1] if frame.handled else None)
+            if not frame.unwind(raised.value):
+                try:
+                    raise raised
+                finally:
+                    del raised  # it leads to this frame
+        return self._run(s)
+
+    def _throw_into_delegate(self, s: CaptureState, error: Value) -> Value | None:
+        """The iterator of a `yield from` gets the exception first; what it yields then, None if it does not."""
+        self.resumed = False
         inner = self.delegate()
         if inner is None:
-            if not frame.unwind(error):
-                raise Raised(error)
-        else:
-            try:
-                item = inner.throw(s, error)
-            except Raised as raised:
-                if not frame.unwind(raised.value):
-                    raise
-            else:
-                if item is not None:
-                    frame.running = False
-                    return item
-                self._end_delegation(inner)
-        item = frame.run()
-        if frame.finished:
-            frame.result = item
             return None
+        if issubclass(error.python_type(), GeneratorExit):
+            close(s, inner)
+            return None
+        if not isinstance(inner, Generator) and s.classes.lookup(inner.python_type(), "throw") is None:
+            return None
+        try:
+            if not isinstance(inner, Generator):
+                return inner.get_attr(s, "throw").call(s, [error], {})
+            item = inner.throw(s, error)
+            result = inner.take_result()
+        except Raised as raised:
+            if isinstance(inner, Generator) or not issubclass(raised.value.python_type(), StopIteration):
+                raise
+            item, result = None, raised.value.get_attr(s, "value")
+        if item is None:
+            self._end_delegation(result)
+            self.resumed = True
         return item
 
-    def delegate(self) -> Generator | None:
-        """The generator in which a `yield from` is suspended."""
+    def close(self, s: CaptureState) -> None:
+        """Raise GeneratorExit at the `yield`; a generator that yields again is an error."""
+        if not self.started:
+            self.started = self.frame.finished = True
+            return
+        if self.frame.finished:
+            return
+        try:
+            item = self.throw(s, s.error(GeneratorExit).value)
+        except Raised as raised:
+            if not issubclass(raised.value.python_type(), GeneratorExit):
+                raise
+            return
+        if item is not None:
+            raise s.error(RuntimeError, "generator ignored GeneratorExit")
+        self.take_result()
+
+    def delegate(self) -> Value | None:
+        """The iterator in which a `yield from` is suspended."""
         frame = self.frame
         instructions = frame.decoded.instructions
         inside = (
             frame.ip < len(instructions) and instructions[frame.ip].name == "RESUME" and instructions[frame.ip].arg == 2
         )
-        inner = frame.stack[-1] if inside and frame.stack else None
-        return inner if isinstance(inner, Generator) else None
+        return frame.stack[-1] if inside and frame.stack else None
 
-    def _end_delegation(self, inner: Generator) -> None:
-        """The inner generator returned: continue after the `yield from` with its result, as SEND does."""
+    def _end_delegation(self, result: Value) -> None:
+        """The inner iterator ended: continue after the `yield from` with its result, as SEND does."""
         frame = self.frame
         instructions = frame.decoded.instructions
         at = frame.ip
@@ -157,9 +220,63 @@ class Generator(Value):
             at = instructions[at].arg if instructions[at].name == "JUMP" else at + 1
         frame.ip = instructions[at].arg
         if instructions[frame.ip].name == "END_SEND":
-            frame.push(inner.frame.result)
+            frame.push(result)
         else:
-            frame.stack[-1] = inner.frame.result
+            frame.stack[-1] = result
+
+    def take_result(self) -> Value:
+        """What the body returned, for the StopIteration at its end: later ones have no value."""
+        found, self.result = self.result, None
+        return found if found is not None else Constant(None)
+
+    def stop(self, s: CaptureState) -> Raised:
+        """The StopIteration at the end."""
+        result = self.take_result()
+        return s.error(StopIteration, *([] if result.is_constant and result.real() is None else [result]))
+
+    def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
+        frame = self.frame
+        if name in ("gi_running", "gi_suspended"):
+            running = self.started and frame.running
+            return Constant(running if name == "gi_running" else self.started and not running and not frame.finished)
+        if name == "gi_yieldfrom":
+            return self.delegate() or Constant(None)
+        if name == "gi_code":
+            return Constant(frame.code)
+        if name == "gi_frame" and frame.finished:
+            return Constant(None)
+        if name in ("gi_frame", "__name__", "__qualname__") and frame.function is not None:
+            if name == "gi_frame":
+                raise UnsupportedAttribute(name=name, type="generator", why="interpreted frames are no objects")
+            return frame.function.get_attr(s, name)
+        return super().get_attr(s, name, site)
+
+
+def close(s: CaptureState, iterator: Value) -> None:
+    """What closing a generator does to the iterator that it delegates to."""
+    if isinstance(iterator, Generator):
+        iterator.close(s)
+    elif s.classes.lookup(iterator.python_type(), "close") is not None:
+        iterator.get_attr(s, "close").call(s, [], {})
+
+
+def sent(s: CaptureState, iterator: Value, value: Value) -> tuple[Value | None, Value]:
+    """The next item of an iterator that is sent `value`, or None and what it returned at its end."""
+    if isinstance(iterator, Generator):
+        item = iterator.send(s, value)
+        return item, iterator.take_result() if item is None else value
+    plain = value.is_constant and value.real() is None
+    found = s.classes.lookup(iterator.python_type(), "__next__")
+    if plain and (found is None or type(found[1]) is not types.FunctionType):
+        return iterator.next(s), value
+    try:
+        if plain:
+            return s.call_special(iterator, "__next__", [], {}), value
+        return iterator.get_attr(s, "send").call(s, [value], {}), value
+    except Raised as raised:
+        if not issubclass(raised.value.python_type(), StopIteration):
+            raise
+        return None, raised.value.get_attr(s, "value")
 
 
 def zipped(iterators: list[Value], strict: bool) -> Lazy:

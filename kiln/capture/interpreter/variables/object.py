@@ -34,6 +34,15 @@ from kiln.capture.interpreter.core import (
 )
 from kiln.capture.interpreter.effects import SideEffect, emit_attribute, emit_deletion
 from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.exception import (
+    OWN_FIELDS,
+    converted,
+    emit_exception,
+    field_of,
+    fill,
+    is_field,
+    set_field,
+)
 from kiln.capture.interpreter.variables.function import BoundMethod, handler_of
 from kiln.capture.interpreter.variables.made_descriptor import MadeDescriptor
 from kiln.capture.interpreter.variables.mapping import Dict, Set
@@ -68,6 +77,14 @@ def plain_dict(real: object) -> dict[str, object]:
         return object.__getattribute__(real, "__dict__")  # type: ignore[no-any-return]
     except AttributeError:
         return {}
+
+
+def store_field(s: CaptureState, error: Object, name: str, value: Value | None) -> None:
+    """Set what a built-in exception class keeps."""
+    if value is None:
+        raise s.error(TypeError, f"{name} may not be deleted") if name in OWN_FIELDS else error.lacks(s, name)
+    set_field(s, error, name, value)
+    error.put_attr(s, name, converted(s, name, value))
 
 
 Native = Dict | Set | Sequence
@@ -133,7 +150,11 @@ class Object(Value):
         """The current keys of the instance's dict."""
         names = list(plain_dict(self.original)) if self.original is not MISSING else []
         names += [name for name in self.attrs if name not in names]
-        return [name for name in names if self.attrs.get(name, True) is not None]
+        return [name for name in names if self.attrs.get(name, True) is not None and not self.is_field(name)]
+
+    def is_field(self, name: str) -> bool:
+        """Whether a built-in exception class keeps what `attrs` holds under this name."""
+        return issubclass(self.cls, BaseException) and is_field(getattr(self.cls, name, None))
 
     def set_attr(self, s: CaptureState, name: str, value: Value | None, site: CallSite = NOT_RESUMABLE) -> None:
         special = "__setattr__" if value is not None else "__delattr__"
@@ -175,6 +196,9 @@ class Object(Value):
                 return  # `self.__dict__ |= items`
             if name == "__dict__" and value is self and isinstance(self.native, Dict) and self.original is MISSING:
                 share_dict(s, self)
+                return
+            if issubclass(self.cls, BaseException) and is_field(raw):
+                store_field(s, self, name, value)
                 return
             if isinstance(raw, GETSET) or (not isinstance(raw, SLOT) and setter is not None):
                 raise UnsupportedAttribute(name=name, type=self.type_name(), why="it is a data descriptor")
@@ -259,7 +283,7 @@ class Object(Value):
             g.body.const(self.original)
             return
         if issubclass(self.cls, BaseException):
-            emit_exception(self, g)
+            emit_exception(self, self, g)
             return
         base = next((kind for kind in CONTAINERS if issubclass(self.cls, kind)), object)
         if base in (tuple, frozenset):
@@ -322,46 +346,6 @@ def emit_native(native: Native, base: type, g: Codegen) -> None:
     g.body.op("POP_TOP")
 
 
-def emit_exception(value: Object, g: Codegen) -> None:
-    args = value.attrs.get("args")
-    emit_class(g, value.cls)
-    items = args._items if isinstance(args, Sequence) and args._items else []
-    for item in items:
-        g.emit(item)
-    g.body.call(len(items))
-    g.remember(value)
-    for name in ("__cause__", "__context__"):
-        linked = value.attrs.get(name)
-        if linked is not None:
-            g.emit(linked)
-            g.body.op("COPY", 2)
-            g.body.op("STORE_ATTR", name)
-
-
-@final
-class Traceback(Value):
-    """The traceback of an exception, without the frames of the program."""
-
-    __slots__ = ()
-
-    why = "interpreted frames leave no traceback"
-
-    def __init__(self) -> None:
-        self.source = None
-
-    def python_type(self) -> type:
-        return types.TracebackType
-
-    def truth(self, s: CaptureState) -> bool:
-        return True
-
-    def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
-        raise UnsupportedAttribute(name=name, type="traceback", why=self.why)
-
-    def emit(self, g: Codegen) -> None:
-        raise UnsupportedValue(type="traceback", why=self.why)
-
-
 @final
 @dataclass
 class AttributeTables:
@@ -407,7 +391,7 @@ def new_object(s: CaptureState, cls: type) -> Object:
 
 def new_exception(s: CaptureState, cls: type, args: tuple[object, ...]) -> Value:
     value = Object(cls)
-    value.attrs["args"] = Tuple([arg if isinstance(arg, Value) else s.wrap(arg, None) for arg in args])
+    fill(s, value, [arg if isinstance(arg, Value) else s.wrap(arg, None) for arg in args], {}, init=True)
     return value
 
 
@@ -571,11 +555,7 @@ def from_slot(s: CaptureState, value: Value, name: str, raw: Any) -> Value | Non
     if modelled is not None:
         return modelled
     if real is MISSING:
-        if name == "__traceback__" and issubclass(value.python_type(), BaseException):
-            return Traceback()
-        if name in ("__context__", "__suppress_context__") and issubclass(value.python_type(), BaseException):
-            raise UnsupportedAttribute(name=name, type=value.type_name(), why="it is not kept while tracing")
-        return s.const(None) if name == "__cause__" and issubclass(value.python_type(), BaseException) else None
+        return field_of(s, value, name) if isinstance(value, Object) and value.is_field(name) else None
     s.guard_type(value)
     try:
         content = raw.__get__(real, type(real))
@@ -596,7 +576,8 @@ def instance_dict(s: CaptureState, value: Object) -> Value:
             s.guard(source, GuardKind.DICT_KEYS, tuple(object.__getattribute__(value.original, "__dict__")))
         names = value.instance_names()
         loaded = {name: value.instance_attr(s, name) for name in names}
-        value.attrs = {**loaded, **{name: None for name in value.attrs if name not in loaded}}
+        fields = {name: item for name, item in value.attrs.items() if value.is_field(name)}
+        value.attrs = {**fields, **loaded, **{name: None for name in value.attrs if name not in {*fields, *loaded}}}
         found = known[id(value)] = Dict(InstanceItems(s, value))  # type: ignore[arg-type]
     return found
 
@@ -611,7 +592,7 @@ class InstanceItems(MutableMapping[str, tuple[Value, Value]]):
 
     def __getitem__(self, name: str) -> tuple[Value, Value]:
         found = self.owner.attrs.get(name)
-        if found is None:
+        if found is None or self.owner.is_field(name):
             raise KeyError(name)
         return Constant(name), found
 
@@ -625,10 +606,12 @@ class InstanceItems(MutableMapping[str, tuple[Value, Value]]):
         self.owner.put_attr(self.state, name, None)
 
     def __iter__(self) -> Iterator[str]:
-        return iter([name for name, value in self.owner.attrs.items() if value is not None])
+        return iter(
+            [name for name, value in self.owner.attrs.items() if value is not None and not self.owner.is_field(name)]
+        )
 
     def __len__(self) -> int:
-        return sum(value is not None for value in self.owner.attrs.values())
+        return len(list(iter(self)))
 
     def popitem(self) -> tuple[str, tuple[Value, Value]]:
         name = list(self)[-1]
