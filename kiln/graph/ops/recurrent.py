@@ -21,6 +21,7 @@ from kiln.tensor.spec import TensorSpec
 
 TENSORS = 7
 """The leading arguments that are tensors: input, four weights, hx, cx."""
+BIASES = (3, 4)
 HIDDEN_SIZE = 10
 FORWARD, BACKWARD = "mkldnn_rnn_layer.default", "mkldnn_rnn_layer_backward.default"
 
@@ -59,7 +60,9 @@ def workspace_size(tensors: tuple[tuple[torch.dtype, tuple[int, ...]], ...], res
 
 @decompose(BACKWARD)
 def mkldnn_rnn_layer_backward(e: Emit, *args: Results) -> Results:
-    specs = tuple([node.tensor.with_sizes(node.tensor.sizes) for node in args[:TENSORS] if isinstance(node, Node)])
+    given = [node.tensor for node in args[:TENSORS] if isinstance(node, Node)]
+    # Without biases torch passes zeros with the sizes of the weights; oneDNN gives gradients of biases.
+    specs = tuple([x.with_sizes(x.sizes[:1] if number in BIASES else x.sizes) for number, x in enumerate(given)])
     workspace = args[-1]
     assert isinstance(workspace, Node)
     if workspace.tensor.sizes == (0,):

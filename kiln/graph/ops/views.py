@@ -16,8 +16,8 @@ from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.registry import ViewSteps, view
 from kiln.graph.ops.sizes import axes_of, axis_of, clamp_slice, filled, wrap_index
 from kiln.graph.prims.errors import ImpossibleView
-from kiln.graph.prims.meta import equal, view_strides
-from kiln.symbolic import Int, rel_eq
+from kiln.graph.prims.meta import equal, less, view_strides
+from kiln.symbolic import Int, ceil_div, rel_eq
 from kiln.tensor.spec import TensorSpec
 
 
@@ -125,12 +125,17 @@ def select(e: Emit, x: TensorSpec, dim: int, index: Int) -> ViewSteps:
 @view("split.Tensor", "unsafe_split.Tensor")
 def split(e: Emit, x: TensorSpec, split_size: Int, dim: int = 0) -> list[ViewSteps]:
     axis = axis_of(dim, x.rank)
-    size, length = e.static(x.sizes[axis]), e.static(split_size)
-    if length < 0 or (length == 0 and size != 0):
-        raise RuntimeError(f"split expects split_size be non-negative, but got split_size={length}")
-    if length == 0:
+    size, length = x.sizes[axis], split_size
+    if not less(e.oracle, 0, length):
+        size, length = e.static(size), e.static(length)
+        if length < 0 or size != 0:
+            raise RuntimeError(f"split expects split_size be non-negative, but got split_size={length}")
         return [_slice(axis, 0, 0)]
-    return [_slice(axis, start, min(start + length, size)) for start in range(0, max(size, 1), length)]
+    last = max(e.static(ceil_div(size, length)), 1) - 1
+    return [
+        *(_slice(axis, number * length, (number + 1) * length) for number in range(last)),
+        _slice(axis, last * length, size),
+    ]
 
 
 @view("split_with_sizes.default", "unsafe_split_with_sizes.default")

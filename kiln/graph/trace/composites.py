@@ -10,13 +10,15 @@ with symbolic sizes take these; the log keeps the call that the user wrote.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from kiln.graph.trace.gradients import gradients
 from kiln.graph.trace.log import Target
+from kiln.graph.trace.recurrent_layers import RECURRENT
+from kiln.graph.trace.resampling import interpolate
 
 
 def has_symbols(values: Sequence[object]) -> bool:
@@ -61,16 +63,76 @@ def one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
     return torch.nn.functional.one_hot(x, num_classes)
 
 
+def stft(
+    input: Tensor,
+    n_fft: int,
+    hop_length: int | None = None,
+    win_length: int | None = None,
+    window: Tensor | None = None,
+    center: bool = True,
+    pad_mode: str = "reflect",
+    normalized: bool = False,
+    onesided: bool | None = None,
+    return_complex: bool | None = None,
+    **options: object,
+) -> Tensor:
+    """torch.stft of real signals with a window of `n_fft`: the spectrum of the product of frames and window."""
+    hop, length = hop_length or n_fft // 4, win_length or n_fft
+    plain = return_complex and not normalized and not input.is_complex() and input.dim() in (1, 2) and length == n_fft
+    if not plain or options or window is None or window.shape != (n_fft,) or window.is_complex():
+        made: Tensor = torch.stft(
+            *(input, n_fft, hop_length, win_length, window, center, pad_mode, normalized, onesided, return_complex),
+            **options,  # type: ignore[arg-type]
+        )
+        return made
+    signal = input.view(1, -1) if input.dim() == 1 else input
+    if center:
+        signal = torch.nn.functional.pad(signal[:, None], [n_fft // 2, n_fft // 2], pad_mode)[:, 0]
+    frames = signal.unfold(-1, n_fft, hop) * window
+    spectrum: Tensor = torch.fft.fft(frames) if onesided is False else torch.fft.rfft(frames)
+    return spectrum.transpose(1, 2)[0] if input.dim() == 1 else spectrum.transpose(1, 2)
+
+
+def tensor(data: object, *, dtype: torch.dtype | None = None, **options: object) -> Tensor:
+    """torch.tensor, which reads symbolic integers as plain ones."""
+    leaves = list(leaves_of(data))
+    integers = all(type(leaf) in (int, torch.SymInt) for leaf in leaves)
+    if not integers or not any(isinstance(leaf, torch.SymInt) for leaf in leaves) or options.get("requires_grad"):
+        return torch.tensor(data, dtype=dtype, **options)  # type: ignore[arg-type]
+    made = [torch.scalar_tensor(leaf, dtype=dtype or torch.int64) for leaf in leaves]  # type: ignore[arg-type]
+    shaped = torch.stack(made).view(shape_of(data))
+    device = options.get("device")
+    return shaped if device is None else shaped.to(device)  # type: ignore[call-overload,no-any-return]
+
+
+def leaves_of(data: object) -> Iterator[object]:
+    if isinstance(data, list | tuple):
+        for part in data:
+            yield from leaves_of(part)
+    else:
+        yield data
+
+
+def shape_of(data: object) -> list[int]:
+    """Of nested lists of equal lengths."""
+    return [len(data), *shape_of(data[0])] if isinstance(data, list | tuple) else []
+
+
 CHECKED: Mapping[Target, Callable[..., object]] = {
     torch.nn.functional.one_hot: one_hot,
     torch.autograd.grad: gradients,
+    torch.tensor: tensor,
 }
 """Recorded as these whatever their sizes."""
 
-COMPOSITES: Mapping[Target, Callable[..., Tensor]] = {
+COMPOSITES: Mapping[Target, Callable[..., object]] = {
     torch.matmul: matmul,
     operator.matmul: matmul,
     "matmul": matmul,
     "__matmul__": matmul,
     torch.nn.functional.linear: linear,
+    torch.nn.functional.interpolate: interpolate,
+    torch.stft: stft,
+    "stft": stft,
+    **RECURRENT,
 }

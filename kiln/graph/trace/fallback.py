@@ -3,7 +3,8 @@
     mylib.scale(x)                  has a `torch.library.register_fake`: run that on fakes
     aten.linalg_qr(x: f32[4, 4])    run the real op once on a matrix of these sizes; its results give the specs
 
-A probe specialises symbolic sizes (each adds a guard). Ops that draw random numbers are kept in order (`opaque`).
+Symbolic sizes are probed at several points (`symbolic_probe.py`), or specialised where that gives no expression. Ops
+that draw random numbers are kept in order (`opaque`).
 Ops with data-dependent results, and those that write to their arguments, are not probed. The latter are recorded as
 calls on copies (`mutating.py`).
 """
@@ -26,8 +27,10 @@ from kiln.graph.ops.sizes import same_sizes
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
 from kiln.graph.trace.mutating import mutating_handler, registered_fake
 from kiln.graph.trace.shared_memory import by_storage, refuse_shared_memory
+from kiln.graph.trace.symbolic_probe import free_symbols, probe_symbols
 from kiln.plan.overloads import written_arguments
 from kiln.symbolic import Expr
+from kiln.symbolic.node import from_sym
 from kiln.tensor.spec import CPU, ScalarSpec, Spec, TensorSpec
 
 Named = tuple[tuple[str, object], ...]
@@ -115,13 +118,39 @@ def _fake_handler(fake: Callable[..., object]) -> Handler:
 
 
 def _probing_handler(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
+    casts = mode.autocast and _calls_others(op.name())
+    made = None if casts or not mode.symbolic else _probed_with_symbols(mode, op, args, kwargs)
+    if made is not None:
+        return _record(mode, op, args, kwargs, made)
     given = cast(Args, _hashable(mode, args)), cast(Named, _hashable(mode, tuple(sorted(kwargs.items()))))
     made = probed(op, *given)
-    if mode.autocast and _calls_others(op.name()):
+    if casts:
         with _exclude(AutocastCPU, False), _exclude(AutocastCUDA, False):
             if probed.__wrapped__(op, *given) != made:
                 raise UnsupportedOp(op=str(op), reason="it has no rule and calls operators that autocast changes")
     return _record(mode, op, args, kwargs, made)
+
+
+def _probed_with_symbols(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> Spec | None:
+    """Specs with symbolic sizes; None where these must be specialised."""
+    env = mode.symbols.env
+    given = _symbolic(mode, args), _symbolic(mode, tuple(sorted(kwargs.items())))
+    if not all(env.has_hint(symbol) for symbol in free_symbols(given)):
+        return None
+
+    def probe(arguments: object) -> Spec:
+        return probed(op, *cast(tuple[Args, Named], arguments))
+
+    return probe_symbols(probe, given, env.hint, mode.symbols.decide)
+
+
+def _symbolic(mode: RecordingMode, value: object) -> object:
+    """An argument with specs for tensors and expressions for symbols."""
+    if isinstance(value, torch.Tensor):
+        return mode.view_of(value).spec
+    if isinstance(value, list | tuple):
+        return tuple([_symbolic(mode, part) for part in value])
+    return from_sym(value) if isinstance(value, torch.SymInt) else value
 
 
 def _calls_others(name: str) -> bool:
@@ -207,16 +236,18 @@ def _without_data(op: OpOverload, args: Args, kwargs: Named) -> tuple[object, ob
 def _tried(op: OpOverload, args: Args, kwargs: Named) -> tuple[int, tuple[object, object]]:
     """An integer that the op accepts; its results with gradients enabled, and with them disabled, as plans run it.
 
-    All integers are 0, a valid index; if the op refuses them, 1, the first row for LAPACK. An invalid index on a GPU
-    would end the process, so the CPU is tried first.
+    All integers are 0, a valid index; if the op refuses them, 1, the first row for LAPACK. If it refuses identity
+    matrices (`multinomial` where a row is zero), ones and zeros in turns. An invalid index on a GPU would end the
+    process, so the CPU is tried first.
     """
     problem: Exception | str = "an error for indices 0 and 1"
-    for integer in integers_to_try(op, args, kwargs):
+    integers = integers_to_try(op, args, kwargs)
+    for integer, phase in [*((integer, None) for integer in integers), *((integer, 0) for integer in integers[:1])]:
         try:
             with torch.enable_grad():
-                trained = _trial(op, args, kwargs, integer)
+                trained = _trial(op, args, kwargs, integer, phase)
             with torch.no_grad():
-                return integer, (trained, _trial(op, args, kwargs, integer))
+                return integer, (trained, _trial(op, args, kwargs, integer, phase))
         except UnsupportedOp:
             raise
         except Exception as error:

@@ -407,22 +407,22 @@ def index_value(s: CaptureState, key: Value) -> Value:
 
 
 def selected(s: CaptureState, tensor: Tensor, key: Value) -> tuple[Value, Value | None]:
-    """`tensor` at those indices of `key` that depend on data, and the rest of the key; None: nothing.
+    """`tensor` at those indices of `key` that are symbols, and the rest of the key; None: nothing.
 
-    Torch's own indexing takes such numbers in slices only.
+    Torch's own indexing takes symbols in slices only.
     """
     parts = list(key.items(s)) if isinstance(key, Tuple) else [key]
-    if not any(is_data_number(part) for part in parts) or not all(takes_one_dimension(part) for part in parts):
+    if not any(is_symbol(part) for part in parts) or not all(takes_one_dimension(part) for part in parts):
         return tensor, key
     base: Value = tensor
     for dim in reversed(range(len(parts))):
-        if is_data_number(parts[dim]):
+        if is_symbol(parts[dim]):
             base = record(s, "select", [base, s.const(dim), parts.pop(dim)], {})
     return base, Tuple(parts) if parts else None
 
 
-def is_data_number(part: Value) -> bool:
-    return isinstance(part, Symbolic) and type(part.node) is torch.SymInt and not part.node.node.has_hint()
+def is_symbol(part: Value) -> bool:
+    return isinstance(part, Symbolic) and type(part.node) is torch.SymInt
 
 
 def takes_one_dimension(part: Value) -> bool:

@@ -1,0 +1,192 @@
+"""Recurrent cells and layers for symbolic sizes: the C++ of torch reads sizes as plain integers.
+
+    gru_cell(x: f32[s0, 4], h: f32[s0, 5], ...)      =>    two products, their chunks, sigmoid and tanh
+    gru(x: f32[s0, 7, 4], h, weights, ...)           =>    a product for all steps, a cell for each of the 7
+    lstm(x: f32[s0, 7, 4], (h, c), weights, ...)     =>    on a CPU one call of oneDNN per layer and direction
+
+The order of operations is that of torch. The number of steps is part of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import dropout, linear
+
+from kiln.graph.trace.log import Target
+
+State = tuple[Tensor, ...]
+Cell = Callable[[Tensor, State, Tensor, Tensor | None], State]
+"""From the product of the input, the state and the weights of the state to the next state; its first part is the
+result."""
+
+
+def lstm_step(gates: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
+    hidden, cell = state
+    parts = (linear(hidden, weight, bias) + gates).chunk(4, -1)
+    cell = parts[1].sigmoid() * cell + parts[0].sigmoid() * parts[2].tanh()
+    return parts[3].sigmoid() * cell.tanh(), cell
+
+
+def gru_step(gates: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
+    (hidden,) = state
+    inside, outside = linear(hidden, weight, bias).chunk(3, -1), gates.chunk(3, -1)
+    reset, update = (inside[0] + outside[0]).sigmoid(), (inside[1] + outside[1]).sigmoid()
+    new = (outside[2] + inside[2] * reset).tanh()
+    return ((hidden - new) * update + new,)
+
+
+def tanh_step(gates: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
+    return ((linear(state[0], weight, bias) + gates).tanh(),)
+
+
+def relu_step(gates: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
+    return ((linear(state[0], weight, bias) + gates).relu(),)
+
+
+def cell_of(step: Cell) -> Callable[..., Tensor]:
+    def cell(
+        input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
+    ) -> Tensor:
+        return step(linear(input, w_ih, b_ih), (hx,), w_hh, b_hh)[0]
+
+    return cell
+
+
+def lstm_cell(
+    input: Tensor,
+    hx: Sequence[Tensor],
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> State:
+    return lstm_step(linear(input, w_ih, b_ih), tuple(hx), w_hh, b_hh)
+
+
+def weights_of(params: Sequence[Tensor], has_biases: bool, number: int) -> list[Tensor | None]:
+    """Input weight, hidden weight and the two biases of a layer in a direction."""
+    count = 4 if has_biases else 2
+    found: list[Tensor | None] = list(params[number * count : (number + 1) * count])
+    return found if has_biases else [*found, None, None]
+
+
+def run_direction(step: Cell, x: Tensor, state: State, weights: Sequence[Tensor | None], reverse: bool) -> list[Tensor]:
+    """All steps of one layer in one direction: the results `[steps, batch, hidden]`, then the last state."""
+    w_ih, w_hh, b_ih, b_hh = weights
+    assert w_ih is not None and w_hh is not None
+    gates = linear(x, w_ih, b_ih).unbind(0)
+    results = []
+    for part in reversed(gates) if reverse else gates:
+        state = step(part, state, w_hh, b_hh)
+        results.append(state[0])
+    return [torch.stack(results[::-1] if reverse else results), *state]
+
+
+Direction = Callable[[Tensor, State, Sequence[Tensor | None], bool], list[Tensor]]
+
+
+def run_layers(
+    run: Direction,
+    x: Tensor,
+    states: Sequence[Tensor],
+    params: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    p: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, ...]:
+    """The results of the last layer, then the last states of all layers and directions."""
+    x = x.transpose(0, 1) if batch_first else x
+    directions = 2 if bidirectional else 1
+    last: list[list[Tensor]] = [[] for _ in states]
+    for layer in range(num_layers):
+        outputs = []
+        for direction in range(directions):
+            number = layer * directions + direction
+            state = tuple([part[number] for part in states])
+            made = run(x, state, weights_of(params, has_biases, number), direction == 1)
+            outputs.append(made[0])
+            for parts, part in zip(last, made[1:], strict=True):
+                parts.append(part)
+        x = torch.cat(outputs, -1) if bidirectional else outputs[0]
+        if p and train and layer < num_layers - 1:
+            x = dropout(x, p, True)
+    return (x.transpose(0, 1) if batch_first else x, *[torch.stack(parts) for parts in last])
+
+
+def layers_of(step: Cell, original: Callable[..., State]) -> Callable[..., State]:
+    """`original(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)`.
+
+    Packed sequences, whose second argument holds lengths, are left to it.
+    """
+
+    def layers(input: Tensor, hx: Tensor, params: Sequence[Tensor], *options: object) -> State:
+        if isinstance(params, Tensor) or len(options) != OPTIONS:
+            return original(input, hx, params, *options)
+
+        def run(x: Tensor, state: State, weights: Sequence[Tensor | None], reverse: bool) -> list[Tensor]:
+            return run_direction(step, x, state, weights, reverse)
+
+        return run_layers(run, input, [hx], params, *options)  # type: ignore[arg-type]
+
+    return layers
+
+
+OPTIONS = 6
+"""Arguments of a layer behind its weights."""
+
+
+def lstm(input: Tensor, hx: Sequence[Tensor], params: Sequence[Tensor], *options: object) -> State:
+    """torch.lstm; packed sequences and projections are left to it."""
+    if isinstance(hx, Tensor) or len(options) != OPTIONS or hx[0].size(-1) != hx[1].size(-1):
+        return torch.lstm(input, hx, params, *options)  # type: ignore[call-overload,no-any-return]
+    if is_on_onednn(input):
+        return run_layers(onednn_direction(options), input, hx, params, *options)  # type: ignore[arg-type]
+
+    def run(x: Tensor, state: State, weights: Sequence[Tensor | None], reverse: bool) -> list[Tensor]:
+        return run_direction(lstm_step, x, state, weights, reverse)
+
+    return run_layers(run, input, hx, params, *options)  # type: ignore[arg-type]
+
+
+LSTM = 2
+"""The number of the kind of layer in oneDNN."""
+
+
+def is_on_onednn(x: Tensor) -> bool:
+    return x.device.type == "cpu" and x.dtype is torch.float32 and bool(torch.backends.mkldnn.enabled)
+
+
+def onednn_direction(options: Sequence[object]) -> Direction:
+    has_biases, num_layers, _, train, bidirectional, _ = options
+
+    def run(x: Tensor, state: State, weights: Sequence[Tensor | None], reverse: bool) -> list[Tensor]:
+        w_ih, w_hh, b_ih, b_hh = weights
+        assert w_ih is not None and w_hh is not None
+        zeros = w_ih.new_zeros(w_ih.size(0)) if b_ih is None else b_ih
+        made = torch.ops.aten.mkldnn_rnn_layer.default(
+            *(x.contiguous(), w_ih, w_hh, zeros, zeros if b_hh is None else b_hh),
+            *(state[0], state[1], reverse, [], LSTM, state[0].size(-1), num_layers),
+            *(has_biases, bidirectional, False, train),
+        )
+        return list(made[:3])
+
+    return run
+
+
+RECURRENT: Mapping[Target, Callable[..., object]] = {
+    torch.lstm_cell: lstm_cell,
+    torch.gru_cell: cell_of(gru_step),
+    torch.rnn_tanh_cell: cell_of(tanh_step),
+    torch.rnn_relu_cell: cell_of(relu_step),
+    torch.gru: layers_of(gru_step, torch.gru),
+    torch.rnn_tanh: layers_of(tanh_step, torch.rnn_tanh),
+    torch.rnn_relu: layers_of(relu_step, torch.rnn_relu),
+    torch.lstm: lstm,
+}
+"""Functions of torch, and the same for symbolic sizes."""

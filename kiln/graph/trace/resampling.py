@@ -1,0 +1,77 @@
+"""torch.nn.functional.interpolate for images with symbolic sizes, whose C++ computes the new sizes from plain ones.
+
+interpolate(x: f32[2, 3, s0, s1], scale_factor=2)    =>    aten.upsample_nearest2d(x, [2*s0, 2*s1], 2.0, 2.0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+UPSAMPLE: Mapping[tuple[str, int], Callable[..., Tensor]] = {
+    ("nearest", 3): aten.upsample_nearest1d.default,
+    ("nearest", 4): aten.upsample_nearest2d.default,
+    ("nearest", 5): aten.upsample_nearest3d.default,
+    ("nearest-exact", 3): aten._upsample_nearest_exact1d.default,
+    ("nearest-exact", 4): aten._upsample_nearest_exact2d.default,
+    ("nearest-exact", 5): aten._upsample_nearest_exact3d.default,
+    ("linear", 3): aten.upsample_linear1d.default,
+    ("bilinear", 4): aten.upsample_bilinear2d.default,
+    ("bicubic", 4): aten.upsample_bicubic2d.default,
+    ("trilinear", 5): aten.upsample_trilinear3d.default,
+}
+"""By mode and rank. Those without "nearest" take `align_corners`."""
+
+
+def interpolate(
+    input: Tensor,
+    size: int | Sequence[int] | None = None,
+    scale_factor: float | Sequence[float] | None = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> Tensor:
+    """torch.nn.functional.interpolate; what it refuses, or computes in other ways, is left to it."""
+    op, sizes = UPSAMPLE.get((mode, input.dim())), spatial_sizes(input, size, scale_factor)
+    nearest = mode.startswith("nearest")
+    if op is None or sizes is None or antialias or recompute_scale_factor or (nearest and align_corners is not None):
+        return torch.nn.functional.interpolate(
+            *(input, size, scale_factor, mode, align_corners, recompute_scale_factor), antialias=antialias
+        )
+    scales = per_axis(input, scale_factor) if size is None else [None] * len(sizes)
+    return op(input, sizes, *scales) if nearest else op(input, sizes, bool(align_corners), *scales)
+
+
+def spatial_sizes(
+    input: Tensor, size: int | Sequence[int] | None, scale: float | Sequence[float] | None
+) -> list[int] | None:
+    """The sizes of the result; None where they cannot be written with symbols."""
+    rank = input.dim() - 2
+    if (size is None) == (scale is None):
+        return None
+    if size is not None:
+        sizes = [*size] if isinstance(size, Sequence) else [size] * rank
+        return sizes if len(sizes) == rank else None
+    scales = per_axis(input, scale)
+    if len(scales) != rank or not all(is_short(factor) for factor in scales):
+        return None
+    return [scaled(length, Fraction(factor)) for length, factor in zip(input.shape[2:], scales, strict=True)]
+
+
+def per_axis(input: Tensor, scale: float | Sequence[float] | None) -> list[float]:
+    scales: list[object] = [*scale] if isinstance(scale, Sequence) else [scale] * (input.dim() - 2)
+    return [float(factor) if isinstance(factor, int | float) else float("nan") for factor in scales]
+
+
+def is_short(factor: float) -> bool:
+    """Whether the product of a size and `factor`, as a float, is exact."""
+    return 0 < factor < 1024 and Fraction(factor).denominator <= 1024
+
+
+def scaled(length: int, factor: Fraction) -> int:
+    return length * factor.numerator // factor.denominator
