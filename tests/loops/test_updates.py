@@ -177,6 +177,30 @@ def test_equals_eager(program: Program, layout: str) -> None:
         torch.testing.assert_close(k._base, k_eager._base)
 
 
+def part_of_an_argument(k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    part = k[-1]
+    part.scatter_(0, torch.zeros(1, 1, 1, dtype=torch.int64), 1.0)
+    copied = part.clone()
+    return copied, copied.view(-1)
+
+
+def part_of_a_result(k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    y = k * 2
+    part = y[-1]
+    part.scatter_(0, torch.zeros(1, 1, 1, dtype=torch.int64), 1.0)
+    copied = part.clone()
+    return y, copied, copied.view(-1)
+
+
+@pytest.mark.parametrize("program", [part_of_an_argument, part_of_a_result], ids=lambda program: program.__name__)
+def test_copies_of_updated_parts_share_no_memory(program: Program) -> None:
+    k, v = arguments("contiguous")
+    *others, copied, flat = kiln.compile(program)(k, v)
+    assert flat.data_ptr() == copied.data_ptr()
+    memory = [other.untyped_storage().data_ptr() for other in (k, v, *others)]
+    assert copied.untyped_storage().data_ptr() not in memory
+
+
 def written_like(plan: Plan, sizes: tuple[int, ...]) -> int:
     """Copies into arguments, and buffers as large as one of them."""
     fresh = [step.spec.sizes for step in plan.steps if isinstance(step, AllocateStep)]

@@ -28,6 +28,7 @@ from kiln.loops.lowering.indexing import loop_axes
 from kiln.loops.lowering.random import RandomStreams
 from kiln.loops.lowering.realise import choose_realised, results
 from kiln.loops.lowering.updates import THROUGH_STORAGE, Updates, find_updates
+from kiln.loops.program.analyses import memory_of
 from kiln.loops.program.nodes import Buffer, BufferArg, Extern, LoopNode, LoopOutput, LoopProgram, Pointwise
 from kiln.support.events import EventSink
 from kiln.support.target import Target
@@ -55,6 +56,8 @@ class Lowering:
         self.buffers_by_name: dict[str, Buffer] = {}
         self.results_of_graph = frozenset([base_of(output.value) for output in graph.outputs if output.alias is None])
         self.written = frozenset([write.target for write in graph.writes])
+        self.given_away: dict[str, str] = {}
+        """Memory of the outputs so far, and which buffer each is: what is made in place there is no other output."""
         self.results: dict[Node, tuple[Buffer | None, ...]] = {}
         self.in_place = InPlace(self, Updates())
         self._reasons: Counter[tuple[str, str]] = Counter()  # (op, rule) of each value that got a buffer
@@ -220,13 +223,15 @@ class Lowering:
         if isinstance(value.spec, ScalarSpec):
             return LoopOutput(value=value.spec.value)
         found = self.argument(value)
-        if self._is_overwritten(self.buffers_by_name[found.name]):
+        given = self.given_away.setdefault(memory_of(found.name, self.buffers_by_name), found.name)
+        if given != found.name or self._is_overwritten(self.buffers_by_name[found.name]):
             return LoopOutput(buffer=self.store(value.tensor.with_sizes(value.tensor.sizes), value).name)
         return LoopOutput(buffer=found.name, view=found.spec)
 
     def _is_overwritten(self, buffer: Buffer) -> bool:
-        """Is it an input that is overwritten at the end of the region?"""
-        return any(self.buffers[node].name == buffer.name for node in self.written)
+        """Does it lie in an input that the region overwrites?"""
+        memory = memory_of(buffer.name, self.buffers_by_name)
+        return any(self.buffers[node].name == memory for node in self.written)
 
 
 def origin_text(node: Node) -> str:
