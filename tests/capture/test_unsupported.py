@@ -1,6 +1,5 @@
 """What is not modelled: right results, and a break or skip with a stable code, the line, a reason and a hint."""
 
-# ruff: noqa: F841
 from __future__ import annotations
 
 import contextlib
@@ -21,12 +20,6 @@ def program(*codes: str) -> Any:
         return function
 
     return register
-
-
-@program("KILN1013")
-def names_of_the_frame(x):
-    y = x + 1
-    return y * len(dir())
 
 
 @program("KILN1010")
@@ -58,26 +51,6 @@ def generator_returned(x):
     g = (x * i for i in range(4))
     next(g)
     return g
-
-
-@program("KILN1013")
-def looks_at_locals(x):
-    y = x + 1
-    return y * len(locals())
-
-
-@program("KILN1013")
-def evaluates(x):
-    n = 3
-    return x * eval("n + 1")
-
-
-@program("KILN1013")
-def callee_looks_at_globals(x):
-    def inner(v):
-        return v * len([name for name in globals() if name == "PROGRAMS"])
-
-    return inner(x + 1) * 2
 
 
 async def coroutine_function():

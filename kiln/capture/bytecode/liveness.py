@@ -15,7 +15,7 @@ _READS = frozenset(
     ["LOAD_FAST", "DELETE_FAST", "LOAD_FAST_AND_CLEAR", "LOAD_CLOSURE", "LOAD_DEREF", "LOAD_CLASSDEREF", "DELETE_DEREF"]
 )
 _NAMES = frozenset(("LOAD_GLOBAL", "LOAD_GLOBAL_CALL", "LOAD_NAME"))
-_FRAME_READERS = frozenset(("locals", "vars", "dir", "eval", "exec"))
+READS_FRAME = frozenset(("locals", "vars", "dir", "eval", "exec"))
 """Functions that read all variables of the frame that calls them."""
 _WRITES = frozenset(("STORE_FAST", "DELETE_FAST"))
 
@@ -51,7 +51,7 @@ def _before(decoded: DecodedCode, index: int, live: list[frozenset[str]]) -> fro
         after -= {inst.arg}
     if inst.name in _READS:
         after |= {inst.arg}
-    if inst.name in _NAMES and inst.arg in _FRAME_READERS:
+    if inst.name in _NAMES and inst.arg in READS_FRAME:
         after |= frozenset(decoded.code.co_varnames)
     handler = decoded.handlers[index]
     return after | live[handler.target] if handler else after

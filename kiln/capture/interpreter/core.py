@@ -158,6 +158,11 @@ class Value:
 
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
         """An iterator: a value with `next`."""
+        found = s.classes.lookup(self.python_type(), "__iter__")
+        if found is None and s.classes.lookup(self.python_type(), "__getitem__") is not None:
+            return s.model.sequence_iterator(s, self)
+        if found is not None and found[1] is None:
+            raise s.error(TypeError, LACKING["__iter__"].format(self.type_name()))
         return s.call_special(self, "__iter__", [], {}, site)
 
     def next(self, s: CaptureState) -> Value | None:
@@ -280,6 +285,7 @@ class ObjectModel(Protocol):
     def exception(self, s: CaptureState, cls: type, args: tuple[object, ...]) -> Value: ...
     def constant(self, value: object) -> Value: ...
     def list_of(self, items: list[Value]) -> Value: ...
+    def sequence_iterator(self, s: CaptureState, value: Value) -> Value: ...
 
 
 @final

@@ -14,12 +14,13 @@ Handlers are registered by normal opcode name:
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import CodeType
+from types import CodeType, MappingProxyType
 from typing import Any, final
 from weakref import ref
 
 from kiln.capture.bytecode.assemble import Instr, parsed
 from kiln.capture.bytecode.decode import CodeFacts, DecodedCode
+from kiln.capture.bytecode.liveness import READS_FRAME
 from kiln.capture.bytecode.resume import NULL, InnerCall, ResumeOrigin
 from kiln.capture.interpreter.breaks import GraphBreak, Raised, UnsupportedOpcode
 from kiln.capture.interpreter.core import NOT_RESUMABLE, PUSH, Args, CallSite, CaptureState, Value
@@ -188,7 +189,7 @@ class SymbolicFrame:
         *("state", "code", "decoded", "rows", "locals", "cells", "stack", "saved", "consumed", "ip", "at", "kwnames"),
         "names",
         *("parent", "number", "step", "continuation", "globals", "function", "result", "running", "handled", "outer"),
-        *("is_generator", "finished", "pending"),
+        *("is_generator", "is_resumed", "finished", "pending"),
     )
 
     def __init__(
@@ -226,13 +227,25 @@ class SymbolicFrame:
         """The exceptions that handlers handle, innermost last; on the stack lies a HANDLED_BEFORE for each."""
         self.outer: tuple[Location, ...] | None = None
         self.is_generator = bool(code.co_flags & 0x20)
+        self.is_resumed = False
         self.pending: PendingCall | None = None
         """The call to make first."""
 
     @property
     def resumable(self) -> bool:
         """Whether the caller can continue after a break in this frame."""
-        return self.continuation.resumable and not self.lacks_free_variable() and not self.is_of_made_class()
+        made = self.is_of_made_class() or self.has_made_globals
+        return self.continuation.resumable and not self.lacks_free_variable() and not made
+
+    @property
+    def has_made_globals(self) -> bool:
+        """Whether its globals are a dict that is a value, as in code that `exec` runs."""
+        return isinstance(self.globals.dictionary, MappingProxyType)
+
+    @property
+    def knows_all(self) -> bool:
+        """Whether it has all variables of the function: a resume function gets those that its code names."""
+        return not self.is_resumed or READS_FRAME & set(self.code.co_names) != set()
 
     def is_of_made_class(self) -> bool:
         """Whether the frame refers to its class by `super()`, and that class is made while tracing."""
@@ -248,6 +261,7 @@ class SymbolicFrame:
 
     def enter(self, origin: ResumeOrigin) -> None:
         """Continue as the resume function with this origin and the arguments `locals`."""
+        self.is_resumed = True
         entry, inner = origin.entry, origin.inner
         self.ip = self.at = entry.target
         self.stack.extend(None if slot is NULL else self.locals[slot] for slot in entry.stack)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import final
 
 from kiln.capture.interpreter.core import CallSite, CaptureState, Value
+from kiln.capture.interpreter.native_calls import natives
 from kiln.capture.interpreter.variables import object as objects
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.sequence import List
@@ -27,3 +28,7 @@ class PythonObjectModel:
 
     def list_of(self, items: list[Value]) -> Value:
         return List(items)
+
+    def sequence_iterator(self, s: CaptureState, value: Value) -> Value:
+        """Over an object that has only `__getitem__`."""
+        return natives(s).call(iter, [value], {})

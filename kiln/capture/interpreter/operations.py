@@ -231,7 +231,7 @@ def dispatch(s: CaptureState, function: Function2, left: Value, right: Value) ->
 def overrides(s: CaptureState, function: Function2, left: Value, right: Value) -> bool:
     """Whether the right operand comes first: its class derives from the left one's and overrides the method."""
     mine, other = left.python_type(), right.python_type()
-    if mine is other or not issubclass(other, mine):
+    if mine is other or mine not in other.__mro__:
         return False
     name = SPECIAL[function][-1]
     return function in COMPARISONS or s.classes.lookup(mine, name) != s.classes.lookup(other, name)
@@ -427,6 +427,8 @@ def concatenate(s: CaptureState, left: Value, right: Value) -> Value | None:
     assert isinstance(left, Sequence)
     if not isinstance(right, Sequence) or isinstance(left, List) != isinstance(right, List):
         return None
+    if left.cls is right.cls is tuple and not (left.items(s) and right.items(s)):
+        return right if not left.items(s) else left
     return left.sibling([*left.items(s), *right.items(s)])
 
 
@@ -436,6 +438,8 @@ def repeat(s: CaptureState, left: Value, right: Value) -> Value | None:
     assert isinstance(left, Sequence)
     if not right.is_constant:
         return None
+    if left.cls is tuple and right.python_type() is int and right.constant(s) == 1:
+        return left
     try:
         return left.sibling(left.items(s) * right.constant(s))
     except TypeError as error:

@@ -1,7 +1,8 @@
 """Which callables written in C may be executed while tracing, and which are torch calls.
 
 A pure function depends only on its arguments and has no side effects: a call with constants is executed and its
-arguments are guarded. Functions that use files, clocks or random numbers are never executed while tracing.
+arguments are guarded. A confined one may also change its arguments, keep them, or call their methods: it is executed
+on stand-ins for them (`native_calls.py`). Functions that use files, clocks or random numbers are never executed.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from __future__ import annotations
 import math
 import operator
 import re
+import sys
 import types
 
 import torch
+
+from kiln.runtime.guards.reference import HEAP_TYPE
 
 PURE_TYPES = (
     *(int, float, bool, complex, str, bytes, tuple, frozenset, range, slice, type(None), type(...)),
@@ -25,8 +29,27 @@ PURE_FUNCTIONS: tuple[object, ...] = (
     *(abs, ascii, bin, chr, divmod, format, hash, hex, len, max, min, oct, ord, pow, repr, round, sum, callable),
     *(torch.promote_types, torch.result_type, torch.can_cast, torch.finfo, torch.iinfo, torch.get_default_dtype),
     *(torch._C._get_privateuse1_backend_name, torch.device, torch.is_floating_point, torch.is_complex),
-    *(math.sqrt, operator.index),
+    *(math.sqrt, operator.index, sys.intern),
 )
+IMMUTABLE_TYPE = 1 << 8
+"""The flag of classes whose attributes cannot be set: of those with `HEAP_TYPE`, those that are written in C."""
+CONFINED_MODULES = PURE_MODULES | {
+    *("builtins", "itertools", "collections", "_collections", "functools", "_functools", "operator", "re", "_sre"),
+    *("_heapq", "_bisect", "array", "binascii", "zlib", "_json", "_string", "_statistics", "_csv", "struct"),
+}
+"""Modules written in C whose functions and classes are confined."""
+CONFINED_FUNCTIONS: tuple[object, ...] = (
+    *(all, any, enumerate, filter, iter, map, next, range, reversed, sorted, zip, getattr, setattr, delattr),
+)
+"""Those of `builtins`, besides the pure ones. On objects of C, attributes are fields."""
+NOT_CONFINED: tuple[type, ...] = (
+    *(type, super, BaseException, staticmethod, classmethod, property, types.FunctionType, types.MethodType),
+    *(types.ModuleType, types.FrameType, types.CodeType, types.GeneratorType, types.CoroutineType, types.CellType),
+    *(types.AsyncGeneratorType, types.TracebackType, types.MethodWrapperType, types.BuiltinFunctionType),
+    *(types.MappingProxyType, types.SimpleNamespace, types.GetSetDescriptorType, types.MemberDescriptorType),
+    *(types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType),
+)
+"""Classes of `builtins` that reach beyond their instances."""
 WORLD_MODULES = frozenset(
     ("time", "posix", "_random", "random", "_io", "sys", "_thread", "select", "socket", "_socket", "signal", "gc")
 )
@@ -51,14 +74,38 @@ def is_pure(function: object) -> bool:
     return getattr(function, "__module__", None) in PURE_MODULES
 
 
+def is_confined(function: object) -> bool:
+    """Whether a builtin depends on its arguments alone and changes nothing else; it may call their methods."""
+    if isinstance(function, type):
+        return is_confined_class(function)
+    if is_pure(function) or any(function is known for known in CONFINED_FUNCTIONS):
+        return True
+    owner = getattr(function, "__objclass__", None)
+    bound = getattr(function, "__self__", None)
+    if owner is None and isinstance(bound, types.ModuleType):
+        return bound.__name__ in CONFINED_MODULES and bound.__name__ != "builtins"
+    if owner is None:
+        owner = bound if isinstance(bound, type) else type(bound)
+    return is_confined_class(owner)
+
+
+def is_confined_class(cls: type) -> bool:
+    """Whether the methods and the constructor of a class written in C are confined."""
+    known = is_written_in_c(cls) and cls.__module__ in CONFINED_MODULES
+    return known and cls is not object and not issubclass(cls, NOT_CONFINED)
+
+
+def is_written_in_c(cls: type) -> bool:
+    return not cls.__flags__ & HEAP_TYPE or bool(cls.__flags__ & IMMUTABLE_TYPE)
+
+
 def is_pure_class(cls: type) -> bool:
     """Whether calling a class written in C with constants makes an immutable object."""
     return id(cls) in _PURE
 
 
 def is_world(function: object) -> bool:
-    module = getattr(function, "__module__", None)
-    return module in WORLD_MODULES
+    return id(function) not in _PURE and getattr(function, "__module__", None) in WORLD_MODULES
 
 
 def is_torch_call(function: object) -> bool:

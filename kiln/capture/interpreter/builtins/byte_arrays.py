@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import types
 
-from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.core import Args, CaptureState, Handler, Kwargs, Value, handles
+from kiln.capture.interpreter.native_calls import natives
 from kiln.capture.interpreter.variables.byte_array import ByteArray
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.iterators import Lazy
@@ -33,7 +33,7 @@ def on_content(name: str) -> Handler:
     def run(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         target, *rest = args
         if not isinstance(target, ByteArray):
-            raise UnsupportedCall(function=f"bytearray.{name}", why="a bytearray from outside is not modelled")
+            return natives(s).call(function, args, kwargs)
         given = [plain(s, arg) for arg in rest]
         named = {key: plain(s, value) for key, value in kwargs.items()}
         try:
@@ -53,7 +53,7 @@ for _name, _function in vars(bytearray).items():
 @handles(bytearray)
 def make_byte_array(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if args and isinstance(args[0], Object):
-        raise UnsupportedCall(function="bytearray", why="its argument is an object of the program")
+        return natives(s).call(bytearray, args, kwargs)
     iterable = bool(args) and not args[0].is_constant and not isinstance(args[0], ByteArray)
     first: list[object] = [plain(s, List(all_items(s, args[0])))] if iterable else [plain(s, arg) for arg in args[:1]]
     given = [*first, *(plain(s, arg) for arg in args[1:])]
@@ -68,7 +68,7 @@ def iterate(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     """Like Python's, the iterator sees what changes meanwhile."""
     (target,) = args
     if not isinstance(target, ByteArray):
-        raise UnsupportedCall(function="bytearray.__iter__", why="a bytearray from outside is not modelled")
+        return natives(s).call(bytearray.__iter__, args, kwargs)
     content, position = target.content, [0]
 
     def step(s: CaptureState) -> Value | None:

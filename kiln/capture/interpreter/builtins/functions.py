@@ -5,20 +5,18 @@ from __future__ import annotations
 import abc
 import collections.abc
 import functools
-import inspect
 import itertools
 import math
 import operator
 import pdb
-import sys
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, final
 
 import torch
 
-from kiln.capture.interpreter.breaks import DebuggerCall, FrameInspection, Raised, SideEffectCall, UnsupportedCall
+from kiln.capture.interpreter.breaks import DebuggerCall, Raised, SideEffectCall, UnsupportedCall
 from kiln.capture.interpreter.builtins.class_statements import make_class, metaclass_of
 from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Kwargs, Value, handles
 from kiln.capture.interpreter.operations import (
@@ -49,7 +47,7 @@ from kiln.capture.interpreter.variables.iterators import (
 )
 from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, dict_iterator
 from kiln.capture.interpreter.variables.object import Object
-from kiln.capture.interpreter.variables.sequence import List, ReversedList, Sequence, Slice, Tuple, all_items
+from kiln.capture.interpreter.variables.sequence import List, ReversedList, Sequence, Slice, Tuple, all_items, consumed
 from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import HEAP_TYPE
@@ -279,11 +277,26 @@ def number(kind: type, special: tuple[str, ...]) -> Callable[[CaptureState, Args
         if isinstance(value, Object):
             for name in special:
                 if s.classes.lookup(value.cls, name) is not None:
-                    return s.call_special(value, name, [], {})
+                    return exactly(s, kind, value, name, s.call_special(value, name, [], {}))
         named = {name: arg.constant(s) for name, arg in kwargs.items()}
         return fold(s, functools.partial(kind, **named), *(arg.constant(s) for arg in args))
 
     return convert
+
+
+def exactly(s: CaptureState, kind: type, value: Value, name: str, result: Value) -> Value:
+    """What a special method made of `value`, which Python takes only if it is of the type itself."""
+    made = result.python_type()
+    if made is kind:
+        return result
+    if name == "__index__" and made is int and kind is float:
+        return fold(s, float, result.constant(s))
+    if issubclass(made, kind):  # with a warning
+        s.counters.consumed += 1
+        raise UnsupportedCall(function=kind.__name__, why=f"{name} returned a {made.__name__}")
+    if name == "__float__":
+        raise s.error(TypeError, f"{value.type_name()}.__float__ returned non-float (type {made.__name__})")
+    raise s.error(TypeError, f"{name} returned non-int (type {made.__name__})")
 
 
 for _rounding in ("floor", "ceil", "trunc"):
@@ -341,8 +354,14 @@ def builds(cls: type, make: Callable[[CaptureState, list[Value]], Value]) -> Non
         return make(s, all_items(s, args[0]) if args else [])
 
 
+@handles(tuple)
+def tuple_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    if args and isinstance(args[0], Tuple) and args[0].cls is tuple:
+        return args[0]
+    return Tuple(all_items(s, args[0]) if args else [])
+
+
 builds(list, lambda s, items: List(items))
-builds(tuple, lambda s, items: Tuple(items))
 builds(torch.Size, lambda s, items: Tuple(items, torch.Size))
 builds(set, lambda s, items: Set({item.key(s): item for item in items}))
 builds(frozenset, lambda s, items: Set({item.key(s): item for item in items}, frozenset))
@@ -465,13 +484,6 @@ def chain_from_iterable(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return chained(args[0].iterate(s))
 
 
-@handles(itertools.product)
-def product(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    repeat = kwargs["repeat"].constant(s) if "repeat" in kwargs else 1
-    rows = itertools.product(*(all_items(s, arg) for arg in args), repeat=repeat)
-    return List([Tuple(list(row)) for row in rows]).iterate(s)
-
-
 @handles(reversed)
 def reversed_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(args[0], Object) and s.classes.lookup(args[0].cls, "__reversed__") is not None:
@@ -493,18 +505,32 @@ def sort(s: CaptureState, items: list[Value], kwargs: Kwargs) -> list[Value]:
     key = kwargs.get("key")
     keyed = [(key.call(s, [item], {}) if key is not None and not key.is_constant else item, item) for item in items]
 
-    def order(a: tuple[Value, Value], b: tuple[Value, Value]) -> int:
-        less = compare(s, operator.lt, a[0], b[0]).truth(s)
-        return -1 if less else int(compare(s, operator.lt, b[0], a[0]).truth(s))
-
     reverse = "reverse" in kwargs and kwargs["reverse"].truth(s)
-    return [item for _, item in sorted(keyed, key=functools.cmp_to_key(order), reverse=reverse)]
+    ordered = sorted([(SortKey(s, rank), item) for rank, item in keyed], key=operator.itemgetter(0), reverse=reverse)
+    return [item for _, item in ordered]
+
+
+@final
+class SortKey:
+    """Sorts by `<` of the program, asked as often as `list.sort` asks."""
+
+    __slots__ = ("state", "value")
+
+    def __init__(self, s: CaptureState, value: Value) -> None:
+        self.state = s
+        self.value = value
+
+    def __lt__(self, other: SortKey) -> bool:
+        return compare(self.state, operator.lt, self.value, other.value).truth(self.state)
 
 
 @handles(sum)
 def sum_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    iterator = consumed(s, args[0])
     total = args[1] if len(args) > 1 else kwargs.get("start", Constant(0))
-    for item in all_items(s, args[0]):
+    if total.is_constant and isinstance(total.real(), (str, bytes)):
+        return fold(s, sum, [], total.constant(s))
+    while (item := iterator.next(s)) is not None:
         total = binary(s, operator.add, total, item)
     return total
 
@@ -516,18 +542,19 @@ def of_one_kind(items: list[Value]) -> bool:
 
 def extreme(function: Function2) -> Callable[[CaptureState, Args, Kwargs], Value]:
     def choose(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-        items = all_items(s, args[0]) if len(args) == 1 else list(args)
-        if not items:
-            if "default" in kwargs:
-                return kwargs["default"]
-            return fold(s, max if function is operator.gt else min, [])
         key = kwargs.get("key")
-        if any(isinstance(item, Symbolic) for item in items) and key is None and of_one_kind(items):
+        key = None if key is not None and key.is_constant and key.constant(s) is None else key
+        items = all_items(s, args[0]) if len(args) == 1 and key is None else list(args)
+        if key is None and any(isinstance(item, Symbolic) for item in items) and of_one_kind(items):
             pick = torch.sym_max if function is operator.gt else torch.sym_min
             return s.wrap(functools.reduce(pick, [item.torch_arg(s) for item in items]), None)
-        best = items[0]
+        iterator = consumed(s, args[0]) if len(args) == 1 and key is not None else List(items).iterate(s)
+        best = iterator.next(s)
+        if best is None:
+            known = max if function is operator.gt else min
+            return kwargs["default"] if "default" in kwargs else fold(s, known, [])
         rank = key.call(s, [best], {}) if key is not None else best
-        for item in items[1:]:
+        while (item := iterator.next(s)) is not None:
             other = key.call(s, [item], {}) if key is not None else item
             if compare(s, function, other, rank).truth(s):
                 best, rank = item, other
@@ -603,38 +630,13 @@ def partial(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(functools.reduce)
 def reduce(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    items = [*args[2:], *all_items(s, args[1])]
-    if not items:
+    iterator = consumed(s, args[1])
+    total = args[2] if len(args) > 2 else iterator.next(s)
+    if total is None:
         raise s.error(TypeError, "reduce() of empty iterable with no initial value")
-    total = items[0]
-    for item in items[1:]:
+    while (item := iterator.next(s)) is not None:
         total = args[0].call(s, [total, item], {})
     return total
-
-
-def looks_at_frame(function: Callable[..., object]) -> Callable[[CaptureState, Args, Kwargs], Value]:
-    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-        raise FrameInspection(function=function.__name__)
-
-    return handler
-
-
-for _inspecting in (locals, globals, eval, exec, sys._getframe, inspect.currentframe, inspect.stack):
-    handles(_inspecting)(looks_at_frame(_inspecting))
-
-
-@handles(dir)
-def dir_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    if not args:
-        raise FrameInspection(function="dir")
-    raise UnsupportedCall(function="dir", why="its result cannot be guarded")
-
-
-@handles(vars)
-def vars_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    if not args:
-        raise FrameInspection(function="vars")
-    return args[0].get_attr(s, "__dict__")
 
 
 def operator_handler(function: Function2, compute: Callable[..., Value]) -> None:

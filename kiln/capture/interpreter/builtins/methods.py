@@ -9,7 +9,8 @@ from typing import TypeVar
 
 from kiln.capture.interpreter.breaks import Raised, UnsupportedCall
 from kiln.capture.interpreter.builtins.functions import fill, sort
-from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Token, Value, handles
+from kiln.capture.interpreter.core import Args, CaptureState, Handler, Kwargs, Token, Value, handles
+from kiln.capture.interpreter.native_calls import natives
 from kiln.capture.interpreter.operations import contains, equal, fold
 from kiln.capture.interpreter.variables.classes import Class, refuse_in_init, refuse_in_new
 from kiln.capture.interpreter.variables.constant import Constant
@@ -37,20 +38,26 @@ def method(kind: type[K], types_: tuple[type, ...], *names: str) -> Callable[[Me
     """Register a method of several types. The handler gets the container itself; returning None means Python's None."""
 
     def register(handler: Method[K]) -> Method[K]:
-        def on_native(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-            target = native(args[0])
-            if not isinstance(target, kind):
-                raise UnsupportedCall(function=names[0], why=f"a {target.type_name()} from outside is not modelled")
-            result = handler(s, target, args[1:], kwargs)
-            return NONE if result is None else result
-
         for owner in types_:
             for name in names:
                 if hasattr(owner, name):
-                    handles(getattr(owner, name))(on_native)
+                    handles(getattr(owner, name))(on_native(kind, getattr(owner, name), handler))
         return handler
 
     return register
+
+
+def on_native(kind: type[K], function: Callable[..., object], method: Method[K]) -> Handler:
+    """The handler of a method: `method` on containers of this `kind`, the function itself on other objects."""
+
+    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        target = native(args[0])
+        if not isinstance(target, kind):
+            return natives(s).call(function, args, kwargs)
+        result = method(s, target, args[1:], kwargs)
+        return NONE if result is None else result
+
+    return handler
 
 
 def tokens_of(s: CaptureState, value: Value) -> dict[Token, Value]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import itertools
 import operator
 from collections.abc import Hashable
 
@@ -17,13 +16,6 @@ import kiln.capture.interpreter.polyfills as polyfills
 from kiln.capture.interpreter.core import Args, CaptureState, Handler, Kwargs, Value, handles
 
 POLYFILLS: dict[Hashable, object] = {
-    **{
-        getattr(itertools, name): getattr(polyfills, name)
-        for name in (
-            *("islice", "count", "repeat", "cycle", "accumulate", "takewhile", "dropwhile", "filterfalse", "starmap"),
-            *("compress", "pairwise", "zip_longest", "groupby", "combinations", "permutations"),
-        )
-    },
     **{getattr(operator, name): getattr(polyfills, name) for name in ("itemgetter", "attrgetter", "methodcaller")},
     functools.lru_cache: polyfills.lru_cache,
     collections._count_elements: polyfills.count_elements,  # type: ignore[attr-defined]

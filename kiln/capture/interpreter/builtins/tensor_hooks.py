@@ -27,6 +27,7 @@ from kiln.capture.interpreter.builtins.torch_functions import TorchModes
 from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Codegen, Kwargs, Value, handles
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.variables.function import Function
+from kiln.capture.interpreter.variables.made_namespace import MadeNamespace
 from kiln.capture.interpreter.variables.tensor import FinalCheck, RegionInputs, Tensor, from_torch, here, record
 from kiln.graph.trace.fake import FakeTensor, is_wrapped
 from kiln.graph.trace.log import RegisterHook
@@ -95,6 +96,8 @@ def captured_by(s: CaptureState, hook: Value) -> tuple[list[Value], Callable[...
     if not isinstance(hook, Function) or hook.original is not None:
         function: Callable[..., object] = hook.constant(s)
         return [], lambda: function
+    if isinstance(hook.namespace, MadeNamespace):
+        raise UnsupportedCall(function=HOOK, why="its globals are made here")
     code, space, count = hook.code, hook.namespace.dictionary, len(hook.cells)
     if any(cell.original is not None for cell in hook.cells):
         raise UnsupportedCall(function=HOOK, why=LATER)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import re
 import sys
 import types
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from typing import final
 
 import torch
 
-from kiln.capture.interpreter.breaks import SideEffectCall, UnsupportedCall
+from kiln.capture.interpreter.breaks import SideEffectCall, UnsupportedCall, UnsupportedOperation
 from kiln.capture.interpreter.core import (
     NOT_RESUMABLE,
     Args,
@@ -32,9 +31,10 @@ from kiln.capture.interpreter.core import (
     Value,
     wraps,
 )
-from kiln.capture.interpreter.pure import is_pure, is_torch_call, is_world
+from kiln.capture.interpreter.native_calls import AS_CONSTANT, call_handler, natives, progress
+from kiln.capture.interpreter.pure import is_confined, is_pure, is_torch_call, is_world
 from kiln.capture.interpreter.variables.cached_function import CACHED, call_cached
-from kiln.capture.interpreter.variables.function import BoundMethod, call_handler, handler_of, namespace
+from kiln.capture.interpreter.variables.function import BoundMethod, handler_of, namespace
 from kiln.capture.interpreter.variables.mapping import fresh
 from kiln.capture.interpreter.variables.tensor import record
 from kiln.runtime.guards.guard import GuardKind
@@ -109,7 +109,7 @@ class Builtin(Value):
 
 
 def call_unknown(s: CaptureState, function: Callable[..., object], args: Args, kwargs: Kwargs) -> Value:
-    """Pure functions of constants are computed; anything else breaks."""
+    """Pure functions of constants are computed, confined ones called on stand-ins; anything else breaks."""
     name = getattr(function, "__qualname__", None) or repr(function)
     if any(arg.is_torch for arg in (*args, *kwargs.values())) and any(
         getattr(arg, "fake", None) is not None for arg in (*args, *kwargs.values())
@@ -117,12 +117,18 @@ def call_unknown(s: CaptureState, function: Callable[..., object], args: Args, k
         raise UnsupportedCall(function=name, why="it is a C function, not one of torch, and gets a tensor")
     if is_world(function):
         raise SideEffectCall(function=name, why="it depends on more than its arguments, or has side effects")
+    if not is_confined(function):
+        raise UnsupportedCall(function=name, why="it is a C function that is not in the table of confined functions")
     if not is_pure(function):
-        raise UnsupportedCall(function=name, why="it is a C function that is not in the table of pure functions")
-    plain = [arg.constant(s) for arg in args]
-    named = {key: arg.constant(s) for key, arg in kwargs.items()}
-    if getattr(function, "__objclass__", None) is re.Pattern and any(map(callable, (*plain, *named.values()))):
-        raise UnsupportedCall(function=name, why="it calls a function of the program")
+        return natives(s).call(function, args, kwargs)
+    begun = progress(s)
+    try:
+        plain = [arg.constant(s) for arg in args]
+        named = {key: arg.constant(s) for key, arg in kwargs.items()}
+    except UnsupportedOperation as stop:
+        if stop.details["operation"] != AS_CONSTANT or progress(s) != begun:
+            raise
+        return natives(s).call(function, args, kwargs)
     try:
         return fresh(s, function(*plain, **named))
     except ERRORS as error:

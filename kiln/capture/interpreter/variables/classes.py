@@ -28,11 +28,12 @@ from kiln.capture.interpreter.core import (
     wraps,
 )
 from kiln.capture.interpreter.frame import running_frame
-from kiln.capture.interpreter.pure import is_pure_class
+from kiln.capture.interpreter.native_calls import call_handler, natives
+from kiln.capture.interpreter.pure import is_confined_class, is_pure_class, is_written_in_c
 from kiln.capture.interpreter.variables.builtin import call_unknown
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.exception import fill
-from kiln.capture.interpreter.variables.function import BoundMethod, call_handler, handler_of
+from kiln.capture.interpreter.variables.function import BoundMethod, handler_of
 from kiln.capture.interpreter.variables.made_class import emit_made_class, set_made_attr
 from kiln.capture.interpreter.variables.made_descriptor import MadeDescriptor
 from kiln.capture.interpreter.variables.object import (
@@ -216,7 +217,7 @@ def construct(s: CaptureState, value: Class, args: Args, kwargs: Kwargs, site: C
         or (handler_of(new[1]) is None and type(new[1]) is types.BuiltinFunctionType)
     ):
         if not can_be_bare(cls) or (new is not None and new[0] is not object and new[0] not in BARE_BASES):
-            raise UnsupportedCall(function=cls.__qualname__, why="its `__new__` is written in C and not supported")
+            return construct_foreign(s, value, args, kwargs, site)
         if cls.__flags__ & IS_ABSTRACT:
             raise abstract_error(s, cls)
         made = new_object(s, cls)
@@ -267,6 +268,25 @@ def new_exception(s: CaptureState, value: Class, args: Args, kwargs: Kwargs) -> 
     init = s.classes.lookup(value.cls, "__init__")
     made = new_object(s, value.cls)
     fill(s, made, args, kwargs, init=init is None or type(init[1]) is not types.FunctionType)
+    return made
+
+
+def construct_foreign(s: CaptureState, value: Class, args: Args, kwargs: Kwargs, site: CallSite) -> Value:
+    """An instance of a class written in C, or of one of the program that derives from it."""
+    cls = value.cls
+    if is_confined_class(cls):
+        return natives(s).call(cls, args, kwargs)
+    base = next(kind for kind in cls.__mro__ if is_written_in_c(kind))
+    if not is_confined_class(base):
+        raise UnsupportedCall(function=cls.__qualname__, why="its `__new__` is written in C and not supported")
+    if cls.__flags__ & IS_ABSTRACT:
+        raise abstract_error(s, cls)
+    made = natives(s).construct(cls, base, args, kwargs)
+    init = s.classes.lookup(cls, "__init__")
+    if init is not None and type(init[1]) is types.FunctionType:
+        value.own_attr(s, "__init__", init[1]).call(s, [made, *args], kwargs, site.discarding(made))
+    elif init is not None and init[0] is not object:
+        natives(s).call(init[1], [made, *args], kwargs)
     return made
 
 

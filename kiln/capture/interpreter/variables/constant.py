@@ -90,6 +90,8 @@ class Constant(Value):
         return token
 
     def get_item(self, s: CaptureState, key: Value, site: CallSite = NOT_RESUMABLE) -> Value:
+        if not key.is_constant and not key.is_torch and s.classes.lookup(type(self.value), "__getitem__") is not None:
+            return super().get_item(s, key, site)
         try:
             return s.wrap(self.constant(s)[key.constant(s)], None)
         except (TypeError, IndexError, KeyError) as error:

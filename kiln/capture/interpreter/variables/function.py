@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import functools
 import sys
-import traceback
 import types
 from collections.abc import Callable, Hashable
 from dataclasses import field
 from typing import Any, final
 
 from kiln.capture.bytecode.resume import origin_of
-from kiln.capture.interpreter.arity import error_of_call
 from kiln.capture.interpreter.breaks import DisabledCall, GraphBreak, PastStep, UnsupportedAttribute, UnsupportedCall
 from kiln.capture.interpreter.core import (
     HANDLERS,
@@ -36,6 +34,7 @@ from kiln.capture.interpreter.core import (
 from kiln.capture.interpreter.effects import SideEffect
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.variables.iterators import Generator
+from kiln.capture.interpreter.variables.made_namespace import MadeNamespace, module_of
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import recorded
@@ -169,10 +168,7 @@ class Namespace:
         self.path = path
         self.values: dict[str, Value] = {}
         self.root = root
-        name = dictionary.get("__name__")
-        module = sys.modules.get(name) if isinstance(name, str) else None
-        own = module is not None and getattr(module, "__dict__", None) is dictionary
-        self.module = name if own and isinstance(name, str) else None
+        self.module = module_of(dictionary)
 
     def source(self, name: str) -> Source | None:
         if self.root:
@@ -200,8 +196,18 @@ class Namespace:
         return s.wrap(builtins[name], BuiltinSource(name))
 
     def store(self, s: CaptureState, name: str, value: Value) -> None:
+        if id(self.dictionary) in s.identities.objects:
+            raise UnsupportedCall(function=f"global {name}", why="the dict of the module is also used as a dict")
         self.values[name] = value
         s.effects.note(GlobalEffect(self, name))
+
+    def name(self, s: CaptureState) -> Value:
+        """The `__module__` of functions."""
+        return s.wrap(self.dictionary.get("__name__"), None)
+
+    def emit(self, g: Codegen) -> Dict | None:
+        g.body.const(self.dictionary)
+        return None
 
 
 @final
@@ -284,7 +290,7 @@ class Function(Value):
     def __init__(
         self,
         code: types.CodeType,
-        space: Namespace,
+        space: Namespace | MadeNamespace,
         source: Source | None = None,
         original: types.FunctionType | None = None,
     ) -> None:
@@ -370,6 +376,14 @@ class Function(Value):
         made = DERIVED.get(name)
         return made(s, self) if made is not None else self.attrs.find(s, name)
 
+    def annotated(self, s: CaptureState) -> Value:
+        """Its annotations, which are a tuple of names and values until they are asked for."""
+        if "__annotations__" not in self.renamed:
+            parts = self.annotations.items(s) if isinstance(self.annotations, Tuple) else []
+            items = {name.constant(s): (name, value) for name, value in zip(parts[::2], parts[1::2], strict=True)}
+            self.renamed["__annotations__"] = Dict(items)
+        return self.renamed["__annotations__"]
+
     def _original_attr(self, s: CaptureState, name: str) -> Value | None:
         source = self.source
         if name in self.original.__dict__:
@@ -393,7 +407,7 @@ class Function(Value):
             return
         g.body.const(types.FunctionType)
         g.body.const(self.code)
-        g.body.const(self.namespace.dictionary)
+        unfilled = self.namespace.emit(g)
         g.body.const(self.code.co_name)
         g.emit(Tuple(self.defaults))
         for cell in self.cells:
@@ -401,10 +415,16 @@ class Function(Value):
         g.body.op("BUILD_TUPLE", len(self.cells))
         g.body.call(5)
         g.remember(self)
+        if unfilled is not None:
+            g.emit(unfilled)
+            unfilled.emit_fill(g)
+            g.body.op("POP_TOP")
         if self.kwdefaults:
             g.emit(Dict(_named(g.state, self.kwdefaults)))
             g.body.op("COPY", 2)
             g.body.op("STORE_ATTR", "__kwdefaults__")
+        if self.annotations is not None:
+            self.annotated(g.state)
         named = {str(name): value for name, (_, value) in self.attrs.items(g.state).items()}
         for name, value in {**self.renamed, **named}.items():
             g.emit(value)
@@ -420,13 +440,13 @@ def _doc(s: CaptureState, function: Function) -> Value:
 DERIVED: dict[str, Callable[[CaptureState, Function], Value]] = {
     "__name__": lambda s, f: s.const(f.code.co_name),
     "__qualname__": lambda s, f: s.const(f.code.co_qualname),
-    "__module__": lambda s, f: s.wrap(f.namespace.dictionary.get("__name__"), None),
+    "__module__": lambda s, f: f.namespace.name(s),
     "__doc__": _doc,
     "__code__": lambda s, f: s.const(f.code),
     "__defaults__": lambda s, f: Tuple(list(f.defaults)) if f.defaults else s.const(None),
     "__kwdefaults__": lambda s, f: s.const(None) if not f.kwdefaults else Dict(_named(s, f.kwdefaults)),
     "__closure__": lambda s, f: Tuple(list(f.cells)) if f.cells else s.const(None),
-    "__annotations__": lambda s, f: Dict({}),
+    "__annotations__": lambda s, f: f.annotated(s),
 }
 """Attributes of a function made in the frame."""
 
@@ -450,29 +470,6 @@ def refuse_opaque(function: types.FunctionType) -> None:
     why = next((why for package, why in OPAQUE.items() if f"{module}.".startswith(f"{package}.")), "")
     if why:
         raise UnsupportedCall(function=function.__qualname__, why=why)
-
-
-HANDLER_FRAMES = 3
-"""Of `call_handler`, a handler, and what the handler of a method wraps: deeper ones are faults of the compiler."""
-
-
-COMPREHENSIONS = ("<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>")
-
-
-def call_handler(
-    s: CaptureState, function: Callable[..., object], handler: Handler, args: Args, kwargs: Kwargs
-) -> Value:
-    """The handler of a builtin. Arguments that it cannot take apart do not fit: Python says so."""
-    if (refused := error_of_call(function, len(args), kwargs)) is not None:
-        raise s.error(TypeError, *refused.args)
-    try:
-        return handler(s, args, kwargs)
-    except (IndexError, ValueError, TypeError) as error:
-        frames = traceback.extract_tb(error.__traceback__, HANDLER_FRAMES + 2)
-        if sum(frame.name not in COMPREHENSIONS for frame in frames) > HANDLER_FRAMES:
-            raise
-        name = getattr(function, "__qualname__", repr(function))
-        raise UnsupportedCall(function=name, why="its arguments do not fit") from error
 
 
 def handler_of(function: object) -> Handler | None:

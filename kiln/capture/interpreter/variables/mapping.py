@@ -12,6 +12,7 @@ number of its items, its values by their position, and its keys only where the p
 from __future__ import annotations
 
 import enum
+import sys
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
@@ -142,6 +143,8 @@ class Dict(Container):
         return items
 
     def change(self, s: CaptureState) -> dict[Token, tuple[Value, Value]]:
+        if self.original is not None and is_namespace(self.original):
+            raise self.unsupported("change", "it is the dict of a module")
         if self.counted:
             guard_keys(s, self)
         items = self.items(s)
@@ -213,6 +216,8 @@ class Dict(Container):
             g.body.call(1)
         elif self.cls is dict:
             g.body.op("BUILD_MAP", 0)
+        elif self.cls is types.MappingProxyType:
+            super().emit(g)
         else:
             emit_class(g, self.cls)
             g.body.call(0)
@@ -239,6 +244,12 @@ class Dict(Container):
                 g.emit(operand)
             g.body.call(3)
             g.body.op("POP_TOP")
+
+
+def is_namespace(dictionary: Mapping[Token, object]) -> bool:
+    """Whether it is the dict of a module, which functions read as their globals."""
+    module = sys.modules.get(str(dictionary.get("__name__")))
+    return module is not None and vars(module) is dictionary
 
 
 def emit_refill(g: Codegen, container: Value, fresh: Value, base: type) -> None:

@@ -33,6 +33,7 @@ from kiln.capture.interpreter.core import (
     wraps,
 )
 from kiln.capture.interpreter.effects import SideEffect, emit_attribute, emit_deletion
+from kiln.capture.interpreter.pure import is_written_in_c
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.exception import (
     OWN_FIELDS,
@@ -43,6 +44,7 @@ from kiln.capture.interpreter.variables.exception import (
     is_field,
     set_field,
 )
+from kiln.capture.interpreter.variables.foreign import ForeignPart, is_written
 from kiln.capture.interpreter.variables.function import BoundMethod, handler_of
 from kiln.capture.interpreter.variables.made_descriptor import MadeDescriptor
 from kiln.capture.interpreter.variables.mapping import Dict, Set
@@ -87,6 +89,12 @@ def store_field(s: CaptureState, error: Object, name: str, value: Value | None) 
     error.put_attr(s, name, converted(s, name, value))
 
 
+def is_slot(cls: type, name: str) -> bool:
+    """Whether instances hold the name outside of their dict."""
+    found = next((vars(kind)[name] for kind in cls.__mro__ if name in vars(kind)), None)
+    return isinstance(found, SLOT)
+
+
 Native = Dict | Set | Sequence
 """The container inside an object whose class derives from a container."""
 
@@ -94,7 +102,7 @@ Native = Dict | Set | Sequence
 class Object(Value):
     """An instance of a class; `original` is the object from outside, MISSING if it was made in the frame."""
 
-    __slots__ = ("attrs", "cls", "native", "original")
+    __slots__ = ("attrs", "cls", "foreign", "native", "original")
 
     def __init__(self, cls: type, source: Source | None = None, original: Any = MISSING) -> None:
         self.cls = cls
@@ -102,6 +110,7 @@ class Object(Value):
         self.original = original
         self.attrs: dict[str, Value | None] = {}
         self.native: Native | None = None
+        self.foreign: ForeignPart | None = None
 
     def python_type(self) -> type:
         return self.cls
@@ -149,7 +158,7 @@ class Object(Value):
     def instance_names(self) -> list[str]:
         """The current keys of the instance's dict."""
         names = list(plain_dict(self.original)) if self.original is not MISSING else []
-        names += [name for name in self.attrs if name not in names]
+        names += [name for name in self.attrs if name not in names and not is_slot(self.cls, name)]
         return [name for name in names if self.attrs.get(name, True) is not None and not self.is_field(name)]
 
     def is_field(self, name: str) -> bool:
@@ -254,6 +263,10 @@ class Object(Value):
     def key(self, s: CaptureState) -> Token:
         """Itself, if it is hashed by identity; guarded to be the same object."""
         found = s.classes.lookup(self.cls, "__hash__")
+        if found is not None and self.foreign is not None and not is_written(s, self.cls, "__hash__", "__eq__"):
+            plain = self.foreign.plain()
+            if isinstance(plain, Hashable) and plain is not MISSING:
+                return plain
         if found is None or found[1] is not object.__hash__:
             raise self.unsupported("hash", "its class defines its own hash")
         if self.original is MISSING:
@@ -265,6 +278,8 @@ class Object(Value):
     def torch_arg(self, s: CaptureState) -> object:
         if self.native is not None:
             return self.native.torch_arg(s)
+        if self.foreign is not None and isinstance(number := self.foreign.plain(), (int, float, complex)):
+            return number
         return super().torch_arg(s)
 
     def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
@@ -285,22 +300,29 @@ class Object(Value):
         if issubclass(self.cls, BaseException):
             emit_exception(self, self, g)
             return
-        base = next((kind for kind in CONTAINERS if issubclass(self.cls, kind)), object)
-        if base in (tuple, frozenset):
-            raise UnsupportedValue(type=self.type_name(), why="it derives from an immutable container")
-        g.body.const(base.__new__)
-        emit_class(g, self.cls)
-        g.body.call(1)
-        g.remember(self)
+        if self.foreign is not None:
+            self.foreign.emit(self, g)
+        else:
+            emit_bare(self, g)
         if isinstance(self.attrs, OwnItems):
             g.body.op("COPY", 1)
             g.body.op("COPY", 2)
             g.body.op("STORE_ATTR", "__dict__")
-        if self.native is not None:
-            emit_native(self.native, base, g)
         for name, value in self.attrs.items():
             if value is not None:
                 emit_attribute(g, self.cls, name, value)
+
+
+def emit_bare(value: Object, g: Codegen) -> None:
+    base = next((kind for kind in CONTAINERS if issubclass(value.cls, kind)), object)
+    if base in (tuple, frozenset):
+        raise UnsupportedValue(type=value.type_name(), why="it derives from an immutable container")
+    g.body.const(base.__new__)
+    emit_class(g, value.cls)
+    g.body.call(1)
+    g.remember(value)
+    if value.native is not None:
+        emit_native(value.native, base, g)
 
 
 @final
@@ -554,6 +576,8 @@ def from_slot(s: CaptureState, value: Value, name: str, raw: Any) -> Value | Non
     modelled = modelled_descriptor(s, value, name, raw)
     if modelled is not None:
         return modelled
+    if isinstance(value, Object) and value.foreign is not None and is_written_in_c(raw.__objclass__):
+        return value.foreign.read(name)
     if real is MISSING:
         return field_of(s, value, name) if isinstance(value, Object) and value.is_field(name) else None
     s.guard_type(value)
@@ -708,7 +732,7 @@ def native_class_method(
     s: CaptureState, cls: type, raw: types.ClassMethodDescriptorType, owner: Callable[[], Value]
 ) -> Value:
     """A class method of `cls` that is written in C; its handler, if there is one, gets the class first."""
-    if handler_of(raw) is None:
+    if handler_of(raw) is None and cls not in s.classes.made:
         return s.wrap(raw.__get__(None, cls), None)
     return BoundMethod(s.wrap(raw, None), owner())
 

@@ -97,10 +97,12 @@ class Sequence(Value):
         return self.length(s) != 0
 
     def get_item(self, s: CaptureState, key: Value, site: CallSite = NOT_RESUMABLE) -> Value:
-        index = key.constant(s)
+        index = as_index(s, key)
         items = self.items(s)
         if isinstance(index, slice):
-            return self.sibling(items[index])
+            cut = items[index]
+            whole = self.cls is tuple and len(cut) == len(items) and index.step in (None, 1)
+            return self if whole else self.sibling(cut)
         try:
             found: Value = items[index]
             return found
@@ -184,7 +186,7 @@ class List(Sequence, Container):
         return items
 
     def set_item(self, s: CaptureState, key: Value, value: Value, site: CallSite = NOT_RESUMABLE) -> None:
-        index = key.constant(s)
+        index = as_index(s, key)
         items = self.change(s)
         try:
             items[index] = all_items(s, value) if isinstance(index, slice) else value  # type: ignore[assignment]
@@ -193,7 +195,7 @@ class List(Sequence, Container):
 
     def del_item(self, s: CaptureState, key: Value, site: CallSite = NOT_RESUMABLE) -> None:
         try:
-            del self.change(s)[key.constant(s)]
+            del self.change(s)[as_index(s, key)]
         except (IndexError, TypeError) as error:
             raise s.error(type(error), *error.args) from None
 
@@ -325,11 +327,23 @@ class ReversedList(Value):
         return items[self.index + 1]
 
     def emit(self, g: Codegen) -> None:
-        g.body.const(iterate_down_from)
+        outside = self.sequence.original
+        if isinstance(outside, list) and len(outside) <= self.index:  # the effects that lengthen it come later
+            g.body.const(iterate_down_from)
+            g.emit(self.sequence)
+            g.body.const(self.index)
+            g.body.call(2)
+            g.remember(self)
+            return
+        g.body.const(reversed)
         g.emit(self.sequence)
-        g.body.const(self.index)
-        g.body.call(2)
+        g.body.call(1)
         g.remember(self)
+        g.body.op("LOAD_ATTR", "__setstate__")
+        g.body.const(self.index)
+        g.body.call(1)
+        g.body.op("POP_TOP")
+        g.emit(self)
 
 
 def iterate_down_from(items: list[object], index: int) -> Iterator[object]:
@@ -372,16 +386,34 @@ class Slice(Value):
         g.body.call(len(self.parts))
 
 
+def as_index(s: CaptureState, key: Value) -> Any:
+    """A subscript as a number or a slice of numbers, by the `__index__` of the program if it has one."""
+    if isinstance(key, Slice):
+        return slice(*[as_index(s, part) for part in key.parts])
+    if key.is_constant or key.is_torch or s.classes.lookup(key.python_type(), "__index__") is None:
+        return key.constant(s)
+    found = s.call_special(key, "__index__", [], {})
+    if not issubclass(found.python_type(), int):
+        raise s.error(TypeError, f"__index__ returned non-int (type {found.type_name()})")
+    return found.constant(s)
+
+
 def all_items(s: CaptureState, value: Value) -> list[Value]:
     """Everything an iterable yields."""
     if isinstance(value, Sequence) and value.cls in (list, tuple, torch.Size):
         return list(value.items(s))
-    iterator = value.iterate(s)
-    s.counters.consumed += iterator is value
+    iterator = consumed(s, value)
     items = []
     while (item := iterator.next(s)) is not None:
         items.append(item)
     return items
+
+
+def consumed(s: CaptureState, value: Value) -> Value:
+    """An iterator over `value`, which the current instruction advances: a break behind it is one in front of it."""
+    iterator = value.iterate(s)
+    s.counters.consumed += iterator is value
+    return iterator
 
 
 def is_fixed(s: CaptureState, value: Value) -> bool:
