@@ -196,8 +196,11 @@ class ShapeEnv:
         self.decide(rel_eq(value, number), where)
         return number
 
-    def assume(self, relation: Relation | bool, where: Location | None = None) -> None:
-        """A fact: a guard, or a check in the compiled code where data decide. Raises KILN2103 when it cannot hold."""
+    def assume(self, relation: Relation | bool, where: Location | None = None, *, checked: bool = False) -> None:
+        """A fact: a guard, or a check in the compiled code where data decide, unless it is `checked` elsewhere.
+
+        Raises KILN2103 when it cannot hold.
+        """
         answer = self.known(relation)
         if answer is False:
             raise FalseAssertion(at=where, relation=relation, reason="it contradicts what is known of these sizes")
@@ -206,6 +209,9 @@ class ShapeEnv:
         backed = self.has_hint(relation)
         if backed and not self._holds(relation):
             raise FalseAssertion(at=where, relation=relation, reason="the inputs of this call break it")
+        if checked and not backed:
+            self._facts.learn(relation)
+            return
         self._record(self._guards if backed else self._checks, relation, where)
 
     def _holds(self, relation: Relation) -> bool:

@@ -24,13 +24,13 @@ from kiln.capture.interpreter.speculation import Speculation, Speculations
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import all_nodes
-from kiln.graph.trace.condition import equality, evaluate, integer_value
+from kiln.graph.trace.condition import equality, evaluate, integer_value, size_read
 from kiln.graph.trace.fake import FakeTensor
 from kiln.support.errors import KilnError
 from kiln.support.records import dataclass
 from kiln.symbolic.expr import Expr, Symbol
-from kiln.symbolic.node import SymNode
-from kiln.symbolic.relation import Relation
+from kiln.symbolic.node import SymNode, from_sym
+from kiln.symbolic.relation import Relation, rel_eq
 from kiln.symbolic.values import AllOf, AnyOf, Given, Real, assume_truth, compare, invert, known_truth
 
 LARGEST_SPECULATED = 64
@@ -120,9 +120,19 @@ def speculated_value(s: CaptureState, fake: torch.Tensor) -> torch.Tensor | None
     """The value of a small tensor that depends on integer inputs alone; the call checks that it is the same."""
     if not s.policy.speculate_values:
         return None
-    node = integer_value(s.recorder, fake, LARGEST_SPECULATED)
-    if node is None:
+    env = s.recorder.env
+    sizes = [from_sym(size) for size in fake.shape if isinstance(size, torch.SymInt)]
+    unknown = [
+        symbol for size in sizes if isinstance(size, Expr) and not env.has_hint(size) for symbol in size.free_symbols()
+    ]
+    if not all([env.has_hint(symbol) or speculated_size(s, symbol) for symbol in unknown]):
         return None
+    node = integer_value(s.recorder, fake, LARGEST_SPECULATED)
+    return speculated(s, node) if node is not None else None
+
+
+def speculated(s: CaptureState, node: Node) -> torch.Tensor:
+    """The value of `node` in this call, which the check in front of the region asks for."""
     known = s.part(DataValues).speculated
     value = known.get(node)
     if value is None:
@@ -130,6 +140,21 @@ def speculated_value(s: CaptureState, fake: torch.Tensor) -> torch.Tensor | None
         condition = equality(s.recorder, node, value)
         s.part(Speculations).assumed[condition] = Speculation(condition, True, running_frame(s).location())
     return value
+
+
+def speculated_size(s: CaptureState, symbol: Symbol) -> bool:
+    """Take a size that integer inputs decide as what it is in this call, which the call checks."""
+    node = size_read(s.recorder, symbol) if s.policy.speculate_values else None
+    if node is None:
+        return False
+    found, env = s.part(DataValues).steps, s.recorder.env
+    relation = rel_eq(symbol, int(speculated(s, node)))
+    if env.known(relation) is False:  # what was taken as likely is wrong: the next attempt knows
+        if symbol not in found:
+            return False
+        raise ValueNeeded(*found[symbol])
+    env.assume(relation, checked=True)
+    return env.known(relation) is True
 
 
 def assume(s: CaptureState, tensor: FakeTensor | None = None, expected: bool = True) -> None:

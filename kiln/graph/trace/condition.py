@@ -6,13 +6,14 @@
                                     return %2
 
 Such a graph is small and pure, has no gradient and reads only the caller's tensors, so it can be evaluated on the real
-inputs while tracing, and again before each call. Floating-point values differ in every call and select no variant; but
-a float in a CPU tensor of rank 0 is a counter or a setting, such as the step count of an optimizer.
+inputs while tracing, and again before each call. Sizes in it may depend on data, which its host reads find.
+Floating-point values differ in every call and select no variant; but a float in a CPU tensor of rank 0 is a counter or
+a setting, such as the step count of an optimizer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -23,8 +24,9 @@ from kiln.graph.ir.rewrite import symbols_of
 from kiln.graph.trace.constant_value import PURE_KINDS
 from kiln.graph.trace.inputs import InputRecord
 from kiln.graph.trace.recorder import Recorder
+from kiln.plan.overloads import is_random, written_arguments
 from kiln.symbolic import Symbol
-from kiln.tensor.spec import TensorSpec
+from kiln.tensor.spec import ScalarSpec, TensorSpec
 
 LARGEST = 1 << 22
 """Elements of the largest tensor in the computation of a condition."""
@@ -40,24 +42,37 @@ def integer_value(recorder: Recorder, fake: torch.Tensor, largest: int) -> Node 
     return _value(recorder, fake, largest, scalars=False)
 
 
+def size_read(recorder: Recorder, symbol: Symbol) -> Node | None:
+    """The node whose value is a size that data decide, if it depends on integer and boolean inputs only."""
+    read = _host_reads(recorder).get(symbol)
+    return _admitted(recorder, read.inputs[0], scalars=False) if read is not None else None
+
+
 def _value(recorder: Recorder, fake: torch.Tensor, largest: int, scalars: bool) -> Node | None:
     root = recorder.node_of(fake)
-    size = root.tensor.numel()
-    if not isinstance(size, int) or not 0 < size <= largest:
+    size = recorder.env.simplify(root.tensor.numel())
+    if not isinstance(size, int) or size > largest:
         return None
-    needed = _dependencies([root])
+    return _admitted(recorder, root, scalars)
+
+
+def _admitted(recorder: Recorder, root: Node, scalars: bool) -> Node | None:
+    """`root`, if it can be computed before the region."""
+    reads = _host_reads(recorder)
+    needed = _dependencies([root], reads)
     if not all(_is_admitted(node, scalars) for node in needed):
         return None
-    symbols = symbols_of(needed)  # a size that depends on data has no number yet
+    symbols = symbols_of(needed) - reads.keys()
     return root if not symbols or symbols <= _bound_symbols(recorder.inputs) else None
 
 
 def condition_graph(recorder: Recorder, roots: Sequence[Node]) -> tuple[Graph, list[InputRecord]]:
     """The graph of `roots`, and its inputs."""
-    needed = _dependencies(roots)
+    reads = _host_reads(recorder)
+    needed = _dependencies(roots, reads)
     kept = [node for node in recorder.nodes if node in needed]
     records = [record for record in recorder.inputs if record.node in needed]
-    missing = symbols_of(needed) - _bound_symbols(records)
+    missing = symbols_of(needed) - _bound_symbols(records) - reads.keys()
     for record in recorder.inputs:
         if record.node not in needed and missing & _bound_symbols([record]):
             records.append(record)
@@ -88,8 +103,16 @@ def equality(recorder: Recorder, root: Node, value: torch.Tensor) -> Node:
     return emit.node("all", same, axes=tuple(range(root.tensor.rank))) if root.tensor.rank else same
 
 
-def _dependencies(roots: Sequence[Node]) -> dict[Node, None]:
-    """The roots and all that they are computed from."""
+def _host_reads(recorder: Recorder) -> dict[Symbol, Node]:
+    """The nodes that read numbers on the host, by the symbol of the number."""
+    if not recorder.env.unbacked:
+        return {}
+    reads = [(node.spec, node) for node in recorder.nodes if node.op.name == "local_scalar"]
+    return {spec.value: node for spec, node in reads if isinstance(spec, ScalarSpec) and isinstance(spec.value, Symbol)}
+
+
+def _dependencies(roots: Sequence[Node], reads: Mapping[Symbol, Node]) -> dict[Node, None]:
+    """The roots and all that they are computed from, with the reads of their sizes."""
     found: dict[Node, None] = {}
     pending = list(roots)
     while pending:
@@ -97,11 +120,17 @@ def _dependencies(roots: Sequence[Node]) -> dict[Node, None]:
         if node not in found:
             found[node] = None
             pending += node.inputs
+            if reads:
+                pending += [reads[symbol] for symbol in symbols_of([node]) if symbol in reads]
     return found
 
 
 def _is_admitted(node: Node, scalars: bool) -> bool:
     spec = node.spec
+    if node.op.name == "local_scalar":
+        return True
+    if isinstance(spec, tuple):
+        return _is_pure_call(node)
     if not isinstance(spec, TensorSpec) or node.op.name == "empty":
         return False
     size = spec.numel()
@@ -110,7 +139,15 @@ def _is_admitted(node: Node, scalars: bool) -> bool:
     if node.op.name == "input":
         scalar = scalars and not spec.rank and spec.device.type == "cpu"
         return not (spec.dtype.is_complex or (spec.dtype.is_floating_point and not scalar))
-    return node.op.kind in PURE_KINDS or node.op.name == "constant_tensor"
+    return node.op.kind in PURE_KINDS or node.op.name in ("constant_tensor", "item") or _is_pure_call(node)
+
+
+def _is_pure_call(node: Node) -> bool:
+    """Whether it is a call of one of ATen's operators that depends on its arguments alone."""
+    target = node.attrs.get("target") if node.op.name == "aten" else None
+    if not isinstance(target, str) or not target.startswith("aten."):
+        return False
+    return not is_random(target) and not written_arguments(target)
 
 
 def _bound_symbols(records: Iterable[InputRecord]) -> frozenset[Symbol]:

@@ -336,3 +336,29 @@ def marks_static(x):
 def pads_by_tensors(x, left, right):
     padded = F.pad(x[None], (left, right), mode="constant")
     return padded[..., : padded.shape[-1] - 1]
+
+
+GRIDS = [[[1, 2, 3], [2, 1, 2]], [[1, 2, 3], [2, 1, 2]], [[1, 2, 3], [1, 2, 2]], [[1, 2, 5]]]
+
+
+@TABLE.add(lambda: [(torch.tensor(grid), torch.randn(10, 2)) for grid in GRIDS])
+def splits_by_a_grid(grid, x):
+    ends = torch.repeat_interleave(grid[:, 1] * grid[:, 2], grid[:, 0]).cumsum(0, dtype=torch.int32)
+    ends = F.pad(ends, (1, 0))
+    return torch.cat([part * 2 for part in torch.split(x, (ends[1:] - ends[:-1]).tolist(), dim=0)])
+
+
+@TABLE.add(lambda: [(torch.tensor(grid), torch.randn(10, 2)) for grid in GRIDS])
+def branches_on_sizes_of_a_grid(grid, x):
+    return x + 1 if torch.repeat_interleave(grid[:, 1] * grid[:, 2], grid[:, 0]).max() > 5 else x - 1
+
+
+@TABLE.add(lambda: [(torch.tensor(ids), torch.randn(4)) for ids in ([1, 3, 2, 3], [1, 1, 2, 3], [3, 1, 1, 1])])
+def begins_at_a_token(ids, x):
+    places = (ids == 3).nonzero().flatten().tolist()
+    return x[places[0] :] if places else x
+
+
+@TABLE.add(lambda: [(torch.tensor(mask), torch.randn(4)) for mask in ([[1, 1], [1, 1]], [[1, 1], [0, 1]])])
+def branches_on_distinct_lengths(mask, x):
+    return x if len(mask.sum(1).unique()) > 1 else x * 2

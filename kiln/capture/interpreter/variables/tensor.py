@@ -48,6 +48,7 @@ from kiln.capture.interpreter.data_values import (
     number_hidden,
     number_made,
     past_step,
+    speculated_size,
     speculated_value,
     value_needed,
 )
@@ -552,7 +553,8 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
     plain = tuple([arg.torch_arg(s) for arg in args])
     named = {name: arg.torch_arg(s) for name, arg in kwargs.items()}
     first = args[0] if args and isinstance(args[0], Tensor) else None
-    if s.needed and is_needed(s):
+    needed_now = bool(s.needed) and is_needed(s)
+    if needed_now and not s.policy.speculate_values:
         raise DataDependentValue(operation=target_name(target))
     unbacked = len(s.recorder.env.unbacked)
     changed = None if target == "requires_grad_" else first  # which marks one view, not its memory
@@ -572,6 +574,10 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
         raise failed from error
     if len(s.recorder.env.unbacked) != unbacked or isinstance(result, torch.SymFloat):
         note_data_numbers(s, args, result, unbacked)
+    if needed_now and not all([speculated_size(s, symbol) for symbol in s.recorder.env.unbacked[unbacked:]]):
+        unknown = DataDependentValue(operation=target_name(target))
+        unknown.resumable = False  # the call is recorded already: restart and break in front of it
+        raise unknown
     if before is not None and before != needing_gradients(s, changed):
         stop = UnsupportedCall(function=target_name(target), why="it makes an input of the region require gradients")
         stop.resumable = False  # the call is recorded already: restart and break in front of it
