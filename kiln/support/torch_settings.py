@@ -47,10 +47,13 @@ INSTEAD = {
 def changed_settings() -> Iterator[tuple[str, object]]:
     """Name and value of the settings above that the program has changed."""
     config = sys.modules.get(CONFIG)
-    is_default = getattr(config, "_is_default", None)
+    is_default, entries = getattr(config, "_is_default", None), getattr(config, "_config", {})
     for name in INSTEAD:
         if is_default is not None and hasattr(config, name) and not is_default(name):
-            yield name, getattr(config, name)
+            value = getattr(config, name)
+            # `torch.cond` sets some of them and sets them back, which torch counts as a change.
+            if value != getattr(entries.get(name), "default", None):
+                yield name, value
 
 
 def is_torch_compiler_loaded() -> bool:

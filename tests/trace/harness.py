@@ -82,7 +82,7 @@ def _tangent(recorder: Recorder, output: Any, name: str) -> torch.Tensor:
     fake = recorder.fake_of(node)
     sizes = [recorder.env.hint(size) for size in spec.sizes]
     real = tangent_of(torch.empty(sizes, dtype=spec.dtype, device=spec.device))
-    recorder.inputs.append(InputRecord(name, LocalSource(name), fake, real, node, spec, _leaf=fake))
+    recorder.inputs.append(InputRecord(name, LocalSource(name), fake, real, node, spec, fake.storage_view, _leaf=fake))
     return fake
 
 

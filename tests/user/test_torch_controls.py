@@ -159,6 +159,8 @@ def test_settings_that_are_not_followed_are_said_once(run: Run) -> None:
         import torch, torch._dynamo, kiln
         torch._dynamo.config.recompile_limit = 64
         torch._dynamo.config.verbose = True
+        with torch._dynamo.config.patch(accumulated_recompile_limit=7):
+            pass
         for _ in range(2):
             kiln.compile(lambda x: x + 1)(torch.ones(2))
             kiln.compile(lambda x: x + 1)(torch.ones(3))
