@@ -185,6 +185,7 @@ class _Outputs:
             if of == "input" and fake is not first and fake.requires_grad:
                 refuse_overlapping_base(first.storage_view.spec)
             refuse_other_dtype(view.spec, first.storage_view.spec)
+            refuse_separate_gradients(fake, first)
             alias = Alias(of, index, None if fake is first else view.spec)
         self.made += 1
         return Output(value, alias, fake.requires_grad)
@@ -220,6 +221,16 @@ def refuse_overlapping_base(base: TensorSpec) -> None:
     """Views of inputs are rebuilt by `as_strided`, whose gradient differs if elements overlap."""
     if may_overlap(base):
         raise UnsupportedOp(op="view", reason=f"an output is a view of an input with overlapping elements: {base}")
+
+
+def refuse_separate_gradients(fake: FakeTensor, first: FakeTensor) -> None:
+    """Shared memory is rebuilt as views, through which gradients flow. A detached tensor that got gradients of its own
+    by a write shares only memory."""
+    if not (fake.requires_grad and first.requires_grad and fake._version):
+        return
+    bases = [tensor if tensor._base is None else tensor._base for tensor in (fake, first)]
+    if bases[0] is not bases[1]:
+        raise UnsupportedOp(op="detach", reason="a detached tensor that was changed requires gradients of its own")
 
 
 def may_overlap(spec: TensorSpec) -> bool:
