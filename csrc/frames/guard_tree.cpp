@@ -142,6 +142,20 @@ Found mro_item(PyObject* type, Py_ssize_t index) {
   return {there ? PyTuple_GET_ITEM(order, index) : nullptr, Via::kTypeAttr};
 }
 
+// A tensor in the memory of a NumPy array, or of a copy of a scalar; nothing for one that is
+// read-only, with which torch warns.
+Found array_as_tensor(PyObject* value, PyObject* from_numpy) {
+  PyObject* array = PyObject_CallMethod(value, "__array__", nullptr);
+  Py_buffer buffer;
+  bool writable =
+      array != nullptr && PyObject_GetBuffer(array, &buffer, PyBUF_STRIDES | PyBUF_WRITABLE) == 0;
+  PyObject* tensor = writable ? PyObject_CallOneArg(from_numpy, array) : nullptr;
+  if (writable) PyBuffer_Release(&buffer);
+  PyErr_Clear();
+  Py_XDECREF(array);
+  return tensor != nullptr ? Found{tensor, Via::kTemporary} : Found{};
+}
+
 Found step_from(const Node& node, PyObject* parent) {
   switch (node.access) {
     case Access::kAttr:
@@ -160,6 +174,8 @@ Found step_from(const Node& node, PyObject* parent) {
       return key_at(parent, node.index);
     case Access::kValue:
       return value_at(parent, node.index);
+    case Access::kArray:
+      return array_as_tensor(parent, node.key);
     case Access::kMro:
       return mro_item(parent, node.index);
     default:

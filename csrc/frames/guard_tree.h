@@ -45,6 +45,7 @@ enum class Access : uint8_t {
   kCellObject,  // index into the function's closure; the cell itself
   kCall,        // key: (arguments, keywords or None); the result of the parent, a C function
   kValue,       // index: the nth value of a dict
+  kArray,       // key: torch.from_numpy; a tensor in the memory of a NumPy array
 };
 
 enum class Kind : uint8_t {

@@ -106,7 +106,7 @@ def user_text(source: Source) -> str:
             return f"a variable of the function {user_text(source.base)}"
         case sources.TypeSource():
             return f"type({user_text(source.base)})"
-        case sources.MethodFuncSource():
+        case sources.MethodFuncSource() | sources.ArraySource():
             return user_text(source.base)
         case sources.MethodSelfSource():
             return f"{user_text(source.base)}.__self__"

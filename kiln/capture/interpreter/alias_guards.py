@@ -11,7 +11,6 @@ stay two. The same holds for cells and the memory of tensors. Objects that are o
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
@@ -115,8 +114,7 @@ def was_read(value: Value) -> bool:
     """Whether the program read its contents."""
     if isinstance(value, Object):
         return bool(value.attrs) or value.native is not None
-    known: Any = value
-    return known._items is not None or bool(getattr(known, "_found", None))
+    return getattr(value, "_items", None) is not None or bool(getattr(value, "_found", None))
 
 
 def cells(s: CaptureState) -> None:

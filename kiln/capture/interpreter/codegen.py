@@ -17,6 +17,8 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Any, final
 
+import torch
+
 from kiln.capture.bytecode.assemble import Assembler, FreeVar
 from kiln.capture.interpreter.breaks import UnsupportedValue
 from kiln.capture.interpreter.core import CaptureState, Value
@@ -293,6 +295,7 @@ EMITTERS: dict[type[Source], SourceEmitter] = {
     sources.KeysSource: on_base(lambda a, source: a.call(1).item(source.index), list),
     sources.ValuesSource: on_base(lambda a, source: a.attr("values").call(0).call(1).item(source.index), list),
     sources.MroSource: on_base(lambda a, source: a.attr("__mro__").item(source.index)),
+    sources.ArraySource: on_base(lambda a, source: a.attr("__array__").call(0).call(1), torch.from_numpy),
     sources.CallSource: on_base(lambda a, source: a.const(source.arguments).const(source.keywords).call(3), call_with),
     sources.SizeSource: on_base(lambda a, source: a.attr("size").const(source.dim).call(1)),
     sources.StrideSource: on_base(lambda a, source: a.attr("stride").const(source.dim).call(1)),

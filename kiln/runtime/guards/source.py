@@ -307,6 +307,15 @@ class CallSource(StepSource):
         return f"{self.base.text()}({', '.join(given)})"
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class ArraySource(StepSource):
+    """A tensor in the memory of the NumPy array `base`, or the number of a scalar; made at each check of the guards."""
+
+    tag = "array"
+    form = "torch.from_numpy({0.base})"
+
+
 def argument_text(value: object) -> str:
     return getattr(value, "path", "") or repr(getattr(value, "value", value))
 
@@ -315,7 +324,7 @@ _CONCRETE: tuple[type[Source], ...] = (
     *(LocalSource, GlobalSource, ModuleGlobalSource, CellSource, BuiltinSource, ImportSource),
     *(AttrSource, DictAttrSource, ItemSource, DefaultSource, ClosureSource, TypeSource),
     *(MethodFuncSource, MethodSelfSource, SizeSource, StrideSource, OffsetSource, GradSource, KeysSource),
-    *(ValuesSource, MroSource, CellObjectSource, CallSource),
+    *(ValuesSource, MroSource, CellObjectSource, CallSource, ArraySource),
 )
 SOURCES.update((kind.tag, kind) for kind in _CONCRETE)
 FIELDS: dict[type[Source], tuple[str, ...]] = {

@@ -34,6 +34,7 @@ from kiln.runtime.guards.guard import (
     TensorExpectation,
 )
 from kiln.runtime.guards.paths import (
+    ARRAY,
     CALL,
     CELL,
     CELL_OBJECT,
@@ -158,6 +159,7 @@ _STEPS: StepForms = {
     src.BuiltinSource: lambda source: ((CONST, vars(builtins), 0), (ITEM, source.name, 0)),
     src.ImportSource: lambda source: ((CONST, sys.modules, 0), (ITEM, source.module, 0)),
     src.CallSource: _call,
+    src.ArraySource: lambda source: ((ARRAY, torch.from_numpy, 0),),
     **dict.fromkeys(_EXTENTS, _integer),
 }
 

@@ -591,9 +591,7 @@ def abs_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         return s.wrap(torch.sym_max(args[0].node, -args[0].node), None)
     if isinstance(args[0], Symbolic) and args[0].python_type() is float:
         return s.wrap(torch.SymFloat(function_of(args[0].node.node, "abs")), None)
-    return (
-        s.call_special(args[0], "__abs__", [], {}) if isinstance(args[0], Object) else fold(s, abs, args[0].constant(s))
-    )
+    return fold(s, abs, args[0].constant(s)) if args[0].is_constant else s.call_special(args[0], "__abs__", [], {})
 
 
 @handles(divmod)

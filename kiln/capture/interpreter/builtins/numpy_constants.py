@@ -4,8 +4,8 @@
     rates = np.linspace(0, 0.1, 4).tolist()           likewise
     torch.from_numpy(np.arange(3.0))                  a constant tensor
 
-Arrays and scalars from outside, and arrays that a tensor was turned into, are not constants. An array that leaves the
-frame is copied each time.
+Arrays and scalars from outside, and arrays that a tensor was turned into, are no constants (`numpy_functions.py`). An
+array that leaves the frame is copied each time.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from kiln.capture.interpreter.core import (
     wraps,
 )
 from kiln.capture.interpreter.operations import ERRORS
+from kiln.capture.interpreter.variables.array import array_input, is_usable
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.mapping import fresh
 from kiln.capture.interpreter.variables.object import wrap_object
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple
 from kiln.capture.interpreter.variables.tensor import record
-from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import Source
 from kiln.support.optional import load
 
@@ -62,6 +62,9 @@ class NumpyArray(Value):
         return type(self.array)
 
     def real(self) -> object:
+        return self.array
+
+    def example(self) -> object:
         return self.array
 
     def constant(self, s: CaptureState) -> object:
@@ -130,20 +133,14 @@ def computed(s: CaptureState, function: Callable[..., object], args: Args, kwarg
     return NumpyArray(result) if isinstance(result, numpy.ndarray) else fresh(s, result)
 
 
-def called(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    """A call of a universal function, or of a function that arrays may override."""
-    function = args[0].real()
-    assert callable(function)
-    s.guard(args[0].source, GuardKind.IS, s.reference(function))
-    return computed(s, function, args[1:], kwargs)
-
-
 def makes(function: Callable[..., object]) -> Handler:
     return lambda s, args, kwargs: computed(s, function, args, kwargs)
 
 
 def wrap_scalar(s: CaptureState, real: object, source: Source | None) -> Value:
-    return Constant(real) if source is None else wrap_object(s, real, source)
+    if source is None:
+        return Constant(real)
+    return array_input(s, real, source) if is_usable(real) else wrap_object(s, real, source)
 
 
 def from_numpy(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
@@ -159,8 +156,7 @@ def register() -> None:
     """The handlers, if NumPy is there."""
     if numpy is None:
         return
-    handles(numpy.ufunc.__call__, type(numpy.prod).__call__)(called)
-    for name in ("arange", "array", "zeros", "ones", "asarray"):
+    for name in ("arange", "zeros", "ones"):
         function = getattr(numpy, name)
         if not isinstance(function, type(numpy.prod)):
             handles(function)(makes(function))
@@ -171,7 +167,6 @@ def register() -> None:
     for scalar in scalars:
         handles(scalar)(makes(scalar))
         wraps(scalar)(wrap_scalar)
-    handles(torch.from_numpy)(from_numpy)
 
 
 register()

@@ -85,9 +85,9 @@ PLAIN_METHODS = names("item __int__ __float__ __index__ __complex__")
 """Their result is a Python number."""
 NUMBER_METHODS = names("item __int__ __float__ __index__")
 READ_METHODS = NUMBER_METHODS | names("tolist")
-VALUE_METHODS = PLAIN_METHODS | names("tolist numpy __bool__ __array__ data_ptr untyped_storage storage")
+VALUE_METHODS = PLAIN_METHODS | names("tolist __bool__ __array__ data_ptr untyped_storage storage")
 """They read values."""
-HANDLED_METHODS = {name: getattr(torch.Tensor, name) for name in ("register_hook", "retain_grad")}
+HANDLED_METHODS = {name: getattr(torch.Tensor, name) for name in ("register_hook", "retain_grad", "numpy")}
 """Methods with a handler."""
 IN_PLACE = frozenset(
     f"{mark}{name}{mark}"

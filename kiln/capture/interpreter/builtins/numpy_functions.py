@@ -1,0 +1,575 @@
+"""NumPy's functions on arrays whose numbers are known at run time: torch calls in the dtypes that NumPy computes in.
+
+    np.sin(a)                a: int64[3]     torch.sin(a.to(torch.float64))
+    np.add(a, 1.0)           a: float32[3]   operator.add(a, 1.0)
+    a.mean(axis=0)                           torch.mean(a, dim=(0,), keepdim=False)
+
+Dtype and shape of a result are those that NumPy itself returns for arrays of ones. What is not in the tables breaks
+the graph.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from kiln.capture.interpreter.breaks import UnsupportedCall
+from kiln.capture.interpreter.builtins import numpy_constants
+from kiln.capture.interpreter.builtins.numpy_constants import computed
+from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Handler, Kwargs, Value, handles
+from kiln.capture.interpreter.operations import ERRORS
+from kiln.capture.interpreter.variables.array import (
+    ARRAY_METHODS,
+    DTYPES,
+    NumpyObject,
+    TracedArray,
+    converted,
+    number_of,
+    of_result,
+)
+from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.sequence import Sequence, Tuple
+from kiln.capture.interpreter.variables.tensor import Tensor, record
+from kiln.runtime.guards.guard import GuardKind
+from kiln.support.optional import load
+
+numpy = load("numpy")
+
+OPERATORS = {
+    "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": operator.truediv,
+    "power": operator.pow, "remainder": operator.mod, "floor_divide": operator.floordiv,
+    "greater": operator.gt, "greater_equal": operator.ge, "less": operator.lt, "less_equal": operator.le,
+    "equal": operator.eq, "not_equal": operator.ne,
+}  # fmt: skip
+"""Universal functions that are operators; one operand may be a number."""
+ELEMENTWISE = {
+    name: getattr(torch, torch_name or name)
+    for name, torch_name in {
+        "negative": "", "positive": "", "absolute": "abs", "sign": "", "sqrt": "", "square": "", "exp": "", "exp2": "",
+        "expm1": "", "log": "", "log2": "", "log10": "", "log1p": "", "sin": "", "cos": "", "tan": "", "arcsin": "",
+        "arccos": "", "arctan": "", "arctan2": "", "sinh": "", "cosh": "", "tanh": "", "arcsinh": "", "arccosh": "",
+        "arctanh": "", "floor": "", "ceil": "", "trunc": "", "rint": "round", "maximum": "", "minimum": "", "fmax": "",
+        "fmin": "", "logical_and": "", "logical_or": "", "logical_not": "", "logical_xor": "", "bitwise_and": "",
+        "bitwise_or": "", "bitwise_xor": "", "invert": "bitwise_not", "isnan": "", "isinf": "", "isfinite": "",
+        "reciprocal": "", "hypot": "", "deg2rad": "", "rad2deg": "",
+    }.items()
+}  # fmt: skip
+"""Universal functions, on tensors only."""
+OF_INTEGERS = ("power", "remainder", "floor_divide", "reciprocal")
+"""Those that NumPy computes for any integers, with a warning, where torch raises or differs."""
+
+
+@final
+@dataclass(frozen=True)
+class NumpyCall:
+    """A call with its arguments by name, and what NumPy returns for arguments of these dtypes and shapes."""
+
+    s: CaptureState
+    name: str
+    arguments: dict[str, Value]
+    expected: NumpyObject
+
+    def given(self, name: str, default: object = None) -> NumpyObject:
+        """A constant argument."""
+        value = self.arguments.get(name)
+        return default if value is None else numpy_constants.plain(self.s, value)
+
+    def tensor(self, name: str, dtype: NumpyObject = None) -> Tensor:
+        return tensor_of(self.s, self.arguments[name], dtype)
+
+    def tensors(self, name: str) -> list[Value]:
+        """A sequence of arrays, in the dtype of the result."""
+        value = self.arguments[name]
+        if not isinstance(value, Sequence):
+            raise UnsupportedCall(function=f"numpy.{self.name}", why=f"it gets a {value.type_name()}")
+        return [tensor_of(self.s, item, self.expected.dtype) for item in value.items(self.s)]
+
+    def call(self, target: NumpyObject, *args: object, **kwargs: object) -> Value:
+        """Record a torch call on values and constants."""
+        s = self.s
+        wrapped = [arg if isinstance(arg, Value) else s.const(arg) for arg in args]
+        named = {key: arg if isinstance(arg, Value) else s.const(arg) for key, arg in kwargs.items()}
+        return record(s, target, wrapped, named)
+
+    def axes(self, rank: int) -> tuple[int, ...]:
+        axis = self.given("axis")
+        if axis is None:
+            return tuple(range(rank))
+        return tuple([number % rank for number in (axis if isinstance(axis, tuple) else (axis,))])
+
+    def refuse(self, *names: str) -> None:
+        for name in names:
+            if self.given(name) is not None:
+                raise UnsupportedCall(function=f"numpy.{self.name}", why=f"it gets the argument `{name}`")
+
+
+def tensor_of(s: CaptureState, value: Value, dtype: NumpyObject = None) -> Tensor:
+    """An argument as a tensor, in one of NumPy's dtypes."""
+    if isinstance(value, TracedArray):
+        return value.tensor if dtype is None else converted(s, value.tensor, dtype)
+    plain = numpy_constants.plain(s, value)
+    assert numpy is not None
+    array = numpy.asarray(plain, dtype)
+    wanted = DTYPES.get(array.dtype.name)
+    if wanted is None:
+        raise UnsupportedCall(function="numpy", why=f"it gets the dtype {array.dtype}")
+    made = record(s, torch.tensor, [s.const(array.tolist())], {"dtype": s.const(wanted)})
+    assert isinstance(made, Tensor)
+    return made
+
+
+def example(s: CaptureState, value: Value) -> NumpyObject:
+    """What stands for an argument when NumPy is asked for the dtype and shape of the result."""
+    if isinstance(value, TracedArray):
+        return value.example()
+    if isinstance(value, Sequence) and has_traced([value]):
+        items = [example(s, item) for item in value.items(s)]
+        return tuple(items) if isinstance(value, Tuple) else items
+    return numpy_constants.plain(s, value)
+
+
+def has_traced(values: list[Value]) -> bool:
+    """Whether one of them is, or holds, an array that is not known."""
+    return any(
+        isinstance(value, TracedArray) or (isinstance(value, Sequence) and has_traced(list(value._items or ())))
+        for value in values
+    )
+
+
+Implementation = Callable[[NumpyCall], Value]
+FUNCTIONS: dict[str, Implementation] = {}
+
+
+def written_as(*names: str) -> Callable[[Implementation], Implementation]:
+    def register(implementation: Implementation) -> Implementation:
+        FUNCTIONS.update(dict.fromkeys(names, implementation))
+        return implementation
+
+    return register
+
+
+def traced(s: CaptureState, function: NumpyObject, args: Args, kwargs: Kwargs) -> Value:
+    """A call with an array that is not known."""
+    name: str = function.__name__
+    assert numpy is not None
+    universal = isinstance(function, numpy.ufunc)
+    known = name in OPERATORS or name in ELEMENTWISE if universal else name in FUNCTIONS
+    if not known or (universal and kwargs) or getattr(numpy, name, MISSING) is not function:
+        raise UnsupportedCall(function=f"numpy.{name}", why="it is not written as torch calls")
+    plain = [example(s, arg) for arg in args]
+    named = {key: example(s, arg) for key, arg in kwargs.items()}
+    try:
+        with numpy.errstate(all="ignore"):
+            expected = function(*plain, **named)
+    except ERRORS as error:
+        raise s.error(type(error), *error.args) from None
+    if not isinstance(expected, numpy.ndarray | numpy.generic) or expected.size == 0:
+        raise UnsupportedCall(function=f"numpy.{name}", why="its result is no array, or is empty")
+    if universal:
+        return of_result(s, elementwise(s, function, args), expected)
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    return of_result(s, FUNCTIONS[name](NumpyCall(s, name, dict(bound.arguments), expected)), expected)
+
+
+def elementwise(s: CaptureState, function: NumpyObject, args: Args) -> Value:
+    """In the dtypes of NumPy's loop. A Python number does not widen arrays."""
+    kinds = [type(number) if (number := number_of(arg)) is not None else dtype_of(s, arg) for arg in args]
+    loops = function.resolve_dtypes((*kinds, *[None] * function.nout))
+    name = function.__name__
+    if name == "power" and dtype_of(s, args[0]).kind == "b":
+        raise UnsupportedCall(function=f"numpy.{name}", why="it gets truth values")
+    if name in OF_INTEGERS and loops[0].kind in "iub" and not is_nonnegative(args[1:]):
+        raise UnsupportedCall(function=f"numpy.{name}", why="NumPy computes something for any integers")
+    operands: list[Value] = []
+    for arg, dtype in zip(args, loops, strict=False):
+        plain = name in OPERATORS and number_of(arg) is not None
+        operands.append(Constant(dtype.type(number_of(arg)).item()) if plain else tensor_of(s, arg, dtype))
+    return record(s, OPERATORS.get(name) or ELEMENTWISE[name], operands, {})
+
+
+def dtype_of(s: CaptureState, value: Value) -> NumpyObject:
+    assert numpy is not None
+    return value.dtype if isinstance(value, TracedArray) else numpy.asarray(numpy_constants.plain(s, value)).dtype
+
+
+def is_nonnegative(values: list[Value]) -> bool:
+    """Whether they are positive numbers that the program wrote."""
+    return bool(values) and all((number_of(value) or 0) > 0 for value in values)
+
+
+@written_as("sum", "mean", "max", "min", "amax", "amin", "any", "all")
+def reduced(call: NumpyCall) -> Value:
+    call.refuse("initial", "where", "out")
+    name = {"max": "amax", "min": "amin"}.get(call.name, call.name)
+    tensor = call.tensor("a", call.expected.dtype if name in ("sum", "mean") else None)
+    axes = call.axes(tensor.fake.dim())
+    if name in ("any", "all") and tensor.fake.dtype is not torch.bool:
+        tensor = converted(call.s, tensor, call.expected.dtype)
+    return call.call(getattr(torch, name), tensor, dim=axes, keepdim=bool(call.given("keepdims")))
+
+
+@written_as("var", "std")
+def spread(call: NumpyCall) -> Value:
+    call.refuse("where", "out", "mean", "correction")
+    tensor = call.tensor("a", call.expected.dtype)
+    axes, keep = call.axes(tensor.fake.dim()), bool(call.given("keepdims"))
+    return call.call(getattr(torch, call.name), tensor, dim=axes, correction=call.given("ddof", 0), keepdim=keep)
+
+
+@written_as("prod", "cumsum", "argmax", "argmin")
+def along_one_axis(call: NumpyCall) -> Value:
+    call.refuse("initial", "where", "out")
+    tensor: Value = call.tensor("a", call.expected.dtype if call.name in ("prod", "cumsum") else None)
+    if call.name in ("argmax", "argmin") and call.tensor("a").fake.dtype is torch.bool:
+        tensor = call.call("to", tensor, torch.uint8)
+    axis = call.given("axis")
+    if axis is None:
+        if call.given("keepdims"):
+            raise UnsupportedCall(function=f"numpy.{call.name}", why="it gets `keepdims` without an axis")
+        tensor, axis = call.call("reshape", tensor, (-1,)), 0
+    named = {} if call.name == "cumsum" else {"keepdim": bool(call.given("keepdims"))}
+    return call.call(getattr(torch, call.name), tensor, dim=axis, **named)
+
+
+@written_as("reshape", "ravel", "broadcast_to", "squeeze", "expand_dims")
+def reshaped(call: NumpyCall) -> Value:
+    """The new shape is NumPy's; a view stays a view."""
+    if call.given("order", "C") != "C" or call.given("copy") is not None:
+        raise UnsupportedCall(function=f"numpy.{call.name}", why="it gets an order of the elements")
+    tensor = call.tensor("array" if call.name == "broadcast_to" else "a")
+    method = "expand" if call.name == "broadcast_to" else "reshape"
+    return call.call(method, tensor, call.expected.shape)
+
+
+@written_as("transpose", "swapaxes", "moveaxis", "flip", "roll", "triu", "tril")
+def moved(call: NumpyCall) -> Value:
+    first = "m" if call.name in ("flip", "triu", "tril") else "a"
+    tensor = call.tensor(first)
+    rank = tensor.fake.dim()
+    match call.name:
+        case "transpose":
+            return call.call("permute", tensor, call.given("axes") or tuple(reversed(range(rank))))
+        case "swapaxes":
+            return call.call("transpose", tensor, call.given("axis1"), call.given("axis2"))
+        case "moveaxis":
+            return call.call("movedim", tensor, call.given("source"), call.given("destination"))
+        case "flip":
+            return call.call("flip", tensor, call.axes(rank))
+        case "roll":
+            axis = call.given("axis")
+            return call.call("roll", tensor, call.given("shift"), *([] if axis is None else [axis]))
+    return call.call(call.name, tensor, call.given("k", 0))
+
+
+@written_as("stack", "vstack", "hstack")
+def stacked(call: NumpyCall) -> Value:
+    call.refuse("out", "dtype")
+    items = numpy_list(call, "arrays" if call.name == "stack" else "tup")
+    if call.name == "stack":
+        return call.call(torch.stack, items, call.given("axis", 0))
+    return call.call(getattr(torch, call.name), items)
+
+
+def numpy_list(call: NumpyCall, name: str) -> Value:
+    return call.s.model.list_of(call.tensors(name))
+
+
+@written_as("clip")
+def clipped(call: NumpyCall) -> Value:
+    call.refuse("out")
+    tensor: Value = call.tensor("a", call.expected.dtype)
+    for names, bound in ((("a_min", "min"), torch.maximum), (("a_max", "max"), torch.minimum)):
+        for name in names:
+            value = call.arguments.get(name)
+            if value is not None and (isinstance(value, TracedArray) or value.real() is not None):
+                tensor = call.call(bound, tensor, tensor_of(call.s, value, call.expected.dtype))
+    return tensor
+
+
+@written_as("zeros_like", "ones_like", "full_like")
+def filled(call: NumpyCall) -> Value:
+    number = call.given("fill_value") if call.name == "full_like" else int(call.name == "ones_like")
+    dtype = DTYPES.get(call.expected.dtype.name)
+    return call.call(torch.full, call.expected.shape, call.expected.dtype.type(number).item(), dtype=dtype)
+
+
+@written_as("outer", "tile", "repeat", "diff", "sort", "round", "around", "copy", "trace")
+def named_alike(call: NumpyCall) -> Value:
+    match call.name:
+        case "outer":
+            dtype = call.expected.dtype
+            return call.call(torch.outer, *[call.call("reshape", call.tensor(name, dtype), (-1,)) for name in "ab"])
+        case "tile":
+            return call.call(torch.tile, call.tensor("A"), tuple(numpy_tuple(call.given("reps"))))
+        case "repeat":
+            axis = call.given("axis")
+            if not isinstance(call.given("repeats"), int):
+                raise UnsupportedCall(function="numpy.repeat", why="the counts differ")
+            return call.call(torch.repeat_interleave, call.tensor("a"), call.given("repeats"), dim=axis)
+        case "diff":
+            call.refuse("prepend", "append")
+            return call.call(torch.diff, call.tensor("a"), n=call.given("n", 1), dim=call.given("axis", -1))
+        case "sort":
+            call.refuse("kind", "order")
+            made = call.call(torch.sort, call.tensor("a"), dim=call.given("axis", -1))
+            return made.get_item(call.s, call.s.const(0))
+        case "round" | "around":
+            if call.expected.dtype.kind in "iu" and call.given("decimals", 0) >= 0:
+                return call.tensor("a")
+            return call.call(torch.round, call.tensor("a"), decimals=call.given("decimals", 0))
+        case "copy":
+            return call.call("clone", call.tensor("a"))
+    call.refuse("offset", "dtype", "out", "axis1", "axis2")
+    return call.call(torch.trace, call.tensor("a", call.expected.dtype))
+
+
+def numpy_tuple(value: NumpyObject) -> tuple[int, ...]:
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def in_c(name: str) -> Callable[[CaptureState, Args, Kwargs], Value] | None:
+    """Functions without a signature: written in C."""
+    return IN_C.get(name)
+
+
+def concatenated(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    items, *rest = args
+    axis = (rest or [kwargs.get("axis", s.const(0))])[0]
+    if not isinstance(items, Sequence) or len(rest) > 1 or kwargs.keys() - {"axis"}:
+        raise UnsupportedCall(function="numpy.concatenate", why="it gets other arguments than arrays and an axis")
+    assert numpy is not None
+    expected = numpy.concatenate(example(s, items), axis.constant(s))
+    tensors = s.model.list_of([tensor_of(s, item, expected.dtype) for item in items.items(s)])
+    return of_result(s, record(s, torch.cat, [tensors, axis], {}), expected)
+
+
+def chosen(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    if len(args) != 3 or kwargs:
+        raise UnsupportedCall(function="numpy.where", why="the shape of its result depends on data")
+    assert numpy is not None
+    expected = numpy.where(*[example(s, arg) for arg in args])
+    operands = [tensor_of(s, arg, expected.dtype) for arg in args[1:]]
+    condition = tensor_of(s, args[0], numpy.dtype(bool))
+    return of_result(s, record(s, torch.where, [condition, *operands], {}), expected)
+
+
+def product(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    """`np.dot` and `np.matmul`."""
+    assert numpy is not None
+    if len(args) != 2 or kwargs:
+        raise UnsupportedCall(function="numpy.dot", why="it gets other arguments than two arrays")
+    expected = numpy.matmul(*[example(s, arg) for arg in args])
+    if expected.dtype.kind == "b":
+        raise UnsupportedCall(function="numpy.matmul", why="it gets truth values")
+    operands: list[Value] = [tensor_of(s, arg, expected.dtype) for arg in args]
+    return of_result(s, record(s, torch.matmul, operands, {}), expected)
+
+
+def taken_over(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    """`np.asarray(a)` and `np.array(a)` of an array, or of numbers of arrays."""
+    value = args[0]
+    if len(args) > 1 or kwargs or not isinstance(value, TracedArray) or value.is_scalar:
+        raise UnsupportedCall(function="numpy.array", why="it gets more than an array")
+    return value
+
+
+def copied(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    kept = taken_over(s, args, kwargs)
+    assert isinstance(kept, TracedArray)
+    return kept.view(record(s, "clone", [kept.tensor], {}))
+
+
+IN_C: dict[str, Callable[[CaptureState, Args, Kwargs], Value]] = {
+    "concatenate": concatenated,
+    "where": chosen,
+    "dot": product,
+    "matmul": product,
+    "asarray": taken_over,
+    "array": copied,
+}
+
+
+def call_function(s: CaptureState, function: NumpyObject, args: Args, kwargs: Kwargs) -> Value:
+    """A call of a function of NumPy."""
+    if not has_traced([*args, *kwargs.values()]):
+        return computed(s, function, args, kwargs)
+    found = in_c(function.__name__)
+    return found(s, args, kwargs) if found is not None else traced(s, function, args, kwargs)
+
+
+def called(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    """A call of a universal function, or of a function that arrays may override."""
+    function = args[0].real()
+    assert callable(function)
+    s.guard(args[0].source, GuardKind.IS, s.reference(function))
+    return call_function(s, function, args[1:], kwargs)
+
+
+def of_function(function: NumpyObject, order: int = 1) -> Handler:
+    """The handler of a function, or of an operator's method with reflected operands (`order` -1)."""
+
+    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        return call_function(s, function, args[::order], kwargs)
+
+    return handler
+
+
+def in_place(function: NumpyObject) -> Handler:
+    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        target = args[0]
+        if not isinstance(target, TracedArray):
+            raise UnsupportedCall(function=f"numpy.{function.__name__}", why="it writes to an array")
+        target.refuse_write()
+        made = call_function(s, function, args, kwargs)
+        assert isinstance(made, TracedArray)
+        if made.dtype.kind != target.dtype.kind:
+            raise UnsupportedCall(function=f"numpy.{function.__name__}", why="the result has another dtype")
+        record(s, "copy_", [target.tensor, made.tensor], {})
+        return target
+
+    return handler
+
+
+def as_tensor(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    """`torch.from_numpy(a)`, in the memory of the array."""
+    if len(args) == 1 and isinstance(args[0], TracedArray) and not args[0].is_scalar:
+        return args[0].tensor
+    return numpy_constants.from_numpy(s, args, kwargs)
+
+
+def of_tensor(function: NumpyObject, copies: bool) -> Handler:
+    """`torch.as_tensor` and `torch.tensor`, of an array."""
+
+    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        if not args or not isinstance(args[0], TracedArray):
+            return record(s, function, args, kwargs)
+        if len(args) > 1 or kwargs.keys() - {"dtype"}:
+            raise UnsupportedCall(function=f"torch.{function.__name__}", why="it gets an array and other arguments")
+        tensor: Value = args[0].tensor
+        made = record(s, "to", [tensor, kwargs["dtype"]], {}) if "dtype" in kwargs else tensor
+        return record(s, "clone", [made], {}) if copies and made is tensor else made
+
+    return handler
+
+
+def same_dtype(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    """`a.dtype == np.float64`."""
+    left, right = (arg.real() for arg in args)
+    if left is MISSING or right is MISSING:
+        raise UnsupportedCall(function="dtype.__eq__", why="it compares with an object made in the frame")
+    for arg in args:
+        if arg.is_constant:
+            arg.constant(s)
+        else:
+            s.guard(arg.source, GuardKind.IS, s.reference(arg.real()))
+    return Constant(left == right)
+
+
+def method(name: str) -> Callable[[CaptureState, TracedArray, Args, Kwargs], Value]:
+    """`a.sum(axis=0)` is `np.sum(a, axis=0)`."""
+    assert numpy is not None
+    function = getattr(numpy, name)
+
+    def call(s: CaptureState, array: TracedArray, args: Args, kwargs: Kwargs) -> Value:
+        if name in ("reshape", "transpose") and len(args) != 1:
+            args = [Tuple(args)] if args else []
+        return call_function(s, function, [array, *args], kwargs)
+
+    return call
+
+
+def cast(s: CaptureState, array: TracedArray, args: Args, kwargs: Kwargs) -> Value:
+    """`a.astype(dtype)`, which copies."""
+    assert numpy is not None
+    if len(args) != 1 or kwargs:
+        raise UnsupportedCall(function="ndarray.astype", why="it gets more than a dtype")
+    dtype = numpy.dtype(args[0].real() if isinstance(args[0].real(), type) else numpy_constants.plain(s, args[0]))
+    if args[0].source is not None:
+        s.guard(args[0].source, GuardKind.IS, s.reference(args[0].real()))
+    made = converted(s, array.tensor, dtype)
+    tensor = record(s, "clone", [made], {}) if made is array.tensor else made
+    assert isinstance(tensor, Tensor)
+    return TracedArray(tensor, array.is_scalar)
+
+
+def flattened(s: CaptureState, array: TracedArray, args: Args, kwargs: Kwargs) -> Value:
+    copy = record(s, "clone", [array.tensor], {"memory_format": s.const(torch.contiguous_format)})
+    return array.view(record(s, "reshape", [copy, s.const((-1,))], {}))
+
+
+def as_python(name: str) -> Callable[[CaptureState, TracedArray, Args, Kwargs], Value]:
+    """`item` and `tolist`, which torch has too."""
+
+    def call(s: CaptureState, array: TracedArray, args: Args, kwargs: Kwargs) -> Value:
+        return array.tensor.get_attr(s, name).call(s, args, kwargs)
+
+    return call
+
+
+def tensor_as_array(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    """`tensor.numpy()`: an array in the memory of the tensor."""
+    tensor = args[0]
+    assert isinstance(tensor, Tensor)
+    usable = tensor.fake.device.type == "cpu" and tensor.fake.dtype in DTYPES.values()
+    if tensor.fake.requires_grad or kwargs or args[1:] or not usable:
+        raise UnsupportedCall(function="Tensor.numpy", why="it is not on the CPU, or requires gradients")
+    array = record(s, "detach", [tensor], {})
+    assert isinstance(array, Tensor)
+    return TracedArray(array)
+
+
+DUNDERS = {
+    "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide", "floordiv": "floor_divide",
+    "mod": "remainder", "pow": "power", "matmul": "matmul", "and": "bitwise_and", "or": "bitwise_or",
+    "xor": "bitwise_xor",
+}  # fmt: skip
+COMPARISONS = {
+    "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "eq": "equal", "ne": "not_equal",
+}  # fmt: skip
+UNARY = {"neg": "negative", "pos": "positive", "abs": "absolute", "invert": "invert"}
+
+
+def register_operators(kind: type) -> None:
+    """Operators of arrays, or of a type of scalars."""
+    assert numpy is not None
+    for name, function in DUNDERS.items():
+        for method_name, order in ((f"__{name}__", 1), (f"__r{name}__", -1)):
+            if hasattr(kind, method_name):
+                handles(getattr(kind, method_name))(of_function(getattr(numpy, function), order))
+    for name, function in (COMPARISONS | UNARY).items():
+        if hasattr(kind, f"__{name}__"):
+            handles(getattr(kind, f"__{name}__"))(of_function(getattr(numpy, function)))
+
+
+def register() -> None:
+    """The handlers, if NumPy is there."""
+    if numpy is None:
+        return
+    array = numpy.ndarray
+    handles(numpy.ufunc.__call__, type(numpy.prod).__call__)(called)
+    handles(torch.from_numpy)(as_tensor)
+    handles(torch.Tensor.numpy)(tensor_as_array)
+    for name in ("array", "asarray"):
+        if not isinstance(getattr(numpy, name), type(numpy.prod)):
+            handles(getattr(numpy, name))(of_function(getattr(numpy, name)))
+    handles(torch.tensor)(of_tensor(torch.tensor, copies=True))
+    handles(torch.as_tensor, torch.asarray)(of_tensor(torch.as_tensor, copies=False))
+    handles(numpy.dtype.__eq__)(same_dtype)
+    for kind in (array, *[getattr(numpy, name) for name in DTYPES if name != "bool"], numpy.bool_):
+        register_operators(kind)
+    for name in DUNDERS:
+        handles(getattr(array, f"__i{name}__"))(in_place(getattr(numpy, DUNDERS[name])))
+    for name in (
+        *("sum", "mean", "max", "min", "any", "all", "var", "std", "prod", "cumsum", "argmax", "argmin", "reshape"),
+        *("ravel", "squeeze", "transpose", "swapaxes", "clip", "repeat", "round", "copy", "trace", "dot"),
+    ):
+        ARRAY_METHODS[name] = method(name)
+    ARRAY_METHODS.update(astype=cast, flatten=flattened, item=as_python("item"), tolist=as_python("tolist"))
+
+
+register()

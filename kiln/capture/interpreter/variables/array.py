@@ -1,0 +1,262 @@
+"""NumPy arrays and scalars whose numbers are known at run time only: tensors that the program sees as arrays.
+
+    def f(a, w):              a: float64[3] is an input of the region, a tensor in the array's memory
+        b = np.sin(a) * 2     recorded as torch.sin and mul
+        return b              the result of the region as an array: out.numpy()
+
+A scalar (`b.sum()`) is a tensor of rank 0 that leaves the region as a scalar of NumPy.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias, final, runtime_checkable
+
+import torch
+
+from kiln.capture.interpreter.breaks import DataDependentValue, UnsupportedCall
+from kiln.capture.interpreter.core import (
+    MISSING,
+    NOT_RESUMABLE,
+    Args,
+    CallSite,
+    CaptureState,
+    Codegen,
+    Kwargs,
+    Value,
+    wraps,
+)
+from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.object import wrap_object
+from kiln.capture.interpreter.variables.sequence import List, Slice, Tuple
+from kiln.capture.interpreter.variables.tensor import RegionInput, RegionInputs, Tensor, input_name, record
+from kiln.runtime.guards.source import ArraySource, Source
+from kiln.support.optional import load
+
+numpy = load("numpy")
+NumpyObject: TypeAlias = Any
+"""An object of NumPy, which may be absent: its types cannot be named."""
+DTYPES = {
+    name: getattr(torch, name)
+    for name in ("float64", "float32", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64", "complex128")
+}
+"""By the name of NumPy's dtype."""
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+METADATA = frozenset(("shape", "ndim", "size", "itemsize", "nbytes"))
+ARRAY_METHODS: dict[str, Callable[[CaptureState, TracedArray, Args, Kwargs], Value]] = {}
+
+
+@final
+class TracedArray(Value):
+    """An array, or with `is_scalar` a scalar of NumPy; its numbers are those of `tensor`."""
+
+    __slots__ = ("is_scalar", "original", "tensor")
+
+    def __init__(
+        self, tensor: Tensor, is_scalar: bool = False, source: Source | None = None, original: object = MISSING
+    ) -> None:
+        self.tensor = tensor
+        self.is_scalar = is_scalar
+        self.source = source
+        self.original = original
+
+    @property
+    def dtype(self) -> NumpyObject:
+        """NumPy's."""
+        assert numpy is not None
+        return numpy.dtype(NAMES[self.tensor.fake.dtype])
+
+    def example(self) -> NumpyObject:
+        """An array of this dtype and shape; its elements share memory."""
+        assert numpy is not None
+        one = numpy.ones((), self.dtype)
+        return one[()] if self.is_scalar else numpy.broadcast_to(one, tuple(self.tensor.fake.shape))
+
+    def python_type(self) -> type:
+        assert numpy is not None
+        made: type = self.dtype.type if self.is_scalar else numpy.ndarray
+        return made
+
+    def real(self) -> object:
+        return self.original
+
+    def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
+        if name in METADATA:
+            return s.wrap(getattr(self.example(), name), None)
+        if name == "dtype":
+            return s.wrap(self.dtype, None)
+        if name == "T":
+            order = tuple(reversed(range(self.tensor.fake.dim())))
+            return self.view(record(s, "permute", [self.tensor, s.const(order)], {}))
+        if name in ARRAY_METHODS:
+            return TracedMethod(self, name)
+        raise UnsupportedCall(function=f"ndarray.{name}", why="it is not written as torch calls")
+
+    def view(self, tensor: Value) -> TracedArray:
+        assert isinstance(tensor, Tensor)
+        return TracedArray(tensor)
+
+    def get_item(self, s: CaptureState, key: Value, site: CallSite = NOT_RESUMABLE) -> Value:
+        index = plain_index(s, key)
+        try:
+            found = self.example()[index]
+        except (IndexError, TypeError, ValueError) as error:
+            raise s.error(type(error), *error.args) from None
+        assert numpy is not None
+        made = record(s, operator.getitem, [self.tensor, tensor_index(s, key)], {})
+        assert isinstance(made, Tensor)
+        return TracedArray(made, isinstance(found, numpy.generic))
+
+    def set_item(self, s: CaptureState, key: Value, value: Value, site: CallSite = NOT_RESUMABLE) -> None:
+        self.refuse_write()
+        plain_index(s, key)
+        new = value.tensor if isinstance(value, TracedArray) else value
+        if not isinstance(new, Tensor) and not (new.is_constant and isinstance(new.real(), int | float)):
+            raise self.unsupported("item assignment", f"it is set to a {value.type_name()}")
+        record(s, operator.setitem, [self.tensor, tensor_index(s, key), new], {})
+
+    def refuse_write(self) -> None:
+        """Break for an array from outside, which may share memory with others unseen, and for a scalar."""
+        root = self.tensor.fake.storage_view.storage.root
+        if self.is_scalar or root is None or root.node.op.name == "input":
+            raise self.unsupported("item assignment", "an array from outside may share memory with others")
+
+    def length(self, s: CaptureState) -> int:
+        if self.is_scalar or self.tensor.fake.dim() == 0:
+            raise s.error(TypeError, "len() of unsized object")
+        return int(self.tensor.fake.shape[0])
+
+    def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
+        return List([self.get_item(s, s.const(number)) for number in range(self.length(s))]).iterate(s)
+
+    def truth(self, s: CaptureState) -> bool:
+        if self.tensor.fake.numel() != 1:
+            raise self.unsupported("a truth test", "an array of several elements has none")
+        return self.tensor.truth(s)
+
+    def constant(self, s: CaptureState) -> object:
+        raise DataDependentValue(operation="an array")
+
+    def torch_arg(self, s: CaptureState) -> object:
+        raise UnsupportedCall(function="torch", why="it gets an array of NumPy")
+
+    def emit(self, g: Codegen) -> None:
+        g.emit(self.tensor)
+        g.body.op("LOAD_ATTR", "numpy")
+        g.body.call(0)
+        if self.is_scalar:
+            g.body.const(())
+            g.body.op("BINARY_SUBSCR")
+        g.remember(self)
+
+
+@final
+class TracedMethod(Value):
+    """A bound method of an array."""
+
+    __slots__ = ("name", "owner")
+
+    def __init__(self, owner: TracedArray, name: str) -> None:
+        self.owner = owner
+        self.name = name
+        self.source = None
+
+    def python_type(self) -> type:
+        return type([].append)
+
+    def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
+        return ARRAY_METHODS[self.name](s, self.owner, args, kwargs)
+
+    def emit(self, g: Codegen) -> None:
+        g.emit(self.owner)
+        g.body.op("LOAD_ATTR", self.name)
+
+
+def plain_index(s: CaptureState, key: Value) -> NumpyObject:
+    """An index, with examples for arrays of integers."""
+    if isinstance(key, Tuple):
+        return tuple([plain_index(s, part) for part in key.items(s)])
+    if isinstance(key, TracedArray | ConstantArray):
+        example = key.example()
+        if example.dtype.kind not in "iu" or not example.ndim:
+            raise UnsupportedCall(function="ndarray.__getitem__", why="the shape of the result depends on data")
+        return example * 0
+    if isinstance(key, Slice):
+        return slice(*[part.constant(s) for part in key.parts])
+    if not key.is_constant:
+        raise UnsupportedCall(function="ndarray.__getitem__", why=f"the index is a {key.type_name()}")
+    return key.constant(s)
+
+
+def tensor_index(s: CaptureState, key: Value) -> Value:
+    """An index as torch takes it."""
+    if isinstance(key, Tuple):
+        return Tuple([tensor_index(s, part) for part in key.items(s)])
+    if isinstance(key, ConstantArray):
+        return record(s, torch.tensor, [s.const(key.example().tolist())], {})
+    return key.tensor if isinstance(key, TracedArray) else key
+
+
+@runtime_checkable
+class ConstantArray(Protocol):
+    """An array whose numbers are known while tracing (`numpy_constants.py`)."""
+
+    @property
+    def array(self) -> NumpyObject: ...
+    def example(self) -> NumpyObject: ...
+
+
+def is_usable(real: NumpyObject) -> bool:
+    """Whether a tensor can share its memory."""
+    return real.dtype.name in DTYPES and real.dtype.isnative and real.__array__().flags.writeable
+
+
+def wrap_array(s: CaptureState, real: NumpyObject, source: Source | None) -> Value:
+    """An array from outside is an input of the region, whose shape is guarded."""
+    if source is None or not is_usable(real) or any(stride < 0 or stride % real.itemsize for stride in real.strides):
+        return wrap_object(s, real, source)
+    return s.identities.same_object(real, source, lambda: array_input(s, real, source))
+
+
+def array_input(s: CaptureState, real: NumpyObject, source: Source) -> TracedArray:
+    """An array or a scalar from outside."""
+    inputs, path = s.part(RegionInputs), ArraySource(source)
+    tensor = torch.from_numpy(real.__array__())
+    fake = s.recorder.add_tensor(tensor, input_name(inputs, path), path)
+    value = inputs.by_fake[id(fake)] = Tensor(fake, path, tensor)
+    inputs.tensors.append(RegionInput(value.fake, path, tensor))
+    assert numpy is not None
+    made = TracedArray(value, isinstance(real, numpy.generic), source, real)
+    s.guard_type(made)
+    return made
+
+
+def of_result(s: CaptureState, tensor: Value, expected: NumpyObject) -> Value:
+    """A result of torch calls as the array or scalar that NumPy returns for such arguments."""
+    assert numpy is not None and isinstance(tensor, Tensor)
+    if tuple(tensor.fake.shape) != expected.shape:
+        raise UnsupportedCall(function="numpy", why=f"torch gives the shape {tuple(tensor.fake.shape)}")
+    return TracedArray(converted(s, tensor, expected.dtype), isinstance(expected, numpy.generic))
+
+
+def converted(s: CaptureState, tensor: Tensor, dtype: NumpyObject) -> Tensor:
+    """`tensor` in one of NumPy's dtypes."""
+    wanted = DTYPES.get(dtype.name)
+    if wanted is None:
+        raise UnsupportedCall(function="numpy", why=f"its result has the dtype {dtype}")
+    if tensor.fake.dtype is wanted:
+        return tensor
+    made = record(s, "to", [tensor, s.const(wanted)], {})
+    assert isinstance(made, Tensor)
+    return made
+
+
+def number_of(value: Value) -> NumpyObject:
+    """The number of a constant, None for anything else."""
+    real = value.real() if isinstance(value, Constant) else None
+    return real if type(real) in (int, float, complex) else None
+
+
+if numpy is not None:
+    wraps(numpy.ndarray)(wrap_array)

@@ -1,0 +1,137 @@
+"""NumPy arrays and scalars from outside, and of tensors: as eager, in one graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import kiln
+
+Program = Callable[[Any, Any], Any]
+UNARY = (
+    *("negative", "absolute", "sign", "sqrt", "square", "exp", "expm1", "log", "log2", "sin", "arccos", "tanh"),
+    *("arcsinh", "floor", "rint", "logical_not", "isnan", "reciprocal"),
+)
+BINARY = (
+    *("add", "subtract", "multiply", "divide", "power", "remainder", "floor_divide", "greater", "not_equal"),
+    *("arctan2", "maximum", "fmin", "logical_and", "bitwise_xor", "hypot"),
+)
+REDUCTIONS = ("sum", "mean", "max", "any", "var", "std", "prod", "cumsum", "argmax", "argmin")
+EXPRESSIONS = (
+    "a + b", "2 - a", "a / 3", "abs(a)", "a == b", "a.T", "a.reshape(3, 2)", "a.ravel()", "a.flatten()", "a[0]",
+    "a[0, 1] * 2", "a[:, 1:]", "a[..., None]", "a[np.array([1, 0])]", "[x.sum() * 2 for x in a]", "a.mean() > 0.5",
+    "a.shape, a.ndim, a.size, a.dtype == np.float64, len(a)", "np.concatenate([a, b], axis=1)", "np.stack([a, b])",
+    "np.hstack((a, b))", "np.where(a > 1, a, 0)", "a.clip(0, 1)", "a.astype('int32')", "a.astype(float)",
+    "np.full_like(a, 3) + a", "np.outer(a, b)", "np.transpose(a, (1, 0))", "np.moveaxis(a, 0, 1)",
+    "np.expand_dims(a, 1)", "np.flip(a, 0)", "np.roll(a, 1)", "np.tril(a, -1)", "np.broadcast_to(a, (4, 2, 3))",
+    "np.tile(a, (2, 1))", "np.repeat(a, 2, axis=0)", "np.diff(a)", "np.sort(a, axis=0)", "np.round(a, 1)", "a.copy()",
+    "np.array(a)", "a + np.arange(3)", "a * np.float32(2)", "a * np.float64(2)", "a, a[0]",
+    "torch.from_numpy(a) * 2", "torch.from_numpy(a * 2).sum(0)", "torch.from_numpy(a).numpy() * 2",
+    "(a - a.mean(0)) / (a.std(0) + 1e-5)", "torch.tensor(a) * 2", "a + torch.ones(2, 3).double().numpy()",
+)  # fmt: skip
+
+
+def changed_in_place(a: Any, b: Any) -> Any:
+    c = a * 1
+    c += b
+    c[0] = 5
+    c[:, 1] = b[:, 0]
+    return c
+
+
+def programs() -> list[tuple[str, Program]]:
+    made = [f"np.{name}(a)" for name in UNARY]
+    made += [f"np.{name}(a, {other})" for name in BINARY for other in ("b", "2")]
+    made += [f"np.{name}({rest})" for name in REDUCTIONS for rest in ("a", "a, axis=0")]
+    texts = [*made, *[f"a.{name}(axis=-1)" for name in REDUCTIONS], *EXPRESSIONS]
+    found = [(text, eval(f"lambda a, b: ({text})", {"np": np, "torch": torch})) for text in texts]
+    return [*found, ("changed in place", changed_in_place)]
+
+
+def arrays(kind: str) -> tuple[Any, Any]:
+    made = np.random.default_rng(0).normal(size=(2, 2, 3)) + 2
+    a, b = made.astype(kind)
+    return a, b
+
+
+def outcome(function: Program, kind: str) -> Any:
+    a, b = arrays(kind)
+    try:
+        return function(a, b), a, b
+    except Exception as error:
+        return type(error), str(error)
+
+
+def same(left: Any, right: Any) -> bool:
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, tuple | list):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, np.ndarray | np.generic):
+        metadata = (left.dtype, left.shape) == (right.dtype, right.shape)
+        return metadata and np.allclose(left, right, rtol=1e-4, equal_nan=True)
+    if isinstance(left, torch.Tensor):
+        return left.dtype is right.dtype and torch.allclose(left, right)
+    return bool(left == right)
+
+
+@pytest.mark.parametrize("kind", ["float32", "int64", "bool"])
+def test_functions(kind: str) -> None:
+    broken = []
+    with np.errstate(all="ignore"):
+        for text, function in programs():
+            compiled = kiln.compile(function, backend="eager", options={"cache": False})
+            expected = outcome(function, kind)
+            for _ in range(2):
+                got = outcome(compiled, kind)
+                assert same(expected, got), (text, expected, got)
+            if compiled.report().breaks or compiled.report().eager_reasons:
+                broken.append(text)
+    assert len(broken) <= {"float32": 2, "int64": 4, "bool": 20}[kind], broken
+
+
+def test_arrays_are_guarded() -> None:
+    def f(a: Any, scale: Any) -> Any:
+        return np.tanh(a) * scale
+
+    compiled = kiln.compile(f, options={"cache": False})
+    read_only = np.ones(3)
+    read_only.flags.writeable = False
+    for a in (np.ones(3), np.ones((3, 1)), np.ones(3, np.float32), np.ones(6)[::2], np.ones(3)[::-1], read_only, [1.0]):
+        for scale in (np.float32(2), np.float64(3), 4):
+            assert same(f(a, scale), compiled(a, scale)), (a, scale)
+
+
+def test_memory_is_shared() -> None:
+    def f(a: Any, x: torch.Tensor) -> Any:
+        return a[1:], torch.from_numpy(a), x.numpy()
+
+    compiled = kiln.compile(f, options={"cache": False})
+    a, x = np.zeros(3), torch.zeros(3)
+    for _ in range(2):
+        tail, tensor, array = compiled(a, x)
+        a[1] += 5
+        x[0] += 5
+        assert tail[0] == a[1] and tensor[1] == a[1] and array[0] == x[0]
+
+
+def test_an_array_of_a_module() -> None:
+    class Normalised(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean = np.array([1.0, 2.0, 3.0])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x - torch.from_numpy(self.mean).to(x.dtype)
+
+    module = Normalised()
+    compiled = kiln.compile(module, options={"cache": False})
+    x = torch.ones(2, 3)
+    assert torch.equal(compiled(x), module(x))
+    module.mean[0] = 7
+    assert torch.equal(compiled(x), module(x))
+    assert compiled.report().compiles == 1
