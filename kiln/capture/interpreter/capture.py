@@ -53,6 +53,7 @@ from kiln.capture.interpreter.builtins import (
     tensor_data,
     tensor_hooks,
 )
+from kiln.capture.interpreter.builtins.function_modes import break_before_modes
 from kiln.capture.interpreter.builtins.function_transforms import close_levels
 from kiln.capture.interpreter.builtins.torch_functions import drop_unchanged_modes, restore_modes
 from kiln.capture.interpreter.codegen import BINDINGS, CodeWriter, emit_source, write_number
@@ -402,6 +403,8 @@ def attempt(
             raise
         drop_tracebacks(raised)
         stop = raised
+    if (outside := break_before_modes(s)) is not None:
+        raise outside
     drop_unchanged_modes(s)
     if stop is None:
         assert result is not None

@@ -337,7 +337,7 @@ class CaptureState:
     __slots__ = (
         *("_parts", "_references", "_wrappers", "asked_is_compiling", "classes", "counters", "effects", "events"),
         *("frame", "global_state", "globals", "guards", "identities", "model", "needed", "policy", "recorder", "stops"),
-        *("says_is_compiling", "watch"),
+        *("function_modes", "says_is_compiling", "watch"),
     )
 
     def __init__(
@@ -368,6 +368,8 @@ class CaptureState:
         """Torch's state at the entry of the frame."""
         self.asked_is_compiling = False
         self.says_is_compiling = False
+        self.function_modes: list[Value] = []
+        """Torch function modes that the frame has entered, innermost last: they see the torch calls."""
         self.watch: Callable[[], None] | None = None
         """Called after each instruction of the frames that begin while it is set."""
         self._parts: dict[type, object] = {}

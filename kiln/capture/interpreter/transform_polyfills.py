@@ -47,3 +47,23 @@ def linearize(func: Callable[..., object], *primals: object) -> tuple[object, Ca
 def functionalize(func: Callable[..., object], *, remove: str = "mutations") -> Callable[..., object]:
     """The recording is functional anyway."""
     return func
+
+
+def index_by_tensors(
+    mode: object,
+    function: Callable[..., object],
+    types: tuple[type, ...],
+    args: tuple[Tensor, Tensor | int | tuple[Tensor | int, ...]],
+    kwargs: dict[str, object] | None = None,
+) -> object:
+    """The mode under which `x[i]` takes a tensor `i` of rank 0 as an index and not as a number."""
+    if function is torch.Tensor.__getitem__:
+        x, key = args
+        parts = key if isinstance(key, tuple) else (key,)
+        if all(isinstance(part, (torch.Tensor, int)) for part in parts):
+            indices = [
+                torch.tensor(part, dtype=torch.int64, device=x.device) if isinstance(part, int) else part
+                for part in parts
+            ]
+            return torch.ops.aten.index(x, indices)
+    return function(*args, **(kwargs or {}))

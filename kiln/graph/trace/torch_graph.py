@@ -211,8 +211,8 @@ def plain_function(target: Callable[..., object]) -> Callable[..., object]:
     else:
         return target
 
-    def apply(*args: object) -> object:
-        return target(*args)
+    def apply(*args: object, **kwargs: object) -> object:
+        return target(*args, **kwargs)
 
     apply.__module__, apply.__qualname__ = "kiln.functions", name
     return apply

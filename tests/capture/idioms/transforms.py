@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch.func import (
     functional_call,
     grad,
@@ -247,3 +248,26 @@ def functionalized(x):
         return w * 2
 
     return torch.func.functionalize(f)(x)
+
+
+@TABLE.add(lambda: [(torch.tensor([True, False, True, True]),), (torch.tensor([True, True, False, True]),)])
+def mask_indexed_by_tensors(allowed):
+    """The mode under which transformers makes masks."""
+
+    def mask(query, key):
+        return (query >= key) & allowed[key] & allowed.new_ones((), dtype=torch.bool)
+
+    places = torch.arange(4)
+    with TransformGetItemToIndex():
+        return torch.vmap(torch.vmap(mask, in_dims=(None, 0)), in_dims=(0, None))(places, places)
+
+
+@TABLE.add(lambda: [(torch.randn(3),)] * 2)
+def factories_under_a_device(x):
+    with torch.device("cpu"):
+        return x + torch.zeros(3) + torch.arange(3)
+
+
+@TABLE.add(lambda: [(torch.randn(3, 2),)] * 2)
+def calls_methods_of_the_class(x):
+    return torch.Tensor.new_ones(x, (2,), dtype=torch.int32), torch.Tensor.sum(x, dim=1)

@@ -78,12 +78,12 @@ def overrides_torch(s: CaptureState, value: Value) -> bool:
 
 @handles(torch.overrides.has_torch_function)
 def has_torch_function(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(any(overrides_torch(s, arg) for arg in all_items(s, args[0])))
+    return Constant(bool(s.function_modes) or any(overrides_torch(s, arg) for arg in all_items(s, args[0])))
 
 
 @handles(torch.overrides.has_torch_function_unary, torch.overrides.has_torch_function_variadic)
 def has_torch_function_variadic(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(any(overrides_torch(s, arg) for arg in args))
+    return Constant(bool(s.function_modes) or any(overrides_torch(s, arg) for arg in args))
 
 
 @handles(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)

@@ -56,6 +56,7 @@ from kiln.capture.interpreter.effects import SideEffect, emit_deletion
 from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.speculation import known_truth, number_truth
 from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import List, Slice, Tuple
 from kiln.graph.trace.fake import FakeTensor, is_wrapped
 from kiln.graph.trace.log import Target, target_name
@@ -550,6 +551,8 @@ def number_input(s: CaptureState, real: int | float, source: Source) -> Value:
 def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value:
     """Run `target` on fakes and wrap its result."""
     s.policy.check_time()
+    if s.function_modes and target is not getattr and getattr(target, "__module__", None) not in UNSEEN:
+        return seen_by_mode(s, target, args, kwargs)
     plain = tuple([arg.torch_arg(s) for arg in args])
     named = {name: arg.torch_arg(s) for name, arg in kwargs.items()}
     first = args[0] if args and isinstance(args[0], Tensor) else None
@@ -589,6 +592,32 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
         if not is_wrapped(result):
             s.part(RegionInputs).leaves.append((result, here(s)))
     return from_torch(s, result)
+
+
+UNSEEN = ("torch._C._functorch",)
+"""Modules of functions that no mode sees."""
+MODE_RULES: dict[tuple[str, str], Handler] = {}
+"""What modes of torch do whose code is not interpreted, by module and class."""
+
+
+def seen_by_mode(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value:
+    """The answer of the innermost mode to a torch call; calls within it go to the next mode."""
+    mode = s.function_modes.pop()
+    cls = mode.python_type()
+    name = target if isinstance(target, str) else target.__name__
+    function: object = getattr(torch.Tensor, name) if isinstance(target, str) else target
+    if getattr(operator, name, None) is target:
+        plain = getattr(torch.Tensor, name, None)
+        function = getattr(torch.Tensor, f"__{name.rstrip('_')}__") if plain is None else plain
+    given: Args = [s.wrap(function, None), Tuple([]), Tuple(args)]
+    if kwargs:
+        given.append(Dict({key: (s.const(key), value) for key, value in kwargs.items()}))
+    try:
+        if (rule := MODE_RULES.get((cls.__module__, cls.__qualname__))) is not None:
+            return rule(s, [mode, *given], {})
+        return mode.get_attr(s, "__torch_function__").call(s, given, {})
+    finally:
+        s.function_modes.append(mode)
 
 
 def recorded(function: Target) -> Handler:

@@ -71,7 +71,7 @@ class Size:
 
 SIZES = (
     Size(128, 2), Size(256, 2), Size(128, 2, fewer_heads=True), Size(512, 2), Size(1024, 2),
-    Size(128, 4, 0, 0), Size(512, 4, 0, 0, fewer_heads=True), Size(10**6, 2, 0, 0),
+    Size(128, 8), Size(128, 4, 0, 0), Size(512, 4, 0, 0, fewer_heads=True), Size(128, 10**6), Size(10**6, 2, 0, 0),
 )  # fmt: skip
 """In the order in which they are tried."""
 
