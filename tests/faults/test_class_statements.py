@@ -175,9 +175,28 @@ def property_of_a_base(x: Any) -> Any:
     return B().p
 
 
+def autograd_function(x: Any) -> Any:
+    class Straight(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x.round()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            return gradient * 3
+
+    return x * 2 if len(x) == 3 else Straight.apply(x)
+
+
+def applied_function(x: Any) -> Any:
+    x = x.detach().requires_grad_()
+    y = autograd_function(torch.cat([x, x]))
+    return y.detach(), torch.autograd.grad(y.sum(), x)[0]
+
+
 PROGRAMS = (
     *(plain, derived, abstract, wrong_length, own_exception, descriptor, from_names, slots, breaks_inside),
-    property_of_a_base,
+    *(property_of_a_base, autograd_function, applied_function),
 )
 X = torch.arange(3.0)
 
@@ -190,7 +209,7 @@ def test_like_eager(program: Callable[..., Any]) -> None:
     assert_like_eager(compiled, program, X + 1)
 
 
-@pytest.mark.parametrize("program", [plain, derived, abstract, own_exception, from_names, slots])
+@pytest.mark.parametrize("program", [plain, derived, abstract, own_exception, from_names, slots, autograd_function])
 def test_without_a_break(program: Callable[..., Any]) -> None:
     compiled = kiln.compile(program, backend="eager", fullgraph=True)
     compiled(X)

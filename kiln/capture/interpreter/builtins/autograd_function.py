@@ -40,6 +40,8 @@ def apply(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     name = f"{cls.real().__qualname__}.apply"
     if not isinstance(cls, Class) or kwargs:
         raise UnsupportedCall(function=name, why="it is called with keyword arguments")
+    if cls.cls in s.classes.made:
+        raise UnsupportedCall(function=name, why="its class was made in this frame")
     if cls.cls.__module__.startswith("torch."):
         raise UnsupportedCall(function=name, why="it is a part of torch that changes how autograd runs")
     frame, call = running_frame(s), here(s)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import abc
 import builtins
 
+from torch.autograd.function import FunctionMeta
+
 from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, handles
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
@@ -24,7 +26,8 @@ from kiln.capture.interpreter.variables.made_class import (
 )
 from kiln.capture.interpreter.variables.mapping import Dict
 
-METACLASSES: tuple[type, ...] = (type, abc.ABCMeta)
+METACLASSES: tuple[type, ...] = (type, abc.ABCMeta, FunctionMeta)
+"""Those that only look at the class that they make; the last is that of `torch.autograd.Function`."""
 CELL = "__classcell__"
 
 
@@ -54,7 +57,10 @@ def metaclass_of(s: CaptureState, bases: list[Value], kwargs: Kwargs) -> type:
     kinds += [type(base.constant(s)) for base in bases]
     if not set(kinds) <= set(METACLASSES):
         raise UnsupportedCall(function=NOT_SUPPORTED, why="its metaclass is not modelled")
-    return abc.ABCMeta if abc.ABCMeta in kinds else type
+    most_derived = max(kinds, key=lambda kind: len(kind.__mro__), default=type)
+    if not all(issubclass(most_derived, kind) for kind in kinds):
+        raise UnsupportedCall(function=NOT_SUPPORTED, why="its metaclasses conflict")
+    return most_derived
 
 
 def make_class(s: CaptureState, metaclass: type, name: str, bases: list[Value], space: Dict) -> Value:
