@@ -207,3 +207,66 @@ def test_a_write_into_the_gaps_of_overlapping_strides() -> None:
     kiln.compile(program)(ours.as_strided((2, 2, 2), (1, 1, 4)))
     program(theirs.as_strided((2, 2, 2), (1, 1, 4)))
     assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_detached_result_with_gradients_of_its_own(first: int) -> None:
+    def program(x: Tensor) -> list[Tensor]:
+        whole = x * 3
+        part = whole.detach()
+        part.sub_(x.sum())
+        return [whole, part] if first == 0 else [part, whole]
+
+    gradients = []
+    for run in (program, kiln.compile(program)):
+        x = torch.arange(6.0).requires_grad_()
+        left, right = run(x)
+        (left.sum() + 2 * right.sum()).backward()
+        gradients.append(x.grad)
+    assert torch.equal(*gradients)  # type: ignore[arg-type]
+
+
+def test_a_mask_that_was_written_with_a_differentiable_value() -> None:
+    def program(x: Tensor, mask: Tensor) -> Tensor:
+        mask[0] = x[0]  # it requires gradients from here on
+        str(x)  # a graph break
+        return x * mask
+
+    def run(function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        return function(torch.ones(3).requires_grad_(), torch.zeros(3, dtype=torch.bool))
+
+    assert torch.equal(run(kiln.compile(program)), run(program))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_contiguous_copy_of_an_input_with_gaps_and_gradients(dynamic: bool | None) -> None:
+    def program(x: Tensor) -> object:
+        copied = x.contiguous()
+        copied.index_put_((torch.tensor([0]),), torch.ones(1, 2, 4), accumulate=True)
+        return copied, x.is_contiguous(), x.stride(), x.storage_offset()
+
+    outcomes = []
+    for run in (program, kiln.compile(program, fullgraph=True, dynamic=dynamic)):
+        whole = torch.ones(2, 3, 4).requires_grad_()
+        copied, *layout = run(whole[:, 1:])  # type: ignore[misc]
+        copied.sum().backward()
+        outcomes.append((copied.tolist(), layout, whole.tolist(), whole.grad.tolist()))
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("change", [Tensor.t_, lambda x: x.unsqueeze_(0)], ids=["t_", "unsqueeze_"])
+def test_sizes_of_a_view_of_a_leaf(change: Callable[[Tensor], object]) -> None:
+    def program(x: Tensor) -> Tensor:
+        part = x[..., 0:]
+        change(part)
+        return part
+
+    compiled = kiln.compile(program)
+    for view in (lambda x: x[:], lambda x: (x * 1)[:]):
+        outcomes = []
+        for run in (program, compiled):
+            try:
+                outcomes.append(run(view(torch.ones(2, 3).requires_grad_())).tolist())
+            except RuntimeError as error:
+                outcomes.append(str(error))
+        assert outcomes[0] == outcomes[1]

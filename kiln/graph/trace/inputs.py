@@ -30,7 +30,7 @@ from kiln.symbolic.values import Given, Real, number_of
 from kiln.tensor.spec import ScalarSpec, Spec, TensorSpec
 
 Dims = tuple[DimChoice, ...] | None
-COPIED = "CloneBackward0"
+DERIVED = "_DerivedBackward"
 """The gradient function of an input that is not a leaf, see `InputTable._non_leaf`."""
 
 
@@ -65,7 +65,7 @@ class InputRecord:
             return True
         node = self.fake.grad_fn
         assert node is not None
-        before = node.next_functions[0][0] if node.name() == COPIED and node.next_functions else None
+        before = node.next_functions[0][0] if node.name() == DERIVED and node.next_functions else None
         return getattr(before, "variable", None) is not self.leaf
 
     @property
@@ -116,7 +116,8 @@ class InputTable:
     def add(self, real: torch.Tensor, name: str, source: Source, spec: TensorSpec) -> InputRecord:
         """Register a tensor, with its own storage or in that of an overlapping input."""
         node = self.node(name, spec)
-        grad = real.requires_grad
+        # A write of a value with gradients makes a tensor of any dtype require them; none flow through integers.
+        grad = real.requires_grad and (real.is_floating_point() or real.is_complex())
         fake = leaf = self.mode.fake(self._memory.view_of(real, node), grad)
         if grad and not real.is_leaf:
             fake = self._non_leaf(leaf)
@@ -171,9 +172,20 @@ class InputTable:
     def _non_leaf(self, leaf: FakeTensor) -> FakeTensor:
         """A fake with a gradient function, which allows what eager forbids on leaves."""
         with self.mode, torch.enable_grad():
-            made: FakeTensor = leaf.clone()  # type: ignore[assignment]
-        made.storage_view = leaf.storage_view
+            made: FakeTensor = _Derived.apply(leaf, self.mode)  # type: ignore[no-untyped-call]
         return made
+
+
+class _Derived(torch.autograd.Function):
+    """Another fake of the same view. A clone would not do: its strides may be others."""
+
+    @staticmethod
+    def forward(ctx: object, leaf: FakeTensor, mode: RecordingMode) -> FakeTensor:  # type: ignore[override]
+        return mode.fake(leaf.storage_view, False)
+
+    @staticmethod
+    def backward(ctx: object, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        return gradient, None
 
 
 MOST_DIMENSIONS = 64

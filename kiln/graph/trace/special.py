@@ -80,6 +80,8 @@ def metadata_change(name: str) -> Handler:
         if fake.is_input:
             raise UnsupportedMutation(op=str(op), reason="it changes the sizes or strides of an input")
         view = fake.storage_view
+        if fake.requires_grad and root_of(view.storage).node.op.name == "input":
+            raise UnsupportedMutation(op=str(op), reason="it changes a view of an input, which may be one of a leaf")
         values, named = mode.arguments(args[1:], kwargs)
         for step in cast(ViewSteps, VIEWS[name](mode.emit, view.spec, *values, **named)):
             view = mode.memory.step_view(view, step)
