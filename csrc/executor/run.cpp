@@ -270,7 +270,7 @@ void Run::steps() {
   align_inputs();
   const Step* at = program_.steps.data();
   const Step* end = at + program_.steps.size();
-  bool profiled = is_profiled();
+  bool profiled = !program_.kernels.empty() && is_profiled();
   try {
     for (; at != end; at++) {
       if (program_.logged) [[unlikely]]

@@ -192,11 +192,6 @@ static PyTypeObject BoundCallType = {
     .tp_new = bound_new,
 };
 
-bool entry_holds(Entry* entry, const Scope& scope) {
-  if (entry->tree == Py_None || entry->tree == nullptr) return entry->tree == Py_None;
-  return reinterpret_cast<GuardTreeObject*>(entry->tree)->tree->check(scope);
-}
-
 bool hook_entry_holds(PyObject* object, PyObject* const* slots, Py_ssize_t count, PyObject* globals,
                       PyObject* closure, PyObject** callable) {
   if (Py_TYPE(object) != &EntryType) return *callable = object, true;

@@ -147,6 +147,8 @@ bool GuardTree::parse(PyObject* nodes, PyObject* checks, PyObject* collect) {
     }
     allocates_.push_back(found);
   }
+  for (size_t i = 0; i < size; i++)
+    allocates_below_.push_back(allocates(static_cast<int>(i), nodes_[i].end));
   temporaries_.reserve(8);
   box_ = new GuardTree*(this);
   PyObject* capsule = PyCapsule_New(box_, nullptr, free_box);

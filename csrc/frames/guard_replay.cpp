@@ -50,7 +50,7 @@ Verdict GuardTree::run_part(Replay& replay, const Part& part, const Scope& scope
 // final, because the words before it have led to the value it checked.
 Verdict GuardTree::revalidate(Replay& replay, int at, const Scope& scope) {
   revalidated++;
-  if (allocates(at, nodes_[at].end)) pause_->begin();
+  if (allocates_below_[at]) pause_->begin();
   PyObject* value = replay.values[at];
   if (!evaluate_node(at, value)) return Verdict::kFail;
   int end = nodes_[at].end;
@@ -152,7 +152,7 @@ Verdict GuardTree::replay(Replay& replay, const Scope& scope) {
   if (verdict == Verdict::kPass) verdict = run_tree_checks(replay);
   if (verdict != Verdict::kPass) return verdict;
   replayed++;
-  bind(replay.values.data());
+  if (!is_bound()) bind(replay.values.data());
   return Verdict::kPass;
 }
 

@@ -411,7 +411,6 @@ bool GuardTree::allocates(int begin, int end) const {
 
 // Allocated before anything is borrowed: the collector may run Python code.
 bool GuardTree::prepare_bindings() {
-  if (spare_ != nullptr || (collect_.empty() && bindings_ != nullptr)) return true;
   PyObject* made = PyTuple_New(static_cast<Py_ssize_t>(collect_.size()));
   if (made == nullptr) return PyErr_Clear(), false;
   if (!collect_.empty()) PyObject_GC_UnTrack(made);
@@ -421,7 +420,6 @@ bool GuardTree::prepare_bindings() {
 }
 
 void GuardTree::bind(PyObject* const* values) {
-  if (collect_.empty() && bindings_ != nullptr) return;
   if (bindings_ != nullptr) temporaries_.push_back(bindings_);
   bindings_ = std::exchange(spare_, nullptr);
   if (collect_.empty()) return;
@@ -448,7 +446,7 @@ void GuardTree::recycle(PyObject* bindings) {
 
 bool GuardTree::check(const Scope& scope) {
   if (busy_) return false;
-  if (!prepare_bindings()) return false;
+  if (spare_ == nullptr && !is_bound() && !prepare_bindings()) return false;
   busy_ = true;
   if (C10_UNLIKELY(!calls_.empty())) run_calls(scope);
   GcPause pause(false);
@@ -465,7 +463,7 @@ bool GuardTree::check(const Scope& scope) {
     pause.begin();
     bool passed = full_check(scope);
     if (passed) record();
-    if (passed) bind(values_.data());
+    if (passed && !is_bound()) bind(values_.data());
     verdict = passed ? Verdict::kPass : Verdict::kFail;
   }
   pause.end();

@@ -214,6 +214,8 @@ class GuardTree {
   bool aliases_hold(const Check& check, PyObject* const* values);
   bool full_check(const Scope& scope);
   bool allocates(int begin, int end) const;
+  // The empty tuple of a tree that collects nothing is made once.
+  bool is_bound() const { return collect_.empty() && bindings_ != nullptr; }
   bool prepare_bindings();
   void bind(PyObject* const* values);
   void drop_temporaries();
@@ -262,8 +264,9 @@ class GuardTree {
   int failed_ = -1;
   int failed_node_ = -1;
   bool busy_ = false;
-  std::vector<uint8_t> allocates_;  // by node: reaching or checking it makes an object
-  GcPause* pause_ = nullptr;        // of the check that runs
+  std::vector<uint8_t> allocates_;        // by node: reaching or checking it makes an object
+  std::vector<uint8_t> allocates_below_;  // by node: so does one of its subtree
+  GcPause* pause_ = nullptr;              // of the check that runs
 };
 
 extern PyTypeObject GuardTreeType;

@@ -15,7 +15,7 @@ import torch
 
 from kiln.runtime.guards.guard import Guard, GuardKind
 from kiln.runtime.guards.source import LocalSource, Source, SourceTexts
-from kiln.symbolic.policy import DimChoice, DimKind, DimPolicy, ScalarPolicy, read_marks
+from kiln.symbolic.policy import NO_MARKS, DimChoice, DimKind, DimPolicy, ScalarPolicy, read_marks
 
 SYMBOL_VALUES = range(1 << 62)
 """Integers that may be symbols: like sizes they are not negative, and all stages count in 64 bits."""
@@ -48,13 +48,12 @@ class SeenInputs:
             elif isinstance(value, int | float) and not isinstance(value, bool):
                 self._numbers.setdefault(LocalSource(name).text(), []).append(value)
 
-    def dims(self, tensor: torch.Tensor, source: Source) -> tuple[DimChoice, ...]:
-        """Static or a symbol, per dimension; the sizes are remembered. Sizes of parameters are static."""
-        sizes = tuple(tensor.shape)
+    def dims(self, tensor: torch.Tensor, source: Source) -> tuple[DimChoice, ...] | None:
+        """Static or a symbol, per dimension; the sizes are remembered. Sizes of parameters are static (None: all)."""
+        sizes, marks = tuple(tensor.shape), read_marks(tensor)
         if isinstance(tensor, torch.nn.Parameter):
-            return self._parameter_dims.choose(sizes, [], read_marks(tensor))
+            return None if marks is NO_MARKS else self._parameter_dims.choose(sizes, [], marks)
         seen = self._sizes.setdefault(source.text(), [])
-        marks = read_marks(tensor)
         if changing := self._symbolic.get(source.text()):
             marks = replace(marks, maybe_dynamic=marks.maybe_dynamic.union(changing))
         choice = self._dims.choose(sizes, seen, marks)

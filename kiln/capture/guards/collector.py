@@ -59,6 +59,10 @@ KINDS: dict[GuardKind, KindForm] = {
 }
 
 
+MAKE = tuple.__new__
+"""Of a named tuple: its own constructor is written in Python."""
+
+
 @final
 class GuardCollector:
     """The guards of one capture, in order."""
@@ -78,7 +82,7 @@ class GuardCollector:
         name = kind._value_
         key = (id(source), name, expected if name in DETAILED else None)
         if key not in self._guards:
-            self._guards[key] = Guard(source, kind, expected, at, why)
+            self._guards[key] = MAKE(Guard, (source, kind, expected, at, why))
 
     def has(self, source: Source, kind: str) -> bool:
         """Whether this source object has a guard of `kind`, the value of a kind that occurs once per source."""

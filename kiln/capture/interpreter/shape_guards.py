@@ -55,11 +55,13 @@ def tensor_guard(s: CaptureState, tensor: RegionInput, spec: TensorSpec, names: 
 
     Raises FixedMarkedDim if the program fixes a size that the user marked as dynamic.
     """
-    sizes = tuple(size if isinstance(size, int) else None for size in spec.sizes)
-    strides = tuple(stride if isinstance(stride, int) else None for stride in spec.strides)
+    sizes = tuple([size if isinstance(size, int) else None for size in spec.sizes])
+    strides = tuple([stride if isinstance(stride, int) else None for stride in spec.strides])
     real = tensor.real
     leaf = type(real) is torch.Tensor and (real.requires_grad or id(tensor.fake) in s.part(RegionInputs).asked_is_leaf)
     s.guards.add(tensor.source, GuardKind.TENSOR, tensor_expectation(real, sizes, strides, is_leaf=leaf))
+    if None not in sizes:
+        return
     symbols = {dim: size for dim, size in enumerate(spec.sizes) if isinstance(size, Symbol)}
     for dim, size in symbols.items():
         names.setdefault(size.name, SizeSource(tensor.source, dim))

@@ -96,12 +96,21 @@ class InputTable:
         self._memory = SharedMemory()
         self._by_real: dict[int, InputRecord] = {}
         self._by_fake: dict[int, InputRecord] = {}
+        self._accepted: set[tuple[type, int]] = set()
+        """Types and dispatch keys of tensors that were found to be supported."""
 
     def __iter__(self) -> Iterator[InputRecord]:
         return iter(self.records)
 
     def find(self, real: torch.Tensor) -> InputRecord | None:
         return self._by_real.get(id(real))
+
+    def accept(self, real: torch.Tensor, name: str) -> None:
+        """Raise UnsupportedInput unless it is a plain dense tensor; its type and dispatch keys tell."""
+        kind = type(real), torch._C._dispatch_keys(real).raw_repr()
+        if kind not in self._accepted or real.dim() > MOST_DIMENSIONS:
+            refuse_unsupported(real, name)
+            self._accepted.add(kind)
 
     def spec(self, real: torch.Tensor, dims: Dims) -> TensorSpec:
         """The spec of an input, with symbols for its dynamic dimensions."""
@@ -227,9 +236,10 @@ class SharedMemory:
         view = new_storage(node)
         if not real.numel():
             return view
-        for other in self._views.setdefault(real.untyped_storage()._cdata, []):
+        others = self._views.setdefault(real.untyped_storage()._cdata, [])
+        for other in others:
             self._relate(view, other)
-        self._views[real.untyped_storage()._cdata].append(view)
+        others.append(view)
         return view
 
     def _relate(self, new: StorageView, old: StorageView) -> None:

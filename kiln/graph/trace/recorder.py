@@ -31,7 +31,7 @@ from kiln.graph.trace.constants import Constants
 from kiln.graph.trace.custom_function import Backward, attach
 from kiln.graph.trace.fake import FakeTensor, innermost, is_wrapped
 from kiln.graph.trace.finish import build_graph, refuse_lost_history
-from kiln.graph.trace.inputs import Dims, InputTable, refuse_unsupported
+from kiln.graph.trace.inputs import Dims, InputTable
 from kiln.graph.trace.log import NOWHERE, CallKind, Target, TorchCall, target_name
 from kiln.graph.trace.mode import RecordingMode
 from kiln.graph.trace.repeated_calls import CallCopies
@@ -149,7 +149,7 @@ class Recorder:
         """The fake of an input; the same real tensor gives the same fake."""
         record = self.table.find(real)
         if record is None:
-            refuse_unsupported(real, name)
+            self.table.accept(real, name)
             record = self.table.add(real, name, source, self.table.spec(real, dims))
         return cast(FakeTensor, record.fake)
 

@@ -35,6 +35,8 @@ class FuseErf:
 
 def _fused_phase(phase: Phase) -> Phase:
     body = phase.body
+    if not any(isinstance(op, Compute) and op.op.name == "erf" for op in body.ops):
+        return phase
     uses = Counter(position for op in body.ops for position in operands_of(op))
     uses.update(body.results)
     fused = body.mapped(lambda op: _fused(op, body.ops, uses))
