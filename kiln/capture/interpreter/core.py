@@ -455,7 +455,9 @@ class CaptureState:
         """The path to `raw`, the attribute `name` of the class at `base`, past a `__get__` written in Python."""
         if not isinstance(getattr(type(raw), "__get__", None), types.FunctionType):
             return AttrSource(base, name)
-        position = next(n for n, owner in enumerate(cls.__mro__) if name in owner.__dict__)
+        position = next((n for n, owner in enumerate(cls.__mro__) if name in owner.__dict__), None)
+        if position is None:  # the look-up itself has changed the class
+            return AttrSource(base, name)
         for between in range(position):
             self.guard(DictAttrSource(MroSource(base, between), name), GuardKind.ABSENT)
         return DictAttrSource(MroSource(base, position), name)

@@ -335,6 +335,8 @@ def new_proxy_class(s: CaptureState, cls: type, base: type, enter: Enter) -> typ
         found = s.classes.lookup(cls, name)
         if found is not None and found[0] not in base.__mro__ and not (name == "__hash__" and cls in TENSORS):
             names[name] = None if found[1] is None else trampoline(name, enter)
+    if "__eq__" in names:  # which does not decide on the hash of a class that exists
+        names.setdefault("__hash__", base.__hash__)
     if base is object:
         names.update({name: trampoline(name, enter) for name in ALWAYS})
     return type(cls.__name__, (base,), names)

@@ -19,6 +19,7 @@ import torch
 
 from kiln.capture.interpreter.core import MISSING, OPERATORS, CaptureState, Operator, Token, Value
 from kiln.capture.interpreter.speculation import number_truth, truth_of_comparison
+from kiln.capture.interpreter.variables.builtin import Builtin
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.exception import GROUPS, fields_of, native_class
@@ -274,8 +275,12 @@ def equal_containers(s: CaptureState, left: Value, right: Value) -> bool | None:
         return c.keys() == d.keys() and all(equal(s, c[k][1], d[k][1]) for k in c)
     if isinstance(left, Set) and isinstance(right, Set):
         return left.items(s).keys() == right.items(s).keys()
+    if compares_classes(s, left) or compares_classes(s, right):
+        return None
     if isinstance(left, Class) and isinstance(right, Class):
         return left.constant(s) is right.constant(s)
+    if isinstance(left, Builtin) or isinstance(right, Builtin):
+        return equal_builtins(s, left, right)
     plain = (Sequence, Dict, Set, Class)
     if isinstance(left, plain) and isinstance(right, plain):
         return False  # of different kinds
@@ -283,6 +288,20 @@ def equal_containers(s: CaptureState, left: Value, right: Value) -> bool | None:
         left.constant(s) if left.is_constant else right.constant(s)
         return False
     return None
+
+
+def compares_classes(s: CaptureState, value: Value) -> bool:
+    """Whether it is a class whose metaclass has an `__eq__` of its own."""
+    found = s.classes.lookup(value.python_type(), "__eq__") if isinstance(value, Class) else None
+    return found is not None and found[0] not in (type, object)
+
+
+def equal_builtins(s: CaptureState, left: Value, right: Value) -> bool | None:
+    """Equality with a function written in C; None if the program's own `__eq__` is asked."""
+    if isinstance(left, Builtin) and isinstance(right, Builtin):
+        return bool(left.constant(s) == right.constant(s))
+    other = right if isinstance(left, Builtin) else left
+    return None if isinstance(other, Object) else False
 
 
 def same(s: CaptureState, left: Value, right: Value) -> bool:
@@ -359,7 +378,7 @@ def format_value(s: CaptureState, value: Value, conversion: str, spec: str) -> s
     printed = conversion in ("r", "a")
     method = "__repr__" if printed else "__format__" if spec and not conversion else "__str__"
     custom = s.classes.lookup(value.python_type(), method)
-    if isinstance(value, Object) and custom is not None and hasattr(custom[1], "__code__"):
+    if isinstance(value, Object | Class) and custom is not None and hasattr(custom[1], "__code__"):
         text = str(s.call_special(value, method, [s.const(spec)] if method == "__format__" else [], {}).constant(s))
         return (
             text

@@ -1,8 +1,9 @@
-"""Class statements: the body is interpreted, the class made by `type` (`variables/made_class.py` has the model).
+"""Class statements: the body is interpreted, the class made by its metaclass (`variables/made_class.py` has the model).
 
-class Scaled(Base):            __build_class__(<body>, "Scaled", Base)
-    factor = 2           =>    names of the body: {"factor": 2, ...}
-                               Class(<stand-in>)
+class Scaled(Base, metaclass=Meta):    __build_class__(<body>, "Scaled", Base, metaclass=Meta)
+    factor = 2                   =>    names of the body, in Meta.__prepare__("Scaled", (Base,)): {"factor": 2, ...}
+                                       Meta("Scaled", (Base,), <names>), which is interpreted down to type.__new__:
+                                       Class(<stand-in>)
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from torch.autograd.function import FunctionMeta
 from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, handles
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
-from kiln.capture.interpreter.variables.classes import Class
+from kiln.capture.interpreter.variables.classes import Class, Super
+from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import Cell, Function
 from kiln.capture.interpreter.variables.made_class import (
     NOT_SUPPORTED,
@@ -25,69 +27,203 @@ from kiln.capture.interpreter.variables.made_class import (
     stand_in,
 )
 from kiln.capture.interpreter.variables.mapping import Dict
+from kiln.capture.interpreter.variables.object import ALIASES, class_of
+from kiln.capture.interpreter.variables.sequence import Sequence, Tuple, all_items
+from kiln.runtime.classes import INIT_ABC
+from kiln.runtime.classes import make_class as make_unhooked
 
 METACLASSES: tuple[type, ...] = (type, abc.ABCMeta, FunctionMeta)
-"""Those that only look at the class that they make; the last is that of `torch.autograd.Function`."""
+"""They call nothing of the program but hooks of bases; the last is that of `torch.autograd.Function`."""
 CELL = "__classcell__"
+CONFLICT = (
+    "metaclass conflict: the metaclass of a derived class must be a (non-strict) subclass of the metaclasses of all"
+    " its bases"
+)
 
 
 @handles(builtins.__build_class__)
 def build_class(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    body, name, *bases = args
+    body, name, *given = args
     if not isinstance(body, Function) or body.original is not None:
         raise UnsupportedCall(function=NOT_SUPPORTED, why="its body was made outside")
-    metaclass = metaclass_of(s, bases, kwargs)
-    space = Dict({})
-    parent = running_frame(s)
-    frame = SymbolicFrame(s, body.code, body, body.namespace, parent)
+    keywords = dict(kwargs)
+    bases = resolved_bases(s, given)
+    metaclass = keywords.pop("metaclass", None) or metaclass_of(s, bases)
+    if isinstance(metaclass, Class):
+        metaclass = most_derived(s, metaclass, bases)
+    space = prepared(s, metaclass, name, bases, keywords)
+    frame = SymbolicFrame(s, body.code, body, body.namespace, running_frame(s))
     frame.names = space
     for variable, cell in zip(body.code.co_freevars, body.cells, strict=True):
         frame.cells[variable] = cell
     frame.run()
-    return make_class(s, metaclass, name.constant(s), bases, space)
+    if bases != given:
+        space.set_item(s, s.const("__orig_bases__"), Tuple(given))
+    if isinstance(metaclass, Class) and metaclass.constant(s) in METACLASSES:
+        return make_class(s, metaclass, name.constant(s), bases, names_in(s, space), keywords)
+    return metaclass.call(s, [name, Tuple(list(bases)), space], keywords)
 
 
-def metaclass_of(s: CaptureState, bases: list[Value], kwargs: Kwargs) -> type:
-    """The metaclass of a class statement, if its `__new__` can be left to Python."""
-    if kwargs.keys() - {"metaclass"}:
-        raise UnsupportedCall(function=NOT_SUPPORTED, why="it has keywords")
+def resolved_bases(s: CaptureState, given: list[Value]) -> list[Value]:
+    """The bases, with what `__mro_entries__` gives in place of objects that are no classes."""
+    found: list[Value] = []
+    for base in given:
+        if isinstance(base, Class):
+            found.append(base)
+        elif base.python_type() in ALIASES:
+            found += [s.wrap(entry, None) for entry in base.constant(s).__mro_entries__(())]
+        elif s.classes.lookup(base.python_type(), "__mro_entries__") is not None:
+            entries = base.get_attr(s, "__mro_entries__").call(s, [Tuple(list(given))], {})
+            if not issubclass(entries.python_type(), tuple):
+                raise s.error(TypeError, "__mro_entries__ must return a tuple")
+            found += all_items(s, entries)
+        else:
+            found.append(base)
+    return found
+
+
+def metaclass_of(s: CaptureState, bases: list[Value]) -> Value:
+    return class_of(s, bases[0]) if bases else s.wrap(type, None)
+
+
+def most_derived(s: CaptureState, metaclass: Class, bases: list[Value]) -> Value:
+    """The metaclass from which those of all bases derive, or itself."""
+    found: Value = metaclass
+    for base in bases:
+        kind, mine = base.python_type(), found.constant(s)
+        if issubclass(mine, kind):
+            continue
+        if not issubclass(kind, mine):
+            raise s.error(TypeError, CONFLICT)
+        found = class_of(s, base)
+    return found
+
+
+def prepared(s: CaptureState, metaclass: Value, name: Value, bases: list[Value], keywords: Kwargs) -> Value:
+    """The mapping for the names of the body."""
+    if not isinstance(metaclass, Class):
+        return Dict({})
+    real = metaclass.constant(s)
+    found = s.classes.lookup(real, "__prepare__")
+    if found is None or found[0] is type:
+        return Dict({})
+    space = metaclass.get_attr(s, "__prepare__").call(s, [name, Tuple(list(bases))], keywords)
+    if s.classes.lookup(space.python_type(), "__getitem__") is None:
+        raise s.error(TypeError, f"{real.__name__}.__prepare__() must return a mapping, not {space.type_name()}")
+    return space
+
+
+def names_in(s: CaptureState, space: Value) -> Dict:
+    """A copy of the names, as `type.__new__` makes one."""
+    native = getattr(space, "native", None) or space
+    if not isinstance(native, Dict):
+        raise UnsupportedCall(function="type.__new__", why="the names of the class are not in a dict")
+    return Dict(dict(native.items(s)))
+
+
+def make_class(
+    s: CaptureState, metaclass: Class, name: str, bases: list[Value], space: Dict, keywords: Kwargs
+) -> Value:
+    """`type.__new__`: the class and its stand-in."""
     if not all(isinstance(base, Class) for base in bases):
         raise UnsupportedCall(function=NOT_SUPPORTED, why="a base is not a class")
-    kinds = [kwargs["metaclass"].constant(s)] if kwargs else []
-    kinds += [type(base.constant(s)) for base in bases]
-    if not set(kinds) <= set(METACLASSES):
-        raise UnsupportedCall(function=NOT_SUPPORTED, why="its metaclass is not modelled")
-    most_derived = max(kinds, key=lambda kind: len(kind.__mro__), default=type)
-    if not all(issubclass(most_derived, kind) for kind in kinds):
-        raise UnsupportedCall(function=NOT_SUPPORTED, why="its metaclasses conflict")
-    return most_derived
-
-
-def make_class(s: CaptureState, metaclass: type, name: str, bases: list[Value], space: Dict) -> Value:
-    """The class and its stand-in."""
+    real = metaclass.constant(s)
     real_bases = tuple(base.constant(s) for base in bases)
-    for base in real_bases:
-        hook = s.classes.lookup(base, "__init_subclass__")
-        if hook is not None and hook[0] is not object:
-            raise UnsupportedCall(function=NOT_SUPPORTED, why="a base has an `__init_subclass__`")
+    hooked = bool(keywords) or any(is_hooked(s, base) for base in real_bases)
+    if hooked and real in METACLASSES and real is not abc.ABCMeta:
+        raise UnsupportedCall(function=NOT_SUPPORTED, why="a base has an `__init_subclass__`")
+    if (order := s.classes.lookup(real, "mro")) is not None and order[0] is not type:
+        raise UnsupportedCall(function=NOT_SUPPORTED, why="its metaclass orders the bases")
+    if any(
+        (found := s.classes.lookup(real, name)) and found[0] not in (object, type) for name in ("__eq__", "__hash__")
+    ):
+        raise UnsupportedCall(function=NOT_SUPPORTED, why="its metaclass compares classes")
     values = {str(key): value for key, (_, value) in space.items(s).items()}
     cell = values.pop(CELL, None)
     stand_ins = {key: stand_in(s, key, value) for key, value in values.items()}
-    plain = {key: StandIn() if is_named(real) else real for key, real in stand_ins.items()}
+    plain = {key: StandIn() if is_named(real_value) else real_value for key, real_value in stand_ins.items()}
+    unhooked = hooked or real not in METACLASSES
     try:
-        cls = metaclass(name, real_bases, plain)
+        cls = make_unhooked(real, name, real_bases, plain) if unhooked else real(name, real_bases, plain)
     except (TypeError, ValueError) as error:
         raise s.error(type(error), *error.args) from None
-    for key, real in stand_ins.items():
-        if plain[key] is not real:
-            type.__setattr__(cls, key, real)
+    for key, real_value in stand_ins.items():
+        if plain[key] is not real_value:
+            type.__setattr__(cls, key, real_value)
     made = Class(cls)
     s.classes.made[cls] = values
     s.classes.values[cls] = made
-    made.bases = bases
+    made.bases, made.metaclass = bases, metaclass if unhooked else None
     if isinstance(cell, Cell):
         cell.store(s, made)
     for key, value in list(values.items()):
         if has_set_name(s, value):
             s.call_special(value, "__set_name__", [made, s.const(key)], {})
+    if hooked:
+        Super(cls, made).get_attr(s, "__init_subclass__").call(s, [], keywords)
     return made
+
+
+def is_hooked(s: CaptureState, base: type) -> bool:
+    found = s.classes.lookup(base, "__init_subclass__")
+    return found is not None and found[0] is not object
+
+
+@handles(type.__new__)
+def type_new(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    metaclass, name, bases, names = args
+    assert isinstance(metaclass, Class)
+    if not isinstance(bases, Sequence) or not issubclass(bases.cls, tuple):
+        raise s.error(TypeError, f"type.__new__() argument 2 must be tuple, not {bases.type_name()}")
+    if not issubclass(name.python_type(), str):
+        raise s.error(TypeError, f"type.__new__() argument 1 must be str, not {name.type_name()}")
+    if not issubclass(names.python_type(), dict):
+        raise s.error(TypeError, f"type.__new__() argument 3 must be dict, not {names.type_name()}")
+    kinds = list(bases.items(s))
+    if not all(isinstance(kind, Class) for kind in kinds):
+        raise UnsupportedCall(function="type", why="a base is not a class")
+    winner = most_derived(s, metaclass, kinds)
+    if winner.constant(s) is not metaclass.constant(s):
+        return winner.call(s, args[1:], kwargs)
+    return make_class(s, metaclass, name.constant(s), kinds, names_in(s, names), kwargs)
+
+
+@handles(type.__init__)
+def type_init(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    return Constant(None)
+
+
+@handles(type.__dict__["__prepare__"])
+def type_prepare(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    return Dict({})
+
+
+@handles(INIT_ABC)
+def abc_init(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    """The stand-in has its registry already, as will the class."""
+    if args[0].constant(s) not in s.classes.made:
+        raise UnsupportedCall(function="_abc_init", why="the class was made outside")
+    return Constant(None)
+
+
+@handles(type.__setattr__, type.__delattr__)
+def type_setattr(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    cls, name, *value = args
+    assert isinstance(cls, Class)
+    if not cls.set_own_attr(s, name.constant(s), value[0] if value else None):
+        raise UnsupportedCall(function="type.__setattr__", why="the class was made outside")
+    return Constant(None)
+
+
+@handles(type.__getattribute__)
+def type_getattribute(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    cls, name = args
+    assert isinstance(cls, Class)
+    return cls.own_lookup(s, name.constant(s))
+
+
+@handles(type.__call__)
+def type_call(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    cls, *rest = args
+    assert isinstance(cls, Class)
+    return cls.construct(s, rest, kwargs)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import copyreg
+import weakref
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, handles
 from kiln.capture.interpreter.variables.builtin import Builtin, PythonModule
-from kiln.capture.interpreter.variables.classes import Class
+from kiln.capture.interpreter.variables.classes import Class, can_be_bare
 from kiln.capture.interpreter.variables.function import Function
 from kiln.capture.interpreter.variables.mapping import Dict, Set
 from kiln.capture.interpreter.variables.object import Object, new_object
@@ -38,22 +40,35 @@ class Copier:
 
     def _copy(self, value: Value) -> Value:
         s = self.s
+        if isinstance(value, List):
+            copied = List([])
+            self.made[id(value)] = copied
+            for item in value.items(s):
+                copied.append(s, self.inner(item))
+            return copied
         if isinstance(value, Sequence):
             items = [self.inner(item) for item in value.items(s)]
-            return List(items) if isinstance(value, List) else Tuple(items, value.cls)
+            same = all(new is old for new, old in zip(items, value.items(s), strict=True))
+            return value if same and value.cls is tuple else Tuple(items, value.cls)
         if isinstance(value, Dict):
-            pairs = value.items(s).items()
-            made = Dict({token: (self.inner(key), self.inner(item)) for token, (key, item) in pairs}, value.cls)
+            made = Dict({}, value.cls)
+            self.made[id(value)] = made
             made.factory = value.factory
+            for token, (key, item) in value.items(s).items():
+                made.items(s)[token] = self.inner(key), self.inner(item)
             return made
         if isinstance(value, Set):
-            return Set(dict(value.in_order(s)), value.cls)
+            return value if value.cls is frozenset else Set(dict(value.in_order(s)), value.cls)
         if isinstance(value, Object):
             return self._instance(value)
         raise UnsupportedCall(function="copy.copy", why=f"copying a {value.type_name()} is not modelled")
 
     def _instance(self, value: Object) -> Value:
         s = self.s
+        if value.cls is weakref.ref:
+            return value
+        if value.cls in copyreg.dispatch_table or not can_be_bare(value.cls):
+            raise UnsupportedCall(function="copy.copy", why=f"copying a {value.type_name()} is not modelled")
         special = "__deepcopy__" if self.deep else "__copy__"
         if s.classes.lookup(value.cls, special) is not None:
             return s.call_special(value, special, [Dict({})] if self.deep else [], {})
@@ -80,4 +95,7 @@ def copy_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(copy.deepcopy)
 def deepcopy(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    memo = args[1] if len(args) > 1 else kwargs.get("memo")
+    if memo is not None and not (memo.is_constant and memo.real() is None):
+        raise UnsupportedCall(function="copy.deepcopy", why="it is given a memo")
     return Copier(s, True).copy(args[0])

@@ -17,7 +17,7 @@ from typing import Any, final
 import torch
 
 from kiln.capture.interpreter.breaks import DebuggerCall, Raised, SideEffectCall, UnsupportedCall
-from kiln.capture.interpreter.builtins.class_statements import make_class, metaclass_of
+from kiln.capture.interpreter.builtins.class_statements import type_new
 from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Kwargs, Value, handles
 from kiln.capture.interpreter.operations import (
     NAMES,
@@ -220,19 +220,10 @@ def delattr_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return Constant(None)
 
 
-def class_from_names(s: CaptureState, args: Args) -> Value:
-    """`type(name, bases, names)`."""
-    name, bases, names = args
-    if not isinstance(names, Dict) or names.source is not None or not isinstance(bases, Sequence):
-        raise UnsupportedCall(function="type", why="its arguments are not built-in containers made here")
-    kinds = list(bases.items(s))
-    return make_class(s, metaclass_of(s, kinds, {}), name.constant(s), kinds, Dict(dict(names.items(s))))
-
-
 @handles(type)
 def type_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    if len(args) == 3 and not kwargs:
-        return class_from_names(s, args)
+    if len(args) == 3:
+        return type_new(s, [s.wrap(type, None), *args], kwargs)
     if len(args) != 1:
         raise UnsupportedCall(function="type", why="it takes a value, or a name, bases and names")
     return s.wrap(s.guard_type(args[0]) if not args[0].is_torch else args[0].python_type(), None)
@@ -341,7 +332,8 @@ def str_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(repr)
 def repr_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    if s.classes.lookup(args[0].python_type(), "__repr__") and isinstance(args[0], Object):
+    own = s.classes.lookup(args[0].python_type(), "__repr__")
+    if own is not None and (isinstance(args[0], Object) or type(own[1]) is types.FunctionType):
         return s.call_special(args[0], "__repr__", [], {})
     return Constant(repr(printable(s, args[0])))
 

@@ -12,7 +12,7 @@ from kiln.capture.interpreter.builtins.functions import fill, sort
 from kiln.capture.interpreter.core import Args, CaptureState, Handler, Kwargs, Token, Value, handles
 from kiln.capture.interpreter.native_calls import natives
 from kiln.capture.interpreter.operations import contains, equal, fold
-from kiln.capture.interpreter.variables.classes import Class, refuse_in_init, refuse_in_new
+from kiln.capture.interpreter.variables.classes import Class, refuse_finalizer, refuse_in_init, refuse_in_new
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import BoundMethod
 from kiln.capture.interpreter.variables.iterators import Generator
@@ -417,6 +417,7 @@ def tuple_new(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(object.__new__, dict.__new__, list.__new__, OrderedDict.__new__, set.__new__)
 def object_new(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    refuse_finalizer(s, args[0].constant(s))
     made = new_object(s, args[0].constant(s))
     if len(args) > 1 or kwargs:
         refuse_in_new(s, made)
@@ -430,7 +431,7 @@ def object_init(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return NONE
 
 
-@handles(object.__init_subclass__)
+@handles(object.__init_subclass__, object.__dict__["__init_subclass__"])
 def object_init_subclass(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if kwargs:
         name = args[0].constant(s).__name__

@@ -220,14 +220,14 @@ def store_name(frame: SymbolicFrame, name: str) -> None:
 
 @opcode("DELETE_NAME", breaks=True)
 def delete_name(frame: SymbolicFrame, name: str) -> None:
-    if class_names(frame).find(frame.state, name) is None:
+    if found_name(frame, name) is None:
         raise frame.state.error(NameError, f"name '{name}' is not defined")
     class_names(frame).del_item(frame.state, frame.state.const(name))
 
 
 @opcode("LOAD_NAME", breaks=True, uses_globals=True)
 def load_name(frame: SymbolicFrame, name: str) -> None:
-    found = class_names(frame).find(frame.state, name)
+    found = found_name(frame, name)
     frame.stack.append(found if found is not None else frame.globals.load(frame.state, name))
 
 
@@ -236,7 +236,7 @@ def load_class_deref(frame: SymbolicFrame, name: str) -> None:
     """A name of the class body, else the variable of an enclosing function; 3.12 has the names on the stack."""
     if sys.version_info >= (3, 12):
         frame.pop()
-    found = class_names(frame).find(frame.state, name)
+    found = found_name(frame, name)
     if found is None:
         load_deref(frame, name)
     else:
@@ -257,12 +257,25 @@ def load_locals(frame: SymbolicFrame, arg: str) -> None:
 @opcode("SETUP_ANNOTATIONS", breaks=True)
 def setup_annotations(frame: SymbolicFrame, arg: str) -> None:
     names = class_names(frame)
-    if names.find(frame.state, "__annotations__") is None:
+    if found_name(frame, "__annotations__") is None:
         names.set_item(frame.state, frame.state.const("__annotations__"), Dict({}))
 
 
-def class_names(frame: SymbolicFrame) -> Dict:
-    """The names of the class body."""
-    if not isinstance(frame.names, Dict):
+def class_names(frame: SymbolicFrame) -> Value:
+    """The names of the class body: a dict, or what `__prepare__` made."""
+    if frame.names is None:
         raise UnsupportedOpcode(opcode=frame.decoded.instruction(frame.at).name, why="it is no body of a class")
     return frame.names
+
+
+def found_name(frame: SymbolicFrame, name: str) -> Value | None:
+    """A name of the class body; None: the mapping raises KeyError."""
+    names = class_names(frame)
+    if isinstance(names, Dict):
+        return names.find(frame.state, name)
+    try:
+        return names.get_item(frame.state, frame.state.const(name))
+    except Raised as raised:
+        if not issubclass(raised.value.python_type(), KeyError):
+            raise
+        return None

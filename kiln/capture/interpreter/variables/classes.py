@@ -11,6 +11,7 @@ import builtins
 import enum
 import types
 from collections import OrderedDict
+from collections.abc import Iterator, MutableMapping
 from typing import Any, final
 
 from kiln.capture.interpreter.breaks import Raised, UnsupportedAttribute, UnsupportedCall
@@ -34,8 +35,9 @@ from kiln.capture.interpreter.variables.builtin import call_unknown
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.exception import fill
 from kiln.capture.interpreter.variables.function import BoundMethod, handler_of
-from kiln.capture.interpreter.variables.made_class import emit_made_class, set_made_attr
+from kiln.capture.interpreter.variables.made_class import NAMING, emit_made_class, set_made_attr
 from kiln.capture.interpreter.variables.made_descriptor import MadeDescriptor
+from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import (
     Object,
     class_of,
@@ -57,11 +59,15 @@ from kiln.runtime.guards.source import AttrSource, DictAttrSource, ItemSource, M
 class Class(Value):
     """A class from outside."""
 
-    __slots__ = ("_checked", "bases", "cls")
+    __slots__ = ("_checked", "bases", "cls", "metaclass", "set_later")
 
     def __init__(self, cls: type, source: Source | None = None) -> None:
         self.cls = cls
         self.bases: list[Value] = []
+        self.metaclass: Value | None = None
+        """Of a class made here, if its metaclass is the program's."""
+        self.set_later: dict[str, bool] = {}
+        """Names set after a class was made here, and whether the class had them before."""
         self.source = source
         self._checked = source is None
 
@@ -94,8 +100,17 @@ class Class(Value):
         custom = s.classes.lookup(type(cls), "__getattribute__")
         if custom is not None and type(custom[1]) is types.FunctionType:
             return s.class_attr(self, "__getattribute__", custom[1]).call(s, [self, s.const(name)], {}, site)
-        if cls in s.classes.made and name in ("__dict__", "__subclasses__"):
+        return self.own_lookup(s, name, site)
+
+    def own_lookup(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
+        """`type.__getattribute__`, then the `__getattr__` of the metaclass."""
+        cls = self.constant(s)
+        if cls in s.classes.made and name == "__subclasses__":
             raise UnsupportedAttribute(name=name, type=self.type_name(), why="the class was made here")
+        if name == "__dict__" and cls in s.classes.made:
+            return Dict(ClassItems(s, self), types.MappingProxyType)  # type: ignore[arg-type]
+        if name == "__dict__":
+            return s.wrap(cls.__dict__, None)
         meta = s.classes.lookup(type(cls), name)
         if name == "__annotations__" and name in s.classes.made.get(cls, ()):
             return s.classes.made[cls][name]
@@ -138,8 +153,6 @@ class Class(Value):
     def own_attr(self, s: CaptureState, name: str, raw: Any) -> Value:
         """The attribute `name`, given its entry `raw` in the method resolution order."""
         kind = type(raw)
-        if name == "__dict__":
-            return s.wrap(self.cls.__dict__, None)
         heap = bool(self.cls.__flags__ & HEAP_TYPE)
         base = (self.source if self.source is not None else s.classes.sources.get(self.cls)) if heap else None
         if kind in (staticmethod, classmethod):
@@ -173,20 +186,40 @@ class Class(Value):
             return call_metaclass(s, self, meta[1], args, kwargs)
         return construct(s, self, args, kwargs, site)
 
+    def construct(self, s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        """`type.__call__`."""
+        return construct(s, self, args, kwargs, NOT_RESUMABLE)
+
     def set_attr(self, s: CaptureState, name: str, value: Value | None, site: CallSite = NOT_RESUMABLE) -> None:
-        if not set_made_attr(s, self.cls, name, value):
+        special = "__setattr__" if value is not None else "__delattr__"
+        custom = s.classes.lookup(type(self.cls), special)
+        if custom is not None and type(custom[1]) is types.FunctionType:
+            args = [s.const(name), *([value] if value is not None else [])]
+            s.call_special(self, special, args, {}, site.discarding())
+        elif not self.set_own_attr(s, name, value):
             super().set_attr(s, name, value, site)
+
+    def set_own_attr(self, s: CaptureState, name: str, value: Value | None) -> bool:
+        """`type.__setattr__` and `type.__delattr__`; False if they are not modelled."""
+        had = name in s.classes.made.get(self.cls, ())
+        if not set_made_attr(s, self.cls, name, value):
+            return False
+        if value is not None and name not in NAMING:
+            self.set_later.setdefault(name, had)
+        else:
+            self.set_later.pop(name, None)
+        return True
 
     def emit(self, g: Codegen) -> None:
         if self.cls in g.state.classes.made:
-            emit_made_class(g, self, self.cls, self.bases)
+            emit_made_class(g, self, self.cls, self.bases, self.metaclass, self.set_later)
         else:
             g.body.const(self.cls)
 
 
 def call_metaclass(s: CaptureState, value: Class, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Value:
     """A metaclass with a `__call__` of its own."""
-    if issubclass(value.cls, enum.Enum):
+    if issubclass(value.cls, enum.Enum) and value.cls not in s.classes.made:
         if not value.cls._member_map_:
             raise UnsupportedCall(function=value.cls.__qualname__, why="new classes are not supported")
         try:
@@ -220,6 +253,7 @@ def construct(s: CaptureState, value: Class, args: Args, kwargs: Kwargs, site: C
             return construct_foreign(s, value, args, kwargs, site)
         if cls.__flags__ & IS_ABSTRACT:
             raise abstract_error(s, cls)
+        refuse_finalizer(s, cls)
         made = new_object(s, cls)
         if args or kwargs:
             refuse_in_new(s, made)
@@ -263,9 +297,16 @@ def method_of(s: CaptureState, made: Value, special: str) -> object:
     return found[1] if found is not None else None
 
 
+def refuse_finalizer(s: CaptureState, cls: type) -> None:
+    """Objects made in the frame may never be made in Python, and none is freed while tracing."""
+    if s.classes.lookup(cls, "__del__") is not None:
+        raise UnsupportedCall(function=cls.__qualname__, why="its `__del__` is called when an instance is freed")
+
+
 def new_exception(s: CaptureState, value: Class, args: Args, kwargs: Kwargs) -> Value:
     """An exception whose `__new__` is written in C; so is its `__init__`, or it is called afterwards."""
     init = s.classes.lookup(value.cls, "__init__")
+    refuse_finalizer(s, value.cls)
     made = new_object(s, value.cls)
     fill(s, made, args, kwargs, init=init is None or type(init[1]) is not types.FunctionType)
     return made
@@ -323,6 +364,36 @@ PARTS: dict[type, str] = {staticmethod: "__func__", classmethod: "__func__", pro
 
 
 @final
+class ClassItems(MutableMapping[str, tuple[Value, Value]]):
+    """The names of a class made here, as `Dict` holds them."""
+
+    def __init__(self, s: CaptureState, owner: Class) -> None:
+        self.state = s
+        self.owner = owner
+
+    def __getitem__(self, name: str) -> tuple[Value, Value]:
+        raw = self.owner.cls.__dict__[name]
+        held = self.state.classes.made[self.owner.cls].get(name)
+        return Constant(name), held if held is not None else self.state.wrap(raw, None)
+
+    def __setitem__(self, name: str, item: tuple[Value, Value]) -> None:
+        raise self.owner.unsupported("change of `__dict__`", "it is a mappingproxy")
+
+    def __delitem__(self, name: str) -> None:
+        raise self.owner.unsupported("change of `__dict__`", "it is a mappingproxy")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self.owner.cls.__dict__))
+
+    def __len__(self) -> int:
+        return len(self.owner.cls.__dict__)
+
+    def emit(self, g: Codegen) -> None:
+        g.emit(self.owner)
+        g.body.op("LOAD_ATTR", "__dict__")
+
+
+@final
 class Super(Value):
     """`super(cls, self)`."""
 
@@ -346,16 +417,20 @@ class Super(Value):
 
     def start(self) -> type:
         """The class whose method resolution order is searched."""
-        if isinstance(self.self_, Class) and self.cls in self.self_.cls.__mro__:
-            return self.self_.cls
-        return self.self_.python_type()
+        bound = self.bound_class()
+        return bound.cls if bound is not None else self.self_.python_type()
+
+    def bound_class(self) -> Class | None:
+        """The class, if `self` is one that derives from `cls`; in a method of a metaclass it is an instance."""
+        return self.self_ if isinstance(self.self_, Class) and self.cls in self.self_.cls.__mro__ else None
 
     def _path(self, s: CaptureState, first: int, position: int, name: str) -> Source | None:
         """The path to `name` on the class at `position`; the classes from `first` on are guarded to lack it."""
         base: Source | None
-        if isinstance(self.self_, Class):
-            self.self_.constant(s)
-            base = self.self_.source or s.classes.sources.get(self.self_.cls)
+        bound = self.bound_class()
+        if bound is not None:
+            bound.constant(s)
+            base = bound.source or s.classes.sources.get(bound.cls)
         else:
             s.guard_type(self.self_)
             base = s.class_source(self.self_)
@@ -387,9 +462,9 @@ class Super(Value):
         if isinstance(raw, staticmethod):
             return function
         if isinstance(raw, classmethod):
-            owner = self.self_ if isinstance(self.self_, Class) else class_of(s, self.self_)
+            owner = self.bound_class() or class_of(s, self.self_)
             return BoundMethod(function, owner)
-        if isinstance(self.self_, Class):
+        if self.bound_class() is not None:
             return function if part is None else s.wrap(raw, None)
         if isinstance(raw, property):
             return function.call(s, [self.self_], {}, site)

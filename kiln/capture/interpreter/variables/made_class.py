@@ -6,8 +6,8 @@
             return x * self.factor     type("Scaled", (Base,), {"factor": 2, "__call__": <function>, ...})
 
 The interpreter asks the stand-in for its method resolution order, its slots and the kinds of its attributes, and
-`s.classes.made` for their values. What it does not model breaks in front of the class statement: metaclasses of the
-program, `__init_subclass__`, `__mro_entries__`.
+`s.classes.made` for their values. Methods of metaclasses, `__init_subclass__` and `__set_name__` are interpreted when
+the class is made; the code that makes it again does not call them (`kiln/runtime/classes.py`).
 """
 
 from __future__ import annotations
@@ -26,9 +26,14 @@ from kiln.capture.interpreter.variables.made_descriptor import PARTS, MadeDescri
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import Sequence
+from kiln.runtime.classes import make_class
 
 DESCRIPTOR_METHODS = ("__get__", "__set__", "__delete__", "__set_name__")
 NOT_SUPPORTED = "class statement"
+FIXED = frozenset(("__class__", "__bases__", "__dict__", "__mro__", "__base__"))
+"""Attributes of classes that are not assigned."""
+NAMING = frozenset(("__name__", "__qualname__", "__module__", "__doc__"))
+"""Attributes of classes that `type` takes from the names of the body, but for `__name__`."""
 
 
 class Detached:
@@ -94,9 +99,11 @@ def object_stand_in(s: CaptureState, value: Object) -> object:
 def set_made_attr(s: CaptureState, cls: type, name: str, value: Value | None) -> bool:
     """`cls.name = value` on a class made in the frame, or its deletion; False if it is not modelled."""
     values = s.classes.made.get(cls)
-    meta = s.classes.lookup(type(cls), name)
-    if values is None or name.startswith("__") or meta is not None:
+    if values is None or name in FIXED:
         return False
+    meta = s.classes.lookup(type(cls), name)
+    if meta is not None and name not in NAMING and hasattr(type(meta[1]), "__set__"):
+        return name == "__abstractmethods__" and set_abstract(s, cls, value)
     if value is None:
         if name not in values:
             raise s.error(AttributeError, name)
@@ -104,31 +111,47 @@ def set_made_attr(s: CaptureState, cls: type, name: str, value: Value | None) ->
         type.__delattr__(cls, name)
     else:
         type.__setattr__(cls, name, stand_in(s, name, value))
-        values[name] = value
+        if name != "__name__":
+            values[name] = value
     s.classes.forget(cls)
     return True
 
 
-def emit_made_class(g: Codegen, made: Value, cls: type, bases: list[Value]) -> None:
+def set_abstract(s: CaptureState, cls: type, value: Value | None) -> bool:
+    """`cls.__abstractmethods__ = value`."""
+    if value is None:
+        return False
+    type.__setattr__(cls, "__abstractmethods__", value.constant(s))
+    s.classes.made[cls]["__abstractmethods__"] = value
+    return True
+
+
+def emit_made_class(
+    g: Codegen, made: Value, cls: type, bases: list[Value], metaclass: Value | None, set_later: dict[str, bool]
+) -> None:
     """Make the class; the cells of its functions, which may hold the class, are filled behind it.
 
     Attributes with a `__set_name__`, which has run while tracing, are set once `type` cannot call it again.
     """
     values = g.state.classes.made[cls]
-    named = {name: value for name, value in values.items() if has_set_name(g.state, value)}
+    named = {name: value for name, value in values.items() if name in set_later or has_set_name(g.state, value)}
     cells = [cell for cell in cells_of(list(values.values())) if cell.original is None and not g.is_built(cell)]
     for cell in cells:
         g.body.const(types.CellType)
         g.body.call(0)
         g.remember(cell)
         g.body.op("POP_TOP")
-    g.body.const(type(cls))
+    g.body.const(type(cls) if metaclass is None else make_class)
+    if metaclass is not None:
+        g.emit(metaclass)
     g.body.const(cls.__name__)
     for base in bases:
         g.emit(base)
     g.body.op("BUILD_TUPLE", len(bases))
-    g.emit(Dict({name: (Constant(name), Constant(None) if name in named else value) for name, value in values.items()}))
-    g.body.call(3)
+    first = {name: value for name, value in values.items() if set_later.get(name, True)}
+    space = {name: Constant(None) if name in named else value for name, value in first.items()}
+    g.emit(Dict({name: (Constant(name), value) for name, value in space.items()}))
+    g.body.call(3 if metaclass is None else 4)
     g.remember(made)
     for name, value in named.items():
         g.body.const(type.__setattr__)
@@ -158,7 +181,7 @@ def detach(s: CaptureState) -> None:
     """The bases of the program no longer list the stand-ins as their subclasses."""
     for cls in s.classes.made:
         with contextlib.suppress(TypeError):
-            cls.__bases__ = (Detached,)
+            type.__setattr__(cls, "__bases__", (Detached,))
 
 
 def cells_of(values: list[Value]) -> list[Cell]:

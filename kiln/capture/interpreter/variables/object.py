@@ -507,7 +507,7 @@ def find_attr(s: CaptureState, value: Value, name: str, site: CallSite = NOT_RES
     """`object.__getattribute__`; None if it raises AttributeError."""
     found = s.classes.lookup(value.python_type(), name)
     raw = found[1] if found is not None else MISSING
-    if raw is not MISSING and is_data_descriptor(s, raw):
+    if raw is not MISSING and is_data_descriptor(s, raw) and s.classes.lookup(type(raw), "__get__") is not None:
         return from_descriptor(s, value, name, raw, site)
     own = value.instance_attr(s, name) if isinstance(value, Object) else attr_of_container(s, value, name)
     if own is not None:
