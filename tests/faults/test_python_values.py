@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import kiln
 from tests.faults.outcome import assert_like_eager
@@ -233,3 +234,23 @@ def test_lists_of_numbers(shape: tuple[int, ...]) -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.uint8, torch.int64, torch.bool, torch.complex64):
         x = torch.ones(shape).to(dtype)
         assert repr(kiln.compile(program, backend="eager")(x)) == repr(program(x)), dtype
+
+
+def test_a_function_of_torch_calls_one_of_the_program() -> None:
+    """The distance is code of the program: it has effects and reads globals."""
+    log: list[int] = []
+
+    def distance(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        log.append(len(log))
+        return (x - y).abs().sum(-1)
+
+    def program(x: torch.Tensor) -> object:
+        loss = F.triplet_margin_with_distance_loss(x, x + 1, x * 3, distance_function=distance)
+        return loss, F.triplet_margin_with_distance_loss(x, x, x * 3, distance_function=torch.nn.PairwiseDistance())
+
+    compiled = kiln.compile(program, backend="eager")
+    for calls in (2, 4, 6):
+        compiled(torch.ones(2, 3))
+        assert len(log) == calls
+    assert_like_eager(compiled, program, torch.ones(2, 3))
+    assert not kiln.report_of(compiled).breaks

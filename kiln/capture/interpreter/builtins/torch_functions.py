@@ -16,10 +16,22 @@ from typing import final
 import torch
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
-from kiln.capture.interpreter.core import HANDLERS, Args, CaptureState, Codegen, Handler, Kwargs, Value, handles
+from kiln.capture.interpreter.core import (
+    HANDLERS,
+    NOT_RESUMABLE,
+    Args,
+    CaptureState,
+    Codegen,
+    Handler,
+    Kwargs,
+    Value,
+    handles,
+)
 from kiln.capture.interpreter.effects import SideEffect
 from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.function import Function, inline
+from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import all_items
 from kiln.capture.interpreter.variables.tensor import Tensor, recorded
 from kiln.runtime.guards.constant import is_constant
@@ -33,10 +45,24 @@ INTERPRETED = frozenset(("handle_torch_function", "has_torch_function", "boolean
 
 
 def register_recorded(module: types.ModuleType) -> None:
-    """Every Python function of a torch module is one call in the graph."""
+    """Every Python function of a torch module is one call in the graph, unless it is given a callable to call."""
     for name, function in vars(module).items():
         if isinstance(function, types.FunctionType) and not name.startswith("__") and name not in INTERPRETED:
-            HANDLERS.setdefault(function, recorded(function))
+            HANDLERS.setdefault(function, recorded_or_inlined(function))
+
+
+def recorded_or_inlined(function: types.FunctionType) -> Handler:
+    """The body is interpreted where an argument is code or an object of the program, such as a distance function."""
+    record = recorded(function)
+
+    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        if not any(isinstance(arg, Function | Object) for arg in (*args, *kwargs.values())):
+            return record(s, args, kwargs)
+        body = s.wrap(function, None)
+        assert isinstance(body, Function)
+        return inline(s, body, args, kwargs, NOT_RESUMABLE)
+
+    return handler
 
 
 for _module in (torch.nn.functional, torch.functional):
