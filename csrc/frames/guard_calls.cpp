@@ -1,8 +1,10 @@
-// Guards on what C functions answer: torch.get_num_threads(), a function under lru_cache.
+// Guards on what C functions and weak references answer: torch.get_num_threads(), a function under
+// lru_cache.
 //
 // They are called before anything is borrowed, since a cache that misses runs the Python function
 // behind it, as the program itself would.
 #include <cstring>
+#include <utility>
 
 #include "frames/guard_tree.h"
 
@@ -10,7 +12,7 @@ namespace kiln {
 namespace {
 
 bool is_c_function(PyObject* value) {
-  return PyCFunction_Check(value) ||
+  return PyCFunction_Check(value) || PyWeakref_CheckRefExact(value) ||
          std::strcmp(Py_TYPE(value)->tp_name, "functools._lru_cache_wrapper") == 0;
 }
 
@@ -34,9 +36,6 @@ PyObject* GuardTree::callable_of(int node, const Scope& scope) {
 
 void GuardTree::run_calls(const Scope& scope) {
   for (Call& call : calls_) {
-    if (call.function != nullptr) temporaries_.push_back(call.function);
-    if (call.result != nullptr) temporaries_.push_back(call.result);
-    call.result = nullptr;
     call.function = callable_of(call.node, scope);
     if (call.function == nullptr) continue;
     PyObject* key = nodes_[call.node].key;
@@ -52,6 +51,15 @@ void GuardTree::run_calls(const Scope& scope) {
       return;
     }
     call.result = result;
+  }
+}
+
+// Between checks nothing is kept alive: a weak reference answers with the object of the program.
+void GuardTree::release_calls() {
+  for (Call& call : calls_) {
+    for (PyObject** held : {&call.function, &call.result}) {
+      if (*held != nullptr) temporaries_.push_back(std::exchange(*held, nullptr));
+    }
   }
 }
 

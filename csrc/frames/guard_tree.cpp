@@ -468,6 +468,7 @@ bool GuardTree::check(const Scope& scope) {
   }
   pause.end();
   busy_ = false;
+  if (C10_UNLIKELY(!calls_.empty())) release_calls();
   if (!temporaries_.empty()) {
     // A destructor may check this tree for other objects; the caller needs these bindings.
     PyObject* mine = own(bindings_);
@@ -494,6 +495,7 @@ int GuardTree::failure(const Scope& scope, PyObject** value) {
   }
   pause.end();
   busy_ = false;
+  release_calls();
   drop_temporaries();
   return passed ? -1 : failed_;
 }

@@ -43,7 +43,7 @@ enum class Access : uint8_t {
   kKey,         // index: the nth key of a dict, or item of a set
   kMro,         // index into the MRO of a type
   kCellObject,  // index into the function's closure; the cell itself
-  kCall,        // key: (arguments, keywords or None); the result of the parent, a C function
+  kCall,        // key: (arguments, keywords or None); what the parent answers
   kValue,       // index: the nth value of a dict
   kArray,       // key: torch.from_numpy; a tensor in the memory of a NumPy array
 };
@@ -222,6 +222,7 @@ class GuardTree {
 
   // guard_calls.cpp
   void run_calls(const Scope& scope);
+  void release_calls();
   PyObject* callable_of(int node, const Scope& scope);
   Found result_of(const Node& node, PyObject* function);
 

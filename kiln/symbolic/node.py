@@ -294,6 +294,7 @@ class SymNode:
     pow = _arithmetic("pow", _power)
     pow_by_natural = pow
     float_pow = _on_reals("pow")
+    float_floordiv = _on_reals("floordiv")
     truediv = _on_reals("truediv")
     int_truediv = truediv
     float_truediv = truediv

@@ -85,6 +85,35 @@ class Real:
         parts = (arg.free_symbols() for arg in self.args if isinstance(arg, Expr | Real))
         return frozenset().union(*parts)
 
+    # Arithmetic, for rules that compute with the numbers of a call.
+
+    def __add__(self, other: Int | float | Real) -> Real:
+        return Real("add", (self, other))
+
+    def __radd__(self, other: Int | float | Real) -> Real:
+        return Real("add", (other, self))
+
+    def __sub__(self, other: Int | float | Real) -> Real:
+        return Real("sub", (self, other))
+
+    def __rsub__(self, other: Int | float | Real) -> Real:
+        return Real("sub", (other, self))
+
+    def __mul__(self, other: Int | float | Real) -> Real:
+        return Real("mul", (self, other))
+
+    def __rmul__(self, other: Int | float | Real) -> Real:
+        return Real("mul", (other, self))
+
+    def __truediv__(self, other: Int | float | Real) -> Real:
+        return Real("truediv", (self, other))
+
+    def __rtruediv__(self, other: Int | float | Real) -> Real:
+        return Real("truediv", (other, self))
+
+    def __neg__(self) -> Real:
+        return Real("neg", (self,))
+
 
 Value = Int | float | Truth | Real
 

@@ -117,6 +117,8 @@ def torch_binary(s: CaptureState, function: Function2, left: Value, right: Value
             return fold(s, function, left.python_type()(1), right.constant(s))
         if isinstance(right, Symbolic) and not is_nonzero(s, right):
             return binary(s, function, settled(s, left), settled(s, right))
+    if plain is operator.floordiv and float in (left.python_type(), right.python_type()):
+        return real_binary(s, "float_floordiv", left, right)
     if plain in COMPARISONS and (known := float_comparison(s, plain, left, right)) is not None:
         return Constant(known)
     try:
@@ -157,10 +159,16 @@ def is_real_power(s: CaptureState, left: Value, right: Value) -> bool:
 
 def power(s: CaptureState, left: Value, right: Value) -> Value:
     """A power with a float result (torch's own operator requires a non-negative base)."""
+    return real_binary(s, "float_pow", left, right)
+
+
+def real_binary(s: CaptureState, name: str, left: Value, right: Value) -> Value:
+    """A method of symbolic numbers with a float result."""
     a: Any = left.torch_arg(s)
     b: Any = right.torch_arg(s)
     node = a.node if isinstance(left, Symbolic) else b.node.wrap_float(a)
-    return s.wrap(torch.SymFloat(node.float_pow(b.node if isinstance(right, Symbolic) else node.wrap_float(b))), None)
+    made = getattr(node, name)(b.node if isinstance(right, Symbolic) else node.wrap_float(b))
+    return s.wrap(torch.SymFloat(made), None)
 
 
 def is_nonzero(s: CaptureState, divisor: Symbolic) -> bool:

@@ -13,6 +13,7 @@ end the branch breaks the graph.
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
@@ -115,6 +116,43 @@ def number_truth(s: CaptureState, function: Callable[[float, float], bool], left
     truth = bool(function(hinted_real(env, left), hinted_real(env, right)))
     s.part(Speculations).numbers[NumberCheck(function, left, right, truth)] = None
     return truth
+
+
+def rounded_number(s: CaptureState, rounding: Rounding, value: Number) -> int | None:
+    """`rounding` of a float from outside, which the call checks; None if it cannot be speculated on."""
+    env = s.recorder.env
+    if not (s.policy.speculate and isinstance(value, Real) and has_hints(env, value) and any(value.givens())):
+        return None
+    number = hinted_real(env, value)
+    if not math.isfinite(number):
+        return None
+    rounded = rounding(number)
+    return rounded if number_truth(s, ROUNDS_TO[rounding], value, rounded) else None
+
+
+def floors_to(value: float, number: float) -> bool:
+    return math.isfinite(value) and math.floor(value) == number
+
+
+def ceils_to(value: float, number: float) -> bool:
+    return math.isfinite(value) and math.ceil(value) == number
+
+
+def truncates_to(value: float, number: float) -> bool:
+    return math.isfinite(value) and math.trunc(value) == number
+
+
+def rounds_to(value: float, number: float) -> bool:
+    return math.isfinite(value) and round(value) == number
+
+
+Rounding = Callable[[float], int]
+ROUNDS_TO: Mapping[Rounding, Callable[[float, float], bool]] = {
+    math.floor: floors_to,
+    math.ceil: ceils_to,
+    math.trunc: truncates_to,
+    round: rounds_to,
+}
 
 
 def known_truth(s: CaptureState, fake: torch.Tensor) -> bool | None:

@@ -22,6 +22,7 @@ from kiln.graph.ops.emit import Emit, Operand, require_fits
 from kiln.graph.ops.promotion import OPMATH, elementwise, float_dtype, promoted, promoting, result_dtype
 from kiln.graph.ops.registry import DECOMPOSITIONS, INPLACE, decompose
 from kiln.graph.prims.meta import pointwise_spec, preserved
+from kiln.symbolic.values import Real
 from kiln.tensor.spec import CPU
 
 # fmt: off
@@ -291,6 +292,8 @@ def lerp(e: Emit, start: Node, end: Node, weight: Operand) -> Node:
 def _lerp(e: Emit, start: Node, end: Node, weight: Operand) -> Node:
     """From the nearer end, as in eager, so that weight 1 gives `end`."""
     p, way = e.pointwise, e.pointwise("sub", end, start)
+    if isinstance(weight, Real):  # which end is nearer, the call decides
+        weight = e.number(weight, start.tensor.dtype, start.tensor.device)
     if isinstance(weight, Node):
         from_start = p("add", start, p("mul", way, weight))
         rest = p("sub", e.number(1, weight.tensor.dtype, weight.tensor.device), weight)

@@ -94,15 +94,20 @@ def stft(
 
 
 def tensor(data: object, *, dtype: torch.dtype | None = None, **options: object) -> Tensor:
-    """torch.tensor, which reads symbolic integers as plain ones."""
+    """torch.tensor, which reads symbolic numbers as plain ones."""
     leaves = list(leaves_of(data))
-    integers = all(type(leaf) in (int, torch.SymInt) for leaf in leaves)
-    if not integers or not any(isinstance(leaf, torch.SymInt) for leaf in leaves) or options.get("requires_grad"):
+    kinds = {type(leaf) for leaf in leaves}
+    if not kinds <= NUMBERS or kinds.isdisjoint((torch.SymInt, torch.SymFloat)) or options.get("requires_grad"):
         return torch.tensor(data, dtype=dtype, **options)  # type: ignore[arg-type]
-    made = [torch.scalar_tensor(leaf, dtype=dtype or torch.int64) for leaf in leaves]  # type: ignore[arg-type]
+    if dtype is None:
+        dtype = torch.int64 if kinds <= {int, torch.SymInt} else torch.get_default_dtype()
+    made = [torch.scalar_tensor(leaf, dtype=dtype) for leaf in leaves]  # type: ignore[arg-type]
     shaped = torch.stack(made).view(shape_of(data))
     device = options.get("device")
     return shaped if device is None else shaped.to(device)  # type: ignore[call-overload,no-any-return]
+
+
+NUMBERS = frozenset({int, float, torch.SymInt, torch.SymFloat})
 
 
 def leaves_of(data: object) -> Iterator[object]:

@@ -64,10 +64,10 @@ def copy_(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> ob
 def fill_(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
     spec = mode.view_of(args[0]).spec
     value = mode.value(args[1]) if len(args) > 1 else 0
-    if isinstance(value, int | float | complex):
-        number = mode.emit.element(value, spec.dtype, spec.device)
+    if isinstance(value, Node):
+        number = mode.emit.convert(value, spec.dtype)
     else:
-        number = mode.emit.convert(cast(Node, value), spec.dtype)
+        number = mode.emit.element(cast(float, value), spec.dtype, spec.device)
     mode.write(args[0], mode.emit.node("full", number, sizes=spec.sizes), op, uniform=True)
     return args[0]
 

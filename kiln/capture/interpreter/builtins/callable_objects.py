@@ -1,6 +1,6 @@
 """Calls of objects whose `__call__` is written in C: weak references, scripted functions.
 
-ref()             what it refers to, guarded to be the same object
+ref()             what it refers to, asked again in each call
 scripted(x)       the Python function that it was made of, interpreted
 """
 
@@ -15,7 +15,7 @@ from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.core import MISSING, WRAPPERS, Args, CaptureState, Kwargs, Value, handles, wraps
 from kiln.capture.interpreter.variables.tensor import from_torch
 from kiln.runtime.guards.guard import GuardKind
-from kiln.runtime.guards.source import Source
+from kiln.runtime.guards.source import CallSource, Source
 
 
 @handles(weakref.ref.__call__)
@@ -24,13 +24,15 @@ def call_reference(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     real, source = reference.real(), reference.source
     if real is MISSING or source is None:
         raise UnsupportedCall(function="weakref.ref", why="the reference was made in the graph")
-    s.guard(source, GuardKind.IS, s.reference(real))
     target = real()
     if target is None:
+        s.guard(source, GuardKind.IS, s.reference(real))
         return s.const(None)
     known = s.recorder.table.find(target) if isinstance(target, torch.Tensor) else None
     if known is None:
-        raise UnsupportedCall(function="weakref.ref", why="it refers to something that has no other path")
+        s.guard(source, GuardKind.TYPE_IS, s.reference(type(real)))
+        return s.wrap(target, CallSource(source))
+    s.guard(source, GuardKind.IS, s.reference(real))
     s.guard(known.source, GuardKind.IS, s.reference(target))
     return from_torch(s, known.fake)
 

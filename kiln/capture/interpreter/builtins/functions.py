@@ -33,6 +33,7 @@ from kiln.capture.interpreter.operations import (
     truth_value,
     unary,
 )
+from kiln.capture.interpreter.speculation import rounded_number
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import Partial
@@ -296,6 +297,9 @@ for _rounding in ("floor", "ceil", "trunc"):
     def _rounded(s: CaptureState, args: Args, kwargs: Kwargs, name: str = _rounding) -> Value:
         value = args[0]
         if isinstance(value, Symbolic) and value.python_type() is not bool:
+            known = rounded_number(s, getattr(math, name), value.node.node.value)
+            if known is not None:
+                return Constant(known)
             whole = getattr(value.node.node, name)()
             return s.wrap(whole.constant if whole.is_constant() else torch.SymInt(whole), None)
         if isinstance(value, Object):
@@ -317,6 +321,9 @@ def symbolic_number(s: CaptureState, kind: type, value: Symbolic) -> Value:
         return s.const(kind(value.constant(s)))
     if kind is float:
         return s.wrap(torch.sym_float(value.node), None)
+    known = rounded_number(s, math.trunc, value.node.node.value)
+    if known is not None:
+        return Constant(known)
     whole = value.node.node.trunc()
     return s.wrap(whole.constant if whole.is_constant() else torch.SymInt(whole), None)
 
@@ -609,6 +616,10 @@ def round_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         return record(s, "round", args, kwargs)
     if isinstance(args[0], Symbolic) and args[0].python_type() is int and len(args) == 1 and not kwargs:
         return args[0]
+    if isinstance(args[0], Symbolic) and args[0].python_type() is float and len(args) == 1 and not kwargs:
+        known = rounded_number(s, round, args[0].node.node.value)
+        if known is not None:
+            return Constant(known)
     named = {name: arg.constant(s) for name, arg in kwargs.items()}
     return fold(s, functools.partial(round, **named), *(arg.constant(s) for arg in args))
 

@@ -1,0 +1,101 @@
+"""Python floats that change from call to call: two compiles, and eager's values."""
+
+from __future__ import annotations
+
+import gc
+import math
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import kiln
+
+X = torch.linspace(-2, 2, 4)
+VALUES = (0.95, 0.947, 0.94, 0.93, 0.92, 0.91)
+PROGRAMS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "lerp": lambda x, f: x.lerp(x * 2, 1 - f) + x.lerp(x * 3, f),
+    "lerp in bfloat16": lambda x, f: x.bfloat16().lerp(x.bfloat16() * 2, 1 - f),
+    "foreach lerp": lambda x, f: torch._foreach_lerp([x, x], [x * 2, x], 1 - f)[0],
+    "elu": lambda x, f: nn.functional.elu(x, f),
+    "fill_": lambda x, f: x.clone().fill_(f),
+    "tensor": lambda x, f: torch.tensor([f, 1.0]).sum() * x + torch.tensor(f, dtype=torch.float64),
+    "int": lambda x, f: x[: int(f * 4)] * int(-f * 10 + 9),
+    "round": lambda x, f: x * round(f),
+    "floor and ceil": lambda x, f: x * (torch.pi // f) + math.floor(f * 2) - math.ceil(f),
+    "range": lambda x, f: x + sum(range(int(f * 5))),
+    "divmod": lambda x, f: x * divmod(f, 0.3)[0] + divmod(-f, 0.3)[1],
+    "minimum": lambda x, f: x * min(f, 0.98) + max(f, 0.3, 0.1),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_float_that_changes(name: str) -> None:
+    compiled: Any = kiln.compile(PROGRAMS[name], options={"cache": False})
+    for value in VALUES:
+        torch.testing.assert_close(compiled(X, value), PROGRAMS[name](X, value))
+    assert (compiled.report().compiles, compiled.report().eager) <= (2, 0), str(compiled.report())
+
+
+def test_a_float_that_rounds_to_another_integer() -> None:
+    compiled: Any = kiln.compile(lambda x, f: x * int(f) + round(f))
+    for value in (1.2, 1.4, 1.6, 2.5, 3.5, -1.5, 0.4, 1.3):
+        torch.testing.assert_close(compiled(X, value), X * int(value) + round(value))
+    for wrong, error in ((float("nan"), ValueError), (float("inf"), OverflowError)):
+        with pytest.raises(error):
+            compiled(X, wrong)
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adam": lambda parameters: torch.optim.Adam(parameters, 0.01),
+    "adamw foreach": lambda parameters: torch.optim.AdamW(parameters, 0.01, foreach=True),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9, nesterov=True),
+    "adamax": lambda parameters: torch.optim.Adamax(parameters),
+}
+
+
+def trained(make: Callable[[Any], torch.optim.Optimizer], compile: bool) -> tuple[list[Tensor], Any]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = make(model.parameters())
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=40)
+    step: Any = kiln.compile(optimizer.step, options={"cache": False}) if compile else optimizer.step
+    x = torch.randn(16, 6)
+    for _ in range(20):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        step()
+        scheduler.step()
+    return list(model.parameters()), step
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_schedule_of_learning_rate_and_momentum(name: str) -> None:
+    slow, _ = trained(OPTIMIZERS[name], compile=False)
+    fast, step = trained(OPTIMIZERS[name], compile=True)
+    torch.testing.assert_close(fast, slow, rtol=1e-5, atol=1e-6)
+    report = step.report()
+    assert (report.compiles, report.eager, report.breaks) <= (2, 0, []), str(report)
+
+
+class Scale:
+    by = 2.0
+
+
+def test_a_weak_reference_is_asked_in_each_call_and_keeps_nothing_alive() -> None:
+    target = Scale()
+    reference = weakref.ref(target)
+    compiled = kiln.compile(lambda x: x * reference().by, fullgraph=True)  # type: ignore[union-attr]
+    for factor in (2.0, 3.0, 4.0):
+        target.by = factor
+        assert torch.equal(compiled(X), X * factor)
+    del target
+    gc.collect()
+    assert reference() is None
+    with pytest.raises(AttributeError):
+        kiln.compile(lambda x: x * reference().by)(X)  # type: ignore[union-attr]
+    with pytest.raises(AttributeError):
+        compiled(X)
