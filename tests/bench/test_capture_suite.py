@@ -9,7 +9,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import nn
-from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, Qwen2VLConfig, SwinConfig
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    Qwen2VLConfig,
+    SwinConfig,
+)
 
 from kiln.cli.bench.capture.architectures import Architecture, Size, small_config
 from kiln.cli.bench.capture.children import Told, in_children
@@ -51,6 +58,11 @@ def test_an_architecture() -> None:
     assert lines[1].split()[:7] == ["kiln", "eval", "1", "100.0", "%", "100.0", "%"]
 
 
+def test_generated_tokens() -> None:
+    [found] = trials(Architecture("gpt2", "GPT2LMHeadModel", GPT2LMHeadModel), "kiln", ("generate",))
+    assert (found["outcome"], found["breaks"]) == ("equal", []) and found["compiles"] <= 3
+
+
 class Counted(nn.Module):
     """Not the same in two calls, and breaks the graph."""
 
@@ -68,6 +80,7 @@ def test_breaks_and_differences() -> None:
     found = trial(Subject("counted", Counted(), {"x": torch.ones(2)}), "kiln", "train")
     assert found["outcome"] == "equal" and [code for code, _, _ in found["breaks"]] == ["KILN1007"]
     assert difference([torch.ones(2)], [torch.zeros(2)]) == "result 0 (2,) differs by 1"
+    assert not difference([torch.tensor([True])], [torch.tensor([True])])
     assert difference([1], [1.0]) and difference([], [None]) and not difference([float("nan")], [float("nan")])
 
 

@@ -28,7 +28,7 @@ from kiln.cli.bench.capture.children import in_children
 from kiln.cli.bench.capture.trial import CaptureFinding, Mode, trials
 from kiln.support.optional import load_required
 
-MODES: tuple[Mode, ...] = ("eval", "train")
+MODES: tuple[Mode, ...] = ("eval", "train", "generate")
 SHOWN = 40
 
 

@@ -12,7 +12,7 @@ import copy
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, TypedDict, final
+from typing import Literal, TypedDict, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,8 @@ from kiln.report.report import Report
 from kiln.support.records import dataclass
 
 MOST_PARAMETERS = 120_000_000
-Mode = Literal["eval", "train"]
+Mode = Literal["eval", "train", "generate"]
+NEW_TOKENS = 6
 
 
 class CaptureFinding(TypedDict, total=False):
@@ -136,6 +137,19 @@ def results(model: Callable[..., object], module: nn.Module, inputs: Inputs, mod
     return found + [buffer.clone() for buffer in module.buffers()]
 
 
+def tokens(forward: Callable[..., object], module: nn.Module, inputs: Inputs) -> list[object]:
+    """What the model generates greedily with `forward` in place of its own."""
+    torch.manual_seed(3)
+    own = module.forward
+    module.forward = forward
+    try:
+        generate = cast(Callable[..., object], getattr(module, "generate"))  # noqa: B009
+        settings = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "disable_compile": True}
+        return list(leaves(generate(**copy.deepcopy(inputs), **settings), set()))
+    finally:
+        module.forward = own
+
+
 def difference(ours: list[object], eager: list[object]) -> str:
     """The first difference in words, or nothing."""
     if len(ours) != len(eager):
@@ -149,8 +163,8 @@ def difference(ours: list[object], eager: list[object]) -> str:
             continue
         if (left.shape, left.dtype, left.requires_grad) != (right.shape, right.dtype, right.requires_grad):
             return f"result {place}: {tuple(left.shape)} {left.dtype}, not {tuple(right.shape)} {right.dtype}"
-        scale = float(right.abs().nan_to_num(0.0, 0.0, 0.0).max()) if right.numel() else 0.0
-        if not torch.allclose(left, right, rtol=1e-4, atol=1e-5 * max(1.0, scale), equal_nan=True):
+        scale = float(right.abs().nan_to_num(0.0, 0.0, 0.0).max()) if right.numel() and right.is_floating_point() else 0
+        if not torch.allclose(left, right, rtol=1e-4, atol=1e-5 * max(1, scale), equal_nan=True):
             worst = (left.double() - right.double()).abs().max()
             return f"result {place} {tuple(left.shape)} differs by {float(worst):.3g}"
     return ""
@@ -173,31 +187,43 @@ def trial(subject: Subject, candidate: str, mode: Mode) -> CaptureFinding:
     """Compare two calls with eager."""
     model = subject.model.train(mode == "train")
     eager_model = copy.deepcopy(model)
+
+    def run(called: Callable[..., object], module: nn.Module) -> list[object]:
+        if mode == "generate":
+            return tokens(called, module, subject.inputs)
+        return results(called, module, subject.inputs, mode)
+
     found: CaptureFinding = {"name": subject.name, "candidate": candidate, "mode": mode}
     try:
         start = time.perf_counter()
-        expected = results(eager_model, eager_model, subject.inputs, mode)
+        expected = run(eager_model.forward if mode == "generate" else eager_model, eager_model)
         found["eager_seconds"] = time.perf_counter() - start
     except Exception as problem:
         return {**found, "outcome": "skipped", "detail": f"{type(problem).__name__}: {problem}"[:300]}
     compiled: Callable[..., object]
+    called = model.forward if mode == "generate" else model
     if candidate == "kiln":
-        compiled = api.compile(model, backend="eager", options={"cache": False})
+        compiled = api.compile(called, backend="eager", options={"cache": False})
     else:
-        compiled = torch.compile(model, backend="eager")
+        compiled = torch.compile(called, backend="eager")
     start = time.perf_counter()
     try:
-        ours = results(compiled, model, subject.inputs, mode)
+        ours = run(compiled, model)
     except Exception as problem:
         text = "".join(traceback.format_exception(problem)[-4:])
         found |= {"outcome": "error", "detail": f"{type(problem).__name__}: {problem}"[:300] + "\n" + text[-900:]}
     else:
         different = difference(ours, expected)
-        if different and difference(results(eager_model, eager_model, subject.inputs, mode), expected):
+        if different and mode != "generate" and difference(run(eager_model, eager_model), expected):
             different = ""  # a second call of eager differs too
         found |= {"outcome": "wrong" if different else "equal", "detail": different}
     found["first_seconds"] = time.perf_counter() - start
     return {**found, **(kiln_facts(api.report_of(compiled)) if candidate == "kiln" else peer_facts())}
+
+
+def can_generate(subject: Subject) -> bool:
+    ask = getattr(subject.model, "can_generate", None)
+    return ask is not None and bool(ask()) and "input_ids" in subject.inputs
 
 
 def trials(architecture: Architecture, candidate: str, modes: Sequence[Mode]) -> Iterator[CaptureFinding]:
@@ -208,4 +234,5 @@ def trials(architecture: Architecture, candidate: str, modes: Sequence[Mode]) ->
         yield {"name": architecture.title, "candidate": candidate, "outcome": "not built", "detail": str(problem)}
         return
     for mode in modes:
-        yield trial(subject, candidate, mode)
+        if mode != "generate" or can_generate(subject):
+            yield trial(subject, candidate, mode)
