@@ -7,10 +7,13 @@ import bisect
 import collections
 import functools
 import heapq
+import io
 import itertools
 import math
 import operator
 import struct
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -179,9 +182,93 @@ def buffers(x: torch.Tensor) -> object:
     return x + 1, bytes(data), view[1:].tobytes(), struct.pack("<hh", 1, 2), struct.unpack_from("<h", data, 1)
 
 
+class Point:
+    def __init__(self, x: int) -> None:
+        self.x = x
+
+    def __hash__(self) -> int:
+        return hash(self.x)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Point) and self.x == other.x
+
+
+class Unhashable:
+    __hash__ = None  # type: ignore[assignment]
+
+
+class NoIterator:
+    def __iter__(self) -> int:  # type: ignore[override]
+        return 3
+
+
+class Long:
+    def __len__(self) -> int:
+        return -1
+
+
+def keys_with_a_hash_of_their_own(x: torch.Tensor) -> object:
+    named = {Point(1): "a"}
+    named[Point(1)] = "b"
+    named[Point(2)] = "c"
+    missing = error_of(operator.getitem, {1: 2}, 3), error_of(hash, Unhashable()), error_of(set, [Unhashable()])
+    found = list(named.values()), [key.x for key in named], len({Point(1), Point(1), Point(3)}), Point(2) in named
+    return x + 1, found, missing
+
+
+def addresses(x: torch.Tensor) -> object:
+    first: list[int] = []
+    same, seen = first, {id(first): "a"}
+    return x + 1, id(first) == id(same), id(x) != id(first), seen[id(same)], id(same) in seen
+
+
+def locks_and_streams(x: torch.Tensor) -> object:
+    lock, text = threading.RLock(), io.StringIO()
+    with lock:
+        text.write("ab")
+    text.write("c")
+    text.seek(1)
+    return x + 1, text.read(1), text.getvalue(), io.BytesIO(b"xy").read(), sys.getrecursionlimit() > 0
+
+
+def errors_of_builtins(x: torch.Tensor) -> object:
+    found = [error_of(getattr, 1, 2), error_of(hasattr, 1, 2), error_of(max), error_of(max, 1, 2, default=3)]
+    found += [error_of(iter, 1, 2), error_of(map, len), error_of(list, NoIterator()), error_of(len, Long())]
+    found += [error_of(bool, Long()), error_of(sum, ["a"], ""), error_of(list, filter(42, [1]))]  # type: ignore[call-overload]
+    keys = {"a": 1}.keys() & frozenset("ab")
+    return x + 1, found, str(b"ab", "ascii"), pow(base=2, exp=5, mod=3), type(keys), repr([[...], (1,)])
+
+
+def identities_of_tuples(x: torch.Tensor) -> object:
+    pair = (1, [2])
+    return x + 1, pair[:] is pair, tuple(pair) is pair, pair * 1 is pair, pair[:1] is pair
+
+
+def annotations(x: torch.Tensor) -> object:
+    def function(a: int, *, b: str = "c") -> None: ...
+
+    return x + 1, function.__annotations__, function
+
+
+def number_of_comparisons(x: torch.Tensor) -> object:
+    asked: list[tuple[int, int]] = []
+
+    class Number:
+        def __init__(self, value: int) -> None:
+            self.value = value
+
+        def __lt__(self, other: Number) -> bool:
+            asked.append((self.value, other.value))
+            return self.value < other.value
+
+    ordered = sorted([Number(3), Number(1), Number(2)], reverse=True)
+    return x + 1, [number.value for number in ordered], asked
+
+
 PROGRAMS: tuple[Callable[[torch.Tensor], Any], ...] = (
     conversions, errors_of_conversions, heaps, heap_of_tensors, arrays, iterators, deques, subclasses, callbacks,
-    buffers,
+    buffers, keys_with_a_hash_of_their_own, addresses, locks_and_streams, errors_of_builtins, identities_of_tuples,
+    number_of_comparisons,
 )  # fmt: skip
 
 
@@ -198,6 +285,20 @@ def test_objects_that_leave_are_made_by_each_call() -> None:
     assert repr(first[:4]) == repr(second[:4]) == repr(expected[:4]) and next(first[4]) == next(second[4]) == 3
     assert all(a is not b for a, b in zip(first[3:4], second[3:4], strict=True))
     assert [type(item) for item in first] == [type(item) for item in expected]
+
+
+def test_a_function_that_leaves_keeps_its_annotations() -> None:
+    found = kiln.compile(annotations, backend="eager", fullgraph=True, options=OPTIONS)(X)
+    assert found[1] == annotations(X)[1] == found[2].__annotations__
+
+
+def test_a_range_is_not_made_at_once() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        for number, _ in zip(range(10**9), "ab", strict=False):
+            x = x + number
+        return x, number
+
+    assert kiln.compile(program, backend="eager", fullgraph=True, options=OPTIONS)(X)[1] == 1
 
 
 def test_an_object_that_cannot_be_made_again_is_made_in_python() -> None:

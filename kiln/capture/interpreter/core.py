@@ -16,6 +16,7 @@ Tables that kinds and handlers register in:
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, ClassVar, Protocol, TypeVar, final
@@ -163,7 +164,10 @@ class Value:
             return s.model.sequence_iterator(s, self)
         if found is not None and found[1] is None:
             raise s.error(TypeError, LACKING["__iter__"].format(self.type_name()))
-        return s.call_special(self, "__iter__", [], {}, site)
+        made = s.call_special(self, "__iter__", [], {}, site)
+        if s.classes.lookup(made.python_type(), "__next__") is None:
+            raise s.error(TypeError, f"iter() returned non-iterator of type '{made.type_name()}'")
+        return made
 
     def next(self, s: CaptureState) -> Value | None:
         """The next item of an iterator, None at its end."""
@@ -180,13 +184,17 @@ class Value:
             raise s.error(TypeError, f"'{type(found).__name__}' object cannot be interpreted as an integer")
         if found < 0:
             raise s.error(ValueError, "__len__() should return >= 0")
+        if found > sys.maxsize:
+            raise s.error(OverflowError, "cannot fit 'int' into an index-sized integer")
         return int(found)
 
     def truth(self, s: CaptureState) -> bool:
         for name in ("__bool__", "__len__"):
             if s.classes.lookup(self.python_type(), name) is not None:
+                if name == "__len__":
+                    return self.length(s) != 0
                 result = s.call_special(self, name, [], {})
-                if name == "__bool__" and result.python_type() is not bool and not result.is_torch:
+                if result.python_type() is not bool and not result.is_torch:
                     raise s.error(TypeError, f"__bool__ should return bool, returned {result.type_name()}")
                 return bool(result.constant(s))
         s.guard_type(self)
@@ -285,6 +293,7 @@ class ObjectModel(Protocol):
     def exception(self, s: CaptureState, cls: type, args: tuple[object, ...]) -> Value: ...
     def constant(self, value: object) -> Value: ...
     def list_of(self, items: list[Value]) -> Value: ...
+    def equal(self, s: CaptureState, left: Value, right: Value) -> bool: ...
     def sequence_iterator(self, s: CaptureState, value: Value) -> Value: ...
 
 

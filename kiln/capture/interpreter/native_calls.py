@@ -58,7 +58,7 @@ AS_CONSTANT = "use as a constant"
 MIRRORED = frozenset((list, dict, OrderedDict, defaultdict, set, deque))
 TENSORS = (torch.Tensor, torch.nn.Parameter)
 """Hashed by identity, as their proxies are."""
-PLAIN_RESULTS = frozenset(kind for kind in PURE_TYPES if kind not in (tuple, frozenset, slice)) | {types.CodeType}
+PLAIN_RESULTS = frozenset((*PURE_TYPES, types.CodeType, type(NotImplemented))) - {tuple, frozenset, slice}
 R = TypeVar("R")
 OPERATIONS: dict[str, Callable[[CaptureState, Value, Args, Kwargs], Value | None]] = {
     "__iter__": lambda s, value, args, kwargs: value.iterate(s),
@@ -213,6 +213,8 @@ class Natives:
             return value.constant(s)
         if isinstance(value, NOT_LOWERED):
             raise value.unsupported("use in C code", "it has no proxy")
+        if isinstance(value, Object) and issubclass(value.cls, BaseException):
+            return self.exception(value)
         if isinstance(value, Object) and c_base(value) is None:
             return value.constant(s)
         return self.proxy(value)
@@ -337,9 +339,17 @@ def new_proxy_class(s: CaptureState, cls: type, base: type, enter: Enter) -> typ
             names[name] = None if found[1] is None else trampoline(name, enter)
     if "__eq__" in names:  # which does not decide on the hash of a class that exists
         names.setdefault("__hash__", base.__hash__)
+    for name in ("__new__", "__init__"):
+        found = s.classes.lookup(cls, name)
+        if found is not None and not is_written_in_c(found[0]):  # C code may refuse arguments where there is none
+            names[name] = not_run
     if base is object:
         names.update({name: trampoline(name, enter) for name in ALWAYS})
     return type(cls.__name__, (base,), names)
+
+
+def not_run(*args: object, **kwargs: object) -> None:
+    """Stands for a method of the program that C code asks for and does not call."""
 
 
 def trampoline(name: str, enter: Enter) -> Callable[..., object]:
@@ -367,6 +377,23 @@ def natives(s: CaptureState) -> Natives:
 def is_named_tuple(cls: type) -> bool:
     """Whether the class is as `collections.namedtuple` makes it: its methods may run while tracing."""
     return issubclass(cls, tuple) and cls.__bases__ == (tuple,) and hasattr(cls, "_fields") and hasattr(cls, "_make")
+
+
+def iterator_slot(s: CaptureState, function: Callable[..., object], args: Args) -> Value | None:
+    """`__iter__` or `__next__` of an iterator that has a model; None for other calls."""
+    name = getattr(function, "__name__", "")
+    if len(args) != 1 or isinstance(args[0], Object | NativeObject) or args[0].is_constant:
+        return None
+    if not issubclass(args[0].python_type(), getattr(function, "__objclass__", ())):
+        return None
+    if name == "__iter__" and s.classes.lookup(args[0].python_type(), "__next__") is not None:
+        return args[0]
+    if name != "__next__":
+        return None
+    item = args[0].next(s)
+    if item is None:
+        raise s.error(StopIteration)
+    return item
 
 
 def refuse_other_model(function: Callable[..., object], args: Args, given: list[object]) -> None:

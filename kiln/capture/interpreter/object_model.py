@@ -6,6 +6,7 @@ from typing import final
 
 from kiln.capture.interpreter.core import CallSite, CaptureState, Value
 from kiln.capture.interpreter.native_calls import natives
+from kiln.capture.interpreter.operations import equal
 from kiln.capture.interpreter.variables import object as objects
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.sequence import List
@@ -29,6 +30,9 @@ class PythonObjectModel:
     def list_of(self, items: list[Value]) -> Value:
         return List(items)
 
+    def equal(self, s: CaptureState, left: Value, right: Value) -> bool:
+        return equal(s, left, right)
+
     def sequence_iterator(self, s: CaptureState, value: Value) -> Value:
-        """Over an object that has only `__getitem__`."""
+        """Over an object that has only `__getitem__`, or whose items are too many to be made at once."""
         return natives(s).call(iter, [value], {})

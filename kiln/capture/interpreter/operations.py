@@ -530,13 +530,13 @@ def _set_operator(plain: Function2, in_place: Function2, choose: Callable[[Items
         a, b = _keys(s, left), _keys(s, right)
         if a is None or b is None:
             return None
-        return Set(choose(a, b), left.cls if isinstance(left, Set) else set)
+        return Set(choose(a, b), left.cls if isinstance(left, Set) and isinstance(right, Set) else set)
 
     @_row(in_place, Set)
     def change(s: CaptureState, left: Value, right: Value) -> Value | None:
         assert isinstance(left, Set)
         b = _keys(s, right)
-        if b is None or left.cls is not set:
+        if b is None or left.cls is not set or not isinstance(right, Set):
             return handler(s, left, right)
         chosen = choose(dict(left.in_order(s)), b)
         items = left.change(s)

@@ -7,6 +7,8 @@ on stand-ins for them (`native_calls.py`). Functions that use files, clocks or r
 
 from __future__ import annotations
 
+import _thread
+import io
 import math
 import operator
 import re
@@ -42,6 +44,9 @@ CONFINED_FUNCTIONS: tuple[object, ...] = (
     *(all, any, enumerate, filter, iter, map, next, range, reversed, sorted, zip, getattr, setattr, delattr),
 )
 """Those of `builtins`, besides the pure ones. On objects of C, attributes are fields."""
+MAKERS: tuple[object, ...] = (_thread.allocate_lock, _thread.RLock)
+CONFINED_CLASSES = frozenset((io.StringIO, io.BytesIO, _thread.RLock, _thread.LockType))
+"""Others: streams in memory, and locks that only the frame knows."""
 NOT_CONFINED: tuple[type, ...] = (
     *(type, super, BaseException, staticmethod, classmethod, property, types.FunctionType, types.MethodType),
     *(types.ModuleType, types.FrameType, types.CodeType, types.GeneratorType, types.CoroutineType, types.CellType),
@@ -78,7 +83,7 @@ def is_confined(function: object) -> bool:
     """Whether a builtin depends on its arguments alone and changes nothing else; it may call their methods."""
     if isinstance(function, type):
         return is_confined_class(function)
-    if is_pure(function) or any(function is known for known in CONFINED_FUNCTIONS):
+    if is_pure(function) or function in MAKERS or any(function is known for known in CONFINED_FUNCTIONS):
         return True
     owner = getattr(function, "__objclass__", None)
     bound = getattr(function, "__self__", None)
@@ -91,7 +96,7 @@ def is_confined(function: object) -> bool:
 
 def is_confined_class(cls: type) -> bool:
     """Whether the methods and the constructor of a class written in C are confined."""
-    known = is_written_in_c(cls) and cls.__module__ in CONFINED_MODULES
+    known = cls in CONFINED_CLASSES or (is_written_in_c(cls) and cls.__module__ in CONFINED_MODULES)
     return known and cls is not object and not issubclass(cls, NOT_CONFINED)
 
 
@@ -105,7 +110,12 @@ def is_pure_class(cls: type) -> bool:
 
 
 def is_world(function: object) -> bool:
-    return id(function) not in _PURE and getattr(function, "__module__", None) in WORLD_MODULES
+    if id(function) in _PURE or function in MAKERS:
+        return False
+    owner = getattr(function, "__objclass__", None)
+    if owner in CONFINED_CLASSES:
+        return False
+    return getattr(function, "__module__", None) in WORLD_MODULES
 
 
 def is_torch_call(function: object) -> bool:

@@ -19,6 +19,8 @@ import torch
 from kiln.capture.interpreter.breaks import DebuggerCall, Raised, SideEffectCall, UnsupportedCall
 from kiln.capture.interpreter.builtins.class_statements import type_new
 from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Kwargs, Value, handles
+from kiln.capture.interpreter.effects import Container
+from kiln.capture.interpreter.native_calls import natives
 from kiln.capture.interpreter.operations import (
     NAMES,
     Function2,
@@ -47,6 +49,7 @@ from kiln.capture.interpreter.variables.iterators import (
     zipped,
 )
 from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, dict_iterator
+from kiln.capture.interpreter.variables.native_object import NativeObject
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, ReversedList, Sequence, Slice, Tuple, all_items, consumed
 from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record
@@ -179,7 +182,7 @@ def getattr_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 def attribute_name(s: CaptureState, function: str, name: Value) -> str:
     text = name.constant(s)
     if not isinstance(text, str):
-        raise s.error(TypeError, f"{function}(): attribute name must be string")
+        raise s.error(TypeError, f"attribute name must be string, not '{type(text).__name__}'")
     return text
 
 
@@ -211,13 +214,13 @@ def guard_own_attr(s: CaptureState, value: Value, name: str) -> None:
 
 @handles(setattr)
 def setattr_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    args[0].set_attr(s, args[1].constant(s), args[2])
+    args[0].set_attr(s, attribute_name(s, "setattr", args[1]), args[2])
     return Constant(None)
 
 
 @handles(delattr)
 def delattr_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    args[0].set_attr(s, args[1].constant(s), None)
+    args[0].set_attr(s, attribute_name(s, "delattr", args[1]), None)
     return Constant(None)
 
 
@@ -233,11 +236,6 @@ def type_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 @handles(callable)
 def callable_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return Constant(s.classes.lookup(s.guard_type(args[0]), "__call__") is not None)
-
-
-@handles(id)
-def id_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    raise UnsupportedCall(function="id", why="an address is not known before the code runs")
 
 
 @handles(breakpoint, pdb.set_trace)
@@ -259,8 +257,10 @@ def bool_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 def number(kind: type, special: tuple[str, ...]) -> Callable[[CaptureState, Args, Kwargs], Value]:
     def convert(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-        if not args:
+        if not args and not kwargs:
             return Constant(kind())
+        if not args:
+            return natives(s).call(kind, args, kwargs)
         value = args[0]
         if isinstance(value, Symbolic):
             return symbolic_number(s, kind, value)
@@ -334,7 +334,9 @@ handles(float)(number(float, ("__float__", "__index__")))
 
 @handles(str)
 def str_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(format_value(s, args[0], "s", "") if args else "")
+    if len(args) != 1 or kwargs:
+        return natives(s).call(str, args, kwargs)
+    return Constant(format_value(s, args[0], "s", ""))
 
 
 @handles(repr)
@@ -342,6 +344,8 @@ def repr_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     own = s.classes.lookup(args[0].python_type(), "__repr__")
     if own is not None and (isinstance(args[0], Object) or type(own[1]) is types.FunctionType):
         return s.call_special(args[0], "__repr__", [], {})
+    if isinstance(args[0], Container | NativeObject):
+        return natives(s).call(repr, args, kwargs)
     return Constant(repr(printable(s, args[0])))
 
 
@@ -434,6 +438,8 @@ def slice_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(iter)
 def iter_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    if len(args) == 2 and s.classes.lookup(args[0].python_type(), "__call__") is None:
+        raise s.error(TypeError, "iter(v, w): v must be callable")
     return args[0].iterate(s) if len(args) == 1 else called_until(args[0], args[1], equal)
 
 
@@ -464,12 +470,14 @@ def enumerate_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(map)
 def map_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    if len(args) < 2:
+        return natives(s).call(map, args, kwargs)
     return mapped(args[0], [arg.iterate(s) for arg in args[1:]])
 
 
 @handles(filter)
 def filter_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    function = None if args[0].is_constant else args[0]
+    function = None if args[0].is_constant and args[0].constant(s) is None else args[0]
     return filtered(function, args[1].iterate(s))
 
 
@@ -527,8 +535,8 @@ class SortKey:
 def sum_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     iterator = consumed(s, args[0])
     total = args[1] if len(args) > 1 else kwargs.get("start", Constant(0))
-    if total.is_constant and isinstance(total.real(), (str, bytes)):
-        return fold(s, sum, [], total.constant(s))
+    if total.python_type() in (str, bytes, bytearray):
+        return natives(s).call(sum, args, kwargs)
     while (item := iterator.next(s)) is not None:
         total = binary(s, operator.add, total, item)
     return total
@@ -541,6 +549,8 @@ def of_one_kind(items: list[Value]) -> bool:
 
 def extreme(function: Function2) -> Callable[[CaptureState, Args, Kwargs], Value]:
     def choose(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        if not args or (len(args) > 1 and "default" in kwargs):
+            return natives(s).call(max if function is operator.gt else min, args, kwargs)
         key = kwargs.get("key")
         key = None if key is not None and key.is_constant and key.constant(s) is None else key
         items = all_items(s, args[0]) if len(args) == 1 and key is None else list(args)
@@ -605,6 +615,8 @@ def divmod_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(pow)
 def pow_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    if kwargs:
+        return natives(s).call(pow, args, kwargs)
     if len(args) > 2:
         return fold(s, pow, *(arg.constant(s) for arg in args))
     return binary(s, operator.pow, args[0], args[1])

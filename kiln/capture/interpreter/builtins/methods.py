@@ -162,6 +162,19 @@ def get_item(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -> Valu
     return target.get_item(s, args[0])
 
 
+@handles(*{kind.__getitem__ for kind in DICTS})
+def dict_get_item(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    """Asks the `__missing__` of a class that derives from `dict`."""
+    owner, key = args
+    target = native(owner)
+    if not isinstance(target, Dict):
+        return natives(s).call(dict.__getitem__, args, kwargs)
+    if isinstance(owner, Object) and s.classes.lookup(owner.cls, "__missing__") is not None:
+        found = target.find(s, key.key(s))
+        return found if found is not None else s.call_special(owner, "__missing__", [key], {})
+    return target.get_item(s, key)
+
+
 @method(Value, (list, *DICTS), "__setitem__")
 def set_item(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -> None:
     target.set_item(s, args[0], args[1])
@@ -258,7 +271,7 @@ def dict_pop(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> Value
         return found
     default = args[1] if len(args) > 1 else kwargs.get("default")
     if default is None:
-        raise s.error(KeyError, token)
+        raise s.error(KeyError, args[0])
     return default
 
 
@@ -293,7 +306,7 @@ def move_to_end(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> No
     items = target.change(s)
     token = args[0].key(s)
     if token not in items:
-        raise s.error(KeyError, token)
+        raise s.error(KeyError, args[0])
     moved = items.pop(token)
     if is_last(s, args[1:], kwargs):
         items[token] = moved
@@ -324,7 +337,7 @@ def set_discard(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> Non
 def set_remove(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> None:
     token = args[0].key(s)
     if target.change(s).pop(token, None) is None:
-        raise s.error(KeyError, token)
+        raise s.error(KeyError, args[0])
 
 
 @method(Set, (set,), "pop")

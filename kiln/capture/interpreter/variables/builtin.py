@@ -31,7 +31,8 @@ from kiln.capture.interpreter.core import (
     Value,
     wraps,
 )
-from kiln.capture.interpreter.native_calls import AS_CONSTANT, call_handler, natives, progress
+from kiln.capture.interpreter.effects import Container
+from kiln.capture.interpreter.native_calls import AS_CONSTANT, call_handler, iterator_slot, natives, progress
 from kiln.capture.interpreter.pure import is_confined, is_pure, is_torch_call, is_world
 from kiln.capture.interpreter.variables.cached_function import CACHED, call_cached
 from kiln.capture.interpreter.variables.function import BoundMethod, handler_of, namespace
@@ -119,7 +120,9 @@ def call_unknown(s: CaptureState, function: Callable[..., object], args: Args, k
         raise SideEffectCall(function=name, why="it depends on more than its arguments, or has side effects")
     if not is_confined(function):
         raise UnsupportedCall(function=name, why="it is a C function that is not in the table of confined functions")
-    if not is_pure(function):
+    if (item := iterator_slot(s, function, args)) is not None:
+        return item
+    if not is_pure(function) or any(isinstance(arg, Container) for arg in args):
         return natives(s).call(function, args, kwargs)
     begun = progress(s)
     try:

@@ -343,7 +343,7 @@ def abstract_error(s: CaptureState, cls: type) -> Raised:
 def can_be_bare(cls: type) -> bool:
     """Whether an instance consists of its dict and, for containers, their contents."""
     for base in cls.__mro__[:-1]:
-        if base in BARE_BASES or base.__flags__ & (1 << 9):
+        if base in BARE_BASES or not is_written_in_c(base):
             continue
         return False
     return True

@@ -23,6 +23,8 @@ PLAIN = (
 )
 TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 ITERABLE = (str, bytes, range, frozenset)
+MOST_ITEMS = 10_000
+"""The items of longer strings and ranges are made one by one."""
 IDENTITY = (types.CodeType, type(NotImplemented))
 """Compared by identity in a guard."""
 
@@ -81,6 +83,8 @@ class Constant(Value):
 
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
         value = self.constant(s)
+        if isinstance(value, ITERABLE) and len(value) > MOST_ITEMS:
+            return s.model.sequence_iterator(s, self)
         if isinstance(value, ITERABLE):
             return s.model.list_of([s.wrap(item, None) for item in value]).iterate(s)
         return super().iterate(s, site)

@@ -47,6 +47,7 @@ from kiln.runtime.guards.source import (
     DefaultSource,
     DictAttrSource,
     GlobalSource,
+    ImportSource,
     ItemSource,
     MethodFuncSource,
     MethodSelfSource,
@@ -204,6 +205,12 @@ class Namespace:
     def name(self, s: CaptureState) -> Value:
         """The `__module__` of functions."""
         return s.wrap(self.dictionary.get("__name__"), None)
+
+    def as_dict(self, s: CaptureState) -> Value:
+        written = any(s.effects.find(("global", id(self.dictionary), name)) is not None for name in self.values)
+        if self.module is None or written:
+            raise UnsupportedAttribute(name="__globals__", type="function", why="the frame has set globals")
+        return s.wrap(self.dictionary, AttrSource(ImportSource(self.module), "__dict__"))
 
     def emit(self, g: Codegen) -> Dict | None:
         g.body.const(self.dictionary)
@@ -409,13 +416,17 @@ class Function(Value):
         g.body.const(self.code)
         unfilled = self.namespace.emit(g)
         g.body.const(self.code.co_name)
-        g.emit(Tuple(self.defaults))
+        g.emit(Tuple(self.defaults) if self.defaults else g.state.const(None))
         for cell in self.cells:
             g.emit(cell)
         g.body.op("BUILD_TUPLE", len(self.cells))
         g.body.call(5)
         g.remember(self)
         if unfilled is not None:
+            g.body.const(dict.clear)
+            g.emit(unfilled)
+            g.body.call(1)
+            g.body.op("POP_TOP")
             g.emit(unfilled)
             unfilled.emit_fill(g)
             g.body.op("POP_TOP")
@@ -447,6 +458,7 @@ DERIVED: dict[str, Callable[[CaptureState, Function], Value]] = {
     "__kwdefaults__": lambda s, f: s.const(None) if not f.kwdefaults else Dict(_named(s, f.kwdefaults)),
     "__closure__": lambda s, f: Tuple(list(f.cells)) if f.cells else s.const(None),
     "__annotations__": lambda s, f: f.annotated(s),
+    "__globals__": lambda s, f: f.namespace.as_dict(s),
 }
 """Attributes of a function made in the frame."""
 

@@ -53,13 +53,25 @@ class MadeNamespace:
         found = self.names.find(s, "__name__")
         return s.const(None) if found is None else found
 
+    def as_dict(self, s: CaptureState) -> Value:
+        return self.names
+
     def emit(self, g: Codegen) -> Dict | None:
-        """Push the dict; returned, it is empty and to be filled when the function that uses it has been made."""
+        """Push the dict; returned, it is to be filled when the function that uses it has been made.
+
+        Python reads the builtins of a function when it makes it.
+        """
         if self.names.source is not None or g.is_built(self.names):
             g.emit(self.names)
             return None
         g.body.op("BUILD_MAP", 0)
         g.remember(self.names)
+        space = self.names.find(g.state, BUILTINS)
+        if space is not None:
+            g.emit(space)
+            g.body.op("COPY", 2)
+            g.body.const(BUILTINS)
+            g.body.op("STORE_SUBSCR")
         return self.names
 
 

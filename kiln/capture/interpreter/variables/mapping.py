@@ -32,6 +32,7 @@ from kiln.capture.interpreter.core import (
 from kiln.capture.interpreter.effects import Container, note_change
 from kiln.capture.interpreter.variables.byte_array import ByteArray
 from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.hashed_key import refuse_loud_keys
 from kiln.capture.interpreter.variables.key_iterator import KeyIterator
 from kiln.capture.interpreter.variables.sequence import List, Tuple
 from kiln.runtime.guards.constant import is_constant
@@ -163,10 +164,11 @@ class Dict(Container):
         missing = s.classes.lookup(self.cls, "__missing__")
         if missing is not None and self.cls is not defaultdict:
             return s.call_special(self, "__missing__", [key], {})
-        raise s.error(KeyError, token)
+        raise s.error(KeyError, key)
 
     def set_item(self, s: CaptureState, key: Value, value: Value, site: CallSite = NOT_RESUMABLE) -> None:
-        if self._items is None and self.source is not None and not self.counted and key.python_type() in (int, str):
+        plain = self._items is None and self.source is not None and not self.counted
+        if plain and key.python_type() in (int, str) and not is_namespace(self.original):
             s.guard_type(self)
             s.guard_type(key)
             note_change(s, self)
@@ -180,7 +182,7 @@ class Dict(Container):
     def del_item(self, s: CaptureState, key: Value, site: CallSite = NOT_RESUMABLE) -> None:
         token = key.key(s)
         if self.find(s, token) is None:
-            raise s.error(KeyError, token)
+            raise s.error(KeyError, key)
         del self.change(s)[token]
 
     def length(self, s: CaptureState) -> int:
@@ -207,6 +209,8 @@ class Dict(Container):
         raise s.error(TypeError, "unhashable type: 'dict'")
 
     def emit(self, g: Codegen) -> None:
+        if self._items:
+            refuse_loud_keys(g.state, list(self._items))
         if self._items is not None and not isinstance(self._items, dict):
             self._items.emit(g)  # the dict of an instance
             return
@@ -452,6 +456,7 @@ class Set(Container):
 
     def emit(self, g: Codegen) -> None:
         items = self.items(g.state)
+        refuse_loud_keys(g.state, list(items))
         if self.cls is not set:
             emit_class(g, self.cls)
         for item in items.values():

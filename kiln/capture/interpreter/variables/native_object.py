@@ -64,7 +64,7 @@ class NativeObject(Value):
 
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
         found = s.classes.lookup(type(self.object), name)
-        if found is not None and type(found[1]) in STORED and name != "__class__":
+        if found is None or (type(found[1]) in STORED and name != "__class__"):
             return self.owner.call(getattr, [self, s.const(name)], {})
         return super().get_attr(s, name, site)
 

@@ -46,6 +46,7 @@ from kiln.capture.interpreter.variables.exception import (
 )
 from kiln.capture.interpreter.variables.foreign import ForeignPart, is_written
 from kiln.capture.interpreter.variables.function import BoundMethod, handler_of
+from kiln.capture.interpreter.variables.hashed_key import hashed_key
 from kiln.capture.interpreter.variables.made_descriptor import MadeDescriptor
 from kiln.capture.interpreter.variables.mapping import Dict, Set
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple
@@ -267,6 +268,10 @@ class Object(Value):
             plain = self.foreign.plain()
             if isinstance(plain, Hashable) and plain is not MISSING:
                 return plain
+        if found is not None and found[1] is None:
+            raise s.error(TypeError, f"unhashable type: '{self.type_name()}'")
+        if found is not None and isinstance(found[1], types.FunctionType):
+            return hashed_key(s, self)
         if found is None or found[1] is not object.__hash__:
             raise self.unsupported("hash", "its class defines its own hash")
         if self.original is MISSING:

@@ -1,0 +1,112 @@
+"""`id(x)` as a value, and questions about the process whose answers are guarded.
+
+id(a) == id(b)                  `a is b`
+seen.add(id(x))                 a set of addresses, made by the transformed code
+sys.getrecursionlimit()         asked now; the guard asks again
+"""
+
+from __future__ import annotations
+
+import _thread
+import gc
+import operator
+import sys
+from collections.abc import Callable
+from typing import final
+
+from kiln.capture.interpreter.core import (
+    MISSING,
+    OPERATORS,
+    Args,
+    CaptureState,
+    Codegen,
+    Kwargs,
+    Token,
+    Value,
+    handles,
+)
+from kiln.capture.interpreter.operations import Function2, same
+from kiln.runtime.guards.guard import GuardKind
+from kiln.runtime.guards.source import CallSource, ModuleGlobalSource
+
+ASKED: tuple[Callable[[], object], ...] = (
+    sys.get_int_max_str_digits, sys.getrecursionlimit, sys.getdefaultencoding, sys.getfilesystemencoding,
+    sys.getswitchinterval, gc.isenabled, sys.is_finalizing,
+)  # fmt: skip
+"""Functions that tell a setting of the process."""
+
+
+@final
+class Address(Value):
+    """The `id` of an object; of the thread if there is none."""
+
+    __slots__ = ("function", "target")
+
+    def __init__(self, function: Callable[..., int], target: Value | None) -> None:
+        self.function = function
+        self.target = target
+        self.source = None
+
+    def python_type(self) -> type:
+        return int
+
+    def constant(self, s: CaptureState) -> int:
+        raise self.unsupported("use as a constant", "an address is not known before the code runs")
+
+    def truth(self, s: CaptureState) -> bool:
+        return True
+
+    def key(self, s: CaptureState) -> Token:
+        if self.target is None:
+            return self.function
+        real = self.target.real()
+        return self.function, id(self.target if real is MISSING else real)
+
+    def emit(self, g: Codegen) -> None:
+        g.body.const(self.function)
+        if self.target is not None:
+            g.emit(self.target)
+        g.body.call(int(self.target is not None))
+
+
+@handles(id)
+def id_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    return Address(id, args[0])
+
+
+@handles(_thread.get_ident)
+def get_ident(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    return Address(_thread.get_ident, None)
+
+
+def compared(function: Function2, negated: bool) -> None:
+    def handler(s: CaptureState, left: Value, right: Value) -> Value | None:
+        assert isinstance(left, Address)
+        if not isinstance(right, Address) or left.function is not right.function:
+            raise left.unsupported("compare", "an address is not known before the code runs")
+        if left.target is None or right.target is None:
+            return s.const(not negated)
+        equal = same(s, left.target, right.target)
+        if not equal and left.target.source is None and right.target.source is None:
+            # The first object may be gone, and the second one in its place.
+            raise left.unsupported("compare", "the lifetimes of the objects are not known")
+        return s.const(equal is not negated)
+
+    OPERATORS[function, Address] = handler
+
+
+compared(operator.eq, False)
+compared(operator.ne, True)
+
+
+def asks(function: Callable[[], object]) -> None:
+    @handles(function)
+    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        answer = function()
+        source = ModuleGlobalSource(function.__module__, function.__name__)
+        s.guard(CallSource(source, ()), GuardKind.EQUALS, answer)
+        return s.const(answer)
+
+
+for _function in ASKED:
+    asks(_function)

@@ -1,0 +1,81 @@
+"""Keys whose class has a `__hash__` of its own: the program's `__hash__` and `__eq__` are interpreted.
+
+seen = {Point(1, 2): "a"}; seen[Point(1, 2)]        the token of the key asks `Point.__hash__`, then `Point.__eq__`
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import types
+from typing import final
+
+from kiln.capture.interpreter.breaks import UnsupportedValue
+from kiln.capture.interpreter.core import CaptureState, Token, Value
+from kiln.runtime.guards.constant import is_constant
+
+QUIET = (hash, isinstance, type, len, tuple, NotImplemented)
+"""The globals that a `__hash__` or `__eq__` may name which transformed code calls again; and classes."""
+WRITES = ("STORE_", "DELETE_", "IMPORT_", "YIELD_", "RAISE_")
+LOCAL = frozenset(("STORE_FAST", "DELETE_FAST"))
+
+
+@final
+class HashedKey:
+    """The token of a key that says itself what it equals."""
+
+    __slots__ = ("hash", "state", "value")
+
+    def __init__(self, s: CaptureState, value: Value, hash_: int) -> None:
+        self.state = s
+        self.value = value
+        self.hash = hash_
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        s = self.state
+        if isinstance(other, HashedKey):
+            return s.model.equal(s, self.value, other.value)
+        if isinstance(other, Value):
+            return s.model.equal(s, self.value, other)
+        if is_constant(other):
+            return s.model.equal(s, self.value, s.const(other))
+        raise self.value.unsupported("compare", "the other key is an object from outside")
+
+
+def hashed_key(s: CaptureState, value: Value) -> Token:
+    found = s.call_special(value, "__hash__", [], {})
+    if not issubclass(found.python_type(), int):
+        raise s.error(TypeError, "__hash__ method should return an integer")
+    return HashedKey(s, value, hash(found.constant(s)))
+
+
+def refuse_loud_keys(s: CaptureState, tokens: list[Token]) -> None:
+    """Transformed code hashes and compares keys again, which must not be seen."""
+    for token in tokens:
+        if not isinstance(token, HashedKey):
+            continue
+        for name in ("__hash__", "__eq__"):
+            found = s.classes.lookup(token.value.python_type(), name)
+            if found is not None and isinstance(found[1], types.FunctionType) and not is_quiet(found[1]):
+                raise UnsupportedValue(type=token.value.type_name(), why=f"its {name} may have side effects")
+
+
+def is_quiet(function: types.FunctionType) -> bool:
+    """Whether the code writes nothing and calls nothing but a few builtins."""
+    for instruction in dis.get_instructions(function):
+        name = instruction.opname
+        if name.startswith(WRITES) and name not in LOCAL:
+            return False
+        if name == "LOAD_GLOBAL" and not is_quiet_global(function, str(instruction.argval)):
+            return False
+        if name in ("LOAD_METHOD", "CALL_FUNCTION_EX"):
+            return False
+    return True
+
+
+def is_quiet_global(function: types.FunctionType, name: str) -> bool:
+    found = function.__globals__.get(name, getattr(builtins, name, None))
+    return isinstance(found, type) or any(found is known for known in QUIET)
