@@ -128,3 +128,20 @@ def test_a_double_is_updated_in_double(name: str) -> None:
 
     got = train(lambda step: kiln.compile(step, backend="eager", options={"cache": False}))
     torch.testing.assert_close(got, train(lambda step: step), rtol=1e-14, atol=1e-15)
+
+
+def test_gradients_are_cleared_in_the_region() -> None:
+    """torch marks `zero_grad` for the limits of torch.compile; whether that has run makes no difference."""
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = optim.SGD([parameter], lr=0.1)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        return x + 1
+
+    compiled = kiln.compile(program, backend="eager", options={"cache": False})
+    for _ in range(2):
+        parameter.grad = torch.ones(3)
+        compiled(torch.ones(3))
+        assert parameter.grad is None
+    assert not compiled.report().breaks and compiled.report().compiles == 1

@@ -15,6 +15,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import field
 from typing import Any, final
 
+from torch._compile import _disable_dynamo
+
 from kiln.capture.bytecode.resume import origin_of
 from kiln.capture.interpreter.breaks import DisabledCall, GraphBreak, PastStep, UnsupportedAttribute, UnsupportedCall
 from kiln.capture.interpreter.core import (
@@ -60,6 +62,8 @@ from kiln.support.records import dataclass
 VARARGS, VARKEYWORDS, ASYNC = 0x04, 0x08, 0x280
 DISABLED = "_torchdynamo_disable"
 """The attribute by which `torch.compiler.disable` and `kiln.disable` mark a function."""
+MARK_OF_TORCH = _disable_dynamo(len).__code__
+"""Of the functions by which torch keeps parts of itself out of torch.compile, such as `Optimizer.zero_grad`."""
 MAX_DEPTH = 120
 GENERATED = "namedtuple_"
 """Namespaces in which `collections.namedtuple` makes constructors; they are no modules."""
@@ -343,7 +347,7 @@ class Function(Value):
             if handler is not None:
                 bind(s, self, args, kwargs)  # raises what the function does: its handler may take more
                 return handler(s, args, kwargs)
-            if original.__dict__.get(DISABLED):
+            if original.__dict__.get(DISABLED) or original.__code__ is MARK_OF_TORCH:
                 return self.behind_mark(s).call(s, args, kwargs, site)
             if is_ignored(s, original):
                 return s.const(None)
@@ -353,7 +357,7 @@ class Function(Value):
         return inline(s, self, args, kwargs, site)
 
     def behind_mark(self, s: CaptureState) -> Value:
-        """What a function of torch's optimizers is that torch.compile, once it has run, marks for its own limits.
+        """What a function of torch's optimizers is that torch marks for the limits of torch.compile.
 
         Raises DisabledCall for any other function that is marked to run in Python.
         """
