@@ -54,6 +54,11 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw foreach": lambda parameters: torch.optim.AdamW(parameters, 0.01, foreach=True),
     "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9, nesterov=True),
     "adamax": lambda parameters: torch.optim.Adamax(parameters),
+    "fused adam": lambda parameters: torch.optim.Adam(parameters, 0.01, weight_decay=0.1, amsgrad=True, fused=True),
+    "fused adamw": lambda parameters: torch.optim.AdamW(parameters, 0.01, maximize=True, fused=True),
+    "fused sgd": lambda parameters: torch.optim.SGD(
+        parameters, 0.1, momentum=0.9, dampening=0.1, weight_decay=0.01, fused=True
+    ),
 }
 
 
@@ -79,6 +84,19 @@ def test_a_schedule_of_learning_rate_and_momentum(name: str) -> None:
     torch.testing.assert_close(fast, slow, rtol=1e-5, atol=1e-6)
     report = step.report()
     assert (report.compiles, report.eager, report.breaks) <= (2, 0, []), str(report)
+
+
+def test_a_fused_adagrad() -> None:
+    def run(compile: bool) -> Tensor:
+        parameter = nn.Parameter(X.clone())
+        optimizer = torch.optim.Adagrad([parameter], 0.1, lr_decay=0.1, weight_decay=0.1, fused=True)
+        step: Any = kiln.compile(optimizer.step, options={"cache": False}) if compile else optimizer.step
+        for _ in range(5):
+            parameter.grad = parameter.detach().sin()
+            step()
+        return parameter.detach()
+
+    torch.testing.assert_close(run(True), run(False))
 
 
 class Scale:

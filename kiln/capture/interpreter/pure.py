@@ -30,7 +30,13 @@ PURE_MODULES = frozenset(("math", "_operator", "cmath", "unicodedata", "_struct"
 PURE_FUNCTIONS: tuple[object, ...] = (
     *(abs, ascii, bin, chr, divmod, format, hash, hex, len, max, min, oct, ord, pow, repr, round, sum, callable),
     *(torch.promote_types, torch.result_type, torch.can_cast, torch.finfo, torch.iinfo, torch.get_default_dtype),
-    *(torch._C._get_privateuse1_backend_name, torch.device, torch.is_floating_point, torch.is_complex),
+    *(
+        torch._C._accelerator_getAccelerator,
+        torch._C._get_privateuse1_backend_name,
+        torch.device,
+        torch.is_floating_point,
+        torch.is_complex,
+    ),
     *(math.sqrt, operator.index, sys.intern),
 )
 IMMUTABLE_TYPE = 1 << 8

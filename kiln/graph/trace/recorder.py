@@ -31,6 +31,7 @@ from kiln.graph.trace.constants import Constants
 from kiln.graph.trace.custom_function import Backward, attach
 from kiln.graph.trace.fake import FakeTensor, innermost, is_wrapped
 from kiln.graph.trace.finish import build_graph, refuse_lost_history
+from kiln.graph.trace.fused_optimizers import FUSED
 from kiln.graph.trace.inputs import Dims, InputTable
 from kiln.graph.trace.log import NOWHERE, CallKind, Target, TorchCall, target_name
 from kiln.graph.trace.mode import RecordingMode
@@ -55,10 +56,12 @@ _push, _pop = torch._C._push_on_torch_dispatch_stack, torch._C._pop_torch_dispat
 _run_backward = torch.autograd.Variable._execution_engine.run_backward
 
 
-def _call(target: Target, args: Sequence[object], kwargs: Kwargs) -> object:
+def _call(target: Target, args: Sequence[object], kwargs: Kwargs, strict: bool) -> object:
     composite = COMPOSITES.get(target)
     if composite is not None and has_symbols(args):
         return composite(*args, **kwargs)
+    if not strict and (fused := FUSED.get(target)) is not None:
+        return fused(*args, **kwargs)
     if (checked := CHECKED.get(target)) is not None:
         return checked(*args, **kwargs)
     if isinstance(target, str):
@@ -118,6 +121,7 @@ class Recorder:
     def __init__(self, *, env: ShapeEnv, events: EventSink, kernels: EagerKernels = OWN_KERNELS) -> None:
         self.env = env
         self._resolve = partial(resolve, kernels=kernels)
+        self.strict = kernels.strict
         self.events = events
         self.region = 0
         """The checkpoint region of the next calls; 0 outside of any."""
@@ -191,7 +195,7 @@ class Recorder:
             if is_any_autocast_enabled():
                 result = self._autocast_call(target, args, kwargs)
             else:
-                result = _call(target, args, kwargs)
+                result = _call(target, args, kwargs, self.strict)
         except BaseException:
             forget_effects(self._mode, first)
             self.wrote_and_failed |= self._mode.mutations != mutations
@@ -215,7 +219,7 @@ class Recorder:
         torch.set_autocast_cache_enabled(False)
         outside, self._mode.autocast = self._mode.autocast, True
         try:
-            return _call(target, args, kwargs)
+            return _call(target, args, kwargs, self.strict)
         finally:
             self._mode.autocast = outside
             torch.set_autocast_cache_enabled(cached)

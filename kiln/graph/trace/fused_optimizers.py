@@ -1,0 +1,142 @@
+"""Steps of fused optimizers, written in torch calls: their kernels change lists of tensors, which no rule can express.
+
+_fused_adam_([p], [g], [m], [v], [], [step], lr=..., ...)    =>    m.lerp_(g, 1 - beta1), v = ..., p.copy_(...)
+
+The step counts are used in double precision, as the kernels do. A `grad_scale` or `found_inf` is left to the kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from kiln.graph.trace.log import Target
+
+Lists = Sequence[Tensor]
+Numeric = float | Tensor
+
+
+def signed(grad: Tensor, maximize: bool) -> Tensor:
+    return -grad if maximize else grad
+
+
+def decays(weight_decay: float) -> bool:
+    """Whether the weights decay; a number that changes is not asked for its value."""
+    return not isinstance(weight_decay, int | float) or weight_decay != 0
+
+
+def adam(original: Callable[..., None], decoupled: bool) -> Callable[..., None]:
+    """`_fused_adam_`, or with `decoupled` weight decay `_fused_adamw_`."""
+
+    def step(
+        params: Lists,
+        grads: Lists,
+        exp_avgs: Lists,
+        exp_avg_sqs: Lists,
+        max_exp_avg_sqs: Lists,
+        state_steps: Lists,
+        *,
+        lr: Numeric,
+        beta1: float,
+        beta2: float,
+        weight_decay: float,
+        eps: float,
+        amsgrad: bool,
+        maximize: bool,
+        grad_scale: Tensor | None = None,
+        found_inf: Tensor | None = None,
+    ) -> None:
+        if grad_scale is not None or found_inf is not None:
+            numbers = {"lr": lr, "beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "eps": eps}
+            flags = {"amsgrad": amsgrad, "maximize": maximize, "grad_scale": grad_scale, "found_inf": found_inf}
+            original(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, **numbers, **flags)
+            return
+        for number, param in enumerate(params):
+            grad, mean, square = signed(grads[number], maximize), exp_avgs[number], exp_avg_sqs[number]
+            if decays(weight_decay):
+                if decoupled:
+                    param.mul_(1 - lr * weight_decay)
+                else:
+                    grad = grad + param * weight_decay
+            mean.lerp_(grad, 1 - beta1)
+            square.copy_(square * beta2 + (grad * grad) * (1 - beta2))
+            largest = square
+            if amsgrad:
+                largest = max_exp_avg_sqs[number]
+                largest.copy_(torch.maximum(largest, square))
+            count = state_steps[number].double()
+            size, correction = lr / (1 - beta1**count), (1 - beta2**count).sqrt()
+            param.copy_(param - size * mean / (largest.sqrt() / correction + eps))
+
+    return step
+
+
+def sgd(
+    params: Lists,
+    grads: Lists,
+    buffers: Lists,
+    *,
+    weight_decay: float,
+    momentum: float,
+    lr: Numeric,
+    dampening: float,
+    nesterov: bool,
+    maximize: bool,
+    is_first_step: bool,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+) -> None:
+    """`_fused_sgd_`; without momentum there are no buffers."""
+    if grad_scale is not None or found_inf is not None:
+        numbers = {"weight_decay": weight_decay, "momentum": momentum, "lr": lr, "dampening": dampening}
+        flags = {"nesterov": nesterov, "maximize": maximize, "is_first_step": is_first_step}
+        torch._fused_sgd_(params, grads, buffers, **numbers, **flags, grad_scale=grad_scale, found_inf=found_inf)  # type: ignore[call-overload]
+        return
+    for number, param in enumerate(params):
+        grad = signed(grads[number], maximize)
+        if decays(weight_decay):
+            grad = grad + param * weight_decay
+        if buffers:
+            buffer = buffers[number]
+            buffer.copy_(grad if is_first_step else buffer * momentum + grad * (1 - dampening))
+            grad = grad + buffer * momentum if nesterov else buffer
+        param.copy_(param - lr * grad)
+
+
+def adagrad(
+    params: Lists,
+    grads: Lists,
+    sums: Lists,
+    state_steps: Lists,
+    *,
+    lr: Numeric,
+    lr_decay: float,
+    weight_decay: float,
+    eps: float,
+    maximize: bool,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+) -> None:
+    """`_fused_adagrad_`."""
+    if grad_scale is not None or found_inf is not None:
+        numbers = {"lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps, "maximize": maximize}
+        torch._fused_adagrad_(params, grads, sums, state_steps, **numbers, grad_scale=grad_scale, found_inf=found_inf)  # type: ignore[call-overload]
+        return
+    for number, param in enumerate(params):
+        grad = signed(grads[number], maximize)
+        if decays(weight_decay):
+            grad = grad + param * weight_decay
+        sums[number].copy_(sums[number] + grad * grad)
+        rate = lr / (1 + (state_steps[number].double() - 1) * lr_decay)
+        param.copy_(param - rate * grad / (sums[number].sqrt() + eps))
+
+
+FUSED: Mapping[Target, Callable[..., object]] = {
+    torch._fused_adam_: adam(torch._fused_adam_, decoupled=False),
+    torch._fused_adamw_: adam(torch._fused_adamw_, decoupled=True),
+    torch._fused_sgd_: sgd,
+    torch._fused_adagrad_: adagrad,
+}
+"""Functions of torch, and the same in torch calls."""
