@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import abc
 import copy
+import dataclasses
 import enum
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -292,3 +294,89 @@ def test_hooks_are_called_once() -> None:
         and type(made) is Meta
         and made.__bases__ == (Hook,)
     )
+
+
+def signatures(x: Any) -> Any:
+    class A:
+        def __init__(self, q: int, r: int = 2) -> None:
+            pass
+
+    made = inspect.signature(A), inspect.signature(A.__init__)
+    return x, [str(signature) for signature in made]
+
+
+def documented(x: Any) -> Any:
+    @dataclasses.dataclass
+    class P:
+        a: int
+        b: int = 3
+
+    return x, P.__doc__, [field.name for field in dataclasses.fields(P)], repr(P(1)), P(1) == P(1)
+
+
+def descriptors(x: Any) -> Any:
+    @abc.abstractmethod
+    def g(self: Any) -> None:
+        "of g"
+
+    first, second = property(g, None, None, "own"), property(g)
+    held = staticmethod(g)
+    return x, first.__doc__, second.__doc__, second.__isabstractmethod__, held.__name__, held.__isabstractmethod__
+
+
+def refused(x: Any) -> Any:
+    class Returns:
+        def __init__(self) -> Any:
+            return 5
+
+    class Fails:
+        def __set_name__(self, owner: Any, name: str) -> None:
+            raise KeyError(name)
+
+    class Loses(type):
+        def __new__(mcs, name: str, bases: Any, names: Any) -> Any:
+            return super().__new__(mcs, name, bases, {k: v for k, v in names.items() if k != "__classcell__"})
+
+    def named() -> None:
+        type("A", (), {"a": Fails()})
+
+    def celled() -> None:
+        class A(metaclass=Loses):
+            def f(self) -> Any:
+                return __class__  # type: ignore
+
+    found = []
+    for call in (Returns, named, celled, lambda: super(1, 2).f, lambda: g(), lambda: g(1, 2, 3), lambda: h(a=1)):  # type: ignore
+        try:
+            call()
+        except Exception as error:
+            found.append((type(error).__name__, str(error), type(error.__cause__).__name__))
+    return x, found
+
+
+def g(a: int, b: int, *, c: int) -> None: ...
+
+
+def h(a: int, /) -> None: ...
+
+
+def addresses(x: Any) -> Any:
+    a, b = [1], [1]
+    memo = {id(a): "a"}
+    return (
+        x,
+        memo[id(a)],
+        id(b) in memo,
+        id(a) == id(a),
+        id(a) != id(b),
+        {id(a)} == {id(a)},
+        isinstance(id(a), int),
+        memo.pop(id(a)),
+    )
+
+
+@pytest.mark.parametrize(
+    "program", [signatures, documented, descriptors, refused, addresses], ids=lambda program: program.__name__
+)
+def test_classes_and_functions_describe_themselves(program: Callable[[Any], Any]) -> None:
+    assert_like_eager(kiln.compile(program, backend="eager", options={"cache": False}), program, torch.arange(4.0))

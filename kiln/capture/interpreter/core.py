@@ -165,7 +165,7 @@ class Value:
         if found is not None and found[1] is None:
             raise s.error(TypeError, LACKING["__iter__"].format(self.type_name()))
         made = s.call_special(self, "__iter__", [], {}, site)
-        if s.classes.lookup(made.python_type(), "__next__") is None:
+        if type(made).next is Value.next and s.classes.lookup(made.python_type(), "__next__") is None:
             raise s.error(TypeError, f"iter() returned non-iterator of type '{made.type_name()}'")
         return made
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import abc
 import builtins
+import sys
 
 from torch.autograd.function import FunctionMeta
 
-from kiln.capture.interpreter.breaks import UnsupportedCall
+from kiln.capture.interpreter.breaks import Raised, UnsupportedCall
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, handles
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.variables.classes import Class, Super
@@ -56,12 +57,26 @@ def build_class(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     frame.names = space
     for variable, cell in zip(body.code.co_freevars, body.cells, strict=True):
         frame.cells[variable] = cell
-    frame.run()
+    held = frame.run()
     if bases != given:
         space.set_item(s, s.const("__orig_bases__"), Tuple(given))
     if isinstance(metaclass, Class) and metaclass.constant(s) in METACLASSES:
         return make_class(s, metaclass, name.constant(s), bases, names_in(s, space), keywords)
-    return metaclass.call(s, [name, Tuple(list(bases)), space], keywords)
+    made = metaclass.call(s, [name, Tuple(list(bases)), space], keywords)
+    if isinstance(made, Class) and isinstance(held, Cell):
+        check_cell(s, held, name.constant(s), made)
+    return made
+
+
+def check_cell(s: CaptureState, cell: Cell, name: str, made: Class) -> None:
+    """Whether the metaclass has set what `super()` without arguments reads."""
+    held = cell.load(s)
+    if held is None:
+        wanted = "Was __classcell__ propagated to type.__new__?"
+        raise s.error(RuntimeError, f"__class__ not set defining {name!r} as {made.cls!r}. {wanted}")
+    if not isinstance(held, Class) or held.cls is not made.cls:
+        shown = held.cls if isinstance(held, Class) else held.constant(s)
+        raise s.error(TypeError, f"__class__ set to {shown!r} defining {name!r} as {made.cls!r}")
 
 
 def resolved_bases(s: CaptureState, given: list[Value]) -> list[Value]:
@@ -156,12 +171,27 @@ def make_class(
     made.bases, made.metaclass = bases, metaclass if unhooked else None
     if isinstance(cell, Cell):
         cell.store(s, made)
+    elif cell is not None:
+        raise s.error(TypeError, f"__classcell__ must be a nonlocal cell, not {cell.python_type()!r}")
     for key, value in list(values.items()):
         if has_set_name(s, value):
-            s.call_special(value, "__set_name__", [made, s.const(key)], {})
+            call_set_name(s, value, made, key)
     if hooked:
         Super(cls, made).get_attr(s, "__init_subclass__").call(s, [], keywords)
     return made
+
+
+def call_set_name(s: CaptureState, value: Value, made: Class, name: str) -> None:
+    try:
+        s.call_special(value, "__set_name__", [made, s.const(name)], {})
+    except Raised as raised:
+        if sys.version_info >= (3, 12):
+            raise
+        what = f"Error calling __set_name__ on '{value.type_name()}' instance '{name}' in '{made.cls.__name__}'"
+        error = s.error(RuntimeError, what)
+        error.value.set_attr(s, "__cause__", raised.value)
+        error.value.set_attr(s, "__context__", raised.value)
+        raise error.again() from None
 
 
 def is_hooked(s: CaptureState, base: type) -> bool:

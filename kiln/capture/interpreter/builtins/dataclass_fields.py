@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from kiln.capture.interpreter.builtins.polyfilled import interpret
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, handles
 from kiln.capture.interpreter.variables.classes import Class
+from kiln.capture.interpreter.variables.made_class import is_made
 from kiln.capture.interpreter.variables.sequence import Tuple
 
 FIELDS = "__dataclass_fields__"
@@ -19,6 +21,8 @@ def fields(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     else:
         cls = s.guard_type(value)
         s.hides_nothing(value, FIELDS)
+    if is_made(s, cls):
+        return interpret(s, dataclasses.fields, args, kwargs)
     try:
         found = dataclasses.fields(cls)
     except TypeError as error:

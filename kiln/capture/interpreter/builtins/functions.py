@@ -500,6 +500,8 @@ def reversed_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(args[0], Dict | DictView):
         mapping, what = (args[0].mapping, args[0].what) if isinstance(args[0], DictView) else (args[0], "keys")
         return dict_iterator(s, mapping, what, backwards=True)
+    if any(s.classes.lookup(args[0].python_type(), name) is None for name in ("__len__", "__getitem__")):
+        raise s.error(TypeError, f"'{args[0].type_name()}' object is not reversible")
     return List(all_items(s, args[0])[::-1]).iterate(s)
 
 

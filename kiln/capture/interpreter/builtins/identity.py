@@ -59,8 +59,9 @@ class Address(Value):
     def key(self, s: CaptureState) -> Token:
         if self.target is None:
             return self.function
-        real = self.target.real()
-        return self.function, id(self.target if real is MISSING else real)
+        if self.target.source is not None or self.target.real() is not MISSING:
+            raise self.unsupported("hash", "a number from outside may be the address of an object from outside")
+        return self.function, id(self.target)
 
     def emit(self, g: Codegen) -> None:
         g.body.const(self.function)

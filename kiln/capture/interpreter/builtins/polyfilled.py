@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import operator
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 import torch
 from torch.autograd.profiler import record_function
@@ -13,7 +13,8 @@ from torch.optim.optimizer import _get_value
 
 import kiln.capture.interpreter.control_flow as control_flow
 import kiln.capture.interpreter.polyfills as polyfills
-from kiln.capture.interpreter.core import Args, CaptureState, Handler, Kwargs, Value, handles
+from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CaptureState, Handler, Kwargs, Value, handles
+from kiln.capture.interpreter.variables.function import Function, inline
 
 POLYFILLS: dict[Hashable, object] = {
     **{getattr(operator, name): getattr(polyfills, name) for name in ("itemgetter", "attrgetter", "methodcaller")},
@@ -35,6 +36,13 @@ POLYFILLS: dict[Hashable, object] = {
     torch._higher_order_ops.map: control_flow.mapped,
 }
 """The original -> the function that is interpreted in its place."""
+
+
+def interpret(s: CaptureState, function: Callable[..., object], args: Args, kwargs: Kwargs) -> Value:
+    """Call a function of the library that has a handler by its own code."""
+    value = s.wrap(function, None)
+    assert isinstance(value, Function)
+    return inline(s, value, args, kwargs, NOT_RESUMABLE)
 
 
 def interpreted(replacement: object) -> Handler:

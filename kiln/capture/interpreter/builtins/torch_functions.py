@@ -16,8 +16,10 @@ from typing import final
 import torch
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
+from kiln.capture.interpreter.builtins.polyfilled import interpret
 from kiln.capture.interpreter.core import (
     HANDLERS,
+    MISSING,
     NOT_RESUMABLE,
     Args,
     CaptureState,
@@ -31,6 +33,7 @@ from kiln.capture.interpreter.effects import SideEffect
 from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import Function, inline
+from kiln.capture.interpreter.variables.made_class import is_made
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import all_items
 from kiln.capture.interpreter.variables.tensor import Tensor, recorded
@@ -280,7 +283,10 @@ def signature(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     """Depends on the callable's code and defaults alone."""
     function = args[0]
     bound = getattr(function, "function", None)
-    target = (bound if bound is not None else function).constant(s)
+    inner = bound if bound is not None else function
+    if inner.real() is MISSING or (isinstance(inner.real(), type) and is_made(s, inner.real())):
+        return interpret(s, inspect.signature, args, kwargs)
+    target = inner.constant(s)
     found = inspect.signature(target)
     if bound is not None:
         found = found.replace(parameters=list(found.parameters.values())[1:])

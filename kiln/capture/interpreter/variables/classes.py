@@ -262,10 +262,17 @@ def construct(s: CaptureState, value: Class, args: Args, kwargs: Kwargs, site: C
     if init is not None and not callable(init[1]) and not hasattr(type(init[1]), "__get__"):
         raise s.error(TypeError, f"'{type(init[1]).__name__}' object is not callable")
     if init is not None and type(init[1]) is types.FunctionType and issubclass(made.python_type(), cls):
-        value.own_attr(s, "__init__", init[1]).call(s, [made, *args], kwargs, site.discarding(made))
+        result = value.own_attr(s, "__init__", init[1]).call(s, [made, *args], kwargs, site.discarding(made))
+        refuse_result(s, result)
     elif init is not None and isinstance(made, Object) and made.native is not None and init[1] is not object.__init__:
         s.wrap(init[1], None).call(s, [made, *args], kwargs)
     return made
+
+
+def refuse_result(s: CaptureState, result: Value) -> None:
+    """What `type.__call__` raises where `__init__` returns something."""
+    if not result.is_constant or result.constant(s) is not None:
+        raise s.error(TypeError, f"__init__() should return None, not '{result.type_name()}'")
 
 
 def refuse_in_new(s: CaptureState, made: Value) -> None:
@@ -325,7 +332,8 @@ def construct_foreign(s: CaptureState, value: Class, args: Args, kwargs: Kwargs,
     made = natives(s).construct(cls, base, args, kwargs)
     init = s.classes.lookup(cls, "__init__")
     if init is not None and type(init[1]) is types.FunctionType:
-        value.own_attr(s, "__init__", init[1]).call(s, [made, *args], kwargs, site.discarding(made))
+        result = value.own_attr(s, "__init__", init[1]).call(s, [made, *args], kwargs, site.discarding(made))
+        refuse_result(s, result)
     elif init is not None and init[0] is not object:
         natives(s).call(init[1], [made, *args], kwargs)
     return made
@@ -495,6 +503,8 @@ def made_path(s: CaptureState, order: tuple[type, ...], first: int, position: in
 def make_super(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     """Without arguments: the class of the current function, and its first argument."""
     if args:
+        if not isinstance(args[0], Class):
+            raise s.error(TypeError, f"super() argument 1 must be a type, not {args[0].type_name()}")
         return checked_super(s, args[0].constant(s), args[1])
     frame = running_frame(s)
     if not frame.code.co_argcount:

@@ -659,7 +659,7 @@ def too_many(function: Function, given: int) -> str:
     taken = f"from {count - optional} to {count}" if optional else str(count)
     plural = "" if count == 1 and not optional else "s"
     verb = "was" if given == 1 else "were"
-    return f"{code.co_qualname}() takes {taken} positional argument{plural} but {given} {verb} given"
+    return f"{qualified(function)}() takes {taken} positional argument{plural} but {given} {verb} given"
 
 
 def _bind_keywords(s: CaptureState, function: Function, bound: dict[str, Value], kwargs: Kwargs) -> Kwargs:
@@ -669,12 +669,16 @@ def _bind_keywords(s: CaptureState, function: Function, bound: dict[str, Value],
     for name, value in kwargs.items():
         if name in names:
             if name in bound:
-                raise s.error(TypeError, f"{code.co_qualname}() got multiple values for argument '{name}'")
+                raise s.error(TypeError, f"{qualified(function)}() got multiple values for argument '{name}'")
             bound[name] = value
         elif code.co_flags & VARKEYWORDS:
             rest[name] = value
+        elif name in code.co_varnames[: code.co_posonlyargcount]:
+            given = ", ".join(each for each in code.co_varnames[: code.co_posonlyargcount] if each in kwargs)
+            what = "some positional-only arguments passed as keyword arguments"
+            raise s.error(TypeError, f"{qualified(function)}() got {what}: '{given}'")
         else:
-            raise s.error(TypeError, f"{code.co_qualname}() got an unexpected keyword argument '{name}'")
+            raise s.error(TypeError, f"{qualified(function)}() got an unexpected keyword argument '{name}'")
     return rest
 
 
@@ -682,6 +686,7 @@ def _bind_defaults(s: CaptureState, function: Function, bound: dict[str, Value])
     code = function.code
     count = code.co_argcount
     first = count - len(function.defaults)
+    missing: list[str] = []
     for index, name in enumerate(code.co_varnames[: count + code.co_kwonlyargcount]):
         if name in bound:
             continue
@@ -690,7 +695,28 @@ def _bind_defaults(s: CaptureState, function: Function, bound: dict[str, Value])
         elif index >= count and name in function.kwdefaults:
             bound[name] = function.kwdefaults[name]
         else:
-            raise s.error(TypeError, f"{code.co_qualname}() missing 1 required positional argument: '{name}'")
+            missing.append(name)
+    if missing:
+        positional = [name for name in missing if name in code.co_varnames[:count]]
+        raise s.error(TypeError, lacking(function, positional or missing, "" if positional else "keyword-only"))
+
+
+def lacking(function: Function, names: list[str], kind: str) -> str:
+    """CPython's message for arguments that are not given."""
+    quoted = [f"'{name}'" for name in names]
+    if len(quoted) > 1:
+        quoted[-1] = f"and {quoted[-1]}"
+    listed = (", " if len(quoted) > 2 else " ").join(quoted)
+    plural = "s" if len(quoted) > 1 else ""
+    return f"{qualified(function)}() missing {len(quoted)} required {kind or 'positional'} argument{plural}: {listed}"
+
+
+def qualified(function: Function) -> str:
+    """The name of a function in CPython's messages."""
+    if function.original is not None:
+        return function.original.__qualname__
+    renamed = function.renamed.get("__qualname__")
+    return str(renamed.real()) if renamed is not None and renamed.is_constant else function.code.co_qualname
 
 
 @wraps(Dispatcher)

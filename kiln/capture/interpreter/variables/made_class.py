@@ -105,16 +105,22 @@ def set_made_attr(s: CaptureState, cls: type, name: str, value: Value | None) ->
     if meta is not None and name not in NAMING and hasattr(type(meta[1]), "__set__"):
         return name == "__abstractmethods__" and set_abstract(s, cls, value)
     if value is None:
-        if name not in values:
-            raise s.error(AttributeError, name)
-        del values[name]
-        type.__delattr__(cls, name)
+        try:
+            type.__delattr__(cls, name)
+        except AttributeError as error:
+            raise s.error(AttributeError, *error.args) from None
+        values.pop(name, None)
     else:
         type.__setattr__(cls, name, stand_in(s, name, value))
         if name != "__name__":
             values[name] = value
     s.classes.forget(cls)
     return True
+
+
+def is_made(s: CaptureState, cls: type) -> bool:
+    """Whether the class, or one that it derives from, is made in the frame."""
+    return any(base in s.classes.made for base in cls.__mro__)
 
 
 def set_abstract(s: CaptureState, cls: type, value: Value | None) -> bool:

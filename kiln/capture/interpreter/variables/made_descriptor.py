@@ -8,8 +8,10 @@ A class made in the frame holds them (`made_class.py`).
 
 from __future__ import annotations
 
+import types
 from typing import final
 
+from kiln.capture.interpreter.breaks import Raised
 from kiln.capture.interpreter.core import (
     NOT_RESUMABLE,
     Args,
@@ -29,6 +31,23 @@ PARTS: dict[type, tuple[str, ...]] = {
     classmethod: ("__func__",),
 }
 """The attributes in which a descriptor keeps its functions, in the order of the arguments that make it."""
+
+
+COPIED = ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__")
+"""What a static or class method has from its function."""
+
+
+def is_none(value: Value) -> bool:
+    return value.is_constant and value.real() is None
+
+
+def is_abstract(s: CaptureState, function: Value) -> bool:
+    try:
+        return function.get_attr(s, "__isabstractmethod__").truth(s)
+    except Raised as raised:
+        if not issubclass(raised.value.python_type(), AttributeError):
+            raise
+        return False
 
 
 @final
@@ -54,9 +73,23 @@ class MadeDescriptor(Value):
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
         if name in PARTS[self.kind]:
             return self.part(name)
-        if name == "__wrapped__" and self.kind is not property:
-            return self.part("__func__")
+        if name == "__isabstractmethod__":
+            return Constant(any(is_abstract(s, self.part(part)) for part in PARTS[self.kind]))
+        if self.kind is property:
+            return self._doc(s) if name == "__doc__" else super().get_attr(s, name, site)
+        function = self.part("__func__")
+        if name == "__wrapped__":
+            return function
+        if name in COPIED and function.python_type() is types.FunctionType:
+            return function.get_attr(s, name)
         return super().get_attr(s, name, site)
+
+    def _doc(self, s: CaptureState) -> Value:
+        """That of a property, by default the one of its getter."""
+        given, getter = self.part("doc"), self.part("fget")
+        if not is_none(given) or is_none(getter):
+            return given
+        return getter.get_attr(s, "__doc__")
 
     def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
         if self.kind is not staticmethod:
@@ -65,16 +98,18 @@ class MadeDescriptor(Value):
 
     def emit(self, g: Codegen) -> None:
         g.body.const(self.kind)
-        for name in PARTS[self.kind]:
+        names = (*PARTS[self.kind], "doc") if "doc" in self.parts else PARTS[self.kind]
+        for name in names:
             g.emit(self.part(name))
-        g.body.call(len(PARTS[self.kind]))
+        g.body.call(len(names))
         g.remember(self)
 
 
 def made(s: CaptureState, kind: type, args: Args, kwargs: Kwargs) -> Value:
-    """The handler of `kind` as a callable; a docstring given to a property is not kept."""
-    parts = dict(zip(PARTS[kind], args, strict=False)) | kwargs
-    if len(args) > len(PARTS[kind]) or kwargs.keys() - set(PARTS[kind]):
+    """The handler of `kind` as a callable."""
+    names = (*PARTS[kind], "doc") if kind is property else PARTS[kind]
+    parts = dict(zip(names, args, strict=False)) | kwargs
+    if len(args) > len(names) or kwargs.keys() - set(names):
         raise ValueError("an argument that is not a function")
     return MadeDescriptor(kind, parts)
 

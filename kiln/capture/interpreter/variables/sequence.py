@@ -276,6 +276,11 @@ class SequenceIterator(Value):
 
     def emit(self, g: Codegen) -> None:
         # A partly consumed iterator: a new one, advanced with `__setstate__`.
+        if self.ended:
+            g.emit(List([]) if isinstance(self.sequence, List) else Tuple([]))
+            g.body.op("GET_ITER")
+            g.remember(self)
+            return
         outside = self.sequence.original
         if isinstance(outside, list) and len(outside) < self.index:  # the effects that lengthen it come later
             g.body.const(iterate_from)
