@@ -329,3 +329,36 @@ def test_a_list_from_outside_is_changed_once() -> None:
     for _ in range(2):
         ours, eager = [1, 2], [1, 2]
         assert torch.equal(compiled(X, ours), program(X, eager)) and ours == eager
+
+
+def test_a_lock_from_outside_is_taken_and_given_back() -> None:
+    lock = threading.RLock()
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        with lock:
+            y = x + 1
+        with lock:
+            return y * 2
+
+    compiled = kiln.compile(program, backend="eager", options=OPTIONS)
+    assert torch.equal(compiled(X), program(X)) and torch.equal(compiled(X), program(X))
+
+
+def test_an_exit_that_breaks_gets_an_exception_without_a_traceback() -> None:
+    seen = []
+
+    class Manager:
+        def __enter__(self) -> Manager:
+            return self
+
+        def __exit__(self, kind: type[BaseException], error: BaseException, trace: object) -> bool:
+            seen.append((kind, float(X.sum())))
+            return True
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        with Manager():
+            x = x + float(x.sum())
+            raise ValueError
+        return x
+
+    assert torch.equal(kiln.compile(program, backend="eager", options=OPTIONS)(X), X + 6) and len(seen) == 1

@@ -69,6 +69,7 @@ from kiln.capture.interpreter.data_values import (
     value_needed,
 )
 from kiln.capture.interpreter.frame import SymbolicFrame
+from kiln.capture.interpreter.native_calls import release
 from kiln.capture.interpreter.object_model import PythonObjectModel
 from kiln.capture.interpreter.opcodes import build, control, match, operators, stack
 from kiln.capture.interpreter.shape_guards import finish_guards
@@ -288,6 +289,7 @@ def capture_frame(
 def leave(state: CaptureState) -> None:
     """What an attempt has changed in the process is put back."""
     close_levels(state)
+    release(state)
     restore_modes(state)
     detach(state)
     state.close()

@@ -86,7 +86,7 @@ class Natives:
         self.values: dict[int, tuple[object, Value]] = {}
         """By the `id` of such an object, or of one that C made."""
         self.mirrors: dict[int, Mirror] = {}
-        self.classes: dict[tuple[type, type], type] = {}
+        self.classes: dict[tuple[int, type], type] = {}
         """The class of proxies for a class and the built-in class that it derives from."""
         self.errors: dict[int, tuple[BaseException, Value]] = {}
         self.stop: BaseException | None = None
@@ -100,13 +100,13 @@ class Natives:
     def run(self, function: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
         """The same as a real object."""
         s, frame = self.state, running_frame(self.state)
-        outer = self.stop, self.made_at
-        self.stop, self.made_at = None, PastStep(frame.number, frame.step, frame.location())
-        s.counters.consumed += 1  # a break behind this point is one in front of the whole instruction
         given = [self.lower(arg) for arg in args]
         named = {name: self.lower(arg) for name, arg in kwargs.items()}
         refuse_other_model(function, args, given)
         self.refresh()
+        s.counters.consumed += 1  # a break behind this point is one in front of the whole instruction
+        outer = self.stop, self.made_at
+        self.stop, self.made_at = None, PastStep(frame.number, frame.step, frame.location())
         try:
             with warnings.catch_warnings(record=True) as warned:
                 warnings.simplefilter("always")
@@ -311,9 +311,9 @@ class Natives:
         return made
 
     def proxy_class(self, cls: type, base: type) -> type:
-        found = self.classes.get((cls, base))
+        found = self.classes.get((id(cls), base))
         if found is None:
-            found = self.classes[cls, base] = new_proxy_class(self.state, cls, base, self.enter)
+            found = self.classes[id(cls), base] = new_proxy_class(self.state, cls, base, self.enter)
         return found
 
     def construct(self, cls: type, base: type, args: Args, kwargs: Kwargs) -> Object:
@@ -365,6 +365,15 @@ class NativeCalls:
     """The `Natives` of one capture, made when C code is first called."""
 
     natives: Natives | None = None
+
+
+def release(s: CaptureState) -> None:
+    """When the capture is over: nothing of the program is kept alive."""
+    found = s.part(NativeCalls).natives
+    if found is not None:
+        for table in (found.reals, found.values, found.mirrors, found.classes, found.errors):
+            table.clear()
+        s.part(NativeCalls).natives = None
 
 
 def natives(s: CaptureState) -> Natives:
@@ -426,6 +435,7 @@ def call_handler(
         if sum(frame.name not in COMPREHENSIONS for frame in frames) > HANDLER_FRAMES:
             raise
         if not is_confined(function) or progress(s) != begun:
+            s.counters.consumed += 1  # the handler may have changed something
             raise unsupported(function, "its arguments do not fit") from error
     except UnsupportedOperation as stop:
         if stop.details["operation"] != AS_CONSTANT or not is_confined(function) or progress(s) != begun:

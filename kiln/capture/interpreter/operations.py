@@ -280,7 +280,8 @@ def equal_containers(s: CaptureState, left: Value, right: Value) -> bool | None:
         c, d = left.items(s), right.items(s)
         if issubclass(left.cls, OrderedDict) and issubclass(right.cls, OrderedDict) and list(c) != list(d):
             return False
-        return c.keys() == d.keys() and all(equal(s, c[k][1], d[k][1]) for k in c)
+        pairs = [(value, d[key][1]) for key, (_, value) in c.items() if key in d]
+        return len(pairs) == len(c) == len(d) and all(equal(s, mine, other) for mine, other in pairs)
     if isinstance(left, Set) and isinstance(right, Set):
         return left.items(s).keys() == right.items(s).keys()
     if compares_classes(s, left) or compares_classes(s, right):

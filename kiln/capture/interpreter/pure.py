@@ -51,7 +51,7 @@ CONFINED_FUNCTIONS: tuple[object, ...] = (
 )
 """Those of `builtins`, besides the pure ones. On objects of C, attributes are fields."""
 MAKERS: tuple[object, ...] = (_thread.allocate_lock, _thread.RLock)
-CONFINED_CLASSES = frozenset((io.StringIO, io.BytesIO, _thread.RLock, _thread.LockType))
+CONFINED_CLASSES = (io.StringIO, io.BytesIO, _thread.RLock, _thread.LockType)
 """Others: streams in memory, and locks that only the frame knows."""
 NOT_CONFINED: tuple[type, ...] = (
     *(type, super, BaseException, staticmethod, classmethod, property, types.FunctionType, types.MethodType),
@@ -89,7 +89,7 @@ def is_confined(function: object) -> bool:
     """Whether a builtin depends on its arguments alone and changes nothing else; it may call their methods."""
     if isinstance(function, type):
         return is_confined_class(function)
-    if is_pure(function) or function in MAKERS or any(function is known for known in CONFINED_FUNCTIONS):
+    if is_pure(function) or any(function is known for known in (*MAKERS, *CONFINED_FUNCTIONS)):
         return True
     owner = getattr(function, "__objclass__", None)
     bound = getattr(function, "__self__", None)
@@ -102,7 +102,9 @@ def is_confined(function: object) -> bool:
 
 def is_confined_class(cls: type) -> bool:
     """Whether the methods and the constructor of a class written in C are confined."""
-    known = cls in CONFINED_CLASSES or (is_written_in_c(cls) and cls.__module__ in CONFINED_MODULES)
+    if any(cls is other for other in CONFINED_CLASSES):
+        return True
+    known = is_written_in_c(cls) and cls.__module__ in CONFINED_MODULES
     return known and cls is not object and not issubclass(cls, NOT_CONFINED)
 
 
@@ -116,10 +118,9 @@ def is_pure_class(cls: type) -> bool:
 
 
 def is_world(function: object) -> bool:
-    if id(function) in _PURE or function in MAKERS:
-        return False
     owner = getattr(function, "__objclass__", None)
-    if owner in CONFINED_CLASSES:
+    known = (*MAKERS, *CONFINED_CLASSES)
+    if id(function) in _PURE or any(function is other or owner is other for other in known):
         return False
     return getattr(function, "__module__", None) in WORLD_MODULES
 

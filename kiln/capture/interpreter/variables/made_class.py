@@ -24,6 +24,7 @@ from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import Cell, Function
 from kiln.capture.interpreter.variables.made_descriptor import PARTS, MadeDescriptor
 from kiln.capture.interpreter.variables.mapping import Dict
+from kiln.capture.interpreter.variables.native_object import NativeObject
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import Sequence
 from kiln.runtime.classes import make_class
@@ -71,6 +72,8 @@ def stand_in(s: CaptureState, name: str, value: Value) -> object:
         return value.kind(*parts)
     if isinstance(value, Object):
         return object_stand_in(s, value)
+    if isinstance(value, NativeObject) and hasattr(type(value.object), "__get__"):  # the field of a named tuple
+        return value.object
     if isinstance(value, Sequence) and all(item.is_constant for item in value.items(s)):
         return value.constant(s)
     return StandIn()

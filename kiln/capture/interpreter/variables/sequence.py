@@ -6,6 +6,7 @@ out.append(y)     changes the items of the List; if it is from outside, a side e
 
 from __future__ import annotations
 
+import types
 from collections.abc import Hashable, Iterator
 from typing import Any, final
 
@@ -116,7 +117,13 @@ class Sequence(Value):
         return List(items) if kind is list else Tuple(items, kind)
 
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
+        found = None if self.cls in PLAIN else s.classes.lookup(self.cls, "__iter__")
+        if found is not None and isinstance(found[1], types.FunctionType):
+            return super().iterate(s, site)
         return SequenceIterator(self)
+
+
+PLAIN = (list, tuple, torch.Size)
 
 
 @final
