@@ -140,7 +140,8 @@ bool GuardTree::parse(PyObject* nodes, PyObject* checks, PyObject* collect) {
     calls_.push_back({static_cast<int>(i), nullptr, nullptr});
   }
   for (const Node& node : nodes_) {
-    bool found = node.access == Access::kAttr || node.access == Access::kDictAttr;
+    bool found = node.access == Access::kAttr || node.access == Access::kDictAttr ||
+                 node.access == Access::kClassField;
     for (int i = node.first_check; i < node.last_check; i++) {
       Kind kind = checks_[i].kind;
       found |= kind == Kind::kDictKeys || kind == Kind::kHasAttr || kind == Kind::kNoAttr;

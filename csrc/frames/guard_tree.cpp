@@ -176,6 +176,8 @@ Found step_from(const Node& node, PyObject* parent) {
       return value_at(parent, node.index);
     case Access::kArray:
       return array_as_tensor(parent, node.key);
+    case Access::kClassField:
+      return class_field(parent, node.key);
     case Access::kMro:
       return mro_item(parent, node.index);
     default:

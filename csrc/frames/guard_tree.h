@@ -46,6 +46,7 @@ enum class Access : uint8_t {
   kCall,        // key: (arguments, keywords or None); what the parent answers
   kValue,       // index: the nth value of a dict
   kArray,       // key: torch.from_numpy; a tensor in the memory of a NumPy array
+  kClassField,  // key: name; of a class, by a C descriptor of its metaclass
 };
 
 enum class Kind : uint8_t {

@@ -61,6 +61,13 @@ Found static_attr(PyObject* object, PyObject* name) {
   return bind(descriptor, object, type);
 }
 
+Found class_field(PyObject* type, PyObject* name) {
+  if (!PyType_Check(type)) return {};
+  PyObject* descriptor = _PyType_Lookup(Py_TYPE(type), name);
+  if (descriptor == nullptr || Py_TYPE(descriptor)->tp_descr_set == nullptr) return {};
+  return bind(descriptor, type, Py_TYPE(type));
+}
+
 bool static_has(PyObject* object, PyObject* name) {
   if (PyType_Check(object)) {
     return _PyType_Lookup(reinterpret_cast<PyTypeObject*>(object), name) != nullptr;

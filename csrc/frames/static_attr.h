@@ -26,6 +26,9 @@ struct Found {
 // and __getattr__ find nothing.
 Found static_attr(PyObject* object, PyObject* name);
 
+// `type.__name__`, `__dict__`, `__mro__` and the like: what a C descriptor of the metaclass gives.
+Found class_field(PyObject* type, PyObject* name);
+
 // Whether `name` is in the instance's dict or in the MRO.
 bool static_has(PyObject* object, PyObject* name);
 

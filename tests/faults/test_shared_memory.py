@@ -18,7 +18,7 @@ from kiln.runtime.guards.source import LocalSource
 from kiln.support.events import EventSink
 from kiln.symbolic import ShapeEnv
 from kiln.tensor.spec import CPU, TensorSpec
-from tests.faults.outcome import assert_like_eager
+from tests.faults.outcome import assert_like_eager, assert_same
 
 PROGRAMS: dict[str, Callable[[Tensor, Tensor], object]] = {
     "a row of out": lambda a, b: torch.add(a, b[1], out=b),
@@ -43,6 +43,13 @@ PROGRAMS: dict[str, Callable[[Tensor, Tensor], object]] = {
     "rows moved": lambda a, b: a[1:].copy_(a[:2]),
     "gaps written by as_strided": lambda a, b: a[:, ::2].as_strided((2, 2), (1, 2), 1).add_(2),
 }
+
+
+def attempt(function: Callable[..., object], *args: object) -> object:
+    try:
+        return function(*args)
+    except RuntimeError:
+        return "refused"
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -187,7 +194,7 @@ def test_what_is_apart_for_some_sizes_only(write: Callable[[Tensor], object]) ->
         write(x)
         return x
 
-    compiled = kiln.compile(program, dynamic=True, backend="eager")
+    compiled = kiln.compile(program, dynamic=True)
     for size in (16, 12, 6, 20):
         x = torch.arange(float(size))
         try:
@@ -270,3 +277,52 @@ def test_sizes_of_a_view_of_a_leaf(change: Callable[[Tensor], object]) -> None:
             except RuntimeError as error:
                 outcomes.append(str(error))
         assert outcomes[0] == outcomes[1]
+
+
+INTERLEAVED: dict[str, Callable[[Tensor, int], object]] = {
+    "steps": lambda x, n: x.view(-1)[::2].add_(x.view(-1)[1::2][: x.numel() // 2]),
+    "columns": lambda x, n: x[:, :2].add_(x[:, 2:4]),
+    "columns from an argument": lambda x, n: x[:, :n].add_(x[:, x.shape[1] - n :]),
+    "columns and rows": lambda x, n: x[1:, :2].add_(x[:-1, 2:4]),
+    "diagonals": lambda x, n: x.diagonal().add_(x.diagonal(-1).sum()),
+    "into a column": lambda x, n: x[:, 1].sub_(x[:, n]),
+    "as_strided": lambda x, n: x.as_strided((x.shape[0], 2), (x.stride(0), 1), n).add_(1),
+    "as_strided outside": lambda x, n: x[:, :1].as_strided((x.shape[0], 2), (x.stride(0), 1), n).add_(1),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eager")
+@pytest.mark.parametrize("name", INTERLEAVED)
+def test_interleaved_views_of_symbolic_sizes(name: str) -> None:
+    """They were taken to stay apart: with other sizes they share elements, and eager raises."""
+    program = INTERLEAVED[name]
+    compiled = kiln.compile(program, dynamic=True)
+    for rows, columns, n in ((4, 6, 1), (3, 8, 2), (6, 6, 3), (4, 4, 2), (5, 5, 4), (4, 4, 3), (4, 6, 1)):
+        results = []
+        for function in (program, compiled):
+            x = torch.arange(float(rows * columns)).view(rows, columns)
+            results.append((attempt(function, x, n), x))
+        assert_same(results[1], results[0])
+
+
+EXPANDED: dict[str, Callable[[Tensor], object]] = {
+    "zero_": lambda x: x.zero_(),
+    "fill_": lambda x: x.fill_(3),
+    "fill_ of a part": lambda x: x[:, 0].fill_(2),
+    "zero_ of a view": lambda x: x.view(3, 4).zero_() + 1,
+    "assignment": lambda x: x.__setitem__(slice(None), 5),
+    "fill_diagonal_": lambda x: x.fill_diagonal_(7.0),
+    "add_, which eager refuses": lambda x: x.add_(1),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eager")
+@pytest.mark.parametrize("name", EXPANDED)
+def test_writes_to_an_expanded_argument(name: str) -> None:
+    """Eager writes one value to all elements that share memory."""
+    results = []
+    for function in (EXPANDED[name], kiln.compile(EXPANDED[name]), kiln.compile(EXPANDED[name], dynamic=True)):
+        x = torch.arange(4.0)[None].expand(3, 4)
+        results.append((attempt(function, x), x))
+    assert_same(results[1], results[0])
+    assert_same(results[2], results[0])

@@ -31,6 +31,7 @@ from kiln.runtime.guards.source import (
     CallSource,
     CellObjectSource,
     CellSource,
+    ClassFieldSource,
     ClosureSource,
     DefaultSource,
     DictAttrSource,
@@ -183,6 +184,8 @@ def held_by_slots(value: Any) -> Slotted:
         (AttrSource(AttrSource(X, "s"), "held"), lambda v: Plain(s=Slotted(v))),
         (AttrSource(AttrSource(AttrSource(X, "s"), "held"), "a"), lambda v: Plain(s=Slotted(Plain(a=v)))),
         (AttrSource(X, "value"), lambda v: SimpleNamespace(value=v)),
+        (ClassFieldSource(TypeSource(X), "__name__"), lambda v: type(v, (), {})()),
+        (ItemSource(ClassFieldSource(X, "__dict__"), "a"), lambda v: type("A", (), {"a": v})),
     ],
     ids=lambda value: value.text() if isinstance(value, Source) else "",
 )

@@ -98,7 +98,7 @@ def user_text(source: Source) -> str:
             return source.name
         case sources.ImportSource():
             return source.module
-        case sources.AttrSource() | sources.DictAttrSource():
+        case sources.AttrSource() | sources.DictAttrSource() | sources.ClassFieldSource():
             return f"{user_text(source.base)}.{source.name}"
         case ItemSource():
             return item_text(source)

@@ -296,6 +296,7 @@ EMITTERS: dict[type[Source], SourceEmitter] = {
     sources.ValuesSource: on_base(lambda a, source: a.attr("values").call(0).call(1).item(source.index), list),
     sources.MroSource: on_base(lambda a, source: a.attr("__mro__").item(source.index)),
     sources.ArraySource: on_base(lambda a, source: a.attr("__array__").call(0).call(1), torch.from_numpy),
+    sources.ClassFieldSource: on_base(lambda a, source: a.attr(source.name)),
     sources.CallSource: on_base(lambda a, source: a.const(source.arguments).const(source.keywords).call(3), call_with),
     sources.SizeSource: on_base(lambda a, source: a.attr("size").const(source.dim).call(1)),
     sources.StrideSource: on_base(lambda a, source: a.attr("stride").const(source.dim).call(1)),

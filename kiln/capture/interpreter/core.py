@@ -57,6 +57,8 @@ MADE_WITH_CLASS = frozenset(("__dataclass_fields__", "__dataclass_params__"))
 BINDS_SELF = (types.FunctionType, types.WrapperDescriptorType, types.MethodDescriptorType)
 """Attributes of classes that are called with the instance first."""
 TYPE_IS = GuardKind.TYPE_IS.value
+IMMUTABLE = 1 << 8
+"""Flag of a class written in C."""
 MISSING: Any = object()
 """No such attribute, key or item."""
 
@@ -209,7 +211,10 @@ class Value:
         raise UnsupportedValue(type=self.type_name(), why="code to build it is not supported")
 
     def type_name(self) -> str:
-        return self.python_type().__name__
+        """As in Python's messages: with the module if the class is written in C."""
+        cls = self.python_type()
+        written_in_c = cls.__flags__ & IMMUTABLE and cls.__module__ != "builtins"
+        return f"{cls.__module__}.{cls.__name__}" if written_in_c else cls.__name__
 
     def unsupported(self, operation: str, why: str) -> UnsupportedOperation:
         return UnsupportedOperation(operation=operation, type=self.type_name(), why=why)

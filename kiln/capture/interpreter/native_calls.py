@@ -229,7 +229,8 @@ class Natives:
             return self.mirror(value, self.keep(value, real))
         if isinstance(value, Tuple) and (cls in (tuple, torch.Size) or is_named_tuple(cls)):
             items = [self.lower(item) for item in value.items(s)]
-            return self.keep(value, tuple.__new__(cls, items)) if items else cls()
+            made = torch.Size(cast("list[int]", items)) if cls is torch.Size else tuple.__new__(cls, items)
+            return self.keep(value, made) if items else cls()
         if isinstance(value, Set) and cls is frozenset:
             return self.keep(value, frozenset([self.lower(item) for item in value.items(s).values()]))
         raise value.unsupported("use in C code", "its class is not modelled")

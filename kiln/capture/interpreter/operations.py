@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import operator
 import types
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ from kiln.capture.interpreter.variables.object import Object, guard_protocol
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items
 from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record, replaced, settled, tensor_truth
 from kiln.runtime.guards.guard import GuardKind
+from kiln.runtime.guards.reference import HEAP_TYPE
 from kiln.symbolic.env import NoHint
 from kiln.symbolic.node import NumberTooLarge
 from kiln.symbolic.values import as_integer
@@ -59,6 +60,9 @@ DIVISIONS = (operator.truediv, operator.floordiv, operator.mod)
 ON_SYMBOLS = frozenset((operator.add, operator.sub, operator.mul, *DIVISIONS, *COMPARISONS))
 """Operators whose result on symbolic numbers is symbolic."""
 UNARY = {operator.neg: "__neg__", operator.pos: "__pos__", operator.invert: "__invert__", operator.index: "__index__"}
+SUM_OF_SIZES = type(operator.add((), torch.Size()))
+"""torch.Size since torch 2.9."""
+SEQUENCES = (list, tuple, str, bytes, bytearray, deque, torch.Size)
 ERRORS = (TypeError, ValueError, ZeroDivisionError, OverflowError, IndexError, KeyError, AttributeError)
 
 
@@ -220,7 +224,7 @@ def dispatch(s: CaptureState, function: Function2, left: Value, right: Value) ->
         opposite = name == "__ne__" and found is not None and found[0] is object
         if opposite:  # object's own `__ne__` asks `__eq__`
             name, found = "__eq__", s.classes.lookup(owner.python_type(), "__eq__")
-        if found is None or found[0] is object:
+        if found is None or found[0] is object or is_of_sequence(function, owner.python_type(), found[0]):
             continue
         is_number = owner.is_constant and isinstance(owner.real(), (int, float, complex))
         if is_number and not special_of_program(s, owner, name):
@@ -230,11 +234,49 @@ def dispatch(s: CaptureState, function: Function2, left: Value, right: Value) ->
             return Constant(not result.truth(s)) if opposite else result
     if function in (operator.eq, operator.ne):
         return Constant(same(s, left, right) is (function is operator.eq))
+    if (combined := by_sequence(s, function, left, right)) is not None:
+        return combined
     kinds = f"'{left.type_name()}' and '{right.type_name()}'"
     sign = SIGNS[function]
     if function in COMPARISONS:
         raise s.error(TypeError, f"'{sign}' not supported between instances of {kinds}")
     raise s.error(TypeError, f"unsupported operand type(s) for {sign}: {kinds}")
+
+
+def is_of_sequence(function: Function2, cls: type, owner: type) -> bool:
+    """Whether the method that `cls` has from `owner` concatenates or repeats: Python tries methods for numbers first.
+
+    Classes that derive from sequences have `+=` as a method for numbers.
+    """
+    if function is operator.iadd and cls is not owner:
+        return False
+    return owner in SEQUENCES and PLAIN.get(function, function) in (operator.add, operator.mul)
+
+
+def by_sequence(s: CaptureState, function: Function2, left: Value, right: Value) -> Value | None:
+    """`left` extended by `right` or repeated, or `right` repeated."""
+    plain, in_place = PLAIN.get(function, function), function in PLAIN
+    pairs = [(left, right)]
+    if plain is operator.mul and not (in_place and has_items(left)):
+        pairs.append((right, left))
+    for sequence, other in pairs:
+        cls = sequence.python_type()
+        names = [name for name in SPECIAL[function][:-1] if s.classes.lookup(cls, name) is not None]
+        method = s.classes.lookup(cls, names[-1]) if names else None
+        if method is None or not is_of_sequence(function, cls, method[0]):
+            continue
+        if plain is operator.add and cls is torch.Size:
+            raise s.error(TypeError, f"can only concatenate tuple (not {other.type_name()}) to torch.Size")
+        if plain is operator.mul and s.classes.lookup(other.python_type(), "__index__") is None:
+            raise s.error(TypeError, f"can't multiply sequence by non-int of type '{other.type_name()}'")
+        return s.call_special(sequence, names[0] if sequence is left else names[-1], [other], {})
+    return None
+
+
+def has_items(value: Value) -> bool:
+    """Whether its class fills C's table of methods of sequences, as classes written in Python do."""
+    cls = value.python_type()
+    return bool(cls.__flags__ & HEAP_TYPE) or hasattr(cls, "__len__") or hasattr(cls, "__contains__")
 
 
 def overrides(s: CaptureState, function: Function2, left: Value, right: Value) -> bool:
@@ -457,14 +499,25 @@ def concatenate(s: CaptureState, left: Value, right: Value) -> Value | None:
         return None
     if left.cls is right.cls is tuple and not (left.items(s) and right.items(s)):
         return right if not left.items(s) else left
-    return left.sibling([*left.items(s), *right.items(s)])
+    items = [*left.items(s), *right.items(s)]
+    if left.cls is torch.Size or (left.cls is tuple and right.cls is torch.Size and SUM_OF_SIZES is torch.Size):
+        return size_of(s, items)
+    return left.sibling(items)
+
+
+def size_of(s: CaptureState, items: list[Value]) -> Value:
+    for number, item in enumerate(items):
+        if item.python_type() is not int:
+            text = f"torch.Size() takes an iterable of 'int' (item {number} is '{item.type_name()}')"
+            raise s.error(TypeError, text)
+    return Tuple(items, torch.Size)
 
 
 @_row(operator.mul, List, Tuple)
 @_row(operator.imul, Tuple)
 def repeat(s: CaptureState, left: Value, right: Value) -> Value | None:
     assert isinstance(left, Sequence)
-    if not right.is_constant:
+    if not right.is_constant or not hasattr(right.python_type(), "__index__"):
         return None
     if left.cls is tuple and right.python_type() is int and right.constant(s) == 1:
         return left
@@ -482,6 +535,9 @@ def repeat_reflected(s: CaptureState, left: Value, right: Value) -> Value | None
 @_row(operator.iadd, List)
 def extend_in_place(s: CaptureState, left: Value, right: Value) -> Value | None:
     assert isinstance(left, List)
+    reflected = s.classes.lookup(right.python_type(), "__radd__")
+    if left.cls is list and reflected is not None and reflected[0] is not torch.Size:
+        return None
     items = all_items(s, right)
     left.change(s).extend(items)
     return left

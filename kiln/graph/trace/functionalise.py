@@ -103,6 +103,8 @@ class Functionaliser:
             value = self._relaid(self._put_back(target, parent, value, op), parent.spec)
             target = parent
             chain.append((target, value))
+        if target.node.op.name == "input" and has_repeated_elements(target.spec):
+            raise UnsupportedMutation(op=op, reason="it writes to an expanded tensor from outside of the region")
         storage.version += 1
         for target, value in chain:
             target.node, target.version = value, storage.version
@@ -116,7 +118,7 @@ class Functionaliser:
             raise UnsupportedMutation(op=op, reason=f"it writes through the view `{name}`")
         old = self.read(parent)
         if name == "as_strided":
-            if reaches_outside(attrs, parent.spec, if_symbolic=False):
+            if reaches_outside(attrs, parent.spec):
                 raise UnsupportedMutation(
                     op=op, reason="it writes memory outside of the tensor that `as_strided` views"
                 )

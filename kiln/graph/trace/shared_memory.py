@@ -58,10 +58,7 @@ def refuse_shared_memory(
 
 
 def for_these_sizes(mode: RecordingMode, left: TensorSpec, right: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
-    """Two views of a storage with the sizes of this call; guards hold what these say of their distance.
-
-    Not for the columns of a matrix, whose ranges are interleaved: they are taken to stay apart.
-    """
+    """Two views of a storage with the sizes of this call; guards hold what these say of their distance."""
     concrete = with_hints(mode, left), with_hints(mode, right)
     numbers = [*left.sizes, *left.strides, left.offset, *right.sizes, *right.strides, right.offset]
     if same_elements(left, right) or not any(isinstance(number, Expr) for number in numbers):
@@ -72,10 +69,38 @@ def for_these_sizes(mode: RecordingMode, left: TensorSpec, right: TensorSpec) ->
         env.decide(rel_le(end_of(left), right.offset), where)
     elif other_start < other_end <= start:
         env.decide(rel_le(end_of(right), left.offset), where)
-    elif shares_elements(*concrete):
+    elif shares_elements(*concrete) or not are_interleaved(mode, left, right):
         for number in numbers:
             env.specialise(number, where)
     return concrete
+
+
+def are_interleaved(mode: RecordingMode, left: TensorSpec, right: TensorSpec) -> bool:
+    """Whether guards hold that the views are parts of the same periods: columns of a matrix, or `x[::2]` and `x[1::2]`.
+
+    A period is one of their strides; of the others, the larger ones are multiples of it.
+    """
+    hint, decide, where = mode.symbols.hint, mode.symbols.env.decide, mode.symbols.location
+    first, second = sorted((left, right), key=lambda spec: hint(spec.offset))
+    if 0 in (*mode.symbols.hints(left.sizes), *mode.symbols.hints(right.sizes)):
+        return False
+    for period in sorted({*left.strides, *right.strides}, key=hint):
+        if hint(period) < 2:
+            continue
+        begin = second.offset - (hint(second.offset) - hint(first.offset)) // hint(period) * period
+        in_order = (
+            rel_le(first.offset + reach(first, period) + 1, begin),
+            rel_le(begin + reach(second, period) + 1, first.offset + period),
+        )
+        if all([decide(relation, where) for relation in in_order]):
+            return True
+    return False
+
+
+def reach(spec: TensorSpec, period: Int) -> Int:
+    """From the first to the last element within a period."""
+    pairs = [(size, stride) for size, stride in zip(spec.sizes, spec.strides, strict=True) if size != 1]
+    return sum([(size - 1) * stride for size, stride in pairs if stride % period != 0], 0)
 
 
 def end_of(spec: TensorSpec) -> Int:

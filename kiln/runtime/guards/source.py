@@ -271,6 +271,16 @@ class ValuesSource(StepSource):
 
 @final
 @dataclass(frozen=True, slots=True)
+class ClassFieldSource(StepSource):
+    """`base.__name__`, `__dict__`, `__mro__` and the like of class `base`: by a C descriptor of its metaclass."""
+
+    tag = "class_field"
+    form = "{0.base}.{0.name}"
+    name: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class MroSource(StepSource):
     """The `index`-th class in the method resolution order of class `base`."""
 
@@ -324,7 +334,7 @@ _CONCRETE: tuple[type[Source], ...] = (
     *(LocalSource, GlobalSource, ModuleGlobalSource, CellSource, BuiltinSource, ImportSource),
     *(AttrSource, DictAttrSource, ItemSource, DefaultSource, ClosureSource, TypeSource),
     *(MethodFuncSource, MethodSelfSource, SizeSource, StrideSource, OffsetSource, GradSource, KeysSource),
-    *(ValuesSource, MroSource, CellObjectSource, CallSource, ArraySource),
+    *(ValuesSource, MroSource, ClassFieldSource, CellObjectSource, CallSource, ArraySource),
 )
 SOURCES.update((kind.tag, kind) for kind in _CONCRETE)
 FIELDS: dict[type[Source], tuple[str, ...]] = {

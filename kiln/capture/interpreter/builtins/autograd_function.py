@@ -5,7 +5,8 @@
 
 If something needs a gradient, the results get an autograd node that calls back here, and the log has a single call,
 `Scale.apply`, for user backends. A break in the forward or in the backward, which is interpreted last, restarts the
-capture and breaks at the call of `apply`.
+capture and breaks at the call of `apply`; so does a read of a variable from outside in the backward, which eager reads
+later (`backward_reads.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 
 import kiln.capture.interpreter.polyfills as polyfills
 from kiln.capture.interpreter.breaks import GraphBreak, PastStep, Raised, UnsupportedCall
-from kiln.capture.interpreter.builtins.torch_functions import TorchModes
+from kiln.capture.interpreter.builtins.backward_reads import backward_frame
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, handles
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.variables.classes import Class
@@ -25,7 +26,7 @@ from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor, from_torch, here, record
 from kiln.graph.trace.fake import FakeTensor
-from kiln.graph.trace.recorder import nested_calls, record_function
+from kiln.graph.trace.recorder import record_function
 from kiln.support.records import dataclass
 
 FUNCTION = torch.autograd.Function
@@ -124,19 +125,20 @@ class InterpretedBackward:
 
     def __call__(self, grads: tuple[object, ...]) -> list[FakeTensor | None]:
         s = self.state
-        modes = s.part(TorchModes)
-        frame, effects, at_entry = s.frame, s.effects.snapshot(), modes.at_entry
-        s.frame, modes.at_entry = self.frame, {}
+        effects = s.effects.snapshot()
         try:
-            with nested_calls(s.recorder):
+            with backward_frame(s, self.frame, self._known()):
                 found = self._run(s, self._gradients(s, list(grads)))
             if s.effects.snapshot() != effects:
                 raise UnsupportedCall(function=self.name, why="its backward has side effects")
             return found
         except (GraphBreak, Raised) as problem:
             raise self._at_the_call(s, problem) from problem
-        finally:
-            s.frame, modes.at_entry = frame, at_entry
+
+    def _known(self) -> list[Value]:
+        """What the backward has since the forward: the context and what the program stored in it."""
+        stored = [value for value in self.context.attrs.values() if value is not None]
+        return [self.cls, self.context, *stored]
 
     @property
     def name(self) -> str:

@@ -55,6 +55,8 @@ def on_native(kind: type[K], function: Callable[..., object], method: Method[K])
         if not isinstance(target, kind):
             return natives(s).call(function, args, kwargs)
         result = method(s, target, args[1:], kwargs)
+        if result is target:
+            return args[0]
         return NONE if result is None else result
 
     return handler
@@ -398,7 +400,8 @@ def set_operation(choose: Callable[[CaptureState, Items, Args], Items], *names: 
 
     @method(Set, SETS, *names)
     def make(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> Value:
-        return Set(choose(s, target.in_order(s), args), target.cls)
+        kind = set if issubclass(target.cls, set) else frozenset
+        return Set(choose(s, target.in_order(s), args), kind)
 
     @method(Set, (set,), update)
     def change(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> None:

@@ -6,16 +6,13 @@ In the log of torch calls, `target(y, scale)` registers the program's function, 
 side effect in the hook restarts the capture and breaks at the call of `register_hook`. A gradient kept for a tensor
 is seen only through that tensor: it matters if the tensor leaves the region, and breaks then.
 
-A hook runs when the backward does. What it reads from outside of the region (a global number, a variable shared with
-other functions, an attribute of a class) may have changed by then, so such a read breaks as well.
+A hook that reads a variable from outside of the region breaks as well: see `backward_reads.py`.
 """
 
 from __future__ import annotations
 
-import math
 import types
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import final
 
@@ -23,7 +20,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from kiln.capture.interpreter.breaks import GraphBreak, PastStep, Raised, UnsupportedCall
-from kiln.capture.interpreter.builtins.torch_functions import TorchModes
+from kiln.capture.interpreter.builtins.backward_reads import LATER, backward_frame
 from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Codegen, Kwargs, Value, handles
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.variables.function import Function
@@ -31,20 +28,10 @@ from kiln.capture.interpreter.variables.made_namespace import MadeNamespace
 from kiln.capture.interpreter.variables.tensor import FinalCheck, RegionInputs, Tensor, from_torch, here, record
 from kiln.graph.trace.fake import FakeTensor, is_wrapped
 from kiln.graph.trace.log import RegisterHook
-from kiln.graph.trace.recorder import nested_calls
 from kiln.support.records import dataclass
 
 HOOK = "Tensor.register_hook"
 FROM_OUTSIDE = "it would stay on a tensor from outside of the region"
-LATER = "it reads a variable from outside of the region, which may change before the backward"
-NAMES = frozenset(("LOAD_GLOBAL", "LOAD_GLOBAL_CALL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"))
-VARIABLES = frozenset(("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"))
-DEFINITIONS = (
-    *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType),
-    *(types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType),
-)
-FIXED = (torch, math)
-"""Modules whose attributes (`torch.float32`, `math.pi`) do not change."""
 
 
 @handles(torch.Tensor.register_hook)
@@ -113,38 +100,6 @@ def captured_by(s: CaptureState, hook: Value) -> tuple[list[Value], Callable[...
     return captured, make
 
 
-def refuse_outside_reads(s: CaptureState, accepted: dict[int, Value]) -> None:
-    """Break if the last instruction read a variable from outside; `accepted` are the values (by `id`) that are none.
-
-    Modules, functions and classes are no variables; what is read from them is.
-    """
-    frame = running_frame(s)
-    value = frame.stack[-1] if frame.stack else None
-    if value is None or id(value) in accepted:
-        return
-    named = issubclass(value.python_type(), DEFINITIONS)
-    if not named and is_read_from_outside(frame, value, accepted):
-        raise UnsupportedCall(function=frame.code.co_qualname, why=LATER)
-    if not named:
-        accepted[id(value)] = value
-
-
-def is_read_from_outside(frame: SymbolicFrame, value: Value, accepted: dict[int, Value]) -> bool:
-    instruction = frame.decoded.instruction(frame.at)
-    if instruction.name == "LOAD_FAST":
-        return False  # read before, or the default of a parameter
-    if instruction.name in NAMES:
-        return True
-    if instruction.name in VARIABLES:
-        return frame.cells[str(instruction.arg)].original is not None
-    owner = frame.saved[-1] if instruction.name == "LOAD_ATTR" else None
-    if owner is None or id(owner) in accepted:
-        return value.source is not None
-    if owner.real() in FIXED:
-        return False
-    return value.source is not None or (owner.source is not None and not isinstance(owner, Tensor))
-
-
 def plain(content: Value | None) -> Value:
     """A tensor or a constant. Other objects could be changed by the hook, or in the frame."""
     if content is None or not (isinstance(content, Tensor) or content.is_constant):
@@ -189,13 +144,9 @@ class InterpretedHook:
 
     def __call__(self, grad: FakeTensor) -> FakeTensor | None:
         s = self.state
-        modes = s.part(TorchModes)
-        frame, effects, at_entry = s.frame, s.effects.snapshot(), modes.at_entry
-        policy, s.policy = s.policy, replace(s.policy, scalars=None)  # backward has no inputs of its own
-        watch, s.watch = s.watch, partial(refuse_outside_reads, s, {id(value): value for value in self._captured()})
-        s.frame, modes.at_entry = self.frame, {}
+        effects = s.effects.snapshot()
         try:
-            with nested_calls(s.recorder):
+            with backward_frame(s, self.frame, self._captured()):
                 result = self.hook.call(s, [from_torch(s, grad)], {})
             if s.effects.snapshot() != effects:
                 raise self._stop("it has side effects", None)
@@ -203,8 +154,6 @@ class InterpretedHook:
             raise self._stop(problem.reason, problem) from problem
         except Raised as problem:
             raise self._stop(f"it raises {problem.value.type_name()}", None) from problem
-        finally:
-            s.frame, modes.at_entry, s.policy, s.watch = frame, at_entry, policy, watch
         if isinstance(result, Tensor):
             return result.fake
         if result.is_constant and result.constant(s) is None:

@@ -38,8 +38,9 @@ from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import all_items
 from kiln.capture.interpreter.variables.tensor import Tensor, recorded
 from kiln.runtime.guards.constant import is_constant
+from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import path_of
-from kiln.runtime.guards.source import CallSource, ModuleGlobalSource, Source
+from kiln.runtime.guards.source import CallSource, DictAttrSource, ModuleGlobalSource, Source
 from kiln.support import compiling
 from kiln.support.records import dataclass
 
@@ -280,14 +281,28 @@ def autocast_nesting(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(inspect.signature)
 def signature(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    """Depends on the callable's code and defaults alone."""
+    """Depends on the callable's code and defaults, and on what it is said to wrap. Annotations are not guarded."""
     function = args[0]
     bound = getattr(function, "function", None)
-    inner = bound if bound is not None else function
-    if inner.real() is MISSING or (isinstance(inner.real(), type) and is_made(s, inner.real())):
+    target = bound if bound is not None else function
+    real = target.real()
+    if real is MISSING or (isinstance(real, type) and is_made(s, real)):
         return interpret(s, inspect.signature, args, kwargs)
-    target = inner.constant(s)
-    found = inspect.signature(target)
+    found = inspect.signature(target.constant(s))
+    while isinstance(target, Function):
+        guard_defaults(s, target)
+        target = target.get_attr(s, "__wrapped__") if "__wrapped__" in vars(target.constant(s)) else None
     if bound is not None:
         found = found.replace(parameters=list(found.parameters.values())[1:])
     return s.wrap(found, None)
+
+
+def guard_defaults(s: CaptureState, function: Function) -> None:
+    """Guard what `inspect.signature` reads of a function beside its code."""
+    if "__signature__" in vars(function.constant(s)):
+        raise UnsupportedCall(function="inspect.signature", why="the function has a `__signature__`")
+    if function.source is not None:
+        for name in {"__signature__", "__wrapped__"} - vars(function.constant(s)).keys():
+            s.guard(DictAttrSource(function.source, name), GuardKind.ABSENT)
+    for default in (*function.defaults, *function.kwdefaults.values()):
+        default.constant(s)

@@ -52,7 +52,15 @@ from kiln.capture.interpreter.variables.object import (
 from kiln.native._frames import Dispatcher
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import HEAP_TYPE
-from kiln.runtime.guards.source import AttrSource, DictAttrSource, ItemSource, MroSource, Source
+from kiln.runtime.guards.source import (
+    AttrSource,
+    ClassFieldSource,
+    DictAttrSource,
+    ItemSource,
+    MroSource,
+    Source,
+    TypeSource,
+)
 
 
 @final
@@ -110,7 +118,7 @@ class Class(Value):
         if name == "__dict__" and cls in s.classes.made:
             return Dict(ClassItems(s, self), types.MappingProxyType)  # type: ignore[arg-type]
         if name == "__dict__":
-            return s.wrap(cls.__dict__, None)
+            return self._field(s, name)
         meta = s.classes.lookup(type(cls), name)
         if name == "__annotations__" and name in s.classes.made.get(cls, ()):
             return s.classes.made[cls][name]
@@ -144,17 +152,30 @@ class Class(Value):
         if type(raw) in (types.GetSetDescriptorType, types.MemberDescriptorType):
             if not hasattr(self.cls, name):  # `__abstractmethods__` of most classes
                 raise s.error(AttributeError, name)
-            return s.wrap(getattr(self.cls, name), None)
+            return self._field(s, name)
         value = from_descriptor(s, self, name, raw, site)
         if value is None:
             raise s.error(AttributeError, name)
         return value
 
+    def _field(self, s: CaptureState, name: str) -> Value:
+        """`__name__`, `__dict__`, `__mro__` and the like, which can be assigned or changed."""
+        path, instance = self._path(s), s.classes.instances.get(self.cls)
+        if path is None and instance is not None and self.cls.__flags__ & HEAP_TYPE:
+            path = TypeSource(instance)
+        return s.wrap(getattr(self.cls, name), ClassFieldSource(path, name) if path is not None else None)
+
+    def _path(self, s: CaptureState) -> Source | None:
+        """A path to the class; one that cannot change needs none."""
+        if not self.cls.__flags__ & HEAP_TYPE:
+            return None
+        return self.source if self.source is not None else s.classes.sources.get(self.cls)
+
     def own_attr(self, s: CaptureState, name: str, raw: Any) -> Value:
         """The attribute `name`, given its entry `raw` in the method resolution order."""
         kind = type(raw)
+        base = self._path(s)
         heap = bool(self.cls.__flags__ & HEAP_TYPE)
-        base = (self.source if self.source is not None else s.classes.sources.get(self.cls)) if heap else None
         if kind in (staticmethod, classmethod):
             return unbound(s, base, self.cls, name, raw, lambda: self)
         if (made := s.classes.made_attr(self.cls, name)) is not None:

@@ -113,8 +113,9 @@ class Sequence(Value):
             raise s.error(TypeError, *error.args) from None
 
     def sibling(self, items: list[Value]) -> Value:
-        kind = self.cls if self.cls in (list, torch.Size) else tuple
-        return List(items) if kind is list else Tuple(items, kind)
+        if isinstance(self, List):
+            return List(items)
+        return Tuple(items, torch.Size if self.cls is torch.Size else tuple)
 
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
         found = None if self.cls in PLAIN else s.classes.lookup(self.cls, "__iter__")
