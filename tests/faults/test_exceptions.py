@@ -353,3 +353,28 @@ def test_what_the_caller_handles_is_seen() -> None:
         raise KeyError("outside")
     except KeyError:
         assert_like_eager(compiled, program, torch.ones(2))
+
+
+class Exit:
+    def __init__(self, seen: list[Any]) -> None:
+        self.seen = seen
+
+    def __enter__(self) -> None:
+        """Nothing to do."""
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
+        held = (trace, [])
+        self.seen.append((kind, str(error), broken(len(held))))
+        return True
+
+
+def test_an_exit_that_keeps_the_traceback_is_called_in_python() -> None:
+    def program(x: Any) -> Any:
+        seen: list[Any] = []
+        with Exit(seen):
+            raise ValueError("a")
+        return x + 1, [text for _, text, _ in seen], sys.exc_info()
+
+    compiled = kiln.compile(program, backend="eager", options={"cache": False})
+    for _ in range(2):
+        assert_like_eager(compiled, program, torch.ones(2))

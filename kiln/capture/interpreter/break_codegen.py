@@ -268,6 +268,9 @@ def write_resumption(s: CaptureState, writer: CodeWriter, breaking: BreakWriter,
     if found is not None or breaking.handling:
         begin = TryBegin(landing, False, int(breaking.handling))
         writer.body.items.append(begin)
+    if frame.pending is None and inst.name == "WITH_EXCEPT_START":
+        write_leaving(breaking, frame, operands, begin)
+        operands = []
     for value in operands:
         writer.body.op("PUSH_NULL") if value is None else writer.body.op("LOAD_FAST", breaking.store(value))
     if frame.pending is not None:
@@ -276,7 +279,7 @@ def write_resumption(s: CaptureState, writer: CodeWriter, breaking: BreakWriter,
         write_branch(breaking, frame, inst, begin)
     elif inst.name == "FOR_ITER":
         write_loop(breaking, frame, inst, begin)
-    else:
+    elif inst.name != "WITH_EXCEPT_START":
         write_instruction(breaking, frame, inst, pops, begin)
     if found is not None:
         write_handler(breaking, landing, *found)
@@ -385,12 +388,6 @@ def write_instruction(
     end_try(breaking, begin)
     if inst.name == "RAISE_VARARGS":
         return
-    if inst.name == "WITH_EXCEPT_START":  # leaves its operands, which belong to the handler
-        results.append(breaking.writer.temporary())
-        body.op("STORE_FAST", results[0])
-        for _ in range(pops):
-            body.op("POP_TOP")
-        pops = pushed = 0
     names_of = [breaking.writer.temporary() for _ in range(pushed)]
     for name in reversed(names_of):
         body.op("STORE_FAST", name)
@@ -433,6 +430,31 @@ def write_pending_call(
         if pending.site.instead is not None:
             results = [breaking.store(pending.site.instead)]
     breaking.tail_call(breaking.resume(frame.ip, 0, results))
+
+
+def write_leaving(
+    breaking: BreakWriter, frame: SymbolicFrame, operands: list[Value | None], begin: TryBegin | None
+) -> None:
+    """Call the exit of a `with` on an exception; the operands belong to the handler and stay.
+
+    CPython's instruction needs an exception with a traceback, and one that was raised while tracing has none.
+    """
+    leave, *_, error = operands
+    assert leave is not None and error is not None
+    body = breaking.writer.body
+    body.const(leave_with)
+    body.op("LOAD_FAST", breaking.store(leave))
+    body.op("LOAD_FAST", breaking.store(error))
+    body.call(2)
+    end_try(breaking, begin)
+    result = breaking.writer.temporary()
+    body.op("STORE_FAST", result)
+    breaking.tail_call(breaking.resume(frame.at + 1, 0, [result]))
+
+
+def leave_with(leave: Callable[..., object], error: BaseException) -> object:
+    """Called by transformed code."""
+    return leave(type(error), error, error.__traceback__)
 
 
 def write_handler(breaking: BreakWriter, landing: Label, index: int, handler: Handler) -> None:

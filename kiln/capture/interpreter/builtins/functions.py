@@ -127,6 +127,8 @@ def claimed_class(s: CaptureState, value: Value) -> type:
 
 @handles(issubclass)
 def issubclass_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    if isinstance(args[0], Object):
+        raise UnsupportedCall(function="issubclass", why="an object that is no class may say what its bases are")
     if not isinstance(args[0], Class):
         raise s.error(TypeError, "issubclass() arg 1 must be a class")
     kind = args[0].constant(s)
