@@ -326,3 +326,16 @@ def test_writes_to_an_expanded_argument(name: str) -> None:
         results.append((attempt(function, x), x))
     assert_same(results[1], results[0])
     assert_same(results[2], results[0])
+
+
+@pytest.mark.parametrize("backend", ["kiln", "eager"])
+def test_writes_to_strides_that_overlap(backend: str) -> None:
+    def program(x: Tensor) -> Tensor:
+        windows = x.unfold(-1, 2, 1)
+        windows[0].add_(1)
+        windows.sub_(3)
+        x.as_strided((2, 2), (1, 1)).mul_(2)
+        return windows
+
+    compiled = kiln.compile(program) if backend == "kiln" else kiln.compile(program, backend=backend)
+    assert torch.equal(compiled(torch.arange(5.0)), program(torch.arange(5.0)))

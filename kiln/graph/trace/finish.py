@@ -22,7 +22,7 @@ from kiln.graph.prims.table import Kind
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.inputs import InputRecord
 from kiln.graph.trace.mode import RecordingMode
-from kiln.graph.trace.storage_view import StorageView, root_of
+from kiln.graph.trace.storage_view import StorageView, may_overlap, root_of
 from kiln.symbolic import Expr
 from kiln.tensor.spec import TensorSpec
 
@@ -231,21 +231,6 @@ def refuse_separate_gradients(fake: FakeTensor, first: FakeTensor) -> None:
     bases = [tensor if tensor._base is None else tensor._base for tensor in (fake, first)]
     if bases[0] is not bases[1]:
         raise UnsupportedOp(op="detach", reason="a detached tensor that was changed requires gradients of its own")
-
-
-def may_overlap(spec: TensorSpec) -> bool:
-    """Whether elements overlap; of symbolic strides only 0 is considered."""
-    if has_repeated_elements(spec):
-        return True
-    dims = [pair for pair in zip(spec.strides, spec.sizes, strict=True) if pair[1] != 1]
-    if 0 in spec.sizes or any(isinstance(number, Expr) for pair in dims for number in pair):
-        return False
-    reach = 0
-    for stride, size in sorted(dims):  # type: ignore[type-var]
-        if stride <= reach:  # type: ignore[operator]
-            return True
-        reach += (size - 1) * stride  # type: ignore[assignment, operator]
-    return False
 
 
 def refuse_other_dtype(view: TensorSpec, base: TensorSpec) -> None:

@@ -19,7 +19,7 @@ from kiln.graph.ops import Emit, ViewStep
 from kiln.graph.ops.breaks import UnsupportedMutation
 from kiln.graph.ops.sizes import is_empty
 from kiln.graph.prims.meta import META, equal, has_repeated_elements, same_strides, view_strides
-from kiln.graph.trace.storage_view import StorageView, parent_of, reaches_outside, root_of
+from kiln.graph.trace.storage_view import StorageView, may_overlap, parent_of, reaches_outside, root_of
 from kiln.symbolic import Int
 from kiln.tensor.spec import TensorSpec
 
@@ -142,10 +142,10 @@ UNCHECKED = frozenset({
 
 
 def refuse_overlap(spec: TensorSpec, op: str) -> None:
-    """As eager: refuse to write to overlapping elements."""
-    if is_empty(spec) or not has_repeated_elements(spec):
+    """As eager: refuse to write to overlapping elements. It only sees those of expanded tensors."""
+    if is_empty(spec) or not may_overlap(spec):
         return
-    if op in UNCHECKED:
+    if op in UNCHECKED or not has_repeated_elements(spec):
         raise UnsupportedMutation(op=op, reason="it writes to overlapping elements")
     raise RuntimeError(
         "unsupported operation: more than one element of the written-to tensor refers to a single memory location."

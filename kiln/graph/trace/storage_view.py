@@ -18,6 +18,7 @@ import torch
 
 from kiln.graph.ir.node import Attr, Node
 from kiln.graph.ops import ViewStep
+from kiln.graph.prims.meta import has_repeated_elements
 from kiln.symbolic import Expr, Int
 from kiln.tensor.spec import TensorSpec
 
@@ -80,6 +81,21 @@ def extent(spec: TensorSpec) -> tuple[int, int] | None:
     start, sizes, strides = cast(int, spec.offset), cast(Integers, spec.sizes), cast(Integers, spec.strides)
     reach = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
     return start, start + (0 if 0 in sizes else reach + 1)
+
+
+def may_overlap(spec: TensorSpec) -> bool:
+    """Whether elements overlap; of symbolic strides only 0 is considered."""
+    if has_repeated_elements(spec):
+        return True
+    dims = [pair for pair in zip(spec.strides, spec.sizes, strict=True) if pair[1] != 1]
+    if 0 in spec.sizes or any(isinstance(number, Expr) for pair in dims for number in pair):
+        return False
+    reach = 0
+    for stride, size in sorted(dims):  # type: ignore[type-var]
+        if stride <= reach:  # type: ignore[operator]
+            return True
+        reach += (size - 1) * stride  # type: ignore[assignment, operator]
+    return False
 
 
 def overlaps_partially(left: TensorSpec, right: TensorSpec) -> bool:
