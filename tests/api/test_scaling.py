@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -155,3 +156,86 @@ def test_the_frame_is_decoded_once_for_all_breaks(breaks: int) -> None:
     decoded = CODES.decoded
     assert compiles(function, (X,)) == breaks + 2
     assert CODES.decoded - decoded == len(decode(function.__code__).instructions)
+
+
+# CPU seconds, for the table of `pytest -s -m slow tests/api/test_scaling.py`.
+
+
+def lines(start: str, line: str, count: int) -> Callable[..., Any]:
+    """A function with `line` for each number below `count`."""
+    return made([start, *(line.replace("NUMBER", str(number)) for number in range(count)), "    return x"], "f")
+
+
+def run_once(function: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    compiled: Any = kiln.compile(function, **(options or {"backend": graph_backend}))
+    compiled(*arguments)
+
+
+def optimizer_steps(count: int) -> None:
+    parameters = [nn.Parameter(torch.ones(3)) for _ in range(count)]
+    optimizer = torch.optim.Adam(parameters)
+    for parameter in parameters:
+        parameter.grad = torch.ones(3)
+    step: Any = kiln.compile(optimizer.step, options={"cache": False})
+    step()
+    step()
+
+
+def different_layers(count: int) -> None:
+    layers = [nn.Sequential(nn.Linear(size + 2, size + 3), nn.Tanh()) for size in range(count)]
+    compiled: Any = kiln.compile(nn.Sequential(*layers), options={"cache": False})
+    compiled(torch.ones(1, 2)).sum().backward()
+
+
+def variants(count: int) -> None:
+    compiled: Any = kiln.compile(lambda x, mode: x + len(mode), backend=graph_backend, options={"variants": count + 1})
+    for number in range(count):
+        compiled(X, str(number))
+
+
+def inlined(count: int) -> Callable[..., Any]:
+    calls = [f"def g{number}(x): return g{number - 1}(x) + 1" for number in range(1, count + 1)]
+    return made(["def g0(x): return x + 1", *calls], f"g{count}")
+
+
+OUTPUT = "    x = x + NUMBER; print(end='')"
+COSTS: dict[str, Callable[[int], None]] = {
+    "branches on data": lambda count: run_once(breaking(count), X),
+    "breaks": lambda count: run_once(lines("def f(x):", OUTPUT, count), X),
+    "breaks, with kernels": lambda count: run_once(lines("def f(x):", OUTPUT, count), X, options={"cache": False}),
+    "breaks in try": lambda count: run_once(
+        lines("def f(x):", f"    try:\n    {OUTPUT}\n    finally: x = x * 1", count), X
+    ),
+    "breaks in with": lambda count: run_once(lines("def f(x):", f"    with torch.no_grad():\n    {OUTPUT}", count), X),
+    "nesting of breaks": lambda count: run_once(breaking(4, count), X),
+    "nesting of calls": lambda count: run_once(inlined(count), X),
+    "variants": variants,
+    "different layers": different_layers,
+    "parameters of Adam": optimizer_steps,
+    "pointwise operations": lambda count: run_once(
+        lines("def f(x):", "    x = (x + NUMBER.5).sin()", count), X, options={"cache": False}
+    ),
+    "tensors in a dict": lambda count: run_once(
+        lambda tensors: sum(tensors.values()), {str(number): X for number in range(count)}
+    ),
+}
+
+
+def cpu_seconds() -> float:
+    """Of this process and of those that it waited for."""
+    spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in spent)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COSTS)
+def test_time_is_linear(name: str) -> None:
+    """Twice as much takes less than three times as long."""
+    COSTS[name](4)
+    seconds = []
+    for count in (10, 20, 40, 80):
+        start = cpu_seconds()
+        COSTS[name](count)
+        seconds.append(cpu_seconds() - start)
+    print(f"{name:22}" + "".join(f"{value:8.3f}" for value in seconds))
+    assert seconds[3] <= 3 * seconds[2] + 0.05
