@@ -101,7 +101,7 @@ def test_what_a_frame_in_eager_resumes_is_not_compiled_level_by_level() -> None:
         return middle(x) + 1
 
     calls = [(X * number,) for number in range(12)]
-    assert compiles(outer, *calls, options={"variants": 3}) <= 1 + 3
+    assert compiles(outer, *calls, options={"variants": 3}) <= 1 + 2 * 3  # the side exit of `int` has variants too
 
 
 def test_side_exits_are_shared() -> None:
