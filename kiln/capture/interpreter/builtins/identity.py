@@ -59,9 +59,13 @@ class Address(Value):
     def key(self, s: CaptureState) -> Token:
         if self.target is None:
             return self.function
-        if self.target.source is not None or self.target.real() is not MISSING:
+        target, real = self.target, self.target.real()
+        if target.source is None and real is MISSING:
+            return self.function, id(target)
+        if target.is_constant or target.is_torch or real is MISSING:
             raise self.unsupported("hash", "a number from outside may be the address of an object from outside")
-        return self.function, id(self.target)
+        s.guard(target.source, GuardKind.IS, s.reference(real))
+        return id(real)  # a key from outside may be this number
 
     def emit(self, g: Codegen) -> None:
         g.body.const(self.function)
