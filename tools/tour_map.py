@@ -118,6 +118,7 @@ MAP = {
         ("What does a guard on a dict check when it runs?", "csrc/frames/guard_tree.cpp", "keys_are"),
         ("When is a dict that did not change not walked again?", "csrc/frames/guard_replay.cpp", "replay"),
         ("When is a guard implied by a stronger one?", "kiln/capture/guards/collector.py", "GuardCollector"),
+        ("When do two guards look at the same place?", "csrc/frames/guard_paths.cpp", "find"),
         ("How is it guarded that two inputs share memory?", "kiln/capture/interpreter/alias_guards.py", ""),
         ("When does a size that changes between calls become a symbol?", "kiln/symbolic/policy.py", "DimPolicy"),
         ("When does a question about sizes become a guard?", "kiln/symbolic/env.py", "ShapeEnv"),
