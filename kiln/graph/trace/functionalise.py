@@ -18,9 +18,9 @@ from kiln.graph.ir.node import Attr, Node
 from kiln.graph.ops import Emit, ViewStep
 from kiln.graph.ops.breaks import UnsupportedMutation
 from kiln.graph.ops.sizes import is_empty
-from kiln.graph.prims.meta import META, equal, has_repeated_elements, same_strides, view_strides
+from kiln.graph.prims.meta import META, equal, has_repeated_elements, is_canonical, same_strides, view_strides
 from kiln.graph.trace.storage_view import StorageView, may_overlap, parent_of, reaches_outside, root_of
-from kiln.symbolic import Int
+from kiln.symbolic import Expr, Int, rel_le, rel_lt
 from kiln.tensor.spec import TensorSpec
 
 Sizes = tuple[Int, ...]
@@ -29,6 +29,10 @@ Axes = tuple[int, ...]
 Attrs = dict[str, Attr]
 Inverse = Callable[[Emit, Node, Node, Attrs], Node]
 """The new value of the parent, from its old value and the new value of the view."""
+
+
+Layout = tuple[tuple[Int, ...], tuple[Int, ...], Int]
+"""Sizes, strides and offset."""
 
 
 @final
@@ -69,11 +73,22 @@ class Functionaliser:
         """Attributes of an `as_strided` of the root, for the node that now holds the contents of the storage."""
         if node.spec is root.spec:
             return attrs
-        if not same_strides(node.tensor.strides, root.spec.strides, root.spec.sizes) or reaches_outside(
+        if not same_strides(node.tensor.strides, root.spec.strides, root.spec.sizes) or self._reaches_outside(
             attrs, root.spec
         ):
             raise UnsupportedMutation(op="as_strided", reason="it reads memory outside of a tensor that was changed")
         return attrs | {"offset": cast(Int, attrs["offset"]) - root.spec.offset + node.tensor.offset}
+
+    def _reaches_outside(self, attrs: Attrs, root: TensorSpec) -> bool:
+        """Whether an `as_strided` uses other elements than those of the root; guarded where sizes are symbolic."""
+        sizes, strides, start = cast(Layout, (attrs["sizes"], attrs["strides"], attrs["offset"]))
+        numbers = (*sizes, *strides, start, *root.sizes, *root.strides, root.offset)
+        if not any(isinstance(number, Expr) for number in numbers) or not is_canonical(root.sizes, root.strides):
+            return reaches_outside(attrs, root)
+        oracle = self.emit.oracle
+        last = start + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+        inside = oracle.decide(rel_le(root.offset, start)) and oracle.decide(rel_lt(last, root.offset + root.numel()))
+        return not inside
 
     def step_view(self, view: StorageView, step: ViewStep) -> StorageView:
         """The result of a view step on `view`."""
@@ -118,7 +133,7 @@ class Functionaliser:
             raise UnsupportedMutation(op=op, reason=f"it writes through the view `{name}`")
         old = self.read(parent)
         if name == "as_strided":
-            if reaches_outside(attrs, parent.spec):
+            if self._reaches_outside(attrs, parent.spec):
                 raise UnsupportedMutation(
                     op=op, reason="it writes memory outside of the tensor that `as_strided` views"
                 )
