@@ -362,3 +362,16 @@ def test_an_exit_that_breaks_gets_an_exception_without_a_traceback() -> None:
         return x
 
     assert torch.equal(kiln.compile(program, backend="eager", options=OPTIONS)(X), X + 6) and len(seen) == 1
+
+
+def test_keywords_of_a_partial_that_change() -> None:
+    def program(x: torch.Tensor, given: Any) -> object:
+        made = functools.partial(dict, a=1)
+        made.keywords["b"] = 2
+        given.keywords["c"] = 3
+        return x + 1, made(), given(), made
+
+    compiled = kiln.compile(program, backend="eager", fullgraph=True, options=OPTIONS)
+    for _ in range(2):
+        ours, eager = functools.partial(dict, z=0), functools.partial(dict, z=0)
+        assert repr(compiled(X, ours)) == repr(program(X, eager)) and ours.keywords == eager.keywords

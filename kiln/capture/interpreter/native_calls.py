@@ -12,6 +12,7 @@ the order of calls, the errors and the identities are those of the function itse
 from __future__ import annotations
 
 import functools
+import sys
 import traceback
 import types
 import warnings
@@ -36,7 +37,7 @@ from kiln.capture.interpreter.variables.byte_array import ByteArray
 from kiln.capture.interpreter.variables.exception import Traceback
 from kiln.capture.interpreter.variables.function import BoundMethod, Cell
 from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set
-from kiln.capture.interpreter.variables.mirror import Mirror, Real
+from kiln.capture.interpreter.variables.mirror import Mirror, Real, contents
 from kiln.capture.interpreter.variables.native_object import Foreign, NativeObject
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Slice, Tuple, all_items
@@ -54,6 +55,8 @@ NOT_CALLED = frozenset((
     *("__class_getitem__", "__set_name__", "__annotations__", "__qualname__", "__match_args__", "__get__", "__set__"),
 ))  # fmt: skip
 """Double-underscore names that are not special methods of instances, or that C code does not call."""
+UNSHARED = 2
+"""`sys.getrefcount` in `Natives.lift` of what C code has just made."""
 AS_CONSTANT = "use as a constant"
 MIRRORED = frozenset((list, dict, OrderedDict, defaultdict, set, deque))
 TENSORS = (torch.Tensor, torch.nn.Parameter)
@@ -261,17 +264,14 @@ class Natives:
         if known is not None:
             return known[1]
         kind = type(real)
-        if kind is list:
-            return List([self.lift(item) for item in real])
+        if kind in (list, dict, OrderedDict, defaultdict, set):
+            made = self._lift_container(real, kind)
+            if sys.getrefcount(real) > UNSHARED:  # an object of C holds it, too
+                self.mirrors[id(made)] = Mirror(made, self.keep(made, real), contents(real))
+            return made
         if kind is tuple or is_named_tuple(kind):
             return Tuple([self.lift(item) for item in tuple.__iter__(real)], kind)
-        if kind in (dict, OrderedDict, defaultdict):
-            pairs = [(self.lift(key), self.lift(item)) for key, item in kind.items(real)]
-            made = Dict({key.key(self.state): (key, value) for key, value in pairs}, kind)
-            if kind is defaultdict and real.default_factory is not None:
-                made.factory = self.lift(real.default_factory)
-            return made
-        if kind is set or kind is frozenset:
+        if kind is frozenset:
             items = [self.lift(item) for item in real]
             return Set({item.key(self.state): item for item in items}, kind)
         if kind is slice:
@@ -281,6 +281,18 @@ class Natives:
             self.keep(array, real)
             return array
         return self._lift_object(real)
+
+    def _lift_container(self, real: Real, kind: type) -> List | Dict | Set:
+        if isinstance(real, list):
+            return List([self.lift(item) for item in real])
+        if not isinstance(real, dict):
+            items = [self.lift(item) for item in real]
+            return Set({item.key(self.state): item for item in items}, kind)
+        pairs = [(self.lift(key), self.lift(item)) for key, item in real.items()]
+        made = Dict({key.key(self.state): (key, value) for key, value in pairs}, kind)
+        if isinstance(real, defaultdict) and real.default_factory is not None:
+            made.factory = self.lift(real.default_factory)
+        return made
 
     def _lift_object(self, real: object) -> Value:
         kind: type = type(real)

@@ -38,7 +38,6 @@ from kiln.capture.interpreter.operations import (
 from kiln.capture.interpreter.speculation import rounded_number
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
-from kiln.capture.interpreter.variables.function import Partial
 from kiln.capture.interpreter.variables.iterators import (
     Generator,
     called_until,
@@ -51,6 +50,7 @@ from kiln.capture.interpreter.variables.iterators import (
 from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, dict_iterator
 from kiln.capture.interpreter.variables.native_object import NativeObject
 from kiln.capture.interpreter.variables.object import Object
+from kiln.capture.interpreter.variables.partial import Partial
 from kiln.capture.interpreter.variables.sequence import List, ReversedList, Sequence, Slice, Tuple, all_items, consumed
 from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record
 from kiln.runtime.guards.guard import GuardKind

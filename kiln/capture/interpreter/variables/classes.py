@@ -547,5 +547,7 @@ def checked_super(s: CaptureState, cls: type, self_: Value) -> Super:
 
 @wraps(type, subclasses=True)
 def wrap_class(s: CaptureState, real: type, source: Source | None) -> Value:
+    if type(real).__hash__ is not object.__hash__:
+        raise UnsupportedCall(function=type.__repr__(real), why="its metaclass says how it is hashed")
     made = s.classes.values.get(real)
     return Class(real, source) if made is None else made

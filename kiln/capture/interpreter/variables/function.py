@@ -8,7 +8,6 @@ A function from outside is guarded by its code, not by identity, so a new closur
 
 from __future__ import annotations
 
-import functools
 import sys
 import types
 from collections.abc import Callable, Hashable
@@ -435,13 +434,13 @@ class Function(Value):
             unfilled.emit_fill(g)
             g.body.op("POP_TOP")
         if self.kwdefaults:
-            g.emit(Dict(_named(g.state, self.kwdefaults)))
+            g.emit(Dict(named(g.state, self.kwdefaults)))
             g.body.op("COPY", 2)
             g.body.op("STORE_ATTR", "__kwdefaults__")
         if self.annotations is not None:
             self.annotated(g.state)
-        named = {str(name): value for name, (_, value) in self.attrs.items(g.state).items()}
-        for name, value in {**self.renamed, **named}.items():
+        own = {str(name): value for name, (_, value) in self.attrs.items(g.state).items()}
+        for name, value in {**self.renamed, **own}.items():
             g.emit(value)
             g.body.op("COPY", 2)
             g.body.op("STORE_ATTR", name)
@@ -459,7 +458,7 @@ DERIVED: dict[str, Callable[[CaptureState, Function], Value]] = {
     "__doc__": _doc,
     "__code__": lambda s, f: s.const(f.code),
     "__defaults__": lambda s, f: Tuple(list(f.defaults)) if f.defaults else s.const(None),
-    "__kwdefaults__": lambda s, f: s.const(None) if not f.kwdefaults else Dict(_named(s, f.kwdefaults)),
+    "__kwdefaults__": lambda s, f: s.const(None) if not f.kwdefaults else Dict(named(s, f.kwdefaults)),
     "__closure__": lambda s, f: Tuple(list(f.cells)) if f.cells else s.const(None),
     "__annotations__": lambda s, f: f.annotated(s),
     "__globals__": lambda s, f: f.namespace.as_dict(s),
@@ -467,7 +466,7 @@ DERIVED: dict[str, Callable[[CaptureState, Function], Value]] = {
 """Attributes of a function made in the frame."""
 
 
-def _named(s: CaptureState, values: Kwargs) -> dict[Token, tuple[Value, Value]]:
+def named(s: CaptureState, values: Kwargs) -> dict[Token, tuple[Value, Value]]:
     return {name: (s.const(name), value) for name, value in values.items()}
 
 
@@ -544,43 +543,6 @@ class BoundMethod(Value):
         g.emit(self.function)
         g.emit(self.self_)
         g.body.call(2)
-
-
-@final
-class Partial(Value):
-    """functools.partial."""
-
-    __slots__ = ("args", "function", "kwargs")
-
-    def __init__(self, function: Value, args: Args, kwargs: Kwargs, source: Source | None = None) -> None:
-        self.function = function
-        self.args = args
-        self.kwargs = kwargs
-        self.source = source
-
-    def python_type(self) -> type:
-        return functools.partial
-
-    def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
-        return self.function.call(s, [*self.args, *args], {**self.kwargs, **kwargs}, site)
-
-    def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
-        if name == "func":
-            return self.function
-        if name == "args":
-            return Tuple(list(self.args))
-        if name == "keywords":
-            return Dict({name: (s.const(name), value) for name, value in self.kwargs.items()})
-        if name == "__dict__":
-            raise UnsupportedAttribute(name=name, type=self.type_name(), why="attributes of a partial are not modelled")
-        return super().get_attr(s, name, site)
-
-    def emit(self, g: Codegen) -> None:
-        g.body.const(functools.partial)
-        g.emit(self.function)
-        for arg in (*self.args, *self.kwargs.values()):
-            g.emit(arg)
-        g.body.call(1 + len(self.args) + len(self.kwargs), tuple(self.kwargs))
 
 
 def inline(s: CaptureState, function: Function, args: Args, kwargs: Kwargs, site: CallSite) -> Value:
@@ -781,18 +743,3 @@ def wrap_method(s: CaptureState, real: types.MethodType, source: Source | None) 
     value = BoundMethod(function, self_, source, real)
     s.guard_type(value)
     return value
-
-
-@wraps(functools.partial, subclasses=True)
-def wrap_partial(s: CaptureState, real: functools.partial[object], source: Source | None) -> Value:
-    part = lambda name: AttrSource(source, name) if source else None  # noqa: E731
-    args_source, keywords_source = part("args"), part("keywords")
-    args = [s.wrap(a, ItemSource(args_source, i) if args_source else None) for i, a in enumerate(real.args)]
-    kwargs = {
-        k: s.wrap(a, ItemSource(keywords_source, k) if keywords_source else None) for k, a in real.keywords.items()
-    }
-    if source is not None:
-        s.guard(source, GuardKind.TYPE_IS, s.reference(type(real)))
-        s.guard(args_source, GuardKind.LENGTH, len(real.args))
-        s.guard(keywords_source, GuardKind.DICT_KEYS, tuple(real.keywords))
-    return Partial(s.wrap(real.func, part("func")), args, kwargs, source)

@@ -1,0 +1,94 @@
+"""`functools.partial`, made in the frame or found outside; its keywords can be changed.
+
+scaled = partial(f, scale=2); scaled.keywords["scale"] = 3
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import final
+
+from kiln.capture.interpreter.breaks import UnsupportedAttribute
+from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Codegen, Kwargs, Value, wraps
+from kiln.capture.interpreter.variables.function import named
+from kiln.capture.interpreter.variables.mapping import Dict
+from kiln.capture.interpreter.variables.sequence import Tuple
+from kiln.runtime.guards.guard import GuardKind
+from kiln.runtime.guards.source import AttrSource, ItemSource, Source
+
+
+@final
+class Partial(Value):
+    """functools.partial."""
+
+    __slots__ = ("args", "function", "given", "keywords", "original")
+
+    def __init__(self, function: Value, args: Args, kwargs: Kwargs, source: Source | None = None) -> None:
+        self.function = function
+        self.args = args
+        self.given = kwargs
+        self.original: functools.partial[object] | None = None
+        self.keywords: Dict | None = None
+        """What the program has read as `keywords`, which it may have changed."""
+        self.source = source
+
+    def read_keywords(self, s: CaptureState) -> Dict:
+        if self.keywords is None:
+            found: Value = Dict(named(s, self.given))
+            if self.original is not None:
+                path = AttrSource(self.source, "keywords") if self.source is not None else None
+                found = s.wrap(self.original.keywords, path)
+            assert isinstance(found, Dict)
+            found.items(s)
+            self.keywords = found
+        return self.keywords
+
+    @property
+    def kwargs(self) -> Kwargs:
+        if self.keywords is None or self.keywords._items is None:
+            return self.given
+        items = self.keywords._items
+        if not all(isinstance(name, str) for name in items):
+            raise self.unsupported("call", "a keyword is no string")
+        return {str(name): value for name, (_, value) in items.items()}
+
+    def python_type(self) -> type:
+        return functools.partial
+
+    def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
+        return self.function.call(s, [*self.args, *args], {**self.kwargs, **kwargs}, site)
+
+    def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
+        if name == "func":
+            return self.function
+        if name == "args":
+            return Tuple(list(self.args))
+        if name == "keywords":
+            return self.read_keywords(s)
+        if name == "__dict__":
+            raise UnsupportedAttribute(name=name, type=self.type_name(), why="attributes of a partial are not modelled")
+        return super().get_attr(s, name, site)
+
+    def emit(self, g: Codegen) -> None:
+        g.body.const(functools.partial)
+        g.emit(self.function)
+        for arg in (*self.args, *self.kwargs.values()):
+            g.emit(arg)
+        g.body.call(1 + len(self.args) + len(self.kwargs), tuple(self.kwargs))
+
+
+@wraps(functools.partial, subclasses=True)
+def wrap_partial(s: CaptureState, real: functools.partial[object], source: Source | None) -> Value:
+    part = lambda name: AttrSource(source, name) if source else None  # noqa: E731
+    args_source, keywords_source = part("args"), part("keywords")
+    args = [s.wrap(a, ItemSource(args_source, i) if args_source else None) for i, a in enumerate(real.args)]
+    kwargs = {
+        k: s.wrap(a, ItemSource(keywords_source, k) if keywords_source else None) for k, a in real.keywords.items()
+    }
+    if source is not None:
+        s.guard(source, GuardKind.TYPE_IS, s.reference(type(real)))
+        s.guard(args_source, GuardKind.LENGTH, len(real.args))
+        s.guard(keywords_source, GuardKind.DICT_KEYS, tuple(real.keywords))
+    made = Partial(s.wrap(real.func, part("func")), args, kwargs, source)
+    made.original = real
+    return made
