@@ -15,15 +15,17 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from types import CodeType
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from kiln.support.records import dataclass
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class RawInstruction:
-    """One instruction of a code object with its argument as stored. `unit` is its offset in code units."""
+class RawInstruction(NamedTuple):
+    """One instruction of a code object with its argument as stored. `unit` is its offset in code units.
+
+    A tuple, because each instruction that is reached makes one.
+    """
 
     opname: str
     arg: int
