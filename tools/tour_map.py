@@ -111,6 +111,22 @@ MAP = {
             "register_hook",
         ),
         ("When is a comparison of Python floats checked?", "kiln/capture/interpreter/speculation.py", "NumberCheck"),
+        (
+            "What becomes of a tensor in an f-string?",
+            "kiln/capture/interpreter/variables/deferred_text.py",
+            "deferred_text",
+        ),
+        (
+            "Which sizes that data decide are speculated on?",
+            "kiln/capture/interpreter/data_values.py",
+            "speculated_size",
+        ),
+        (
+            "Which torch function modes may a frame enter?",
+            "kiln/capture/interpreter/builtins/function_modes.py",
+            "enter_mode",
+        ),
+        ("Which models does the capture suite build?", "kiln/cli/bench/capture/architectures.py", "small_config"),
         ("What does a graph break cost?", "kiln/api/break_cost.py", "break_seconds"),
     ),
     "Guards and shapes": (

@@ -24,8 +24,9 @@ from kiln.capture.interpreter.speculation import Speculation, Speculations
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import all_nodes
-from kiln.graph.trace.condition import equality, evaluate, integer_value, size_read
+from kiln.graph.trace.condition import equality, evaluate, inputs_of, integer_value, size_read
 from kiln.graph.trace.fake import FakeTensor
+from kiln.runtime.guards.source import DictAttrSource, ItemSource, Source
 from kiln.support.errors import KilnError
 from kiln.support.records import dataclass
 from kiln.symbolic.expr import Expr, Symbol
@@ -104,9 +105,19 @@ def number_made(s: CaptureState, number: Symbol | Given, tensor: Value, fake: to
 
 
 def number_hidden(s: CaptureState, symbol: Symbol) -> None:
-    """Note that the current instruction made a number that is no result, such as the offset of `x[i]`."""
+    """Note that the current instruction made a number that is no result, such as the offset of `x[i]`.
+
+    One that buffers of modules decide, such as a padding, seldom changes: it is speculated on.
+    """
     frame = running_frame(s)
     s.part(DataValues).steps[symbol] = (frame.code, frame.at), past_step(frame)
+    node = size_read(s.recorder, symbol) if s.policy.speculate_values else None
+    if node is not None and all([is_buffer(record.source) for record in inputs_of(s.recorder, node)]):
+        speculated_size(s, symbol)
+
+
+def is_buffer(source: Source | None) -> bool:
+    return isinstance(source, ItemSource) and isinstance(source.base, DictAttrSource) and source.base.name == "_buffers"
 
 
 def value_needed(s: CaptureState, error: KilnError) -> ValueNeeded | None:

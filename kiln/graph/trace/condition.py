@@ -48,6 +48,12 @@ def size_read(recorder: Recorder, symbol: Symbol) -> Node | None:
     return _admitted(recorder, read.inputs[0], scalars=False) if read is not None else None
 
 
+def inputs_of(recorder: Recorder, root: Node) -> list[InputRecord]:
+    """The inputs that a node is computed from."""
+    needed = _dependencies([root], _host_reads(recorder))
+    return [record for record in recorder.inputs if record.node in needed]
+
+
 def _value(recorder: Recorder, fake: torch.Tensor, largest: int, scalars: bool) -> Node | None:
     root = recorder.node_of(fake)
     size = recorder.env.simplify(root.tensor.numel())

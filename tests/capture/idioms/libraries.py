@@ -400,3 +400,27 @@ def module_dict_call(x):
 @TABLE.add(vector(2, 3))
 def tensor_attributes(x):
     return x.T + x.t(), x.mT.shape, x.nbytes, x.device.type, x.dtype.is_floating_point
+
+
+class Padded(torch.nn.Module):
+    """Its padding is computed from buffers, as in audio codecs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kernel", torch.tensor(5))
+        self.register_buffer("stride", torch.tensor(2))
+
+    def forward(self, x):
+        total = self.kernel - self.stride
+        frames = torch.ceil((x.shape[-1] - self.kernel + total) / self.stride + 1).to(torch.int64) - 1
+        extra = frames * self.stride + self.kernel - total - x.shape[-1]
+        padded = torch.nn.functional.pad(x, (total, extra), mode="constant")
+        return padded.reshape(-1)[:3] + padded.shape[-1]
+
+
+PADDED = Padded()
+
+
+@TABLE.add(lambda: [(torch.randn(1, 8),), (torch.randn(1, 9),), (torch.randn(1, 8),)])
+def pads_by_buffers(x):
+    return PADDED(x) * 2
