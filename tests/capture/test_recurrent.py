@@ -29,3 +29,26 @@ def test_lstm_has_gradients(dynamic: str) -> None:
         for expected, got in zip(trained(lstm, lstm, x), trained(compiled, lstm, x), strict=True):
             torch.testing.assert_close(got, expected)
     assert compiled.report().regions == 1 and not compiled.report().eager
+
+
+class Packed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.LSTM(4, 6, batch_first=True, bidirectional=True)
+        self.last = torch.nn.Linear(12, 3)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        rnn = torch.nn.utils.rnn
+        packed = rnn.pack_padded_sequence(x * 2, lengths, batch_first=True, enforce_sorted=False)
+        padded, _ = rnn.pad_packed_sequence(self.layer(packed)[0], batch_first=True)
+        return self.last(padded.relu()).sum(1)
+
+
+def test_packed_sequences_break_at_three_calls_whatever_their_lengths() -> None:
+    model = Packed()
+    compiled: Any = kiln.compile(model, options={"cache": False})
+    for size, lengths in ((7, [7, 3, 5]), (9, [9, 2, 4]), (6, [1, 6, 6]), (8, [8, 8, 8]), (5, [2, 5, 1])):
+        x, given = torch.randn(3, size, 4), torch.tensor(lengths)
+        torch.testing.assert_close(compiled(x, given), model(x, given))
+    report = compiled.report()
+    assert report.eager == 0 and report.compiles <= 8 and {found.code for found in report.breaks} == {"KILN1002"}

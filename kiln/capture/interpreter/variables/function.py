@@ -37,6 +37,7 @@ from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.variables.iterators import Generator
 from kiln.capture.interpreter.variables.made_namespace import MadeNamespace, module_of
 from kiln.capture.interpreter.variables.mapping import Dict
+from kiln.capture.interpreter.variables.packed_sequences import refuse_packed
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import recorded
 from kiln.native._frames import Dispatcher
@@ -351,6 +352,7 @@ class Function(Value):
             if is_ignored(s, original):
                 return s.const(None)
             refuse_opaque(original)
+            refuse_packed(original, args)
             if original.__globals__.get("__name__") in TRANSFORMS and not s.part(TransformScope).active:
                 return call_transform(s, self, args, kwargs)
         return inline(s, self, args, kwargs, site)
