@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -374,6 +375,29 @@ def test_an_exit_that_keeps_the_traceback_is_called_in_python() -> None:
         with Exit(seen):
             raise ValueError("a")
         return x + 1, [text for _, text, _ in seen], sys.exc_info()
+
+    compiled = kiln.compile(program, backend="eager", options={"cache": False})
+    for _ in range(2):
+        assert_like_eager(compiled, program, torch.ones(2))
+
+
+def raises(x: Any) -> Any:
+    raise ValueError("deep")
+
+
+def test_tracebacks_lead_to_the_lines_of_the_program() -> None:
+    def program(x: Any) -> Any:
+        try:
+            try:
+                raises(x)
+            except ValueError:
+                broken(1)
+                raise
+        except ValueError as error:
+            trace = error.__traceback__
+        broken(1)
+        found = traceback.extract_tb(trace)
+        return x + 1, found[-1].name, found[-1].lineno, found[0].lineno, found[-1].filename
 
     compiled = kiln.compile(program, backend="eager", options={"cache": False})
     for _ in range(2):

@@ -270,7 +270,7 @@ def copies(x: Any) -> Any:
 
 PROGRAMS: list[Callable[[Any], Any]] = [
     *(with_methods, prepared, hooks, made_again, abstract, changed_later, of_changed, entries, wrong, copies),
-    *(callable_as_metaclass, compared_classes, enumeration, order_of_comparison, without_get),
+    *(callable_as_metaclass, enumeration, order_of_comparison, without_get),
 ]
 
 
@@ -376,7 +376,9 @@ def addresses(x: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "program", [signatures, documented, descriptors, refused, addresses], ids=lambda program: program.__name__
+    "program",
+    [signatures, documented, descriptors, refused, addresses, compared_classes],
+    ids=lambda program: program.__name__,
 )
 def test_classes_and_functions_describe_themselves(program: Callable[[Any], Any]) -> None:
     assert_like_eager(kiln.compile(program, backend="eager", options={"cache": False}), program, torch.arange(4.0))

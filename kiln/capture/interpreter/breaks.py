@@ -206,6 +206,8 @@ class Raised(Exception):
     def __init__(self, value: Any) -> None:
         super().__init__(value)
         self.value = value
+        self.lines: tuple[Location, ...] = ()
+        """Where it was raised, innermost last."""
         self.linked = False
         """Its context is set: an exception that is raised again keeps it."""
 

@@ -25,7 +25,7 @@ from kiln.capture.bytecode.resume import NULL, InnerCall, ResumeOrigin
 from kiln.capture.interpreter.breaks import GraphBreak, Raised, UnsupportedOpcode
 from kiln.capture.interpreter.core import NOT_RESUMABLE, PUSH, Args, CallSite, CaptureState, Value
 from kiln.capture.interpreter.variables.constant import Constant
-from kiln.capture.interpreter.variables.exception import link
+from kiln.capture.interpreter.variables.exception import caught, lines_of, link
 from kiln.support.location import Location
 from kiln.support.records import dataclass
 
@@ -299,6 +299,7 @@ class SymbolicFrame:
                     self._link(raised)
                     if not self.unwind(raised.value):
                         raise
+                    caught(raised, len(self.locations()) - 1)
                 except GraphBreak as stop:
                     self._note(stop)
                     raise
@@ -371,6 +372,7 @@ class SymbolicFrame:
 
     def _link(self, raised: Raised) -> None:
         """Set the context of an exception that begins here."""
+        raised.lines = raised.lines or lines_of(raised, self.locations())
         try:
             link(self.state, raised, current_exception(self))
         except GraphBreak as stop:

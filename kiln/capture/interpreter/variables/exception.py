@@ -32,7 +32,9 @@ from kiln.capture.interpreter.variables.sequence import Sequence, Tuple, all_ite
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import HEAP_TYPE
 from kiln.runtime.guards.source import CallSource, ModuleGlobalSource
+from kiln.runtime.tracebacks import traceback_of
 from kiln.support.errors import KilnError
+from kiln.support.location import Location
 
 FIELD_TYPES = (types.GetSetDescriptorType, types.MemberDescriptorType)
 LINKS = ("__cause__", "__context__")
@@ -64,13 +66,14 @@ class Unknown:
 
 @final
 class Traceback(Value):
-    """The traceback of an exception, without the frames of the program."""
+    """The traceback of an exception: lines of the program, the outermost first, without its frames."""
 
-    __slots__ = ()
+    __slots__ = ("lines",)
 
     why = "interpreted frames leave no traceback"
 
-    def __init__(self) -> None:
+    def __init__(self, lines: tuple[Location, ...] = ()) -> None:
+        self.lines = lines
         self.source = None
 
     def python_type(self) -> type:
@@ -83,7 +86,12 @@ class Traceback(Value):
         raise UnsupportedAttribute(name=name, type="traceback", why=self.why)
 
     def emit(self, g: Codegen) -> None:
-        raise UnsupportedValue(type="traceback", why=self.why)
+        if not self.lines:
+            raise UnsupportedValue(type="traceback", why=self.why)
+        g.body.const(traceback_of)
+        g.body.const(tuple((line.file, line.line, line.function) for line in self.lines))
+        g.body.call(1)
+        g.remember(self)
 
 
 def native_class(cls: type) -> type[BaseException]:
@@ -228,6 +236,19 @@ def link(s: CaptureState, raised: Raised, handled: Value | None) -> None:
     value.set_attr(s, "__context__", handled)
 
 
+def lines_of(raised: Raised, here: tuple[Location, ...]) -> tuple[Location, ...]:
+    """Where an exception was raised; one that is raised again keeps the lines from the handler on."""
+    attrs: dict[str, Value | None] = getattr(raised.value, "attrs", {})
+    held = attrs.get("__traceback__")
+    return (*here[:-1], *held.lines) if raised.linked and isinstance(held, Traceback) and held.lines else here
+
+
+def caught(raised: Raised, depth: int) -> None:
+    """An exception made here is caught in the frame at `depth`: its traceback begins there."""
+    if raised.value.real() is MISSING:
+        raised.value.attrs["__traceback__"] = Traceback(raised.lines[depth:])
+
+
 def context_of(value: Value) -> Value | None:
     """The context of an exception, if it is known here."""
     attrs: dict[str, Value | None] = getattr(value, "attrs", {})
@@ -257,9 +278,9 @@ def emit_exception(value: ExceptionValue, itself: Value, g: Codegen) -> None:
         g.body.call(0)
         g.body.op("COPY", 2)
         g.body.op("STORE_ATTR", "__context__")
-    for name in (*LINKS, FLAG):
+    for name in (*LINKS, FLAG, "__traceback__"):
         held = value.attrs.get(name)
-        if held is not None:
+        if held is not None and not (isinstance(held, Traceback) and not held.lines):
             g.emit(held)
             g.body.op("COPY", 2)
             g.body.op("STORE_ATTR", name)
