@@ -199,7 +199,8 @@ def run(sweep: Sweep, arguments: argparse.Namespace) -> Tally:
     part, parts = map(int, arguments.shard.split("/"))
     start = arguments.first + part
     if arguments.resume and arguments.out.exists():
-        start = max([start, *(line["position"] for line in lines_of(arguments.out) if "position" in line)])
+        known = lines_of(arguments.out)  # of a run that was killed, no position behind its last finding
+        start = max([start, *(line.get("position", line.get("case", 0)) for line in known)])
     total = sweep.total()
     end = min(arguments.first + (arguments.cases or min(total, MOST_CASES)), total)
     deadline = time.time() + arguments.seconds
@@ -240,7 +241,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(sweeps: dict[str, Callable[[argparse.Namespace], Sweep]], words: list[str]) -> int:
     if words[:1] == ["table"]:
-        print("\n".join(table(line for path in words[1:] for line in lines_of(Path(path)))))
+        lines = [line for path in words[1:] for line in lines_of(Path(path))]
+        print("\n".join(table({tuple(line.items()): line for line in lines}.values())))  # a case run twice counts once
         return 0
     if not words or words[0] not in sweeps:
         print(f"usage: python -m tests.sweeps {{{','.join([*sweeps, 'table'])}}} ...", file=sys.stderr)

@@ -77,6 +77,11 @@ def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert (tally.position, dict(tally.kinds)) == (12, {"crash": 1, "fault of the sweep": 1})
 
 
+def test_a_run_that_was_killed_goes_on_at_its_last_finding(tmp_path: Path) -> None:
+    (tmp_path / "found").write_text('{"case": 7, "subject": "it", "kind": "values"}\n')
+    assert run(Counting(), arguments(tmp_path, "--resume")).cases == 5
+
+
 def test_shards_are_disjoint(tmp_path: Path) -> None:
     assert [run(Counting(), arguments(tmp_path, f"--shard={n}/2")).cases for n in range(2)] == [5, 6]
 
