@@ -322,3 +322,20 @@ def test_messages_of_programs_that_look_like_those_of_linalg() -> None:
         with pytest.raises(RuntimeError, match="mine") as caught:
             kiln.compile(program)(torch.ones(3))
         assert not isinstance(caught.value, torch.linalg.LinAlgError)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eager")
+def test_the_gradient_of_as_strided_ends_at_its_view() -> None:
+    """What lies outside of the view gets none."""
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        part = x[1]
+        return part, part.as_strided((2, 2), (1, 2), 0)
+
+    gradients = []
+    for function in (program, kiln.compile(program)):
+        x = torch.arange(8.0).view(2, 4).requires_grad_()
+        part, moved = function(x)
+        (part.sum() + 2 * moved.sum()).backward()
+        gradients.append(x.grad)
+    assert torch.equal(*gradients)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from kiln.graph.ir.node import Node
 from kiln.graph.ops import DECOMPOSITIONS, INPLACE, LIBRARY, MUTATIONS, VIEWS, Emit
-from kiln.graph.ops.breaks import UnsupportedMutation
+from kiln.graph.ops.breaks import UnsupportedMutation, UnsupportedOp
 from kiln.graph.ops.domains import NUMBERS, REFUSED, refuse_dtype, refuse_in_place, refuse_numbers
 from kiln.graph.ops.eager_kernels import OWN_KERNELS, EagerKernels
 from kiln.graph.ops.registry import Decomposition, MutationRule, Results, SpecRule, ViewRule, ViewSteps
@@ -28,9 +28,10 @@ from kiln.graph.trace.foreach import foreach_handler
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
 from kiln.graph.trace.shared_memory import by_storage, refuse_shared_memory
 from kiln.graph.trace.special import SPECIAL
-from kiln.graph.trace.storage_view import StorageView
+from kiln.graph.trace.storage_view import StorageView, reaches_outside
 from kiln.plan.overloads import is_random
 from kiln.support.records import dataclass
+from kiln.tensor.spec import TensorSpec
 
 
 def resolve(op: OpOverload, kernels: EagerKernels = OWN_KERNELS) -> Handler:
@@ -127,9 +128,17 @@ def view_handler(rule: ViewRule) -> Handler:
         steps = rule(mode.emit, view.spec, *values, **named)
         if isinstance(steps, list):
             return [view_after(mode, view, part) for part in steps]
+        if view.step is not None and cast(torch.Tensor, args[0]).requires_grad:
+            refuse_lost_gradient(view.spec, steps, str(op))
         return view_after(mode, view, steps)
 
     return handler
+
+
+def refuse_lost_gradient(spec: TensorSpec, steps: ViewSteps, op: str) -> None:
+    """Eager gives no gradient to what `as_strided` reads outside of the view that it is applied to."""
+    if any(name == "as_strided" and reaches_outside(attrs, spec) for name, attrs in steps):
+        raise UnsupportedOp(op=op, reason="it reads memory outside of a view, which gets no gradient")
 
 
 def mutation_handler(rule: MutationRule) -> Handler:
