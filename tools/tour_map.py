@@ -110,6 +110,8 @@ MAP = {
             "kiln/capture/interpreter/builtins/tensor_hooks.py",
             "register_hook",
         ),
+        ("What becomes of a tensor of a subclass?", "kiln/capture/interpreter/variables/subclass.py", "call"),
+        ("Which torch calls is a function of NumPy?", "kiln/capture/interpreter/builtins/numpy_functions.py", "traced"),
         ("When is a comparison of Python floats checked?", "kiln/capture/interpreter/speculation.py", "NumberCheck"),
         (
             "What becomes of a tensor in an f-string?",

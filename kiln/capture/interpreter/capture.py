@@ -53,6 +53,7 @@ from kiln.capture.interpreter.builtins import (
     polyfilled,
     tensor_data,
     tensor_hooks,
+    tensor_subclasses,
 )
 from kiln.capture.interpreter.builtins.function_modes import break_before_modes
 from kiln.capture.interpreter.builtins.function_transforms import close_levels
@@ -136,6 +137,7 @@ REGISTERED = (
     *(build, control, match, operators, stack),
     tensor_data,
     tensor_hooks,
+    tensor_subclasses,
 )
 """Importing these modules fills the tables of handlers."""
 

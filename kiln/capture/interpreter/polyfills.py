@@ -105,6 +105,21 @@ def function_backward(cls: Any, context: FunctionContext, grads: tuple[object, .
     return found if isinstance(found, tuple) else (found,)
 
 
+def disable_overrides(disabled: bool) -> bool:
+    """Modelled: whether `__torch_function__` of subclasses is skipped, returns what was set before."""
+    raise NotImplementedError
+
+
+class NoTorchFunction:
+    """`torch._C.DisableTorchFunctionSubclass`."""
+
+    def __enter__(self) -> None:
+        self.before = disable_overrides(True)
+
+    def __exit__(self, *raised: object) -> None:
+        disable_overrides(self.before)
+
+
 # torch._check and its kin: what follows holds, see `data_values.py`.
 
 

@@ -105,11 +105,14 @@ class InputTable:
     def find(self, real: torch.Tensor) -> InputRecord | None:
         return self._by_real.get(id(real))
 
-    def accept(self, real: torch.Tensor, name: str) -> None:
-        """Raise UnsupportedInput unless it is a plain dense tensor; its type and dispatch keys tell."""
+    def accept(self, real: torch.Tensor, name: str, subclass: bool) -> None:
+        """Raise UnsupportedInput unless it is a plain dense tensor; its type and dispatch keys tell.
+
+        With `subclass`, of any class.
+        """
         kind = type(real), torch._C._dispatch_keys(real).raw_repr()
         if kind not in self._accepted or real.dim() > MOST_DIMENSIONS:
-            refuse_unsupported(real, name)
+            refuse_unsupported(real, name, subclass)
             self._accepted.add(kind)
 
     def spec(self, real: torch.Tensor, dims: Dims) -> TensorSpec:
@@ -197,27 +200,35 @@ class _Derived(torch.autograd.Function):
         return gradient, None
 
 
+def is_wrapper_class(cls: type) -> bool:
+    """Whether a subclass of Tensor defines what its tensors do below autograd."""
+    plain = torch._C._disabled_torch_dispatch_impl
+    return getattr(cls, "__torch_dispatch__", plain) is not plain
+
+
 MOST_DIMENSIONS = 64
 """Which eager's own kernels and the guards on shapes take."""
 
 
-def refuse_unsupported(real: torch.Tensor, name: str) -> None:
-    """Only plain dense tensors are accepted."""
-    reason = ""
-    if torch._C._functorch.is_functorch_wrapped_tensor(real):
-        reason = "it belongs to a function transform that has ended"
-    elif real.layout is not torch.strided or real.is_nested:
-        reason = f"its layout is {real.layout}"
-    elif type(real) not in (torch.Tensor, torch.nn.Parameter):
-        reason = f"it is a {type(real).__qualname__}"
-    elif real.is_conj() or real.is_neg():
-        reason = "it is a lazy conjugate or negation"
-    elif real.is_quantized or real.device.type == "meta":
-        reason = "it is quantized" if real.is_quantized else "it is a meta tensor"
-    elif real.dim() > MOST_DIMENSIONS:
-        reason = f"it has {real.dim()} dimensions"
-    if reason:
+def refuse_unsupported(real: torch.Tensor, name: str, subclass: bool) -> None:
+    """Only plain dense tensors are accepted, and with `subclass` such of other classes."""
+    if reason := refusal(real, subclass):
         raise UnsupportedInput(name=name, reason=reason)
+
+
+def refusal(real: torch.Tensor, subclass: bool) -> str:
+    """Why a tensor cannot be an input, "" if it can."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(real):
+        return "it belongs to a function transform that has ended"
+    if real.layout is not torch.strided or real.is_nested:
+        return f"its layout is {real.layout}"
+    if not subclass and type(real) not in (torch.Tensor, torch.nn.Parameter):
+        return f"it is a {type(real).__qualname__}"
+    if real.is_conj() or real.is_neg():
+        return "it is a lazy conjugate or negation"
+    if real.is_quantized or real.device.type == "meta":
+        return "it is quantized" if real.is_quantized else "it is a meta tensor"
+    return f"it has {real.dim()} dimensions" if real.dim() > MOST_DIMENSIONS else ""
 
 
 @final

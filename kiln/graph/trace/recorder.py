@@ -149,11 +149,13 @@ class Recorder:
 
     # Inputs.
 
-    def add_tensor(self, real: torch.Tensor, name: str, source: Source, dims: Dims = None) -> torch.Tensor:
-        """The fake of an input; the same real tensor gives the same fake."""
+    def add_tensor(
+        self, real: torch.Tensor, name: str, source: Source, dims: Dims = None, subclass: bool = False
+    ) -> torch.Tensor:
+        """The fake of an input; the same real tensor gives the same fake. `subclass`: its class does not matter."""
         record = self.table.find(real)
         if record is None:
-            self.table.accept(real, name)
+            self.table.accept(real, name, subclass)
             record = self.table.add(real, name, source, self.table.spec(real, dims))
         return cast(FakeTensor, record.fake)
 

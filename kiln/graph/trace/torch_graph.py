@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Protocol, cast, runtime_checkable
 
@@ -26,6 +26,7 @@ from kiln.graph.ir.fx_sizes import FxSizes
 from kiln.graph.trace.fake import FakeTensor, is_wrapped
 from kiln.graph.trace.log import RegisterHook, TorchCall, leaves
 from kiln.runtime.eager_replay import SETTERS
+from kiln.runtime.subclasses import plain_tensor
 from kiln.symbolic import Expr, Symbol
 from kiln.symbolic.env import ShapeGuard
 from kiln.symbolic.relation import Relation
@@ -76,6 +77,12 @@ class _TorchGraphBuilder:
             for free in bound[id(fake)]:
                 if free not in self.sizes:
                     self.sizes.learn(cast(Symbol, free), self.size(node, fake, cast(Symbol, free)))
+
+    def without_classes(self, inputs: Sequence[tuple[str, object]], subclasses: Collection[str]) -> None:
+        """Plain tensors in place of inputs of subclasses."""
+        for name, fake in inputs:
+            if name in subclasses and id(fake) in self.values:
+                self.values[id(fake)] = self.graph.call_function(plain_tensor, (self.values[id(fake)],))
 
     def size(self, node: torch.fx.Node, fake: object, symbol: Expr) -> torch.fx.Node:
         if not isinstance(fake, FakeTensor):
@@ -170,8 +177,11 @@ def torch_graph(
     inputs: Sequence[tuple[str, object]],
     outputs: Sequence[object],
     checks: Sequence[ShapeGuard] = (),
+    subclasses: Collection[str] = (),
 ) -> torch.fx.GraphModule:
     """A graph module over the inputs that are used, in their order, returning a tuple of the outputs.
+
+    `subclasses`: the names of inputs that are tensors of subclasses.
 
     `checks` come last: the calls before them raise what they raise in eager.
     """
@@ -183,6 +193,7 @@ def torch_graph(
         wanted.update(value.free_symbols() if isinstance(value, Expr | Real) else ())
         wanted.update(value.givens() if isinstance(value, Real) else ())
     builder.inputs(inputs, {id(leaf) for leaf in used}, wanted)
+    builder.without_classes(inputs, subclasses)
     for call in calls:
         builder.call(call)
     for check in checks:

@@ -18,6 +18,8 @@ from kiln.graph.trace.log import TorchCall
 from kiln.graph.trace.torch_graph import torch_graph
 from kiln.symbolic import ShapeEnv
 
+PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, type(None))
+
 
 @final
 @dataclass(slots=True)
@@ -62,4 +64,5 @@ class Trace:
     def torch_graph(self) -> torch.fx.GraphModule:
         """The log as a torch-level fx graph, with placeholders for the inputs in use."""
         inputs = [(record.name, record.fake) for record in self.inputs]
-        return torch_graph(self.calls, inputs, self.fake_outputs, self.env.checks)
+        subclasses = {record.name for record in self.inputs if type(record.real) not in PLAIN_TYPES}
+        return torch_graph(self.calls, inputs, self.fake_outputs, self.env.checks, subclasses)

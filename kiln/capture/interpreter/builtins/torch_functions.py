@@ -36,7 +36,7 @@ from kiln.capture.interpreter.variables.function import Function, inline
 from kiln.capture.interpreter.variables.made_class import is_made
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import all_items
-from kiln.capture.interpreter.variables.tensor import Tensor, recorded
+from kiln.capture.interpreter.variables.tensor import Overrides, Tensor, recorded
 from kiln.runtime.guards.constant import is_constant
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import path_of
@@ -102,6 +102,8 @@ def overrides_torch(s: CaptureState, value: Value) -> bool:
     if isinstance(value, Tensor) or value.is_constant:
         return False
     s.guard_type(value)
+    if s.part(Overrides).disabled:
+        return False
     own = getattr(value.python_type(), "__torch_function__", None)
     return own is not None and own is not torch._C._disabled_torch_function_impl
 
@@ -133,7 +135,7 @@ def is_compiling_by_kiln(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 def is_tensor(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if not isinstance(args[0], Tensor):
         s.guard_type(args[0])
-    return Constant(isinstance(args[0], Tensor))
+    return Constant(issubclass(args[0].python_type(), torch.Tensor))
 
 
 QUERIES = (

@@ -18,6 +18,8 @@ from collections.abc import Callable, Hashable, Iterator, MutableMapping
 from dataclasses import field
 from typing import Any, final
 
+import torch
+
 from kiln.capture.interpreter.breaks import Raised, UnsupportedAttribute, UnsupportedCall, UnsupportedValue
 from kiln.capture.interpreter.core import (
     MISSING,
@@ -65,6 +67,8 @@ ALIASES = (types.UnionType, types.GenericAlias)
 """Types of objects that stand for a type in `isinstance` and in annotations."""
 OWN_READS = (threading.local, weakref.ProxyType, weakref.CallableProxyType)
 """Classes written in C whose attributes are not stored in the object."""
+PLAIN_ARGUMENTS = (int, float, complex, torch.Tensor)
+"""What torch gets for an instance of a class that derives from one of these."""
 MODELLED_CALLS = (types.FunctionType, staticmethod, classmethod)
 """Types of `__call__` attributes that can be called as values."""
 
@@ -283,7 +287,7 @@ class Object(Value):
     def torch_arg(self, s: CaptureState) -> object:
         if self.native is not None:
             return self.native.torch_arg(s)
-        if self.foreign is not None and isinstance(number := self.foreign.plain(), (int, float, complex)):
+        if self.foreign is not None and isinstance(number := self.foreign.plain(), PLAIN_ARGUMENTS):
             return number
         return super().torch_arg(s)
 

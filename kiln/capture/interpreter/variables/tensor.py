@@ -88,7 +88,7 @@ NUMBER_METHODS = names("item __int__ __float__ __index__")
 READ_METHODS = NUMBER_METHODS | names("tolist")
 VALUE_METHODS = PLAIN_METHODS | names("tolist __bool__ __array__ data_ptr untyped_storage storage")
 """They read values."""
-HANDLED_METHODS = {name: getattr(torch.Tensor, name) for name in ("register_hook", "retain_grad", "numpy")}
+HANDLED_METHODS = {name: getattr(torch.Tensor, name) for name in names("register_hook retain_grad numpy as_subclass")}
 """Methods with a handler."""
 IN_PLACE = frozenset(
     f"{mark}{name}{mark}"
@@ -548,11 +548,24 @@ def number_input(s: CaptureState, real: int | float, source: Source) -> Value:
     return Symbolic(s.recorder.add_scalar(real, input_name(s.part(RegionInputs), source), source), source)
 
 
+@final
+@dataclass
+class Overrides:
+    """What a torch call does with tensors of subclasses (`subclass.py`); None until there is one."""
+
+    call: Callable[[CaptureState, Target, Args, Kwargs], Value | None] | None = None
+    disabled: bool = False
+    """Whether `__torch_function__` is skipped."""
+
+
 def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value:
     """Run `target` on fakes and wrap its result."""
     s.policy.check_time()
     if s.function_modes and target is not getattr and getattr(target, "__module__", None) not in UNSEEN:
         return seen_by_mode(s, target, args, kwargs)
+    override = s.part(Overrides).call
+    if override is not None and (overridden := override(s, target, args, kwargs)) is not None:
+        return overridden
     plain = tuple([arg.torch_arg(s) for arg in args])
     named = {name: arg.torch_arg(s) for name, arg in kwargs.items()}
     first = args[0] if args and isinstance(args[0], Tensor) else None
@@ -692,7 +705,7 @@ def wrap_symbolic(s: CaptureState, real: torch.SymInt | torch.SymFloat | torch.S
     return Symbolic(real, source)
 
 
-@wraps(torch.Tensor, torch.nn.Parameter, subclasses=True)
+@wraps(torch.Tensor, torch.nn.Parameter, FakeTensor)
 def wrap_tensor(s: CaptureState, real: torch.Tensor, source: Source | None) -> Value:
     """An input of the region; the same tensor on another path is the same value."""
     if s.recorder.is_fake(real):

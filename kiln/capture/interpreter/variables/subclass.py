@@ -1,0 +1,400 @@
+"""Tensors of subclasses: objects with attributes, which are tensors for the functions that get them.
+
+    class Scaled(torch.Tensor)          a wrapper: `__torch_dispatch__`, inner tensors in its attributes, no memory
+    class Tagged(torch.Tensor)          a tensor of another class, maybe with `__torch_function__`
+
+    torch.mm(a, w)                      1. `type(w).__torch_function__(torch.mm, types, (a, w), {})`, interpreted
+                                        2. of a wrapper, `type(w).__torch_dispatch__(aten.mm, types, (a, w), {})`
+                                           for each operator that the call consists of; else recorded on the tensor
+
+A wrapper is represented in torch's own code by a fake tensor with its metadata, `outer`, which never reaches the
+recorder: only calls on the tensors inside of it are recorded. Its inner tensors are inputs of the region by their path.
+Wrappers are traced while no gradients are needed through them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import cast, final
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kiln.capture.interpreter.breaks import UnsupportedAttribute, UnsupportedCall
+from kiln.capture.interpreter.core import (
+    NOT_RESUMABLE,
+    SUBCLASS_WRAPPERS,
+    Args,
+    CaptureState,
+    Codegen,
+    Kwargs,
+    Value,
+    emit_class,
+)
+from kiln.capture.interpreter.variables.builtin import Builtin
+from kiln.capture.interpreter.variables.mapping import Dict
+from kiln.capture.interpreter.variables.object import Object
+from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple
+from kiln.capture.interpreter.variables.tensor import (
+    METADATA_ATTRIBUTES,
+    METADATA_METHODS,
+    RECORDED_ATTRIBUTES,
+    Overrides,
+    RegionInput,
+    RegionInputs,
+    Tensor,
+    TensorMethod,
+    from_torch,
+    input_name,
+    record,
+)
+from kiln.graph.trace.breaks import UnsupportedInput
+from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.inputs import is_wrapper_class, refusal
+from kiln.graph.trace.log import Target, target_name
+from kiln.runtime.guards.guard import GuardKind, tensor_expectation
+from kiln.runtime.guards.source import Source
+from kiln.runtime.subclasses import make_wrapper
+
+_make_wrapper = cast(Callable[..., FakeTensor], torch.Tensor._make_wrapper_subclass)
+DEFAULT_FUNCTION = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
+"""The `__torch_function__` that classes inherit: results of the class, for all but a few functions."""
+
+
+@final
+@dataclass
+class Subclassed:
+    """The tensors of subclasses in one capture: the objects of outer fakes, by `id`."""
+
+    objects: dict[int, Object] = field(default_factory=dict)
+
+
+@final
+class TensorPart:
+    """What an object of a subclass is as a tensor: `outer` has its metadata; `inner` is the tensor without its class,
+    None for a wrapper."""
+
+    def __init__(self, s: CaptureState, outer: FakeTensor, inner: Tensor | None) -> None:
+        self.state = s
+        self.outer = outer
+        self.inner = inner
+
+    def read(self, name: str) -> Value:
+        s = self.state
+        value = s.part(Subclassed).objects[id(self.outer)]
+        override = function_override(value.cls)
+        own = override is not None and getattr(override, "__func__", None) is not DEFAULT_FUNCTION
+        if own and not s.part(Overrides).disabled:
+            getter = Builtin(getattr(torch.Tensor, name).__get__)
+            result = by_torch_function(s, getter.callable, [value], {}, [value])
+            assert result is not None
+            return result
+        if self.inner is not None:
+            found = self.inner.get_attr(s, name)
+            keeps = override is None or name == "grad" or s.part(Overrides).disabled
+            return found if keeps else in_class(s, found, value.cls)
+        if name in METADATA_ATTRIBUTES:
+            return Tensor(self.outer).get_attr(s, name)
+        if name not in RECORDED_ATTRIBUTES:
+            raise UnsupportedAttribute(name=name, type=value.type_name(), why="it is not read of a wrapper")
+        return dispatched(s, getattr, [value, s.const(name)], {})
+
+    def plain(self) -> object:
+        return self.outer
+
+    def emit(self, value: Value, g: Codegen) -> None:
+        if self.inner is not None:
+            g.emit(self.inner)
+            g.body.op("LOAD_ATTR", "as_subclass")
+            emit_class(g, value.python_type())
+            g.body.call(1)
+        else:
+            fake = self.outer
+            g.body.const(make_wrapper)
+            emit_class(g, value.python_type())
+            for part in (tuple(fake.shape), fake.stride(), fake.storage_offset(), fake.dtype, fake.device):
+                g.body.const(part)
+            g.body.call(6)
+        g.remember(value)
+
+
+def part_of(value: Value) -> TensorPart | None:
+    """What a value is as a tensor of a subclass."""
+    found = value.foreign if isinstance(value, Object) else None
+    return found if isinstance(found, TensorPart) else None
+
+
+def new_subclass(s: CaptureState, value: Object, outer: FakeTensor, inner: Tensor | None) -> Object:
+    """Make `value` a tensor."""
+    overrides = s.part(Overrides)
+    overrides.call = call
+    s.counters.unguarded += 1  # what its class does is not guarded as a whole, so that no layer is repeated
+    value.foreign = TensorPart(s, outer, inner)
+    s.part(Subclassed).objects[id(outer)] = value
+    return value
+
+
+def of_class(s: CaptureState, tensor: Tensor, cls: type) -> Object:
+    """`tensor.as_subclass(cls)`, for a class without `__torch_dispatch__`."""
+    return new_subclass(s, Object(cls), tensor.fake, tensor)
+
+
+def outer_fake(like: torch.Tensor) -> FakeTensor:
+    """A fake with the metadata of a wrapper."""
+    return _make_wrapper(
+        FakeTensor, tuple(like.shape), strides=like.stride(), storage_offset=like.storage_offset(), dtype=like.dtype,
+        device=like.device,
+    )  # fmt: skip
+
+
+def wrap_subclass(s: CaptureState, real: torch.Tensor, source: Source | None) -> Value:
+    """A tensor of a subclass from outside."""
+    known = type(real).__module__.startswith(OF_TORCH) and not type(real).__module__.startswith("torch.testing.")
+    if source is None or known or refusal(real, subclass=True):
+        raise UnsupportedInput(name=source.text() if source is not None else "a tensor", reason=refused(real))
+    return s.identities.same_object(real, source, lambda: subclass_input(s, real, source))
+
+
+def refused(real: torch.Tensor) -> str:
+    return refusal(real, subclass=True) or f"it is a {type(real).__qualname__}"
+
+
+OF_TORCH = "torch."
+"""Classes of torch itself (DTensor, nested tensors) are more than their Python code."""
+SUBCLASS_WRAPPERS.append((torch.Tensor, wrap_subclass))
+
+
+def subclass_input(s: CaptureState, real: torch.Tensor, source: Source) -> Value:
+    cls = type(real)
+    value = Object(cls, source, real)
+    s.guard_type(value)
+    if not is_wrapper_class(cls):
+        inputs = s.part(RegionInputs)
+        fake = s.recorder.add_tensor(real, input_name(inputs, source), source, s.policy.dims(real, source), True)
+        inner = inputs.by_fake[id(fake)] = Tensor(fake, source, real)
+        inputs.tensors.append(RegionInput(inner.fake, source, real))
+        return new_subclass(s, value, inner.fake, Tensor(fake))
+    if real.requires_grad:
+        raise UnsupportedCall(function=cls.__name__, why="a wrapper that requires gradients is an input of the frame")
+    s.guard(source, GuardKind.TENSOR, tensor_expectation(real))
+    return new_subclass(s, value, outer_fake(real), None)
+
+
+# Calls.
+
+
+def subclassed(values: Args) -> Iterator[Object]:
+    """The tensors of subclasses among arguments, also in sequences and dicts made in the frame."""
+    for value in values:
+        if part_of(value) is not None:
+            assert isinstance(value, Object)
+            yield value
+        elif isinstance(value, Sequence) and value._items:
+            yield from subclassed(list(value._items))
+        elif isinstance(value, Dict) and isinstance(value._items, dict):
+            yield from subclassed([item for _, item in value._items.values()])
+
+
+def call(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value | None:
+    """What a torch call on tensors of subclasses gives; None if there are none among the arguments."""
+    found = list(subclassed([*args, *kwargs.values()]))
+    if not found:
+        return None
+    if not isinstance(target, str) and getattr(target, "__module__", None) == "_operator":
+        target, args = behind_operator(s, target, args)
+    if not s.part(Overrides).disabled:
+        result = by_torch_function(s, target, args, kwargs, found)
+        if result is not None:
+            return result
+    return below_torch_function(s, target, args, kwargs, found)
+
+
+def by_torch_function(s: CaptureState, target: Target, args: Args, kwargs: Kwargs, found: list[Object]) -> Value | None:
+    """Ask each class, most derived ones first; None if none has a `__torch_function__`."""
+    classes = overloaded([value for value in found if function_override(value.cls) is not None])
+    if not classes:
+        return None
+    function = Builtin(getattr(torch.Tensor, target)) if isinstance(target, str) else s.wrap(target, None)
+    kinds = Tuple([s.wrap(value.cls, s.classes.sources.get(value.cls)) for value in classes])
+    for value in classes:
+        override = s.classes.lookup(value.cls, "__torch_function__")
+        assert override is not None
+        bound = s.model.bound_attr(s, value, "__torch_function__", override[1], NOT_RESUMABLE)
+        result = bound.call(s, [function, kinds, Tuple(args), named(s, kwargs)], {})
+        if not (result.is_constant and result.real() is NotImplemented):
+            return result
+    names = [value.cls for value in classes]
+    raise s.error(TypeError, f"no implementation found for '{target_name(target)}' on types that implement: {names}")
+
+
+@final
+class OperatorProbe(torch.Tensor):
+    """Shows which function of torch an operator calls, with which arguments."""
+
+    @classmethod
+    def __torch_function__(cls, func: object, types: object, args: object = (), kwargs: object = None) -> object:  # type: ignore[override]
+        return func, args
+
+
+def behind_operator(s: CaptureState, target: Target, args: Args) -> tuple[Target, Args]:
+    """`tensor + w` is `Tensor.add(tensor, w)`, `2 - w` is `Tensor.__rsub__(w, 2)`."""
+    assert not isinstance(target, str)
+    values: dict[int, Value] = {}
+    given: list[object] = []
+    for arg in args:
+        tensor = isinstance(arg, Tensor) or part_of(arg) is not None
+        given.append(
+            torch.Tensor._make_subclass(OperatorProbe, torch.empty(0, device="cpu")) if tensor else arg.torch_arg(s)
+        )
+        values[id(given[-1])] = arg
+    found = target(*given)
+    if not isinstance(found, tuple) or not callable(found[0]):
+        return target, args
+    return found[0], [values.get(id(arg)) or s.wrap(arg, None) for arg in found[1]]
+
+
+def named(s: CaptureState, kwargs: Kwargs) -> Value:
+    return Dict({name: (s.const(name), value) for name, value in kwargs.items()})
+
+
+def overloaded(values: list[Object]) -> list[Object]:
+    """One of each class, subclasses before their bases."""
+    found: list[Object] = []
+    for value in values:
+        if any(value.cls is other.cls for other in found):
+            continue
+        after = [at for at, other in enumerate(found) if issubclass(value.cls, other.cls)]
+        found.insert(after[0] if after else len(found), value)
+    return found
+
+
+def function_override(cls: type) -> object:
+    own = getattr(cls, "__torch_function__", None)
+    return None if own is torch._C._disabled_torch_function_impl else own
+
+
+def below_torch_function(s: CaptureState, target: Target, args: Args, kwargs: Kwargs, found: list[Object]) -> Value:
+    if any(is_wrapper_class(value.cls) for value in found):
+        return dispatched(s, target, args, kwargs)
+    plain = [without_class(arg) for arg in args]
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    if name in METADATA_METHODS and isinstance(plain[0], Tensor):
+        return TensorMethod(plain[0], name).call(s, plain[1:], kwargs)
+    return record(s, target, plain, {name: without_class(value) for name, value in kwargs.items()})
+
+
+def without_class(value: Value) -> Value:
+    """Arguments with plain tensors for those of subclasses."""
+    part = part_of(value)
+    if part is not None and part.inner is not None:
+        return part.inner
+    if isinstance(value, List | Tuple) and value._items:
+        items = [without_class(item) for item in value._items]
+        return List(items) if isinstance(value, List) else Tuple(items)
+    return value
+
+
+def dispatched(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value:
+    """Run a call on outer fakes, in which the operators that reach the dispatcher are interpreted."""
+    given = [arg.torch_arg(s) for arg in args]
+    keywords = {name: value.torch_arg(s) for name, value in kwargs.items()}
+    if torch.is_grad_enabled() and any(needs_grad(value) for value in (*given, *keywords.values())):
+        raise UnsupportedCall(function=target_name(target), why="it gets a wrapper, and needs gradients")
+    mode = InnerCalls(s)
+    with mode:
+        if isinstance(target, str):
+            result = getattr(given[0], target)(*given[1:], **keywords)
+        else:
+            result = target(*given, **keywords)
+    return mode.lift(result)
+
+
+def needs_grad(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(needs_grad, value))
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+@final
+class InnerCalls(TorchDispatchMode):
+    """Gives operators with a wrapper among their arguments to its `__torch_dispatch__`, and records the others."""
+
+    def __init__(self, s: CaptureState) -> None:
+        super().__init__()
+        self.state = s
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Otherwise torch wraps the method below and imports its own compiler."""
+        return False
+
+    def __torch_dispatch__(  # type: ignore[override]
+        self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
+        s = self.state
+        values = [self.lift(arg) for arg in args]
+        keywords = {name: self.lift(arg) for name, arg in (kwargs or {}).items()}
+        wrappers = [value for value in subclassed([*values, *keywords.values()]) if is_wrapper_class(value.cls)]
+        if not wrappers:
+            return record(s, func, values, keywords).torch_arg(s)
+        for value in overloaded(wrappers):
+            result = call_dispatch(s, value, func, [*values], keywords)
+            if not (result.is_constant and result.real() is NotImplemented):
+                return lowered(s, result)
+        raise s.error(TypeError, f"Multiple dispatch failed for '{func}': all `__torch_dispatch__` gave NotImplemented")
+
+    def lift(self, value: object) -> Value:
+        """The value of what torch's code has."""
+        s = self.state
+        if isinstance(value, list):
+            return List([self.lift(item) for item in value])
+        if type(value) is tuple:
+            return Tuple([self.lift(item) for item in value])
+        found = s.part(Subclassed).objects.get(id(value))
+        return found if found is not None else from_torch(s, value)
+
+
+def call_dispatch(s: CaptureState, value: Object, func: OpOverload, args: Args, kwargs: Kwargs) -> Value:
+    """`type(value).__torch_dispatch__(func, types, args, kwargs)`, interpreted below torch function and autograd."""
+    override = s.classes.lookup(value.cls, "__torch_dispatch__")
+    assert override is not None
+    bound = s.model.bound_attr(s, value, "__torch_dispatch__", override[1], NOT_RESUMABLE)
+    kinds = Tuple([s.wrap(value.cls, s.classes.sources.get(value.cls))])
+    return bound.call(s, [Builtin(func), kinds, Tuple(args), named(s, kwargs)], {})
+
+
+def lowered(s: CaptureState, value: Value) -> object:
+    """What torch's code gets for a result."""
+    if isinstance(value, Sequence):
+        items = [lowered(s, item) for item in value.items(s)]
+        return tuple(items) if isinstance(value, Tuple) else items
+    return value.torch_arg(s)
+
+
+def default_function(s: CaptureState, cls: type, function: Value, args: Value, kwargs: Value | None) -> Value:
+    """`torch.Tensor.__torch_function__`."""
+    overrides = s.part(Overrides)
+    assert isinstance(args, Sequence)
+    given = {str(key): value for key, (_, value) in kwargs.items(s).items()} if isinstance(kwargs, Dict) else {}
+    before, overrides.disabled = overrides.disabled, True
+    try:
+        result = function.call(s, list(args.items(s)), given)
+    finally:
+        overrides.disabled = before
+    if function.real() in torch.overrides.get_default_nowrap_functions():
+        return result
+    return in_class(s, result, cls)
+
+
+def in_class(s: CaptureState, value: Value, cls: type) -> Value:
+    """Results as tensors of the class."""
+    if isinstance(value, Tensor) and cls is not torch.Tensor:
+        if is_wrapper_class(cls):
+            raise UnsupportedCall(function=cls.__name__, why="a plain tensor becomes a wrapper without inner tensors")
+        return of_class(s, value, cls)
+    if isinstance(value, List | Tuple) and value._items:
+        items = [in_class(s, item, cls) for item in value._items]
+        return List(items) if isinstance(value, List) else Tuple(items, value.cls)
+    return value
