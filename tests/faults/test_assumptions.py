@@ -12,6 +12,7 @@ from torch import Tensor
 import kiln
 from kiln.plan.errors import CheckFailed, InputMismatch
 from kiln.runtime.checked_region import run_checked
+from tests.faults.outcome import assert_like_eager
 
 
 def returns_a_constant(x: Tensor) -> Any:
@@ -61,3 +62,14 @@ def test_a_failed_check_leads_to_eager_and_a_fault_of_the_compiler_does_not() ->
     assert run_checked(raising(RuntimeError("of an operator"))) is None
     with pytest.raises(InputMismatch):
         run_checked(raising(InputMismatch(name="x", plan="p", problem="a float")))
+
+
+def test_a_check_on_a_size_that_data_decide_in_the_graph_of_a_backend() -> None:
+    def program(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        found = (x > n).nonzero()
+        torch._check(found.shape[0] >= 2, lambda: "few")
+        return found + 1
+
+    compiled = kiln.compile(program, backend="eager", options={"cache": False})
+    for number in (3, 4, 7, 1):
+        assert_like_eager(compiled, program, torch.arange(6.0), torch.tensor(number))

@@ -35,6 +35,10 @@ class FxSizes:
     def __contains__(self, value: object) -> bool:
         return value in self._known
 
+    def can_find(self, value: Expr) -> bool:
+        """Whether a node holds the number of `value`, or can be added for it."""
+        return value in self._known or value in self._offered
+
     def learn(self, value: Expr | Real, node: torch.fx.Node) -> None:
         """`node` holds the number of `value`."""
         self._known.setdefault(value, node)

@@ -147,7 +147,7 @@ class _TorchGraphBuilder:
 
     def check(self, relation: Relation) -> None:
         """Raise RuntimeError unless it holds; nothing for what the log has no number of."""
-        if all(symbol in self.sizes for symbol in relation.free_symbols()):
+        if all(self.sizes.can_find(symbol) for symbol in relation.free_symbols()):
             holds = self.graph.call_function(
                 getattr(operator, relation.kind), (self.sizes.number(relation.difference), 0)
             )
