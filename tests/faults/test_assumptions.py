@@ -73,3 +73,4 @@ def test_a_check_on_a_size_that_data_decide_in_the_graph_of_a_backend() -> None:
     compiled = kiln.compile(program, backend="eager", options={"cache": False})
     for number in (3, 4, 7, 1):
         assert_like_eager(compiled, program, torch.arange(6.0), torch.tensor(number))
+    assert kiln.report_of(compiled).eager == 0

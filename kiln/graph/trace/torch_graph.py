@@ -147,7 +147,10 @@ class _TorchGraphBuilder:
 
     def check(self, relation: Relation) -> None:
         """Raise RuntimeError unless it holds; nothing for what the log has no number of."""
-        if all(self.sizes.can_find(symbol) for symbol in relation.free_symbols()):
+        symbols = sorted(relation.free_symbols(), key=str)
+        if all(self.sizes.can_find(symbol) for symbol in symbols):
+            for symbol in symbols:
+                self.sizes.number(symbol)
             holds = self.graph.call_function(
                 getattr(operator, relation.kind), (self.sizes.number(relation.difference), 0)
             )
