@@ -60,6 +60,12 @@ MAP = {
         ("Where is a call of a Python function inlined?", "kiln/capture/interpreter/variables/function.py", "inline"),
         ("Which C functions may run while tracing?", "kiln/capture/interpreter/pure.py", "is_pure"),
         (
+            "How is a C function called that gets objects of the program?",
+            "kiln/capture/interpreter/native_calls.py",
+            "Natives",
+        ),
+        ("What becomes of exec, eval and locals()?", "kiln/capture/interpreter/builtins/evaluation.py", "run"),
+        (
             "Where is the code that writes a mutated list back?",
             "kiln/capture/interpreter/variables/sequence.py",
             "emit_contents",
