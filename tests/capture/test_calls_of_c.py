@@ -375,3 +375,18 @@ def test_keywords_of_a_partial_that_change() -> None:
     for _ in range(2):
         ours, eager = functools.partial(dict, z=0), functools.partial(dict, z=0)
         assert repr(compiled(X, ours)) == repr(program(X, eager)) and ours.keywords == eager.keywords
+
+
+def test_a_named_tuple_made_in_the_frame() -> None:
+    def program(x: torch.Tensor) -> object:
+        pair = collections.namedtuple("pair", "left right", defaults=(5,))
+        made = pair(2)
+        try:
+            made.left = 3  # type: ignore[misc]
+        except AttributeError as error:
+            return x * made.left + made.right, made, str(error)
+        return None
+
+    compiled = kiln.compile(program, backend="eager", options=OPTIONS)
+    for _ in range(2):
+        assert repr(compiled(X)) == repr(program(X))

@@ -408,6 +408,10 @@ class Function(Value):
     def set_attr(self, s: CaptureState, name: str, value: Value | None, site: CallSite = NOT_RESUMABLE) -> None:
         if self.original is not None or value is None:
             super().set_attr(s, name, value, site)
+        elif name == "__defaults__" and (isinstance(value, Tuple) or value.is_constant):
+            self.defaults = list(value.items(s)) if isinstance(value, Tuple) else []
+        elif name in ("__defaults__", "__kwdefaults__", "__code__", "__globals__", "__closure__"):
+            super().set_attr(s, name, value, site)
         elif name in DERIVED:
             self.renamed[name] = value
         else:

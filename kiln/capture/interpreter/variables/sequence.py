@@ -148,6 +148,14 @@ class Tuple(Sequence):
                 g.emit(item)
             g.body.op("BUILD_TUPLE", len(items))
             return
+        if self.cls in g.state.classes.made:
+            g.body.const(tuple.__new__)
+            emit_class(g, self.cls)
+            for item in items:
+                g.emit(item)
+            g.body.op("BUILD_TUPLE", len(items))
+            g.body.call(2)
+            return
         if hasattr(self.cls, "_make"):
             g.body.const(self.cls._make)
         else:
