@@ -40,10 +40,11 @@ ASYNC_OR_GENERATOR = 0x20 | 0x80 | 0x200
 @final
 @dataclass
 class Snapshots:
-    """The dicts that `locals()` has made, by the number of the frame, and namespaces by the `id` of their dict."""
+    """What `locals()` has made, by the number of the frame; namespaces by the `id` of their dict; objects of frames."""
 
     frames: dict[int, Dict] = field(default_factory=dict)
     spaces: dict[int, MadeNamespace] = field(default_factory=dict)
+    objects: dict[int, FrameObject] = field(default_factory=dict)
 
 
 def variables(s: CaptureState, frame: SymbolicFrame) -> Dict:
@@ -247,22 +248,14 @@ class FrameObject(Value):
         raise FrameInspection(function="sys._getframe")
 
 
-@final
-@dataclass
-class FrameObjects:
-    """The objects of frames, by their numbers."""
-
-    known: dict[int, FrameObject] = field(default_factory=dict)
-
-
 def frame_object(s: CaptureState, frame: SymbolicFrame) -> FrameObject:
-    known = s.part(FrameObjects).known
+    known = s.part(Snapshots).objects
     if frame.number not in known:
         known[frame.number] = FrameObject(frame)
     return known[frame.number]
 
 
-@handles(sys._getframe)
+@handles(sys._getframe, inspect.currentframe)
 def getframe(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     depth = args[0].constant(s) if args else 0
     if type(depth) is not int:
@@ -273,11 +266,6 @@ def getframe(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if frame is None:
         raise FrameInspection(function="_getframe")
     return frame_object(s, frame)
-
-
-@handles(inspect.currentframe)
-def currentframe(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return frame_object(s, running_frame(s))
 
 
 @handles(inspect.stack)
