@@ -101,10 +101,10 @@ def tensor(data: object, *, dtype: torch.dtype | None = None, **options: object)
         return torch.tensor(data, dtype=dtype, **options)  # type: ignore[arg-type]
     if dtype is None:
         dtype = torch.int64 if kinds <= {int, torch.SymInt} else torch.get_default_dtype()
-    made = [torch.scalar_tensor(leaf, dtype=dtype) for leaf in leaves]  # type: ignore[arg-type]
+    made = [torch.scalar_tensor(leaf, dtype=dtype, device="cpu") for leaf in leaves]  # type: ignore[arg-type]
     shaped = torch.stack(made).view(shape_of(data))
     device = options.get("device")
-    return shaped if device is None else shaped.to(device)  # type: ignore[call-overload,no-any-return]
+    return shaped.to(torch.get_default_device() if device is None else device)  # type: ignore[call-overload,no-any-return]
 
 
 NUMBERS = frozenset({int, float, torch.SymInt, torch.SymFloat})
