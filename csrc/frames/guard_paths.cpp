@@ -235,7 +235,11 @@ int GuardPaths::find(int access, int parent, PyObject* key, Py_ssize_t index) {
 PyObject* GuardPaths::canonical(PyObject* key) {
   if (key == Py_None || PyBool_Check(key) || PyType_Check(key)) return key;
   if (PyUnicode_CheckExact(key) && PyUnicode_CHECK_INTERNED(key)) return key;
-  PyObject* pair = PyTuple_Pack(2, reinterpret_cast<PyObject*>(Py_TYPE(key)), key);
+  // Equal tuples may hold 1 and True: the key of a code object's constants tells them apart at
+  // every depth.
+  PyObject* pair = PyTuple_CheckExact(key)
+                       ? _PyCode_ConstantKey(key)
+                       : PyTuple_Pack(2, reinterpret_cast<PyObject*>(Py_TYPE(key)), key);
   PyObject* first = pair ? PyDict_SetDefault(keys_, pair, key) : nullptr;
   Py_XDECREF(pair);
   if (first == nullptr && PyErr_ExceptionMatches(PyExc_TypeError)) {

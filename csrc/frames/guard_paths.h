@@ -7,7 +7,7 @@
 //
 // A source is a Python object that names its base; a table by type says how to take the step from
 // there. The numbers tell which guards others imply, and become the nodes of a guard tree. All of a
-// first call's guards pass here, so no step is taken twice and nothing is hashed twice.
+// first call's guards pass here: once for what they imply, once for the tree.
 #pragma once
 
 #include <unordered_map>

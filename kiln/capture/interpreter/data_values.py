@@ -252,16 +252,16 @@ LONGEST_RAISE = 96
 
 def surely_raises(frame: SymbolicFrame, start: int) -> bool:
     """Whether the instructions from `start` end in a `raise`, whichever way their forward jumps go."""
-    instructions, handlers = frame.decoded.instructions, frame.decoded.handlers
+    handlers = frame.decoded.handlers
     waiting, seen = [start], set[int]()
     while waiting:
         at = waiting.pop()
         if at in seen:
             continue
         seen.add(at)
-        if at >= len(instructions) or len(seen) > LONGEST_RAISE:
+        if at >= len(frame.decoded) or len(seen) > LONGEST_RAISE:
             return False
-        instruction = instructions[at]
+        instruction = frame.decoded.instruction(at)
         name = instruction.name
         if name == "RAISE_VARARGS":
             if handlers[at] is not None:

@@ -37,8 +37,7 @@ def _default(source: src.DefaultSource) -> Steps:
 
 
 def _call(source: src.CallSource) -> Steps:
-    values = (*source.arguments, *source.keywords)
-    return ((CALL, (source.arguments, source.keywords, tuple(map(type, values))), 0),)
+    return ((CALL, (source.arguments, source.keywords), 0),)
 
 
 STEPS: StepForms = {

@@ -205,21 +205,18 @@ class Generator(Value):
     def delegate(self) -> Value | None:
         """The iterator in which a `yield from` is suspended."""
         frame = self.frame
-        instructions = frame.decoded.instructions
-        inside = (
-            frame.ip < len(instructions) and instructions[frame.ip].name == "RESUME" and instructions[frame.ip].arg == 2
-        )
+        at = frame.decoded.instruction(frame.ip) if frame.ip < len(frame.decoded) else None
+        inside = at is not None and at.name == "RESUME" and at.arg == 2
         return frame.stack[-1] if inside and frame.stack else None
 
     def _end_delegation(self, result: Value) -> None:
         """The inner iterator ended: continue after the `yield from` with its result, as SEND does."""
         frame = self.frame
-        instructions = frame.decoded.instructions
-        at = frame.ip
-        while instructions[at].name != "SEND":
-            at = instructions[at].arg if instructions[at].name == "JUMP" else at + 1
-        frame.ip = instructions[at].arg
-        if instructions[frame.ip].name == "END_SEND":
+        at, instruction = frame.ip, frame.decoded.instruction
+        while instruction(at).name != "SEND":
+            at = instruction(at).arg if instruction(at).name == "JUMP" else at + 1
+        frame.ip = instruction(at).arg
+        if instruction(frame.ip).name == "END_SEND":
             frame.push(result)
         else:
             frame.stack[-1] = result

@@ -71,9 +71,11 @@ def tasks_of(chosen: list[Architecture], candidates: Sequence[str]) -> Iterator[
 def measured(tasks: list[Task], jobs: int, seconds: float, out: Path | None) -> Iterator[CaptureFinding]:
     """The findings, also written to the file; a process that ends badly is one."""
     named = [(" ".join(key), task) for key, task in tasks]
+    unwritten: dict[str, list[str]] = {}  # a class is written whole, so that a resumed run measures all of its modes
     for told in in_children(named, jobs, seconds):
         name, _, candidate = told.name.partition(" ")
         if told.ended == "":
+            keep(unwritten.pop(told.name, []), out)
             continue
         if told.ended is None:
             found = cast(CaptureFinding, json.loads(told.line))
@@ -84,15 +86,21 @@ def measured(tasks: list[Task], jobs: int, seconds: float, out: Path | None) -> 
                 "outcome": told.ended.partition(",")[0],
                 "detail": told.ended,
             }
-        if out is not None:
-            with out.open("a") as file:
-                print(json.dumps(found), file=file)
+        unwritten.setdefault(told.name, []).append(json.dumps(found) + "\n")
+        if told.ended is not None:
+            keep(unwritten.pop(told.name), out)
         print(line_of(found), file=sys.stderr, flush=True)
         yield found
 
 
+def keep(lines: list[str], out: Path | None) -> None:
+    if out is not None and lines:
+        with out.open("a") as file:
+            file.write("".join(lines))
+
+
 def read(path: Path) -> list[CaptureFinding]:
-    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("}\n")]
 
 
 def line_of(found: CaptureFinding) -> str:

@@ -184,9 +184,9 @@ def peer_facts() -> CaptureFinding:
 
 
 def trial(subject: Subject, candidate: str, mode: Mode) -> CaptureFinding:
-    """Compare two calls with eager."""
+    """Compare one call with eager."""
     model = subject.model.train(mode == "train")
-    eager_model = copy.deepcopy(model)
+    eager_model, again = copy.deepcopy(model), copy.deepcopy(model)
 
     def run(called: Callable[..., object], module: nn.Module) -> list[object]:
         if mode == "generate":
@@ -214,8 +214,8 @@ def trial(subject: Subject, candidate: str, mode: Mode) -> CaptureFinding:
         found |= {"outcome": "error", "detail": f"{type(problem).__name__}: {problem}"[:300] + "\n" + text[-900:]}
     else:
         different = difference(ours, expected)
-        if different and mode != "generate" and difference(run(eager_model, eager_model), expected):
-            different = ""  # a second call of eager differs too
+        if different and mode != "generate" and difference(run(again, again), expected):
+            different = ""  # another call of eager differs too
         found |= {"outcome": "wrong" if different else "equal", "detail": different}
     found["first_seconds"] = time.perf_counter() - start
     return {**found, **(kiln_facts(api.report_of(compiled)) if candidate == "kiln" else peer_facts())}
