@@ -126,6 +126,7 @@ class Quantised(torch.nn.Module):
 torch.manual_seed(0)
 NET = torch.nn.Sequential(Quantised(), Quantised(), Quantised())
 F = torch.nn.functional
+PARTS = [torch.ones(2).as_subclass(Tagged), torch.zeros(1).as_subclass(Tagged)]
 MAKERS: dict[str, Callable[[], Tensor]] = {
     "tagged": tagged(Tagged), "logged": tagged(Logged), "doubling": tagged(Doubling), "scaled": scaled, "pair": pair,
     "plain": lambda: torch.randn(3, 3), "integers": integers, "nested": lambda: Pair(pair(), pair()),
@@ -135,6 +136,8 @@ PROGRAMS: list[tuple[str, Callable[[Any, Any], Any]]] = [
     ("tagged", lambda w, x: (w.shape, w.dtype, w.size(0), isinstance(w, Tagged), type(w * 2).__name__, w.T)),
     ("tagged", lambda w, x: F.linear(x, w).relu() + w.split(1)[0] + torch.cat([w, x]).sum()),
     ("tagged", lambda w, x: w.add_(x)[0] + w[:, 1]),
+    ("tagged", lambda w, x: (w.split(1), w.chunk(3)[0], w.unbind()[1], torch.max(w, 0), torch.cat(PARTS))),
+    ("tagged", lambda w, x: (w.relu_() is w, w.contiguous() is w, w.add_(x) is w, w.view(9) is w)),
     ("plain", lambda w, x: w.as_subclass(Tagged) * 2),
     ("logged", lambda w, x: (2 - w) * x + w.sum()),
     ("doubling", lambda w, x: (w + x, x + w, torch.add(w, 1), w * 2, w.shape)),

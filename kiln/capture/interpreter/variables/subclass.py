@@ -138,6 +138,9 @@ def new_subclass(s: CaptureState, value: Object, outer: FakeTensor, inner: Tenso
 
 def of_class(s: CaptureState, tensor: Tensor, cls: type) -> Object:
     """`tensor.as_subclass(cls)`, for a class without `__torch_dispatch__`."""
+    known = s.part(Subclassed).objects.get(id(tensor.fake))
+    if known is not None and known.cls is cls:  # a call that returns its argument returns the same object
+        return known
     return new_subclass(s, Object(cls), tensor.fake, tensor)
 
 
@@ -185,21 +188,21 @@ def subclass_input(s: CaptureState, real: torch.Tensor, source: Source) -> Value
 # Calls.
 
 
-def subclassed(values: Args) -> Iterator[Object]:
-    """The tensors of subclasses among arguments, also in sequences and dicts made in the frame."""
+def subclassed(s: CaptureState, values: Args) -> Iterator[Object]:
+    """The tensors of subclasses among arguments, also in sequences, and in dicts made in the frame."""
     for value in values:
         if part_of(value) is not None:
             assert isinstance(value, Object)
             yield value
-        elif isinstance(value, Sequence) and value._items:
-            yield from subclassed(list(value._items))
+        elif isinstance(value, List | Tuple):
+            yield from subclassed(s, value.items(s))
         elif isinstance(value, Dict) and isinstance(value._items, dict):
-            yield from subclassed([item for _, item in value._items.values()])
+            yield from subclassed(s, [item for _, item in value._items.values()])
 
 
 def call(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value | None:
     """What a torch call on tensors of subclasses gives; None if there are none among the arguments."""
-    found = list(subclassed([*args, *kwargs.values()]))
+    found = list(subclassed(s, [*args, *kwargs.values()]))
     if not found:
         return None
     if not isinstance(target, str) and getattr(target, "__module__", None) == "_operator":
@@ -278,21 +281,22 @@ def function_override(cls: type) -> object:
 def below_torch_function(s: CaptureState, target: Target, args: Args, kwargs: Kwargs, found: list[Object]) -> Value:
     if any(is_wrapper_class(value.cls) for value in found):
         return dispatched(s, target, args, kwargs)
-    plain = [without_class(arg) for arg in args]
+    plain = [without_class(s, arg) for arg in args]
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     if name in METADATA_METHODS and isinstance(plain[0], Tensor):
         return TensorMethod(plain[0], name).call(s, plain[1:], kwargs)
-    return record(s, target, plain, {name: without_class(value) for name, value in kwargs.items()})
+    return record(s, target, plain, {name: without_class(s, value) for name, value in kwargs.items()})
 
 
-def without_class(value: Value) -> Value:
+def without_class(s: CaptureState, value: Value) -> Value:
     """Arguments with plain tensors for those of subclasses."""
     part = part_of(value)
     if part is not None and part.inner is not None:
         return part.inner
-    if isinstance(value, List | Tuple) and value._items:
-        items = [without_class(item) for item in value._items]
-        return List(items) if isinstance(value, List) else Tuple(items)
+    if isinstance(value, List | Tuple):
+        items = [without_class(s, item) for item in value.items(s)]
+        if any(made is not item for made, item in zip(items, value.items(s), strict=True)):
+            return List(items) if isinstance(value, List) else Tuple(items)
     return value
 
 
@@ -336,7 +340,7 @@ class InnerCalls(TorchDispatchMode):
         s = self.state
         values = [self.lift(arg) for arg in args]
         keywords = {name: self.lift(arg) for name, arg in (kwargs or {}).items()}
-        wrappers = [value for value in subclassed([*values, *keywords.values()]) if is_wrapper_class(value.cls)]
+        wrappers = [value for value in subclassed(s, [*values, *keywords.values()]) if is_wrapper_class(value.cls)]
         if not wrappers:
             return record(s, func, values, keywords).torch_arg(s)
         for value in overloaded(wrappers):
@@ -394,7 +398,8 @@ def in_class(s: CaptureState, value: Value, cls: type) -> Value:
         if is_wrapper_class(cls):
             raise UnsupportedCall(function=cls.__name__, why="a plain tensor becomes a wrapper without inner tensors")
         return of_class(s, value, cls)
-    if isinstance(value, List | Tuple) and value._items:
-        items = [in_class(s, item, cls) for item in value._items]
-        return List(items) if isinstance(value, List) else Tuple(items, value.cls)
+    if isinstance(value, List | Tuple):
+        items = [in_class(s, item, cls) for item in value.items(s)]
+        if any(made is not item for made, item in zip(items, value.items(s), strict=True)):
+            return List(items) if isinstance(value, List) else Tuple(items, value.cls)
     return value
