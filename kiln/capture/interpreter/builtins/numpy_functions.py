@@ -50,8 +50,8 @@ OPERATORS = {
 ELEMENTWISE = {
     name: getattr(torch, torch_name or name)
     for name, torch_name in {
-        "negative": "", "positive": "", "absolute": "abs", "sign": "", "sqrt": "", "square": "", "exp": "", "exp2": "",
-        "expm1": "", "log": "", "log2": "", "log10": "", "log1p": "", "sin": "", "cos": "", "tan": "", "arcsin": "",
+        "negative": "", "positive": "clone", "absolute": "abs", "sign": "", "sqrt": "", "square": "", "exp": "",
+        "exp2": "", "expm1": "", "log": "", "log2": "", "log10": "", "log1p": "", "sin": "", "cos": "", "tan": "", "arcsin": "",
         "arccos": "", "arctan": "", "arctan2": "", "sinh": "", "cosh": "", "tanh": "", "arcsinh": "", "arccosh": "",
         "arctanh": "", "floor": "", "ceil": "", "trunc": "", "rint": "round", "maximum": "", "minimum": "", "fmax": "",
         "fmin": "", "logical_and": "", "logical_or": "", "logical_not": "", "logical_xor": "", "bitwise_and": "",
@@ -100,6 +100,8 @@ class NumpyCall:
         axis = self.given("axis")
         if axis is None:
             return tuple(range(rank))
+        if rank == 0:
+            return ()
         return tuple([number % rank for number in (axis if isinstance(axis, tuple) else (axis,))])
 
     def refuse(self, *names: str) -> None:
@@ -153,6 +155,18 @@ def written_as(*names: str) -> Callable[[Implementation], Implementation]:
     return register
 
 
+def asked(s: CaptureState, function: NumpyObject, args: Args, kwargs: Kwargs) -> NumpyObject:
+    """What NumPy returns, or raises, for arrays of these dtypes and shapes."""
+    assert numpy is not None
+    plain = [example(s, arg) for arg in args]
+    named = {key: example(s, arg) for key, arg in kwargs.items()}
+    try:
+        with numpy.errstate(all="ignore"):
+            return function(*plain, **named)
+    except ERRORS as error:
+        raise s.error(type(error), *error.args) from None
+
+
 def traced(s: CaptureState, function: NumpyObject, args: Args, kwargs: Kwargs) -> Value:
     """A call with an array that is not known."""
     name: str = function.__name__
@@ -161,13 +175,7 @@ def traced(s: CaptureState, function: NumpyObject, args: Args, kwargs: Kwargs) -
     known = name in OPERATORS or name in ELEMENTWISE if universal else name in FUNCTIONS
     if not known or (universal and kwargs) or getattr(numpy, name, MISSING) is not function:
         raise UnsupportedCall(function=f"numpy.{name}", why="it is not written as torch calls")
-    plain = [example(s, arg) for arg in args]
-    named = {key: example(s, arg) for key, arg in kwargs.items()}
-    try:
-        with numpy.errstate(all="ignore"):
-            expected = function(*plain, **named)
-    except ERRORS as error:
-        raise s.error(type(error), *error.args) from None
+    expected = asked(s, function, args, kwargs)
     if not isinstance(expected, numpy.ndarray | numpy.generic) or expected.size == 0:
         raise UnsupportedCall(function=f"numpy.{name}", why="its result is no array, or is empty")
     if universal:
@@ -189,7 +197,10 @@ def elementwise(s: CaptureState, function: NumpyObject, args: Args) -> Value:
     for arg, dtype in zip(args, loops, strict=False):
         plain = name in OPERATORS and number_of(arg) is not None
         operands.append(Constant(dtype.type(number_of(arg)).item()) if plain else tensor_of(s, arg, dtype))
-    return record(s, OPERATORS.get(name) or ELEMENTWISE[name], operands, {})
+    made = record(s, OPERATORS.get(name) or ELEMENTWISE[name], operands, {})
+    if name == "sign" and loops[0].kind == "f":  # NumPy's sign of NaN is NaN, torch's is 0
+        return record(s, torch.where, [record(s, torch.isnan, operands, {}), operands[0], made], {})
+    return made
 
 
 def dtype_of(s: CaptureState, value: Value) -> NumpyObject:
@@ -246,9 +257,9 @@ def reshaped(call: NumpyCall) -> Value:
     return call.call(method, tensor, call.expected.shape)
 
 
-@written_as("transpose", "swapaxes", "moveaxis", "flip", "roll", "triu", "tril")
+@written_as("transpose", "swapaxes", "moveaxis", "roll", "triu", "tril")
 def moved(call: NumpyCall) -> Value:
-    first = "m" if call.name in ("flip", "triu", "tril") else "a"
+    first = "m" if call.name in ("triu", "tril") else "a"
     tensor = call.tensor(first)
     rank = tensor.fake.dim()
     match call.name:
@@ -258,8 +269,6 @@ def moved(call: NumpyCall) -> Value:
             return call.call("transpose", tensor, call.given("axis1"), call.given("axis2"))
         case "moveaxis":
             return call.call("movedim", tensor, call.given("source"), call.given("destination"))
-        case "flip":
-            return call.call("flip", tensor, call.axes(rank))
         case "roll":
             axis = call.given("axis")
             return call.call("roll", tensor, call.given("shift"), *([] if axis is None else [axis]))
@@ -313,6 +322,8 @@ def named_alike(call: NumpyCall) -> Value:
             return call.call(torch.repeat_interleave, call.tensor("a"), call.given("repeats"), dim=axis)
         case "diff":
             call.refuse("prepend", "append")
+            if call.given("n", 1) == 0:
+                raise UnsupportedCall(function="numpy.diff", why="with n=0 it returns its argument")
             return call.call(torch.diff, call.tensor("a"), n=call.given("n", 1), dim=call.given("axis", -1))
         case "sort":
             call.refuse("kind", "order")
@@ -320,7 +331,7 @@ def named_alike(call: NumpyCall) -> Value:
             return made.get_item(call.s, call.s.const(0))
         case "round" | "around":
             if call.expected.dtype.kind in "iu" and call.given("decimals", 0) >= 0:
-                return call.tensor("a")
+                return call.call("clone", call.tensor("a"))
             return call.call(torch.round, call.tensor("a"), decimals=call.given("decimals", 0))
         case "copy":
             return call.call("clone", call.tensor("a"))
@@ -343,7 +354,7 @@ def concatenated(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if not isinstance(items, Sequence) or len(rest) > 1 or kwargs.keys() - {"axis"}:
         raise UnsupportedCall(function="numpy.concatenate", why="it gets other arguments than arrays and an axis")
     assert numpy is not None
-    expected = numpy.concatenate(example(s, items), axis.constant(s))
+    expected = asked(s, numpy.concatenate, [items, axis], {})
     tensors = s.model.list_of([tensor_of(s, item, expected.dtype) for item in items.items(s)])
     return of_result(s, record(s, torch.cat, [tensors, axis], {}), expected)
 
@@ -352,22 +363,28 @@ def chosen(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if len(args) != 3 or kwargs:
         raise UnsupportedCall(function="numpy.where", why="the shape of its result depends on data")
     assert numpy is not None
-    expected = numpy.where(*[example(s, arg) for arg in args])
+    expected = asked(s, numpy.where, args, {})
     operands = [tensor_of(s, arg, expected.dtype) for arg in args[1:]]
     condition = tensor_of(s, args[0], numpy.dtype(bool))
     return of_result(s, record(s, torch.where, [condition, *operands], {}), expected)
 
 
-def product(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    """`np.dot` and `np.matmul`."""
-    assert numpy is not None
-    if len(args) != 2 or kwargs:
-        raise UnsupportedCall(function="numpy.dot", why="it gets other arguments than two arrays")
-    expected = numpy.matmul(*[example(s, arg) for arg in args])
-    if expected.dtype.kind == "b":
-        raise UnsupportedCall(function="numpy.matmul", why="it gets truth values")
-    operands: list[Value] = [tensor_of(s, arg, expected.dtype) for arg in args]
-    return of_result(s, record(s, torch.matmul, operands, {}), expected)
+def product(name: str) -> Callable[[CaptureState, Args, Kwargs], Value]:
+    """`np.dot` and `np.matmul`, which are the same for ranks 1 and 2."""
+
+    def call(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        assert numpy is not None
+        if len(args) != 2 or kwargs:
+            raise UnsupportedCall(function=f"numpy.{name}", why="it gets other arguments than two arrays")
+        expected = asked(s, getattr(numpy, name), args, {})
+        if expected.dtype.kind == "b":
+            raise UnsupportedCall(function=f"numpy.{name}", why="it gets truth values")
+        operands = [tensor_of(s, arg, expected.dtype) for arg in args]
+        if name == "dot" and any(operand.fake.dim() not in (1, 2) for operand in operands):
+            raise UnsupportedCall(function="numpy.dot", why="it gets arrays of other ranks than 1 and 2")
+        return of_result(s, record(s, torch.matmul, [*operands], {}), expected)
+
+    return call
 
 
 def taken_over(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
@@ -387,8 +404,8 @@ def copied(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 IN_C: dict[str, Callable[[CaptureState, Args, Kwargs], Value]] = {
     "concatenate": concatenated,
     "where": chosen,
-    "dot": product,
-    "matmul": product,
+    "dot": product("dot"),
+    "matmul": product("matmul"),
     "asarray": taken_over,
     "array": copied,
 }
@@ -443,7 +460,7 @@ def as_tensor(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 
 def of_tensor(function: NumpyObject, copies: bool) -> Handler:
-    """`torch.as_tensor` and `torch.tensor`, of an array."""
+    """`torch.as_tensor`, `torch.asarray` and `torch.tensor`, of an array."""
 
     def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         if not args or not isinstance(args[0], TracedArray):
@@ -558,7 +575,8 @@ def register() -> None:
         if not isinstance(getattr(numpy, name), type(numpy.prod)):
             handles(getattr(numpy, name))(of_function(getattr(numpy, name)))
     handles(torch.tensor)(of_tensor(torch.tensor, copies=True))
-    handles(torch.as_tensor, torch.asarray)(of_tensor(torch.as_tensor, copies=False))
+    handles(torch.as_tensor)(of_tensor(torch.as_tensor, copies=False))
+    handles(torch.asarray)(of_tensor(torch.asarray, copies=False))
     handles(numpy.dtype.__eq__)(same_dtype)
     for kind in (array, *[getattr(numpy, name) for name in DTYPES if name != "bool"], numpy.bool_):
         register_operators(kind)

@@ -106,6 +106,8 @@ class TracedArray(Value):
         assert numpy is not None
         made = record(s, operator.getitem, [self.tensor, tensor_index(s, key)], {})
         assert isinstance(made, Tensor)
+        if tuple(made.fake.shape) != found.shape:
+            raise self.unsupported("indexing", f"torch gives the shape {tuple(made.fake.shape)}")
         return TracedArray(made, isinstance(found, numpy.generic))
 
     def set_item(self, s: CaptureState, key: Value, value: Value, site: CallSite = NOT_RESUMABLE) -> None:
@@ -176,7 +178,12 @@ class TracedMethod(Value):
 def plain_index(s: CaptureState, key: Value) -> NumpyObject:
     """An index, with examples for arrays of integers."""
     if isinstance(key, Tuple):
-        return tuple([plain_index(s, part) for part in key.items(s)])
+        assert numpy is not None
+        index = tuple([plain_index(s, part) for part in key.items(s)])
+        kinds = [isinstance(part, numpy.ndarray) for part in index if isinstance(part, numpy.ndarray | int)]
+        if any(kinds) and not all(kinds):  # NumPy broadcasts the numbers with the arrays, torch selects first
+            raise UnsupportedCall(function="ndarray.__getitem__", why="numbers and arrays of indices are mixed")
+        return index
     if isinstance(key, TracedArray | ConstantArray):
         example = key.example()
         if example.dtype.kind not in "iu" or not example.ndim:
