@@ -99,9 +99,9 @@ def written_to(result: Any, array: Any) -> Any:
     return array
 
 
-def caught(function: Callable[[], Any]) -> Any:
+def caught(function: Callable[..., Any], *args: Any) -> Any:
     try:
-        return function()
+        return function(*args)
     except ValueError as error:
         return type(error), str(error)
 
@@ -110,8 +110,17 @@ def caught(function: Callable[[], Any]) -> Any:
 def test_as_numpy_alone(kind: str) -> None:
     """Where torch's function of the same name shares memory, differs, or raises another error."""
     texts = [
-        *(f"written_to({view}, a)" for view in ("+a", "np.round(a)", "np.flip(a)", "np.diff(a, n=0)", "np.rint(a * 1)")),
-        *("a[0, :, np.array([0, 1])]", "a[0, :, np.array([0, 1, 2])]", "a[np.array([0, 1]), 1]", "a.dot(a[0].T)"),
+        *(
+            f"written_to({view}, a)"
+            for view in ("+a", "np.round(a)", "np.flip(a)", "np.diff(a, n=0)", "np.rint(a * 1)")
+        ),
+        *(
+            "a[0, :, np.array([0, 1])]",
+            "a[0, :, np.array([0, 1, 2])]",
+            "a[np.int64(0), :, np.array([0, 1, 2])]",
+            "a[np.array([0, 1]), 1]",
+        ),
+        "a.dot(a[0].T)",
         *("np.dot(a, 2)", "np.dot(a[0], a[0])", "np.dot(a[0, 0], a[0, 1])", "np.sum(a.sum(), axis=0)"),
         *("np.sign(a / a[0, 0, 0])", "caught(lambda: np.dot(a, a[:, 0]))", "caught(lambda: np.where(a > 0, a, a.T))"),
         "caught(lambda: np.concatenate([a, a.T]))",
@@ -122,7 +131,7 @@ def test_as_numpy_alone(kind: str) -> None:
             function = eval(f"lambda a: ({text})", names)
             compiled = kiln.compile(function, backend="eager", options={"cache": False})
             arguments = [np.arange(24, dtype=kind).reshape(2, 3, 4) for _ in range(2)]
-            assert same(caught(lambda: function(arguments[0])), caught(lambda: compiled(arguments[1]))), text
+            assert same(caught(function, arguments[0]), caught(compiled, arguments[1])), text
             assert np.array_equal(*arguments), text
 
 

@@ -137,6 +137,7 @@ PROGRAMS: list[tuple[str, Callable[[Any, Any], Any]]] = [
     ("tagged", lambda w, x: F.linear(x, w).relu() + w.split(1)[0] + torch.cat([w, x]).sum()),
     ("tagged", lambda w, x: w.add_(x)[0] + w[:, 1]),
     ("tagged", lambda w, x: (w.split(1), w.chunk(3)[0], w.unbind()[1], torch.max(w, 0), torch.cat(PARTS))),
+    ("plain", lambda w, x: torch.cat(PARTS)),
     ("tagged", lambda w, x: (w.relu_() is w, w.contiguous() is w, w.add_(x) is w, w.view(9) is w)),
     ("plain", lambda w, x: w.as_subclass(Tagged) * 2),
     ("logged", lambda w, x: (2 - w) * x + w.sum()),

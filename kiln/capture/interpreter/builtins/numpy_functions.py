@@ -51,8 +51,8 @@ ELEMENTWISE = {
     name: getattr(torch, torch_name or name)
     for name, torch_name in {
         "negative": "", "positive": "clone", "absolute": "abs", "sign": "", "sqrt": "", "square": "", "exp": "",
-        "exp2": "", "expm1": "", "log": "", "log2": "", "log10": "", "log1p": "", "sin": "", "cos": "", "tan": "", "arcsin": "",
-        "arccos": "", "arctan": "", "arctan2": "", "sinh": "", "cosh": "", "tanh": "", "arcsinh": "", "arccosh": "",
+        "exp2": "", "expm1": "", "log": "", "log2": "", "log10": "", "log1p": "", "sin": "", "cos": "", "tan": "",
+        "arcsin": "", "arccos": "", "arctan": "", "arctan2": "", "sinh": "", "cosh": "", "tanh": "", "arcsinh": "", "arccosh": "",
         "arctanh": "", "floor": "", "ceil": "", "trunc": "", "rint": "round", "maximum": "", "minimum": "", "fmax": "",
         "fmin": "", "logical_and": "", "logical_or": "", "logical_not": "", "logical_xor": "", "bitwise_and": "",
         "bitwise_or": "", "bitwise_xor": "", "invert": "bitwise_not", "isnan": "", "isinf": "", "isfinite": "",

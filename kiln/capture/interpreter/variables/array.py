@@ -180,7 +180,9 @@ def plain_index(s: CaptureState, key: Value) -> NumpyObject:
     if isinstance(key, Tuple):
         assert numpy is not None
         index = tuple([plain_index(s, part) for part in key.items(s)])
-        kinds = [isinstance(part, numpy.ndarray) for part in index if isinstance(part, numpy.ndarray | int)]
+        kinds = [
+            isinstance(part, numpy.ndarray) for part in index if isinstance(part, numpy.ndarray | numpy.integer | int)
+        ]
         if any(kinds) and not all(kinds):  # NumPy broadcasts the numbers with the arrays, torch selects first
             raise UnsupportedCall(function="ndarray.__getitem__", why="numbers and arrays of indices are mixed")
         return index

@@ -568,6 +568,8 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
         return overridden
     plain = tuple([arg.torch_arg(s) for arg in args])
     named = {name: arg.torch_arg(s) for name, arg in kwargs.items()}
+    if override is None and s.part(Overrides).call is not None:  # a list from outside holds the first of a subclass
+        return record(s, target, args, kwargs)
     first = args[0] if args and isinstance(args[0], Tensor) else None
     needed_now = bool(s.needed) and is_needed(s)
     if needed_now and not s.policy.speculate_values:
