@@ -52,11 +52,11 @@ ELEMENTWISE = {
     for name, torch_name in {
         "negative": "", "positive": "clone", "absolute": "abs", "sign": "", "sqrt": "", "square": "", "exp": "",
         "exp2": "", "expm1": "", "log": "", "log2": "", "log10": "", "log1p": "", "sin": "", "cos": "", "tan": "",
-        "arcsin": "", "arccos": "", "arctan": "", "arctan2": "", "sinh": "", "cosh": "", "tanh": "",
-        "arcsinh": "", "arccosh": "", "arctanh": "", "floor": "", "ceil": "", "trunc": "", "rint": "round", "maximum": "",
-        "minimum": "", "fmax": "", "fmin": "", "logical_and": "", "logical_or": "", "logical_not": "", "logical_xor": "",
-        "bitwise_and": "", "bitwise_or": "", "bitwise_xor": "", "invert": "bitwise_not", "isnan": "", "isinf": "", "isfinite": "",
-        "reciprocal": "", "hypot": "", "deg2rad": "", "rad2deg": "",
+        "arcsin": "", "arccos": "", "arctan": "", "arctan2": "", "sinh": "", "cosh": "", "tanh": "", "arcsinh": "",
+        "arccosh": "", "arctanh": "", "floor": "", "ceil": "", "trunc": "", "rint": "round", "maximum": "",
+        "minimum": "", "fmax": "", "fmin": "", "logical_and": "", "logical_or": "", "logical_not": "",
+        "logical_xor": "", "bitwise_and": "", "bitwise_or": "", "bitwise_xor": "", "invert": "bitwise_not",
+        "isnan": "", "isinf": "", "isfinite": "", "reciprocal": "", "hypot": "", "deg2rad": "", "rad2deg": "",
     }.items()
 }  # fmt: skip
 """Universal functions, on tensors only."""
