@@ -107,6 +107,27 @@ def test_functions(name: str) -> None:
         check(*FUNCTIONS[name], most=3 if name == "grid" else 2)
 
 
+WINDOW = torch.ones(16)
+
+
+@pytest.mark.parametrize(
+    ("program", "x"),
+    [
+        (lambda x: torch.tensor([[x.shape[0], 2], [3]]), torch.ones(5, 2)),
+        (lambda x: torch.tensor([[x.shape[0], 2], [3], [4, 5, 6]]), torch.ones(5, 2)),
+        (lambda x: torch.stft(x, 16, 0, window=WINDOW, return_complex=True), torch.ones(64)),
+        (lambda x: torch.stft(x, 16, win_length=0, window=WINDOW, return_complex=True), torch.ones(64)),
+        (lambda x: torch.stft(x, 16, window=WINDOW, return_complex=True), torch.ones(64, dtype=torch.int64)),
+    ],
+)
+def test_what_eager_refuses_is_refused_for_symbolic_sizes(program: Program, x: Tensor) -> None:
+    compiled: Any = kiln.compile(program, dynamic=True)
+    with pytest.raises((ValueError, RuntimeError)) as eager:
+        program(x)
+    with pytest.raises(eager.type):
+        compiled(x)
+
+
 def test_sizes_on_the_other_side_of_a_large_constant_are_compiled_again() -> None:
     check(lambda x: torch.linalg.qr(x)[1].abs(), [(torch.randn(n, 70),) for n in (3, 5, 60, 80, 90)], most=3)
 

@@ -20,7 +20,7 @@ from kiln.graph.ir.node import Node
 from kiln.graph.ops.emit import Emit, Operand
 from kiln.graph.prims.meta import pointwise_spec
 from kiln.symbolic.values import Real
-from kiln.tensor.spec import TensorSpec
+from kiln.tensor.spec import CPU, TensorSpec
 
 R = TypeVar("R", bound=Callable[..., object])
 OPMATH = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
@@ -86,7 +86,7 @@ def promoted(e: Emit, *operands: Operand, floating: bool = False) -> tuple[Node,
     dtype = result_dtype(operands)
     if floating:
         dtype = float_dtype(dtype)
-    device = next((operand.tensor.device for operand in operands if isinstance(operand, Node)), torch.device("cpu"))
+    device = next((operand.tensor.device for operand in operands if isinstance(operand, Node)), CPU)
     return tuple([e.convert(x, dtype) if isinstance(x, Node) else e.number(x, dtype, device) for x in operands])
 
 

@@ -77,8 +77,10 @@ def stft(
     **options: object,
 ) -> Tensor:
     """torch.stft of real signals with a window of `n_fft`: the spectrum of the product of frames and window."""
-    hop, length = hop_length or n_fft // 4, win_length or n_fft
-    plain = return_complex and not normalized and not input.is_complex() and input.dim() in (1, 2) and length == n_fft
+    hop = n_fft // 4 if hop_length is None else hop_length
+    length = n_fft if win_length is None else win_length
+    real = input.is_floating_point() and input.dim() in (1, 2)
+    plain = real and return_complex and not normalized and length == n_fft and hop > 0
     if not plain or options or window is None or window.shape != (n_fft,) or window.is_complex():
         made: Tensor = torch.stft(
             *(input, n_fft, hop_length, win_length, window, center, pad_mode, normalized, onesided, return_complex),
@@ -95,14 +97,15 @@ def stft(
 
 def tensor(data: object, *, dtype: torch.dtype | None = None, **options: object) -> Tensor:
     """torch.tensor, which reads symbolic numbers as plain ones."""
-    leaves = list(leaves_of(data))
+    leaves, shape = list(leaves_of(data)), shape_of(data)
     kinds = {type(leaf) for leaf in leaves}
-    if not kinds <= NUMBERS or kinds.isdisjoint((torch.SymInt, torch.SymFloat)) or options.get("requires_grad"):
+    symbolic = kinds <= NUMBERS and not kinds.isdisjoint((torch.SymInt, torch.SymFloat))
+    if not symbolic or shape is None or options.get("requires_grad"):
         return torch.tensor(data, dtype=dtype, **options)  # type: ignore[arg-type]
     if dtype is None:
         dtype = torch.int64 if kinds <= {int, torch.SymInt} else torch.get_default_dtype()
     made = [torch.scalar_tensor(leaf, dtype=dtype, device="cpu") for leaf in leaves]  # type: ignore[arg-type]
-    shaped = torch.stack(made).view(shape_of(data))
+    shaped = torch.stack(made).view(shape)
     device = options.get("device")
     return shaped.to(torch.get_default_device() if device is None else device)  # type: ignore[call-overload,no-any-return]
 
@@ -118,9 +121,13 @@ def leaves_of(data: object) -> Iterator[object]:
         yield data
 
 
-def shape_of(data: object) -> list[int]:
-    """Of nested lists of equal lengths."""
-    return [len(data), *shape_of(data[0])] if isinstance(data, list | tuple) else []
+def shape_of(data: object) -> list[int] | None:
+    """Of nested lists; None where lists of one level differ in length."""
+    if not isinstance(data, list | tuple):
+        return []
+    shapes = [shape_of(part) for part in data]
+    inner = shapes[0] if shapes else []
+    return None if inner is None or any(shape != inner for shape in shapes) else [len(data), *inner]
 
 
 CHECKED: Mapping[Target, Callable[..., object]] = {

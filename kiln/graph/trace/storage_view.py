@@ -175,14 +175,17 @@ def is_gapless(spec: TensorSpec) -> bool:
     return True
 
 
-def reaches_outside(attrs: Mapping[str, Attr], root: TensorSpec, *, if_symbolic: bool = True) -> bool:
-    """Whether an `as_strided` uses elements of the storage outside of the root: beyond its ends, or in its gaps."""
+def reaches_outside(attrs: Mapping[str, Attr], root: TensorSpec) -> bool:
+    """Whether an `as_strided` uses elements of the storage outside of the root: beyond its ends, or in its gaps.
+
+    Yes where sizes are symbolic.
+    """
     full = extent(root)
     sizes, strides = cast(Sizes, attrs["sizes"]), cast(Sizes, attrs["strides"])
     view = root.with_view(sizes, strides, cast(Int, attrs["offset"]))
     part = extent(view)
     if full is None or part is None:
-        return if_symbolic
+        return True
     if part[0] < full[0] or part[1] > full[1]:
         return True
     if is_gapless(root):
