@@ -12,7 +12,6 @@ step needs no more memory than in eager.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FunctionType
@@ -97,12 +96,31 @@ class Results:
     tensors: dict[int, torch.Tensor]
 
 
-def fresh_results(result: object, first: int) -> Results:
-    """The tensors in `result` whose gradient function is numbered `first` or higher, by position."""
+@final
+class NewNodes:
+    """The gradient functions that a call makes in this thread, from here to `end`.
+
+    They are known by their numbers, which each thread counts for itself: the numbers of functions that come from
+    another thread mean nothing. Those of the arguments are never new.
+    """
+
+    def __init__(self, slots: Sequence[object]) -> None:
+        self._given = {tensor.grad_fn for tensor in tensors_in(slots)}
+        self._first = self._last = torch._C._autograd._get_sequence_nr()
+
+    def end(self) -> None:
+        self._last = torch._C._autograd._get_sequence_nr()
+
+    def __contains__(self, node: Node) -> bool:
+        return self._first <= node._sequence_nr() < self._last and node not in self._given
+
+
+def fresh_results(result: object, new: NewNodes) -> Results:
+    """The tensors in `result` whose gradient function is new, by position."""
     tensors = {
         position: tensor
         for position, tensor in enumerate(tensors_in(result))
-        if tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() >= first
+        if tensor.grad_fn is not None and tensor.grad_fn in new
     }
     nodes = {position: tensor.grad_fn for position, tensor in tensors.items()}
     edges = {position: (node, tensors[position].output_nr) for position, node in nodes.items() if node is not None}
@@ -125,15 +143,15 @@ def tensors_in(value: object, depth: int = DEEPEST) -> Iterator[torch.Tensor]:
             yield from tensors_in(item, depth - 1)
 
 
-def edges_from_outside(roots: Sequence[torch.Tensor], first: int) -> list[tuple[Node, int]]:
-    """Where the gradient functions numbered `first` or higher lead: leaves and the results of earlier ones."""
+def edges_from_outside(roots: Sequence[torch.Tensor], new: NewNodes) -> list[tuple[Node, int]]:
+    """Where the new gradient functions lead: leaves and the results of others."""
     pending = [root.grad_fn for root in roots if root.grad_fn is not None]
     inside, outside = set(pending), dict[tuple[Node, int], None]()
     while pending:
         for node, number in pending.pop().next_functions:
             if node is None:
                 continue
-            if is_leaf(node) or node._sequence_nr() < first:
+            if is_leaf(node) or node not in new:
                 outside[node, number] = None
             elif node not in inside:
                 inside.add(node)
@@ -161,7 +179,14 @@ def has_room(again: SecondRun) -> bool:
         free, _ = torch.cuda.mem_get_info(again.device)
         unused = torch.cuda.memory_reserved(again.device) - torch.cuda.memory_allocated(again.device)
         return 2 * again.memory <= free + unused
-    return 2 * again.memory <= os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return 2 * again.memory <= available_memory()
+
+
+def available_memory() -> int:
+    """Bytes of the host that programs can get, those of the page cache among them."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        kilobytes = dict(line.split()[:2] for line in file)
+    return int(kilobytes["MemAvailable:"]) << 10
 
 
 def is_observed(again: SecondRun) -> bool:
@@ -181,6 +206,11 @@ class NotRepeated(Exception):
 
 
 @final
+class NoRoom(Exception):
+    """The memory does not suffice to run this call twice now."""
+
+
+@final
 class EagerTrial:
     """`eager` takes the argument slots of `function`."""
 
@@ -189,14 +219,19 @@ class EagerTrial:
         self._tree = build_tree((), collect=again.written, function=function) if again.written else None
 
     def run(self, slots: tuple[object, ...], wanted: frozenset[int], stopwatch: Stopwatch) -> Spans | None:
-        """How long it takes, with the gradients of the results at the positions `wanted`; None where it fails."""
-        if not has_room(self.again):
-            return None
+        """How long it takes, with the gradients of the results at the positions `wanted`; None where it fails.
+
+        Raises `NoRoom`.
+        """
         enabled, cached = set_enabled(False), torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)  # weights cast here must not stay
         try:
+            if not has_room(self.again):
+                raise NoRoom
             with self._put_back(slots):
                 return self._time(slots, wanted, Spans(stopwatch))
+        except NoRoom:
+            raise
         except Exception:
             return None
         finally:
@@ -204,15 +239,16 @@ class EagerTrial:
             set_enabled(enabled)
 
     def _time(self, slots: tuple[object, ...], wanted: frozenset[int], spans: Spans) -> Spans:
-        first = torch._C._autograd._get_sequence_nr()
+        new = NewNodes(slots)
         spans.mark()
         result = self.eager(*slots)
         spans.mark()
+        new.end()
         if wanted:
-            tensors = fresh_results(result, first).tensors
+            tensors = fresh_results(result, new).tensors
             roots = [tensors[position] for position in sorted(wanted)]
             del result, tensors
-            edges = edges_from_outside(roots, first)
+            edges = edges_from_outside(roots, new)
             if not edges or any(has_hooks(edge, slots) for edge in edges):
                 raise NotRepeated
             differentiate(roots, edges, spans)
@@ -268,7 +304,7 @@ class BackwardWatch:
     It holds neither the node nor the results.
     """
 
-    def __init__(self, result: object, first: int, spans: Spans) -> None:
+    def __init__(self, result: object, new: NewNodes, spans: Spans) -> None:
         self.spans = spans
         self.wanted: frozenset[int] = frozenset()
         """The positions of the results that got gradients."""
@@ -277,7 +313,7 @@ class BackwardWatch:
         """Whether the gradients of all inputs were computed, once, and have no history."""
         self._positions: dict[int, list[int]] = {}
         self._inputs: list[int] = []
-        found = {position: region_edge(edge, first) for position, edge in fresh_results(result, first).edges.items()}
+        found = {position: region_edge(edge, new) for position, edge in fresh_results(result, new).edges.items()}
         nodes = {node for node, _ in found.values()}
         if len(nodes) == 1:
             for position, (_, number) in found.items():
@@ -305,12 +341,12 @@ class BackwardWatch:
         self.is_usual = not torch.is_grad_enabled() and all(gradients[number] is not None for number in self._inputs)
 
 
-def region_edge(edge: tuple[Node, int], first: int) -> tuple[Node, int]:
+def region_edge(edge: tuple[Node, int], new: NewNodes) -> tuple[Node, int]:
     """Behind the views that are made of the result of a region."""
     node, number = edge
     while len(node.next_functions) == 1:
         following, behind = node.next_functions[0]
-        if following is None or is_leaf(following) or following._sequence_nr() < first:
+        if following is None or is_leaf(following) or following not in new:
             break
         node, number = following, behind
     return node, number

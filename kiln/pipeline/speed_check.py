@@ -22,10 +22,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import final
 
-import torch
-
 from kiln.native._frames import BoundCall, Dispatcher, Entry
-from kiln.pipeline.second_run import BackwardWatch, EagerTrial, is_observed
+from kiln.pipeline.second_run import BackwardWatch, EagerTrial, NewNodes, NoRoom, is_observed
 from kiln.pipeline.stopwatch import Clock, Spans, Stopwatch, stopwatch_of
 from kiln.runtime.variant import SecondRun, Variant
 from kiln.support.errors import KilnError
@@ -34,6 +32,7 @@ from kiln.support.records import dataclass
 EARLY, FIRST, SPACING = 3, 16, 8
 """Numbers of a call that is timed, and of the first that is compared; how many times further away each next one is."""
 LONG = 0.25
+"""Seconds of the host."""
 ROUNDS, TOLERATED = 7, 1
 """Calls in a row that are compared before a variant is given up; how many of them eager may lose."""
 FACTOR, LEAST = 1.1, 20e-6
@@ -106,6 +105,7 @@ class SpeedCheck:
         self.collects = isinstance(entry.callable, BoundCall)
         self.trial, self.on_slow = trial, on_slow
         self.again: SecondRun = trial.again
+        self.clock = clock
         self.stopwatch: Stopwatch = stopwatch_of(self.again.device, clock)
         self.rounds: list[Round] = []
         self.spacing = FIRST
@@ -150,14 +150,22 @@ class SpeedCheck:
     def call_early(self, slots: tuple[object, ...]) -> object:
         """Decide when the first comparison comes."""
         self.is_early = False
-        start = time.perf_counter()
+        start = self.clock()
         result = self.variant.function(*slots)
-        self.compare_after(1 if time.perf_counter() - start > LONG else FIRST - EARLY)
+        self.compare_after(1 if self.clock() - start > LONG else FIRST - EARLY)
         return result
 
     def given(self, slots: tuple[object, ...]) -> tuple[object, ...]:
         """The arguments of the original function."""
         return slots[:-1] if self.collects else slots
+
+    def run_eager(self, given: tuple[object, ...], wanted: frozenset[int]) -> Spans | None:
+        """None where it fails."""
+        try:
+            return self.trial.run(given, wanted, self.stopwatch)
+        except NoRoom:
+            self.pause()
+            return None
 
     def call_both(self, slots: tuple[object, ...]) -> object:
         if self.step is not None:
@@ -165,13 +173,13 @@ class SpeedCheck:
             return self.variant.function(*slots)
         given = self.given(slots)
         eager_first = len(self.rounds) % 2 == 1  # the second run finds its inputs in the caches of the CPU
-        eager = self.trial.run(given, frozenset(), self.stopwatch) if eager_first else None
+        eager = self.run_eager(given, frozenset()) if eager_first else None
         compiled = Spans(self.stopwatch)
         compiled.mark()
         result = self.variant.function(*slots)
         compiled.mark()
         if not eager_first:
-            eager = self.trial.run(given, frozenset(), self.stopwatch)
+            eager = self.run_eager(given, frozenset())
         if eager is not None:
             self.settle(Comparison(compiled, eager))
         return result
@@ -183,15 +191,16 @@ class SpeedCheck:
                 return self.variant.function(*slots)
         eager = None
         if self.wanted is not None:
-            eager = self.trial.run(self.given(slots), self.wanted, self.stopwatch)
-            if eager is None:  # it failed: no more comparisons
+            eager = self.run_eager(self.given(slots), self.wanted)
+            if eager is None:  # no room now, or it failed: no more comparisons
                 return self.variant.function(*slots)
         self.step = Comparison(Spans(self.stopwatch), eager, self.wanted)
-        first = torch._C._autograd._get_sequence_nr()
+        new = NewNodes(slots)
         self.step.compiled.mark()
         result = self.variant.function(*slots)
         self.step.compiled.mark()
-        self.step.backward = BackwardWatch(result, first, self.step.compiled)
+        new.end()
+        self.step.backward = BackwardWatch(result, new, self.step.compiled)
         self.compare_after(1)
         return result
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from torch import Tensor, nn
 import kiln
 from kiln.api.compiler import session_of
 from kiln.native._frames import set_enabled
-from kiln.pipeline import speed_check
-from kiln.pipeline.second_run import EagerTrial
+from kiln.pipeline import second_run, speed_check
+from kiln.pipeline.second_run import EagerTrial, NewNodes, edges_from_outside
 from kiln.pipeline.session import KilnWarning
-from kiln.pipeline.speed_check import FIRST, ROUNDS, SPACING, SpeedCheck
+from kiln.pipeline.speed_check import EARLY, FIRST, LONG, ROUNDS, SPACING, SpeedCheck
 from kiln.runtime.variant import SecondRun
 
 X = torch.ones(3)
@@ -26,26 +27,27 @@ X = torch.ones(3)
 class Timing:
     """A clock by which the compiled runs of a dispatcher last `compiled` seconds, those of eager `eager`.
 
-    It is looked at before and after each of the two runs. The order of the runs changes with each comparison in a row.
+    It is looked at twice in an early call, then before and after each of the two runs, whose order changes with each
+    comparison in a row.
     """
 
     def __init__(self, compiled: float, eager: float) -> None:
         self.compiled, self.eager = compiled, eager
-        self.now, self.looks, self.streak = 0.0, 0, 0
+        self.now, self.looks, self.streak = 0.0, -2, 0
 
     def __call__(self) -> float:
         if self.looks % 2:
             first = self.looks % 4 == 1
-            is_compiled = first != (self.streak % 2 == 1)
+            is_compiled = self.looks < 0 or first != (self.streak % 2 == 1)
             self.now += self.compiled if is_compiled else self.eager
         self.looks += 1
-        if self.looks % 4 == 0:
+        if self.looks > 0 and self.looks % 4 == 0:
             self.streak = self.streak + 1 if self.compiled > self.eager else 0
         return self.now
 
     @property
     def comparisons(self) -> int:
-        return self.looks // 4
+        return max(self.looks, 0) // 4
 
 
 def timed(function: Callable[..., Any], compiled: float, eager: float, **options: Any) -> tuple[Any, Timing]:
@@ -110,6 +112,30 @@ def test_a_variant_that_becomes_slow_is_found_later() -> None:
 def test_some_microseconds_are_no_reason() -> None:
     fast, clock = timed(double, compiled=15e-6, eager=5e-6)
     assert run(fast, 3 * FIRST, X) == [] and clock.comparisons == 1
+
+
+def test_a_long_call_is_compared_at_once() -> None:
+    fast, clock = timed(double, compiled=2 * LONG, eager=2 * LONG)
+    assert run(fast, EARLY + 1, X) == [] and clock.comparisons == 1
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_where_memory_is_short_now_calls_are_compared_later(monkeypatch: pytest.MonkeyPatch, gradients: bool) -> None:
+    monkeypatch.setattr(second_run, "available_memory", lambda: 0)
+    fast = kiln.compile(double)
+    session_of(fast).clock = clock = StepTiming(1e-3, 1e-3)
+    x = X.clone().requires_grad_(gradients)
+    run(fast, 2 * FIRST, x)
+    assert clock.stretches["eager"] == 0
+    monkeypatch.undo()
+    run(fast, FIRST * SPACING, x)
+    assert clock.stretches["eager"] == 1
+
+
+def test_memory_that_cannot_be_read_ends_the_comparisons(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(second_run, "available_memory", lambda: int("unknown"))
+    fast, _ = timed(double, compiled=1e-3, eager=1e-3)
+    assert run(fast, 2 * FIRST, X) == []
 
 
 class StepTiming:
@@ -288,7 +314,10 @@ def step(fast: Any, model: nn.Module, x: Tensor, seen: list[Tensor]) -> None:
 def test_a_slower_training_step_is_put_to_eager() -> None:
     fast, clock, said, _ = trained(3e-3, 1e-3, FIRST + 2 * ROUNDS + 1)
     assert len(said) == 1 and "KILN1098" in said[0] and "6000 us" in said[0] and "2000 us" in said[0]
-    assert clock.stretches == {"compiled": 2 * (ROUNDS + 1), "eager": 2 * ROUNDS}  # forward and backward of each
+    assert clock.stretches == {
+        "compiled": 2 * (ROUNDS + 1) + 1,
+        "eager": 2 * ROUNDS,
+    }  # forward and backward; one early call
     assert fast.report().eager == 1
 
 
@@ -335,6 +364,48 @@ def test_gradients_that_a_program_watches_are_not_computed_twice(watch: str) -> 
         x.register_hook(seen.append) if watch == "hook" else x.retain_grad()
         fast(x).sum().backward()
     assert len(seen) == (2 * FIRST if watch == "hook" else 0) and clock.stretches["eager"] <= 1
+
+
+@pytest.mark.parametrize("busy", ["caller", "worker"])
+def test_what_another_thread_recorded_stays_the_programs(busy: str) -> None:
+    """Threads number gradient functions for themselves: those of the busy one look newer, or as new as the call's."""
+    fast: Any = kiln.compile(lambda x: x.sin() * x)
+    session_of(fast).clock = StepTiming(3e-3, 1e-3)
+    weight, calls = torch.ones(3, requires_grad=True), []
+
+    def outer() -> Tensor:
+        doubled = weight * 2
+        doubled.register_hook(calls.append)
+        return doubled.exp()
+
+    with ThreadPoolExecutor(1) as pool, warnings.catch_warnings():
+        warnings.simplefilter("ignore", KilnWarning)
+        local, remote = (lambda work, *args: work(*args)), (lambda work, *args: pool.submit(work, *args).result())
+        record, call = (local, remote) if busy == "caller" else (remote, local)
+        behind = call(torch._C._autograd._get_sequence_nr) - record(torch._C._autograd._get_sequence_nr)
+        record(lambda: [weight * 2 for _ in range(behind + 1000)])
+        for _ in range(2 * FIRST):
+            call(fast, record(outer)).sum().backward()
+    assert len(calls) == 2 * FIRST
+
+
+def test_a_number_of_another_thread_within_those_of_the_call() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        weight = torch.ones(3, requires_grad=True)
+        here = torch._C._autograd._get_sequence_nr()
+        there = pool.submit(torch._C._autograd._get_sequence_nr).result()
+        pool.submit(lambda: [weight * 2 for _ in range(here + 1 - there)]).result()
+        given = pool.submit(weight.exp).result()
+    new = NewNodes((given,))
+    steps = [weight * 2, weight * 2, weight * 2, given.sin()]
+    new.end()
+    later = steps[0] * 2
+    assert given.grad_fn is not None and given.grad_fn._sequence_nr() in [
+        step.grad_fn._sequence_nr() for step in steps if step.grad_fn is not None
+    ]
+    assert given.grad_fn not in new and later.grad_fn not in new
+    assert all(step.grad_fn in new for step in steps)
+    assert edges_from_outside([steps[-1]], new) == [(given.grad_fn, 0)]
 
 
 class Stream:
