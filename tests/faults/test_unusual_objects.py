@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -65,3 +66,65 @@ def test_a_method_of_tensors_that_was_put_back(monkeypatch: pytest.MonkeyPatch) 
         patch.setattr(torch.Tensor, "__mul__", lambda x, y: original(x, y) + 1)
         assert_like_eager(kiln.compile(lambda x: x * 2), lambda x: x * 2, torch.ones(2))
     assert_like_eager(kiln.compile(lambda x: x * 2), lambda x: x * 2, torch.ones(2))
+
+
+class Scale(functools.partial[Tensor]):
+    pass
+
+
+class Three:
+    def __hash__(self) -> int:
+        return 3
+
+    def __eq__(self, other: object) -> bool:
+        return bool(other == 3)
+
+
+def add(x: Tensor, y: float) -> Tensor:
+    return x + y
+
+
+NOTED = functools.partial(add, y=2)
+NOTED.note = 5  # type: ignore[attr-defined]
+SCALE = Scale(add, y=2)
+
+
+def closing(x: Tensor) -> Iterator[int]:
+    try:
+        yield 1
+    finally:
+        x.add_(5)
+
+
+def without_gradients() -> Iterator[int]:
+    with torch.no_grad():
+        yield 1
+
+
+def dropped_mode(x: Tensor) -> tuple[Any, ...]:
+    found = next(without_gradients())
+    return found, torch.is_grad_enabled(), x
+
+
+def nested(x: Tensor) -> tuple[Any, ...]:
+    made = functools.partial(functools.partial(add, x), y=2)
+    return made.func is add, made.args, made.keywords, functools.partial(NOTED).func is NOTED, made()
+
+
+UNUSUAL: dict[str, Callable[[Tensor], Any]] = {
+    "a generator dropped in try": lambda x: (next(closing(x)), 1 in closing(x), any(v for v in closing(x)), x),
+    "a generator dropped in with": dropped_mode,
+    "a subclass of partial": lambda x: (isinstance(SCALE, Scale), type(SCALE).__name__, SCALE(x)),
+    "an attribute of a partial": lambda x: (x + NOTED.note, hasattr(NOTED, "note"), hasattr(NOTED, "other")),  # type: ignore[attr-defined]
+    "partials in partials": nested,
+    "objects in a constant set": lambda x: (Three() in {3, 4}, Three() in {4, 5}, x.shape[0] in {2, 3}),
+    "no hash in a constant set": lambda x: [] in {3, 4},  # type: ignore[comparison-overlap]
+    "sum of floats": lambda x: (sum([0.1] * 10), sum([1, *[0.1] * 10]), sum([*[0.1] * 10, x, *[0.1] * 3])),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_like_eager_on_rare_paths(name: str) -> None:
+    compiled = kiln.compile(UNUSUAL[name], backend="eager")
+    for _ in range(2):
+        assert_like_eager(compiled, UNUSUAL[name], torch.ones(2))

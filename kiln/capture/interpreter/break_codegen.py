@@ -378,11 +378,6 @@ def write_instruction(
         if "PRECALL" in dis.opmap:
             body.op("PRECALL", inst.arg)
         body.op("CALL", inst.arg)
-    elif inst.name == "WITH_EXCEPT_START":
-        body.const(call_exit)
-        body.op("COPY", 5)
-        body.op("COPY", 3)
-        body.call(2)
     else:
         body.items.append(CODES.instruction(frame.code, frame.at))
     end_try(breaking, begin)
@@ -392,11 +387,6 @@ def write_instruction(
     for name in reversed(names_of):
         body.op("STORE_FAST", name)
     breaking.tail_call(breaking.resume(frame.at + 1, pops, [*results, *names_of]))
-
-
-def call_exit(leave: Callable[..., object], error: BaseException) -> object:
-    """As WITH_EXCEPT_START, which takes for granted that the exception has a traceback."""
-    return leave(type(error), error, error.__traceback__)
 
 
 def keyword_names(frame: SymbolicFrame) -> tuple[str, ...]:

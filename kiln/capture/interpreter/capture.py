@@ -29,6 +29,7 @@ from kiln.capture.interpreter.breaks import (
     RaisesException,
     SkippedCode,
     UnsupportedCall,
+    UnsupportedValue,
 )
 from kiln.capture.interpreter.builtins import (
     autograd_function,
@@ -88,6 +89,7 @@ from kiln.capture.interpreter.speculation import (
 from kiln.capture.interpreter.variables import builtin, classes, constant, descriptors, logger, module, tensor
 from kiln.capture.interpreter.variables import object as objects
 from kiln.capture.interpreter.variables.function import namespace, shared_cell, unguarded_modules
+from kiln.capture.interpreter.variables.iterators import suspended_generator
 from kiln.capture.interpreter.variables.made_class import detach, refuse_stand_ins
 from kiln.capture.interpreter.variables.tensor import RegionInputs
 from kiln.graph.autograd.errors import BackwardRaises
@@ -411,6 +413,11 @@ def attempt(
         stop = raised
     if (outside := break_before_modes(s)) is not None:
         raise outside
+    if (generator := suspended_generator(s)) is not None:
+        why = "it leaves a generator suspended in a `try` or `with`"
+        if stop is None:
+            raise SkippedCode(function=function.__qualname__, why=why)
+        raise UnsupportedValue(type="generator", why=why).before(generator.made_at)
     drop_unchanged_modes(s)
     if stop is None:
         assert result is not None

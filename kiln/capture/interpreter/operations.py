@@ -417,6 +417,8 @@ def contains(s: CaptureState, container: Value, item: Value) -> bool:
         return item.key(s) in native.items(s)
     if native.is_constant and item.is_constant and not special_of_program(s, native, "__contains__"):
         return bool(fold(s, operator.contains, native.constant(s), item.constant(s)).constant(s))
+    if native.is_constant and native.python_type() is frozenset:
+        return item.key(s) in native.constant(s)
     if isinstance(native, Tensor):
         return record(s, "__contains__", [native, item], {}).truth(s)
     if isinstance(native, (Sequence, DictView)) or s.classes.lookup(native.python_type(), "__contains__") is None:

@@ -9,6 +9,7 @@ import itertools
 import math
 import operator
 import pdb
+import sys
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
@@ -541,9 +542,25 @@ def sum_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     total = args[1] if len(args) > 1 else kwargs.get("start", Constant(0))
     if total.python_type() in (str, bytes, bytearray):
         return natives(s).call(sum, args, kwargs)
+    numbers: list[Value] = []
     while (item := iterator.next(s)) is not None:
-        total = binary(s, operator.add, total, item)
-    return total
+        if COMPENSATES and is_plain_number(total) and is_plain_number(item):
+            numbers.append(item)
+            continue
+        total, numbers = binary(s, operator.add, sum_of_numbers(s, total, numbers), item), []
+    return sum_of_numbers(s, total, numbers)
+
+
+COMPENSATES = sys.version_info >= (3, 12)
+"""`sum` keeps track of what the addition of floats rounds off."""
+
+
+def is_plain_number(value: Value) -> bool:
+    return value.is_constant and value.python_type() in (int, float, bool)
+
+
+def sum_of_numbers(s: CaptureState, start: Value, numbers: list[Value]) -> Value:
+    return fold(s, sum, [number.constant(s) for number in numbers], start.constant(s)) if numbers else start
 
 
 def of_one_kind(items: list[Value]) -> bool:
@@ -642,7 +659,10 @@ def round_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(functools.partial)
 def partial(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return Partial(args[0], list(args[1:]), kwargs)
+    inner = args[0]
+    if isinstance(inner, Partial) and inner.attributes() is None:
+        return Partial(inner.function, [*inner.args, *args[1:]], {**inner.kwargs, **kwargs})
+    return Partial(inner, list(args[1:]), kwargs)
 
 
 @handles(functools.reduce)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import types
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import field
 from typing import final
 
 from kiln.capture.interpreter.breaks import PastStep, Raised, UnsupportedAttribute, UnsupportedValue
@@ -14,6 +15,7 @@ from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.exception import link
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import Tuple
+from kiln.support.records import dataclass
 
 
 @final
@@ -103,6 +105,8 @@ class Generator(Value):
     def _enter(self, s: CaptureState) -> None:
         if self.started and self.frame.running:
             raise s.error(ValueError, "generator already executing")
+        if not self.started:
+            s.part(StartedGenerators).generators.append(self)
         self.started = self.frame.running = True
         self.frame.parent, self.frame.outer = running_frame(s), None
 
@@ -202,6 +206,17 @@ class Generator(Value):
             raise s.error(RuntimeError, "generator ignored GeneratorExit")
         self.take_result()
 
+    def is_in_handler(self) -> bool:
+        """Whether it is suspended in a `try` or `with` of the program."""
+        frame = self.frame
+        if frame.finished:
+            return False
+        handlers, instructions = frame.decoded.handlers, frame.decoded.instructions
+        handler = handlers[frame.at]
+        while handler is not None and instructions[handler.target].name == "CLEANUP_THROW":  # of a `yield from`
+            handler = handlers[handler.target]
+        return handler is not None and instructions[handler.target].name != "CALL_INTRINSIC_1"  # of the whole body
+
     def delegate(self) -> Value | None:
         """The iterator in which a `yield from` is suspended."""
         frame = self.frame
@@ -247,6 +262,19 @@ class Generator(Value):
                 raise UnsupportedAttribute(name=name, type="generator", why="interpreted frames are no objects")
             return frame.function.get_attr(s, name)
         return super().get_attr(s, name, site)
+
+
+@final
+@dataclass
+class StartedGenerators:
+    """The generators that the capture has started."""
+
+    generators: list[Generator] = field(default_factory=list)
+
+
+def suspended_generator(s: CaptureState) -> Generator | None:
+    """A generator that the capture leaves in a `try` or `with`: CPython would close it when the program drops it."""
+    return next((made for made in s.part(StartedGenerators).generators if made.is_in_handler()), None)
 
 
 def close(s: CaptureState, iterator: Value) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import functools
 from typing import final
 
-from kiln.capture.interpreter.breaks import UnsupportedAttribute
+from kiln.capture.interpreter.breaks import UnsupportedAttribute, UnsupportedValue
 from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Codegen, Kwargs, Value, wraps
 from kiln.capture.interpreter.variables.function import named
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.runtime.guards.guard import GuardKind
-from kiln.runtime.guards.source import AttrSource, ItemSource, Source
+from kiln.runtime.guards.source import AttrSource, DictAttrSource, ItemSource, Source
 
 
 @final
@@ -67,7 +67,17 @@ class Partial(Value):
             return self.read_keywords(s)
         if name == "__dict__":
             raise UnsupportedAttribute(name=name, type=self.type_name(), why="attributes of a partial are not modelled")
+        attributes = self.attributes()
+        if attributes is not None and name in attributes:
+            return s.wrap(attributes[name], DictAttrSource(self.source, name) if self.source is not None else None)
         return super().get_attr(s, name, site)
+
+    def attributes(self) -> dict[str, object] | None:
+        """What a partial from outside has as attributes; None without a `__dict__`, which reading it would make."""
+        if self.original is None:
+            return None
+        state: tuple[object, object, object, dict[str, object] | None] = self.original.__reduce__()[2]  # type: ignore[index, assignment]
+        return state[3]
 
     def emit(self, g: Codegen) -> None:
         g.body.const(functools.partial)
@@ -79,6 +89,8 @@ class Partial(Value):
 
 @wraps(functools.partial, subclasses=True)
 def wrap_partial(s: CaptureState, real: functools.partial[object], source: Source | None) -> Value:
+    if type(real) is not functools.partial:
+        raise UnsupportedValue(type=type(real).__name__, why="it is of a subclass of functools.partial")
     part = lambda name: AttrSource(source, name) if source else None  # noqa: E731
     args_source, keywords_source = part("args"), part("keywords")
     args = [s.wrap(a, ItemSource(args_source, i) if args_source else None) for i, a in enumerate(real.args)]
