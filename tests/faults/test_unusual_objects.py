@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import enum
 import functools
 import warnings
@@ -111,6 +112,34 @@ def nested(x: Tensor) -> tuple[Any, ...]:
     return made.func is add, made.args, made.keywords, functools.partial(NOTED).func is NOTED, made()
 
 
+def caches(x: Tensor) -> tuple[Any, ...]:
+    calls: list[object] = []
+    small = functools.lru_cache(maxsize=2)(calls.append)
+    for number in (1, 2, 1, 3, 1, 2):
+        small(number)
+    for typed in (False, True):
+        remembering = functools.lru_cache(None, typed)(calls.append)
+        for value in (1, 1.0, True, 1):
+            remembering(value)
+    functools.lru_cache(0)(calls.append)(7)
+    return [str(call) for call in calls], x + 1
+
+
+def cached_in_class(x: Tensor) -> tuple[Any, ...]:
+    class Local:
+        @functools.cached_property
+        def double(self) -> Tensor:
+            return x.mul_(2)
+
+    made = Local()
+    return made.double, made.double, x
+
+
+def factories(x: Tensor) -> tuple[Any, ...]:
+    made = collections.defaultdict(list)
+    return hasattr(made, "default_factory"), made.default_factory is list, made["a"], x
+
+
 UNUSUAL: dict[str, Callable[[Tensor], Any]] = {
     "a generator dropped in try": lambda x: (next(closing(x)), 1 in closing(x), any(v for v in closing(x)), x),
     "a generator dropped in with": dropped_mode,
@@ -119,6 +148,9 @@ UNUSUAL: dict[str, Callable[[Tensor], Any]] = {
     "partials in partials": nested,
     "objects in a constant set": lambda x: (Three() in {3, 4}, Three() in {4, 5}, x.shape[0] in {2, 3}),
     "no hash in a constant set": lambda x: [] in {3, 4},  # type: ignore[comparison-overlap]
+    "small caches": caches,
+    "a cached property made inside": cached_in_class,
+    "the factory of a dict": factories,
     "sum of floats": lambda x: (sum([0.1] * 10), sum([1, *[0.1] * 10]), sum([*[0.1] * 10, x, *[0.1] * 3])),
 }
 

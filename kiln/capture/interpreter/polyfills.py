@@ -40,19 +40,32 @@ def methodcaller(name: str, /, *args: object, **kwargs: object) -> Callable[[obj
 
 
 def lru_cache(maxsize: object = 128, typed: bool = False) -> Callable[..., object]:
-    """Without eviction: the cache does not outlive the frame."""
-    return cached(maxsize) if callable(maxsize) else cached
+    if callable(maxsize):
+        return cached(maxsize, 128, False)
+    limit = maxsize if isinstance(maxsize, int) else None
+    return lambda function: cached(function, limit, typed)
 
 
-def cached(function: Callable[..., object]) -> Callable[..., object]:
+def cached(function: Callable[..., object], maxsize: int | None, typed: bool) -> Callable[..., object]:
+    """What was used last is last in the dict. As in C, the key of a lone int or str differs from an equal float's."""
     known: dict[object, object] = {}
 
     @functools.wraps(function)
     def wrapper(*args: object, **kwargs: object) -> object:
-        key = (args, tuple(kwargs.items()))
-        if key not in known:
-            known[key] = function(*args, **kwargs)
-        return known[key]
+        key: object = (args, tuple(kwargs.items()))
+        if typed:
+            key = (key, tuple([type(value) for value in (*args, *kwargs.values())]))
+        elif len(args) == 1 and not kwargs and type(args[0]) in (int, str):
+            key = args[0]
+        if key in known:
+            result = known.pop(key)
+        else:
+            result = function(*args, **kwargs)
+        if maxsize is None or maxsize > 0:
+            if maxsize is not None and len(known) >= maxsize:
+                del known[next(iter(known))]
+            known[key] = result
+        return result
 
     return wrapper
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import functools
 import types
+from collections import defaultdict
 from typing import Any
 
 from kiln.capture.interpreter.core import MISSING, CaptureState, Value
 from kiln.capture.interpreter.variables.cached_function import CACHED, cached_method
+from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import DESCRIPTORS, Object
 from kiln.capture.interpreter.variables.sequence import Sequence
 from kiln.runtime.guards.guard import GuardKind
@@ -33,6 +36,9 @@ def tuple_field(s: CaptureState, value: Value, name: str, raw: Any) -> Value | N
 def cached_property(s: CaptureState, value: Value, name: str, raw: Any) -> Value | None:
     if not isinstance(value, Object):
         return None
+    found = s.classes.lookup(value.cls, name)
+    if found is not None and found[0] in s.classes.made:
+        return None  # an object of the frame, whose `__get__` is interpreted
     known = value.instance_attr(s, name)
     if known is None:
         if value.original is not MISSING:
@@ -43,6 +49,8 @@ def cached_property(s: CaptureState, value: Value, name: str, raw: Any) -> Value
 
 
 def struct_field(s: CaptureState, value: Value, name: str, raw: object) -> Value | None:
+    if isinstance(value, Dict) and raw is vars(defaultdict)["default_factory"] and value.real() is MISSING:
+        return value.factory or Constant(None)
     names = getattr(value.python_type(), "__match_args__", ())
     if isinstance(value, Sequence) and hasattr(value.cls, "n_sequence_fields") and name in names:
         return value.items(s)[names.index(name)]

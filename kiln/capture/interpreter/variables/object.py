@@ -588,6 +588,9 @@ def from_slot(s: CaptureState, value: Value, name: str, raw: Any) -> Value | Non
     if isinstance(value, Object) and value.foreign is not None and is_written_in_c(raw.__objclass__):
         return value.foreign.read(name)
     if real is MISSING:
+        if not isinstance(value, Object) and is_written_in_c(raw.__objclass__):
+            why = "it is a field of a class written in C"
+            raise UnsupportedAttribute(name=name, type=value.type_name(), why=why)
         return field_of(s, value, name) if isinstance(value, Object) and value.is_field(name) else None
     s.guard_type(value)
     try:
