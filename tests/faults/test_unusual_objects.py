@@ -160,3 +160,19 @@ def test_like_eager_on_rare_paths(name: str) -> None:
     compiled = kiln.compile(UNUSUAL[name], backend="eager")
     for _ in range(2):
         assert_like_eager(compiled, UNUSUAL[name], torch.ones(2))
+
+
+def ones() -> Iterator[int]:
+    yield 1
+    yield 2
+
+
+def delegating() -> Iterator[int]:
+    yield from ones()
+
+
+def test_dropped_generators_with_nothing_to_close_are_compiled() -> None:
+    program = lambda x: (next(ones()), next(delegating()), next(v for v in (3, 4)), x + 1)  # noqa: E731
+    compiled = kiln.compile(program, backend="eager")
+    assert_like_eager(compiled, program, torch.ones(2))
+    assert not kiln.report_of(compiled).eager_reasons

@@ -213,9 +213,9 @@ class Generator(Value):
             return False
         handlers, instructions = frame.decoded.handlers, frame.decoded.instructions
         handler = handlers[frame.at]
-        while handler is not None and instructions[handler.target].name == "CLEANUP_THROW":  # of a `yield from`
-            handler = handlers[handler.target]
-        return handler is not None and instructions[handler.target].name != "CALL_INTRINSIC_1"  # of the whole body
+        while handler is not None and instructions[handler.target].name in ("CLEANUP_THROW", "COPY"):
+            handler = handlers[handler.target]  # past the end of a `yield from` or of an `except`
+        return handler is not None and instructions[handler.target].name != "INTRINSIC"  # of the whole body
 
     def delegate(self) -> Value | None:
         """The iterator in which a `yield from` is suspended."""
