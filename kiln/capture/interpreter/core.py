@@ -35,6 +35,7 @@ from kiln.capture.interpreter.breaks import (
 from kiln.capture.interpreter.class_lookups import ClassLookups
 from kiln.capture.interpreter.effect_log import EffectLog, Keyed
 from kiln.capture.interpreter.identities import Identities
+from kiln.capture.interpreter.pure import is_written_in_c
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.inputs import Dims
 from kiln.graph.trace.recorder import Recorder
@@ -57,8 +58,6 @@ MADE_WITH_CLASS = frozenset(("__dataclass_fields__", "__dataclass_params__"))
 BINDS_SELF = (types.FunctionType, types.WrapperDescriptorType, types.MethodDescriptorType)
 """Attributes of classes that are called with the instance first."""
 TYPE_IS = GuardKind.TYPE_IS.value
-IMMUTABLE = 1 << 8
-"""Flag of a class written in C."""
 MISSING: Any = object()
 """No such attribute, key or item."""
 
@@ -213,7 +212,7 @@ class Value:
     def type_name(self) -> str:
         """As in Python's messages: with the module if the class is written in C."""
         cls = self.python_type()
-        written_in_c = cls.__flags__ & IMMUTABLE and cls.__module__ != "builtins"
+        written_in_c = is_written_in_c(cls) and cls.__module__ != "builtins"
         return f"{cls.__module__}.{cls.__name__}" if written_in_c else cls.__name__
 
     def unsupported(self, operation: str, why: str) -> UnsupportedOperation:

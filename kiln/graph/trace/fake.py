@@ -22,7 +22,7 @@ from kiln.graph.trace.breaks import FakeEscaped
 from kiln.graph.trace.storage_view import StorageView
 from kiln.graph.trace.symbols import TraceSymbols
 
-_make_wrapper = cast(Callable[..., "FakeTensor"], torch.Tensor._make_wrapper_subclass)
+make_fake_wrapper = cast(Callable[..., "FakeTensor"], torch.Tensor._make_wrapper_subclass)
 _strided = torch.strided
 
 
@@ -60,7 +60,7 @@ def make_fake(view: StorageView, requires_grad: bool = False) -> FakeTensor:
     """A fake tensor of `view`, whose sizes are integers."""
     spec = view.spec
     try:
-        fake = _make_wrapper(
+        fake = make_fake_wrapper(
             FakeTensor, spec.sizes, spec.strides, spec.offset, None, spec.dtype, _strided, spec.device, False,
             requires_grad,
         )  # fmt: skip
@@ -86,7 +86,7 @@ def is_wrapped(tensor: torch.Tensor) -> bool:
 def make_symbolic_fake(view: StorageView, symbols: TraceSymbols, requires_grad: bool = False) -> FakeTensor:
     """A fake tensor of `view`, with expressions among sizes, strides and offset."""
     spec = view.spec
-    fake = _make_wrapper(
+    fake = make_fake_wrapper(
         FakeTensor, symbols.hints(spec.sizes), symbols.hints(spec.strides), symbols.hint(spec.offset), None, spec.dtype,
         _strided, spec.device, False, requires_grad, "sizes",
     )  # fmt: skip

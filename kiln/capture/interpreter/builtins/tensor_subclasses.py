@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -27,10 +26,9 @@ from kiln.capture.interpreter.variables.tensor import (
     Tensor,
     record,
 )
-from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.fake import FakeTensor, make_fake_wrapper
 from kiln.graph.trace.inputs import is_wrapper_class
 
-_make_wrapper = cast(Callable[..., FakeTensor], torch.Tensor._make_wrapper_subclass)
 METADATA = frozenset(("strides", "storage_offset", "dtype", "layout", "device", "requires_grad", "memory_format"))
 
 
@@ -47,7 +45,7 @@ def make_wrapper_subclass(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     sizes = [int(number) for number in cast(list[int], size.torch_arg(s))]
     if named.get("strides") is not None:
         named["strides"] = [int(number) for number in cast(list[int], named["strides"])]
-    return new_subclass(s, Object(kind), _make_wrapper(FakeTensor, sizes, **named), None)
+    return new_subclass(s, Object(kind), make_fake_wrapper(FakeTensor, sizes, **named), None)
 
 
 def read(name: str) -> Handler:

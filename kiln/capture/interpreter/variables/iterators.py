@@ -211,11 +211,11 @@ class Generator(Value):
         frame = self.frame
         if frame.finished:
             return False
-        handlers, instructions = frame.decoded.handlers, frame.decoded.instructions
+        handlers, instruction = frame.decoded.handlers, frame.decoded.instruction
         handler = handlers[frame.at]
-        while handler is not None and instructions[handler.target].name in ("CLEANUP_THROW", "COPY"):
+        while handler is not None and instruction(handler.target).name in ("CLEANUP_THROW", "COPY"):
             handler = handlers[handler.target]  # past the end of a `yield from` or of an `except`
-        return handler is not None and instructions[handler.target].name != "INTRINSIC"  # of the whole body
+        return handler is not None and instruction(handler.target).name != "INTRINSIC"  # of the whole body
 
     def delegate(self) -> Value | None:
         """The iterator in which a `yield from` is suspended."""

@@ -14,9 +14,9 @@ Wrappers are traced while no gradients are needed through them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import cast, final
+from typing import final
 
 import torch
 from torch._ops import OpOverload
@@ -51,14 +51,13 @@ from kiln.capture.interpreter.variables.tensor import (
     record,
 )
 from kiln.graph.trace.breaks import UnsupportedInput
-from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.fake import FakeTensor, make_fake_wrapper
 from kiln.graph.trace.inputs import is_wrapper_class, refusal
 from kiln.graph.trace.log import Target, target_name
 from kiln.runtime.guards.guard import GuardKind, tensor_expectation
 from kiln.runtime.guards.source import Source
 from kiln.runtime.subclasses import make_wrapper
 
-_make_wrapper = cast(Callable[..., FakeTensor], torch.Tensor._make_wrapper_subclass)
 DEFAULT_FUNCTION = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
 """The `__torch_function__` that classes inherit: results of the class, for all but a few functions."""
 
@@ -146,7 +145,7 @@ def of_class(s: CaptureState, tensor: Tensor, cls: type) -> Object:
 
 def outer_fake(like: torch.Tensor) -> FakeTensor:
     """A fake with the metadata of a wrapper."""
-    return _make_wrapper(
+    return make_fake_wrapper(
         FakeTensor, tuple(like.shape), strides=like.stride(), storage_offset=like.storage_offset(), dtype=like.dtype,
         device=like.device,
     )  # fmt: skip
