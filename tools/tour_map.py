@@ -42,6 +42,7 @@ kiln/debug                  bisect: the stage, the switch and the smallest graph
 kiln/programs               kiln.export: whole programs, their signature and constraints, files
 kiln/native                 the two C++ modules: stubs
 kiln/cli                    python -m kiln: bisect, demo, run, bench
+benchmarks                  suites that measure parts of Kiln, architectures of transformers, results
 csrc/frames                 C++: dispatchers, guard checks, frame hook
 csrc/executor               C++: plan executor, launches, memory pool, autograd node
 """
@@ -134,7 +135,7 @@ MAP = {
             "kiln/capture/interpreter/builtins/function_modes.py",
             "enter_mode",
         ),
-        ("Which models does the capture suite build?", "kiln/cli/bench/capture/architectures.py", "small_config"),
+        ("Which models does the capture suite build?", "benchmarks/capture/architectures.py", "small_config"),
         ("What does a graph break cost?", "kiln/api/break_cost.py", "break_seconds"),
     ),
     "Guards and shapes": (

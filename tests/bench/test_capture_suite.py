@@ -18,10 +18,10 @@ from transformers import (
     SwinConfig,
 )
 
-from kiln.cli.bench.capture.architectures import Architecture, Size, small_config
-from kiln.cli.bench.capture.children import Told, in_children
-from kiln.cli.bench.capture.main import table
-from kiln.cli.bench.capture.trial import Subject, difference, trial, trials
+from benchmarks.capture.architectures import Architecture, Size, small_config
+from benchmarks.capture.children import Told, in_children
+from benchmarks.capture.main import table
+from benchmarks.capture.trial import Subject, difference, trial, trials
 
 
 def test_widths_are_divided_by_one_number() -> None:

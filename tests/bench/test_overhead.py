@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import kiln.pipeline.session as session
-from kiln.cli.bench.overhead import CHANGES, missed_changes, small_bert
+from benchmarks.overhead import CHANGES, missed_changes, small_bert
 from kiln.runtime.guards.guard import Guard
 
 pytest.importorskip("transformers")

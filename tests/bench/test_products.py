@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kiln.cli.bench.products import MeasuredProduct, fitted
+from benchmarks.products import MeasuredProduct, fitted
 from kiln.graph.passes.align_costs import Rates
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"

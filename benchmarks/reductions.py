@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import kiln.api as api
-from kiln.cli.bench.bandwidth import seconds_of
+from benchmarks.bandwidth import seconds_of
 from kiln.cli.bench.candidates import candidate
 from kiln.cli.bench.results import write_data
 

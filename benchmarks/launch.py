@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.driver_launch import driver_launch_cost
 from kiln.build.cpp_compile import compile_kernels
-from kiln.cli.bench.driver_launch import driver_launch_cost
 from kiln.cli.bench.results import write_data
 from kiln.plan.plan import Kernel, KernelParam, Plan, PlanInput, Step
 from kiln.plan.steps import AllocateStep, FreeStep, LaunchStep

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 import kiln.api as api
+from benchmarks.capture.architectures import SIZES, Architecture, small_config
+from benchmarks.capture.inputs import Inputs, attempts
 from kiln.cli.bench.candidates import peer_graphs
-from kiln.cli.bench.capture.architectures import SIZES, Architecture, small_config
-from kiln.cli.bench.capture.inputs import Inputs, attempts
 from kiln.report.report import Report
 from kiln.support.records import dataclass
 

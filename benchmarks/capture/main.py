@@ -23,9 +23,9 @@ from typing import cast
 
 import torch
 
-from kiln.cli.bench.capture.architectures import Architecture, architectures
-from kiln.cli.bench.capture.children import in_children
-from kiln.cli.bench.capture.trial import CaptureFinding, Mode, trials
+from benchmarks.capture.architectures import Architecture, architectures
+from benchmarks.capture.children import in_children
+from benchmarks.capture.trial import CaptureFinding, Mode, trials
 from kiln.support.optional import load_required
 
 MODES: tuple[Mode, ...] = ("eval", "train", "generate")

@@ -21,7 +21,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from kiln.cli.bench.bandwidth import seconds_of
+from benchmarks.bandwidth import seconds_of
 from kiln.cli.bench.results import write_data
 from kiln.support.records import dataclass
 

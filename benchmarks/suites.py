@@ -1,0 +1,30 @@
+"""The suites of `python -m kiln bench` that measure parts of Kiln, or its capture of other people's models.
+
+They are for the development of Kiln: `products` gives a cost model its rates, `capture` builds each architecture of
+transformers. So they stand in the repository, and only the suites of models are installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+
+from benchmarks import bandwidth, compile_time, launch, overhead, products, reductions
+from benchmarks.capture import main as capture
+
+
+def run_capture(given: argparse.Namespace, candidates: list[str]) -> int:
+    models = set(filter(None, given.models.split(",")))
+    return capture.run(models, candidates, given.shard, given.threads, given.seconds, given.json)
+
+
+SUITES: Mapping[str, Callable[[argparse.Namespace, list[str]], int]] = {
+    "bandwidth": lambda given, candidates: bandwidth.run(given.pairs, candidates, given.json),
+    "capture": run_capture,
+    "compile": lambda given, candidates: compile_time.run(given.threads, given.json),
+    "launch": lambda given, candidates: launch.run(given.pairs, given.json),
+    "overhead": lambda given, candidates: overhead.run(given.pairs, "torch.compile" in candidates, given.json),
+    "products": lambda given, candidates: products.run(given.pairs, given.json),
+    "reductions": lambda given, candidates: reductions.run(given.pairs, candidates, given.json),
+}
+"""Each gets the arguments of the command line, and the compilers to measure."""
