@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import collections.abc
 import enum
 import functools
 import warnings
@@ -171,8 +172,31 @@ def delegating() -> Iterator[int]:
     yield from ones()
 
 
+class Numbers(collections.abc.Sequence[int]):
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: Any) -> Any:
+        return (5, 6)[index]
+
+
+def skipping(numbers: Numbers) -> Iterator[int]:
+    try:
+        try:
+            yield from numbers
+        except (KeyError, IndexError):
+            yield 7
+    except ValueError:
+        yield 8
+
+
 def test_dropped_generators_with_nothing_to_close_are_compiled() -> None:
-    program = lambda x: (next(ones()), next(delegating()), next(v for v in (3, 4)), x + 1)  # noqa: E731
+    """That of a sequence of the standard library is left in `except IndexError`, which does not catch its end."""
+    numbers = Numbers()
+    program = lambda x: (  # noqa: E731
+        *(next(ones()), next(delegating()), next(v for v in (3, 4)), 5 in numbers, next(skipping(numbers))),
+        x + 1,
+    )
     compiled = kiln.compile(program, backend="eager")
     assert_like_eager(compiled, program, torch.ones(2))
     assert not kiln.report_of(compiled).eager_reasons

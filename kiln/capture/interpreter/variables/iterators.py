@@ -206,16 +206,19 @@ class Generator(Value):
             raise s.error(RuntimeError, "generator ignored GeneratorExit")
         self.take_result()
 
-    def is_in_handler(self) -> bool:
-        """Whether it is suspended in a `try` or `with` of the program."""
+    def is_in_handler(self, s: CaptureState) -> bool:
+        """Whether it is suspended in a `try` or `with` of the program that acts when the generator is closed."""
         frame = self.frame
-        if frame.finished:
-            return False
-        handlers, instruction = frame.decoded.handlers, frame.decoded.instruction
-        handler = handlers[frame.at]
-        while handler is not None and instruction(handler.target).name in ("CLEANUP_THROW", "COPY"):
-            handler = handlers[handler.target]  # past the end of a `yield from` or of an `except`
-        return handler is not None and instruction(handler.target).name != "INTRINSIC"  # of the whole body
+        handler = None if frame.finished else frame.decoded.handlers[frame.at]
+        while handler is not None:
+            name = frame.decoded.instruction(handler.target).name
+            if name == "INTRINSIC":  # of the whole body
+                return False
+            passed = handler.target if name in ("CLEANUP_THROW", "COPY") else past_clauses(s, frame, handler.target)
+            if passed is None:
+                return True
+            handler = frame.decoded.handlers[passed]
+        return False
 
     def delegate(self) -> Value | None:
         """The iterator in which a `yield from` is suspended."""
@@ -274,7 +277,24 @@ class StartedGenerators:
 
 def suspended_generator(s: CaptureState) -> Generator | None:
     """A generator that the capture leaves in a `try` or `with`: CPython would close it when the program drops it."""
-    return next((made for made in s.part(StartedGenerators).generators if made.is_in_handler()), None)
+    return next((made for made in s.part(StartedGenerators).generators if made.is_in_handler(s)), None)
+
+
+def past_clauses(s: CaptureState, frame: SymbolicFrame, at: int) -> int | None:
+    """Where a handler at `at` with `except` clauses, none of which catches a GeneratorExit, raises it again."""
+    instruction = frame.decoded.instruction
+    at += 1
+    while instruction(at).name == "LOAD_GLOBAL":
+        kinds = list[object]()
+        while instruction(at).name == "LOAD_GLOBAL":
+            kinds.append(frame.globals.load(s, instruction(at).arg).constant(s))
+            at += 1
+        at += instruction(at).name == "BUILD_TUPLE"
+        jumps = instruction(at).name == "CHECK_EXC_MATCH" and instruction(at + 1).name == "POP_JUMP_IF_FALSE"
+        if not jumps or any([not isinstance(kind, type) or issubclass(GeneratorExit, kind) for kind in kinds]):
+            return None
+        at = instruction(at + 1).arg
+    return at if instruction(at).name == "RERAISE" else None
 
 
 def close(s: CaptureState, iterator: Value) -> None:
