@@ -62,6 +62,7 @@ BODIES = {
         "for j in range(4):\n        i0 //= max(i0 - 1, 1)\n        "
         "l0 = [a * b for a, b in zip(list(itertools.accumulate(l0))[:6], l0)]"
     ),
+    "format of a bytearray": "q = bytearray(b'ab'); l0.append((f'{q} {q!r:>20} {q!s}', str(q), repr(q)))",
     "format of another type": "for k in d0: s0 = f'{k:04d}'",
     "list.pop by a string": "l0.pop('a')",
     "list.insert at a string": "l0.insert('a', 2)",

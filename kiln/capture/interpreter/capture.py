@@ -33,7 +33,6 @@ from kiln.capture.interpreter.breaks import (
 )
 from kiln.capture.interpreter.builtins import (
     autograd_function,
-    byte_arrays,
     callable_objects,
     checkpoint,
     class_statements,
@@ -113,7 +112,6 @@ REGISTERED = (
     *(
         autograd_function,
         builtin,
-        byte_arrays,
         callable_objects,
         checkpoint,
         class_statements,

@@ -33,7 +33,6 @@ from kiln.capture.interpreter.core import (
 )
 from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.pure import PURE_TYPES, is_confined, is_confined_class, is_written_in_c
-from kiln.capture.interpreter.variables.byte_array import ByteArray
 from kiln.capture.interpreter.variables.exception import Traceback
 from kiln.capture.interpreter.variables.function import BoundMethod, Cell
 from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set
@@ -189,8 +188,6 @@ class Natives:
             return known[1]
         if isinstance(value, NativeObject):
             return value.object
-        if isinstance(value, ByteArray):
-            return self.keep(value, value.content)
         if isinstance(value, Slice):
             return slice(*[self.lower(part) for part in value.parts])
         if isinstance(value, DictView):
@@ -276,10 +273,6 @@ class Natives:
             return Set({item.key(self.state): item for item in items}, kind)
         if kind is slice:
             return Slice([self.lift(part) for part in (real.start, real.stop, real.step)])
-        if kind is bytearray:
-            array = ByteArray(real)
-            self.keep(array, real)
-            return array
         return self._lift_object(real)
 
     def _lift_container(self, real: Real, kind: type) -> List | Dict | Set:

@@ -24,6 +24,7 @@ from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.exception import GROUPS, fields_of, native_class
 from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, fresh, has_key
+from kiln.capture.interpreter.variables.native_object import NativeObject
 from kiln.capture.interpreter.variables.object import Object, guard_protocol
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items
 from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record, replaced, settled, tensor_truth
@@ -426,6 +427,10 @@ def contains(s: CaptureState, container: Value, item: Value) -> bool:
     return s.call_special(native, "__contains__", [item], {}).truth(s)
 
 
+CONVERTERS: dict[str, Callable[[object], object]] = {"s": str, "r": repr, "a": ascii}
+"""By the letter behind the `!` of an f-string."""
+
+
 def format_value(s: CaptureState, value: Value, conversion: str, spec: str) -> str:
     """One field of an f-string."""
     printed = conversion in ("r", "a")
@@ -438,10 +443,12 @@ def format_value(s: CaptureState, value: Value, conversion: str, spec: str) -> s
             if method == "__format__"
             else format(text if conversion != "a" else text.encode("ascii", "backslashreplace").decode(), spec)
         )
+    if isinstance(value, NativeObject):
+        converted = value.owner.call(CONVERTERS[conversion], [value], {}) if conversion else value
+        return str(value.owner.call(format, [converted, s.const(spec)], {}).constant(s))
     plain = printable(s, value)
-    converters: dict[str, Callable[[object], object]] = {"": lambda x: x, "s": str, "r": repr, "a": ascii}
     try:
-        return format(converters[conversion](plain), spec)
+        return format(CONVERTERS[conversion](plain) if conversion else plain, spec)
     except ERRORS as error:
         raise s.error(type(error), *error.args) from None
 

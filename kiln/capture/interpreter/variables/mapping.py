@@ -30,7 +30,6 @@ from kiln.capture.interpreter.core import (
     wraps,
 )
 from kiln.capture.interpreter.effects import Container, note_change
-from kiln.capture.interpreter.variables.byte_array import ByteArray
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.hashed_key import refuse_loud_keys
 from kiln.capture.interpreter.variables.key_iterator import KeyIterator
@@ -548,8 +547,6 @@ def fresh(s: CaptureState, real: Any) -> Value:
     if kind is dict:
         pairs = [(s.wrap(key, None), fresh(s, item)) for key, item in real.items()]
         return Dict({key.key(s): (key, value) for key, value in pairs})
-    if kind is bytearray:
-        return ByteArray(real)
     return s.wrap(real, None)
 
 
