@@ -8,6 +8,7 @@ by a library op, or read on both sides of one), else also a write. Never recompu
 reductions, scans, scatters, values that a library op of the backward reads from memory anyway, and values in memory
 that the backward needs at several barrier depths: the sums of a residual stream, each of which would be recomputed from
 all earlier branches. Of a view, its base is saved.
+An input or a result that eager does not save may change before the backward: to save it, it is copied.
 Values inside a checkpoint region are never saved, except random numbers: the backward recomputes them from what
 enters the region; what leaves it is kept.
 Source of the idea: Horace He and Shangdi Yu, "Transcending runtime-memory tradeoffs in checkpointing by being
@@ -59,6 +60,19 @@ class Sides:
         self.needed = self._crossing(graph.nodes)
         self.nodes = graph.nodes
         self.recomputed = self._recomputed()
+        results = joint.forward_outputs[: joint.num_forward_outputs - len(joint.carried)]
+        seen = {*self.primals, *[base_of(output.value) for output in results]}
+        self.copied = self.changing | (seen - self._saved_by_eager())
+        """Inputs and results that are copied if they are saved, for they may change before the backward."""
+
+    def _saved_by_eager(self) -> set[Node]:
+        """What autograd's formulas read, or a checkpoint region as its arguments."""
+        return {
+            base_of(value)
+            for node in self.nodes
+            if is_derivative(node) or node in self.backward or node in self.recomputed
+            for value in node.inputs
+        }
 
     def _recomputed(self) -> set[Node]:
         """Nodes of checkpoint regions whose values do not leave their region."""
@@ -207,7 +221,7 @@ class _CutNetwork:
         if not isinstance(spec, TensorSpec):
             return 1
         size = self.size(node)
-        moved = size if self.is_in_memory(node) else 2 * size
+        moved = size if self.is_in_memory(node) and node not in self.sides.copied else 2 * size
         return 1 + int(moved * DISTANCE_FACTOR ** min(self.distances.get(node, 0), MAX_DISTANCE))
 
     def is_in_memory(self, node: Node) -> bool:

@@ -8,7 +8,7 @@
         return %3, %4, %5
 
 What `min_cut.py` chooses becomes inputs of the backward, which recomputes other values from them. An input that the
-forward writes to is saved as a copy. Symbols that no tensor of the backward has are saved as numbers.
+forward writes to, and an input or result that eager would not save, is saved as a copy: it may have changed by then. Symbols that no tensor of the backward has are saved as numbers.
 """
 
 from __future__ import annotations
@@ -123,26 +123,28 @@ def _forward(joint: JointGraph, sides: Sides, kept: list[Node]) -> tuple[Graph, 
     outputs = list(joint.forward_outputs)
     numbers = {output.value: index for index, output in reversed(list(enumerate(outputs))) if output.alias is None}
     saved: list[SavedTensor] = []
+    old_contents: list[Node] = []
     copies: list[Node] = []
     for node in kept:
-        if node in inputs and node not in sides.changing:
+        if node in inputs and node not in sides.copied:
             saved.append(SavedTensor("input", inputs[node]))
             continue
-        if node in sides.changing:
-            node = copy_of(node)
-            copies.append(node)
+        if node in sides.copied:
+            made = copy_of(node)
+            (old_contents if node in sides.changing else copies).append(made)
+            node = made
         if node not in numbers:
             numbers[node] = len(outputs)
             outputs.append(Output(node))
         saved.append(SavedTensor("output", numbers[node]))
     needed = [*sides.forward_roots, *sides.effects, *[output.value for output in outputs]]
-    nodes = nodes_between(joint.graph.nodes, inputs, needed)
-    graph = Graph(sides.primals, [*copies, *nodes], tuple(outputs), joint.graph.writes, "forward")
+    nodes = nodes_between(joint.graph.nodes, inputs, needed + [copy.inputs[0] for copy in copies])
+    graph = Graph(sides.primals, [*old_contents, *nodes, *copies], tuple(outputs), joint.graph.writes, "forward")
     return graph, saved
 
 
 def copy_of(node: Node) -> Node:
-    """The contents of an input before the forward writes to it."""
+    """The contents of a value before somebody writes to it."""
     return Node(PRIMS["clone"], (node,), {"strides": None}, node.tensor.with_sizes(node.tensor.sizes), node.origin)
 
 
@@ -155,7 +157,7 @@ def _backward(joint: JointGraph, sides: Sides, kept: list[Node]) -> tuple[Graph,
     made = Builder(GuardFreeOracle(joint.env))
     new: dict[Node, Node] = {}
     for number, node in enumerate(kept):
-        spec = node.tensor.with_sizes(node.tensor.sizes) if node in sides.changing else node.spec
+        spec = node.tensor.with_sizes(node.tensor.sizes) if node in sides.copied else node.spec
         new[node] = made.input(node.attrs["name"] if node.op.name == "input" else f"saved_{number}", spec)
     symbols: list[Symbol] = []
     if may_have_symbols(joint.env):

@@ -1,0 +1,91 @@
+"""Arguments and results changed in place between forward and backward: an error only where eager has saved them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import kiln
+
+Program = Callable[[Tensor, Tensor], Any]
+
+
+def normalised(x: Tensor, scale: Tensor) -> Tensor:
+    return x / (scale + 1).sqrt()
+
+
+def masked(x: Tensor, state: Tensor) -> Tensor:
+    return x * (state > 1)
+
+
+def updated_twice(x: Tensor, scale: Tensor) -> Tensor:
+    """Two calls, each of which updates the scale by which it has multiplied."""
+    first = normalised(x, scale)
+    scale.mul_(0.5)
+    return first
+
+
+def broken(x: Tensor, state: Tensor) -> Tensor:
+    y = torch.maximum(x, state.to(torch.int64).clamp(min=2))
+    print(end="")
+    state += y.detach()
+    return y
+
+
+def two_results(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    return y, y.sigmoid() * w
+
+
+def view_of_result(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    return y[0], y.sigmoid() * w
+
+
+def product_and_activation(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    y = x @ w
+    return y, (y.sigmoid() * 3).tanh()
+
+
+CHANGED: dict[str, tuple[Program, Callable[[Tensor, Any], object]]] = {
+    "a scale": (normalised, lambda w, _: w.mul_(0.5)),
+    "a scale, by the next call": (updated_twice, lambda w, _: None),
+    "a mask": (masked, lambda w, _: w.zero_()),
+    "after a break": (broken, lambda w, _: None),
+    "one of two results": (two_results, lambda _, made: made[0].add_(1)),
+    "a view of a value": (view_of_result, lambda _, made: made[0].add_(1)),
+    "a product": (product_and_activation, lambda _, made: made[0].detach().zero_()),
+    "what eager saves": (lambda x, w: x * w, lambda w, _: w.zero_()),
+    "a result that eager saves": (lambda x, w: x.sigmoid(), lambda _, made: made.detach().zero_()),
+}
+
+
+def gradient(function: Program, change: Callable[[Tensor, Any], object]) -> Tensor | str:
+    x = (torch.arange(9.0).view(3, 3) / 4).requires_grad_()
+    w = torch.arange(9.0).view(3, 3) / 2
+    losses = []
+    for _ in range(2):
+        made = function(x, w)
+        change(w, made)
+        losses.append(made[-1].sum() if isinstance(made, tuple) else made.sum())
+    try:
+        sum(losses).backward()  # type: ignore[union-attr]
+    except RuntimeError as error:
+        return "modified by an inplace operation" if "inplace operation" in str(error) else str(error)
+    assert x.grad is not None
+    return x.grad
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_what_eager_has_not_saved_may_change(name: str) -> None:
+    function, change = CHANGED[name]
+    expected = gradient(function, change)
+    ours = gradient(kiln.compile(function), change)
+    if isinstance(expected, str) or isinstance(ours, str):
+        assert ours == expected
+    else:
+        torch.testing.assert_close(ours, expected)
