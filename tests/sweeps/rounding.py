@@ -18,7 +18,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-RANDOM_RUNS = 5
+SIGNS = 3
+"""Each random draw of signs -1, 0, 1 is used for so many runs, in which every number is moved both ways and not at all."""
+DRAWS = 2
 TOWARDS_EXACT = (1.0, 2.0, -1.0)
 """Runs in which all results are moved by so many times their distance from the exact ones."""
 LARGER = 2.0
@@ -29,9 +31,10 @@ LARGER = 2.0
 class MovedRounding(TorchDispatchMode):
     """Moves each inexact result: towards the exact one, or at random by at least a unit in the last place."""
 
-    def __init__(self, seed: int, towards_exact: float | None = None) -> None:
+    def __init__(self, seed: int, shift: int = 0, towards_exact: float | None = None) -> None:
         super().__init__()
         self.generator = torch.Generator().manual_seed(seed)
+        self.shift = shift
         self.towards_exact = towards_exact
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -57,7 +60,7 @@ class MovedRounding(TorchDispatchMode):
             moved = value.double() + self.towards_exact * error
         else:
             unit = exact.abs().nan_to_num(0.0, 0.0, 0.0) * torch.finfo(value.dtype).eps
-            sign = torch.randint(-1, 2, value.shape, generator=self.generator)
+            sign = (torch.randint(SIGNS, value.shape, generator=self.generator) + self.shift) % SIGNS - 1
             moved = value.double() + sign * torch.where(error != 0, torch.maximum(error.abs() * LARGER, unit), 0.0)
         try:
             value.copy_(moved)
@@ -84,8 +87,8 @@ def in_double(func: Any, args: Any, kwargs: Any) -> list[Tensor] | None:
 
 
 def moved_runs(run: Callable[[], list[Tensor | None]]) -> Iterator[list[Tensor | None]]:
-    modes = [MovedRounding(0, factor) for factor in TOWARDS_EXACT]
-    modes += [MovedRounding(seed) for seed in range(RANDOM_RUNS)]
+    modes = [MovedRounding(0, towards_exact=factor) for factor in TOWARDS_EXACT]
+    modes += [MovedRounding(seed, shift) for seed in range(DRAWS) for shift in range(SIGNS)]
     for mode in modes:
         with mode:
             yield run()
