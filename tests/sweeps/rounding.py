@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 SIGNS = 3
-"""Each random draw of signs -1, 0, 1 is used for so many runs, in which every number is moved both ways and not at all."""
+"""So many runs use one draw of the signs -1, 0, 1, in another order: each number is moved both ways and not at all."""
 DRAWS = 2
 TOWARDS_EXACT = (1.0, 2.0, -1.0)
 """Runs in which all results are moved by so many times their distance from the exact ones."""

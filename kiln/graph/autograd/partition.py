@@ -8,7 +8,8 @@
         return %3, %4, %5
 
 What `min_cut.py` chooses becomes inputs of the backward, which recomputes other values from them. An input that the
-forward writes to, and an input or result that eager would not save, is saved as a copy: it may have changed by then. Symbols that no tensor of the backward has are saved as numbers.
+forward writes to, and an input or result that eager would not save, is saved as a copy: it may have changed by then.
+Symbols that no tensor of the backward has are saved as numbers.
 """
 
 from __future__ import annotations
