@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import kiln
 from kiln.graph.ir import graph_text, interpret
 from kiln.graph.trace.condition import condition_graph
 from kiln.graph.trace.recorder import Recorder
@@ -243,3 +244,21 @@ def test_condition_graph(golden):
     graph, records = condition_graph(recorder, [recorder.node_of(truth)])
     assert [record.name for record in records] == ["mask"]
     golden(graph_text(graph))
+
+
+@pytest.mark.parametrize("random", ["own", "eager"])
+def test_random_numbers_beyond_their_range(random):
+    """`layerdrop = 0.0`: no draw is below it."""
+
+    def f(x):
+        for drop in (0.0, -1, 1, 1.5):
+            x = x + 1 if torch.rand([]) < drop else x * 2
+            x = x - 3 if drop <= torch.rand(1) else x * 5
+            if drop:
+                x = x + 7 if torch.rand_like(x[:1]) > drop else x * 11
+        return x
+
+    compiled = kiln.compile(f, backend="eager", options={"cache": False, "random": random})
+    torch.testing.assert_close(compiled(X[0]), f(X[0]))
+    report = kiln.report_of(compiled)
+    assert not report.breaks and report.regions == 1

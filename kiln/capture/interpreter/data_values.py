@@ -20,7 +20,7 @@ import torch
 from kiln.capture.interpreter.breaks import DataDependentValue, GraphBreak, PastStep
 from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
-from kiln.capture.interpreter.speculation import Speculation, Speculations
+from kiln.capture.interpreter.speculation import Speculation, Speculations, constant_truth
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import all_nodes
@@ -179,9 +179,9 @@ def assumed_truth(s: CaptureState, fake: FakeTensor) -> bool | None:
     expected = expected_truth(running_frame(s)) if s.policy.speculate else None
     if expected is None or any(size != 1 for size in fake.shape):
         return None
-    known = s.recorder.constant_value(fake)
+    known = constant_truth(s.recorder, fake)
     if known is not None:
-        return bool(known)
+        return known
     assume(s, fake, expected)
     return expected
 

@@ -28,6 +28,8 @@ from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
 from kiln.graph.trace import InputRecord
 from kiln.graph.trace.condition import condition_graph, evaluate_condition, speculative_condition
+from kiln.graph.trace.constant_value import comparison_truth
+from kiln.graph.trace.recorder import Recorder
 from kiln.runtime.guards.source import LocalSource, Source
 from kiln.support.location import Location
 from kiln.support.records import dataclass
@@ -155,14 +157,22 @@ ROUNDS_TO: Mapping[Rounding, Callable[[float, float], bool]] = {
 }
 
 
+def constant_truth(recorder: Recorder, fake: torch.Tensor) -> bool | None:
+    """The truth value of a tensor of one element, if it is the same in every call."""
+    known = recorder.constant_value(fake)
+    if known is not None:
+        return bool(known)
+    return comparison_truth(recorder.nodes, recorder.node_of(fake), recorder.constants)
+
+
 def known_truth(s: CaptureState, fake: torch.Tensor) -> bool | None:
     """The truth value of a tensor if it is constant or can be speculated on, else None."""
     if fake.dim() and not all(isinstance(size, int) and size == 1 for size in fake.shape):
         return None
     s.counters.unguarded += 1
-    known = s.recorder.constant_value(fake)
+    known = constant_truth(s.recorder, fake)
     if known is not None:
-        return bool(known)
+        return known
     if not s.policy.speculate:
         return None
     node = speculative_condition(s.recorder, fake)

@@ -1,6 +1,7 @@
-"""Values computed from constants alone, whatever the inputs are.
+"""Values computed from constants alone, whatever the inputs are, and comparisons whose result is always the same.
 
     p = torch.arange(16)[None];  (p.diff() == 1).all()     =     True
+    torch.rand([]) < 0.0                                   =     False
 
 Such a value may decide Python branches, as it is the same in every call. Only small, pure nodes over constants and
 static sizes qualify.
@@ -8,7 +9,8 @@ static sizes qualify.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import final
 
 import torch
 
@@ -17,6 +19,7 @@ from kiln.graph.ir.interpret import interpret
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import symbols_in
 from kiln.graph.prims.table import Kind
+from kiln.support.records import dataclass
 from kiln.tensor.spec import TensorSpec
 
 LARGEST = 1 << 16
@@ -62,3 +65,52 @@ def _is_constant(node: Node) -> bool:
     if not isinstance(number, int) or number > LARGEST:
         return False
     return not symbols_in(tuple(node.attrs.values()))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NumberRange:
+    """Where a number lies; `open`: below `high`."""
+
+    low: float
+    high: float
+    open: bool = False
+
+
+def is_less(left: NumberRange, right: NumberRange) -> bool | None:
+    if left.high < right.low or (left.high == right.low and left.open):
+        return True
+    return False if left.low >= right.high else None
+
+
+def is_at_most(left: NumberRange, right: NumberRange) -> bool | None:
+    exceeds = is_less(right, left)
+    return None if exceeds is None else not exceeds
+
+
+COMPARISONS: Mapping[str, Callable[[NumberRange, NumberRange], bool | None]] = {
+    "lt": is_less,
+    "le": is_at_most,
+    "gt": lambda left, right: is_less(right, left),
+    "ge": lambda left, right: is_at_most(right, left),
+}
+UNIT_DRAWS = ("aten.rand.default", "aten.rand_like.default")
+
+
+def comparison_truth(nodes: Sequence[Node], node: Node, constants: Mapping[str, torch.Tensor]) -> bool | None:
+    """What a comparison of a random number with a constant always gives, None if that varies."""
+    compare = COMPARISONS.get(node.op.name)
+    if compare is None:
+        return None
+    left, right = [range_of(nodes, operand, constants) for operand in node.inputs]
+    return compare(left, right) if left is not None and right is not None else None
+
+
+def range_of(nodes: Sequence[Node], node: Node, constants: Mapping[str, torch.Tensor]) -> NumberRange | None:
+    unit = node.attrs.get("distribution") == "uniform" and node.attrs.get("params") == (0.0, 1.0)
+    if unit or node.attrs.get("target") in UNIT_DRAWS:
+        return NumberRange(0.0, 1.0, open=True)
+    known = constant_value(nodes, node, constants)
+    if known is None or known.numel() != 1 or known.is_complex() or known.isnan():
+        return None
+    return NumberRange(float(known), float(known))
