@@ -14,9 +14,9 @@ from typing import final
 import torch
 
 from kiln.graph.ir.graph import Graph
-from kiln.loops.kernel.launches.interpret import run_kernel_program, run_launch
+from kiln.loops.kernel.launches.interpret import run_kernel_program, run_steps
 from kiln.loops.kernel.launches.program import KernelLaunch, KernelProgram
-from kiln.loops.program.interpret import bind_arguments, run_extern, run_program
+from kiln.loops.program.interpret import bind_arguments, run_program
 from kiln.pipeline.compiled_plan import compile_plan
 from kiln.pipeline.differences import differences
 from kiln.pipeline.observation import Run, observe
@@ -75,14 +75,9 @@ def wrong_kernel(
     tensors = [constants[key] for key in plan.constants]
     native = PythonExecutor(plan, libraries, tensors).start(copied(inputs))
     memory = bind_arguments(program.inputs, program.constants, copied(inputs), constants)
-    for position, step in enumerate(program.steps):
-        for made in program.allocations:
-            if made.before == position:
-                memory.allocate(made.buffer)
+    for step in run_steps(program, memory):
         if not isinstance(step, KernelLaunch):
-            run_extern(step, memory)
             continue
-        run_launch(step, memory)
         launched = next_launch(native)
         for param, name, slot in zip(step.kernel.params, step.args, launched.tensors, strict=True):
             if param.name in step.kernel.writes and not alike(native.values[slot], memory.tensors[name]):

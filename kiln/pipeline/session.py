@@ -307,9 +307,7 @@ class CompileSession:
         capture = captured.capture
         if capture.function is None:
             assert capture.skipped is not None
-            if capture.raises:
-                return self._raising(function, capture, arguments)
-            if capture.guarded:
+            if capture.raises or capture.guarded:
                 return self._eager_for(function, capture, arguments)
             raise capture.skipped
         if capture.breaks and self.settings.fullgraph:
@@ -338,27 +336,18 @@ class CompileSession:
         return Entry(tree, run, variant)  # not the capture, which holds the arguments of this call
 
     def _eager_for(self, function: FunctionType, capture: Capture, arguments: Arguments) -> Entry:
-        """Eager, for arguments that pass the guards."""
+        """Eager, for arguments that pass the guards, be it that they lead to an exception of the program."""
         assert capture.skipped is not None
         tree = build_tree(capture.guards, collect=(), function=function)
         if tree.explain(list(arguments.values()), function.__globals__, function.__closure__) is not None:
             raise capture.skipped
-        self.report_eager(capture.skipped)
-        return Entry(
-            tree, taking_slots(assembled(function)), Variant(function, capture.guards, [], frozenset(), [], {})
-        )
-
-    def _raising(self, function: FunctionType, capture: Capture, arguments: Arguments) -> Entry:
-        """Eager, for the arguments that lead to the exception of the program."""
-        assert capture.skipped is not None
-        tree = build_tree(capture.guards, collect=(), function=function)
-        if tree.explain(list(arguments.values()), function.__globals__, function.__closure__) is not None:
-            raise capture.skipped
-        self.seen.add_guarded(capture.guards)
-        variant = Variant(function, capture.guards, [], frozenset(), [], {})
-        return Entry(
-            tree, ExpectedToRaise(taking_slots(assembled(function)), self.report_eager, capture.skipped), variant
-        )
+        run = taking_slots(assembled(function))
+        if capture.raises:
+            self.seen.add_guarded(capture.guards)
+            run = ExpectedToRaise(run, self.report_eager, capture.skipped)
+        else:
+            self.report_eager(capture.skipped)
+        return Entry(tree, run, Variant(function, capture.guards, [], frozenset(), [], {}))
 
     def _capture(self, dispatcher: Dispatcher, arguments: Arguments) -> Captured:
         context, make_exit = self._context(original_of(dispatcher)), self._side_exit_maker(dispatcher)

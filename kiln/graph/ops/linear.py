@@ -5,6 +5,8 @@ aten.mm(x: f32[4, 8], y: f32[8, 2])     =     f32[4, 2]
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kiln.graph.ir.build import Number
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.breaks import UnsupportedOp
@@ -15,6 +17,8 @@ from kiln.graph.ops.sizes import is_empty
 from kiln.graph.prims.meta import broadcast, equal
 from kiln.symbolic import Int
 from kiln.tensor.spec import TensorSpec
+
+ProductRule = Callable[[Emit, Node, Node], TensorSpec]
 
 
 def _matrix(x: Node, op: str, rank: int) -> TensorSpec:
@@ -45,37 +49,39 @@ def _same_dtype(op: str, *specs: TensorSpec) -> None:
             raise RuntimeError(f"{op}: expected equal dtypes, got {specs[0].dtype} and {spec.dtype}")
 
 
-@library("mm.default")
-def mm(e: Emit, x: Node, y: Node) -> TensorSpec:
-    left, right = _matrix(x, "mm", 2), _matrix(y, "mm", 2)
-    _same_dtype("mm", left, right)
-    _same(e, "mm", left.sizes[1], right.sizes[0])
-    return left.with_sizes((left.sizes[0], right.sizes[1]))
+def _product(op: str, rank: int, other_rank: int) -> ProductRule:
+    """Contracts the last axis of `x` with the last but one of `y`, or with its only one."""
+
+    def rule(e: Emit, x: Node, y: Node) -> TensorSpec:
+        left, right = _matrix(x, op, rank), _matrix(y, op, other_rank)
+        _same_dtype(op, left, right)
+        if rank == 3:
+            _same(e, op, left.sizes[0], right.sizes[0])
+        _same(e, op, left.sizes[-1], right.sizes[max(other_rank - 2, 0)])
+        return left.with_sizes((*left.sizes[:-1], *(right.sizes[-1:] if other_rank > 1 else ())))
+
+    return rule
 
 
-@library("addmm.default")
-def addmm(e: Emit, bias: Node, x: Node, y: Node, *, beta: Number = 1, alpha: Number = 1) -> TensorSpec:
-    _same_dtype("addmm", bias.tensor, x.tensor, y.tensor)
-    made = mm(e, x, y)
-    _expands(e, "addmm", bias.tensor, made)
-    return made
+def _added(op: str, product: ProductRule) -> Callable[..., TensorSpec]:
+    """The product plus a tensor that is expanded to it."""
+
+    def rule(e: Emit, bias: Node, x: Node, y: Node, *, beta: Number = 1, alpha: Number = 1) -> TensorSpec:
+        _same_dtype(op, bias.tensor, x.tensor, y.tensor)
+        made = product(e, x, y)
+        _expands(e, op, bias.tensor, made)
+        return made
+
+    return rule
 
 
-@library("bmm.default")
-def bmm(e: Emit, x: Node, y: Node) -> TensorSpec:
-    left, right = _matrix(x, "bmm", 3), _matrix(y, "bmm", 3)
-    _same_dtype("bmm", left, right)
-    _same(e, "bmm", left.sizes[0], right.sizes[0])
-    _same(e, "bmm", left.sizes[2], right.sizes[1])
-    return left.with_sizes((left.sizes[0], left.sizes[1], right.sizes[2]))
-
-
-@library("baddbmm.default")
-def baddbmm(e: Emit, bias: Node, x: Node, y: Node, *, beta: Number = 1, alpha: Number = 1) -> TensorSpec:
-    _same_dtype("baddbmm", bias.tensor, x.tensor, y.tensor)
-    made = bmm(e, x, y)
-    _expands(e, "baddbmm", bias.tensor, made)
-    return made
+bmm, mm, mv = _product("bmm", 3, 3), _product("mm", 2, 2), _product("mv", 2, 1)
+library("bmm.default")(bmm)
+library("mm.default")(mm)
+library("mv.default")(mv)
+library("dot.default", "vdot.default")(_product("dot", 1, 1))
+for _name, _rule in (("addmm", mm), ("baddbmm", bmm), ("addmv", mv)):
+    library(f"{_name}.default")(_added(_name, _rule))
 
 
 @decompose("addr.default")
@@ -121,27 +127,3 @@ def cdist(e: Emit, x: Node, y: Node, p: float, compute_mode: int | None) -> Tens
 def cdist_backward(e: Emit, grad: Node, x: Node, y: Node, p: float, cdist: Node) -> TensorSpec:
     batch = broadcast(e.oracle, (x.tensor.sizes[:-2], y.tensor.sizes[:-2]), "cdist")
     return x.tensor.with_sizes((*batch, *x.tensor.sizes[-2:]))
-
-
-@library("mv.default")
-def mv(e: Emit, x: Node, y: Node) -> TensorSpec:
-    left, right = _matrix(x, "mv", 2), _matrix(y, "mv", 1)
-    _same_dtype("mv", left, right)
-    _same(e, "mv", left.sizes[1], right.sizes[0])
-    return left.with_sizes((left.sizes[0],))
-
-
-@library("addmv.default")
-def addmv(e: Emit, bias: Node, x: Node, y: Node, *, beta: Number = 1, alpha: Number = 1) -> TensorSpec:
-    _same_dtype("addmv", bias.tensor, x.tensor, y.tensor)
-    made = mv(e, x, y)
-    _expands(e, "addmv", bias.tensor, made)
-    return made
-
-
-@library("dot.default", "vdot.default")
-def dot(e: Emit, x: Node, y: Node) -> TensorSpec:
-    left, right = _matrix(x, "dot", 1), _matrix(y, "dot", 1)
-    _same_dtype("dot", left, right)
-    _same(e, "dot", left.sizes[0], right.sizes[0])
-    return left.with_sizes(())

@@ -91,11 +91,16 @@ def mean(e: Emit, x: Node, dim: Dims = None, keepdim: bool = False, *, dtype: to
 Measure = Callable[[Emit, Node, tuple[int, ...], float], tuple[Node, ...]]
 
 
-def variance(e: Emit, x: Node, axes: tuple[int, ...], correction: float = 1) -> tuple[Node, Node, Node]:
-    """Variance and mean along `axes` (dimensions kept), and the deviation from the mean; in two passes."""
+def variance(
+    e: Emit, x: Node, axes: tuple[int, ...], correction: float = 1, squares: torch.dtype | None = None
+) -> tuple[Node, Node, Node]:
+    """Variance and mean along `axes` (dimensions kept), and the deviation from the mean; in two passes.
+
+    `squares`: the dtype of the deviation and of the variance, if it is not that of `x`.
+    """
     refuse_complex("var", x)
     middle = mean_over(e, x, axes, True)
-    away = e.pointwise("sub", x, middle)
+    away = e.convert(e.pointwise("sub", x, middle), squares or x.tensor.dtype)
     total = reduce(e, "sum", e.pointwise("mul", away, away), axes, True)
     return e.pointwise("div", total, _freedom(e, total, count(x.tensor, axes), correction)), middle, away
 
@@ -116,15 +121,9 @@ def _dropped(e: Emit, y: Node, axes: tuple[int, ...], keepdim: bool) -> Node:
 
 def _deviation(e: Emit, x: Node, axes: tuple[int, ...], correction: float) -> tuple[Node, Node]:
     """Standard deviation and mean. The CPU has float32's squares in float64, where they neither overflow nor vanish."""
-    dtype = x.tensor.dtype
-    refuse_complex("std", x)
-    middle = mean_over(e, x, axes, True)
-    away = e.pointwise("sub", x, middle)
-    if x.tensor.device.type == "cpu":
-        away = e.convert(away, torch.float64)
-    total = reduce(e, "sum", e.pointwise("mul", away, away), axes, True)
-    number = _freedom(e, total, count(x.tensor, axes), correction)
-    return e.convert(e.pointwise("sqrt", e.pointwise("div", total, number)), dtype), middle
+    squares = torch.float64 if x.tensor.device.type == "cpu" else None
+    spread, middle, _ = variance(e, x, axes, correction, squares)
+    return e.convert(e.pointwise("sqrt", spread), x.tensor.dtype), middle
 
 
 def _spread(measure: Measure, results: int) -> Decomposition:

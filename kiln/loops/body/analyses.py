@@ -82,7 +82,7 @@ def symbols_used(op: BodyOp) -> frozenset[Symbol]:
     return frozenset()
 
 
-def moved(op: BodyOp, positions: Mapping[int, int]) -> BodyOp:
+def moved(op: BodyOp, positions: Mapping[int, int] | Sequence[int]) -> BodyOp:
     """`op` with its operands at their new positions."""
     match op:
         case Compute(prim, operands, dtype):

@@ -8,11 +8,12 @@ as_strided(x, ...)           =>   b0: ... in a0 = extern aten.as_strided.default
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from kiln.graph.ir.node import Node
 from kiln.loops.body.body import Index
 from kiln.loops.body.indexing import Axis, symbols_of
+from kiln.loops.lowering.body import Body
 from kiln.loops.lowering.column import STATEMENT
 from kiln.loops.lowering.data_movement import indexed, picked_sizes
 from kiln.loops.lowering.indexing import loop_axes, loop_symbol
@@ -90,43 +91,48 @@ def _initialised(lowering: Lowering, node: Node) -> Buffer:
 def scatter(lowering: Lowering, node: Node) -> None:
     x, indices, source = node.inputs
     combine = None if node.attrs["reduce"] is None else ReduceOp(node.attrs["reduce"])
-    out = _initialised(lowering, node)
-    if 0 in indices.tensor.sizes:
-        lowering.buffers[node] = out
-        return
-    axes = loop_axes(indices.tensor.sizes)
-    at = own_index(axes)
-    with lowering.in_place.apart_from(out, (indices, source)):
-        body = lowering.body(axes)
+
+    def written(body: Body, at: Index) -> tuple[Index, int]:
         index = at
         if x.tensor.rank:
             axis = node.attrs["axis"]
             chosen = body.indirect(body.element(indices, at), x.tensor.sizes[axis])
             index = (*at[:axis], chosen, *at[axis + 1 :])
-        value = body.element(source, at if source.tensor.rank else ())
-        loop = body.finish(value, used=symbols_of(*index))
-    lowering.buffers[node] = out
-    lowering.emit(Scatter(out, out.base or out.name, axes, index, combine, loop, origin_text(node)))
+        return index, body.element(source, at if source.tensor.rank else ())
+
+    _scattered(lowering, node, indices.tensor.sizes, combine, written)
 
 
 @STATEMENT("index_put")
 def index_put(lowering: Lowering, node: Node) -> None:
     x, *indices, values = node.inputs
     combine = ReduceOp.SUM if node.attrs["accumulate"] else None
-    out = _initialised(lowering, node)
     sizes = _indexed_sizes(x.tensor, indices, node.attrs["axes"], lowering.env)
-    if 0 in sizes:
-        lowering.buffers[node] = out
-        return
-    axes = loop_axes(sizes)
-    at = own_index(axes)
-    with lowering.in_place.apart_from(out, (*indices, values)):
-        body = lowering.body(axes)
+
+    def written(body: Body, at: Index) -> tuple[Index, int]:
         index = indexed(body, node, x.tensor.sizes, indices, at, None)
-        value = body.broadcast_element(values, at, sizes, None)
-        loop = body.finish(value, used=symbols_of(*index))
+        return index, body.broadcast_element(values, at, sizes, None)
+
+    _scattered(lowering, node, sizes, combine, written)
+
+
+def _scattered(
+    lowering: Lowering,
+    node: Node,
+    sizes: tuple[Int, ...],
+    combine: ReduceOp | None,
+    written: Callable[[Body, Index], tuple[Index, int]],
+) -> None:
+    """A loop over `sizes`; at each point, `written` gives an index into the result and the value that goes there."""
+    out = _initialised(lowering, node)
+    if 0 not in sizes:
+        axes = loop_axes(sizes)
+        with lowering.in_place.apart_from(out, node.inputs[1:]):
+            body = lowering.body(axes)
+            index, value = written(body, own_index(axes))
+            loop = body.finish(value, used=symbols_of(*index))
+        lowering.emit(Scatter(out, out.base or out.name, axes, index, combine, loop, origin_text(node)))
     lowering.buffers[node] = out
-    lowering.emit(Scatter(out, out.base or out.name, axes, index, combine, loop, origin_text(node)))
 
 
 def _indexed_sizes(x: TensorSpec, indices: list[Node], axes: tuple[int, ...], env: ShapeEnv | None) -> tuple[Int, ...]:

@@ -15,6 +15,7 @@ import secrets
 import stat
 import tempfile
 import warnings
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -146,16 +147,23 @@ def read_key(path: Path) -> bytes | None:
 def write_key(folder: Path) -> None:
     """A new key in place of a missing or bad one; the first of several processes wins. Raises OSError."""
     path = folder / KEY_FILE
-    handle, name = tempfile.mkstemp(dir=folder, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            os.fchmod(handle, 0o600)
-            file.write(secrets.token_bytes(KEY_BYTES))
+    with written_aside(path, secrets.token_bytes(KEY_BYTES)) as part:
         if path.is_symlink() or path.exists():  # a bad one: `read_key` refused it
-            os.replace(name, path)
+            os.replace(part, path)
         else:
             with contextlib.suppress(FileExistsError):
-                os.link(name, path)
+                os.link(part, path)
+
+
+@contextlib.contextmanager
+def written_aside(path: Path, data: bytes) -> Iterator[str]:
+    """A private file beside `path` with `data`, to be put in its place; afterwards it is gone. Raises OSError."""
+    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            os.fchmod(handle, 0o600)  # whatever the umask
+            file.write(data)
+        yield name
     finally:
         with contextlib.suppress(OSError):
             os.unlink(name)

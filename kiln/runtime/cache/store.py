@@ -20,7 +20,6 @@ import hmac
 import os
 import re
 import struct
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +34,7 @@ from kiln.runtime.cache.private_folder import (
     reason,
     seal_key,
     warn_once,
+    written_aside,
 )
 from kiln.support.errors import KilnError
 from kiln.support.records import dataclass
@@ -219,7 +219,8 @@ class DiskStore:
         for folder in (path.parent.parent, path.parent):
             make_private(folder)
             check_entry_folder(folder)
-        _write_aside(path, data)
+        with written_aside(path, data) as part:  # readers see the old file, the new file or none
+            os.replace(part, path)
         self._count(len(data))
 
 
@@ -257,19 +258,6 @@ def _seal(body: bytes, secret: bytes, kind: str, key: str) -> bytes:
 
 def _file_name(body: bytes, secret: bytes) -> str:
     return hashlib.blake2b(body, key=secret, digest_size=16).hexdigest()
-
-
-def _write_aside(path: Path, data: bytes) -> None:
-    """Readers see the old file, the new file or none, never a part."""
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            os.fchmod(handle, 0o600)  # whatever the umask
-            file.write(data)
-        os.replace(name, path)
-    except BaseException:
-        _remove(Path(name))
-        raise
 
 
 def _remove(path: Path) -> None:

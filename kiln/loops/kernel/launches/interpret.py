@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from kiln.loops.body.interpret import number
 from kiln.loops.kernel.interpret import run_kernel
 from kiln.loops.kernel.launches.program import KernelLaunch, KernelProgram
 from kiln.loops.program.interpret import Memory, bind_arguments, collect_outputs, run_extern
+from kiln.loops.program.nodes import Extern
 from kiln.symbolic import Symbol
 
 
@@ -19,6 +20,14 @@ def run_kernel_program(
 ) -> list[Any]:
     """The outputs of `program`; allocations and frees are obeyed, reuse shares no memory here."""
     memory = bind_arguments(program.inputs, program.constants, args, constants)
+    for position, _ in enumerate(run_steps(program, memory)):
+        for name in program.frees[position]:
+            del memory.tensors[name]
+    return collect_outputs(program.outputs, program.writes, args, memory)
+
+
+def run_steps(program: KernelProgram, memory: Memory) -> Iterator[KernelLaunch | Extern]:
+    """Each step once it has run."""
     for position, step in enumerate(program.steps):
         for made in program.allocations:
             if made.before == position:
@@ -27,9 +36,7 @@ def run_kernel_program(
             run_launch(step, memory)
         else:
             run_extern(step, memory)
-        for name in program.frees[position]:
-            del memory.tensors[name]
-    return collect_outputs(program.outputs, program.writes, args, memory)
+        yield step
 
 
 def run_launch(launch: KernelLaunch, memory: Memory) -> None:

@@ -15,7 +15,8 @@ from typing import final
 import torch
 
 from kiln.graph.prims.rows import PRIMS
-from kiln.loops.body.body import BodyOp, Compute, Indirect, Load, LoopBody, Random
+from kiln.loops.body.analyses import moved
+from kiln.loops.body.body import BodyOp, Compute, LoopBody
 from kiln.loops.kernel.kernel import Phase
 from kiln.loops.kernel.mapped import MappedKernel
 from kiln.support.records import dataclass
@@ -52,7 +53,7 @@ class RoundHalves:
 
     def _rounded_body(self, body: LoopBody) -> LoopBody:
         ops: list[BodyOp] = []
-        moved: list[int] = []
+        positions: list[int] = []
 
         def append(op: BodyOp) -> int:
             ops.append(op)
@@ -64,23 +65,9 @@ class RoundHalves:
 
         for op in body.ops:
             if isinstance(op, Compute) and self._is_rounded(op):
-                operands = tuple([wide(moved[operand]) for operand in op.operands])
+                operands = tuple([wide(positions[operand]) for operand in op.operands])
                 computed = append(Compute(op.op, operands, torch.float32))
-                moved.append(append(Compute(CONVERT, (computed,), op.dtype)))
+                positions.append(append(Compute(CONVERT, (computed,), op.dtype)))
             else:
-                moved.append(append(with_operands(op, moved)))
-        return LoopBody(tuple(ops), tuple([moved[position] for position in body.results]))
-
-
-def with_operands(op: BodyOp, moved: list[int]) -> BodyOp:
-    """`op` on the new positions of its operands."""
-    match op:
-        case Compute(prim, operands, dtype):
-            return Compute(prim, tuple([moved[operand] for operand in operands]), dtype)
-        case Load(mask=int() as mask):
-            return replace(op, mask=moved[mask])
-        case Indirect(operand=operand):
-            return replace(op, operand=moved[operand])
-        case Random(seed=seed):
-            return replace(op, seed=moved[seed])
-    return op
+                positions.append(append(moved(op, positions)))
+        return LoopBody(tuple(ops), tuple([positions[position] for position in body.results]))
