@@ -1,5 +1,6 @@
 #include "frames/dispatcher.h"
 
+#include "frames/moved_arguments.h"
 #include "frames/stance.h"
 
 namespace kiln {
@@ -34,14 +35,14 @@ struct Call {
 
 PyObject* call_original(Dispatcher* self, const Call& call) {
   PyObject* function = own(self->function);
-  PyObject* result = PyObject_Vectorcall(function, call.args, call.nargsf, call.kwnames);
+  PyObject* result = call_passing_on(function, call.args, call.args, call.nargsf, call.kwnames);
   Py_DECREF(function);
   return result;
 }
 
 PyObject* call_slots(PyObject* callable, const Call& call) {
   Py_INCREF(callable);
-  PyObject* result = PyObject_Vectorcall(callable, call.slots, call.slotsf, nullptr);
+  PyObject* result = call_passing_on(callable, call.slots, call.slots, call.slotsf, nullptr);
   Py_DECREF(callable);
   return result;
 }

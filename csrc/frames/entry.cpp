@@ -2,6 +2,7 @@
 
 #include "frames/dispatcher.h"
 #include "frames/hook.h"
+#include "frames/moved_arguments.h"
 
 namespace kiln {
 namespace {
@@ -113,7 +114,7 @@ PyObject* bound_call(PyObject* object, PyObject* const* args, size_t nargsf, PyO
   out[nargs] = bindings;
   PyObject* target = own(self->target);
   PyObject* result =
-      PyObject_Vectorcall(target, out, (nargs + 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
+      call_passing_on(target, args, out, (nargs + 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
   Py_DECREF(target);
   reinterpret_cast<GuardTreeObject*>(tree)->tree->recycle(bindings);
   Py_DECREF(tree);

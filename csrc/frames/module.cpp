@@ -9,6 +9,7 @@
 #include "frames/global_state.h"
 #include "frames/guard_paths.h"
 #include "frames/hook.h"
+#include "frames/moved_arguments.h"
 #include "frames/stance.h"
 
 namespace kiln {
@@ -75,7 +76,7 @@ PyMODINIT_FUNC PyInit__frames() {
   std::string problem = kiln::probe();
   bool added = kiln::add_guard_tree(module) && kiln::add_guard_paths(module) &&
                kiln::add_entry(module) && kiln::add_dispatcher(module) && kiln::add_hook(module) &&
-               kiln::add_stance(module) &&
+               kiln::add_stance(module) && kiln::add_tail_calls(module) &&
                PyModule_AddObjectRef(module, "usable", problem.empty() ? Py_True : Py_False) == 0 &&
                PyModule_AddStringConstant(module, "problem", problem.c_str()) == 0;
   if (!added) Py_CLEAR(module);

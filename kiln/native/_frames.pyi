@@ -126,6 +126,34 @@ class BoundCall:
     target: Callable[..., Any]
 
 @final
+class TailCall:
+    """The call that ends a resume function, as data: it returns this, and the first caller makes the call.
+
+    loop body breaks        resume_1(...)  ->  TailCall(resume_2, ...)  ->  TailCall(resume_1, ...)  ->  result
+                            all called by one `Driven`, so Python's stack does not grow with the breaks
+    """
+
+    def __new__(cls, function: Callable[..., object], *arguments: object) -> TailCall: ...
+
+@final
+class Driven:
+    """Calls a resume function, and those that follow it, with the items of a list, which it empties.
+
+    The frames of the resume functions are the only owners of their arguments: what they drop is freed at once.
+    """
+
+    def __new__(cls, function: Callable[..., object]) -> Driven: ...
+    def __call__(self, arguments: list[Any], /) -> Any: ...
+    function: Callable[..., object]
+
+@final
+class ExpectedToRaise:
+    """Calls `original`, which raises; if it returns after all, `on_return` is called."""
+
+    def __new__(cls, original: Callable[..., object], on_return: Callable[[], object]) -> ExpectedToRaise: ...
+    def __call__(self, *slots: object) -> Any: ...
+
+@final
 class Dispatcher:
     """Takes the place of `function` and calls the first entry whose guards hold.
 

@@ -14,29 +14,10 @@ import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from types import FunctionType
-from typing import final
 
 from kiln.capture.bytecode.resume import origin_of, resume_function
-from kiln.native._frames import Dispatcher
+from kiln.native._frames import Dispatcher, Driven
 from kiln.pipeline.dispatchers import original_of
-from kiln.runtime.tail_calls import Driven
-from kiln.support.errors import KilnError
-from kiln.support.records import dataclass
-
-
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class ExpectedToRaise:
-    """Runs the original; if it returns after all, the interpreter was wrong and `report` is called."""
-
-    original: Callable[..., object]
-    report: Callable[[KilnError], None]
-    problem: KilnError
-
-    def __call__(self, *slots: object) -> object:
-        result = self.original(*slots)
-        self.report(self.problem)
-        return result
 
 
 def in_python(function: FunctionType) -> FunctionType:

@@ -27,7 +27,7 @@ from kiln.capture.bytecode.resume import assembled
 from kiln.capture.guards.explanation import Failure, explain_failure
 from kiln.capture.interpreter.breaks import UninitialisedParameter
 from kiln.capture.interpreter.capture import Capture
-from kiln.native._frames import BoundCall, Dispatcher, Entry
+from kiln.native._frames import BoundCall, Dispatcher, Entry, ExpectedToRaise
 from kiln.pipeline.backend import Backend
 from kiln.pipeline.captured import Arguments, Captured, FrameCapture
 from kiln.pipeline.compile_budget import CompileBudget, CompileBudgetSpent
@@ -46,7 +46,7 @@ from kiln.pipeline.dispatchers import (
     side_exits,
 )
 from kiln.pipeline.modes import UnknownMode, unknown_mode, watch_current_device, without_autograd_observers
-from kiln.pipeline.original import ExpectedToRaise, in_python, taking_slots
+from kiln.pipeline.original import in_python, taking_slots
 from kiln.pipeline.second_run import EagerTrial, second_run
 from kiln.pipeline.seen_inputs import SeenInputs
 from kiln.pipeline.speed_check import Round, SpeedCheck, slower_than_eager
@@ -344,7 +344,7 @@ class CompileSession:
         run = taking_slots(assembled(function))
         if capture.raises:
             self.seen.add_guarded(capture.guards)
-            run = ExpectedToRaise(run, self.report_eager, capture.skipped)
+            run = ExpectedToRaise(run, partial(self.report_eager, capture.skipped))
         else:
             self.report_eager(capture.skipped)
         return Entry(tree, run, Variant(function, capture.guards, [], frozenset(), [], {}))

@@ -20,10 +20,9 @@ from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any, cast, final
 
 from kiln.capture.bytecode.resume import CLASS_CELL, Entry, InnerCall, ResumeOrigin, origin_of, resume_function
-from kiln.native._frames import Dispatcher
+from kiln.native._frames import Dispatcher, Driven
 from kiln.runtime.guards.constant import Json, NotSerialisable, constant_from_json, constant_to_json
 from kiln.runtime.guards.reference import load_named, named_path, resolve
-from kiln.runtime.tail_calls import Driven
 from kiln.support.errors import KilnError
 
 MAGIC = importlib.util.MAGIC_NUMBER.hex()

@@ -20,6 +20,7 @@ from typing import Any, final
 
 from kiln.capture.bytecode.assemble import Assembler, CellVar, FreeVar, Instr, Label, TryBegin, TryEnd, parsed
 from kiln.capture.bytecode.decode import DecodedCode, decode
+from kiln.native._frames import Driven
 from kiln.support.errors import require
 from kiln.support.records import dataclass
 
@@ -114,10 +115,10 @@ class Unassembled:
     def __init__(self) -> None:
         self.function: weakref.ref[FunctionType] | None = None
 
-    def __call__(self, *arguments: object) -> object:
+    def __call__(self) -> FunctionType:
         function = self.function() if self.function is not None else None
         assert function is not None, "its code runs"
-        return assembled(function)(*arguments)
+        return assembled(function)
 
 
 def resume_function(
@@ -131,8 +132,10 @@ def resume_function(
         body.op("COPY_FREE_VARS", 1)
     body.op("RESUME", 0)
     body.const(waiting)
+    body.call(0)
     for slot in parameters:
         body.op("LOAD_FAST", slot)
+        body.op("DELETE_FAST", slot)
     body.call(len(parameters))
     body.op("RETURN_VALUE")
     made = FunctionType(body.finish(code, parameters, (), kept_freevars(code)), dictionary, code.co_name, None, closure)
@@ -216,7 +219,10 @@ def _inner_call(head: Assembler, inner: InnerCall, items: list[Any], positions: 
     head.const(inner.function)
     for name in inner.arguments:
         head.op("LOAD_FAST", name)
-    head.call(len(inner.arguments))
+        head.op("DELETE_FAST", name)
+    if isinstance(inner.function, Driven):
+        head.op("BUILD_LIST", len(inner.arguments))
+    head.call(1 if isinstance(inner.function, Driven) else len(inner.arguments))
     if begin is not None:
         head.items.append(TryEnd(begin))
     if not inner.keep:

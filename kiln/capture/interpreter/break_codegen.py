@@ -41,7 +41,13 @@ from kiln.capture.interpreter.frame import (
     SymbolicFrame,
     current_exception,
 )
-from kiln.runtime.tail_calls import Driven, TailCall
+from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.function import BoundMethod
+from kiln.capture.interpreter.variables.mapping import Dict, Set
+from kiln.capture.interpreter.variables.object import Object
+from kiln.capture.interpreter.variables.sequence import Sequence
+from kiln.native._frames import Driven, TailCall
+from kiln.runtime.guards.source import LocalSource
 
 MakeResume = Callable[[types.FunctionType], Callable[..., object]]
 
@@ -79,6 +85,7 @@ class BreakWriter:
         """The code is that of a resume function."""
         self.handling = False
         """The code handles the exception that the program handles."""
+        self.prepared = False
         self.stored: dict[int, str] = {}
         self.kept: list[Value] = []
 
@@ -86,9 +93,17 @@ class BreakWriter:
         """Build `value` once, before the effects; returns its temporary."""
         name = self.stored.get(id(value))
         if name is None:
+            assert not self.prepared or isinstance(value, Constant), "what it is built from is dropped"
             name = self.stored[id(value)] = self.writer.store(value)
             self.kept.append(value)
         return name
+
+    def drop(self, *but: str) -> None:
+        """Drop what the frame of this code holds, as the frames of the program no longer do: it may be freed now."""
+        for name in self.writer.local_names():
+            if name not in but:
+                self.writer.body.const(None)
+                self.writer.body.op("STORE_FAST", name)
 
     def prepare(self) -> None:
         """Build the live state of all frames before the effects and the instruction can change it."""
@@ -107,6 +122,9 @@ class BreakWriter:
                     self.store(value)
             if site.instead is not None:
                 self.store(site.instead)
+        if (error := current_exception(self.frames[0])) is not None:
+            self.store(error)
+        self.prepared = True
 
     def live_names(self, frame: SymbolicFrame) -> list[str]:
         live = live_locals(frame.decoded)
@@ -196,7 +214,16 @@ class BreakWriter:
         """Live locals in the order of `co_varnames`; for a debugger all."""
         code = frame.code
         first = self.first_name(code)
-        return [n for n in code.co_varnames if (n in live or n == first or self.debugging) and n in frame.locals]
+
+        def passed(name: str) -> bool:
+            return name in live or name == first or self.debugging or self.outlives(frame.locals[name])
+
+        return [name for name in code.co_varnames if name in frame.locals and passed(name)]
+
+    def outlives(self, value: Value) -> bool:
+        """Whether the program can tell if a value that it does not use any more is freed: eager keeps it."""
+        found = isinstance(value.source, LocalSource) and self.resumed
+        return (found or value.source is None) and is_watched(self.state, value)
 
     def inner_call(
         self, at: int, site: CallSite, inner: list[Resumption], arguments: list[str], number: int
@@ -216,8 +243,8 @@ class BreakWriter:
     def driven(self, function: Callable[..., object]) -> Callable[..., object]:
         return function if self.debugging else Driven(function)
 
-    def tail_call(self, resumption: Resumption, exception: str = "") -> None:
-        """`return resume(...)`. The local of an `exception` is deleted: its traceback leads to this frame."""
+    def tail_call(self, resumption: Resumption) -> None:
+        """`return resume(...)`: the resume function is the only owner of its arguments."""
         if self.handling:
             self.writer.body.op("POP_EXCEPT")
         as_data = self.resumed and not self.debugging
@@ -226,10 +253,17 @@ class BreakWriter:
         self.writer.body.const(resumption.function if as_data else self.driven(resumption.function))
         for name in resumption.arguments:
             self.writer.body.op("LOAD_FAST", name)
-        if exception:
-            self.writer.body.op("DELETE_FAST", exception)
-        self.writer.body.call(len(resumption.arguments) + as_data)
+        count = len(resumption.arguments) + as_data
+        if not as_data:
+            self.drop()
+            count = count if self.debugging else self.listed(count)
+        self.writer.body.call(count)
         self.writer.body.op("RETURN_VALUE")
+
+    def listed(self, count: int) -> int:
+        """Put the arguments of a `Driven` on the stack into a list; how many arguments that makes."""
+        self.writer.body.op("BUILD_LIST", count)
+        return 1
 
     def handler(self) -> tuple[int, Handler] | None:
         """The innermost frame with a handler for an exception of the instruction, and the handler."""
@@ -238,6 +272,34 @@ class BreakWriter:
             if found is not None:
                 return index, found
         return None
+
+
+def is_watched(s: CaptureState, value: Value) -> bool:
+    """Whether there may be weak references to it, or a finalizer, or to something that it alone holds."""
+    waiting, seen = [value], set[int]()
+    while waiting:
+        found = waiting.pop()
+        if id(found) in seen:
+            continue
+        seen.add(id(found))
+        if isinstance(found, BoundMethod):
+            waiting.append(found.self_)
+        elif isinstance(found, Object):
+            return not found.is_torch
+        elif isinstance(found, Sequence | Set | Dict):
+            if found.source is not None:
+                return True
+            waiting += held_values(s, found)
+    return False
+
+
+def held_values(s: CaptureState, container: Sequence | Set | Dict) -> list[Value]:
+    """The items of a container that was made in the frame."""
+    if isinstance(container, Sequence):
+        return list(container.items(s))
+    if isinstance(container, Set):
+        return list(container.items(s).values())
+    return [value for pair in container.items(s).values() for value in pair]
 
 
 def write_break(s: CaptureState, writer: CodeWriter, stop: GraphBreak, make_resume: MakeResume, resumed: bool) -> None:
@@ -258,6 +320,7 @@ def write_resumption(s: CaptureState, writer: CodeWriter, breaking: BreakWriter,
     breaking.prepare()
     for effect in s.effects:
         effect.emit(writer)
+    breaking.drop(*breaking.stored.values())
     pops = OPCODES[inst.name].operands(inst.arg) if frame.pending is None else 0
     operands = frame.saved[len(frame.saved) - pops :]
     writer.body.line = breaking.frames[-1].location().line  # where an exception of the instruction is reported
@@ -409,7 +472,8 @@ def write_pending_call(
     body.const(pending.call.function)
     for value in pending.arguments:
         body.op("LOAD_FAST", breaking.store(value))
-    body.call(len(pending.arguments))
+    count = len(pending.arguments)
+    body.call(breaking.listed(count) if isinstance(pending.call.function, Driven) else count)
     end_try(breaking, begin)
     results: list[str | None] = []
     if pending.site.keeps_result:
@@ -459,4 +523,4 @@ def write_handler(breaking: BreakWriter, landing: Label, index: int, handler: Ha
         body.const(0)
         body.op("STORE_FAST", zero)
         results.insert(0, zero)
-    breaking.tail_call(breaking.resume(handler.target, 0, results, handler.depth, index), name)
+    breaking.tail_call(breaking.resume(handler.target, 0, results, handler.depth, index))

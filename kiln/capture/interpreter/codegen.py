@@ -19,7 +19,7 @@ from typing import Any, final
 
 import torch
 
-from kiln.capture.bytecode.assemble import Assembler, FreeVar
+from kiln.capture.bytecode.assemble import Assembler, FreeVar, arguments_of
 from kiln.capture.interpreter.breaks import UnsupportedValue
 from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.data_values import DataValues, refuse_changed
@@ -60,6 +60,10 @@ class CodeWriter:
     def temporary(self) -> str:
         self._count += 1
         return f"_kiln_{self._count}"
+
+    def local_names(self) -> list[str]:
+        """The variables of the transformed code: the arguments and all temporaries so far."""
+        return [*arguments_of(self.code), *[f"_kiln_{n}" for n in range(1, self._count + 1)]]
 
     def emit(self, value: Value) -> None:
         """Push `value`."""

@@ -189,7 +189,7 @@ class SymbolicFrame:
         *("state", "code", "decoded", "rows", "locals", "cells", "stack", "saved", "consumed", "ip", "at", "kwnames"),
         "names",
         *("parent", "number", "step", "continuation", "globals", "function", "result", "running", "handled", "outer"),
-        *("is_generator", "is_resumed", "finished", "pending"),
+        *("is_generator", "is_resumed", "finished", "given", "pending"),
     )
 
     def __init__(
@@ -228,6 +228,8 @@ class SymbolicFrame:
         self.outer: tuple[Location, ...] | None = None
         self.is_generator = bool(code.co_flags & 0x20)
         self.is_resumed = False
+        self.given: tuple[Value, ...] = ()
+        """The arguments of a resume function: its frame is their owner."""
         self.pending: PendingCall | None = None
         """The call to make first."""
 
@@ -262,6 +264,7 @@ class SymbolicFrame:
     def enter(self, origin: ResumeOrigin) -> None:
         """Continue as the resume function with this origin and the arguments `locals`."""
         self.is_resumed = True
+        self.given = tuple(self.locals.values())
         entry, inner = origin.entry, origin.inner
         self.ip = self.at = entry.target
         self.stack.extend(None if slot is NULL else self.locals[slot] for slot in entry.stack)
@@ -425,6 +428,18 @@ def running_frame(s: CaptureState) -> SymbolicFrame:
     """The current frame."""
     assert isinstance(s.frame, SymbolicFrame)
     return s.frame
+
+
+def dropped_arguments(frame: SymbolicFrame) -> list[Value]:
+    """The arguments of the resume function that runs that no frame holds any more: eager may have freed them."""
+    held: set[int] = set()
+    while True:
+        held.update(map(id, (*frame.locals.values(), *frame.cells.values(), *frame.stack, *frame.handled)))
+        if frame.pending is not None:
+            held.update(map(id, frame.pending.arguments))
+        if frame.parent is None:
+            return [value for value in frame.given if id(value) not in held]
+        frame = frame.parent
 
 
 def current_exception(frame: SymbolicFrame | None) -> Value | None:

@@ -13,6 +13,7 @@ import torch
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.core import MISSING, WRAPPERS, Args, CaptureState, Kwargs, Value, handles, wraps
+from kiln.capture.interpreter.frame import dropped_arguments, running_frame
 from kiln.capture.interpreter.variables.tensor import from_torch
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import CallSource, Source
@@ -24,6 +25,8 @@ def call_reference(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     real, source = reference.real(), reference.source
     if real is MISSING or source is None:
         raise UnsupportedCall(function="weakref.ref", why="the reference was made in the graph")
+    if any(value.source is not None and not value.is_constant for value in dropped_arguments(running_frame(s))):
+        raise UnsupportedCall(function="weakref.ref", why="what it refers to may be freed by now")
     target = real()
     if target is None:
         s.guard(source, GuardKind.IS, s.reference(real))

@@ -40,7 +40,7 @@ from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.packed_sequences import refuse_packed
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import recorded
-from kiln.native._frames import Dispatcher
+from kiln.native._frames import Dispatcher, Driven
 from kiln.runtime.guards.guard import GuardKind, function_expectation
 from kiln.runtime.guards.source import (
     AttrSource,
@@ -56,7 +56,6 @@ from kiln.runtime.guards.source import (
     ModuleGlobalSource,
     Source,
 )
-from kiln.runtime.tail_calls import Driven
 from kiln.support.records import dataclass
 
 VARARGS, VARKEYWORDS, ASYNC = 0x04, 0x08, 0x280
