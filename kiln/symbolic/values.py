@@ -51,12 +51,14 @@ Truth = bool | Relation | AllOf | AnyOf
 class Given:
     """A float argument of the caller, or without a number: one that a tensor holds.
 
-    `is_read`: the program depends on its value, so it is guarded.
+    `is_read`: the program depends on its value, so it is guarded. A `formula` computes it from other numbers of the
+    caller, in front of the region.
     """
 
     name: str
     number: float | None
     is_read: bool = False
+    formula: Real | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -117,6 +119,32 @@ class Real:
 
 Value = Int | float | Truth | Real
 
+
+def sum_of(*numbers: float) -> float:
+    return math.fsum(numbers)
+
+
+def fraction(number: float) -> float:
+    return math.modf(number)[0]
+
+
+def whole(number: float) -> float:
+    return math.modf(number)[1]
+
+
+IN_FRONT: Mapping[str, Callable[..., float]] = {
+    **{function.__name__: function for function in (
+        math.acos, math.acosh, math.asin, math.asinh, math.atan, math.atan2, math.atanh, math.cbrt, math.copysign,
+        math.cosh, math.degrees, math.erf, math.erfc, math.exp2, math.fmod, math.gamma, math.hypot, math.ldexp,
+        math.lgamma, math.nextafter, math.radians, math.remainder, math.sinh, math.ulp, sum_of, fraction, whole,
+        math.comb, math.factorial, math.gcd, math.isqrt, math.lcm, math.perm, int.bit_count, int.bit_length,
+        operator.and_, operator.lshift, operator.or_, operator.rshift, operator.xor,
+        math.ceil, math.floor, math.trunc, round,
+    )},
+    "power": operator.pow,
+}  # fmt: skip
+"""Functions of numbers that transformed code calls in front of the region, which takes the result."""
+
 REAL_OPS: Mapping[str, Callable[..., float]] = {
     "float": float,
     "given": float,
@@ -142,6 +170,7 @@ REAL_OPS: Mapping[str, Callable[..., float]] = {
     "cos": math.cos,
     "tan": math.tan,
     "tanh": math.tanh,
+    **IN_FRONT,
 }
 
 
@@ -259,6 +288,8 @@ def specialise_real(env: ShapeEnv, value: Int | float | Real | Given, where: Loc
         args = [specialise_real(env, arg, where) for arg in value.args]
         return REAL_OPS[value.op](*args)
     if isinstance(value, Given):
+        if value.formula is not None:
+            return specialise_real(env, value.formula, where)
         value.is_read = True
         return number_of(value)
     return value
@@ -278,6 +309,17 @@ def hinted_real(env: ShapeEnv, value: Int | float | Real | Given) -> float:
     if isinstance(value, Real):
         return REAL_OPS[value.op](*(hinted_real(env, arg) for arg in value.args))
     return env.hint(value) if isinstance(value, Expr) else value
+
+
+def lower_bound(value: Int | float | Real | Given) -> float:
+    """A number that `value` is not below, unless it is NaN."""
+    if isinstance(value, Real):
+        if value.op == "max":
+            return max(map(lower_bound, value.args))
+        if value.op == "min":
+            return min(map(lower_bound, value.args))
+        return 0.0 if value.op in ("abs", "sqrt", "exp") else -math.inf
+    return value if isinstance(value, int | float) else -math.inf
 
 
 def round_to_integer(

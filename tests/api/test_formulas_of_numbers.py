@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import kiln
-from kiln.graph.ops.emit import REAL_PRIMS
+from kiln.graph.ops.emit import CHOICES, REAL_PRIMS
 from kiln.graph.prims.rows import PRIMS
-from kiln.symbolic.values import REAL_OPS
+from kiln.symbolic.values import IN_FRONT, REAL_OPS
 
 
 def schedule(x: Tensor, step: int, rate: float) -> Any:
@@ -42,7 +42,7 @@ def test_one_compile_for_numbers_that_change(function: Callable[..., Any], backe
 
 
 def test_every_function_of_numbers_has_a_primitive() -> None:
-    assert set(REAL_OPS) - {"float", "given"} == set(REAL_PRIMS)
+    assert set(REAL_OPS) - {"float", "given", *IN_FRONT} == {*REAL_PRIMS, *CHOICES}
     assert set(REAL_PRIMS.values()) <= set(PRIMS.rows)
 
 

@@ -22,7 +22,7 @@ from kiln.capture.bytecode.liveness import live_locals
 from kiln.capture.interpreter.capture import REGISTERED
 from kiln.capture.interpreter.codegen import EMITTERS
 from kiln.capture.interpreter.frame import OPCODES
-from kiln.runtime.guards.source import SOURCES
+from kiln.runtime.guards.source import SOURCES, FormulaSource
 
 SAMPLE = """
 def sample(a, b, *rest, flag=True):
@@ -145,7 +145,7 @@ def codes_of(*modules):
 
 
 def test_every_source_can_be_loaded():
-    assert {kind.__name__ for kind in SOURCES.values()} == {kind.__name__ for kind in EMITTERS}
+    assert {kind.__name__ for kind in (*SOURCES.values(), FormulaSource)} == {kind.__name__ for kind in EMITTERS}
 
 
 @pytest.mark.parametrize("python", ["python3.12"])

@@ -27,6 +27,10 @@ OPTIMIZERS: dict[str, tuple[Make, int]] = {
     "radam": (lambda p: optim.RAdam(p), 3),  # another branch from the sixth step on
     "radam foreach": (lambda p: optim.RAdam(p, foreach=True), 3),
     "adamax": (lambda p: optim.Adamax(p), 2),
+    "adamax foreach": (lambda p: optim.Adamax(p, foreach=True), 2),
+    "adafactor": (lambda p: optim.Adafactor(p, weight_decay=0.1), 2),
+    "adafactor foreach": (lambda p: optim.Adafactor(p, foreach=True, maximize=True), 2),
+    "muon": (lambda p: optim.Muon([each for each in p if each.dim() == 2]), 2),
     "adagrad": (lambda p: optim.Adagrad(p, lr_decay=0.01), 1),
     "adagrad foreach": (lambda p: optim.Adagrad(p, foreach=True), 1),
     "adadelta foreach": (lambda p: optim.Adadelta(p, foreach=True), 2),
@@ -145,3 +149,31 @@ def test_gradients_are_cleared_in_the_region() -> None:
         compiled(torch.ones(3))
         assert parameter.grad is None
     assert not compiled.report().breaks and compiled.report().compiles == 1
+
+
+@pytest.mark.filterwarnings("ignore::kiln.pipeline.session.KilnWarning")
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+def test_steps_that_call_the_program_back(search: str | None) -> None:
+    """Frames behind breaks take floats that they speculate on; the lists of the history grow, up to the limit."""
+
+    def train(compiled: Callable[[Any], Any]) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model, x = nn.Sequential(nn.Linear(6, 5), nn.Tanh()), torch.randn(4, 6)
+        optimizer = optim.LBFGS(model.parameters(), lr=0.1, line_search_fn=search)
+        step = compiled(optimizer.step)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss
+
+        for _ in range(6):
+            step(closure)
+        return [parameter.detach() for parameter in model.parameters()]
+
+    compiled: list[Any] = []
+    options = {"cache": False}
+    got = train(lambda step: compiled.append(kiln.compile(step, backend="eager", options=options)) or compiled[0])
+    torch.testing.assert_close(got, train(lambda step: step), rtol=1e-4, atol=1e-5)
+    assert compiled[0].report().compiles <= 40

@@ -9,6 +9,7 @@ restarts, to break in front of an instruction further out.
 
 from __future__ import annotations
 
+import operator
 import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -58,7 +59,7 @@ from kiln.capture.interpreter.builtins import (
 from kiln.capture.interpreter.builtins.function_modes import break_before_modes
 from kiln.capture.interpreter.builtins.function_transforms import close_levels
 from kiln.capture.interpreter.builtins.torch_functions import drop_unchanged_modes, restore_modes
-from kiln.capture.interpreter.codegen import BINDINGS, CodeWriter, emit_source, write_number
+from kiln.capture.interpreter.codegen import BINDINGS, CodeWriter, emit_source, write_computed, write_number
 from kiln.capture.interpreter.core import MISSING, CaptureState, Effect, Policy, Value
 from kiln.capture.interpreter.data_values import (
     Instruction,
@@ -73,13 +74,15 @@ from kiln.capture.interpreter.frame import SymbolicFrame
 from kiln.capture.interpreter.native_calls import release
 from kiln.capture.interpreter.object_model import PythonObjectModel
 from kiln.capture.interpreter.opcodes import build, control, match, operators, stack
-from kiln.capture.interpreter.shape_guards import finish_guards
+from kiln.capture.interpreter.shape_guards import computed_symbols, finish_guards
 from kiln.capture.interpreter.speculation import (
     CompileSpeculation,
+    ComputedNumber,
     NumberCheck,
     Prologue,
     Speculation,
     Speculations,
+    is_bound,
     make_prologue,
     run_eagerly,
     write_exit,
@@ -462,12 +465,13 @@ def finish(
         region = callbacks.compile_region(recorder, trace)
         regions.append(Region(trace, region))
         collect = bound_sources(trace, prologue)
-    if numbers := s.part(Speculations).numbers:
+    if numbers := [*s.part(Speculations).numbers, *relations_of_computed(s)]:
         assert callbacks.make_exit is not None, "numbers are speculated on where a side exit can be made"
         write_number_checks(head, writer, numbers, callbacks.make_exit(function), function.__code__)
     if prologue is not None:
         collect = collect or prologue.sources()
-        write_prologue(head, prologue, function.__code__, BINDINGS, collect)
+        write_unbound = partial(write_argument, head, writer)
+        write_prologue(head, prologue, function.__code__, BINDINGS, collect, write_unbound)
     exits = partial(write_exit, head, function, function.__code__) if is_checked(s) else None
     for made_region in regions:
         write_region_call(head, writer, made_region, len(collect), exits)
@@ -510,13 +514,22 @@ def finish(
 def write_number_checks(
     head: Assembler,
     writer: CodeWriter,
-    numbers: Iterable[NumberCheck],
+    numbers: Iterable[NumberCheck | ComputedNumber],
     side_exit: Callable[..., object],
     code: types.CodeType,
 ) -> None:
-    """`if not divisor != 0: return side_exit(<all arguments>)`, where the division raises as in the program."""
+    """`if not divisor != 0: return side_exit(<all arguments>)`, where the division raises as in the program.
+
+    Numbers that the region takes are computed, likewise.
+    """
     for check in numbers:
         passed = Label()
+        if isinstance(check, ComputedNumber):
+            write_computed(head, writer, check)
+            head.jump_if(True, passed)
+            write_exit(head, side_exit, code)
+            head.label(passed)
+            continue
         head.const(check.compare)
         write_number(head, writer, check.left)
         write_number(head, writer, check.right)
@@ -524,6 +537,15 @@ def write_number_checks(
         head.jump_if(check.expected, passed)
         write_exit(head, side_exit, code)
         head.label(passed)
+
+
+def relations_of_computed(s: CaptureState) -> Iterator[NumberCheck]:
+    """What holds of sizes and integers that are computed in front of the region, which no guard can ask."""
+    names = computed_symbols(s.recorder.inputs)
+    for guard in s.recorder.env.guards if names else ():
+        if not names.isdisjoint(guard.relation.free_symbols()):
+            relation = guard.relation.readable
+            yield NumberCheck(getattr(operator, relation.op), relation.lhs, relation.rhs)
 
 
 def refuse_own_leaves(s: CaptureState, trace: Trace) -> None:
@@ -598,7 +620,7 @@ def write_region_call(
         for given in called[1:]:
             head.const(given)
         for record in records:
-            write_argument(head, record, writer)
+            write_argument(head, writer, record)
         head.call(len(records) + len(called) - 1)
     else:
         head.op("PUSH_NULL")
@@ -646,16 +668,11 @@ def leaf_methods(trace: Trace, names: list[str]) -> Iterator[tuple[str, str]]:
             yield name, "requires_grad_"
 
 
-def is_bound(record: InputRecord) -> bool:
-    """Whether the guards collect it: all but arguments of the function and numbers that become tensors."""
-    return type(record.source) is not LocalSource and record.given is None
-
-
-def write_argument(head: Assembler, record: InputRecord, writer: CodeWriter) -> None:
+def write_argument(head: Assembler, writer: CodeWriter, record: InputRecord) -> None:
     """Push an input that is not bound."""
     if record.given is not None:
         head.const(number_tensor)
-        emit_source(head, record.source, writer)
+        write_number(head, writer, record.given)
         head.call(1)
     else:
         emit_source(head, record.source, writer)
@@ -674,7 +691,7 @@ def write_argument_list(
     taken = index = 0
     while index < len(records):
         if not is_bound(records[index]):
-            write_argument(head, records[index], writer)
+            write_argument(head, writer, records[index])
             head.op("LIST_APPEND", 1)
             index += 1
             continue

@@ -23,6 +23,7 @@ from kiln.capture.bytecode.assemble import Assembler, FreeVar, arguments_of
 from kiln.capture.interpreter.breaks import UnsupportedValue
 from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.data_values import DataValues, refuse_changed
+from kiln.capture.interpreter.speculation import ComputedNumber
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import Cell
 from kiln.capture.interpreter.variables.tensor import Tensor
@@ -30,6 +31,7 @@ from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.inputs import InputRecord
 from kiln.runtime.guards import source as sources
 from kiln.runtime.guards.source import LocalSource, Source
+from kiln.runtime.numbers import computed
 from kiln.symbolic.expr import Expr, FloorDiv, Max, Min, Mod, Symbol
 from kiln.symbolic.values import REAL_OPS, Given, Real
 from kiln.tensor.spec import ScalarSpec, TensorSpec
@@ -56,6 +58,8 @@ class CodeWriter:
         self._building: set[int] = set()
         self._count = 0
         self._number_sources: dict[object, Source] | None = None
+        self.in_front: dict[str, str] = {}
+        """The temporaries of numbers that are computed in front of the region, by their names."""
 
     def temporary(self) -> str:
         self._count += 1
@@ -187,6 +191,8 @@ class CodeWriter:
         """The temporary of the object at `source`, loaded before all effects."""
         if type(source) is LocalSource:
             return source.name
+        if type(source) is sources.FormulaSource:
+            return self.in_front[source.name]
         text = source.text()
         name = self.sources.get(text)
         if name is None:
@@ -230,6 +236,21 @@ def write_number(head: Assembler, writer: CodeWriter, value: object) -> None:
     head.extend(writer.loads)
     head.extend(writer.body)
     writer.loads, writer.body, writer.sources = behind
+
+
+def write_computed(head: Assembler, writer: CodeWriter, number: ComputedNumber) -> None:
+    """Compute a number into a temporary, None where that raises; push whether it is a number."""
+    head.const(computed)
+    head.const(number.kind)
+    head.const(REAL_OPS[number.formula.op])
+    for arg in number.formula.args:
+        write_number(head, writer, arg)
+    head.call(2 + len(number.formula.args))
+    name = writer.in_front[number.name] = writer.temporary()
+    head.op("COPY", 1)
+    head.op("STORE_FAST", name)
+    head.const(None)
+    head.op("IS_OP", 1)
 
 
 def number_sources(records: Iterable[InputRecord]) -> dict[object, Source]:
@@ -276,6 +297,7 @@ def call_with(
 
 
 EMITTERS: dict[type[Source], SourceEmitter] = {
+    sources.FormulaSource: lambda a, source, writer: a.op("LOAD_FAST", writer.in_front[source.name]),
     LocalSource: lambda a, source, writer: a.op("LOAD_FAST", source.name),
     sources.GlobalSource: lambda a, source, writer: a.global_(source.name),
     sources.ModuleGlobalSource: lambda a, source, writer: a.const(sys.modules[source.module].__dict__).item(

@@ -13,12 +13,20 @@ import operator
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
 from kiln.capture.interpreter.core import MISSING, OPERATORS, CaptureState, Operator, Token, Value
-from kiln.capture.interpreter.speculation import number_truth, truth_of_comparison
+from kiln.capture.interpreter.data_values import assume
+from kiln.capture.interpreter.speculation import (
+    Number,
+    comparison_in_region,
+    known_truth,
+    number_in_front,
+    number_truth,
+    truth_of_comparison,
+)
 from kiln.capture.interpreter.variables.builtin import Builtin
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
@@ -32,7 +40,7 @@ from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import HEAP_TYPE
 from kiln.symbolic.env import NoHint
 from kiln.symbolic.node import NumberTooLarge
-from kiln.symbolic.values import as_integer
+from kiln.symbolic.values import as_integer, lower_bound
 
 Function2 = Callable[[Any, Any], Any]
 
@@ -60,6 +68,11 @@ EQUALITY = (operator.eq, operator.ne)
 DIVISIONS = (operator.truediv, operator.floordiv, operator.mod)
 ON_SYMBOLS = frozenset((operator.add, operator.sub, operator.mul, *DIVISIONS, *COMPARISONS))
 """Operators whose result on symbolic numbers is symbolic."""
+ROWS_IN_FRONT: dict[Function2, str] = {
+    **{getattr(operator, name): name for name in ("and_", "or_", "xor", "lshift", "rshift")},
+    operator.pow: "power",
+}
+"""Operators on integers -> rows of `IN_FRONT`."""
 UNARY = {operator.neg: "__neg__", operator.pos: "__pos__", operator.invert: "__invert__", operator.index: "__index__"}
 SUM_OF_SIZES = type(operator.add((), torch.Size()))
 """torch.Size since torch 2.9."""
@@ -113,6 +126,8 @@ def torch_binary(s: CaptureState, function: Function2, left: Value, right: Value
         # `0 += tensor` makes a new tensor: only tensors are changed in place.
         return record(s, function if isinstance(left, Tensor) else PLAIN.get(function, function), [left, right], {})
     if not (is_number(left) and is_number(right) and is_symbolic(s, function, left, right)):
+        if (made := integer_in_front(s, PLAIN.get(function, function), left, right)) is not None:
+            return made
         return binary(s, function, settled(s, left), settled(s, right))
     plain = PLAIN.get(function, function)
     if plain is operator.pow and not is_integer_power(left, right):
@@ -135,6 +150,20 @@ def torch_binary(s: CaptureState, function: Function2, left: Value, right: Value
         return Constant(known)
     except NumberTooLarge:
         return binary(s, function, settled(s, left), settled(s, right))
+
+
+def number_of(value: Value) -> Number:
+    """Of a symbolic number or a plain one."""
+    return cast(Number, value.node.node.value if isinstance(value, Symbolic) else value.real())
+
+
+def integer_in_front(s: CaptureState, plain: Function2, left: Value, right: Value) -> Value | None:
+    """An operation on integers from outside that has no symbolic form, such as a shift."""
+    row = ROWS_IN_FRONT.get(plain)
+    if row is None or left.python_type() is not int or right.python_type() is not int:
+        return None
+    made = number_in_front(s, row, number_of(left), number_of(right))
+    return None if made is None else s.wrap(made, None)
 
 
 def is_symbolic(s: CaptureState, function: Function2, left: Value, right: Value) -> bool:
@@ -178,8 +207,27 @@ def real_binary(s: CaptureState, name: str, left: Value, right: Value) -> Value:
 
 def is_nonzero(s: CaptureState, divisor: Symbolic) -> bool:
     """Whether the divisor is not zero in this call; the code compiled now is for such divisors only."""
-    known = float_comparison(s, operator.ne, divisor, Constant(0))
+    known = assumed_comparison(s, operator.ne, divisor, 0)
     return bool(divisor.node != 0) if known is None else known
+
+
+def assumed_comparison(s: CaptureState, function: Function2, value: Symbolic, number: float) -> bool | None:
+    """Whether a float has a property that it nearly always has; the call checks it. None: guards hold it.
+
+    What tensors decide is checked by the region.
+    """
+    constant = Constant(number)
+    known = float_comparison(s, function, value, constant)
+    if known is not None or value.python_type() is not float or value.node.node.has_hint():
+        return known
+    if lower_bound(value.node.node.value) > 0:
+        return True
+    truth = comparison_in_region(s, function, value, constant)
+    known = known_truth(s, truth)
+    if known is None and s.policy.speculate:
+        assume(s, truth)
+        return True
+    return known
 
 
 def is_integer_power(left: Value, right: Value) -> bool:
@@ -188,7 +236,7 @@ def is_integer_power(left: Value, right: Value) -> bool:
 
 def is_positive(s: CaptureState, base: Symbolic) -> bool:
     """Whether the base of a power is positive in this call; the code compiled now is for such bases only."""
-    return bool(float_comparison(s, operator.gt, base, Constant(0)))
+    return bool(assumed_comparison(s, operator.gt, base, 0))
 
 
 def float_comparison(s: CaptureState, function: Function2, left: Value, right: Value) -> bool | None:

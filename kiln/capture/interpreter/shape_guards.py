@@ -6,14 +6,17 @@ x: f32[s0, 128]     =>     x: tensor sizes [*, 128], strides [128, 1]
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from kiln.capture.interpreter.alias_guards import alias_guards
 from kiln.capture.interpreter.class_guards import guard_lookups
 from kiln.capture.interpreter.core import CaptureState
 from kiln.capture.interpreter.variables.tensor import RegionInput, RegionInputs
+from kiln.graph.trace.inputs import InputRecord
 from kiln.runtime.guards.guard import Guard, GuardKind, ShapeRelation, tensor_expectation
-from kiln.runtime.guards.source import LocalSource, SizeSource, Source, StrideSource
+from kiln.runtime.guards.source import FormulaSource, LocalSource, SizeSource, Source, StrideSource
 from kiln.support.location import Location
 from kiln.symbolic import Symbol
 from kiln.symbolic.policy import read_marks, require_open
@@ -31,11 +34,20 @@ def finish_guards(s: CaptureState) -> list[Guard]:
     for tensor in tensors:
         stride_guards(s, tensor, specs[id(tensor.fake)], names)
     number_guards(s, names)
+    computed = computed_symbols(s.recorder.inputs)
     for guard in s.recorder.env.guards:
+        if not computed.isdisjoint(guard.relation.free_symbols()):
+            continue  # transformed code asks
         relation(s, str(guard.relation), names, guard.location)
     alias_guards(s)
     guard_lookups(s)
     return s.guards.finish()
+
+
+def computed_symbols(records: Iterable[InputRecord]) -> set[Symbol]:
+    """The integers that are computed in front of the region."""
+    specs = [record.spec for record in records if type(record.source) is FormulaSource]
+    return {spec.value for spec in specs if isinstance(spec, ScalarSpec) and isinstance(spec.value, Symbol)}
 
 
 def number_guards(s: CaptureState, names: dict[str, Source]) -> None:
@@ -44,7 +56,7 @@ def number_guards(s: CaptureState, names: dict[str, Source]) -> None:
         if record.given is not None:
             if record.given.is_read:
                 s.guards.add(record.source, GuardKind.EQUALS, record.given.number)
-        elif record.real is None:
+        elif record.real is None and type(record.source) is not FormulaSource:
             assert isinstance(record.spec, ScalarSpec) and isinstance(record.spec.value, Symbol)
             names[record.spec.value.name] = record.source
             relation(s, f"0 <= {record.spec.value.name} <= {(1 << 63) - 1}", names, None)

@@ -17,7 +17,7 @@ import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from typing import final
+from typing import cast, final
 
 import torch
 
@@ -29,12 +29,14 @@ from kiln.graph.ir.node import Node
 from kiln.graph.trace import InputRecord
 from kiln.graph.trace.condition import condition_graph, evaluate_condition, speculative_condition
 from kiln.graph.trace.constant_value import comparison_truth
+from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.recorder import Recorder
-from kiln.runtime.guards.source import LocalSource, Source
+from kiln.runtime.guards.source import FormulaSource, LocalSource, Source
+from kiln.runtime.numbers import attempted
 from kiln.support.location import Location
 from kiln.support.records import dataclass
 from kiln.symbolic.expr import Expr
-from kiln.symbolic.values import Real, has_hints, hinted_real
+from kiln.symbolic.values import IN_FRONT, Real, has_hints, hinted_real
 
 VARARGS, VARKEYWORDS = 0x04, 0x08
 
@@ -97,14 +99,24 @@ class NumberCheck:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class ComputedNumber:
+    """`formula`, an input of the region that is computed in front of it; of type `kind`, as in the captured call."""
+
+    name: str
+    formula: Real
+    kind: type[int | float]
+
+
+@final
 @dataclass
 class Speculations:
     """What a capture assumes of the values of its inputs."""
 
     assumed: dict[Node, Speculation] = field(default_factory=dict)
     """By the tested node of the graph."""
-    numbers: dict[NumberCheck, None] = field(default_factory=dict)
-    """In order."""
+    numbers: dict[NumberCheck | ComputedNumber, torch.SymInt | torch.SymFloat | None] = field(default_factory=dict)
+    """In order, with what stands for the number in the capture."""
 
     def __bool__(self) -> bool:
         return bool(self.assumed or self.numbers)
@@ -120,16 +132,41 @@ def number_truth(s: CaptureState, function: Callable[[float, float], bool], left
     return truth
 
 
-def rounded_number(s: CaptureState, rounding: Rounding, value: Number) -> int | None:
-    """`rounding` of a float from outside, which the call checks; None if it cannot be speculated on."""
+def number_in_front(s: CaptureState, function: str, *args: Number) -> torch.SymInt | torch.SymFloat | None:
+    """`function(*args)`, a row of `IN_FRONT`, as an input of the region.
+
+    None if data decide, or if it raises or is a negative integer in this call; in other calls a check finds that.
+    """
     env = s.recorder.env
-    if not (s.policy.speculate and isinstance(value, Real) and has_hints(env, value) and any(value.givens())):
+    if not (s.policy.speculate and all([has_hints(env, arg) for arg in args])):
+        return None
+    number = attempted(IN_FRONT[function], *[hinted_real(env, arg) for arg in args])
+    if number is None:
+        return None
+    formula, found = Real(function, args), s.part(Speculations).numbers
+    for made, known in found.items():
+        if isinstance(made, ComputedNumber) and made.formula == formula:
+            return known
+    made = ComputedNumber(f"{function}_{len(found)}", formula, type(number))
+    found[made] = s.recorder.add_scalar(number, made.name, FormulaSource(made.name), formula)
+    return found[made]
+
+
+def rounded_number(s: CaptureState, rounding: Rounding, value: Number) -> int | torch.SymInt | None:
+    """`rounding` of a float: speculated on if it comes from outside, in its first calls, else computed in front.
+
+    None if it can be neither.
+    """
+    env = s.recorder.env
+    if not (s.policy.speculate and isinstance(value, Real) and has_hints(env, value)):
         return None
     number = hinted_real(env, value)
     if not math.isfinite(number):
         return None
-    rounded = rounding(number)
-    return rounded if number_truth(s, ROUNDS_TO[rounding], value, rounded) else None
+    if s.policy.speculate_values and any(value.givens()):
+        rounded = rounding(number)
+        return rounded if number_truth(s, ROUNDS_TO[rounding], value, rounded) else None
+    return cast(torch.SymInt | None, number_in_front(s, rounding.__name__, value))
 
 
 def floors_to(value: float, number: float) -> bool:
@@ -188,14 +225,19 @@ def known_truth(s: CaptureState, fake: torch.Tensor) -> bool | None:
 
 def truth_of_comparison(s: CaptureState, function: Callable[..., object], left: Value, right: Value) -> bool | None:
     """A comparison of floats that were taken from tensors, if it can be speculated on, else None."""
+    return known_truth(s, comparison_in_region(s, function, left, right))
+
+
+def comparison_in_region(s: CaptureState, function: Callable[..., object], left: Value, right: Value) -> FakeTensor:
+    """The truth of a comparison of floats that were taken from tensors, as a tensor of the region."""
     assert s.frame is not None
     numbers = [
         s.recorder.call(torch.scalar_tensor, (value.torch_arg(s),), {"dtype": torch.float64}, stack=s.frame.locations())
         for value in (left, right)
     ]
     result = s.recorder.call(function, numbers, {}, stack=s.frame.locations())
-    assert isinstance(result, torch.Tensor)
-    return known_truth(s, result)
+    assert isinstance(result, FakeTensor)
+    return result
 
 
 CompileSpeculation = Callable[[Graph, Mapping[str, torch.Tensor]], SpeculationPlan]
@@ -212,8 +254,13 @@ class Prologue:
     side_exit: Callable[..., object]
 
     def sources(self) -> list[Source]:
-        """The sources of inputs other than arguments."""
-        return [record.source for record in self.records if type(record.source) is not LocalSource]
+        """The sources of the inputs that the guards collect."""
+        return [record.source for record in self.records if is_bound(record)]
+
+
+def is_bound(record: InputRecord) -> bool:
+    """Whether the guards collect it: not arguments of the function, numbers that become tensors or are computed."""
+    return type(record.source) not in (LocalSource, FormulaSource) and record.given is None
 
 
 def make_prologue(
@@ -235,26 +282,27 @@ def make_prologue(
 
 
 def write_prologue(
-    head: Assembler, prologue: Prologue, code: types.CodeType, bindings: str, collected: list[Source]
+    head: Assembler,
+    prologue: Prologue,
+    code: types.CodeType,
+    bindings: str,
+    collected: list[Source],
+    write_unbound: Callable[[InputRecord], None],
 ) -> None:
     """`if not check(...): return side_exit(<all arguments>)`; `bindings` holds the objects at `collected`."""
     passed = Label()
     head.const(prologue.check)
     for record in prologue.records:
-        write_input(head, record.source, bindings, collected)
+        if is_bound(record):
+            head.op("LOAD_FAST", bindings)
+            head.const(collected.index(record.source))
+            head.op("BINARY_SUBSCR")
+        else:
+            write_unbound(record)
     head.call(len(prologue.records))
     head.jump_if(True, passed)
     write_exit(head, prologue.side_exit, code)
     head.label(passed)
-
-
-def write_input(head: Assembler, source: Source, bindings: str, collected: list[Source]) -> None:
-    if type(source) is LocalSource:
-        head.op("LOAD_FAST", source.name)
-        return
-    head.op("LOAD_FAST", bindings)
-    head.const(collected.index(source))
-    head.op("BINARY_SUBSCR")
 
 
 def write_exit(head: Assembler, side_exit: Callable[..., object], code: types.CodeType) -> None:

@@ -30,7 +30,9 @@ Arguments = Sequence[Argument]
 NamedArguments = Mapping[str, Argument]
 Parts = tuple[TensorSpec | ScalarSpec | None, ...]
 
-REAL_PRIMS = {"truediv": "div", "min": "minimum", "max": "maximum", "mod": "remainder", "floordiv": "floor_div"} | {
+CHOICES = {"min": "lt", "max": "gt"}
+"""Python's choices of two numbers -> the comparison by which the second is chosen."""
+REAL_PRIMS = {"truediv": "div", "mod": "remainder", "floordiv": "floor_div"} | {
     name: name for name in ("add", "sub", "mul", "pow", "neg", "abs", "sqrt", "exp", "expm1", "log", "log2", "log10",
                             "log1p", "sin", "cos", "tan", "tanh")
 }  # fmt: skip
@@ -97,6 +99,8 @@ class Emit(Builder):
         if value.op == "given":
             return self.givens[value.args[0]]  # type: ignore[index]
         parts = [self._real(arg, device) for arg in value.args]  # type: ignore[arg-type]
+        if value.op in CHOICES:  # Python's: the first unless the second is better, of which NaN is neither
+            return self.pointwise("where", self.pointwise(CHOICES[value.op], *reversed(parts)), *reversed(parts))
         return parts[0] if value.op == "float" else self.pointwise(REAL_PRIMS[value.op], *parts)
 
     def pointwise(self, name: str, *operands: Operand) -> Node:

@@ -48,7 +48,7 @@ from kiln.support.errors import InternalFault
 from kiln.support.events import EventSink
 from kiln.support.location import Location
 from kiln.symbolic import ShapeEnv, Symbol
-from kiln.symbolic.values import Given
+from kiln.symbolic.values import Given, Real
 from kiln.tensor.spec import ScalarSpec, TensorSpec
 
 Kwargs = dict[str, object]
@@ -159,10 +159,13 @@ class Recorder:
             record = self.table.add(real, name, source, self.table.spec(real, dims))
         return cast(FakeTensor, record.fake)
 
-    def add_scalar(self, value: int | float, name: str, source: Source) -> torch.SymInt | torch.SymFloat:
-        """A number that may differ in the next call."""
+    def add_scalar(
+        self, value: int | float, name: str, source: Source, formula: Real | None = None
+    ) -> torch.SymInt | torch.SymFloat:
+        """A number that may differ in the next call; by a formula, it is computed in front of the region."""
         if type(value) is float:
-            return cast(torch.SymFloat, self.table.add_float(Given(name, value), name, source).fake)
+            given = Given(name, value, formula=formula)
+            return cast(torch.SymFloat, self.table.add_float(given, name, source).fake)
         if type(value) is not int:
             raise UnsupportedInput(name=name, reason=f"a {type(value).__name__} cannot be a symbol")
         self._mode.symbolic = True

@@ -326,6 +326,16 @@ class ArraySource(StepSource):
     form = "torch.from_numpy({0.base})"
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class FormulaSource(RootSource):
+    """A number that transformed code computes in front of the region; no guard asks for it."""
+
+    tag = "formula"
+    form = "{0.name}"
+    name: str
+
+
 def argument_text(value: object) -> str:
     return getattr(value, "path", "") or repr(getattr(value, "value", value))
 

@@ -19,6 +19,7 @@ import torch
 
 from kiln.capture.interpreter.breaks import DebuggerCall, Raised, SideEffectCall, UnsupportedCall
 from kiln.capture.interpreter.builtins.class_statements import type_new
+from kiln.capture.interpreter.builtins.math_functions import computed_in_front
 from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Kwargs, Value, handles
 from kiln.capture.interpreter.effects import Container
 from kiln.capture.interpreter.native_calls import natives
@@ -32,6 +33,7 @@ from kiln.capture.interpreter.operations import (
     fold,
     format_value,
     printable,
+    real_binary,
     same,
     truth_value,
     unary,
@@ -302,7 +304,7 @@ for _rounding in ("floor", "ceil", "trunc"):
         if isinstance(value, Symbolic) and value.python_type() is not bool:
             known = rounded_number(s, getattr(math, name), value.node.node.value)
             if known is not None:
-                return Constant(known)
+                return s.wrap(known, None)
             whole = getattr(value.node.node, name)()
             return s.wrap(whole.constant if whole.is_constant() else torch.SymInt(whole), None)
         if isinstance(value, Object):
@@ -326,7 +328,7 @@ def symbolic_number(s: CaptureState, kind: type, value: Symbolic) -> Value:
         return s.wrap(torch.sym_float(value.node), None)
     known = rounded_number(s, math.trunc, value.node.node.value)
     if known is not None:
-        return Constant(known)
+        return s.wrap(known, None)
     whole = value.node.node.trunc()
     return s.wrap(whole.constant if whole.is_constant() else torch.SymInt(whole), None)
 
@@ -568,14 +570,22 @@ def of_one_kind(items: list[Value]) -> bool:
     return {item.python_type() for item in items} in ({int}, {float})
 
 
+def extreme_of_floats(s: CaptureState, function: Function2, left: Value, right: Value) -> Value:
+    if isinstance(left, Symbolic) or isinstance(right, Symbolic):
+        return real_binary(s, "sym_max" if function is operator.gt else "sym_min", left, right)
+    return right if function(right.constant(s), left.constant(s)) else left
+
+
 def extreme(function: Function2) -> Callable[[CaptureState, Args, Kwargs], Value]:
-    def choose(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    def extreme_of(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         if not args or (len(args) > 1 and "default" in kwargs):
             return natives(s).call(max if function is operator.gt else min, args, kwargs)
         key = kwargs.get("key")
         key = None if key is not None and key.is_constant and key.constant(s) is None else key
         items = all_items(s, args[0]) if len(args) == 1 and key is None else list(args)
         if key is None and any(isinstance(item, Symbolic) for item in items) and of_one_kind(items):
+            if items[0].python_type() is float:  # torch's own forget which comes first, which matters for NaN
+                return functools.reduce(functools.partial(extreme_of_floats, s, function), items)
             pick = torch.sym_max if function is operator.gt else torch.sym_min
             return s.wrap(functools.reduce(pick, [item.torch_arg(s) for item in items]), None)
         iterator = consumed(s, args[0]) if len(args) == 1 and key is not None else List(items).iterate(s)
@@ -590,7 +600,7 @@ def extreme(function: Function2) -> Callable[[CaptureState, Args, Kwargs], Value
                 best, rank = item, other
         return best
 
-    return choose
+    return extreme_of
 
 
 handles(max)(extreme(operator.gt))
@@ -652,7 +662,11 @@ def round_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(args[0], Symbolic) and args[0].python_type() is float and len(args) == 1 and not kwargs:
         known = rounded_number(s, round, args[0].node.node.value)
         if known is not None:
-            return Constant(known)
+            return s.wrap(known, None)
+    if len(args) == 2 and not kwargs:
+        computed = computed_in_front(s, "round", args)
+        if computed is not None:
+            return computed
     named = {name: arg.constant(s) for name, arg in kwargs.items()}
     return fold(s, functools.partial(round, **named), *(arg.constant(s) for arg in args))
 

@@ -10,16 +10,29 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import final
 
 import torch
 
-from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, handles
-from kiln.capture.interpreter.operations import Function2, binary, compare, fold, is_symbolic
+from kiln.capture.interpreter.core import Args, CaptureState, Handler, Kwargs, Value, handles
+from kiln.capture.interpreter.operations import (
+    Function2,
+    assumed_comparison,
+    binary,
+    compare,
+    fold,
+    is_number,
+    is_symbolic,
+    number_of,
+)
+from kiln.capture.interpreter.speculation import number_in_front, number_truth
 from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.sequence import Tuple, all_items
 from kiln.capture.interpreter.variables.tensor import Symbolic
 from kiln.support.records import dataclass
 from kiln.symbolic.node import function_of
+from kiln.symbolic.values import IN_FRONT, Real, sum_of
 
 LARGEST_EXPONENT = 709.0
 """`math.exp` of it is finite; of 710 it raises OverflowError."""
@@ -53,9 +66,11 @@ DOMAINS: dict[Callable[[float], float], tuple[Bound, ...]] = {
 }
 """Function -> where it has a result and raises nothing."""
 NAMES = {math.fabs: "abs"}
+ROUNDINGS = ("ceil", "floor", "trunc", "round")
+"""Which are speculated on at first, see `rounded_number`."""
 
 
-def function_of_number(function: Callable[..., float]) -> Callable[[CaptureState, Args, Kwargs], Value]:
+def function_of_number(function: Callable[..., float]) -> Handler:
     def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         if len(args) == 2 and function is math.log and any(isinstance(arg, Symbolic) for arg in args):
             return binary(s, operator.truediv, *(handler(s, [arg], {}) for arg in args))
@@ -68,17 +83,17 @@ def function_of_number(function: Callable[..., float]) -> Callable[[CaptureState
 
 
 def in_domain(s: CaptureState, function: Callable[..., float], value: Symbolic) -> bool:
-    """Whether the function has a result for the number in this call; guards or a check in front of the region hold it.
-
-    Not where data decide the number: the program then needs its value.
-    """
-    if value.python_type() is bool or not value.node.node.has_hint():
+    """Whether the function has a result for the number in this call; guards, a check in front of the region or one in
+    it hold that."""
+    if value.python_type() is bool:
         return False
     if value.python_type() is float and not s.policy.speculate:
         return False
     bounds = DOMAINS[function]
     if value.python_type() is int:
         bounds = tuple(bound for bound in bounds if math.isfinite(bound.number))
+    if not value.node.node.has_hint():
+        return all(assumed_comparison(s, bound.compare, value, bound.number) for bound in bounds)
     return all(compare(s, bound.compare, value, Constant(bound.number)).truth(s) for bound in bounds)
 
 
@@ -95,6 +110,60 @@ def pow_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return fold(s, math.pow, *(arg.constant(s) for arg in args))
 
 
+def in_front(row: str, function: Callable[..., object]) -> Handler:
+    """A handler that calls `IN_FRONT[row]` in front of the region where the arguments are numbers from outside."""
+
+    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        if not kwargs and (made := computed_in_front(s, row, args)) is not None:
+            return made
+        named = {name: value.constant(s) for name, value in kwargs.items()}
+        return fold(s, partial(function, **named), *(arg.constant(s) for arg in args))
+
+    return handler
+
+
+def computed_in_front(s: CaptureState, row: str, args: Args) -> Value | None:
+    """None where an argument is no number, none is symbolic, or data decide."""
+    if not any(isinstance(arg, Symbolic) for arg in args) or not all(map(is_number, args)):
+        return None
+    made = number_in_front(s, row, *map(number_of, args))
+    return None if made is None else s.wrap(made, None)
+
+
+for _name, _function in IN_FRONT.items():
+    if _name not in ROUNDINGS and _function in (getattr(math, _name, None), getattr(int, _name, None)):
+        handles(_function)(in_front(_name, _function))
+
+
+@handles(math.fsum)
+def fsum(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    items = all_items(s, args[0])
+    return in_front("sum_of", sum_of)(s, items, {})
+
+
+@handles(math.dist)
+def dist(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    first, second = (all_items(s, arg) for arg in args)
+    if len(first) != len(second):
+        return fold(s, math.dist, *([item.constant(s) for item in items] for items in (first, second)))
+    return in_front("hypot", math.hypot)(s, [*map(partial(binary, s, operator.sub), first, second)], {})
+
+
+def in_parts(function: Callable[..., tuple[object, object]], *rows: str) -> Handler:
+    """A handler of a function with several results, which are rows of `IN_FRONT`."""
+
+    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        parts = [computed_in_front(s, row, args) for row in rows]
+        if None in parts:
+            return fold(s, function, *(arg.constant(s) for arg in args))
+        return Tuple([part for part in parts if part is not None])
+
+    return handler
+
+
+handles(math.modf)(in_parts(math.modf, "fraction", "whole"))
+
+
 def as_float(s: CaptureState, value: Value) -> Value:
     if isinstance(value, Symbolic):
         return s.wrap(torch.sym_float(value.node), None)
@@ -106,6 +175,25 @@ def isnan(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if len(args) == 1 and isinstance(args[0], Symbolic):
         return compare(s, operator.ne, args[0], args[0])
     return fold(s, math.isnan, *(arg.constant(s) for arg in args))
+
+
+@handles(math.isinf)
+def isinf(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    if len(args) == 1 and isinstance(args[0], Symbolic) and args[0].python_type() is float:
+        known = number_truth(s, operator.eq, Real("abs", (args[0].node.node.value,)), math.inf)
+        if known is not None:
+            return Constant(known)
+    return fold(s, math.isinf, *(arg.constant(s) for arg in args))
+
+
+@handles(math.isclose)
+def isclose(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    if not kwargs and len(args) == 2 and all(map(is_number, args)) and any(isinstance(arg, Symbolic) for arg in args):
+        known = number_truth(s, math.isclose, *map(number_of, args))
+        if known is not None:
+            return Constant(known)
+    named = {name: value.constant(s) for name, value in kwargs.items()}
+    return fold(s, partial(math.isclose, **named), *(arg.constant(s) for arg in args))
 
 
 @handles(math.isfinite)

@@ -35,8 +35,8 @@ from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import Function, inline
 from kiln.capture.interpreter.variables.made_class import is_made
 from kiln.capture.interpreter.variables.object import Object
-from kiln.capture.interpreter.variables.sequence import all_items
-from kiln.capture.interpreter.variables.tensor import Overrides, Tensor, recorded
+from kiln.capture.interpreter.variables.sequence import List, all_items
+from kiln.capture.interpreter.variables.tensor import Overrides, Tensor, record, recorded
 from kiln.runtime.guards.constant import is_constant
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import path_of
@@ -279,6 +279,29 @@ def restore_modes(s: CaptureState) -> None:
 def autocast_nesting(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     """The region does not use eager's autocast cache."""
     return Constant(1)
+
+
+def with_scalars(target: Callable[..., object]) -> Handler:
+    """Of a call with a list of numbers, which optimizers of torch that know they are compiled compute as tensors."""
+    recorded_call = recorded(target)
+
+    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        scalars = args[3] if len(args) == 4 and s.policy.is_compiling else None
+        if isinstance(scalars, List):
+            items = scalars.items(s)
+            numbers = [record(s, "item", [item], {}) if is_scalar(item) else item for item in items]
+            args = [*args[:3], scalars.sibling(numbers)]
+        return recorded_call(s, args, kwargs)
+
+    return handler
+
+
+def is_scalar(value: Value) -> bool:
+    return isinstance(value, Tensor) and value.fake.dim() == 0
+
+
+for _foreach in (torch._foreach_addcdiv_, torch._foreach_addcmul_):
+    handles(_foreach)(with_scalars(_foreach))
 
 
 @handles(inspect.signature)
