@@ -108,8 +108,9 @@ class RegionNode final : public ag::Node {
     for (size_t n = 0; n < tangents.size(); n++) prepare(tangents[n], n);
     std::vector<bool> mask(num_outputs());
     for (size_t n = 0; n < mask.size(); n++) mask[n] = should_compute_output(n);
-    bool wrapped = any_wrapped(tangents);
+    bool wrapped;
     try {
+      wrapped = state_->accepts ? !accepted(tangents) : any_wrapped(tangents);
       if (!c10::GradMode::is_enabled() && !wrapped) return run(tangents, mask);
       if (state_->differentiate) return differentiate(tangents, mask);
     } catch (const RaisedError& error) {
@@ -180,6 +181,19 @@ class RegionNode final : public ag::Node {
     at::Tensor tensor = kept.tensor.unpack(kept.is_output ? getptr() : NodePtr());
     made.set_tensor(tensor.unsafeReleaseIntrusivePtr());
     return made;
+  }
+
+  bool accepted(const ag::variable_list& tangents) const {
+    std::vector<Value> given(tangents.size());
+    for (size_t n = 0; n < given.size(); n++) {
+      if (tangents[n].defined()) given[n].set_tensor(tangents[n].getIntrusivePtr());
+    }
+    TakeGil gil;
+    PyObject* made = PyObject_CallFunction(state_->accepts.get(), "N", values_to_python(given));
+    int truth = made ? PyObject_IsTrue(made) : -1;
+    Py_XDECREF(made);
+    if (truth < 0) throw RaisedError::fetch();
+    return truth != 0;
   }
 
   // A missing tangent becomes zeros, unless backward plans are compiled without it.
@@ -377,6 +391,7 @@ int RegionState::visit(visitproc visit, void* arg) const {
   }
   Py_VISIT(make_backward.get());
   Py_VISIT(differentiate.get());
+  Py_VISIT(accepts.get());
   return 0;
 }
 
@@ -385,6 +400,7 @@ void RegionState::drop() {
   backwards_.clear();
   make_backward.reset();
   differentiate.reset();
+  accepts.reset();
 }
 
 std::vector<Value> call_region(const std::shared_ptr<RegionState>& state,

@@ -48,6 +48,8 @@ struct RegionState {
   Callable forward;
   std::shared_ptr<PyObject> make_backward;  // (mask) -> callable
   std::shared_ptr<PyObject> differentiate;  // (inputs, tangents, mask) -> gradients, or None
+  // (*tangents) -> does the backward take tangents of these classes? None: plain tensors only.
+  std::shared_ptr<PyObject> accepts;
   // Messages of errors that only the node can find.
   std::string no_second_derivative;
   std::string no_wrapped_tangents;

@@ -107,15 +107,18 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
                                 "optional_tangents",
                                 "detached",
                                 "unreached",
+                                "accepts",
                                 nullptr};
   const char *name, *no_second_derivative, *no_wrapped_tangents, *no_forward_mode;
   int optional_tangents;
   Py_ssize_t num_inputs;
   PyObject *forward, *results, *saved, *written, *backward, *differentiate, *detached, *unreached;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "snOOOOOOssspOO", const_cast<char**>(names), &name,
-                                   &num_inputs, &forward, &results, &saved, &written, &backward,
-                                   &differentiate, &no_second_derivative, &no_wrapped_tangents,
-                                   &no_forward_mode, &optional_tangents, &detached, &unreached)) {
+  PyObject* accepts = Py_None;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "snOOOOOOssspOO|O", const_cast<char**>(names),
+                                   &name, &num_inputs, &forward, &results, &saved, &written,
+                                   &backward, &differentiate, &no_second_derivative,
+                                   &no_wrapped_tangents, &no_forward_mode, &optional_tangents,
+                                   &detached, &unreached, &accepts)) {
     return nullptr;
   }
   auto state = std::make_shared<RegionState>();
@@ -127,6 +130,7 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   state->forward = Callable(forward);
   state->make_backward = share_object(backward);
   if (differentiate != Py_None) state->differentiate = share_object(differentiate);
+  if (accepts != Py_None) state->accepts = share_object(accepts);
   state->no_second_derivative = no_second_derivative;
   state->no_wrapped_tangents = no_wrapped_tangents;
   state->no_forward_mode = no_forward_mode;

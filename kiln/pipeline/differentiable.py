@@ -37,6 +37,7 @@ from kiln.runtime.autograd import make_region, saved_extra
 from kiln.runtime.cache.bundle import pack
 from kiln.runtime.eager_replay import EagerReplay
 from kiln.runtime.loader import decode_tensor
+from kiln.runtime.subclasses import RegionWrappers
 from kiln.symbolic import symbol
 
 
@@ -48,6 +49,8 @@ def compile_differentiable(recorder: Recorder, trace: Trace, context: CompileCon
         trace, hidden_outputs = with_alias_bases(recorder, trace)
         joint = make_joint(recorder, trace)
         whole = joint.graph
+        known = set(map(id, original.inputs))
+        original.inputs += [record for record in trace.inputs if id(record) not in known]
         original.add_backward_inputs()
         passed = run_passes(joint.graph, context.events, env=trace.env, passes=JOINT_PASSES, without=context.without)
         joint = replace(joint, graph=passed)
@@ -60,7 +63,7 @@ def compile_differentiable(recorder: Recorder, trace: Trace, context: CompileCon
         replay = write_eager_replay(recorder, trace)
     enables_grad = not recorder.grad_at_start
     region = differentiable_region(
-        partitioned, replay, trace.constants, context, enables_grad, hidden_outputs, trace.creations
+        partitioned, replay, trace.constants, context, enables_grad, hidden_outputs, trace.creations, joint.wrappers
     )
     return region, whole
 
@@ -73,6 +76,7 @@ def differentiable_region(
     enables_grad: bool = False,
     hidden_outputs: int = 0,
     creations: tuple[tuple[int, int], ...] = (),
+    wrappers: RegionWrappers | None = None,
 ) -> CompiledRegion:
     """Compiles the forward; the backward is compiled when it is first needed, or started now beside the forward."""
     signature = replace(partitioned.signature, hidden_outputs=hidden_outputs)
@@ -101,13 +105,13 @@ def differentiable_region(
 
     def finish() -> Executable:
         with context.events.stage("load"):
-            return join_plans(forward.executor(context.graphs, standalone=False), backward, spec, replay)
+            return join_plans(forward.executor(context.graphs, standalone=False), backward, spec, replay, wrappers)
 
     def write() -> bytes:
         sections = {"forward": forward.bundle(), "spec": encode_plan(spec), **backward.sections()}
         return pack({**sections, **replay.sections()})
 
-    return CompiledRegion(finish, write)
+    return CompiledRegion(finish, write if wrappers is None else None)
 
 
 def load_differentiable(sections: Mapping[str, memoryview], context: CompileContext) -> Executable:
@@ -129,10 +133,16 @@ def load_differentiable(sections: Mapping[str, memoryview], context: CompileCont
     return join_plans(forward, backward, spec, replay)
 
 
-def join_plans(forward: Executable, backward: BackwardCompiler, spec: RegionSpec, data: EagerReplayData) -> Executable:
+def join_plans(
+    forward: Executable,
+    backward: BackwardCompiler,
+    spec: RegionSpec,
+    data: EagerReplayData,
+    wrappers: RegionWrappers | None = None,
+) -> Executable:
     """The callable with one autograd node, which returns the user's results."""
     replay = EagerReplay(data.data, data.constants) if data.data else None
-    region: Executable = make_region(forward, backward, spec, replay=replay, no_replay=data.reason)
+    region: Executable = make_region(forward, backward, spec, replay=replay, no_replay=data.reason, wrappers=wrappers)
     if spec.enables_grad:
         region = torch.enable_grad()(region)
     signature = backward.signature

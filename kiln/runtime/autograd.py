@@ -29,6 +29,7 @@ from kiln.native._executor import Region
 from kiln.plan.plan import Plan, Slot
 from kiln.plan.region import RegionSpec, Saved
 from kiln.plan.steps import ViewStep
+from kiln.runtime.subclasses import RegionWrappers
 from kiln.support.errors import KilnError
 from kiln.support.records import dataclass
 
@@ -64,12 +65,16 @@ def make_region(
     *,
     replay: Function | None = None,
     no_replay: str = "there is no replay of it",
+    wrappers: RegionWrappers | None = None,
 ) -> Region:
     """The differentiable callable. `backward` must not refer to the region; if it returns None, the gradients come
     from `replay`.
 
-    `replay(*inputs)` computes the user's results with eager operators. `no_replay`: why there is no replay.
+    `replay(*inputs)` computes the user's results with eager operators. `no_replay`: why there is no replay. `wrappers`:
+    the tensors of wrapper subclasses at its border.
     """
+    if wrappers is not None:
+        forward, backward = wrappers.forward(forward), wrappers.backward(backward)
     differentiate = None if replay is None else SecondDerivative(spec, replay)
     return Region(
         spec.name,
@@ -86,6 +91,7 @@ def make_region(
         spec.optional_tangents,
         spec.detached,
         spec.unreached,
+        None if wrappers is None else wrappers.accepts,
     )
 
 

@@ -51,6 +51,7 @@ from kiln.capture.interpreter.builtins import (
     methods,
     numpy_constants,
     numpy_functions,
+    outer_tensors,
     polyfilled,
     tensor_data,
     tensor_hooks,
@@ -141,6 +142,7 @@ REGISTERED = (
     tensor_data,
     tensor_hooks,
     tensor_subclasses,
+    outer_tensors,
 )
 """Importing these modules fills the tables of handlers."""
 

@@ -26,7 +26,10 @@ from kiln.graph.ir.rewrite import live_nodes, without_dead_code
 from kiln.graph.prims.meta import preserved
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.trace import Recorder, Trace
+from kiln.graph.trace.constants import spec_of_real
 from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.inputs import InputRecord
+from kiln.runtime.subclasses import RegionWrappers, WrapperGradient
 from kiln.support.records import dataclass
 from kiln.symbolic import ShapeEnv
 from kiln.tensor.spec import TensorSpec
@@ -39,8 +42,10 @@ class JointGraph:
 
     `carried`: numbers of inputs whose new contents have a gradient function. These are the last forward outputs, in
     this order, instead of writes; the caller copies them into the inputs under autograd.
-    `tangent_of`: for each tangent the number of its forward output. `grads`: for each forward input the number of its
-    gradient in `graph.outputs`, or None. `env` has the hints of symbolic sizes.
+    `tangent_of`: for each tangent the number of its forward output; of a wrapper (`graph/trace/outer.py`) there is one
+    for each tensor inside. `grads`: for each forward input the number of its gradient in `graph.outputs`, or None; a
+    wrapper is as many inputs as its gradient has tensors inside. `wrappers` says which are wrappers. `env` has the
+    hints of symbolic sizes.
     """
 
     graph: Graph
@@ -50,6 +55,7 @@ class JointGraph:
     tangent_of: tuple[int, ...]
     grads: tuple[int | None, ...]
     env: ShapeEnv | None = None
+    wrappers: RegionWrappers | None = None
 
     @property
     def tangents(self) -> tuple[Node, ...]:
@@ -72,20 +78,108 @@ def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
     results = [*trace.fake_outputs, *changed]
     outputs = [*trace.graph.outputs, *[Output(recorder.node_of(fake), None, True) for fake in changed]]
     tangent_of = [index for index, output in enumerate(outputs) if output.requires_grad and output.alias is None]
-    first = len(trace.inputs)
-    tangents = [make_tangent(recorder, results[index], first + at) for at, index in enumerate(tangent_of)]
+    roots = [results[index] for index in tangent_of]
+    tangents = Tangents(recorder, len(trace.inputs))
+    given = [tangents.make(root) for root in roots]
     wanted = [record for record in trace.used_inputs if record.requires_grad]
-    roots, leaves = [results[index] for index in tangent_of], [record.leaf for record in wanted]
-    found = gradients_of(recorder, roots, tangents, leaves) if roots and leaves else []
-    made = [None if grad is None else recorder.node_of(grad) for grad in found]
-    use_for_backward(recorder, trace, [node for node in made if node is not None])
+    leaves = [record.leaf for record in wanted]
+    found = gradients_of(recorder, roots, given, leaves) if roots and leaves else []
+    pairs = [(record, grad) for record, grad in zip(wanted, found, strict=False) if grad is not None]
+    made, wrapped = gradient_nodes(recorder, trace, pairs)
+    use_for_backward(recorder, trace, [node for _, node in made])
     positions = {id(record): index for index, record in enumerate(trace.used_inputs)}
-    gradients = {positions[id(record)]: node for record, node in zip(wanted, made, strict=False) if node is not None}
+    gradients = {positions[id(record)]: node for record, node in made}
     numbers = tuple([positions[id(record)] for record in carried])
-    tangent_nodes = [recorder.node_of(tangent) for tangent in tangents]
-    graph, at = _assemble(recorder, trace, outputs, numbers, tangent_nodes, gradients)
+    graph, at = _assemble(recorder, trace, outputs, numbers, tangents.nodes, gradients)
     grads = tuple([at.get(index) for index in range(len(positions))])
-    return JointGraph(graph, len(positions), len(outputs), numbers, tuple(tangent_of), grads, trace.env)
+    counts = zip(tangent_of, tangents.counts, strict=True)
+    outer = [(grad, [positions[id(record)] for record in records]) for grad, records in wrapped]
+    wrappers = region_wrappers(recorder, trace, results, given, outer)
+    return JointGraph(
+        graph,
+        len(positions),
+        len(outputs),
+        numbers,
+        tuple([index for index, count in counts for _ in range(count)]),
+        grads,
+        trace.env,
+        wrappers,
+    )
+
+
+@final
+class Tangents:
+    """The tangents of a recording: of a wrapper, one for each tensor inside."""
+
+    def __init__(self, recorder: Recorder, first: int) -> None:
+        self.recorder = recorder
+        self.first = first
+        self.nodes: list[Node] = []
+        self.counts: list[int] = []
+
+    def make(self, root: FakeTensor) -> FakeTensor:
+        before = len(self.nodes)
+        if root.is_outer:
+            assert self.recorder.outer is not None
+            made = self.recorder.outer.tangent(root, self.fresh)
+        else:
+            made = self.fresh(root)
+        self.counts.append(len(self.nodes) - before)
+        return made
+
+    def fresh(self, like: FakeTensor) -> FakeTensor:
+        spec = spec_of_real(like) if like.is_outer else like.storage_view.spec
+        made = make_tangent(self.recorder, spec, self.first + len(self.nodes))
+        self.nodes.append(self.recorder.node_of(made))
+        return made
+
+
+Gradients = list[tuple[InputRecord, Node]]
+Wrapped = list[tuple[FakeTensor, list[InputRecord]]]
+
+
+def gradient_nodes(
+    recorder: Recorder, trace: Trace, pairs: Sequence[tuple[InputRecord, torch.Tensor]]
+) -> tuple[Gradients, Wrapped]:
+    """The gradient of each input as a node; one that is a wrapper becomes those of as many inputs as it has parts."""
+    made: Gradients = []
+    wrapped: Wrapped = []
+    for record, grad in pairs:
+        if not (isinstance(grad, FakeTensor) and grad.is_outer):
+            made.append((record, recorder.node_of(grad)))
+            continue
+        assert recorder.outer is not None
+        parts = recorder.outer.parts(grad)
+        records = [record, *[recorder.table.add_part(record) for _ in parts[1:]]]
+        trace.inputs += records[1:]
+        made += [(owner, recorder.node_of(part)) for owner, part in zip(records, parts, strict=True)]
+        wrapped.append((grad, records))
+    if wrapped:
+        trace.add_backward_inputs()
+    return made, wrapped
+
+
+def region_wrappers(
+    recorder: Recorder,
+    trace: Trace,
+    results: Sequence[FakeTensor],
+    tangents: Sequence[FakeTensor],
+    gradients: Sequence[tuple[FakeTensor, list[int]]],
+) -> RegionWrappers | None:
+    outer = recorder.outer
+    inputs = {
+        number: torch.empty((), dtype=record.fake.dtype, device=record.fake.device)
+        for number, record in enumerate(trace.used_inputs)
+        if isinstance(record.fake, FakeTensor) and record.fake.is_outer
+    }
+    if outer is None or not (inputs or any(result.is_outer for result in results)):
+        return None
+    return RegionWrappers(
+        inputs,
+        {number: outer.bare_layout(result) for number, result in enumerate(results) if result.is_outer},
+        tuple([outer.layout(tangent) if tangent.is_outer else None for tangent in tangents]),
+        tuple([WrapperGradient(outer.layout(grad), tuple(inputs)) for grad, inputs in gradients]),
+    )
 
 
 def gradients_of(
@@ -109,13 +203,13 @@ def use_for_backward(recorder: Recorder, trace: Trace, gradients: Sequence[Node]
     trace.add_backward_inputs()
 
 
-def make_tangent(recorder: Recorder, like: FakeTensor, index: int) -> FakeTensor:
-    """The gradient of an output: its sizes and format, dense, at offset 0.
+def make_tangent(recorder: Recorder, like: TensorSpec, index: int) -> FakeTensor:
+    """The gradient of an output `like`: its sizes and format, dense, at offset 0.
 
     It is contiguous if only strides of size-1 dimensions differ: symbols in such a stride could not be read from a
     tangent, whose strides are the caller's.
     """
-    spec = preserved(recorder.env, like.storage_view.spec)
+    spec = preserved(recorder.env, like)
     known = tuple([recorder.env.simplify(size) for size in spec.sizes])
     if spec.with_view(known, spec.strides, 0).is_contiguous():
         spec = spec.with_sizes(spec.sizes)

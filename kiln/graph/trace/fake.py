@@ -36,6 +36,8 @@ class FakeTensor(torch.Tensor):
     storage_view: StorageView
     symbols: TraceSymbols | None
     is_input = False
+    is_outer = False
+    """Whether it stands for a wrapper (`outer.py`): it has no `storage_view`."""
     _is_param: bool
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]

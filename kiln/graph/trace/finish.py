@@ -22,6 +22,7 @@ from kiln.graph.prims.table import Kind
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.inputs import InputRecord
 from kiln.graph.trace.mode import RecordingMode
+from kiln.graph.trace.outer import outer_node
 from kiln.graph.trace.storage_view import StorageView, may_overlap, root_of
 from kiln.symbolic import Expr
 from kiln.tensor.spec import TensorSpec
@@ -42,7 +43,7 @@ def build_graph(mode: RecordingMode, records: Sequence[InputRecord], outputs: Se
     aliased = {output.alias.index for output in made if output.alias and output.alias.of == "input"}
     for index, record in enumerate(records):
         target = any(record is other for other, _ in written)
-        record.used = record.node in live or index in aliased or target
+        record.used = record.node in live or index in aliased or target or record.kept
     state_checks(mode, nodes)
     use_for_gradients(mode, records, outputs)
     use_for_sizes(records, nodes)
@@ -158,7 +159,7 @@ class _Outputs:
 
     def __init__(self, mode: RecordingMode, records: Sequence[InputRecord], outputs: Sequence[FakeTensor]) -> None:
         self.mode = mode
-        views = {id(fake): fake.storage_view for fake in outputs}
+        views = {id(fake): fake.storage_view for fake in outputs if not fake.is_outer}
         self.sharing = Counter(id(view.storage) for view in views.values())
         self.made = 0
         self.owners: dict[int, Owner] = {}
@@ -172,6 +173,9 @@ class _Outputs:
                 self.bases.add(id(record.node))
 
     def output(self, fake: FakeTensor) -> Output:
+        if fake.is_outer:
+            self.made += 1
+            return Output(outer_node(self.mode, fake), None, fake.requires_grad)
         view = fake.storage_view
         value = self.mode.memory.read(view)
         owner = self.same.get(id(fake)) or self.owners.get(id(view.storage))

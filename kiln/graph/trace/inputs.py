@@ -9,8 +9,8 @@ Fakes mirror `is_leaf`, `requires_grad` and `nn.Parameter`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import cast, final
 
 import torch
@@ -21,6 +21,7 @@ from kiln.graph.trace.breaks import UnsupportedInput
 from kiln.graph.trace.constants import spec_of_real
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.mode import RecordingMode
+from kiln.graph.trace.outer import make_outer
 from kiln.graph.trace.storage_view import FakeStorage, StorageView, extent, new_storage, root_of
 from kiln.runtime.guards.source import Source
 from kiln.symbolic import Int, ShapeEnv
@@ -55,6 +56,8 @@ class InputRecord:
     requires_grad: bool = False
     _leaf: FakeTensor | None = None
     used: bool = False
+    kept: bool = False
+    """Whether it is an input of the graph even if no node reads it."""
 
     @property
     def has_history(self) -> bool:
@@ -141,6 +144,29 @@ class InputTable:
         self._by_real[id(real)] = self._by_fake[id(fake)] = record
         return record
 
+    def add_outer(self, real: torch.Tensor, name: str, source: Source, known: FakeTensor | None = None) -> InputRecord:
+        """Register a wrapper: no node reads it, but it may have a gradient. `known`: the outer fake that it has."""
+        spec = TensorSpec(real.dtype, (), (), 0, real.device)
+        node = self.node(name, spec)
+        fake = leaf = known if known is not None else make_outer(real, real.requires_grad)
+        if real.requires_grad and not real.is_leaf:
+            with self.mode, torch.enable_grad():
+                fake = _Derived.apply(leaf, lambda: make_outer(real))  # type: ignore[no-untyped-call]
+        fake.is_input = True
+        record = InputRecord(
+            name, source, fake, real, node, spec, new_storage(node), real.is_leaf, real.requires_grad, leaf
+        )
+        self.records.append(record)
+        self._by_real[id(real)] = self._by_fake[id(fake)] = record
+        return record
+
+    def add_part(self, record: InputRecord) -> InputRecord:
+        """Register a wrapper once more: each part of its gradient is the gradient of one of its inputs."""
+        assert isinstance(record.spec, TensorSpec)
+        made = replace(record, node=self.node(record.name, record.spec), used=True)
+        self.records.append(made)
+        return made
+
     def record_of(self, fake: torch.Tensor) -> InputRecord | None:
         """The input of `fake`; None for what was made in the recording."""
         return self._by_fake.get(id(fake))
@@ -184,7 +210,9 @@ class InputTable:
     def _non_leaf(self, leaf: FakeTensor) -> FakeTensor:
         """A fake with a gradient function, which allows what eager forbids on leaves."""
         with self.mode, torch.enable_grad():
-            made: FakeTensor = _Derived.apply(leaf, self.mode)  # type: ignore[no-untyped-call]
+            made: FakeTensor = _Derived.apply(  # type: ignore[no-untyped-call]
+                leaf, lambda: self.mode.fake(leaf.storage_view, False)
+            )
         return made
 
 
@@ -192,8 +220,8 @@ class _Derived(torch.autograd.Function):
     """Another fake of the same view. A clone would not do: its strides may be others."""
 
     @staticmethod
-    def forward(ctx: object, leaf: FakeTensor, mode: RecordingMode) -> FakeTensor:  # type: ignore[override]
-        return mode.fake(leaf.storage_view, False)
+    def forward(ctx: object, leaf: FakeTensor, make: Callable[[], FakeTensor]) -> FakeTensor:  # type: ignore[override]
+        return make()
 
     @staticmethod
     def backward(ctx: object, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]

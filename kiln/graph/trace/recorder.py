@@ -11,7 +11,7 @@ The levels are the log of torch calls and the functional graph of primitives, wh
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import cast, final
@@ -35,6 +35,7 @@ from kiln.graph.trace.fused_optimizers import FUSED
 from kiln.graph.trace.inputs import Dims, InputTable
 from kiln.graph.trace.log import NOWHERE, CallKind, Target, TorchCall, target_name
 from kiln.graph.trace.mode import RecordingMode
+from kiln.graph.trace.outer import OuterTensors
 from kiln.graph.trace.repeated_calls import CallCopies
 from kiln.graph.trace.replay import Successors, replay
 from kiln.graph.trace.resolve import resolve
@@ -123,6 +124,8 @@ class Recorder:
         self._resolve = partial(resolve, kernels=kernels)
         self.strict = kernels.strict
         self.events = events
+        self.outer: OuterTensors | None = None
+        """What the capture knows of wrappers, once there are gradients through one."""
         self.region = 0
         """The checkpoint region of the next calls; 0 outside of any."""
         self._outer: Origin | None = None
@@ -263,15 +266,16 @@ class Recorder:
         self.emit.origin = Origin("backward", len(self.calls), None, backward=True)
         _push(self._mode)
         try:
-            grads = _run_backward(
-                tuple(outputs),
-                tuple(tangents),
-                False,
-                False,
-                tuple(inputs),
-                allow_unreachable=True,
-                accumulate_grad=False,
-            )
+            with self.outer.backward() if self.outer is not None else nullcontext():
+                grads = _run_backward(
+                    tuple(outputs),
+                    tuple(tangents),
+                    False,
+                    False,
+                    tuple(inputs),
+                    allow_unreachable=True,
+                    accumulate_grad=False,
+                )
         finally:
             _pop(None)
         return list(grads)
@@ -376,6 +380,24 @@ def protected_views(outputs: Sequence[FakeTensor]) -> tuple[tuple[int, int], ...
     views = [(number, fake) for number, fake in enumerate(outputs) if fake._is_view()]
     creations = [(number, torch._C._autograd._get_creation_meta(fake).value) for number, fake in views]
     return tuple([(number, creation) for number, creation in creations if creation])
+
+
+def record_outer(
+    recorder: Recorder,
+    mark: int,
+    target: Target,
+    args: Sequence[object],
+    kwargs: Kwargs,
+    result: object,
+    *,
+    stack: tuple[Location, ...] = (),
+) -> None:
+    """Replace the calls since `mark`, which were made on the tensors inside of wrappers, by one on the wrappers."""
+    effects = any(call.effects for call in recorder.calls[mark:])
+    del recorder.calls[mark:]
+    kind: CallKind = "method" if isinstance(target, str) else "function"
+    location = stack[-1] if stack else NOWHERE
+    recorder.calls.append(TorchCall(mark, kind, target, tuple(args), kwargs, result, location, stack, effects))
 
 
 def record_function(

@@ -165,7 +165,7 @@ class _TorchGraphBuilder:
             self.values[id(value)] = node
             if isinstance(value, NUMBERS) and isinstance(value.node.value, Expr | Real):
                 self.sizes.learn(value.node.value, node)
-            if isinstance(value, FakeTensor):  # sizes that data decide
+            if isinstance(value, FakeTensor) and not value.is_outer:  # sizes that data decide
                 for size in value.storage_view.spec.sizes:
                     if isinstance(size, Expr):
                         self.sizes.offer(size, partial(self.size, node, value, size))
@@ -235,6 +235,8 @@ def plain_function(target: Callable[..., object]) -> Callable[..., object]:
 def _bound_by(fake: object) -> Iterable[Free]:
     """The symbols that an input determines."""
     if isinstance(fake, FakeTensor):
+        if fake.is_outer:
+            return []
         spec = fake.storage_view.spec
         return [size for size in (*spec.sizes, *spec.strides) if isinstance(size, Symbol)]
     value = fake.node.value if isinstance(fake, NUMBERS) else None

@@ -64,5 +64,6 @@ class Trace:
     def torch_graph(self) -> torch.fx.GraphModule:
         """The log as a torch-level fx graph, with placeholders for the inputs in use."""
         inputs = [(record.name, record.fake) for record in self.inputs]
-        subclasses = {record.name for record in self.inputs if type(record.real) not in PLAIN_TYPES}
+        others = [record for record in self.inputs if type(record.real) not in PLAIN_TYPES]
+        subclasses = {record.name for record in others if not getattr(record.fake, "is_outer", False)}
         return torch_graph(self.calls, inputs, self.fake_outputs, self.env.checks, subclasses)

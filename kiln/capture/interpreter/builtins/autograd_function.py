@@ -11,6 +11,7 @@ later (`backward_reads.py`).
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import final
 
 import torch
@@ -18,13 +19,15 @@ import torch
 import kiln.capture.interpreter.polyfills as polyfills
 from kiln.capture.interpreter.breaks import GraphBreak, PastStep, Raised, UnsupportedCall
 from kiln.capture.interpreter.builtins.backward_reads import backward_frame
+from kiln.capture.interpreter.builtins.outer_tensors import define_wrappers, note_wrappers
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, handles
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import Tuple
-from kiln.capture.interpreter.variables.tensor import Tensor, from_torch, here, record
+from kiln.capture.interpreter.variables.subclass import InnerCalls, part_of
+from kiln.capture.interpreter.variables.tensor import Tensor, here, record
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.recorder import record_function
 from kiln.support.records import dataclass
@@ -48,14 +51,14 @@ def apply(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     frame, call = running_frame(s), here(s)
     s.counters.unguarded += 1  # the backward of a repeated layer may behave differently
     mark = s.recorder.mark()
-    tensors = [arg for arg in given if isinstance(arg, Tensor)]
-    needs = tuple(isinstance(arg, Tensor) and arg.fake.requires_grad for arg in given)
+    fakes = [fake_of(arg) for arg in given]
+    needs = tuple([fake is not None and fake.requires_grad for fake in fakes])
     context = interpret(s, polyfills.FunctionContext, [Tuple([Constant(need) for need in needs])])
     assert isinstance(context, Object)
     separate = s.classes.lookup(cls.cls, "setup_context")
     own = Constant(separate is not None and separate[0].__module__ != FUNCTION.__module__)
     result = interpret(s, polyfills.function_forward, [cls, context, own, Tuple(list(given))])
-    if not torch.is_grad_enabled() or not any(tensor.fake.requires_grad for tensor in tensors):
+    if not torch.is_grad_enabled() or not any(needs):
         return result
     if attribute(s, context, "kiln_dirty"):
         raise UnsupportedCall(function=name, why="its forward changes its arguments in place (`mark_dirty`)").before(
@@ -84,8 +87,8 @@ def plain_outputs(s: CaptureState, context: Object, outputs: list[Value]) -> set
     return {
         number
         for number, output in enumerate(outputs)
-        if isinstance(output, Tensor)
-        and (id(output) in marked or not (output.fake.is_floating_point() or output.fake.is_complex()))
+        if (fake := fake_of(output)) is not None
+        and (id(output) in marked or not (fake.is_floating_point() or fake.is_complex()))
     }
 
 
@@ -102,12 +105,27 @@ def attach(
 ) -> list[Value]:
     """The outputs with an autograd node; other values than tensors are unchanged."""
     args = [arg.torch_arg(s) for arg in given]
-    plain_results = [output.fake if isinstance(output, Tensor) else None for output in outputs]
-    results = record_function(
-        s.recorder,
-        mark, cls.cls.apply, args, plain_results, plain, backward, single=single, stack=frame.locations()  # type: ignore[attr-defined]
-    )  # fmt: skip
-    return [output if fake is None else from_torch(s, fake) for output, fake in zip(outputs, results, strict=True)]
+    plain_results = [fake_of(output) for output in outputs]
+    wrapped = any(part_of(value) is not None for value in (*given, *outputs))
+    mode = InnerCalls(s)
+    with mode if wrapped else nullcontext():
+        if wrapped:
+            mark = define_wrappers(s, given, backward.call, mark)
+        results = record_function(
+            s.recorder,
+            mark, cls.cls.apply, args, plain_results, plain, backward, single=single, stack=frame.locations()  # type: ignore[attr-defined]
+        )  # fmt: skip
+    if wrapped:
+        note_wrappers(s, results)
+    return [output if fake is None else mode.lift(fake) for output, fake in zip(outputs, results, strict=True)]
+
+
+def fake_of(value: Value) -> FakeTensor | None:
+    """The fake on which autograd runs."""
+    if isinstance(value, Tensor):
+        return value.fake
+    part = part_of(value)
+    return part.outer if part is not None else None
 
 
 @final
@@ -156,10 +174,10 @@ class InterpretedBackward:
         made: list[Value] = []
         tensors = iter(grads)
         for output in self.outputs:
-            grad = next(tensors) if isinstance(output, Tensor) else None
+            grad = next(tensors) if fake_of(output) is not None else None
             if grad is not None:
-                made.append(from_torch(s, grad))
-            elif isinstance(output, Tensor) and materialize is not None and materialize.constant(s):
+                made.append(InnerCalls(s).lift(grad))
+            elif fake_of(output) is not None and materialize is not None and materialize.constant(s):
                 made.append(record(s, torch.zeros_like, [output], {}))
             else:
                 made.append(Constant(None))
@@ -169,5 +187,4 @@ class InterpretedBackward:
         result = interpret(s, polyfills.function_backward, [self.cls, self.context, Tuple(grads)])
         assert isinstance(result, Tuple)
         pairs = zip(self.arguments, result.items(s), strict=False)
-        wanted = [grad for argument, grad in pairs if isinstance(argument, Tensor)]
-        return [grad.fake if isinstance(grad, Tensor) else None for grad in wanted]
+        return [fake_of(grad) for argument, grad in pairs if fake_of(argument) is not None]

@@ -39,13 +39,17 @@ FIXED = (torch, math)
 
 
 @contextmanager
-def backward_frame(s: CaptureState, frame: SymbolicFrame, known: Iterable[Value]) -> Iterator[None]:
-    """Interpret as a part of the backward, called by `frame`; `known`: what the code has since the forward."""
+def backward_frame(s: CaptureState, frame: SymbolicFrame, known: Iterable[Value] | None) -> Iterator[None]:
+    """Interpret as a part of the backward, called by `frame`; `known`: what the code has since the forward.
+
+    None: it may read variables from outside. The tables of a `__torch_dispatch__` are the same in the backward.
+    """
     modes = s.part(TorchModes)
     before = s.frame, modes.at_entry, s.policy, s.watch
     s.frame, modes.at_entry = frame, {}
     s.policy = replace(s.policy, scalars=None)  # backward has no inputs of its own
-    s.watch = partial(refuse_outside_reads, s, {id(value): value for value in parts(s, known)})
+    if known is not None:
+        s.watch = partial(refuse_outside_reads, s, {id(value): value for value in parts(s, known)})
     try:
         with nested_calls(s.recorder):
             yield

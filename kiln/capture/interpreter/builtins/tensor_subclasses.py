@@ -45,7 +45,9 @@ def make_wrapper_subclass(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     sizes = [int(number) for number in cast(list[int], size.torch_arg(s))]
     if named.get("strides") is not None:
         named["strides"] = [int(number) for number in cast(list[int], named["strides"])]
-    return new_subclass(s, Object(kind), make_fake_wrapper(FakeTensor, sizes, **named), None)
+    outer = make_fake_wrapper(FakeTensor, sizes, **named)
+    outer.is_outer = True
+    return new_subclass(s, Object(kind), outer, None)
 
 
 def read(name: str) -> Handler:

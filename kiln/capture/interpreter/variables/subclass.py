@@ -9,12 +9,12 @@
 
 A wrapper is represented in torch's own code by a fake tensor with its metadata, `outer`, which never reaches the
 recorder: only calls on the tensors inside of it are recorded. Its inner tensors are inputs of the region by their path.
-Wrappers are traced while no gradients are needed through them.
+Calls through which gradients are needed are made by `builtins/outer_tensors.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import final
 
@@ -22,7 +22,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kiln.capture.interpreter.breaks import UnsupportedAttribute, UnsupportedCall
+from kiln.capture.interpreter.breaks import Raised, TorchCallFailed, UnsupportedAttribute, UnsupportedCall
 from kiln.capture.interpreter.core import (
     NOT_RESUMABLE,
     SUBCLASS_WRAPPERS,
@@ -51,12 +51,14 @@ from kiln.capture.interpreter.variables.tensor import (
     record,
 )
 from kiln.graph.trace.breaks import UnsupportedInput
-from kiln.graph.trace.fake import FakeTensor, make_fake_wrapper
+from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.inputs import is_wrapper_class, refusal
 from kiln.graph.trace.log import Target, target_name
+from kiln.graph.trace.outer import make_outer
 from kiln.runtime.guards.guard import GuardKind, tensor_expectation
-from kiln.runtime.guards.source import Source
-from kiln.runtime.subclasses import make_wrapper
+from kiln.runtime.guards.source import GradSource, Source
+from kiln.runtime.subclasses import WrapperLayout, make_wrapper
+from kiln.support.errors import KilnError
 
 DEFAULT_FUNCTION = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
 """The `__torch_function__` that classes inherit: results of the class, for all but a few functions."""
@@ -94,8 +96,14 @@ class TensorPart:
             found = self.inner.get_attr(s, name)
             keeps = override is None or name == "grad" or s.part(Overrides).disabled
             return found if keeps else in_class(s, found, value.cls)
+        if name in ("is_leaf", "grad_fn") and self.outer.requires_grad and value.source is not None:
+            raise UnsupportedAttribute(name=name, type=value.type_name(), why="it cannot be guarded")
         if name in METADATA_ATTRIBUTES:
             return Tensor(self.outer).get_attr(s, name)
+        if name == "grad" and isinstance(value.original, torch.Tensor) and value.source is not None:
+            return s.wrap(value.original.grad, GradSource(value.source))
+        if name == "grad_fn" and self.outer.grad_fn is None:
+            return s.const(None)
         if name not in RECORDED_ATTRIBUTES:
             raise UnsupportedAttribute(name=name, type=value.type_name(), why="it is not read of a wrapper")
         return dispatched(s, getattr, [value, s.const(name)], {})
@@ -109,6 +117,8 @@ class TensorPart:
             g.body.op("LOAD_ATTR", "as_subclass")
             emit_class(g, value.python_type())
             g.body.call(1)
+        elif self.outer.requires_grad:  # with its autograd node, from the region
+            g.tensor(self.outer)
         else:
             fake = self.outer
             g.body.const(make_wrapper)
@@ -143,11 +153,10 @@ def of_class(s: CaptureState, tensor: Tensor, cls: type) -> Object:
     return new_subclass(s, Object(cls), tensor.fake, tensor)
 
 
-def outer_fake(like: torch.Tensor) -> FakeTensor:
-    """A fake with the metadata of a wrapper."""
-    return make_fake_wrapper(
-        FakeTensor, tuple(like.shape), strides=like.stride(), storage_offset=like.storage_offset(), dtype=like.dtype,
-        device=like.device,
+def bare_layout(cls: type, outer: FakeTensor) -> WrapperLayout:
+    """A wrapper without what is inside."""
+    return WrapperLayout(
+        cls, tuple(outer.shape), outer.stride(), int(outer.storage_offset()), outer.dtype, outer.device
     )  # fmt: skip
 
 
@@ -178,10 +187,12 @@ def subclass_input(s: CaptureState, real: torch.Tensor, source: Source) -> Value
         inner = inputs.by_fake[id(fake)] = Tensor(fake, source, real)
         inputs.tensors.append(RegionInput(inner.fake, source, real))
         return new_subclass(s, value, inner.fake, Tensor(fake))
-    if real.requires_grad:
-        raise UnsupportedCall(function=cls.__name__, why="a wrapper that requires gradients is an input of the frame")
     s.guard(source, GuardKind.TENSOR, tensor_expectation(real))
-    return new_subclass(s, value, outer_fake(real), None)
+    if not real.requires_grad:
+        return new_subclass(s, value, make_outer(real), None)
+    record = s.recorder.table.add_outer(real, input_name(s.part(RegionInputs), source), source)
+    assert isinstance(record.fake, FakeTensor)
+    return new_subclass(s, value, record.fake, None)
 
 
 # Calls.
@@ -301,17 +312,34 @@ def without_class(s: CaptureState, value: Value) -> Value:
 
 def dispatched(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value:
     """Run a call on outer fakes, in which the operators that reach the dispatcher are interpreted."""
+    if torch.is_grad_enabled() and any(needs_grad(value.torch_arg(s)) for value in (*args, *kwargs.values())):
+        [call_with_gradients] = WITH_GRADIENTS
+        return call_with_gradients(s, target, args, kwargs)
+    mode, result = run_dispatched(s, target, args, kwargs)
+    return mode.lift(result)
+
+
+def run_dispatched(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> tuple[InnerCalls, object]:
+    """The mode, which knows the values of results, and the result of the call."""
     given = [arg.torch_arg(s) for arg in args]
     keywords = {name: value.torch_arg(s) for name, value in kwargs.items()}
-    if torch.is_grad_enabled() and any(needs_grad(value) for value in (*given, *keywords.values())):
-        raise UnsupportedCall(function=target_name(target), why="it gets a wrapper, and needs gradients")
-    mode = InnerCalls(s)
-    with mode:
-        if isinstance(target, str):
-            result = getattr(given[0], target)(*given[1:], **keywords)
-        else:
-            result = target(*given, **keywords)
-    return mode.lift(result)
+    mode, cached = InnerCalls(s), torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)  # it would keep fakes
+    try:
+        with mode:
+            if isinstance(target, str):
+                return mode, getattr(given[0], target)(*given[1:], **keywords)
+            return mode, target(*given, **keywords)
+    except (KilnError, Raised):
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise TorchCallFailed(function=target_name(target), why=f"{type(error).__name__}: {error}") from error
+    finally:
+        torch.set_autocast_cache_enabled(cached)
+
+
+WITH_GRADIENTS: list[Callable[[CaptureState, Target, Args, Kwargs], Value]] = []
+"""Makes a call on wrappers through which gradients are needed (`builtins/outer_tensors.py`)."""
 
 
 def needs_grad(value: object) -> bool:
@@ -324,9 +352,11 @@ def needs_grad(value: object) -> bool:
 class InnerCalls(TorchDispatchMode):
     """Gives operators with a wrapper among their arguments to its `__torch_dispatch__`, and records the others."""
 
-    def __init__(self, s: CaptureState) -> None:
+    def __init__(self, s: CaptureState, records: bool = True) -> None:
         super().__init__()
         self.state = s
+        self.records = records
+        """Whether operators on tensors that are no wrappers are calls of the log."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -340,6 +370,8 @@ class InnerCalls(TorchDispatchMode):
         values = [self.lift(arg) for arg in args]
         keywords = {name: self.lift(arg) for name, arg in (kwargs or {}).items()}
         wrappers = [value for value in subclassed(s, [*values, *keywords.values()]) if is_wrapper_class(value.cls)]
+        if not wrappers and not self.records:
+            return func(*args, **(kwargs or {}))
         if not wrappers:
             return record(s, func, values, keywords).torch_arg(s)
         for value in overloaded(wrappers):
