@@ -118,6 +118,14 @@ CALLS: dict[str, list[Call]] = {
         call(aten.sub.Scalar, numbers(6, dtype=torch.int16), LEAST),
         call(aten.lt.Scalar, numbers(23, 255, dtype=torch.uint8), -1), call(aten.rsub.Tensor, X, P, alpha=LEAST),
     ],
+    "complex numbers": [
+        *[call(op, x, 0, True) for op in (aten.max.dim, aten.min.dim) for x in (numbers(1j), numbers(1j)[0])],
+        call(aten.binary_cross_entropy, P, P, P + 0j),
+    ],
+    "pivots of other sizes": [
+        call(aten.linalg_ldl_solve, torch.stack([SQUARE, SQUARE]), torch.ones(2, 5).int(), torch.ones(sizes))
+        for sizes in ((5, 5), (3, 5), (2, 4, 1))
+    ],
     "extreme numbers": [
         *[call(aten.arange.start_step, *ends) for ends in ((LEAST, 40, 2**62), (-(2**62), 2**62, 2**61), (40, 0, -3))],
         *[call(aten.round.decimals, X, decimals=decimals) for decimals in (38, 39, -39, 100, LEAST)],
@@ -128,7 +136,8 @@ CALLS: dict[str, list[Call]] = {
         call(aten.elu, numbers(-0.0, 0.0, 1.0, -1.0, NAN), INF), call(aten.pow.Tensor_Scalar, numbers(0j, -2 + 1j), 0),
         call(aten.isnan, numbers(complex(NAN, 0), 1j)), call(aten.isinf, numbers(complex(0, INF), 1j)),
         call(aten.std_mean.correction, SQUARE, [1], correction=NAN), call(aten.roll, X, [LEAST], [0]),
-        call(aten.view, empty(0, 5), [0, 5, 2**62]),
+        call(aten.view, empty(0, 5), [0, 5, 2**62]), call(aten.repeat, empty(0), [1, 3, LEAST]),
+        *[call(aten.linalg_vector_norm, x, NAN) for x in (empty(0), X)], call(aten.clamp_, X, NAN),
     ],
     "no elements": [
         *[call(aten.var.correction, empty(0), correction=correction) for correction in (-1, 0, 1)],
@@ -138,7 +147,8 @@ CALLS: dict[str, list[Call]] = {
         call(aten.roll, empty(0, 0), [0], [3]), call(aten.bernoulli, empty(0, 1) + 0j),
         call(aten.index_add, empty(5, 0, 5), 1, torch.zeros(10).long(), torch.ones(5, 10, 5)),
         call(aten.pixel_unshuffle, empty(0, 1, 6, 6), 3), call(aten.channel_shuffle, empty(2, 8, 5, 0), 7),
-        call(aten.neg_, empty(2, 0, 1).expand(2, 0, 3)),
+        call(aten.neg_, empty(2, 0, 1).expand(2, 0, 3)), call(aten.cat, [empty(0)], 1), call(aten.cat, [X], 1),
+        *[call(aten.scatter.src, SQUARE.t(), 0, index, SQUARE) for index in (empty(5, 0).long(), empty(0))],
     ],
     "sizes": [
         call(aten.addmv, X[:2].half(), torch.ones(2, 3), torch.ones(3)),
@@ -161,6 +171,8 @@ CALLS: dict[str, list[Call]] = {
         call(aten.index.Tensor, X, [torch.tensor(True)]), call(aten.index.Tensor, SQUARE, [SQUARE > 3]),
         call(aten.index_put, SQUARE, [(SQUARE > 3)[0]], torch.tensor(2.0)),
         call(aten.masked_select, X[0], torch.tensor(True)), call(aten.masked_select, SQUARE, SQUARE > 3),
+        call(aten.index.Tensor, SQUARE, [numbers(1), None, None]), call(aten.index.Tensor, SQUARE, [SQUARE > 3, None]),
+        call(aten.index_put, SQUARE, [None, numbers(1), None], torch.ones(5)),
     ],
     "layouts": [
         call(aten.bernoulli, BACKWARDS), call(aten.bernoulli.Tensor, BACKWARDS, BACKWARDS),

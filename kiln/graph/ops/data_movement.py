@@ -86,7 +86,8 @@ def cat(e: Emit, tensors: Sequence[Node], dim: int = 0) -> Node:
     kept = [x for x in tensors if not _is_legacy_empty(e, x, rank)] or list(tensors[:1])
     dtype = result_dtype(list(tensors))
     parts = [e.convert(x, dtype) for x in kept]
-    return e.node("cat", *parts, axis=axis_of(dim, parts[0].tensor.rank))
+    axis = 0 if kept[0] is tensors[0] and parts[0].tensor.sizes == (0,) else axis_of(dim, parts[0].tensor.rank)
+    return e.node("cat", *parts, axis=axis)
 
 
 def _is_legacy_empty(e: Emit, x: Node, rank: int) -> bool:
@@ -129,6 +130,8 @@ def repeat(e: Emit, x: Node, repeats: Sizes) -> Node:
     for size in total:
         if isinstance(size, int) and size < 0:
             raise RuntimeError(f"Trying to create tensor with negative dimension {size}: {list(total)}")
+    if any(isinstance(times, int) and times < -FAR for times in repeats):
+        raise RuntimeError("repeat: a number of repetitions is less than a symbolic integer can be")
     if is_empty(spec):
         return e.full(0, total, spec.dtype, spec.device)
     spread = x
@@ -333,8 +336,15 @@ def aligned(sizes: tuple[Int, ...], common: tuple[Int, ...]) -> tuple[Int, ...]:
     return tuple([size if size == 1 else other for size, other in zip(sizes, shared, strict=True)])
 
 
+def require_few_indices(x: Node, indices: Sequence[Node | None]) -> None:
+    """At most as many as there are dimensions, each `None` counted."""
+    if len(indices) > x.tensor.rank:
+        raise IndexError(f"too many indices for tensor of dimension {x.tensor.rank} (got {len(indices)})")
+
+
 @decompose("index.Tensor", "_unsafe_index.Tensor")
 def index(e: Emit, x: Node, indices: Sequence[Node | None]) -> Node:
+    require_few_indices(x, indices)
     axes, nodes = indices_at("aten.index", indices)
     if not axes:
         raise IndexError("at least one index must be provided")
@@ -351,6 +361,7 @@ def index_put(
             f"Index put requires the source and destination dtypes match, got {x.tensor.dtype} for the destination and"
             f" {values.tensor.dtype} for the source."
         )
+    require_few_indices(x, indices)
     value = values
     if all(index is None for index in indices):
         raise RuntimeError("index_put: at least one index must be provided")
@@ -440,7 +451,7 @@ def _scatter(e: Emit, x: Node, dim: int, index: Node, src: Node | Number, reduce
     if isinstance(src, Node) and src.tensor.dtype is not x.tensor.dtype:
         raise RuntimeError("scatter(): Expected self.dtype to be equal to src.dtype")
     if 0 in index.tensor.sizes:  # of any rank and dtype
-        return copy(e, x)
+        return e.node("clone", x, strides=None)
     base, at = with_dims(e, x), with_dims(e, whole_index(e, "scatter", index))
     if isinstance(src, Node):
         source = with_dims(e, src)

@@ -135,7 +135,10 @@ def huber_loss_backward(e: Emit, grad: Node, x: Node, y: Node, reduction: int, d
 
 
 def _weighted(e: Emit, loss: Node, weight: Maybe) -> Node:
-    return loss if weight is None else e.pointwise("mul", loss, e.convert(weight, loss.tensor.dtype))
+    if weight is None:
+        return loss
+    require_cast(weight, loss.tensor)
+    return e.pointwise("mul", loss, e.convert(weight, loss.tensor.dtype))
 
 
 @decompose("binary_cross_entropy.default")

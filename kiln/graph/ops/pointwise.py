@@ -374,6 +374,8 @@ def clamp(e: Emit, x: Node, min: Operand | None = None, max: Operand | None = No
     if dtype is torch.bool:
         raise NotImplementedError('"clamp" not implemented for flags')
     for bound in (min, max):
+        if isinstance(bound, float) and math.isnan(bound):
+            raise UnsupportedOp(op="aten.clamp.default", reason="for a bound of NaN the result depends on its kernel")
         require_fits(bound, dtype)
     low, high = (e.convert(bound, dtype) if isinstance(bound, Node) else bound for bound in (min, max))
     return clamped(e, e.convert(x, dtype), low, high)

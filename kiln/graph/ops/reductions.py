@@ -168,6 +168,8 @@ def _extreme(name: str) -> Callable[..., Node]:
 
 def _extreme_dim(name: str) -> Callable[..., tuple[Node, Node]]:
     def rule(e: Emit, x: Node, dim: int, keepdim: bool = False) -> tuple[Node, Node]:
+        if x.tensor.dtype.is_complex:
+            raise RuntimeError(f"{name}(): does not support complex input")
         axes = extreme_axes(e, name, x, dim)
         if not axes:
             return copy(e, x), e.number(0, torch.int64, x.tensor.device)
@@ -267,6 +269,8 @@ def require_norm_dtype(own: torch.dtype, wanted: torch.dtype) -> None:
 
 
 def _norm(e: Emit, x: Node, order: float, axes: tuple[int, ...], keepdim: bool) -> Node:
+    if math.isnan(order):
+        raise UnsupportedOp(op="aten.linalg_vector_norm.default", reason="of order NaN")
     p = e.pointwise
     size = p("abs", x)
     if math.isinf(order) or order < 0:  # no identity

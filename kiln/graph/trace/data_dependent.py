@@ -89,6 +89,8 @@ def without_masks(mode: RecordingMode, x: Node, indices: Sequence[Node | None]) 
         for axis in range(index.tensor.rank):
             column = mode.emit.node("slice", found, axis=1, start=axis, stop=axis + 1, step=1)
             made.append(mode.emit.node("squeeze", column, axes=(1,)))
+    if len(made) > x.tensor.rank:  # eager counts a mask as one index, and the result is what its kernel makes of it
+        raise DataDependentOp(op="aten.index")
     return made
 
 

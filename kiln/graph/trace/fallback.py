@@ -229,8 +229,10 @@ def _without_data(op: OpOverload, args: Args, kwargs: Named) -> tuple[object, ob
             trained = _trial(op, *_on(META, args, kwargs), 0)
         with torch.no_grad():
             return trained, _trial(op, *_on(META, args, kwargs), 0)
-    except Exception:  # of any kind: the real op gives the better message
+    except NotImplementedError:
         return None
+    except Exception as problem:  # of any kind: what the real op would do with made-up pivots is not known
+        raise UnsupportedOp(op=str(op), reason=f"it has no rule, and for such tensors it raised {problem}") from problem
 
 
 def _tried(op: OpOverload, args: Args, kwargs: Named) -> tuple[int, tuple[object, object]]:
