@@ -66,6 +66,15 @@ BODIES = {
     "format of another type": "for k in d0: s0 = f'{k:04d}'",
     "list.pop by a string": "l0.pop('a')",
     "list.insert at a string": "l0.insert('a', 2)",
+    "text of an object with a number that changes": "try: s0 = str(sorted(str(o0)))\n    except Exception: t0 = t1",
+    "text of list.index of a number that changes": "try: l0.index(i0)\n    finally: i0 = pause(1)",
+    "text of list.index of an object": "l0.index(o0)",
+    "variable of a closure that is not set": (
+        "try:\n        if b0: t6 = t0\n        def g7(): yield t6\n        t0 = t6 + 1\n    finally: i0 = pause(1)"
+    ),
+    "variable of a closure that is not set, in the closure": "if i0 < 0: i5 = 1\n    def g(): return i5\n    g()",
+    "variable of a closure deleted twice": "v = 1\n    def g():\n        nonlocal v\n        del v; del v\n    g()",
+    "iteration over a scalar tensor": "try:\n        for v in t0.sum(): pass\n    finally: i0 = pause(1)",
 }
 
 

@@ -360,7 +360,7 @@ EXPRESSIONS: dict[str, tuple[str, ...]] = {
         "[n for n, v in enumerate({l}, {k})]", "list(filter(None, {l}))", "list(itertools.accumulate({l}))[:6]",
         "{l}.copy()",
         "list({o})", "[v for v in {s}]", "list(itertools.chain({l}, {l}))[:8]", "list(dict.fromkeys({l}))",
-        "sorted(set({l}))",
+        "sorted({v for v in {l} if not torch.is_tensor(v)})",
         "[[v] * 2 for v in {l}]", "list(itertools.islice(itertools.count({k}), 3))", "({l} or [{k}])",
         "[{T}.dim(), {i}]",
         "[f() for f in [lambda v=v: v for v in {l}]]", "[f() for f in [lambda: v for v in {l}]]", "pause({l})",
@@ -438,7 +438,8 @@ LOOPS: tuple[tuple[str, str], ...] = (
     ("l", "list({d}.items())"),
     ("t", "[{T}, {T}]"), ("i", "chain({k})"), ("o", "[{O}, Thing({k})]"), ("i", "map(abs, {l})"), ("i",
     "sorted({l})"), ("t", "{t}"),
-    ("l", "itertools.product(range(2), repeat=2)"), ("i", "set({l})"), ("i", "filter(None, {l})"), ("i", "{d}"),
+    ("l", "itertools.product(range(2), repeat=2)"), ("i", "{v for v in {l} if not torch.is_tensor(v)}"),
+    ("i", "filter(None, {l})"), ("i", "{d}"),
 )
 CONTEXTS: tuple[str, ...] = (
     "Thing({k}) as", "{O}", "scope(LOG, {s}) as", "torch.no_grad()", "contextlib.suppress(KeyError, ValueError)",

@@ -40,7 +40,6 @@ from kiln.capture.interpreter.variables.mirror import Mirror, Real, contents
 from kiln.capture.interpreter.variables.native_object import Foreign, NativeObject
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Slice, Tuple, all_items
-from kiln.capture.interpreter.variables.tensor import Symbolic
 from kiln.support.records import dataclass
 
 C_FUNCTIONS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -209,7 +208,7 @@ class Natives:
         if isinstance(value, BoundMethod) and type(value.function.real()) in C_FUNCTIONS:
             owner = self.lower(value.self_)
             return getattr(owner, value.function.real().__name__)
-        if isinstance(value, Symbolic):
+        if value.python_type() in PLAIN_RESULTS:  # a number or a text that is not known yet
             return value.constant(s)
         if isinstance(value, NOT_LOWERED):
             raise value.unsupported("use in C code", "it has no proxy")

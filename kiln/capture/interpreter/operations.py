@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from kiln.capture.interpreter.core import MISSING, OPERATORS, CaptureState, Operator, Token, Value
+from kiln.capture.interpreter.core import MISSING, OPERATORS, CaptureState, Operator, Value
 from kiln.capture.interpreter.data_values import assume
 from kiln.capture.interpreter.speculation import (
     Number,
@@ -627,52 +627,39 @@ def merge_in_place(s: CaptureState, left: Value, right: Value) -> Value | None:
     return None
 
 
-def _keys(s: CaptureState, value: Value) -> Items | None:
-    if isinstance(value, Set):
-        return value.in_order(s)
+def _as_set(s: CaptureState, value: Value) -> Set | None:
     if isinstance(value, DictView) and value.what == "keys":
-        return {token: key for token, (key, _) in value.mapping.items(s).items()}
-    return None
+        keys = Set({})
+        keys.combine_in_place(s, "update", [value.mapping])
+        return keys
+    return value if isinstance(value, Set) else None
 
 
-Items = dict[Token, Value]
-
-
-def _set_operator(plain: Function2, in_place: Function2, choose: Callable[[Items, Items], Items]) -> None:
+def _set_operator(plain: Function2, in_place: Function2, method: str, changing: str) -> None:
     @_row(plain, Set, DictView)
     def handler(s: CaptureState, left: Value, right: Value) -> Value | None:
-        a, b = _keys(s, left), _keys(s, right)
-        if a is None or b is None:
-            return None
-        return Set(choose(a, b), left.cls if isinstance(left, Set) and isinstance(right, Set) else set)
+        a, b = _as_set(s, left), _as_set(s, right)
+        return None if a is None or b is None else a.combine(s, method, [b])
 
     @_row(in_place, Set)
     def change(s: CaptureState, left: Value, right: Value) -> Value | None:
         assert isinstance(left, Set)
-        b = _keys(s, right)
-        if b is None or left.cls is not set or not isinstance(right, Set):
+        if left.cls is not set or not isinstance(right, Set):
             return handler(s, left, right)
-        chosen = choose(dict(left.in_order(s)), b)
-        items = left.change(s)
-        items.clear()
-        items.update(chosen)
+        left.combine_in_place(s, changing, [right])
         return left
 
 
-_set_operator(operator.or_, operator.ior, lambda a, b: {**a, **{key: b[key] for key in b if key not in a}})
-_set_operator(operator.and_, operator.iand, lambda a, b: {key: a[key] for key in a if key in b})
-_set_operator(operator.sub, operator.isub, lambda a, b: {key: a[key] for key in a if key not in b})
-_set_operator(
-    operator.xor,
-    operator.ixor,
-    lambda a, b: {**{key: a[key] for key in a if key not in b}, **{key: b[key] for key in b if key not in a}},
-)
+_set_operator(operator.or_, operator.ior, "union", "update")
+_set_operator(operator.and_, operator.iand, "intersection", "intersection_update")
+_set_operator(operator.sub, operator.isub, "difference", "difference_update")
+_set_operator(operator.xor, operator.ixor, "symmetric_difference", "symmetric_difference_update")
 for _function in (operator.le, operator.lt, operator.ge, operator.gt):
 
     @_row(_function, Set, DictView)
     def _compare_sets(s: CaptureState, left: Value, right: Value, function: Function2 = _function) -> Value | None:
-        a, b = _keys(s, left), _keys(s, right)
-        return None if a is None or b is None else Constant(function(a.keys(), b.keys()))
+        a, b = _as_set(s, left), _as_set(s, right)
+        return None if a is None or b is None else Constant(function(a.items(s).keys(), b.items(s).keys()))
 
     @_row(_function, Tuple, List)
     def _compare_sequences(s: CaptureState, left: Value, right: Value, function: Function2 = _function) -> Value | None:

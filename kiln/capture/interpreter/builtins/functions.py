@@ -371,8 +371,24 @@ def tuple_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 builds(list, lambda s, items: List(items))
 builds(torch.Size, lambda s, items: Tuple(items, torch.Size))
-builds(set, lambda s, items: Set({item.key(s): item for item in items}))
-builds(frozenset, lambda s, items: Set({item.key(s): item for item in items}, frozenset))
+
+
+@handles(set)
+def set_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    return made_set(s, args, set)
+
+
+@handles(frozenset)
+def frozenset_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    given = args[0] if args else None
+    return given if isinstance(given, Set) and given.cls is frozenset else made_set(s, args, frozenset)
+
+
+def made_set(s: CaptureState, args: Args, cls: type) -> Set:
+    made = Set({})
+    made.combine_in_place(s, "update", args)
+    made.cls = cls
+    return made
 
 
 def fill(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> None:

@@ -7,16 +7,16 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import TypeVar
 
-from kiln.capture.interpreter.breaks import Raised, UnsupportedCall
+from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.builtins.functions import fill, sort
-from kiln.capture.interpreter.core import Args, CaptureState, Handler, Kwargs, Token, Value, handles
+from kiln.capture.interpreter.core import Args, CaptureState, Handler, Kwargs, Value, handles
 from kiln.capture.interpreter.native_calls import natives
 from kiln.capture.interpreter.operations import contains, equal, fold
 from kiln.capture.interpreter.variables.classes import Class, refuse_finalizer, refuse_in_init, refuse_in_new
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import BoundMethod
 from kiln.capture.interpreter.variables.iterators import Generator
-from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set
+from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, tokens_of
 from kiln.capture.interpreter.variables.object import Object, find_attr, new_object
 from kiln.capture.interpreter.variables.sequence import List, Tuple, all_items
 
@@ -60,11 +60,6 @@ def on_native(kind: type[K], function: Callable[..., object], method: Method[K])
         return NONE if result is None else result
 
     return handler
-
-
-def tokens_of(s: CaptureState, value: Value) -> dict[Token, Value]:
-    """The items of an iterable by their tokens."""
-    return {item.key(s): item for item in all_items(s, value)}
 
 
 @method(List, (list,), "append")
@@ -131,8 +126,9 @@ def sequence_index(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -
     stop = args[2].constant(s) if len(args) > 2 else None
     bounds, items = slice(start, stop), all_items(s, target)
     found = position(s, List(items[bounds]), args[0])
-    if found is None:
-        raise absent(s, target, args[0])
+    if found is None:  # the error, with the text of this version of Python
+        empty, search = (Tuple([]), tuple.index) if target.python_type() is tuple else (List([]), list.index)
+        return natives(s).call(search, [empty, args[0]], {})
     return Constant(found + bounds.indices(len(items))[0])
 
 
@@ -141,17 +137,6 @@ def position(s: CaptureState, container: Value, wanted: Value) -> int | None:
         if equal(s, item, wanted):
             return index
     return None
-
-
-def absent(s: CaptureState, container: Value, wanted: Value) -> Raised:
-    """The error of `index`, with the text of this version of Python."""
-    kind = container.python_type()
-    empty: list[object] | tuple[object, ...] = () if kind is tuple else []
-    try:
-        empty.index(wanted.constant(s) if wanted.is_constant else None)
-    except ValueError as error:
-        return s.error(ValueError, *error.args)
-    raise AssertionError("an empty sequence contains nothing")
 
 
 @method(Value, SEQUENCES, "count")
@@ -352,12 +337,6 @@ def set_pop(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> Value:
     return items.popitem()[1]
 
 
-@method(Set, (set,), "update")
-def set_update(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> None:
-    for arg in args:
-        target.change(s).update(tokens_of(s, arg))
-
-
 @method(Set, SETS, "isdisjoint")
 def set_is_disjoint(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> Value:
     return Constant(not tokens_of(s, args[0]).keys() & target.items(s).keys())
@@ -373,54 +352,28 @@ def set_issubset(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> Va
     return Constant(target.items(s).keys() <= tokens_of(s, args[0]).keys())
 
 
-Items = dict[Token, Value]
+def new_set(name: str) -> None:
+    @method(Set, SETS, name)
+    def handler(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> Value:
+        return target.combine(s, name, args)
 
 
-def union(s: CaptureState, mine: Items, args: Args) -> Items:
-    return {token: item for items in (mine, *(tokens_of(s, arg) for arg in args)) for token, item in items.items()}
+def changed_set(name: str) -> None:
+    @method(Set, (set,), name)
+    def handler(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> None:
+        target.combine_in_place(s, name, args)
 
 
-def intersection(s: CaptureState, mine: Items, args: Args) -> Items:
-    others = [tokens_of(s, arg) for arg in args]
-    return {token: item for token, item in mine.items() if all(token in other for other in others)}
-
-
-def difference(s: CaptureState, mine: Items, args: Args) -> Items:
-    others = [tokens_of(s, arg) for arg in args]
-    return {token: item for token, item in mine.items() if not any(token in other for other in others)}
-
-
-def symmetric_difference(s: CaptureState, mine: Items, args: Args) -> Items:
-    other = tokens_of(s, args[0])
-    return {token: item for token, item in {**mine, **other}.items() if not (token in mine and token in other)}
-
-
-def set_operation(choose: Callable[[CaptureState, Items, Args], Items], *names: str, update: str = "") -> None:
-    """A method that makes a new set, and the one that changes the set itself."""
-
-    @method(Set, SETS, *names)
-    def make(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> Value:
-        kind = set if issubclass(target.cls, set) else frozenset
-        return Set(choose(s, target.in_order(s), args), kind)
-
-    @method(Set, (set,), update)
-    def change(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> None:
-        chosen = choose(s, dict(target.in_order(s)), args)
-        items = target.change(s)
-        items.clear()
-        items.update(chosen)
-
-
-set_operation(union, "union", "copy")
-set_operation(intersection, "intersection", update="intersection_update")
-set_operation(difference, "difference", update="difference_update")
-set_operation(symmetric_difference, "symmetric_difference", update="symmetric_difference_update")
+for _name in ("copy", "union", "intersection", "difference", "symmetric_difference"):
+    new_set(_name)
+for _name in ("update", "intersection_update", "difference_update", "symmetric_difference_update"):
+    changed_set(_name)
 
 
 @method(Value, (list, set), "__init__")
 def container_init(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -> None:
     if args and isinstance(target, Set):
-        target.change(s).update(tokens_of(s, args[0]))
+        target.combine_in_place(s, "update", args)
     elif args and isinstance(target, List):
         items = all_items(s, args[0])
         target.change(s).extend(items)

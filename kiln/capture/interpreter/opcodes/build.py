@@ -74,10 +74,10 @@ def list_extend(frame: SymbolicFrame, depth: int) -> None:
 
 @opcode("SET_UPDATE", pops=argument_plus(1), pushes=argument)
 def set_update(frame: SymbolicFrame, depth: int) -> None:
-    items = all_items(frame.state, frame.pop())
+    added = frame.pop()
     target = frame.stack[-depth]
     assert isinstance(target, Set)
-    target.change(frame.state).update({item.key(frame.state): item for item in items})
+    target.combine_in_place(frame.state, "update", [added])
 
 
 @opcode("DICT_UPDATE", "DICT_MERGE", pops=argument_plus(1), pushes=argument)

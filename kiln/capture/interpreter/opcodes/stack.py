@@ -142,9 +142,15 @@ def load_closure(frame: SymbolicFrame, name: str) -> None:
 def load_deref(frame: SymbolicFrame, name: str) -> None:
     value = frame.cells[name].load(frame.state)
     if value is None:
-        kind = NameError if name in frame.code.co_freevars else UnboundLocalError
-        raise unbound(frame, kind, f"variable '{name}'")
+        raise unbound_cell(frame, name)
     frame.stack.append(value)
+
+
+def unbound_cell(frame: SymbolicFrame, name: str) -> Raised:
+    if name not in frame.code.co_freevars:
+        return unbound(frame, UnboundLocalError, f"local variable '{name}'")
+    text = f"cannot access free variable '{name}' where it is not associated with a value in enclosing scope"
+    return frame.state.error(NameError, text)
 
 
 @opcode("STORE_DEREF")
@@ -154,6 +160,8 @@ def store_deref(frame: SymbolicFrame, name: str) -> None:
 
 @opcode("DELETE_DEREF")
 def delete_deref(frame: SymbolicFrame, name: str) -> None:
+    if frame.cells[name].load(frame.state) is None:
+        raise unbound_cell(frame, name)
     frame.cells[name].store(frame.state, None)
 
 

@@ -15,12 +15,13 @@ import enum
 import sys
 import types
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Mapping
-from typing import Any, final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast, final
 
 from kiln.capture.interpreter.core import (
     MISSING,
     NOT_RESUMABLE,
+    Args,
     CallSite,
     CaptureState,
     Codegen,
@@ -33,7 +34,7 @@ from kiln.capture.interpreter.effects import Container, note_change
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.hashed_key import refuse_loud_keys
 from kiln.capture.interpreter.variables.key_iterator import KeyIterator
-from kiln.capture.interpreter.variables.sequence import List, Tuple
+from kiln.capture.interpreter.variables.sequence import List, Tuple, all_items
 from kiln.runtime.guards.constant import is_constant
 from kiln.runtime.guards.guard import AliasExpectation, GuardKind, SetExpectation
 from kiln.runtime.guards.reference import path_of
@@ -358,7 +359,7 @@ def dict_get(real: Mapping[Token, object], token: Token) -> object:
 class Set(Container):
     """A set or frozenset made in the frame or found outside."""
 
-    __slots__ = ("_items", "cls", "original")
+    __slots__ = ("_items", "_table", "cls", "original", "origins")
 
     def __init__(
         self, items: dict[Token, Value] | None, cls: type = set, source: Source | None = None, original: Any = None
@@ -367,6 +368,10 @@ class Set(Container):
         self.cls = cls
         self.source = source
         self.original = original
+        self._table: set[Token] | frozenset[Token] | None = None
+        """A real set on which was done what the program did to this one, up to single additions and removals."""
+        self.origins: tuple[Set, ...] = () if original is None else (self,)
+        """Sets from outside on whose order that of this one depends."""
 
     def python_type(self) -> type:
         return self.cls
@@ -414,26 +419,61 @@ class Set(Container):
 
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
         """Guards the order, in which equal sets may differ."""
-        items = self.items(s)
-        if self.original is not None and len(items) > 1:
-            self._guard_items(s, ordered=True)
+        for origin in self.origins:
+            if len(origin.original) > 1:
+                origin._guard_items(s, ordered=True)
         keys = dict(self.in_order(s))
-        return KeyIterator(self, items, keys, "set", "keys", keys.__getitem__)
+        return KeyIterator(self, self.items(s), keys, "set", "keys", keys.__getitem__)
 
     def in_order(self, s: CaptureState) -> dict[Token, Value]:
-        """The items in the order of a real set with the same insertions."""
+        """The items in the order of a real set with the same history."""
         items = self.items(s)
-        unchanged = self.original is not None and len(items) == len(self.original) and items.keys() == self.original
-        if unchanged or any(isinstance(token, Value) for token in items):  # objects made in the frame have no hash yet
+        if any(isinstance(token, Value) for token in items):  # objects made in the frame have no hash yet
             return items
-        order = self._copy()  # changed one by one, since larger changes make the table of a set larger or smaller
-        for token in order - items.keys():
-            order.discard(token)
-        for token in items:
-            order.add(token)
-        return {token: items[token] for token in order}
+        table = self.table(s)
+        return items if table is self.original else {token: items[token] for token in table}
 
-    def _copy(self) -> set[Token]:
+    def table(self, s: CaptureState) -> set[Token] | frozenset[Token]:
+        """A real set of the tokens with the same history; not to be changed."""
+        items = self.items(s)
+        if self.original is not None and len(items) == len(self.original) and items.keys() == self.original:
+            return cast("set[Token]", self.original)
+        own = self._own_table(s)
+        if own is None:
+            raise self.unsupported("iterate", "its order depends on what it held before")
+        return own
+
+    def _own_table(self, s: CaptureState) -> set[Token] | frozenset[Token] | None:
+        """The same, to be changed if the set may be; None if the history is not known."""
+        table = self._table = self._copy() if self._table is None else self._table
+        if isinstance(table, set):  # changed one by one: larger changes make the table of a set larger or smaller
+            items = self.items(s)
+            for token in table - items.keys():
+                table.discard(token)
+            for token in items:
+                table.add(token)
+        return table
+
+    def combine(self, s: CaptureState, operation: str, others: Args) -> Set:
+        """A new set: `union`, `intersection`, `difference`, `symmetric_difference` or `copy`."""
+        others = iterated(s, others)
+        table = getattr(self.table(s), operation)(*[real_items(s, other) for other in others])
+        made = Set(chosen(s, table, [self, *others]), set if issubclass(self.cls, set) else frozenset)
+        made._table, made.origins = table, origins_of([self, *others])
+        return made
+
+    def combine_in_place(self, s: CaptureState, operation: str, others: Args) -> None:
+        """`update`, `intersection_update`, `difference_update` or `symmetric_difference_update`."""
+        others, own = iterated(s, others), self._own_table(s)
+        table = own if isinstance(own, set) else set(self.items(s))
+        getattr(table, operation)(*[real_items(s, other) for other in others])
+        kept = chosen(s, table, [self, *others])
+        items = self.change(s)
+        items.clear()
+        items.update(kept)
+        self.origins = origins_of([self, *others])
+
+    def _copy(self) -> set[Token] | None:
         """A set that orders items as the original does."""
         if self.original is None:
             return set()
@@ -443,7 +483,7 @@ class Set(Container):
         for made in (set(self.original), grown):
             if table_bytes(made) == table_bytes(self.original) and list(made) == list(self.original):
                 return made
-        raise self.unsupported("iterate", "its order depends on what it held before")
+        return None
 
     def constant(self, s: CaptureState) -> Any:
         return self.cls(item.constant(s) for item in self.items(s).values())
@@ -480,6 +520,39 @@ class Set(Container):
                 g.emit(value)
                 g.body.call(2)
                 g.body.op("POP_TOP")
+
+
+def iterated(s: CaptureState, values: Args) -> list[Value]:
+    """The values, with lists in place of iterators, which can be read once."""
+    kept = (Set, Dict, Constant)
+    return [value if isinstance(value, kept) else List(all_items(s, value)) for value in values]
+
+
+def tokens_of(s: CaptureState, value: Value) -> dict[Token, Value]:
+    """The items of an iterable by their tokens; of a set in any order."""
+    return value.items(s) if isinstance(value, Set) else {item.key(s): item for item in all_items(s, value)}
+
+
+def real_items(s: CaptureState, value: Value) -> Iterable[Token]:
+    """The tokens in a real object that the methods of sets treat as they treat the program's."""
+    if isinstance(value, Set):
+        return value.table(s)
+    if isinstance(value, Constant) and isinstance(value.value, frozenset):
+        return value.value
+    return tokens_of(s, value) if isinstance(value, Dict) else list(tokens_of(s, value))
+
+
+def origins_of(values: Args) -> tuple[Set, ...]:
+    return tuple({id(found): found for value in values if isinstance(value, Set) for found in value.origins}.values())
+
+
+def chosen(s: CaptureState, table: set[Token], values: Args) -> dict[Token, Value]:
+    """The items of `values` whose tokens are in `table`; of equal items the first."""
+    known: dict[Token, Value] = {}
+    for value in values:
+        for token, item in tokens_of(s, value).items():
+            known.setdefault(token, item)
+    return {token: item for token, item in known.items() if token in table}
 
 
 def table_bytes(items: set[Token]) -> int:

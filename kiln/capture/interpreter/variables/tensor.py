@@ -222,6 +222,8 @@ class Tensor(Value):
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
         if replaced(s, self, "__iter__"):
             return super().iterate(s, site)
+        if self.fake.dim() == 0:
+            raise s.error(TypeError, "iteration over a 0-d tensor")
         count = self.length(s)
         items = [record(s, operator.getitem, [self, s.const(i)], {}) for i in range(count)]
         return List(items).iterate(s)

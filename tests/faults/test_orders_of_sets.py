@@ -1,0 +1,69 @@
+"""The order of sets: that of a real set with the same history, also where hashes collide."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import kiln
+
+OPERATIONS = (
+    "a = a | b",
+    "b = a & c",
+    "c = b - a",
+    "a = a ^ c",
+    "a |= b",
+    "a &= b | c",
+    "b -= a",
+    "c ^= b",
+    "a.update(b, items)",
+    "b = a.union(items, c)",
+    "c = a.intersection(b, items)",
+    "b = set(c)",
+    "a = set(frozenset(b) | c)",
+    "c = a.copy()",
+    "a = {8, 16, 9, 1}",
+    "a.add(24)",
+    "b.discard(8)",
+    "c = {*a, *b}",
+    "a.difference_update(items)",
+    "b.symmetric_difference_update(a)",
+    "c = {v for v in b}",
+    "b = dict.fromkeys(a).keys() | c",
+)
+
+
+def program(seed: int) -> Callable[..., Any]:
+    """Operations on three sets; numbers that are equal modulo 8 collide in a small table."""
+    source = random.Random(seed)
+    lines = [f"    {source.choice(OPERATIONS)}" for _ in range(6)]
+    text = "\n".join(
+        [
+            "def f(a, items):",
+            "    a = a.copy(); b = {8, 16, 3}; c = {0, 8, 24, 11}",
+            *lines,
+            "    return [*a], [*b], [*c]",
+        ]
+    )
+    namespace: dict[str, Any] = {}
+    exec(text, namespace)
+    return namespace["f"]
+
+
+@pytest.mark.parametrize("first", [0, 100])
+def test_like_eager(first: int) -> None:
+    whole = 0
+    for seed in range(first, first + 100):
+        source = random.Random(seed)
+        a, items = {source.randrange(40) for _ in range(source.randrange(8))}, [source.randrange(40) for _ in range(5)]
+        function = program(seed)
+        compiled = kiln.compile(function, backend="eager", options={"cache": False})
+        for given in (a, {*a, 5, 13}):
+            expected = function(given.copy(), items)
+            assert compiled(given.copy(), items) == expected, seed
+        whole += kiln.explain(function)(given.copy(), items).breaks == []
+        kiln.reset()
+    assert whole > 90
