@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import final
 
+from kiln.capture.interpreter.breaks import TorchCallFailed
 from kiln.capture.interpreter.capture import Capture, capture_frame
 from kiln.graph.ops.eager_kernels import EagerKernels
 from kiln.graph.trace import Recorder, Trace
@@ -133,8 +134,11 @@ class FrameCapture:
 
 
 def is_cheaper(capture: Capture, other: Capture) -> bool:
-    """Whether it breaks the graph less often, or as often and with fewer conditions to check in front of it."""
-    if capture.function is None:
+    """Whether it breaks the graph less often, or as often and with fewer conditions to check in front of it.
+
+    Not if torch refuses one of its calls: eager, which gets another answer, may not make that call.
+    """
+    if capture.function is None or any([isinstance(found, TorchCallFailed) for found in capture.breaks]):
         return False
     count = lambda found: (len(found.breaks), len(found.speculations))  # noqa: E731
     return count(capture) < count(other)

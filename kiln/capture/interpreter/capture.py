@@ -55,6 +55,7 @@ from kiln.capture.interpreter.builtins import (
     polyfilled,
     tensor_data,
     tensor_hooks,
+    tensor_literals,
     tensor_subclasses,
 )
 from kiln.capture.interpreter.builtins.function_modes import break_before_modes
@@ -141,6 +142,7 @@ REGISTERED = (
     *(build, control, match, operators, stack),
     tensor_data,
     tensor_hooks,
+    tensor_literals,
     tensor_subclasses,
     outer_tensors,
 )

@@ -63,7 +63,7 @@ class FxSizes:
         return found
 
     def _computed(self, value: Expr | Real) -> torch.fx.Node:
-        if isinstance(value, Expr) and not self._has_symbols(value):
+        if isinstance(value, Expr) and not (self._has_symbols(value) or self._find_symbols(value)):
             base = self._base_of(value)
             if base is value:
                 return self._offered[base]()
@@ -84,6 +84,14 @@ class FxSizes:
 
     def _has_symbols(self, value: object) -> bool:
         return not isinstance(value, Expr) or all([symbol in self._known for symbol in value.free_symbols()])
+
+    def _find_symbols(self, value: Expr) -> bool:
+        """Whether nodes hold, or now hold, each symbol of `value`: `128 * u0` where a size is `u0`."""
+        if value in self._offered or not all([self.can_find(symbol) for symbol in value.free_symbols()]):
+            return False
+        for symbol in value.free_symbols():
+            self.number(symbol)
+        return True
 
     def _base_of(self, value: Expr) -> Expr:
         """Of what nodes hold, or can hold: itself, or a number that differs from it by known symbols."""

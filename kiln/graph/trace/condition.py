@@ -8,7 +8,9 @@
 Such a graph is small and pure, has no gradient and reads only the caller's tensors, so it can be evaluated on the real
 inputs while tracing, and again before each call. Sizes in it may depend on data, which its host reads find.
 Floating-point values differ in every call and select no variant; but a float in a CPU tensor of rank 0 is a counter or
-a setting, such as the step count of an optimizer.
+a setting, such as the step count of an optimizer, and floats that are only compared for equality mark what is padding:
+
+    real = (pixels == 0).sum((1, 2, 3)) != pixels[0].numel()
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from kiln.graph.ir.graph import Graph, Output
 from kiln.graph.ir.interpret import interpret
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import symbols_of
+from kiln.graph.prims.table import Kind
 from kiln.graph.trace.constant_value import PURE_KINDS
 from kiln.graph.trace.inputs import InputRecord
 from kiln.graph.trace.recorder import Recorder
@@ -28,6 +31,9 @@ from kiln.plan.overloads import is_random, written_arguments
 from kiln.symbolic import Symbol
 from kiln.tensor.spec import ScalarSpec, TensorSpec
 
+MARKS = frozenset(("eq", "ne", "isnan", "isinf"))
+"""Questions about floats whose answers seldom change."""
+MOVES = frozenset((Kind.VIEW, Kind.DATA_MOVEMENT))
 LARGEST = 1 << 22
 """Elements of the largest tensor in the computation of a condition."""
 
@@ -66,7 +72,7 @@ def _admitted(recorder: Recorder, root: Node, scalars: bool) -> Node | None:
     """`root`, if it can be computed before the region."""
     reads = _host_reads(recorder)
     needed = _dependencies([root], reads)
-    if not all(_is_admitted(node, scalars) for node in needed):
+    if not all(_is_admitted(node, scalars) for node in needed) or not _marks_only(recorder, needed, scalars):
         return None
     symbols = symbols_of(needed) - reads.keys()
     return root if not symbols or symbols <= _bound_symbols(recorder.inputs) else None
@@ -143,9 +149,26 @@ def _is_admitted(node: Node, scalars: bool) -> bool:
     if isinstance(size, int) and size > LARGEST:
         return False
     if node.op.name == "input":
-        scalar = scalars and not spec.rank and spec.device.type == "cpu"
-        return not (spec.dtype.is_complex or (spec.dtype.is_floating_point and not scalar))
+        return not spec.dtype.is_complex
     return node.op.kind in PURE_KINDS or node.op.name in ("constant_tensor", "item") or _is_pure_call(node)
+
+
+def _marks_only(recorder: Recorder, needed: Mapping[Node, None], scalars: bool) -> bool:
+    """Whether floats of the inputs, but for settings, are moved and compared for equality, and no more."""
+    varying = set[Node]()
+    for record in recorder.inputs:
+        spec = record.spec
+        if record.node not in needed or not isinstance(spec, TensorSpec) or not spec.dtype.is_floating_point:
+            continue
+        if not scalars or spec.rank or spec.device.type != "cpu":
+            varying.add(record.node)
+    for node in recorder.nodes if varying else ():
+        if node not in needed or not varying.intersection(node.inputs) or node.op.name in MARKS:
+            continue
+        if node.op.kind not in MOVES and node.op.name != "convert":
+            return False
+        varying.add(node)
+    return True
 
 
 def _is_pure_call(node: Node) -> bool:

@@ -574,9 +574,6 @@ def register() -> None:
     for name in ("array", "asarray"):
         if not isinstance(getattr(numpy, name), type(numpy.prod)):
             handles(getattr(numpy, name))(of_function(getattr(numpy, name)))
-    handles(torch.tensor)(of_tensor(torch.tensor, copies=True))
-    handles(torch.as_tensor)(of_tensor(torch.as_tensor, copies=False))
-    handles(torch.asarray)(of_tensor(torch.asarray, copies=False))
     handles(numpy.dtype.__eq__)(same_dtype)
     for kind in (array, *[getattr(numpy, name) for name in DTYPES if name != "bool"], numpy.bool_):
         register_operators(kind)

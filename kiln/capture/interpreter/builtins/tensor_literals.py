@@ -1,0 +1,83 @@
+"""`torch.tensor` of lists in which tensors of rank 0 stand for numbers.
+
+torch.tensor([x.max(), 2])      torch.stack([x.max().detach(), torch.tensor(2, dtype=x.dtype)])
+
+The dtype is the common one of all numbers; the result has no gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from kiln.capture.interpreter.breaks import UnsupportedCall
+from kiln.capture.interpreter.builtins.numpy_functions import of_tensor
+from kiln.capture.interpreter.core import Args, CaptureState, Handler, Kwargs, Value, handles
+from kiln.capture.interpreter.variables.sequence import Sequence, Tuple
+from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record
+
+OPTIONS = frozenset(("dtype", "device"))
+
+
+def numbers_in(s: CaptureState, value: Value) -> Iterator[Value]:
+    """The items of nested lists and tuples."""
+    if isinstance(value, Sequence):
+        for item in value.items(s):
+            yield from numbers_in(s, item)
+    else:
+        yield value
+
+
+def literal(function: Callable[..., object], otherwise: Handler) -> Handler:
+    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        numbers = list(numbers_in(s, args[0])) if args and isinstance(args[0], Sequence) else []
+        if not any([isinstance(number, Tensor) for number in numbers]):
+            return otherwise(s, args, kwargs)
+        given = {name: value.constant(s) for name, value in kwargs.items() if name in OPTIONS}
+        if len(args) > 1 or kwargs.keys() - OPTIONS or s.function_modes:
+            raise refusal(function, "other arguments")
+        dtypes = [dtype_of(function, number) for number in numbers]
+        dtype = given.get("dtype") or common(dtypes)
+        if any([torch.promote_types(dtype, other) is not dtype for other in dtypes]):
+            raise refusal(function, "a dtype that may not hold the numbers")
+        options = {"dtype": s.const(dtype), "device": s.const(given.get("device") or torch.get_default_device())}
+        return stacked(s, function, args[0], options)
+
+    return handler
+
+
+def refusal(function: Callable[..., object], given: str) -> UnsupportedCall:
+    return UnsupportedCall(function=f"torch.{function.__name__}", why=f"it gets tensors in a list, and {given}")
+
+
+def common(dtypes: list[torch.dtype]) -> torch.dtype:
+    found = dtypes[0]
+    for dtype in dtypes[1:]:
+        found = torch.promote_types(found, dtype)
+    return found
+
+
+def dtype_of(function: Callable[..., object], number: Value) -> torch.dtype:
+    if isinstance(number, Tensor) and number.fake.dim() == 0:
+        return number.fake.dtype
+    kinds = {bool: torch.bool, int: torch.int64, float: torch.get_default_dtype()}
+    found = None if isinstance(number, Tensor) else kinds.get(number.python_type())
+    if found is None or not (number.is_constant or isinstance(number, Symbolic)):
+        raise refusal(function, f"a {number.type_name()}")
+    return found
+
+
+def stacked(s: CaptureState, function: Callable[..., object], value: Value, options: Kwargs) -> Value:
+    if not isinstance(value, Sequence):
+        made = record(s, "detach", [value], {}) if isinstance(value, Tensor) else None
+        return record(s, torch.scalar_tensor, [value], options) if made is None else record(s, "to", [made], options)
+    parts = [stacked(s, function, item, options) for item in value.items(s)]
+    shapes = {tuple(part.fake.shape) for part in parts if isinstance(part, Tensor)}
+    if len(shapes) != 1:
+        raise refusal(function, "lists of several lengths")
+    return record(s, torch.stack, [Tuple(parts)], {})
+
+
+for _function in (torch.tensor, torch.as_tensor, torch.asarray):
+    handles(_function)(literal(_function, of_tensor(_function, copies=_function is torch.tensor)))
