@@ -40,7 +40,6 @@ from kiln.capture.interpreter.builtins import (
     context,
     copying,
     dataclass_fields,
-    deques,
     evaluation,
     exceptions,
     function_transforms,
@@ -127,7 +126,6 @@ REGISTERED = (
     ),
     *(
         dataclass_fields,
-        deques,
         descriptors,
         exceptions,
         evaluation,

@@ -16,7 +16,7 @@ import sys
 import traceback
 import types
 import warnings
-from collections import OrderedDict, defaultdict, deque
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any, TypeVar, cast, final
 
@@ -32,7 +32,7 @@ from kiln.capture.interpreter.core import (
     Value,
 )
 from kiln.capture.interpreter.frame import running_frame
-from kiln.capture.interpreter.pure import PURE_TYPES, is_confined, is_confined_class, is_written_in_c
+from kiln.capture.interpreter.pure import PURE_TYPES, holds, is_confined, is_confined_class, is_written_in_c
 from kiln.capture.interpreter.variables.exception import Traceback
 from kiln.capture.interpreter.variables.function import BoundMethod, Cell
 from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set
@@ -56,7 +56,7 @@ NOT_CALLED = frozenset((
 UNSHARED = 2
 """`sys.getrefcount` in `Natives.lift` of what C code has just made."""
 AS_CONSTANT = "use as a constant"
-MIRRORED = frozenset((list, dict, OrderedDict, defaultdict, set, deque))
+MIRRORED = frozenset((list, dict, OrderedDict, defaultdict, set))
 TENSORS = (torch.Tensor, torch.nn.Parameter)
 """Hashed by identity, as their proxies are."""
 PLAIN_RESULTS = frozenset((*PURE_TYPES, types.CodeType, type(NotImplemented))) - {tuple, frozenset, slice}
@@ -65,6 +65,7 @@ OPERATIONS: dict[str, Callable[[CaptureState, Value, Args, Kwargs], Value | None
     "__iter__": lambda s, value, args, kwargs: value.iterate(s),
     "__next__": lambda s, value, args, kwargs: value.next(s),
     "__call__": lambda s, value, args, kwargs: value.call(s, args, kwargs),
+    "__eq__": lambda s, value, args, kwargs: s.const(s.model.equal(s, value, args[0])),
 }
 """Special methods of values that are no instances of classes of the program."""
 
@@ -93,6 +94,8 @@ class Natives:
         self.stop: BaseException | None = None
         """What ends the capture, raised in code that C has called and may have caught."""
         self.made_at: PastStep | None = None
+        self.holds = False
+        """Whether the running function only holds its arguments: numbers that sizes decide stay symbols."""
 
     def call(self, function: Callable[..., object], args: Args, kwargs: Kwargs) -> Value:
         """`function(*args, **kwargs)`, which is confined."""
@@ -101,6 +104,7 @@ class Natives:
     def run(self, function: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
         """The same as a real object."""
         s, frame = self.state, running_frame(self.state)
+        self.holds = holds(function)
         given = [self.lower(arg) for arg in args]
         named = {name: self.lower(arg) for name, arg in kwargs.items()}
         refuse_other_model(function, args, given)
@@ -209,7 +213,7 @@ class Natives:
             owner = self.lower(value.self_)
             return getattr(owner, value.function.real().__name__)
         if value.python_type() in PLAIN_RESULTS:  # a number or a text that is not known yet
-            return value.constant(s)
+            return self.proxy(value) if self.holds else value.constant(s)
         if isinstance(value, NOT_LOWERED):
             raise value.unsupported("use in C code", "it has no proxy")
         if isinstance(value, Object) and issubclass(value.cls, BaseException):
@@ -222,7 +226,7 @@ class Natives:
         """A real container with the items of `value`."""
         s, cls = self.state, value.python_type()
         if cls in MIRRORED and not (isinstance(value, Dict) and isinstance(value.real(), types.MappingProxyType)):
-            real: Any = cls() if cls is not deque else deque(maxlen=value.get_attr(s, "maxlen").constant(s))
+            real: Any = cls()
             if isinstance(value, Dict) and value.factory is not None:
                 real.default_factory = self.lower(value.factory)
             return self.mirror(value, self.keep(value, real))

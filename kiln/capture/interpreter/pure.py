@@ -8,6 +8,7 @@ on stand-ins for them (`native_calls.py`). Functions that use files, clocks or r
 from __future__ import annotations
 
 import _thread
+import collections
 import io
 import math
 import operator
@@ -53,6 +54,8 @@ CONFINED_FUNCTIONS: tuple[object, ...] = (
 MAKERS: tuple[object, ...] = (_thread.allocate_lock, _thread.RLock)
 CONFINED_CLASSES = (io.StringIO, io.BytesIO, _thread.RLock, _thread.LockType)
 """Others: streams in memory, and locks that only the frame knows."""
+HOLDERS: tuple[object, ...] = (collections.deque,)
+"""Classes that may hold tensors."""
 NOT_CONFINED: tuple[type, ...] = (
     *(type, super, BaseException, staticmethod, classmethod, property, types.FunctionType, types.MethodType),
     *(types.ModuleType, types.FrameType, types.CodeType, types.GeneratorType, types.CoroutineType, types.CellType),
@@ -98,6 +101,11 @@ def is_confined(function: object) -> bool:
     if owner is None:
         owner = bound if isinstance(bound, type) else type(bound)
     return is_confined_class(owner)
+
+
+def holds(function: object) -> bool:
+    """Whether a confined function, constructor or method, at most compares the arguments that it keeps."""
+    return getattr(function, "__objclass__", function) in HOLDERS
 
 
 def is_confined_class(cls: type) -> bool:

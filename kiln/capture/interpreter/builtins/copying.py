@@ -12,6 +12,7 @@ from kiln.capture.interpreter.variables.builtin import Builtin, PythonModule
 from kiln.capture.interpreter.variables.classes import Class, can_be_bare
 from kiln.capture.interpreter.variables.function import Function
 from kiln.capture.interpreter.variables.mapping import Dict, Set
+from kiln.capture.interpreter.variables.native_object import NativeObject
 from kiln.capture.interpreter.variables.object import Object, new_object
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple
 
@@ -61,6 +62,8 @@ class Copier:
             return value if value.cls is frozenset else Set(dict(value.in_order(s)), value.cls)
         if isinstance(value, Object):
             return self._instance(value)
+        if isinstance(value, NativeObject) and not self.deep and hasattr(value.object, "__copy__"):
+            return s.call_special(value, "__copy__", [], {})
         raise UnsupportedCall(function="copy.copy", why=f"copying a {value.type_name()} is not modelled")
 
     def _instance(self, value: Object) -> Value:

@@ -33,7 +33,7 @@ from kiln.capture.interpreter.core import (
 )
 from kiln.capture.interpreter.effects import Container
 from kiln.capture.interpreter.native_calls import AS_CONSTANT, call_handler, iterator_slot, natives, progress
-from kiln.capture.interpreter.pure import is_confined, is_pure, is_torch_call, is_world
+from kiln.capture.interpreter.pure import holds, is_confined, is_pure, is_torch_call, is_world
 from kiln.capture.interpreter.variables.cached_function import CACHED, call_cached
 from kiln.capture.interpreter.variables.function import BoundMethod, handler_of, namespace
 from kiln.capture.interpreter.variables.mapping import fresh
@@ -112,9 +112,8 @@ class Builtin(Value):
 def call_unknown(s: CaptureState, function: Callable[..., object], args: Args, kwargs: Kwargs) -> Value:
     """Pure functions of constants are computed, confined ones called on stand-ins; anything else breaks."""
     name = getattr(function, "__qualname__", None) or repr(function)
-    if any(arg.is_torch for arg in (*args, *kwargs.values())) and any(
-        getattr(arg, "fake", None) is not None for arg in (*args, *kwargs.values())
-    ):
+    given = (*args, *kwargs.values())
+    if any(arg.is_torch and getattr(arg, "fake", None) is not None for arg in given) and not holds(function):
         raise UnsupportedCall(function=name, why="it is a C function, not one of torch, and gets a tensor")
     if is_world(function):
         raise SideEffectCall(function=name, why="it depends on more than its arguments, or has side effects")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import field
 from typing import final
@@ -12,7 +12,7 @@ from kiln.capture.interpreter.variables.mapping import Dict, Set
 from kiln.capture.interpreter.variables.sequence import List, Sequence
 from kiln.support.records import dataclass
 
-Real = list[object] | dict[object, object] | set[object] | deque[object]
+Real = list[object] | dict[object, object] | set[object]
 
 
 @final
@@ -63,9 +63,7 @@ def contents(real: Real) -> list[object]:
     if isinstance(real, dict):
         order = OrderedDict if isinstance(real, OrderedDict) else dict
         return [part for pair in order.items(real) for part in pair]
-    if isinstance(real, list):
-        return list(list.__iter__(real))
-    return list(set.__iter__(real) if isinstance(real, set) else deque.__iter__(real))
+    return list(list.__iter__(real) if isinstance(real, list) else set.__iter__(real))
 
 
 def refill(real: Real, wanted: list[object]) -> None:
@@ -76,12 +74,9 @@ def refill(real: Real, wanted: list[object]) -> None:
         kind.clear(real)
         for key, item in zip(wanted[::2], wanted[1::2], strict=True):
             kind.__setitem__(real, key, item)
-    elif isinstance(real, set):
+    else:
         set.clear(real)
         set.update(real, wanted)
-    else:
-        deque.clear(real)
-        deque.extend(real, wanted)
 
 
 def same_items(first: list[object], second: list[object]) -> bool:
