@@ -50,6 +50,8 @@ class SeenInputs:
 
     def dims(self, tensor: torch.Tensor, source: Source) -> tuple[DimChoice, ...] | None:
         """Static or a symbol, per dimension; the sizes are remembered. Sizes of parameters are static (None: all)."""
+        if tensor.is_nested:  # which is not captured, and may have no shape
+            return None
         sizes, marks = tuple(tensor.shape), read_marks(tensor)
         if isinstance(tensor, torch.nn.Parameter):
             return None if marks is NO_MARKS else self._parameter_dims.choose(sizes, [], marks)

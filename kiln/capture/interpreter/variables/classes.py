@@ -32,6 +32,7 @@ from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.native_calls import call_handler, natives
 from kiln.capture.interpreter.pure import is_confined_class, is_pure_class, is_written_in_c
 from kiln.capture.interpreter.variables.builtin import call_unknown
+from kiln.capture.interpreter.variables.class_entries import is_data_descriptor
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.exception import fill
 from kiln.capture.interpreter.variables.function import BoundMethod, handler_of
@@ -44,11 +45,11 @@ from kiln.capture.interpreter.variables.object import (
     from_class,
     from_descriptor,
     guard_protocol,
-    is_data_descriptor,
     native_class_method,
     new_object,
     unbound,
 )
+from kiln.capture.interpreter.variables.sequence import Tuple, all_items
 from kiln.native._frames import Dispatcher
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import HEAP_TYPE
@@ -345,6 +346,8 @@ def construct_foreign(s: CaptureState, value: Class, args: Args, kwargs: Kwargs,
     cls = value.cls
     if is_confined_class(cls):
         return natives(s).call(cls, args, kwargs)
+    if cls.__module__ == "torch.return_types" and issubclass(cls, tuple) and len(args) == 1 and not kwargs:
+        return struct_sequence(s, cls, all_items(s, args[0]))
     base = next(kind for kind in cls.__mro__ if is_written_in_c(kind))
     if not is_confined_class(base):
         raise UnsupportedCall(function=cls.__qualname__, why="its `__new__` is written in C and not supported")
@@ -358,6 +361,16 @@ def construct_foreign(s: CaptureState, value: Class, args: Args, kwargs: Kwargs,
     elif init is not None and init[0] is not object:
         natives(s).call(init[1], [made, *args], kwargs)
     return made
+
+
+def struct_sequence(s: CaptureState, cls: type, items: list[Value]) -> Value:
+    """What `torch.max` and its kin return: a tuple with names for its items."""
+    count: int = cls.n_fields  # type: ignore[attr-defined]
+    if len(items) != count:
+        raise s.error(
+            TypeError, f"{cls.__module__}.{cls.__name__}() takes a {count}-sequence ({len(items)}-sequence given)"
+        )
+    return Tuple(items, cls)
 
 
 def abstract_error(s: CaptureState, cls: type) -> Raised:

@@ -63,6 +63,8 @@ DISABLED = "_torchdynamo_disable"
 """The attribute by which `torch.compiler.disable` and `kiln.disable` mark a function."""
 MARK_OF_TORCH = _disable_dynamo(len).__code__
 """Of the functions by which torch keeps parts of itself out of torch.compile, such as `Optimizer.zero_grad`."""
+WRAPPER_CONSTRUCTOR = "mark_subclass_constructor_exportable"
+"""The decorator of constructors of wrapper subclasses."""
 MAX_DEPTH = 120
 GENERATED = "namedtuple_"
 """Namespaces in which `collections.namedtuple` makes constructors; they are no modules."""
@@ -357,11 +359,18 @@ class Function(Value):
         return inline(s, self, args, kwargs, site)
 
     def behind_mark(self, s: CaptureState) -> Value:
-        """What a function of torch's optimizers is that torch marks for the limits of torch.compile.
+        """What a function of torch's optimizers, or a constructor of a wrapper, is that torch marks for the limits of
+        torch.compile.
 
         Raises DisabledCall for any other function that is marked to run in Python.
         """
         assert self.original is not None
+        if self.original.__qualname__.startswith(WRAPPER_CONSTRUCTOR) and "__wrapped__" in self.original.__dict__:
+            decorated: types.FunctionType = self.original.__dict__["__wrapped__"]
+            index = decorated.__code__.co_freevars.index("constructor_subclass")
+            path = AttrSource(self.source, "__wrapped__") if self.source is not None else None
+            source = ClosureSource(path, index) if path is not None else None
+            return s.wrap((decorated.__closure__ or ())[index].cell_contents, source)
         if not str(self.original.__module__).startswith("torch.optim.") or "__wrapped__" not in self.original.__dict__:
             raise DisabledCall(function=self.original.__qualname__)
         return self.get_attr(s, "__wrapped__")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 import types
+import typing
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, MutableMapping
@@ -36,6 +37,15 @@ from kiln.capture.interpreter.core import (
 )
 from kiln.capture.interpreter.effects import SideEffect, emit_attribute, emit_deletion
 from kiln.capture.interpreter.pure import is_written_in_c
+from kiln.capture.interpreter.variables.class_entries import (
+    GETSET,
+    SLOT,
+    SLOT_WRAPPER,
+    is_computed,
+    is_data_descriptor,
+    is_slot,
+    writes_otherwise,
+)
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.exception import (
     OWN_FIELDS,
@@ -59,11 +69,8 @@ from kiln.runtime.guards.source import AttrSource, DictAttrSource, MethodFuncSou
 from kiln.support.records import dataclass
 
 CONTAINERS = (OrderedDict, dict, list, set, frozenset, tuple)
-SLOT = types.MemberDescriptorType
-GETSET = types.GetSetDescriptorType
-SLOT_WRAPPER = types.WrapperDescriptorType
 METHOD_DESCRIPTORS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
-ALIASES = (types.UnionType, types.GenericAlias)
+ALIASES = (types.UnionType, types.GenericAlias, typing.TypeVar, typing.ParamSpec)
 """Types of objects that stand for a type in `isinstance` and in annotations."""
 OWN_READS = (threading.local, weakref.ProxyType, weakref.CallableProxyType)
 """Classes written in C whose attributes are not stored in the object."""
@@ -71,11 +78,6 @@ PLAIN_ARGUMENTS = (int, float, complex, torch.Tensor)
 """What torch gets for an instance of a class that derives from one of these."""
 MODELLED_CALLS = (types.FunctionType, staticmethod, classmethod)
 """Types of `__call__` attributes that can be called as values."""
-
-
-def writes_otherwise(special: object) -> bool:
-    """Whether it is not the `__setattr__` or `__delattr__` of a built-in class."""
-    return type(special) is not SLOT_WRAPPER or special.__name__ not in ("__setattr__", "__delattr__")
 
 
 def plain_dict(real: object) -> dict[str, object]:
@@ -92,12 +94,6 @@ def store_field(s: CaptureState, error: Object, name: str, value: Value | None) 
         raise s.error(TypeError, f"{name} may not be deleted") if name in OWN_FIELDS else error.lacks(s, name)
     set_field(s, error, name, value)
     error.put_attr(s, name, converted(s, name, value))
-
-
-def is_slot(cls: type, name: str) -> bool:
-    """Whether instances hold the name outside of their dict."""
-    found = next((vars(kind)[name] for kind in cls.__mro__ if name in vars(kind)), None)
-    return isinstance(found, SLOT)
 
 
 Native = Dict | Set | Sequence
@@ -461,8 +457,26 @@ def get_attr(s: CaptureState, value: Value, name: str, site: CallSite) -> Value:
         return remembered(s, value, name, lambda: function.call(s, [value, s.const(name)], {}))
     if custom is not None and custom[0] in OWN_READS:
         raise UnsupportedAttribute(name=name, type=value.type_name(), why="its lookup is written in C")
+    hook = s.classes.lookup(cls, "__getattr__")
+    if hook is not None and is_computed(s, cls, name):
+        return computed_attr(s, value, name, hook[1], site)
     found = find_attr(s, value, name, site)
     return found if found is not None else missing_attr(s, value, name, site)
+
+
+def computed_attr(s: CaptureState, value: Value, name: str, hook: object, site: CallSite) -> Value:
+    """What a property gives, or `__getattr__` where it raises AttributeError."""
+    modelled = type(hook) is types.FunctionType and hook in MODELLED_GETATTR
+    try:
+        # A break inside would be resumed outside of this `try`; torch's hook answers with the same error.
+        found = find_attr(s, value, name, site if modelled else NOT_RESUMABLE)
+    except Raised as raised:
+        if not issubclass(raised.value.python_type(), AttributeError):
+            raise
+        found = None
+    if found is not None:
+        return found
+    return s.class_attr(value, "__getattr__", hook).call(s, [value, s.const(name)], {}, site)
 
 
 def remembered(s: CaptureState, value: Value, name: str, read: Callable[[], Value]) -> Value:
@@ -536,13 +550,6 @@ def attr_of_container(s: CaptureState, value: Value, name: str) -> Value | None:
     if type(content) is not dict or name not in content:
         return None
     return s.wrap(content[name], DictAttrSource(value.source, name) if value.source is not None else None)
-
-
-def is_data_descriptor(s: CaptureState, raw: object) -> bool:
-    kind = type(raw)
-    if kind is types.FunctionType:
-        return False
-    return kind in (property, SLOT, GETSET) or s.classes.lookup(kind, "__set__") is not None
 
 
 def accessor_value(s: CaptureState, value: Value, name: str, accessor: object, part: str) -> Value:

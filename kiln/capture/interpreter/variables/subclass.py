@@ -162,7 +162,7 @@ def bare_layout(cls: type, outer: FakeTensor) -> WrapperLayout:
 
 def wrap_subclass(s: CaptureState, real: torch.Tensor, source: Source | None) -> Value:
     """A tensor of a subclass from outside."""
-    known = type(real).__module__.startswith(OF_TORCH) and not type(real).__module__.startswith("torch.testing.")
+    known = type(real).__module__.startswith(OF_TORCH)
     if source is None or known or refusal(real, subclass=True):
         raise UnsupportedInput(name=source.text() if source is not None else "a tensor", reason=refused(real))
     return s.identities.same_object(real, source, lambda: subclass_input(s, real, source))
@@ -172,8 +172,8 @@ def refused(real: torch.Tensor) -> str:
     return refusal(real, subclass=True) or f"it is a {type(real).__qualname__}"
 
 
-OF_TORCH = "torch."
-"""Classes of torch itself (DTensor, nested tensors) are more than their Python code."""
+OF_TORCH = ("torch.distributed.", "torch.nested.", "torch.masked.", "torch._", "torch.fx.")
+"""Modules of classes of torch that are more than their Python code: DTensor, nested and fake tensors."""
 SUBCLASS_WRAPPERS.append((torch.Tensor, wrap_subclass))
 
 
