@@ -68,7 +68,7 @@ def group_kernel(
 ) -> KernelCall:
     """The kernel of a group; `stored` are the results that others read."""
     block_units(group, symbols)
-    plans = plan_phases(group, stored)
+    plans = plan_phases(group, stored, target)
     loops = layout(group, stored, buffers, target)
     bodies = PhaseBodies(plans, loops.order, stored, target)
     phases = bodies.phases()

@@ -17,6 +17,7 @@ from kiln.loops.body.analyses import operands_of, symbols_used
 from kiln.loops.body.body import Compute, Indirect, Load, Random
 from kiln.loops.fusion.group import FusableNode, Group, Member, MemberAccess
 from kiln.loops.program.nodes import Pointwise, Reduction, Scan
+from kiln.support.target import Target
 from kiln.symbolic import Symbol
 
 CHEAP_FLOPS, CHEAP_LOADS = 2, 1
@@ -76,12 +77,14 @@ def is_serial(node: FusableNode) -> bool:
     return not node.op.is_splittable if isinstance(node, Reduction) else not isinstance(node, Pointwise)
 
 
-def plan_phases(group: Group, stored: frozenset[str]) -> PhasePlans:
+def plan_phases(group: Group, stored: frozenset[str], target: Target) -> PhasePlans:
     """Phases for the members of `group`; `stored` are the results that others read."""
     plans = PhasePlans(group)
     for member in group.members:
         axes = frozenset(group.inner(member))
-        number = plans.numbered(axes, is_serial(member.node), _earliest(plans, member))
+        # On a GPU an index reduction goes through blocks, as others do: a maximum and its index share a loop.
+        serial = is_serial(member.node) and not (target.is_gpu and isinstance(member.node, Reduction))
+        number = plans.numbered(axes, serial, _earliest(plans, member))
         plans.phases[number].members.append(member)
         plans.phase_of[member.out] = number
     _sink(plans, stored)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
-from math import prod
+from math import gcd, prod
 from typing import final
 
 from kiln.loops.body.analyses import accesses
@@ -20,6 +20,8 @@ from kiln.tensor.spec import TensorSpec
 
 LINE_BYTES = 128
 """A line of the cache."""
+VECTOR_BYTES = 16
+"""The widest access of a thread."""
 
 
 @final
@@ -159,6 +161,19 @@ class KernelFacts:
             found.append(best)
             rest = [access for access in rest if stride_along(*access[:2], best.symbol) not in (0, 1)]
         return tuple(found)
+
+    def access_elements(self) -> int:
+        """Elements that a thread may load at once along the contiguous axis: as many as divide all other strides."""
+        along, found = self.contiguous(), VECTOR_BYTES
+        axes = {axis.symbol for phase in self.kernel.phases for axis in phase.axes}
+        axes |= {axis.symbol for axis in self.kernel.units}
+        for spec, index, _ in self.touched():
+            if along is None or stride_along(spec, index, along) != 1:
+                continue
+            for axis in axes - {along}:
+                stride = stride_along(spec, index, axis)
+                found = gcd(found, stride) if isinstance(stride, int) else 1
+        return found
 
     def narrowest_bytes(self) -> int:
         return min((param.spec.dtype.itemsize for param in self.kernel.params), default=4)

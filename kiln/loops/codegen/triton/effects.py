@@ -19,7 +19,14 @@ import torch
 from kiln.loops.codegen.effects import INDEX_OPS, EffectWriter, combined, on_dtype
 from kiln.loops.codegen.kernel_writer import Dims, TextValue
 from kiln.loops.codegen.triton.dialect import TRITON
-from kiln.loops.codegen.triton.statements import Held, TritonStatements, literal, mask_argument, require_own_element
+from kiln.loops.codegen.triton.statements import (
+    Held,
+    TritonStatements,
+    block_index,
+    literal,
+    mask_argument,
+    require_own_element,
+)
 from kiln.loops.kernel.atomics import ATOMICS, runs_in_order
 from kiln.loops.kernel.kernel import Accumulate, Local, Store
 from kiln.loops.program.nodes import ReduceOp
@@ -35,8 +42,8 @@ _FUNCTIONS: Mapping[ReduceOp, str] = {
     ReduceOp.ALL: "both",
 }
 _BEST: Mapping[ReduceOp, str] = {ReduceOp.ARGMAX: "first_largest", ReduceOp.ARGMIN: "first_smallest"}
-NO_INDEX = 0x7FFFFFFF
-"""The index before the first element: greater than every real one."""
+_NEXT: Mapping[ReduceOp, str] = {ReduceOp.ARGMAX: "next_largest", ReduceOp.ARGMIN: "next_smallest"}
+"""Where the second index is the greater one."""
 
 
 @final
@@ -175,13 +182,11 @@ class TritonEffects(EffectWriter):
         text = self._masked(value, accumulator.dtype, effect.op, accumulator.over)
         after = self.after.setdefault(accumulator.depth, [])
         if effect.op in INDEX_OPS:
-            index_kind = "tl.int64" if self.frame.wide else "tl.int32"
-            self.before[accumulator.depth].append(f"{accumulator.at} = tl.full({shape}, {NO_INDEX}, {index_kind})")
+            (position,) = accumulator.over
+            first = block_index(self.frame, position)
+            self.before[accumulator.depth].append(f"{accumulator.at} = tl.broadcast_to({first}, {shape})")
             at = f"tl.broadcast_to({self._index_text(effect)}, {shape})"
-            masks = self.frame.points_text(frozenset(accumulator.over))
-            if masks:
-                at = f"tl.where({' & '.join(masks)}, {at}, {NO_INDEX})"
-            call = f"{_BEST[effect.op]}({accumulator.name}, {accumulator.at}, tl.broadcast_to({text}, {shape}), {at})"
+            call = f"{_NEXT[effect.op]}({accumulator.name}, {accumulator.at}, tl.broadcast_to({text}, {shape}), {at})"
             self.lines.append(f"{accumulator.name}, {accumulator.at} = {call}")
         else:
             self.lines.append(f"{accumulator.name} = {combined(effect.op, accumulator.name, text, accumulator.dtype)}")

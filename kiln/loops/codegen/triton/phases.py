@@ -22,7 +22,7 @@ from typing import final
 
 from kiln.loops.codegen.kernel_writer import Nest, indented
 from kiln.loops.codegen.triton.effects import TritonEffects
-from kiln.loops.codegen.triton.statements import Frame, TritonStatements, mask_name
+from kiln.loops.codegen.triton.statements import Frame, TritonStatements, block_index, mask_name
 from kiln.loops.kernel.analyses import phase_writes
 from kiln.loops.kernel.kernel import Local, Phase
 from kiln.loops.kernel.tiling import BlockDim
@@ -104,11 +104,7 @@ def _has_loops(lines: list[str]) -> bool:
 
 def index_lines(dim: BlockDim, position: int, start: str, frame: Frame, size: str) -> list[str]:
     """The indices of a block from `start` on, and which of its points exist."""
-    rank = len(frame.tiling.dims)
-    shape = "" if rank == 1 else f"[{', '.join(':' if dim == position else 'None' for dim in range(rank))}]"
-    counted = f"tl.arange(0, {dim.name}){shape}"
-    if frame.wide:
-        counted += ".to(tl.int64)"
+    counted = block_index(frame, position)
     name = dim.symbol.name
     lines = [f"{name} = {start} + {counted}" if start else f"{name} = {counted}"]
     if not dim.exact:

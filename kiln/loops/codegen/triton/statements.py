@@ -80,6 +80,13 @@ class Frame:
         ]
 
 
+def block_index(frame: Frame, position: int) -> str:
+    """`tl.arange(0, RBLOCK)[None, :]`: the numbers of the points of a block along one of its dimensions."""
+    dims = frame.tiling.dims
+    shape = "" if len(dims) == 1 else f"[{', '.join(':' if dim == position else 'None' for dim in range(len(dims)))}]"
+    return f"tl.arange(0, {dims[position].name}){shape}{'.to(tl.int64)' if frame.wide else ''}"
+
+
 def mask_name(symbol: Symbol) -> str:
     return f"has_{symbol.name}"
 

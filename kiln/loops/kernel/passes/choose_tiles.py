@@ -180,7 +180,10 @@ def _columns(facts: KernelFacts, groups: tuple[tuple[Axis, ...], ...], along: Sy
     rows = max(LOOP_BLOCK // wide, 1)
     dims = _inner_dims(facts, groups, rows, rows)
     units, wide = _short_columns(facts, dims, axis, wide, target)
-    dims = [_dim(units, wide, along.name if len(units) == 1 else "x", "XBLOCK", unit=True), *dims]
+    columns = _dim(units, wide, along.name if len(units) == 1 else "x", "XBLOCK", unit=True)
+    # Of loads ahead, element by element, Triton lays shared memory out along the last dimension of a block.
+    last = any(dim.looped for dim in dims) and facts.access_elements() == 1
+    dims = [*dims, columns] if last else [columns, *dims]
     numbers = tuple(unit for unit in numbers if unit not in units)
     return _tiling(facts, dims, numbers, _warps(block_points(dims)))
 
