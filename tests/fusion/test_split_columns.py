@@ -84,7 +84,9 @@ def test_half_precision_is_summed_in_float32() -> None:
 
 @pytest.mark.parametrize("op", ["sum", "argmax"])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-@pytest.mark.parametrize("sizes", [(16, 65536, 33), (64, 65536, 7), (1, 1 << 21, 35), (64, 4096, 1023), (4, 65537, 129)])
+@pytest.mark.parametrize(
+    "sizes", [(16, 65536, 33), (64, 65536, 7), (1, 1 << 21, 35), (64, 4096, 1023), (4, 65537, 129)]
+)
 def test_accesses_are_wide(op: str, dtype: str, sizes: tuple[int, int, int]) -> None:
     """The first kernel, which reads the argument, reads 16 bytes at once where rows start at multiples of that."""
     program = run_program_passes(parse_program(columns(op, sizes, dtype, " @cuda:0")), H100, EventSink())

@@ -177,8 +177,9 @@ def _columns(facts: KernelFacts, groups: tuple[tuple[Axis, ...], ...], along: Sy
     length = large_size_hint(axis.size)
     while wide * facts.narrowest_bytes() > SECTOR_BYTES and rest * -(-length // wide) < target.multiprocessors:
         wide //= 2
-    rows = max(LOOP_BLOCK // wide, 1)
-    dims = _inner_dims(facts, groups, rows, rows)
+    again = any(is_read_again(facts.kernel, group) for group in groups)
+    rows = max((WHOLE_BLOCK if again else LOOP_BLOCK) // wide, 1)
+    dims = _inner_dims(facts, groups, rows, max(LOOP_BLOCK // wide, 1))
     units, wide = _short_columns(facts, dims, axis, wide, target)
     columns = _dim(units, wide, along.name if len(units) == 1 else "x", "XBLOCK", unit=True)
     # Of loads ahead, element by element, Triton lays shared memory out along the last dimension of a block.

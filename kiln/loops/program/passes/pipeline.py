@@ -13,6 +13,7 @@ from kiln.loops.program.passes.recompute_at_gather import RecomputeAtGather
 from kiln.loops.program.passes.sink_column_sums import SinkColumnSums
 from kiln.loops.program.passes.split_columns import SplitColumns
 from kiln.loops.program.passes.split_index_reductions import SplitIndexReductions
+from kiln.loops.program.passes.split_variances import SplitVariances
 from kiln.loops.program.text import program_text
 from kiln.loops.program.verify import verify_program
 from kiln.support.dump import Dump
@@ -24,13 +25,15 @@ ProgramPass = Pass[LoopProgram, Target]
 
 CPU_PROGRAM_PASSES: tuple[ProgramPass, ...] = (RecomputeAtGather(),)
 GPU_PROGRAM_PASSES: tuple[ProgramPass, ...] = (
-    RecomputeAtGather(), SplitColumns(), SplitIndexReductions(), MaterialiseRowTerms(), SinkColumnSums(),
+    RecomputeAtGather(), SplitVariances(), SplitColumns(), SplitIndexReductions(), MaterialiseRowTerms(),
+    SinkColumnSums(),
 )  # fmt: skip
 
 # fmt: off
 check_order(
     GPU_PROGRAM_PASSES,
     before("recompute-at-gather",   "split-index-reductions", because="what it computes again is whole"),
+    before("split-variances",       "split-columns",         because="a variance is recognised by its two sums"),
     before("recompute-at-gather",   "split-columns",         because="what it computes again is whole"),
     before("split-columns",         "split-index-reductions", because="parts of columns have units enough"),
     before("recompute-at-gather",   "materialise-row-terms", because="a recomputed look-up may be a row term"),
