@@ -61,17 +61,17 @@ class SplitColumns:
 
     def _split(
         self, node: LoopNode, later: Sequence[LoopNode], buffers: Mapping[str, Buffer], target: Target
-    ) -> _Split | None:
+    ) -> _SplitColumn | None:
         """How the columns of `node` are split; None where they stay whole."""
         if not isinstance(node, Reduction) or (node.op in BEST and result_dtypes(node.body) == (torch.bool,)):
             return None
         layout = column_layout(node, buffers)
         rows = 1 if layout is None else rows_together(layout, target, self.launch_bytes)
-        return None if layout is None or rows == 1 or joins_a_loop(node, later) else _Split(node, layout, rows)
+        return None if layout is None or rows == 1 or joins_a_loop(node, later) else _SplitColumn(node, layout, rows)
 
 
 @final
-class _Split:
+class _SplitColumn:
     """`node` with `rows` of its rows as one."""
 
     def __init__(self, node: Reduction, layout: ColumnLayout, rows: int) -> None:

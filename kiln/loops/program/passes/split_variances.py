@@ -3,15 +3,16 @@
     total[i1]   = sum over (i0: 65536): x[i0, i1]
     squares[i1] = sum over (i0: 65536): square(x[i0, i1] - total[i1] / 65536)
 
-    part[r, i1] = sum over (t: 256): x[256*t + r, i1]                                    one kernel, in registers
+    part[r, i1] = sum over (t: 256): x[256*t + r, i1]          one kernel, in registers
     away        = x[256*t + r, i1] - part[r, i1] / 256
     first[r, i1], second[r, i1] = sum over (t: 256): away, square(away)
     total[i1]   = sum over (r: 256): part[r, i1]
     e           = part[r, i1] / 256 - total[i1] / 65536
     squares[i1] = sum over (r: 256): second[r, i1] + e * (2 * first[r, i1] + 256 * e)
 
-After Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
-`first` would be zero but for the rounding of the mean of the part; with it the result is as accurate as that of two passes.
+The formula is that of Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample
+variances", 1979. `first` would be zero but for the rounding of the mean of the part; with it the result is as accurate
+as that of two passes.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class SplitVariances:
             parts = parts_of(variance, program_buffers(program))
             if parts is None or self._bytes(variance) < self.least_bytes:
                 continue
-            split = _Split(variance, parts)
+            split = _SplitVariance(variance, parts)
             nodes[nodes.index(variance.total) : nodes.index(variance.total) + 1] = split.totals()
             nodes[nodes.index(variance.squares) : nodes.index(variance.squares) + 1] = split.squares()
             changes += 1
@@ -86,7 +87,7 @@ def _overwrites(nodes: Sequence[LoopNode], names: object, buffers: Mapping[str, 
 
 
 @final
-class _Split:
+class _SplitVariance:
     """The nodes in place of the two reductions of a variance."""
 
     def __init__(self, variance: Variance, parts: Parts) -> None:
