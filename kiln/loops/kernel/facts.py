@@ -9,7 +9,7 @@ from math import gcd, prod
 from typing import final
 
 from kiln.loops.body.analyses import accesses
-from kiln.loops.body.body import Index, Load
+from kiln.loops.body.body import Index, Load, Test
 from kiln.loops.body.indexing import Axis, add_ranges, stride_along, symbols_of
 from kiln.loops.kernel.analyses import phase_accesses, phase_stores
 from kiln.loops.kernel.atomics import runs_in_order
@@ -117,6 +117,13 @@ class KernelFacts:
 
     def share_a_phase(self, left: tuple[Axis, ...], right: tuple[Axis, ...]) -> bool:
         return any({*left, *right} <= set(phase.axes) for phase in self.kernel.phases)
+
+    def choosing_units(self) -> tuple[Axis, ...]:
+        """Units by whose number alone bodies choose what to load: if one program has one, it chooses once."""
+        tests = [op.relation for phase in self.kernel.phases for op in phase.body.ops if isinstance(op, Test)]
+        chosen = {test.lhs for test in tests if test.op == "eq" and not symbols_of(test.rhs)}
+        along = self.contiguous()
+        return tuple(axis for axis in self.free_units if axis.symbol in chosen and axis.symbol is not along)
 
     def touched(self) -> Iterator[tuple[TensorSpec, Index, int]]:
         """Accesses of memory: layout, index, and about how many of its bytes the loops around touch."""

@@ -42,6 +42,8 @@ FLIGHT_BYTES = 64
 """Bytes per thread that should be in flight."""
 SHORTEST_AXIS = 32
 """A shorter axis does not fill a warp: it is flattened with others even if that costs divisions."""
+FEWEST_OF_PART = 1024
+"""Elements of one part of a tensor that are worth programs of their own."""
 _UNIT_NAMES = ("XBLOCK", "YBLOCK", "ZBLOCK")
 
 
@@ -95,7 +97,10 @@ def _unmasked(facts: KernelFacts, tiling: Tiling) -> BlockDim | None:
 
 def _pointwise(facts: KernelFacts, target: Target) -> Tiling:
     """One flat dimension, or a tile if accesses are contiguous along different axes."""
-    units = facts.free_units
+    chosen = facts.choosing_units()
+    units = tuple(axis for axis in facts.free_units if axis not in chosen)
+    if large_size_hint(product(axis.size for axis in units)) < FEWEST_OF_PART:
+        chosen, units = (), facts.free_units
     tiled = facts.tile_axes(units)
     if len(tiled) <= 1 and _is_flat(units, tiled):
         ordered = tuple(sorted(units, key=lambda axis: axis in tiled))
@@ -103,7 +108,7 @@ def _pointwise(facts: KernelFacts, target: Target) -> Tiling:
         warps = 4
         block = _flat_block(facts, size, warps, target)
         dims = [_dim(ordered, block, "x", "XBLOCK", unit=True)] if ordered else []
-        return _tiling(facts, dims, (), max(1, min(warps, block // 64)))
+        return _tiling(facts, dims, chosen, max(1, min(warps, block // 64)))
     if len(tiled) == 1:
         side = _flat_block(facts, tiled[0].size, 4, target)
     else:
@@ -115,7 +120,8 @@ def _pointwise(facts: KernelFacts, target: Target) -> Tiling:
         _dim((axis,), min(side, _pow2(axis.size, side)), axis.symbol.name, name, unit=True)
         for axis, name in zip(reversed(tiled), reversed(_UNIT_NAMES[: len(tiled)]), strict=True)
     ]
-    return _tiling(facts, dims, tuple(axis for axis in units if axis not in tiled), _warps(block_points(dims)))
+    numbers = tuple(axis for axis in facts.free_units if axis not in tiled)
+    return _tiling(facts, dims, numbers, _warps(block_points(dims)))
 
 
 def _is_flat(units: tuple[Axis, ...], tiled: tuple[Axis, ...]) -> bool:

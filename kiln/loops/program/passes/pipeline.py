@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from kiln.loops.program.nodes import LoopProgram
+from kiln.loops.program.passes.join_parts import JoinParts
 from kiln.loops.program.passes.materialise_row_terms import MaterialiseRowTerms
 from kiln.loops.program.passes.recompute_at_gather import RecomputeAtGather
 from kiln.loops.program.passes.sink_column_sums import SinkColumnSums
@@ -25,7 +26,7 @@ ProgramPass = Pass[LoopProgram, Target]
 
 CPU_PROGRAM_PASSES: tuple[ProgramPass, ...] = (RecomputeAtGather(),)
 GPU_PROGRAM_PASSES: tuple[ProgramPass, ...] = (
-    RecomputeAtGather(), SplitVariances(), SplitColumns(), SplitIndexReductions(), MaterialiseRowTerms(),
+    JoinParts(), RecomputeAtGather(), SplitVariances(), SplitColumns(), SplitIndexReductions(), MaterialiseRowTerms(),
     SinkColumnSums(),
 )  # fmt: skip
 
@@ -34,6 +35,7 @@ check_order(
     GPU_PROGRAM_PASSES,
     before("recompute-at-gather",   "split-index-reductions", because="what it computes again is whole"),
     before("split-variances",       "split-columns",         because="a variance is recognised by its two sums"),
+    before("join-parts",            "recompute-at-gather",   because="parts are alike as they are lowered"),
     before("recompute-at-gather",   "split-columns",         because="what it computes again is whole"),
     before("split-columns",         "split-index-reductions", because="parts of columns have units enough"),
     before("recompute-at-gather",   "materialise-row-terms", because="a recomputed look-up may be a row term"),
