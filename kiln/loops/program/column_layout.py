@@ -27,7 +27,7 @@ UNALIGNED = 1.5
 """How much longer a pass over memory takes in accesses of one element."""
 FEWEST_TURNS = 16
 """Rows of a part; with fewer, the parts are no longer small."""
-MOST_ROWS = 1024
+MOST_ROWS = 1 << 13
 """Rows that become one."""
 PROGRAMS = 4
 """Programs per multiprocessor that keep memory busy."""
@@ -87,7 +87,7 @@ def column_layout(node: Reduction, buffers: Mapping[str, Buffer]) -> ColumnLayou
     rows, outer = size_hint(axis.size), size_hint(points(node.kept)) // length
     outer *= size_hint(points(node.reduced)) // rows
     itemsize = min(itemsize for form, itemsize in forms if form in full)
-    return ColumnLayout(axis, rows, outer, length, inside, itemsize) if inside else None
+    return ColumnLayout(axis, rows, outer, length, inside, itemsize) if length > 1 else None
 
 
 def rows_together(layout: ColumnLayout, target: Target, launch_bytes: int = LAUNCH_BYTES) -> int:

@@ -17,7 +17,7 @@ import torch
 from kiln.loops.body.analyses import accesses, result_dtypes, without_dead
 from kiln.loops.body.body import BodyOp, Compute, Const, Index, Load, LoopBody
 from kiln.loops.body.builder import BodyBuilder, Inline
-from kiln.loops.body.indexing import Axis, points, stride_along
+from kiln.loops.body.indexing import Axis, points, stride_along, substituted
 from kiln.loops.program.analyses import reads
 from kiln.loops.program.nodes import Buffer, Pointwise, ReduceOp, Reduction
 from kiln.support.records import dataclass
@@ -71,16 +71,22 @@ def find_variance(
     value, mean = deviation.operands
     load = _summed(body, mean, size_hint(points(squares.reduced)))
     total = None if load is None else totals.get(load.buffer)
-    if load is None or total is None or load.index != tuple([axis.symbol for axis in squares.kept]):
+    ones = {axis.symbol: 0 for axis in squares.kept if axis.size == 1}
+    kept = [ones.get(axis.symbol, axis.symbol) for axis in squares.kept]
+    if load is None or total is None or [substituted(at, ones) for at in load.index] != kept:
         return None
     if _sizes(total) != _sizes(squares) or total.out.spec.dtype != squares.out.spec.dtype:
         return None
     pairs = zip((*total.kept, *total.reduced), (*squares.kept, *squares.reduced), strict=True)
-    builder = BodyBuilder()
-    (same,) = total.body.run(Inline(builder, {own.symbol: other.symbol for own, other in pairs}))
-    found = without_dead(LoopBody(body.ops, (value,)))
-    equal = without_dead(builder.finish(same)) == found and result_dtypes(found) == (squares.out.spec.dtype,)
+    same = _with_indices(total.body, {own.symbol: ones.get(other.symbol, other.symbol) for own, other in pairs})
+    found = without_dead(_with_indices(LoopBody(body.ops, (value,)), ones))
+    equal = without_dead(same) == found and result_dtypes(found) == (squares.out.spec.dtype,)
     return Variance(total, squares, found) if equal else None
+
+
+def _with_indices(body: LoopBody, values: Mapping[Symbol, Int]) -> LoopBody:
+    builder = BodyBuilder()
+    return builder.finish(*body.run(Inline(builder, values)))
 
 
 def _sizes(node: Reduction) -> tuple[list[Int], list[Int]]:
