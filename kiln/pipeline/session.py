@@ -66,6 +66,7 @@ from kiln.support.errors import InternalFault, KilnError, drop_tracebacks
 from kiln.support.events import EventSink
 from kiln.support.gc_pause import GC_PAUSE
 from kiln.support.options import Options
+from kiln.support.real_builtins import real_builtins, replaced_builtins
 from kiln.support.records import dataclass
 from kiln.support.target import Target
 from kiln.support.torch_settings import warn_of_settings
@@ -195,6 +196,11 @@ class CompileSession:
 
     def miss(self, dispatcher: Dispatcher, arguments: dict[str, object]) -> Entry | None:
         """A new variant for these arguments, published; None: run the original this time."""
+        if replaced := replaced_builtins():
+            with real_builtins():
+                mode = f"another `builtins.{min(replaced)}`"
+                self.report_eager(UnknownMode(function=original_of(dispatcher).__qualname__, mode=mode))
+            return None
         warn_of_settings()
         for twin in list(self.twins.values()):
             type(twin).__dict__[TWIN_OF].follow(twin)

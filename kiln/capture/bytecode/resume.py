@@ -22,6 +22,7 @@ from kiln.capture.bytecode.assemble import Assembler, CellVar, FreeVar, Instr, L
 from kiln.capture.bytecode.decode import DecodedCode, decode
 from kiln.native._frames import Driven
 from kiln.support.errors import require
+from kiln.support.real_builtins import real_builtins
 from kiln.support.records import dataclass
 
 CLASS_CELL = "__class__"
@@ -149,7 +150,8 @@ def assembled(function: FunctionType) -> FunctionType:
     """`function`, with its code assembled if it is a resume function."""
     origin = origin_of(function)
     if origin is not None and any(type(value) is Unassembled for value in function.__code__.co_consts):
-        function.__code__ = resume_code(decode(origin.code), origin.entry, origin.inner)
+        with real_builtins():
+            function.__code__ = resume_code(decode(origin.code), origin.entry, origin.inner)
     return function
 
 

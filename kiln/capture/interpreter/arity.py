@@ -11,13 +11,18 @@ import functools
 import inspect
 import re
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import final
 
 from kiln.support.records import dataclass
 
 C_FUNCTIONS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
-NO_SIGNATURE: dict[object, tuple[int, int, frozenset[str]]] = {
+DICTS = (dict, OrderedDict)
+SETS = (set, frozenset)
+ANY = None
+"""Any number of arguments, or any keywords."""
+NO_SIGNATURE: dict[object, tuple[int, int | None, frozenset[str] | None]] = {
     **dict.fromkeys((bool, float, list, tuple, set, frozenset), (0, 1, frozenset())),
     **dict.fromkeys((iter, next), (1, 2, frozenset())),
     **dict.fromkeys((range, slice), (1, 3, frozenset())),
@@ -27,6 +32,29 @@ NO_SIGNATURE: dict[object, tuple[int, int, frozenset[str]]] = {
     dict.pop: (2, 3, frozenset()),
     vars: (0, 1, frozenset()),
     super: (0, 2, frozenset()),
+    **dict.fromkeys(DICTS, (0, 1, ANY)),
+    **dict.fromkeys([cls.update for cls in DICTS], (1, 2, ANY)),
+    **{
+        getattr(cls, name): (1, 1, frozenset())
+        for cls in DICTS
+        for name in ("clear", "copy", "items", "keys", "values")
+    },
+    **dict.fromkeys([set.clear, set.pop, set.copy, frozenset.copy, types.GeneratorType.close], (1, 1, frozenset())),
+    **{getattr(set, name): (2, 2, frozenset()) for name in ("add", "discard", "remove", "symmetric_difference_update")},
+    **{
+        getattr(cls, name): (2, 2, frozenset())
+        for cls in SETS
+        for name in ("isdisjoint", "issubset", "issuperset", "symmetric_difference")
+    },
+    **dict.fromkeys((max, min), (1, ANY, frozenset(("default", "key")))),
+    **dict.fromkeys((list.__getitem__, dict.__getitem__, types.GeneratorType.send), (2, 2, frozenset())),
+    types.GeneratorType.throw: (2, 4, frozenset()),
+    filter: (2, 2, frozenset()),
+    map: (2, ANY, frozenset()),
+    zip: (0, ANY, frozenset(("strict",))),
+    functools.reduce: (2, 3, frozenset()),
+    bytes: (0, 3, frozenset(("encoding", "errors", "source"))),
+    **dict.fromkeys((BaseException.with_traceback, BaseException.add_note), (2, 2, frozenset())),
 }
 """Fewest and most positional arguments and the keywords of builtins that do not tell `inspect.signature`."""
 PLAIN_SIGNATURE = re.compile(r"""\(([\w$*/., =<>-]|'[^',()]*')*\)""")

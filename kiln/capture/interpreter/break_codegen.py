@@ -41,6 +41,7 @@ from kiln.capture.interpreter.frame import (
     SymbolicFrame,
     current_exception,
 )
+from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import BoundMethod
 from kiln.capture.interpreter.variables.mapping import Dict, Set
@@ -286,6 +287,8 @@ def is_watched(s: CaptureState, value: Value) -> bool:
             waiting.append(found.self_)
         elif isinstance(found, Object):
             return not found.is_torch
+        elif isinstance(found, Class):
+            return found.cls in s.classes.made  # its bases list it
         elif isinstance(found, Sequence | Set | Dict):
             if found.source is not None:
                 return True

@@ -508,8 +508,32 @@ class CaptureState:
         """An exception of the user's program, to be raised."""
         return Raised(self.model.exception(self, kind, args))
 
+    def name_error(self, kind: type, name: str, message: str) -> Raised:
+        """A NameError that knows the name, from which Python makes suggestions."""
+        raised = self.error(kind, message)
+        if kind is NameError:
+            raised.value.attrs["name"] = self.const(name)
+        return raised
+
     def location(self) -> Location | None:
         return self.frame.location() if self.frame is not None else None
+
+
+def read_attr(s: CaptureState, value: Value, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
+    """`value.name` as an expression: an AttributeError tells which attribute of which object, if it does not yet."""
+    try:
+        return value.get_attr(s, name, site)
+    except Raised as raised:
+        fields: dict[str, Value | None] = getattr(raised.value, "attrs", {})
+        if all(is_none(fields.get(field)) for field in ("name", "obj")) and issubclass(
+            raised.value.python_type(), AttributeError
+        ):
+            fields.update(name=s.const(name), obj=value)
+        raise
+
+
+def is_none(value: Value | None) -> bool:
+    return value is not None and value.is_constant and value.real() is None
 
 
 def emit_class(g: Codegen, cls: type) -> None:

@@ -154,6 +154,8 @@ def make_class(
     ):
         raise UnsupportedCall(function=NOT_SUPPORTED, why="its metaclass compares classes")
     values = {str(key): value for key, (_, value) in space.items(s).items()}
+    if "__module__" not in values:
+        values["__module__"] = running_frame(s).globals.name(s)
     cell = values.pop(CELL, None)
     stand_ins = {key: stand_in(s, key, value) for key, value in values.items()}
     plain = {key: StandIn() if is_named(real_value) else real_value for key, real_value in stand_ins.items()}

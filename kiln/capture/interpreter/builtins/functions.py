@@ -20,7 +20,7 @@ import torch
 from kiln.capture.interpreter.breaks import DebuggerCall, Raised, SideEffectCall, UnsupportedCall
 from kiln.capture.interpreter.builtins.class_statements import type_new
 from kiln.capture.interpreter.builtins.math_functions import computed_in_front
-from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Kwargs, Value, handles
+from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Kwargs, Value, handles, read_attr
 from kiln.capture.interpreter.effects import Container
 from kiln.capture.interpreter.native_calls import natives
 from kiln.capture.interpreter.operations import (
@@ -179,7 +179,7 @@ def registered(s: CaptureState, cls: type, kind: type) -> bool:
 def getattr_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     name = attribute_name(s, "getattr", args[1])
     if len(args) == 2:
-        return args[0].get_attr(s, name)
+        return read_attr(s, args[0], name)
     found = attribute(s, args[0], name)
     return args[2] if found is None else found
 
@@ -433,6 +433,8 @@ dict_of(OrderedDict)
 def default_dict(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     made = Dict({}, defaultdict)
     if args and not (args[0].is_constant and args[0].constant(s) is None):
+        if s.classes.lookup(args[0].python_type(), "__call__") is None:
+            raise s.error(TypeError, "first argument must be callable or None")
         made.factory = args[0]
     fill(s, made, args[1:], kwargs)
     return made

@@ -249,6 +249,16 @@ def dict_copy(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> Valu
     return made
 
 
+@handles(types.MappingProxyType)
+def mapping_proxy(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    (mapping,) = args
+    if not isinstance(mapping, Dict) or mapping.cls not in (dict, OrderedDict):
+        raise UnsupportedCall(function="mappingproxy", why=f"it shows a {mapping.type_name()}")
+    made = Dict(mapping.items(s), types.MappingProxyType)
+    made.behind = mapping
+    return made
+
+
 @method(Dict, DICTS, "pop")
 def dict_pop(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> Value:
     token = args[0].key(s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 
-from kiln.capture.interpreter.core import DISCARD, PUSH, Value
+from kiln.capture.interpreter.core import DISCARD, PUSH, Value, read_attr
 from kiln.capture.interpreter.frame import SymbolicFrame, opcode
 from kiln.capture.interpreter.operations import Function2, binary, compare, contains, same, truth_value, unary
 from kiln.capture.interpreter.variables.constant import Constant
@@ -102,13 +102,13 @@ def store_slice(frame: SymbolicFrame, arg: int) -> None:
 
 @opcode("LOAD_ATTR", pops=1)
 def load_attr(frame: SymbolicFrame, name: str) -> None:
-    frame.stack.append(frame.pop().get_attr(frame.state, name, PUSH))
+    frame.stack.append(read_attr(frame.state, frame.pop(), name, PUSH))
 
 
 @opcode("LOAD_METHOD", pops=1, pushes=2)
 def load_method(frame: SymbolicFrame, name: str) -> None:
     """The method is bound, so the slot of `self` is NULL."""
-    value = frame.pop().get_attr(frame.state, name)
+    value = read_attr(frame.state, frame.pop(), name)
     frame.stack.append(None)
     frame.stack.append(value)
 

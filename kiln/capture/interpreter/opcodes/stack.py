@@ -59,11 +59,14 @@ def load_fast(frame: SymbolicFrame, name: str) -> None:
     try:
         frame.stack.append(frame.locals[name])
     except KeyError:
-        raise unbound(frame, UnboundLocalError, f"local variable '{name}'") from None
+        raise unbound(frame, UnboundLocalError, name) from None
 
 
-def unbound(frame: SymbolicFrame, kind: type, what: str) -> Raised:
-    return frame.state.error(kind, f"cannot access {what} where it is not associated with a value")
+def unbound(frame: SymbolicFrame, kind: type, name: str) -> Raised:
+    free = kind is NameError
+    which, where = ("free", " in enclosing scope") if free else ("local", "")
+    text = f"cannot access {which} variable '{name}' where it is not associated with a value{where}"
+    return frame.state.name_error(kind, name, text)
 
 
 @opcode("LOAD_FAST_AND_CLEAR")
@@ -97,7 +100,7 @@ def store_fast_or_cell(frame: SymbolicFrame, name: str) -> None:
 @opcode("DELETE_FAST")
 def delete_fast(frame: SymbolicFrame, name: str) -> None:
     if frame.locals.pop(name, None) is None:
-        raise unbound(frame, UnboundLocalError, f"local variable '{name}'")
+        raise unbound(frame, UnboundLocalError, name)
 
 
 @opcode("POP_TOP")
@@ -147,10 +150,7 @@ def load_deref(frame: SymbolicFrame, name: str) -> None:
 
 
 def unbound_cell(frame: SymbolicFrame, name: str) -> Raised:
-    if name not in frame.code.co_freevars:
-        return unbound(frame, UnboundLocalError, f"local variable '{name}'")
-    text = f"cannot access free variable '{name}' where it is not associated with a value in enclosing scope"
-    return frame.state.error(NameError, text)
+    return unbound(frame, NameError if name in frame.code.co_freevars else UnboundLocalError, name)
 
 
 @opcode("STORE_DEREF")
@@ -229,7 +229,7 @@ def store_name(frame: SymbolicFrame, name: str) -> None:
 @opcode("DELETE_NAME", breaks=True)
 def delete_name(frame: SymbolicFrame, name: str) -> None:
     if found_name(frame, name) is None:
-        raise frame.state.error(NameError, f"name '{name}' is not defined")
+        raise frame.state.name_error(NameError, name, f"name '{name}' is not defined")
     class_names(frame).del_item(frame.state, frame.state.const(name))
 
 

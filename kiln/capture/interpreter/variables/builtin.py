@@ -217,7 +217,8 @@ class PythonModule(Value):
 
     def set_attr(self, s: CaptureState, name: str, value: Value | None, site: CallSite = NOT_RESUMABLE) -> None:
         raise UnsupportedCall(
-            function=f"setattr({self.module!r}, {name!r})", why="setting attributes of modules is not supported"
+            function=f"setattr({vars(self.module).get('__name__')}, {name!r})",
+            why="setting attributes of modules is not supported",
         )
 
     def emit(self, g: Codegen) -> None:

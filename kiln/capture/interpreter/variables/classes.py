@@ -147,6 +147,8 @@ class Class(Value):
             return super().get_item(s, key, site)
         if own is not None and isinstance(getattr(own[1], "__func__", None), types.FunctionType):
             return self.own_attr(s, "__class_getitem__", own[1]).call(s, [key], {}, site)
+        if cls in s.classes.made:
+            raise UnsupportedCall(function=f"{cls.__name__}.__class_getitem__", why="the class was made here")
         return s.wrap(cls[key.constant(s)], None)
 
     def _meta_attr(self, s: CaptureState, name: str, raw: Any, site: CallSite) -> Value:
@@ -353,6 +355,7 @@ def construct_foreign(s: CaptureState, value: Class, args: Args, kwargs: Kwargs,
         raise UnsupportedCall(function=cls.__qualname__, why="its `__new__` is written in C and not supported")
     if cls.__flags__ & IS_ABSTRACT:
         raise abstract_error(s, cls)
+    refuse_finalizer(s, cls)
     made = natives(s).construct(cls, base, args, kwargs)
     init = s.classes.lookup(cls, "__init__")
     if init is not None and type(init[1]) is types.FunctionType:
@@ -545,10 +548,15 @@ def make_super(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         raise s.error(RuntimeError, "super(): no arguments")
     first = frame.code.co_varnames[0]
     cell = frame.cells.get(first)
-    self_ = cell.load(s) if cell is not None else frame.locals[first]
+    self_ = cell.load(s) if cell is not None else frame.locals.get(first)
+    if self_ is None:
+        raise s.error(RuntimeError, "super(): arg[0] deleted")
     if "__class__" not in frame.cells:
         raise s.error(RuntimeError, "super(): __class__ cell not found")
-    return checked_super(s, frame.cells["__class__"].load(s).constant(s), self_)
+    cls = frame.cells["__class__"].load(s)
+    if cls is None:
+        raise s.error(RuntimeError, "super(): empty __class__ cell")
+    return checked_super(s, cls.constant(s), self_)
 
 
 def checked_super(s: CaptureState, cls: type, self_: Value) -> Super:

@@ -14,7 +14,7 @@ import sys
 import types
 from typing import Protocol, final
 
-from kiln.capture.interpreter.breaks import Raised, UnsupportedAttribute, UnsupportedCall, UnsupportedValue
+from kiln.capture.interpreter.breaks import Raised, SkippedCode, UnsupportedCall, UnsupportedValue
 from kiln.capture.interpreter.core import (
     MISSING,
     NOT_RESUMABLE,
@@ -83,7 +83,9 @@ class Traceback(Value):
         return True
 
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
-        raise UnsupportedAttribute(name=name, type="traceback", why=self.why)
+        """Python runs the frame from its beginning, so that there is a traceback."""
+        assert s.frame is not None
+        raise SkippedCode(function=s.frame.location().function, why=f"it reads `{name}` of a traceback: {self.why}")
 
     def emit(self, g: Codegen) -> None:
         if not self.lines:

@@ -198,7 +198,7 @@ class Namespace:
         s.guard(self.source(name), GuardKind.ABSENT)
         if name not in builtins:
             s.guard(BuiltinSource(name), GuardKind.ABSENT)
-            raise s.error(NameError, f"name '{name}' is not defined")
+            raise s.name_error(NameError, name, f"name '{name}' is not defined")
         return s.wrap(builtins[name], BuiltinSource(name))
 
     def store(self, s: CaptureState, name: str, value: Value) -> None:

@@ -8,8 +8,10 @@ for v in d.values():      d = {"a": 1, "b": 2}
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Reversible, Sized
 from collections.abc import Set as AbstractSet
+from itertools import islice
 from typing import Protocol, final
 
 from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Codegen, Token, Value
@@ -138,11 +140,34 @@ class KeyIterator(Value):
             raise s.error(RuntimeError, *error.args) from None
         return self.pick(token)
 
+    def is_real(self) -> bool:
+        """Whether Python's own iterator over a dict made here goes on in the same way: its keys have not changed."""
+        walk = self.walk
+        unchanged = (
+            walk.kind != "set"
+            and walk.size == len(walk.container)
+            and walk.keys
+            == list(
+                reversed(walk.container) if walk.kind.startswith("reversed") else walk.container  # type: ignore[call-overload]
+            )
+        )
+        return unchanged and self.container.source is None
+
     def emit(self, g: Codegen) -> None:
         walk = self.walk
         if walk.ended:
             g.body.const(())
             g.body.op("GET_ITER")
+            g.remember(self)
+            return
+        if self.is_real():
+            g.body.const(advanced)
+            g.body.const(reversed if walk.kind.startswith("reversed") else iter)
+            g.emit(self.container)
+            g.body.op("LOAD_ATTR", self.what)
+            g.body.call(0)
+            g.body.const(walk.index)
+            g.body.call(3)
             g.remember(self)
             return
         g.body.const(resumed)
@@ -151,6 +176,13 @@ class KeyIterator(Value):
         g.body.const((walk.kind, self.what, walk.index, walk.left, walk.size))
         g.body.call(3)
         g.remember(self)
+
+
+def advanced(start: Callable[[object], Iterator[object]], view: object, count: int) -> Iterator[object]:
+    """An iterator whose first items were taken in a region."""
+    made = start(view)
+    deque(islice(made, count), 0)
+    return made
 
 
 def resumed(container: Indexable, keys: list[Hashable], state: tuple[str, str, int, int, int]) -> Iterator[object]:

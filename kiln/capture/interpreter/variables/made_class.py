@@ -110,11 +110,15 @@ def set_made_attr(s: CaptureState, cls: type, name: str, value: Value | None) ->
     if value is None:
         try:
             type.__delattr__(cls, name)
-        except AttributeError as error:
-            raise s.error(AttributeError, *error.args) from None
+        except (AttributeError, TypeError) as error:
+            raise s.error(type(error), *error.args) from None
         values.pop(name, None)
     else:
-        type.__setattr__(cls, name, stand_in(s, name, value))
+        given = value.constant(s) if name in ("__name__", "__qualname__") else stand_in(s, name, value)
+        try:
+            type.__setattr__(cls, name, given)
+        except (TypeError, ValueError) as error:
+            raise s.error(type(error), *error.args) from None
         if name != "__name__":
             values[name] = value
     s.classes.forget(cls)

@@ -33,7 +33,7 @@ class MadeNamespace:
         if found is None:
             found = self._builtin(s, name)
         if found is None:
-            raise s.error(NameError, f"name '{name}' is not defined")
+            raise s.name_error(NameError, name, f"name '{name}' is not defined")
         return found
 
     def _builtin(self, s: CaptureState, name: str) -> Value | None:

@@ -58,7 +58,7 @@ class Dict(Container):
     read, so that their keys are not guarded. `counted`: its keys are numbers from a counter, and guarded late.
     """
 
-    __slots__ = ("_found", "_items", "_pending", "_stored", "cls", "counted", "factory", "original")
+    __slots__ = ("_found", "_items", "_pending", "_stored", "behind", "cls", "counted", "factory", "original")
 
     def __init__(
         self,
@@ -75,6 +75,8 @@ class Dict(Container):
         self.source = source
         self.original = original
         self.factory: Value | None = None
+        self.behind: Value | None = None
+        """Of a `types.MappingProxyType` made in the frame: the mapping, which has the same items."""
         self.counted = has_counted_keys(source) and all(type(key) is int for key in original)
 
     def python_type(self) -> type:
@@ -167,6 +169,8 @@ class Dict(Container):
         raise s.error(KeyError, key)
 
     def set_item(self, s: CaptureState, key: Value, value: Value, site: CallSite = NOT_RESUMABLE) -> None:
+        if self.cls is types.MappingProxyType:
+            raise s.error(TypeError, "'mappingproxy' object does not support item assignment")
         plain = self._items is None and self.source is not None and not self.counted
         if plain and key.python_type() in (int, str) and not is_namespace(self.original):
             s.guard_type(self)
@@ -180,6 +184,8 @@ class Dict(Container):
         items[token] = (known[0] if known else key, value)
 
     def del_item(self, s: CaptureState, key: Value, site: CallSite = NOT_RESUMABLE) -> None:
+        if self.cls is types.MappingProxyType:
+            raise s.error(TypeError, "'mappingproxy' object does not support item deletion")
         token = key.key(s)
         if self.find(s, token) is None:
             raise s.error(KeyError, key)
@@ -220,6 +226,12 @@ class Dict(Container):
             g.body.call(1)
         elif self.cls is dict:
             g.body.op("BUILD_MAP", 0)
+        elif self.behind is not None:
+            g.body.const(self.cls)
+            g.emit(self.behind)
+            g.body.call(1)
+            g.remember(self)
+            return
         elif self.cls is types.MappingProxyType:
             super().emit(g)
         else:
