@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import kiln.api as api
-from kiln.cli.bench.models import build
-from kiln.cli.bench.suite import SuiteRow, load_suite
 from kiln.graph.ir.parse import parse_graph
 from kiln.graph.ir.text import graph_text
+from kiln_bench.models import build
+from kiln_bench.suite import SuiteRow, load_suite
 from tests.models.tiny import tiny
 
 STAGES = {"graph": "infer", "forward_graph": "forward", "backward_graph": "backward"}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = ROOT / "kiln"
+PACKAGE, BENCH = ROOT / "kiln", ROOT / "kiln_bench"
 Limits = dict[str, dict[str, Any]]
 
 
@@ -42,8 +42,8 @@ class Module:
         return (node for node in self.nodes if isinstance(node, ast.ClassDef))
 
 
-def modules() -> list[Module]:
-    return [Module(path, ast.parse(path.read_text())) for path in sorted(PACKAGE.rglob("*.py"))]
+def modules(package: Path = PACKAGE) -> list[Module]:
+    return [Module(path, ast.parse(path.read_text())) for path in sorted(package.rglob("*.py"))]
 
 
 def load(name: str) -> Limits:

@@ -41,8 +41,9 @@ kiln/backends               other compilers behind the same capture
 kiln/debug                  bisect: the stage, the switch and the smallest graph that differ from eager
 kiln/programs               kiln.export: whole programs, their signature and constraints, files
 kiln/native                 the two C++ modules: stubs
-kiln/cli                    python -m kiln: bisect, demo, run, bench
-benchmarks                  suites that measure parts of Kiln, architectures of transformers, results
+kiln/cli                    python -m kiln: bisect, run, and the commands of kiln_bench
+kiln_bench                  demo and bench: suites of models, measures of parts, architectures of transformers
+benchmarks                  results
 csrc/frames                 C++: dispatchers, guard checks, frame hook
 csrc/executor               C++: plan executor, launches, memory pool, autograd node
 """
@@ -135,7 +136,7 @@ MAP = {
             "kiln/capture/interpreter/builtins/function_modes.py",
             "enter_mode",
         ),
-        ("Which models does the capture suite build?", "benchmarks/capture/architectures.py", "small_config"),
+        ("Which models does the capture suite build?", "kiln_bench/capture/architectures.py", "small_config"),
         ("What does a graph break cost?", "kiln/api/break_cost.py", "break_seconds"),
     ),
     "Guards and shapes": (

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 
-from kiln.cli import bisect, demo, run
-from kiln.cli.bench import main as bench
+from kiln.cli import bisect, run
+from kiln_bench import demo
+from kiln_bench import main as bench
 
 COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]] = {
     "bisect": (

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from kiln.cli.bench.accuracy import Compared, Error, against_itself, compare, judge, worst_seed
+from kiln_bench.accuracy import Compared, Error, against_itself, compare, judge, worst_seed
 
 EPS = torch.finfo(torch.float32).eps
 

@@ -18,10 +18,10 @@ from transformers import (
     SwinConfig,
 )
 
-from benchmarks.capture.architectures import Architecture, Size, small_config
-from benchmarks.capture.children import Told, in_children
-from benchmarks.capture.main import table
-from benchmarks.capture.trial import Subject, difference, trial, trials
+from kiln_bench.capture.architectures import Architecture, Size, small_config
+from kiln_bench.capture.children import Told, in_children
+from kiln_bench.capture.main import table
+from kiln_bench.capture.trial import Subject, difference, trial, trials
 
 
 def test_widths_are_divided_by_one_number() -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import kiln.pipeline.session as session
-from benchmarks.overhead import CHANGES, missed_changes, small_bert
 from kiln.runtime.guards.guard import Guard
+from kiln_bench.overhead import CHANGES, missed_changes, small_bert
 
 pytest.importorskip("transformers")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.products import MeasuredProduct, fitted
 from kiln.graph.passes.align_costs import Rates
+from kiln_bench.products import MeasuredProduct, fitted
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 

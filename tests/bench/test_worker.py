@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 import kiln.api as api
-from kiln.cli.bench.candidates import CANDIDATES, candidate
-from kiln.cli.bench.models import Case
-from kiln.cli.bench.results import Result, Score, is_wrong, rows_of
-from kiln.cli.bench.worker import asks_is_compiling, measure_steady, set_up
+from kiln_bench.candidates import CANDIDATES, candidate
+from kiln_bench.models import Case
+from kiln_bench.results import Result, Score, is_wrong, rows_of
+from kiln_bench.worker import asks_is_compiling, measure_steady, set_up
 
 
 def asking(x: Tensor) -> Tensor:

@@ -13,10 +13,10 @@ import torch
 
 import kiln
 from kiln.api import report_of
-from kiln.cli.bench.accuracy import Compared, compare, judge
-from kiln.cli.bench.models import Case, build, in_float64
-from kiln.cli.bench.suite import SuiteRow
 from kiln.report import Report
+from kiln_bench.accuracy import Compared, compare, judge
+from kiln_bench.models import Case, build, in_float64
+from kiln_bench.suite import SuiteRow
 
 from .tiny import rows, tiny
 

@@ -7,8 +7,8 @@ import torch
 
 from kiln.capture.interpreter.repeated_layers.repeat import call_repeatable
 from kiln.capture.interpreter.variables import module
-from kiln.cli.bench.models import build
-from kiln.cli.bench.suite import SuiteRow
+from kiln_bench.models import build
+from kiln_bench.suite import SuiteRow
 from tests.capture.conftest import Lab
 from tests.capture.test_repeated_layers import interpreted
 from tests.capture.texts import texts

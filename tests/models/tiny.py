@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from kiln.cli.bench.suite import SuiteRow, load_suite
+from kiln_bench.suite import SuiteRow, load_suite
 
 ENCODER = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
 SETTINGS: Mapping[str, Mapping[str, Any]] = {

@@ -16,9 +16,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.driver_launch import driver_launch_cost
 from kiln.build.cpp_compile import compile_kernels
-from kiln.cli.bench.results import write_data
 from kiln.plan.plan import Kernel, KernelParam, Plan, PlanInput, Step
 from kiln.plan.steps import AllocateStep, FreeStep, LaunchStep
 from kiln.runtime.cache.store import DiskStore
@@ -26,6 +24,8 @@ from kiln.runtime.executor import make_executor
 from kiln.runtime.kernels import Libraries
 from kiln.support.events import EventSink
 from kiln.tensor.spec import TensorSpec
+from kiln_bench.driver_launch import driver_launch_cost
+from kiln_bench.results import write_data
 
 LAUNCHES = 200
 """As many steps as a plan has that is timed."""

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 import kiln.api as api
-from benchmarks.bandwidth import seconds_of
-from kiln.cli.bench.candidates import candidate
-from kiln.cli.bench.results import write_data
+from kiln_bench.bandwidth import seconds_of
+from kiln_bench.candidates import candidate
+from kiln_bench.results import write_data
 
 ELEMENTS = 1 << 26
 SHAPES: tuple[tuple[int, ...], ...] = (

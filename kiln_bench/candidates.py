@@ -10,9 +10,9 @@ from typing import final
 import torch
 
 import kiln.api as api
-from kiln.cli.bench.task import Finding
 from kiln.support.optional import load
 from kiln.support.records import dataclass
+from kiln_bench.task import Finding
 
 
 def _nothing() -> None:

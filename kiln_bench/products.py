@@ -21,9 +21,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from benchmarks.bandwidth import seconds_of
-from kiln.cli.bench.results import write_data
 from kiln.support.records import dataclass
+from kiln_bench.bandwidth import seconds_of
+from kiln_bench.results import write_data
 
 ROWS, DEPTHS, COLUMNS = (512, 2048, 4096, 8192), (512, 1024, 2048), (1000, 3072, 8192, 30520, 50256)
 """M, K and N, all multiples of 8."""

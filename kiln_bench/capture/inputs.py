@@ -16,7 +16,7 @@ from typing import TypeAlias, cast, final
 import torch
 from torch import Tensor, nn
 
-from benchmarks.capture.architectures import Config, config_like, integers, members, nested
+from kiln_bench.capture.architectures import Config, config_like, integers, members, nested
 
 Inputs: TypeAlias = dict[str, object]
 BATCH, LENGTH, FRAMES = 2, 12, 4

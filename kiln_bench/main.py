@@ -15,29 +15,26 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
-import importlib.util
 import os
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from kiln.cli.bench.candidates import ANSWERS
-from kiln.cli.bench.results import Result, Score, is_wrong, plot, rows_of, score_times, table, write_json
-from kiln.cli.bench.suite import SuiteRow, load_suite
-from kiln.cli.bench.task import Finding, Task
-from kiln.cli.bench.turns import BenchWorker, cores_of
+from kiln_bench.candidates import ANSWERS
+from kiln_bench.parts import PARTS
+from kiln_bench.results import Result, Score, is_wrong, plot, rows_of, score_times, table, write_json
+from kiln_bench.suite import SuiteRow, load_suite
+from kiln_bench.task import Finding, Task
+from kiln_bench.turns import BenchWorker, cores_of
 
 MODELS = ("cpu", "gpu", "micro")
-PARTS = ("overhead", "bandwidth", "compile", "products", "reductions", "launch", "capture")
-"""Measures of parts of Kiln: the folder `benchmarks` of its repository."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--suite", choices=MODELS + PARTS, default="cpu")
+    parser.add_argument("--suite", choices=(*MODELS, *PARTS), default="cpu")
     parser.add_argument("--against", default="eager,torch.compile", help="comma list of eager, torch.compile")
     parser.add_argument("--train", action="store_true", help="training step: loss and all gradients")
     parser.add_argument("--mode", choices=("default", "reduce-overhead"), default="default", help="of both compilers")
@@ -55,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     candidates = [name for name in arguments.against.split(",") if name and name != "eager"] + ["kiln"]
-    if arguments.suite not in MODELS:
-        return suites_of_parts()[arguments.suite](arguments, candidates)
+    if arguments.suite in PARTS:
+        return PARTS[arguments.suite](arguments, candidates)
     wanted = set(filter(None, arguments.models.split(",")))
     rows = [
         row
@@ -74,14 +71,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plot:
         plot(arguments.plot, results, candidates)
     return int(any([is_wrong(result.scores["kiln"]) for result in results]))
-
-
-def suites_of_parts() -> Mapping[str, Callable[[argparse.Namespace, list[str]], int]]:
-    if importlib.util.find_spec("benchmarks") is None:
-        raise SystemExit(f"these suites run in a checkout of Kiln's repository: {', '.join(PARTS)}")
-    suites: Mapping[str, Callable[[argparse.Namespace, list[str]], int]]
-    suites = importlib.import_module("benchmarks.suites").SUITES
-    return suites
 
 
 def measure(rows: list[SuiteRow], candidates: list[str], arguments: argparse.Namespace) -> list[Result]:

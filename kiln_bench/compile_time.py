@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 import kiln.api as api
-from kiln.cli.bench.results import write_data
 from kiln.support.optional import load_required
+from kiln_bench.results import write_data
 
 CAPTURES, PAIRS = 5, 5
 TURNS = 1000

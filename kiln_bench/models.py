@@ -16,8 +16,8 @@ from typing import Any, TypeVar, final
 import torch
 from torch import Tensor, nn
 
-from kiln.cli.bench.suite import SuiteRow
 from kiln.support.optional import load_required
+from kiln_bench.suite import SuiteRow
 
 T = TypeVar("T")
 

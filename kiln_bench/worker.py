@@ -1,6 +1,6 @@
 """A measurement in its own process: prints a JSON line after each step and waits for a line before the next.
 
-python -m kiln.cli.bench.worker '{"task": "first", "suite": "cpu", "row": "gpt2/ones", "candidate": "kiln", ...}'
+python -m kiln_bench.worker '{"task": "first", "suite": "cpu", "row": "gpt2/ones", "candidate": "kiln", ...}'
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import TypeVar
 
 import torch
 
-from kiln.cli.bench.accuracy import Seed, against_itself, compare, judge, worst_seed
-from kiln.cli.bench.candidates import Candidate, candidate
-from kiln.cli.bench.models import Case, build, in_float64
-from kiln.cli.bench.suite import SuiteRow, load_suite
-from kiln.cli.bench.task import Errors, Finding, Task
+from kiln_bench.accuracy import Seed, against_itself, compare, judge, worst_seed
+from kiln_bench.candidates import Candidate, candidate
+from kiln_bench.models import Case, build, in_float64
+from kiln_bench.suite import SuiteRow, load_suite
+from kiln_bench.task import Errors, Finding, Task
 
 T = TypeVar("T")
 SEEDS = (0, 1, 2, 3, 4)

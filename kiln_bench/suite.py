@@ -1,7 +1,7 @@
 """Benchmark suites as data: a TOML file lists models; a row is a model in one variant.
 
 suite = load_suite("gpu", train=True)
-case = build(suite.rows[0], train=True, seed=0)       # kiln.cli.bench.models
+case = build(suite.rows[0], train=True, seed=0)       # kiln_bench.models
 case.run(case.model)                                         # loss and gradients
 """
 

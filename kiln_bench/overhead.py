@@ -25,10 +25,10 @@ import torch
 from torch import Tensor, nn
 
 import kiln.api as api
-from kiln.cli.bench.models import tensors_of
-from kiln.cli.bench.results import write_data
 from kiln.support.optional import load_required
 from kiln.support.records import dataclass
+from kiln_bench.models import tensors_of
+from kiln_bench.results import write_data
 
 TARGET_SECONDS = 20e-6
 

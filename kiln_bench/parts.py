@@ -1,16 +1,12 @@
-"""The suites of `python -m kiln bench` that measure parts of Kiln, or its capture of other people's models.
-
-They are for the development of Kiln: `products` gives a cost model its rates, `capture` builds each architecture of
-transformers. So they stand in the repository, and only the suites of models are installed.
-"""
+"""The suites of `python -m kiln bench` that measure parts of Kiln, or its capture of other people's models."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
 
-from benchmarks import bandwidth, compile_time, launch, overhead, products, reductions
-from benchmarks.capture import main as capture
+from kiln_bench import bandwidth, compile_time, launch, overhead, products, reductions
+from kiln_bench.capture import main as capture
 
 
 def run_capture(given: argparse.Namespace, candidates: list[str]) -> int:
@@ -18,7 +14,7 @@ def run_capture(given: argparse.Namespace, candidates: list[str]) -> int:
     return capture.run(models, candidates, given.shard, given.threads, given.seconds, given.json)
 
 
-SUITES: Mapping[str, Callable[[argparse.Namespace, list[str]], int]] = {
+PARTS: Mapping[str, Callable[[argparse.Namespace, list[str]], int]] = {
     "bandwidth": lambda given, candidates: bandwidth.run(given.pairs, candidates, given.json),
     "capture": run_capture,
     "compile": lambda given, candidates: compile_time.run(given.threads, given.json),

@@ -23,10 +23,10 @@ from typing import cast
 
 import torch
 
-from benchmarks.capture.architectures import Architecture, architectures
-from benchmarks.capture.children import in_children
-from benchmarks.capture.trial import CaptureFinding, Mode, trials
 from kiln.support.optional import load_required
+from kiln_bench.capture.architectures import Architecture, architectures
+from kiln_bench.capture.children import in_children
+from kiln_bench.capture.trial import CaptureFinding, Mode, trials
 
 MODES: tuple[Mode, ...] = ("eval", "train", "generate")
 SHOWN = 40

@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import kiln.api as api
-from kiln.cli.bench.candidates import candidate
-from kiln.cli.bench.results import write_data
 from kiln.support.records import dataclass
+from kiln_bench.candidates import candidate
+from kiln_bench.results import write_data
 
 ROWS, COLUMNS = 32768, 4096
 """A tensor of 256 MB in bf16."""

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 import kiln.api as api
-from benchmarks.capture.architectures import SIZES, Architecture, small_config
-from benchmarks.capture.inputs import Inputs, attempts
-from kiln.cli.bench.candidates import peer_graphs
 from kiln.report.report import Report
 from kiln.support.records import dataclass
+from kiln_bench.candidates import peer_graphs
+from kiln_bench.capture.architectures import SIZES, Architecture, small_config
+from kiln_bench.capture.inputs import Inputs, attempts
 
 MOST_PARAMETERS = 120_000_000
 Mode = Literal["eval", "train", "generate"]

@@ -13,11 +13,11 @@ from collections.abc import Callable
 import torch
 
 import kiln.api as api
-from kiln.cli.bench.accuracy import compare, judge
-from kiln.cli.bench.models import Case, build
-from kiln.cli.bench.results import score_times
-from kiln.cli.bench.suite import load_suite
-from kiln.cli.bench.worker import reference_of, timed
+from kiln_bench.accuracy import compare, judge
+from kiln_bench.models import Case, build
+from kiln_bench.results import score_times
+from kiln_bench.suite import load_suite
+from kiln_bench.worker import reference_of, timed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

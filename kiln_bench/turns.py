@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import final
 
-from kiln.cli.bench.task import Finding, Task
+from kiln_bench.task import Finding, Task
 
 ERROR_LINE = re.compile(r"[\w.]+: |\w*(Error|Exception|Interrupt)$")
 """The line of a traceback that names the error; the text of ours goes on below it."""
@@ -24,7 +24,7 @@ ERROR_LINE = re.compile(r"[\w.]+: |\w*(Error|Exception|Interrupt)$")
 
 @final
 class BenchWorker:
-    """A process of `kiln.cli.bench.worker` with its own caches. After a failure every step is that failure."""
+    """A process of `kiln_bench.worker` with its own caches. After a failure every step is that failure."""
 
     def __init__(self, task: Task, caches: Path) -> None:
         environment = {
@@ -34,7 +34,7 @@ class BenchWorker:
             "TRITON_CACHE_DIR": str(caches / "triton"),
             "KILN_OPTIONS": f"cache_dir={caches / 'kiln'}",
         }
-        command = [sys.executable, "-m", "kiln.cli.bench.worker", json.dumps(task)]
+        command = [sys.executable, "-m", "kiln_bench.worker", json.dumps(task)]
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
