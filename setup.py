@@ -18,9 +18,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import setuptools
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
+OLDEST = 77
+"""Of setuptools: as in pyproject.toml, which pip does not compare without build isolation."""
+if int(setuptools.__version__.split(".")[0]) < OLDEST:
+    sys.exit(f"building torch-kiln needs setuptools {OLDEST} or newer: pip install --upgrade setuptools")
 if importlib.util.find_spec("torch") is None:
     # pip's build isolation hides the environment that it installs into; its torch is the one to build for.
     site.addsitedir(sysconfig.get_path("purelib"))

@@ -53,8 +53,8 @@ class Location:
 
     @property
     def in_library(self) -> bool:
-        """Whether it belongs to an installed package or to Python itself, not to the program."""
-        return self.file.startswith(LIBRARIES) or bool(PACKAGES.intersection(self.file.split(os.sep)))
+        """Whether it belongs to an installed package, to Kiln or to Python itself, not to the program."""
+        return self.file.startswith((*LIBRARIES, COMPILER)) or bool(PACKAGES.intersection(self.file.split(os.sep)))
 
     def source_line(self) -> str:
         """The text of the line, or `""` when the file cannot be read."""

@@ -311,11 +311,25 @@ def doubled(x: Tensor) -> Tensor:
 OTHER = torch.compile(doubled, backend="eager")
 
 
+def test_a_condition_on_data_breaks_in_its_place() -> None:
+    """In eager mode `torch.cond` runs torch's compiler in each call: the graph breaks at the condition, not in front."""
+
+    def program(x: Tensor) -> Tensor:
+        return branch(x * 3) + x
+
+    compiled = kiln.compile(program, options={"cache": False})
+    for x in (X, -X, X * 2, -X * 2):
+        torch.testing.assert_close(compiled(x), program(x))
+    report = kiln.report_of(compiled)
+    assert (report.regions, report.compiles, report.eager) == (3, 3, 0), report
+    assert len(report.breaks) == 1 and "test_crashes.py" in str(report.breaks[0]), report
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("program", "compiles"),
     [
-        (branch, 4), (kept, 3), (loop, 3), (rows, 3),
+        (branch, 6), (kept, 3), (loop, 3), (rows, 3),
         (lambda x: OTHER(x) + 1, 4), (lambda x: torch.compile(doubled, backend="eager")(x) + 1, 6),
         (lambda x: torch.vmap(doubled)(x) + 1, 8), (lambda x: torch.func.grad(lambda y: doubled(y).sum())(x) + 1, 8),
     ],

@@ -245,6 +245,8 @@ Operator = Callable[["CaptureState", Value, Value], "Value | None"]
 WRAPPERS: dict[type, Wrapper] = {}
 SUBCLASS_WRAPPERS: list[tuple[type, Wrapper]] = []
 HANDLERS: dict[Hashable, Handler] = {}
+REPLACEMENTS: dict[Hashable, Callable[..., object]] = {}
+"""Functions in whose place others are interpreted, which a graph break in them resumes."""
 OPERATORS: dict[tuple[object, type[Value]], Operator] = {}
 
 

@@ -113,6 +113,10 @@ def kernel_name(group: Group) -> str:
     return "_".join(list(names)[:LONGEST_NAME]) or "pointwise"
 
 
+COPY = "copy of an input"
+"""What a kernel of no call of the program does: for a result, or to save a value for the backward."""
+
+
 def _origin(group: Group) -> str:
     origins = dict.fromkeys(member.node.origin for member in group.members if member.node.origin)
-    return ", ".join(list(origins)[:LONGEST_NAME])
+    return ", ".join(list(origins)[:LONGEST_NAME]) or COPY

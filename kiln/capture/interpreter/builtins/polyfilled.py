@@ -13,7 +13,16 @@ from torch.optim.optimizer import _get_value
 
 import kiln.capture.interpreter.control_flow as control_flow
 import kiln.capture.interpreter.polyfills as polyfills
-from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CaptureState, Handler, Kwargs, Value, handles
+from kiln.capture.interpreter.core import (
+    NOT_RESUMABLE,
+    REPLACEMENTS,
+    Args,
+    CaptureState,
+    Handler,
+    Kwargs,
+    Value,
+    handles,
+)
 from kiln.capture.interpreter.variables.function import Function, inline
 
 POLYFILLS: dict[Hashable, object] = {
@@ -31,11 +40,13 @@ POLYFILLS: dict[Hashable, object] = {
     record_function.__enter__: polyfills.record_function_enter,
     record_function.__exit__: polyfills.record_function_exit,
     _get_value: polyfills.value_of_state,
-    torch.cond: control_flow.cond,
-    torch._higher_order_ops.while_loop: control_flow.while_loop,
     torch._higher_order_ops.map: control_flow.mapped,
 }
 """The original -> the function that is interpreted in its place."""
+
+
+REPLACEMENTS[torch.cond] = control_flow.cond
+REPLACEMENTS[torch._higher_order_ops.while_loop] = control_flow.while_loop
 
 
 def interpret(s: CaptureState, function: Callable[..., object], args: Args, kwargs: Kwargs) -> Value:

@@ -22,6 +22,7 @@ from kiln.capture.interpreter.core import (
     HANDLERS,
     MISSING,
     NOT_RESUMABLE,
+    REPLACEMENTS,
     Args,
     CallSite,
     CaptureState,
@@ -344,6 +345,9 @@ class Function(Value):
         original = self.original
         if original is not None:
             self.check(s)
+            if (replacement := REPLACEMENTS.get(original)) is not None:
+                bind(s, self, args, kwargs)  # raises what the function does
+                return s.wrap(replacement, None).call(s, args, kwargs, site)
             handler = handler_of(original)
             if handler is not None:
                 bind(s, self, args, kwargs)  # raises what the function does: its handler may take more
