@@ -312,7 +312,7 @@ OTHER = torch.compile(doubled, backend="eager")
 
 
 def test_a_condition_on_data_breaks_in_its_place() -> None:
-    """In eager mode `torch.cond` runs torch's compiler in each call: the graph breaks at the condition, not in front."""
+    """In eager mode `torch.cond` runs torch's compiler: the graph breaks at the condition, not in front."""
 
     def program(x: Tensor) -> Tensor:
         return branch(x * 3) + x
