@@ -133,6 +133,7 @@ CALLS: dict[str, list[Call]] = {
         call(aten.linalg_vector_norm, X[0], 100, [0], True), call(aten.linalg_vector_norm, X[0], 100, []),
         call(aten.linalg_vector_norm, X[None], 100, [0]),
         call(aten.ldexp.Tensor, numbers(1e-38), numbers(200)),
+        *[call(aten.leaky_relu_backward, X, X, slope, result) for slope in (0.5, -0.5) for result in (True, False)],
         call(aten.elu, numbers(-0.0, 0.0, 1.0, -1.0, NAN), INF), call(aten.pow.Tensor_Scalar, numbers(0j, -2 + 1j), 0),
         call(aten.isnan, numbers(complex(NAN, 0), 1j)), call(aten.isinf, numbers(complex(0, INF), 1j)),
         call(aten.std_mean.correction, SQUARE, [1], correction=NAN), call(aten.roll, X, [LEAST], [0]),

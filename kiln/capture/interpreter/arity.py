@@ -2,11 +2,14 @@
 
 len([], [])        TypeError: len() takes exactly one argument (2 given)
 {}.get(key=1)      TypeError: dict.get() takes no keyword arguments
+
+A handler that does not look at keyword arguments is not called with any: the call breaks the graph.
 """
 
 from __future__ import annotations
 
 import builtins
+import dis
 import functools
 import inspect
 import re
@@ -15,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import final
 
+from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.support.records import dataclass
 
 C_FUNCTIONS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -154,3 +158,22 @@ def error_of_call(function: Callable[..., object], positional: int, keywords: It
     except Exception:
         return None
     return None
+
+
+@functools.lru_cache(maxsize=1024)
+def drops_keywords(handler: Callable[..., object]) -> bool:
+    """Whether the code of `handler(s, args, kwargs)` returns without looking at its keyword arguments."""
+    code = getattr(handler, "__code__", None)
+    if code is None:
+        return False
+    name, steps = code.co_varnames[2], list(dis.get_instructions(code))
+    values = [step.argval for step in steps]
+    reads = any(name in value if isinstance(value, tuple) else value == name for value in values)
+    return not reads and any(step.opname.startswith("RETURN") for step in steps)
+
+
+def refuse_unread(function: Callable[..., object], handler: Callable[..., object], keywords: Iterable[str]) -> None:
+    """Break the graph at keyword arguments that the handler would drop."""
+    if keywords and drops_keywords(handler):
+        name = getattr(function, "__qualname__", None) or repr(function)
+        raise UnsupportedCall(function=name, why=f"its handler does not take {', '.join(keywords)} by keyword")

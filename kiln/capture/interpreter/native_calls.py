@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast, final
 
 import torch
 
-from kiln.capture.interpreter.arity import error_of_call
+from kiln.capture.interpreter.arity import error_of_call, refuse_unread
 from kiln.capture.interpreter.breaks import PastStep, Raised, UnsupportedCall, UnsupportedOperation
 from kiln.capture.interpreter.core import (
     Args,
@@ -436,6 +436,7 @@ def call_handler(
     """The handler of a builtin; the function itself where the arguments are others than those that it models."""
     if (refused := error_of_call(function, len(args), kwargs)) is not None:
         raise s.error(TypeError, *refused.args)
+    refuse_unread(function, handler, kwargs)
     begun = progress(s)
     try:
         return handler(s, args, kwargs)

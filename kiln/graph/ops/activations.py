@@ -170,6 +170,8 @@ def leaky_relu(e: Emit, x: Node, negative_slope: Number = 0.01) -> Node:
 @decompose("leaky_relu_backward.default")
 @elementwise
 def leaky_relu_backward(e: Emit, grad: Node, x: Node, negative_slope: Number, self_is_result: bool) -> Node:
+    if self_is_result and not isinstance(negative_slope, complex) and negative_slope < 0:
+        raise RuntimeError("In-place leakyReLu backward calculation is triggered with a negative slope")
     return e.pointwise("where", e.pointwise("gt", x, 0), grad, times(e, grad, negative_slope))
 
 

@@ -72,11 +72,6 @@ def _float(dtype: Dtype) -> torch.dtype:
     return dtype or torch.get_default_dtype()
 
 
-def refuse_layout(op: str, layout: object) -> None:
-    if layout is not None and layout is not torch.strided:
-        raise UnsupportedOp(op=op, reason=f"its result has the layout {layout}")
-
-
 # A single value.
 
 
@@ -85,7 +80,6 @@ def full(
     e: Emit, size: Sizes, fill_value: Number | Node, *, dtype: Dtype = None, layout: object = None,
     device: Device = None, pin_memory: object = None,
 ) -> Node:  # fmt: skip
-    refuse_layout("full", layout)
     if isinstance(fill_value, Node):
         number = e.convert(fill_value, dtype or fill_value.tensor.dtype)
         return e.node("full", number, sizes=tuple(size))
@@ -112,7 +106,6 @@ def empty(
     e: Emit, size: Sizes, *, dtype: Dtype = None, layout: object = None, device: Device = None,
     pin_memory: object = None, memory_format: Format = None,
 ) -> Node:  # fmt: skip
-    refuse_layout("empty", layout)
     sizes = tuple(size)
     strides = format_strides(sizes, FORMATS[memory_format or torch.contiguous_format])  # type: ignore[arg-type]
     return e.node("empty", sizes=sizes, strides=strides, dtype=_float(dtype), device=eager_device(device))
@@ -123,7 +116,6 @@ def empty_strided(
     e: Emit, size: Sizes, stride: Sizes, *, dtype: Dtype = None, layout: object = None, device: Device = None,
     pin_memory: object = None,
 ) -> Node:  # fmt: skip
-    refuse_layout("empty_strided", layout)
     return e.node("empty", sizes=tuple(size), strides=tuple(stride), dtype=_float(dtype), device=eager_device(device))
 
 
@@ -147,7 +139,6 @@ def _like(value: Number | None) -> Decomposition:
         e: Emit, x: Node, *fill: Number, dtype: Dtype = None, layout: object = None, device: Device = None,
         pin_memory: object = None, memory_format: Format = None,
     ) -> Node:  # fmt: skip
-        refuse_layout("like", layout)
         spec = x.tensor
         kind, where = dtype or spec.dtype, device_like(device, spec)
         strides = strides_for(e, spec, memory_format)
@@ -163,7 +154,6 @@ def _new(value: Number | None) -> Decomposition:
         e: Emit, x: Node, size: Sizes, *fill: Number, dtype: Dtype = None, layout: object = None, device: Device = None,
         pin_memory: object = None,
     ) -> Node:  # fmt: skip
-        refuse_layout("new", layout)
         sizes, kind, where = tuple(size), dtype or x.tensor.dtype, device_like(device, x.tensor)
         if value is None and not fill:
             return e.node("empty", sizes=sizes, strides=contiguous_strides(sizes), dtype=kind, device=where)

@@ -88,10 +88,21 @@ def library_rule(name: str, specs: SpecRule, *, random: bool = False) -> Decompo
 
 def functional_handler(rule: Decomposition) -> Handler:
     def handler(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
+        if kwargs:
+            refuse_placement(op, kwargs)
         values, named = mode.arguments(args, kwargs)
         return mode.wrap(rule(mode.emit, *values, **named))
 
     return handler
+
+
+def refuse_placement(op: OpOverload, kwargs: Kwargs) -> None:
+    """Rules give strided results in memory that is not pinned."""
+    layout, pinned = kwargs.get("layout"), kwargs.get("pin_memory")
+    if layout not in (None, torch.strided):
+        raise UnsupportedOp(op=str(op), reason=f"its result has the layout {layout}")
+    if pinned:
+        raise UnsupportedOp(op=str(op), reason="its result is in pinned memory")
 
 
 def view_after(mode: RecordingMode, view: StorageView, steps: ViewSteps) -> torch.Tensor:

@@ -180,7 +180,10 @@ def query(function: Setter) -> Handler:
 
     def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         scope = tuple([arg.constant(s) for arg in args])
-        value = function(*scope)
+        named = {name: arg.constant(s) for name, arg in kwargs.items()}
+        value = function(*scope, **named)
+        if named and path is not None:
+            raise UnsupportedCall(function=str(path_of(function)), why="a guard cannot ask with keyword arguments")
         changed = any(SETTERS[setter][1] is function for setter, _ in s.part(TorchModes).at_entry)
         if path is None or changed or not (is_constant(value) and is_constant(scope)):
             return s.wrap(value, None)

@@ -17,6 +17,7 @@ from typing import Any, final
 from torch._compile import _disable_dynamo
 
 from kiln.capture.bytecode.resume import origin_of
+from kiln.capture.interpreter.arity import refuse_unread
 from kiln.capture.interpreter.breaks import DisabledCall, GraphBreak, PastStep, UnsupportedAttribute, UnsupportedCall
 from kiln.capture.interpreter.core import (
     HANDLERS,
@@ -351,6 +352,7 @@ class Function(Value):
             handler = handler_of(original)
             if handler is not None:
                 bind(s, self, args, kwargs)  # raises what the function does: its handler may take more
+                refuse_unread(original, handler, kwargs)
                 return handler(s, args, kwargs)
             if original.__dict__.get(DISABLED) or original.__code__ is MARK_OF_TORCH:
                 return self.behind_mark(s).call(s, args, kwargs, site)

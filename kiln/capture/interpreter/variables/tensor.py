@@ -17,6 +17,7 @@ from typing import Any, ClassVar, cast, final
 
 import torch
 
+from kiln.capture.interpreter.arity import refuse_unread
 from kiln.capture.interpreter.breaks import (
     DataDependentBranch,
     DataDependentValue,
@@ -489,8 +490,11 @@ class TensorMethod(Value):
             except (IndexError, TypeError, RuntimeError) as error:
                 raise TorchCallFailed(function=f"Tensor.{name}", why=str(error)) from error
         if name in VALUE_METHODS:
+            if args or kwargs:
+                raise UnsupportedCall(function=f"Tensor.{name}", why="it is given arguments")
             return tensor_value(s, self.tensor, name)
         if (handler := HANDLERS.get(HANDLED_METHODS.get(name))) is not None:
+            refuse_unread(HANDLED_METHODS[name], handler, kwargs)
             return handler(s, [self.tensor, *args], kwargs)
         if name == "backward":
             refuse_outside_gradients(s)
