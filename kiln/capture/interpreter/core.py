@@ -38,6 +38,7 @@ from kiln.capture.interpreter.identities import Identities
 from kiln.capture.interpreter.pure import is_written_in_c
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.inputs import Dims
+from kiln.graph.trace.log import Target
 from kiln.graph.trace.recorder import Recorder
 from kiln.runtime.guards.constant import ObjectRef, reference
 from kiln.runtime.guards.guard import GuardKind
@@ -352,7 +353,7 @@ class CaptureState:
     __slots__ = (
         *("_parts", "_references", "_wrappers", "asked_is_compiling", "classes", "counters", "effects", "events"),
         *("frame", "global_state", "globals", "guards", "identities", "model", "needed", "policy", "recorder", "stops"),
-        *("function_modes", "says_is_compiling", "watch"),
+        *("function_modes", "says_is_compiling", "see", "watch"),
     )
 
     def __init__(
@@ -385,6 +386,9 @@ class CaptureState:
         self.says_is_compiling = False
         self.function_modes: list[Value] = []
         """Torch function modes that the frame has entered, innermost last: they see the torch calls."""
+        self.see: Callable[[CaptureState, Target, list[Value], dict[str, Value], bool], Value | None] | None = None
+        """While modes of the program are entered: what the innermost one answers to a call, None where it is not asked.
+        The last argument: whether it is known that modes see the call."""
         self.watch: Callable[[], None] | None = None
         """Called after each instruction of the frames that begin while it is set."""
         self._parts: dict[type, object] = {}
@@ -536,6 +540,20 @@ def read_attr(s: CaptureState, value: Value, name: str, site: CallSite = NOT_RES
 
 def is_none(value: Value | None) -> bool:
     return value is not None and value.is_constant and value.real() is None
+
+
+@final
+@dataclass
+class ProgramModes:
+    """What modes of the program see (`builtins/function_modes.py`); None until one is entered."""
+
+    see: Callable[[CaptureState, Target, Args, Kwargs, bool], Value | None] | None = None
+
+
+def note_innermost(s: CaptureState) -> None:
+    """Set whether the innermost mode is one of the program."""
+    of_torch = not s.function_modes or s.function_modes[-1].python_type().__module__.startswith("torch.")
+    s.see = None if of_torch else s.part(ProgramModes).see
 
 
 def emit_class(g: Codegen, cls: type) -> None:

@@ -65,7 +65,7 @@ from kiln.symbolic.node import function_of
 @handles(len)
 def len_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     value = args[0]
-    if isinstance(value, Tensor) and value.fake.dim():
+    if isinstance(value, Tensor) and value.fake.dim() and s.see is None:
         return s.wrap(value.fake.shape[0], None)
     return s.const(value.length(s))
 
@@ -269,6 +269,10 @@ def number(kind: type, special: tuple[str, ...]) -> Callable[[CaptureState, Args
         value = args[0]
         if isinstance(value, Symbolic):
             return symbolic_number(s, kind, value)
+        if isinstance(value, Tensor) and s.see is not None:  # torch has no function of its own for `complex(tensor)`
+            converted = s.see(s, next(name for name in special if hasattr(value.fake, name)), [value], {}, True)
+            assert converted is not None
+            return converted
         if isinstance(value, Tensor):
             return convert(s, [value.get_attr(s, "item").call(s, [], {})], {})
         if isinstance(value, Object):
@@ -450,6 +454,8 @@ for _class in (torch.finfo, torch.iinfo, torch.device, bytes, complex):
     @handles(_class)
     def _immutable(s: CaptureState, args: Args, kwargs: Kwargs, cls: Any = _class) -> Value:
         """Instances of these are immutable, so they are made while tracing."""
+        if s.see is not None and cls is torch.device and (seen := s.see(s, cls, args, kwargs, True)) is not None:
+            return seen
         named = {name: arg.constant(s) for name, arg in kwargs.items()}
         return fold(s, functools.partial(cls, **named), *(arg.constant(s) for arg in args))
 

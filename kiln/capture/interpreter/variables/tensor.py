@@ -39,6 +39,7 @@ from kiln.capture.interpreter.core import (
     Kwargs,
     Token,
     Value,
+    note_innermost,
     wraps,
 )
 from kiln.capture.interpreter.data_values import (
@@ -170,6 +171,8 @@ class Tensor(Value):
             return written
         if replaced(s, self, name):
             return s.model.get_attr(s, self, name, site)
+        if s.see is not None and (seen := seen_read(s, self, name)) is not None:
+            return seen
         if name in METADATA_ATTRIBUTES:
             if name == "is_leaf":
                 s.part(RegionInputs).asked_is_leaf.add(id(self.fake))
@@ -196,6 +199,8 @@ class Tensor(Value):
 
     def set_attr(self, s: CaptureState, name: str, value: Value | None, site: CallSite = NOT_RESUMABLE) -> None:
         """Plain attributes, whose names torch does not define, and some of torch's."""
+        if s.see is not None and hasattr(torch.Tensor, name):
+            raise UnsupportedAttribute(name=name, type="Tensor", why="a mode of the program sees that it is set")
         if name in SETTABLE and not replaced(s, self, name):
             SETTABLE[name](s, self, value)
             return
@@ -210,12 +215,16 @@ class Tensor(Value):
     def get_item(self, s: CaptureState, key: Value, site: CallSite = NOT_RESUMABLE) -> Value:
         if replaced(s, self, "__getitem__"):
             return super().get_item(s, key, site)
+        if s.see is not None:
+            return record(s, operator.getitem, [self, key], {})
         base, rest = selected(s, self, index_value(s, key))
         return base if rest is None else record(s, operator.getitem, [base, rest], {})
 
     def set_item(self, s: CaptureState, key: Value, value: Value, site: CallSite = NOT_RESUMABLE) -> None:
         if replaced(s, self, "__setitem__"):
             super().set_item(s, key, value, site)
+        elif s.see is not None:
+            record(s, operator.setitem, [self, key, value], {})
         else:
             base, rest = selected(s, self, index_value(s, key))
             record(s, operator.setitem, [base, s.const(...) if rest is None else rest, value], {})
@@ -223,6 +232,8 @@ class Tensor(Value):
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
         if replaced(s, self, "__iter__"):
             return super().iterate(s, site)
+        if s.see is not None:  # modes see the calls that it makes
+            return s.wrap(torch.Tensor.__iter__, None).call(s, [self], {})
         if self.fake.dim() == 0:
             raise s.error(TypeError, "iteration over a 0-d tensor")
         count = self.length(s)
@@ -232,6 +243,8 @@ class Tensor(Value):
     def length(self, s: CaptureState) -> int:
         if replaced(s, self, "__len__"):
             return super().length(s)
+        if s.see is not None and (seen := s.see(s, "__len__", [self], {}, True)) is not None:
+            return int(seen.constant(s))
         if self.fake.dim() == 0:
             raise s.error(TypeError, "len() of a 0-d tensor")
         return int(self.fake.shape[0])
@@ -254,6 +267,14 @@ class Tensor(Value):
         g.body.const(self.fake.requires_grad)
         g.body.call(2)
         g.remember(self)
+
+
+def seen_read(s: CaptureState, value: Tensor, name: str) -> Value | None:
+    """What a mode of the program answers to a read of an attribute that torch computes."""
+    getter = getattr(torch.Tensor, name, None)
+    if s.see is None or not isinstance(getter, types.GetSetDescriptorType | property):
+        return None
+    return s.see(s, getter.__get__, [value], {}, True)
 
 
 SETTABLE: dict[str, Callable[[CaptureState, Tensor, Value | None], None]] = {}
@@ -476,6 +497,8 @@ class TensorMethod(Value):
 
     def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
         name = self.name
+        if s.see is not None and (seen := s.see(s, name, [self.tensor, *args], kwargs, True)) is not None:
+            return seen
         if name == "is_inference" and self.tensor.original is None:
             raise UnsupportedCall(function="Tensor.is_inference", why="it depends on modes that are not recorded")
         if name in METADATA_METHODS:
@@ -623,7 +646,10 @@ MODE_RULES: dict[tuple[str, str], Handler] = {}
 
 def seen_by_mode(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value:
     """The answer of the innermost mode to a torch call; calls within it go to the next mode."""
+    if s.see is not None and (seen := s.see(s, target, args, kwargs, True)) is not None:
+        return seen
     mode = s.function_modes.pop()
+    note_innermost(s)
     cls = mode.python_type()
     name = target if isinstance(target, str) else target.__name__
     function: object = getattr(torch.Tensor, name) if isinstance(target, str) else target
@@ -639,6 +665,7 @@ def seen_by_mode(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) ->
         return mode.get_attr(s, "__torch_function__").call(s, given, {})
     finally:
         s.function_modes.append(mode)
+        note_innermost(s)
 
 
 def recorded(function: Target) -> Handler:
