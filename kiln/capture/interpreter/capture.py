@@ -72,6 +72,7 @@ from kiln.capture.interpreter.data_values import (
     value_needed,
 )
 from kiln.capture.interpreter.frame import SymbolicFrame
+from kiln.capture.interpreter.host_draws import DRAWN, Draws, Outline, call_outlined, check_read_numbers
 from kiln.capture.interpreter.native_calls import release
 from kiln.capture.interpreter.object_model import PythonObjectModel
 from kiln.capture.interpreter.opcodes import build, control, match, operators, stack
@@ -91,7 +92,7 @@ from kiln.capture.interpreter.speculation import (
 )
 from kiln.capture.interpreter.variables import builtin, classes, constant, descriptors, logger, module, tensor
 from kiln.capture.interpreter.variables import object as objects
-from kiln.capture.interpreter.variables.function import namespace, shared_cell, unguarded_modules
+from kiln.capture.interpreter.variables.function import Outlined, namespace, shared_cell, unguarded_modules
 from kiln.capture.interpreter.variables.iterators import suspended_generator
 from kiln.capture.interpreter.variables.made_class import detach, refuse_stand_ins
 from kiln.capture.interpreter.variables.tensor import RegionInputs
@@ -103,6 +104,7 @@ from kiln.graph.trace.trace import Trace
 from kiln.runtime.checked_region import run_checked
 from kiln.runtime.guards.guard import Guard
 from kiln.runtime.guards.source import CellObjectSource, CellSource, LocalSource, Source
+from kiln.runtime.host_draws import HostDraws
 from kiln.runtime.numbers import number_tensor
 from kiln.support.errors import InternalFault, KilnError, drop_tracebacks
 from kiln.support.events import EventSink
@@ -244,24 +246,20 @@ def capture_frame(
     """
     sink = events if events is not None else EventSink()
     callbacks = Callbacks(
-        compile_region,
-        recorder_factory,
-        make_resume,
-        dims,
-        scalars,
-        make_exit,
-        compile_speculation,
-        check_time,
+        *(compile_region, recorder_factory, make_resume, dims, scalars, make_exit, compile_speculation, check_time),
         speculate_values,
     )
     stops: dict[tuple[int, int], GraphBreak] = {}
-    needed, asked = set[Instruction](), False
+    needed, asked, outlined = set[Instruction](), False, frozenset[types.CodeType]()
     with sink.stage("capture", function=function.__qualname__):
         for _ in range(MAX_RESTARTS):
             state = new_state(function, callbacks, sink, is_compiling, stops, frozenset(needed))
+            state.part(Outlined).codes, state.part(Outlined).call = outlined, call_outlined
             state.asked_is_compiling = asked
             try:
                 return attempt(state, function, locals, callbacks)
+            except Outline as found:
+                outlined |= found.codes
             except ValueNeeded as need:
                 keep_value(need, stops, needed)
             except (NoHint, DataDependentSize) as unknown:
@@ -295,6 +293,7 @@ def capture_frame(
 
 def leave(state: CaptureState) -> None:
     """What an attempt has changed in the process is put back."""
+    state.part(Draws).put_back()
     close_levels(state)
     release(state)
     restore_modes(state)
@@ -467,14 +466,19 @@ def finish(
         region = callbacks.compile_region(recorder, trace)
         regions.append(Region(trace, region))
         collect = bound_sources(trace, prologue)
+    leave = partial(write_leave, s, head, function.__code__)
+    if (draws := s.part(Draws).plan()) is not None:
+        assert callbacks.make_exit is not None, "random numbers are drawn where a side exit can be made"
+        write_draws(head, draws, s.part(Draws).leaves, callbacks.make_exit(function), function.__code__)
+    check_read_numbers(s)
     if numbers := [*s.part(Speculations).numbers, *relations_of_computed(s)]:
         assert callbacks.make_exit is not None, "numbers are speculated on where a side exit can be made"
-        write_number_checks(head, writer, numbers, callbacks.make_exit(function), function.__code__)
+        write_number_checks(head, writer, numbers, partial(leave, callbacks.make_exit(function)))
     if prologue is not None:
         collect = collect or prologue.sources()
         write_unbound = partial(write_argument, head, writer)
-        write_prologue(head, prologue, function.__code__, BINDINGS, collect, write_unbound)
-    exits = partial(write_exit, head, function, function.__code__) if is_checked(s) else None
+        write_prologue(head, prologue, leave, BINDINGS, collect, write_unbound)
+    exits = partial(leave, function) if is_checked(s) else None
     for made_region in regions:
         write_region_call(head, writer, made_region, len(collect), exits)
     for name, expected in checks:
@@ -508,7 +512,7 @@ def finish(
         unguarded_modules(s),
         s.counters.repeated_steps,
         effects=list(s.effects),
-        may_leave=prologue is not None or exits is not None or bool(numbers),
+        may_leave=prologue is not None or exits is not None or bool(numbers) or draws is not None,
         says_is_compiling=s.says_is_compiling,
     )
 
@@ -517,8 +521,7 @@ def write_number_checks(
     head: Assembler,
     writer: CodeWriter,
     numbers: Iterable[NumberCheck | ComputedNumber],
-    side_exit: Callable[..., object],
-    code: types.CodeType,
+    leave: Callable[[], None],
 ) -> None:
     """`if not divisor != 0: return side_exit(<all arguments>)`, where the division raises as in the program.
 
@@ -529,7 +532,7 @@ def write_number_checks(
         if isinstance(check, ComputedNumber):
             write_computed(head, writer, check)
             head.jump_if(True, passed)
-            write_exit(head, side_exit, code)
+            leave()
             head.label(passed)
             continue
         head.const(check.compare)
@@ -537,8 +540,34 @@ def write_number_checks(
         write_number(head, writer, check.right)
         head.call(2)
         head.jump_if(check.expected, passed)
-        write_exit(head, side_exit, code)
+        leave()
         head.label(passed)
+
+
+def write_draws(
+    head: Assembler, draws: HostDraws, leaves: int, side_exit: Callable[..., object], code: types.CodeType
+) -> None:
+    """Draw in front of the region, or leave if what is drawn has another form."""
+    head.const(draws)
+    head.call(0)
+    head.op("COPY", 1)
+    head.const(None)
+    head.op("IS_OP", 0)
+    exit_unless(head, partial(write_exit, head, side_exit, code), False)
+    head.op("UNPACK_SEQUENCE", leaves + 1)
+    for number in range(leaves + 1):
+        head.op("STORE_FAST", f"{DRAWN}{number}")
+
+
+def write_leave(s: CaptureState, head: Assembler, code: types.CodeType, side_exit: Callable[..., object]) -> None:
+    """Call the side exit, which draws the random numbers of the call again."""
+    found = s.part(Draws)
+    if (draws := found.plan()) is not None:
+        head.const(draws.restore)
+        head.op("LOAD_FAST", f"{DRAWN}{found.leaves}")
+        head.call(1)
+        head.op("POP_TOP")
+    write_exit(head, side_exit, code)
 
 
 def relations_of_computed(s: CaptureState) -> Iterator[NumberCheck]:

@@ -53,6 +53,8 @@ def computed_symbols(records: Iterable[InputRecord]) -> set[Symbol]:
 def number_guards(s: CaptureState, names: dict[str, Source]) -> None:
     """Integer inputs are non-negative and fit 64 bits; a float whose value was read is guarded to be equal."""
     for record in s.recorder.inputs:
+        if record.is_drawn:
+            continue
         if record.given is not None:
             if record.given.is_read:
                 s.guards.add(record.source, GuardKind.EQUALS, record.given.number)

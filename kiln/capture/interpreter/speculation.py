@@ -284,7 +284,7 @@ def make_prologue(
 def write_prologue(
     head: Assembler,
     prologue: Prologue,
-    code: types.CodeType,
+    leave: Callable[[Callable[..., object]], None],
     bindings: str,
     collected: list[Source],
     write_unbound: Callable[[InputRecord], None],
@@ -301,7 +301,7 @@ def write_prologue(
             write_unbound(record)
     head.call(len(prologue.records))
     head.jump_if(True, passed)
-    write_exit(head, prologue.side_exit, code)
+    leave(prologue.side_exit)
     head.label(passed)
 
 

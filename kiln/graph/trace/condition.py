@@ -72,6 +72,8 @@ def _admitted(recorder: Recorder, root: Node, scalars: bool) -> Node | None:
     """`root`, if it can be computed before the region."""
     reads = _host_reads(recorder)
     needed = _dependencies([root], reads)
+    if any(record.is_drawn and record.node in needed for record in recorder.inputs):
+        return None
     if not all(_is_admitted(node, scalars) for node in needed) or not _marks_only(recorder, needed, scalars):
         return None
     symbols = symbols_of(needed) - reads.keys()

@@ -56,6 +56,8 @@ class InputRecord:
     requires_grad: bool = False
     _leaf: FakeTensor | None = None
     used: bool = False
+    is_drawn: bool = False
+    """It is drawn at random in front of the region, and differs in each call."""
     kept: bool = False
     """Whether it is an input of the graph even if no node reads it."""
 

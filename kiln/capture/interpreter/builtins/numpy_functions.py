@@ -465,10 +465,10 @@ def of_tensor(function: NumpyObject, copies: bool) -> Handler:
     def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         if not args or not isinstance(args[0], TracedArray):
             return record(s, function, args, kwargs)
-        if len(args) > 1 or kwargs.keys() - {"dtype"}:
+        if len(args) > 1 or kwargs.keys() - {"dtype", "device"}:
             raise UnsupportedCall(function=f"torch.{function.__name__}", why="it gets an array and other arguments")
         tensor: Value = args[0].tensor
-        made = record(s, "to", [tensor, kwargs["dtype"]], {}) if "dtype" in kwargs else tensor
+        made = record(s, "to", [tensor], kwargs) if kwargs else tensor
         return record(s, "clone", [made], {}) if copies and made is tensor else made
 
     return handler

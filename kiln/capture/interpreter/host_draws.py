@@ -1,0 +1,276 @@
+"""Calls that draw from the random generators of Python and NumPy: made in front of the region at each call.
+
+    def f(x):                                drawn = random.uniform(0.8, 1.2)
+        x = x.relu()                   =>    return region(x, drawn)
+        return x * random.uniform(0.8, 1.2)
+
+A function of the program that makes a result of several draws, such as a random mask, is called as a whole if it
+depends on its arguments alone and these are constants: the capture, which meets the draw in it, begins again. What is
+drawn in one call selects no code, apart from comparisons of floats, which are checked (`speculation.py`).
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import math
+import operator
+import random
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import field
+from typing import final
+
+from kiln.capture.interpreter.breaks import GraphBreak, SideEffectCall
+from kiln.capture.interpreter.core import HANDLERS, Args, CaptureState, Handler, Kwargs, Value, handles, wraps
+from kiln.capture.interpreter.frame import running_frame
+from kiln.capture.interpreter.speculation import NumberCheck, Speculations
+from kiln.capture.interpreter.variables.array import TracedArray
+from kiln.capture.interpreter.variables.builtin import wrap_builtin
+from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.function import Function, Outlined
+from kiln.capture.interpreter.variables.object import wrap_object
+from kiln.capture.interpreter.variables.sequence import List, Tuple
+from kiln.capture.interpreter.variables.tensor import RegionInputs, Symbolic, Tensor, record
+from kiln.runtime.guards.guard import GuardKind
+from kiln.runtime.guards.source import LocalSource, Source
+from kiln.runtime.host_draws import (
+    GENERATORS,
+    ArrayForm,
+    Form,
+    HostCall,
+    HostDraws,
+    Leaf,
+    SequenceForm,
+    State,
+    ValueForm,
+    form_of,
+    leaves_of,
+)
+from kiln.support.optional import load
+from kiln.support.records import dataclass
+from kiln.symbolic.values import Real, number_of
+
+numpy = load("numpy")
+DRAWN = "_kiln_drawn_"
+"""Local variables of the transformed code with what was drawn; the last has the states of the generators before."""
+MOST_LEAVES = 64
+PYTHON: object = getattr(random.random, "__self__")  # noqa: B009 - the generator of the module's functions
+OWNERS: tuple[object, ...] = (PYTHON, *([numpy.random.rand.__self__] if numpy is not None else []))
+MODULES = ("random", "math", "operator")
+PURE = frozenset((
+    "abs", "bool", "divmod", "enumerate", "float", "int", "isinstance", "len", "list", "max", "min", "pow", "range",
+    "reversed", "round", "set", "sorted", "sum", "tuple", "zip",
+))  # fmt: skip
+"""Builtins that a function may call which is run as a whole."""
+CHANGES = frozenset((
+    "STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME", "LOAD_BUILD_CLASS", "LOAD_CLASSDEREF",
+    "YIELD_VALUE", "SEND",
+))  # fmt: skip
+"""Instructions that reach beyond the function."""
+
+
+class Outline(Exception):
+    """The capture is to begin again and to call these functions in front of the region."""
+
+    def __init__(self, codes: frozenset[types.CodeType]) -> None:
+        super().__init__(codes)
+        self.codes = codes
+
+
+@final
+@dataclass
+class Draws:
+    """What a capture draws. `before` are the states of the generators, which are put back when it ends."""
+
+    calls: list[HostCall] = field(default_factory=list)
+    leaves: int = 0
+    before: dict[str, State] = field(default_factory=dict)
+
+    def plan(self) -> HostDraws | None:
+        if not self.calls:
+            return None
+        changed = [name for name, state in self.before.items() if GENERATORS[name][0]() != state]
+        return HostDraws(tuple(self.calls), tuple(changed))
+
+    def put_back(self) -> None:
+        for name, state in self.before.items():
+            GENERATORS[name][1](state)
+
+
+def drawing(name: str, function: Callable[..., object]) -> Handler:
+    """The handler of a function that draws. A method gets its generator first."""
+
+    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        codes = frozenset(outlinable(s)) - s.part(Outlined).codes
+        if codes and s.policy.speculate:
+            raise Outline(codes)
+        made = drawn(s, function, args, kwargs)
+        if made is None:
+            raise SideEffectCall(function=name, why="it draws random numbers, and its arguments or results vary")
+        return made
+
+    return handler
+
+
+def outlinable(s: CaptureState) -> Iterator[types.CodeType]:
+    """The functions that are being interpreted and that depend on their arguments alone."""
+    frame = running_frame(s)
+    while frame.parent is not None:
+        original = frame.function.original if isinstance(frame.function, Function) else None
+        if original is not None and is_self_contained(original, set()):
+            yield original.__code__
+        frame = frame.parent
+
+
+def call_outlined(s: CaptureState, function: Function, args: Args, kwargs: Kwargs) -> Value | None:
+    """The result of a call in front of the region; None: the function is to be interpreted."""
+    assert function.original is not None
+    return drawn(s, function.original, args, kwargs)
+
+
+def drawn(s: CaptureState, function: Callable[..., object], args: Args, kwargs: Kwargs) -> Value | None:
+    """The result of a call, drawn now as an example; None if it varies in form."""
+    if not s.policy.speculate:
+        return None
+    try:
+        plain = tuple([constant(s, arg) for arg in args])
+        named = tuple([(name, constant(s, value)) for name, value in kwargs.items()])
+    except GraphBreak:
+        return None
+    found = s.part(Draws)
+    found.before = found.before or {name: read() for name, (read, _) in GENERATORS.items()}
+    try:
+        result = function(*plain, **dict(named))
+    except Exception:  # the program raises it where the call is made in Python
+        return None
+    form = form_of(result)
+    leaves = list(leaves_of(result, form)) if form is not None else []
+    if form is None or found.leaves + len(leaves) > MOST_LEAVES:
+        return None
+    s.counters.unguarded += 1  # a repeated layer draws again
+    found.calls.append(HostCall(function, plain, named, form))
+    return value_of(s, form, iter(leaves))
+
+
+def constant(s: CaptureState, value: Value) -> object:
+    """An argument, guarded; a generator is one of those that are known."""
+    real = value.real()
+    if any(real is owner for owner in OWNERS):
+        s.guard(value.source, GuardKind.IS, s.reference(real))
+        return real
+    if isinstance(value, Tensor | TracedArray):
+        raise value.unsupported("use as a constant", "it is a tensor")
+    return tuple([constant(s, item) for item in value.items(s)]) if isinstance(value, Tuple) else value.constant(s)
+
+
+def value_of(s: CaptureState, form: Form, leaves: Iterator[Leaf]) -> Value:
+    match form:
+        case ValueForm():
+            return Constant(form.value)
+        case SequenceForm():
+            items = [value_of(s, item, leaves) for item in form.items]
+            return Tuple(items) if form.kind is tuple else List(items)
+    leaf = next(leaves)
+    source = LocalSource(f"{DRAWN}{s.part(Draws).leaves}")
+    s.part(Draws).leaves += 1
+    if isinstance(leaf, float):
+        number = s.recorder.add_scalar(leaf, source.name, source)
+        s.recorder.inputs[-1].is_drawn = True
+        return Symbolic(number, None)
+    fake = s.recorder.add_tensor(leaf, source.name, source)
+    s.recorder.inputs[-1].is_drawn = True
+    tensor = Tensor(fake, None)
+    s.part(RegionInputs).by_fake[id(fake)] = tensor
+    if isinstance(form, ArrayForm):
+        return TracedArray(tensor, form.is_scalar)
+    return record(s, "item", [tensor], {})
+
+
+def check_read_numbers(s: CaptureState) -> None:
+    """What was drawn is checked to be the same where the capture has read its value."""
+    for found in s.recorder.inputs:
+        given = found.given
+        if found.is_drawn and given is not None and given.is_read:
+            drawn_number = Real("given", (given,))
+            s.part(Speculations).numbers[NumberCheck(operator.eq, drawn_number, number_of(given))] = None
+
+
+# ------------------------------------------------------------------------------------------------ functions as a whole
+
+
+def is_self_contained(function: types.FunctionType, seen: set[types.CodeType]) -> bool:
+    """Whether a function reads and changes nothing but its arguments and the random generators."""
+    if function.__module__ == "random" and function.__globals__ is vars(random):
+        return True
+    if function.__closure__ or function.__code__ in seen:
+        return not function.__closure__
+    seen.add(function.__code__)
+    builtin = vars(builtins)
+    for code in codes_in(function.__code__):
+        for instruction in dis.get_instructions(code):
+            if instruction.opname in CHANGES and not (instruction.opname == "YIELD_VALUE" and code.co_name[0] == "<"):
+                return False
+            if instruction.opname not in ("LOAD_GLOBAL", "LOAD_NAME"):
+                continue
+            name = instruction.argval
+            found = function.__globals__.get(name, builtin.get(name))
+            if not (found is builtin.get(name) and (name in PURE or is_exception(found))) and not is_known(found, seen):
+                return False
+    return True
+
+
+def is_exception(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, Exception)
+
+
+def is_known(value: object, seen: set[types.CodeType]) -> bool:
+    """Whether a global of a function is a constant, a module of numbers, or a function like it."""
+    if isinstance(value, types.FunctionType):
+        return is_self_contained(value, seen)
+    if isinstance(value, types.ModuleType):
+        return value.__name__ in MODULES or value.__name__.partition(".")[0] == "numpy"
+    if any(getattr(value, "__self__", None) is owner for owner in OWNERS):
+        return True
+    if isinstance(value, int | float | str | bool | type(None)) or is_exception(value):
+        return True
+    return str(getattr(value, "__module__", "")).partition(".")[0] == "numpy" or value in (math.floor, math.ceil)
+
+
+def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for value in code.co_consts:
+        if isinstance(value, types.CodeType):
+            yield from codes_in(value)
+
+
+# ------------------------------------------------------------------------------------------------ what draws
+
+
+def numpy_functions() -> Mapping[str, Callable[..., object]]:
+    """The functions, or those behind the methods, of `numpy.random` that draw from its own generator."""
+    if numpy is None:
+        return {}
+    owner = numpy.random.rand.__self__
+    found = {name: getattr(numpy.random, name) for name in dir(numpy.random)}
+    methods = {name: function for name, function in found.items() if getattr(function, "__self__", None) is owner}
+    drawing = {name: function.__func__ for name, function in methods.items() if hasattr(function, "__func__")}
+    return {f"numpy.random.{name}": function for name, function in {**drawing, "seed": numpy.random.seed}.items()}
+
+
+def wrap_drawing(s: CaptureState, real: Callable[..., object], source: Source | None) -> Value:
+    """A function of NumPy that draws; others of its type are not known."""
+    return wrap_builtin(s, real, source) if real in HANDLERS else wrap_object(s, real, source)
+
+
+def register() -> None:
+    for name in ("random", "getrandbits", "seed"):
+        handles(getattr(random.Random, name))(drawing(f"random.{name}", getattr(random.Random, name)))
+        if isinstance(getattr(random, name), types.BuiltinFunctionType):
+            handles(getattr(random, name))(drawing(f"random.{name}", getattr(random, name)))
+    for name, function in numpy_functions().items():
+        wraps(type(function))(wrap_drawing)
+        handles(function)(drawing(name, function))
+
+
+register()

@@ -1,0 +1,157 @@
+"""Random numbers of Python and NumPy: drawn in front of the region, in eager's order and with eager's numbers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import kiln
+
+numpy = pytest.importorskip("numpy")
+X = torch.arange(12.0).reshape(3, 4) - 4
+
+
+def numbers(x: Tensor) -> tuple[Any, ...]:
+    return x * random.uniform(0.5, 1.5) + random.random(), numpy.random.rand(), x + numpy.random.uniform(0, 1)
+
+
+def masked(shape: tuple[int, int], share: float, least: int = 0) -> Any:
+    count = max(int(shape[1] * share + numpy.random.rand(1).item()), least)
+    mask = numpy.zeros(shape, dtype=bool)
+    rows = [numpy.random.choice(numpy.arange(shape[1]), count, replace=False) for _ in range(shape[0])]
+    numpy.put_along_axis(mask, numpy.array(rows), 1, -1)
+    return mask
+
+
+def with_mask(x: Tensor) -> Tensor:
+    mask = torch.tensor(masked((x.shape[0], x.shape[1]), 0.3), device=x.device, dtype=torch.bool)
+    x = x.clone()
+    x[mask] = 7.0
+    return x
+
+
+def branch(x: Tensor) -> Tensor:
+    return x + 1 if random.random() < 0.5 else x * numpy.random.rand()
+
+
+def seeded(x: Tensor) -> Tensor:
+    random.seed(3)
+    numpy.random.seed(4)
+    return x * random.random() + numpy.random.randn()
+
+
+def integers(x: Tensor) -> tuple[Tensor, ...]:
+    return x + random.randint(0, 5), x - numpy.random.randint(0, 5)
+
+
+def arrays(x: Tensor) -> Tensor:
+    noise = numpy.random.randn(3, 4)
+    return x + torch.from_numpy(numpy.sin(noise)).float()
+
+
+PROGRAMS: dict[str, tuple[Callable[[Tensor], Any], int]] = {
+    "numbers": (numbers, 1), "a mask": (with_mask, 1), "a branch": (branch, 2), "seeds": (seeded, 1),
+    "integers": (integers, 1), "arrays": (arrays, 1),
+}  # fmt: skip
+
+
+def seed(number: int) -> None:
+    random.seed(number)
+    numpy.random.seed(number)
+
+
+def assert_same_draws(compiled: Callable[..., Any], program: Callable[..., Any], *calls: Tensor) -> None:
+    """Results and what is drawn next are as in eager."""
+    for number, x in enumerate(calls):
+        seed(number)
+        expected = program(x), random.random(), numpy.random.rand()
+        seed(number)
+        torch.testing.assert_close((compiled(x), random.random(), numpy.random.rand()), expected)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_one_graph(name: str) -> None:
+    program, compiles = PROGRAMS[name]
+    compiled = kiln.compile(program, backend="eager", options={"cache": False})
+    assert_same_draws(compiled, program, *[X] * 8)
+    report = kiln.report_of(compiled)
+    assert not report.breaks and not report.eager_reasons and report.compiles == compiles
+
+
+def test_kernels_take_what_is_drawn() -> None:
+    compiled = kiln.compile(branch, options={"cache": False})
+    assert_same_draws(compiled, branch, *[X] * 4)
+
+
+def of_varying_form(x: Tensor) -> Tensor:
+    array = numpy.random.rand(1 + (numpy.random.rand() < 0.5))
+    return x.sum() + torch.from_numpy(array).float()
+
+
+def length(low: int) -> int:
+    return numpy.zeros(low + int(numpy.random.rand() * 3)).size
+
+
+def in_pieces(x: Tensor) -> Tensor:
+    return torch.ones(length(1)) * x.sum()
+
+
+def raising(limit: float) -> float:
+    drawn = random.random()
+    if drawn > limit:
+        raise ValueError(drawn)
+    return drawn
+
+
+def raising_at_times(x: Tensor) -> Any:
+    try:
+        return x * raising(0.5)
+    except ValueError as error:
+        return x, error.args[0] > 0.5
+
+
+def of_a_tensor(x: Tensor) -> Tensor:
+    return x + random.uniform(0, x[0, 1].item() ** 2)
+
+
+def around_a_break(x: Tensor) -> Tensor:
+    before = random.random()
+    x = x + before if x.sum() > 0 else x - numpy.random.rand()
+    return x * random.random() + before
+
+
+@pytest.mark.parametrize("program", [of_varying_form, in_pieces, raising_at_times, of_a_tensor, around_a_break])
+def test_like_eager_where_draws_decide_more(program: Callable[[Tensor], Any]) -> None:
+    compiled = kiln.compile(program, backend="eager", options={"cache": False})
+    assert_same_draws(compiled, program, *[X, -X] * 4)
+
+
+class Augmented(torch.nn.Module):
+    """Draws in each of several equal layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(4, 4) for _ in range(4)])
+        self.drawn = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            self.drawn = random.uniform(0, 1)
+            x = layer(x) * self.drawn
+        return x
+
+
+def test_layers_that_draw() -> None:
+    model = Augmented()
+    compiled = kiln.compile(model, backend="eager", options={"cache": False})
+    for number in range(3):
+        seed(number)
+        expected = model.forward(X), model.drawn
+        seed(number)
+        torch.testing.assert_close((compiled(X), model.drawn), expected)
+    assert kiln.report_of(compiled).compiles == 1
