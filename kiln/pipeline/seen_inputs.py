@@ -85,7 +85,7 @@ class SeenInputs:
 
     def is_symbol(self, value: int | float, source: Source) -> bool:
         """Whether this number becomes an input."""
-        if not math.isfinite(value) or (isinstance(value, int) and value not in SYMBOL_VALUES):
+        if value not in SYMBOL_VALUES if isinstance(value, int) else not math.isfinite(value):
             return False
         if self._symbolic.get(source.text()) == ():
             return True
@@ -102,7 +102,7 @@ class SeenInputs:
             value = guard.expected
             if guard.kind is not GuardKind.EQUALS or isinstance(value, bool):
                 continue
-            if isinstance(value, int | float) and math.isfinite(value):
+            if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
                 seen = self._numbers.setdefault(texts.of(guard.source), [])
                 if value not in seen:
                     seen.append(value)

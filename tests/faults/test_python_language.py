@@ -3,12 +3,16 @@ classes and objects that were kept or freed at another time. Most were found by 
 
 from __future__ import annotations
 
+import array
 import builtins
 import collections
 import dataclasses
 import gc
 import inspect
+import io
 import pickle
+import sys
+import threading
 import traceback
 import types
 import weakref
@@ -352,6 +356,98 @@ def pickled_iterators() -> object:
     return found
 
 
+STREAM = io.StringIO()
+WRITE = STREAM.write
+
+
+class Keys(dict):
+    def __iter__(self):
+        return iter(["nothing"])
+
+    def keys(self):
+        return ["no"]
+
+    def __len__(self):
+        return 77
+
+    def __contains__(self, key):
+        return True
+
+
+KEYS = Keys(a=1, b=2)
+
+
+def bound_outside() -> object:
+    def use(write, append, leave):
+        write("a")
+        append(3)
+        leave()
+
+    stream, numbers, lock = io.StringIO(), array.array("i"), threading.Lock()
+    lock.acquire()
+    opaque()
+    use(stream.write, numbers.append, lock.release)
+    return stream.getvalue(), list(numbers), lock.locked()
+
+
+def written() -> object:
+    STREAM.seek(0)
+    STREAM.truncate()
+    WRITE("a")
+    return STREAM.getvalue()
+
+
+def overriding_dict() -> object:
+    d = KEYS
+    d["c"] = 3
+    x = dict.pop(d, "c")
+    opaque()
+    dict.__setitem__(d, "z", 5)
+    return x, dict.pop(d, "z"), dict.__len__(d), len(d), list(dict.items(d)), list(d)
+
+
+def zero_step() -> object:
+    try:
+        [1, 2][::0]
+    except ValueError as e:
+        return str(e)
+
+
+def line_tracing() -> object:
+    seen = []
+
+    def inner(x):
+        y = x + 1
+        return y
+
+    def trace(frame, event, arg):
+        if frame.f_code.co_name == "inner":
+            seen.append((event, frame.f_lineno - frame.f_code.co_firstlineno))
+        return trace
+
+    old = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        inner(1)
+    finally:
+        sys.settrace(old)
+    return seen
+
+
+def set_iterator() -> object:
+    s = {"a", "b", "c"}
+    it = iter(s)
+    first = next(it)
+    return first in s, sorted([first, *pickle.loads(pickle.dumps(it))]), it.__length_hint__()
+
+
+def huge_number(n=1 << 3000) -> object:
+    return (n + 1) % 7, opaque(), n >> 2999
+
+
+huge_number.__annotations__ = {"return": "object"}
+
+
 PROGRAMS = [value for value in list(globals().values()) if getattr(value, "__annotations__", 0) == {"return": "object"}]
 
 
@@ -362,6 +458,17 @@ def test_the_outcome_is_that_of_eager(program: Callable[[], Any]) -> None:
     assert [repr(compiled()) for _ in range(2)] == [repr(expected)] * 2
     reasons = [entry.code for entry in kiln.report_of(compiled).eager_reasons]
     assert "KILN9000" not in reasons and "KILN1102" not in reasons
+
+
+def test_a_number_computed_in_front_is_known_behind_a_break() -> None:
+    def program(n: int) -> object:
+        bits = n.bit_length() + 1
+        opaque()
+        return bits, n
+
+    compiled = kiln.compile(program, backend="eager", options={"cache": False})
+    for n in (5, 6, 7, 100, 1000):
+        assert compiled(n) == program(n)
 
 
 def test_a_dataclass_is_made_without_a_break() -> None:

@@ -69,6 +69,12 @@ class CodeWriter:
         """The variables of the transformed code: the arguments and all temporaries so far."""
         return [*arguments_of(self.code), *[f"_kiln_{n}" for n in range(1, self._count + 1)]]
 
+    def computed_name(self, number: str) -> str:
+        """The temporary of a number that is computed in front of the region."""
+        if number not in self.in_front:
+            self.in_front[number] = self.temporary()
+        return self.in_front[number]
+
     def emit(self, value: Value) -> None:
         """Push `value`."""
         name = self._names.get(id(value))
@@ -192,7 +198,7 @@ class CodeWriter:
         if type(source) is LocalSource:
             return source.name
         if type(source) is sources.FormulaSource:
-            return self.in_front[source.name]
+            return self.computed_name(source.name)
         text = source.text()
         name = self.sources.get(text)
         if name is None:
@@ -246,7 +252,7 @@ def write_computed(head: Assembler, writer: CodeWriter, number: ComputedNumber) 
     for arg in number.formula.args:
         write_number(head, writer, arg)
     head.call(2 + len(number.formula.args))
-    name = writer.in_front[number.name] = writer.temporary()
+    name = writer.computed_name(number.name)
     head.op("COPY", 1)
     head.op("STORE_FAST", name)
     head.const(None)
@@ -297,7 +303,7 @@ def call_with(
 
 
 EMITTERS: dict[type[Source], SourceEmitter] = {
-    sources.FormulaSource: lambda a, source, writer: a.op("LOAD_FAST", writer.in_front[source.name]),
+    sources.FormulaSource: lambda a, source, writer: a.op("LOAD_FAST", writer.computed_name(source.name)),
     LocalSource: lambda a, source, writer: a.op("LOAD_FAST", source.name),
     sources.GlobalSource: lambda a, source, writer: a.global_(source.name),
     sources.ModuleGlobalSource: lambda a, source, writer: a.const(sys.modules[source.module].__dict__).item(

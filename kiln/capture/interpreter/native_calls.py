@@ -202,7 +202,7 @@ class Natives:
     def _callable_or_proxy(self, value: Value) -> object:
         s = self.state
         real = value.real()
-        if isinstance(real, type):
+        if issubclass(type(real), type):  # `isinstance` asks a proxy, whose object may be gone
             value.constant(s)
             if is_confined_class(real) or is_named_tuple(real):
                 return real

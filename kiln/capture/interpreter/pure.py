@@ -108,6 +108,12 @@ def holds(function: object) -> bool:
     return getattr(function, "__objclass__", function) in HOLDERS
 
 
+def is_bound_outside(function: object) -> bool:
+    """Whether it is a method bound to an object that it may change, such as `lock.__exit__` or `stream.write`."""
+    owner = getattr(function, "__self__", None)
+    return not (owner is None or isinstance(owner, (types.ModuleType, type, *PURE_TYPES)))
+
+
 def is_confined_class(cls: type) -> bool:
     """Whether the methods and the constructor of a class written in C are confined."""
     if any(cls is other for other in CONFINED_CLASSES):

@@ -248,6 +248,11 @@ def start_debugger(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     raise DebuggerCall(function="breakpoint")
 
 
+@handles(sys.settrace, sys.setprofile)
+def trace_lines(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    raise DebuggerCall(function="sys.settrace")
+
+
 @handles(print)
 def print_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     raise SideEffectCall(function="print", why="its output must appear in order")

@@ -33,7 +33,7 @@ from kiln.capture.interpreter.core import (
 )
 from kiln.capture.interpreter.effects import Container
 from kiln.capture.interpreter.native_calls import AS_CONSTANT, call_handler, iterator_slot, natives, progress
-from kiln.capture.interpreter.pure import holds, is_confined, is_pure, is_torch_call, is_world
+from kiln.capture.interpreter.pure import holds, is_bound_outside, is_confined, is_pure, is_torch_call, is_world
 from kiln.capture.interpreter.variables.cached_function import CACHED, call_cached
 from kiln.capture.interpreter.variables.function import BoundMethod, handler_of, namespace
 from kiln.capture.interpreter.variables.mapping import fresh
@@ -121,6 +121,8 @@ def call_unknown(s: CaptureState, function: Callable[..., object], args: Args, k
         raise SideEffectCall(function=name, why="it depends on more than its arguments, or has side effects")
     if not is_confined(function):
         raise UnsupportedCall(function=name, why="it is a C function that is not in the table of confined functions")
+    if is_bound_outside(function):
+        raise UnsupportedCall(function=name, why="it may change the object to which it was bound outside")
     if (item := iterator_slot(s, function, args)) is not None:
         return item
     if not is_pure(function) or any(isinstance(arg, Container) for arg in args):

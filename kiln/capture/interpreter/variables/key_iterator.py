@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Protocol, final
 
 from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Codegen, Token, Value
+from kiln.capture.interpreter.effects import contents_key
 from kiln.capture.interpreter.variables.sequence import List
 
 ERRORS = {
@@ -140,18 +141,14 @@ class KeyIterator(Value):
             raise s.error(RuntimeError, *error.args) from None
         return self.pick(token)
 
-    def is_real(self) -> bool:
-        """Whether Python's own iterator over a dict made here goes on in the same way: its keys have not changed."""
+    def is_real(self, s: CaptureState) -> bool:
+        """Whether Python's own iterator goes on in the same way: the container is not written back later."""
         walk = self.walk
-        unchanged = (
-            walk.kind != "set"
-            and walk.size == len(walk.container)
-            and walk.keys
-            == list(
-                reversed(walk.container) if walk.kind.startswith("reversed") else walk.container  # type: ignore[call-overload]
-            )
-        )
-        return unchanged and self.container.source is None
+        if s.effects.find(contents_key(self.container)) is not None or walk.size != len(walk.container):
+            return False
+        if walk.kind == "set":
+            return all(key in walk.container for key in walk.keys)
+        return walk.keys == list((reversed if walk.kind.startswith("reversed") else iter)(walk.container))
 
     def emit(self, g: Codegen) -> None:
         walk = self.walk
@@ -160,12 +157,13 @@ class KeyIterator(Value):
             g.body.op("GET_ITER")
             g.remember(self)
             return
-        if self.is_real():
+        if self.is_real(g.state):
             g.body.const(advanced)
             g.body.const(reversed if walk.kind.startswith("reversed") else iter)
             g.emit(self.container)
-            g.body.op("LOAD_ATTR", self.what)
-            g.body.call(0)
+            if walk.kind != "set":
+                g.body.op("LOAD_ATTR", self.what)
+                g.body.call(0)
             g.body.const(walk.index)
             g.body.call(3)
             g.remember(self)

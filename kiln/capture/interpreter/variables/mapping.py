@@ -12,6 +12,7 @@ number of its items, its values by their position, and its keys only where the p
 from __future__ import annotations
 
 import enum
+import gc
 import sys
 import types
 from collections import OrderedDict, defaultdict
@@ -21,6 +22,7 @@ from typing import Any, cast, final
 from kiln.capture.interpreter.core import (
     MISSING,
     NOT_RESUMABLE,
+    WRAPPERS,
     Args,
     CallSite,
     CaptureState,
@@ -121,8 +123,9 @@ class Dict(Container):
 
     def _load(self, s: CaptureState) -> dict[Token, tuple[Value, Value]]:
         s.guard_type(self)
-        keys = tuple(self.original)
-        if not all(key in self.original for key in keys):
+        base = base_of(self.original)
+        keys = tuple(base.__iter__(self.original))
+        if not all(base.__contains__(self.original, key) for key in keys):
             raise self.unsupported("read", "a key has another hash than when it was stored")
         constant = not self.counted and all(is_constant(key) for key in keys)
         if constant:
@@ -140,7 +143,7 @@ class Dict(Container):
                 source = ValuesSource(self.source, index)
             token = real if self.counted else key.key(s)
             value = self._found.get(token)
-            items[token] = (key, value if value is not None else s.wrap(self.original[real], source))
+            items[token] = (key, value if value is not None else s.wrap(base.__getitem__(self.original, real), source))
         for token, key in self._stored.items():
             items.setdefault(token, (key, self._found[token]))
         return items
@@ -195,8 +198,9 @@ class Dict(Container):
         resolve_stores(s, self)
         if self._items is None and self.original is not None and not self._stored:
             s.guard_type(self)
-            s.guard(self.source, GuardKind.LENGTH, len(self.original))
-            return len(self.original)
+            size: int = base_of(self.original).__len__(self.original)
+            s.guard(self.source, GuardKind.LENGTH, size)
+            return size
         return len(self.items(s))
 
     def truth(self, s: CaptureState) -> bool:
@@ -358,6 +362,11 @@ def dict_iterator(s: CaptureState, mapping: Dict, what: str, backwards: bool = F
 def holds(value: Dict, token: Token) -> bool:
     """Whether all items are loaded and the key is among them; without a guard."""
     return value._items is not None and token in value._items
+
+
+def base_of(real: Mapping[Token, object]) -> Any:
+    """The class whose methods read the items, whatever a subclass overrides."""
+    return next((base for base in (OrderedDict, dict) if isinstance(real, base)), type(real))
 
 
 def dict_get(real: Mapping[Token, object], token: Token) -> object:
@@ -644,6 +653,8 @@ def wrap_dict(s: CaptureState, real: Mapping[Token, object], source: Source | No
             value.factory = s.wrap(real.default_factory, path)
         return value
 
+    if type(real) is types.MappingProxyType and not isinstance(gc.get_referents(real)[0], dict):
+        return WRAPPERS[object](s, real, source)  # it calls the methods of a mapping of the program
     owner = s.identities.owners.get(id(real))
     if owner is not None:
         if source is not None and owner.source is not None:

@@ -101,6 +101,8 @@ class Sequence(Value):
         index = as_index(s, key)
         items = self.items(s)
         if isinstance(index, slice):
+            if index.step == 0:
+                raise s.error(ValueError, "slice step cannot be zero")
             cut = items[index]
             whole = self.cls is tuple and len(cut) == len(items) and index.step in (None, 1)
             return self if whole else self.sibling(cut)
