@@ -18,7 +18,7 @@ from kiln.symbolic.expr import (
     sym_min,
     symbol,
 )
-from kiln.symbolic.node import SymNode, from_sym, from_sym_bool, to_sym
+from kiln.symbolic.node import SymNode, from_sym, to_sym
 from kiln.symbolic.parse import parse_int
 from kiln.symbolic.policy import (
     DimChoice,
@@ -48,7 +48,7 @@ __all__ = [
     "Atom", "BoundAnalysis", "DataDependentSize", "DimChoice", "DimKind", "DimMarks", "DimPolicy", "Expr",
     "FalseAssertion", "FixedMarkedDim", "FloorDiv", "Int", "Interval", "Max", "Min", "Mod", "NoHint", "Range",
     "Relation", "ScalarPolicy", "ShapeEnv", "ShapeGuard", "SymNode", "Symbol", "ceil_div", "evaluate", "from_sym",
-    "from_sym_bool", "is_static", "negate", "parse_int", "parse_relation", "product", "read_marks", "rel_eq", "rel_ge",
+    "is_static", "negate", "parse_int", "parse_relation", "product", "read_marks", "rel_eq", "rel_ge",
     "rel_gt", "rel_le", "rel_lt", "rel_ne", "require_open", "simplify_in_ranges", "sym_max", "sym_min", "symbol",
     "to_sym",
 ]  # fmt: skip

@@ -387,11 +387,3 @@ def from_sym(value: int | torch.SymInt) -> Int:
 def function_of(node: SymNode, name: str) -> SymNode:
     """A function of one number: a row of `REAL_OPS`."""
     return node.make(real(name, _number(node.value)))
-
-
-def from_sym_bool(value: bool | torch.SymBool) -> Truth:
-    """The truth in a SymBool of ours; a plain bool stays."""
-    truth = value if isinstance(value, bool) else value.node.value
-    if isinstance(truth, bool | Relation | AllOf | AnyOf):
-        return truth
-    raise TypeError(f"not a truth of a shape environment: {value}")

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from kiln.capture.guards.collector import explain
 from kiln.capture.interpreter import Capture, capture_frame
 from kiln.graph.trace.recorder import Recorder
 from kiln.native._frames import BoundCall, Dispatcher, Entry
+from kiln.runtime.guards.guard import Guard
 from kiln.runtime.guards.tree import build_tree
 from kiln.support.events import EventSink
 from kiln.symbolic import ShapeEnv
@@ -26,6 +26,11 @@ def graph_text(gm: torch.fx.GraphModule) -> str:
         target = getattr(node.target, "__name__", node.target)
         lines.append(f"{node.op} {node.name} {target} {node.args}" + (f" {node.kwargs}" if node.kwargs else ""))
     return "\n".join(lines)
+
+
+def guard_line(guard: Guard) -> str:
+    """With the user line that caused it."""
+    return guard.text() + (f"   # {guard.location.file}:{guard.location.line}" if guard.location else "")
 
 
 @dataclass
@@ -85,7 +90,7 @@ class Lab:
         return "\n---\n".join(graph_text(region.trace.torch_graph()) for got in self.captures for region in got.regions)
 
     def guards(self) -> str:
-        return "\n---\n".join(explain(got.guards) for got in self.captures)
+        return "\n---\n".join("\n".join(map(guard_line, got.guards)) for got in self.captures)
 
     def breaks(self) -> list[str]:
         return [stop.code for got in self.captures for stop in got.breaks]

@@ -5,14 +5,19 @@ from __future__ import annotations
 import torch
 
 from kiln.graph.prims.rows import PRIMS
-from kiln.loops.body.body import Const
+from kiln.loops.body.body import Const, LoopBody
 from kiln.loops.body.builder import BodyBuilder, Inline
 from kiln.loops.body.reference import REFERENCE
-from kiln.loops.body.text import body_text
+from kiln.loops.body.text import BodyText
 from kiln.symbolic import rel_lt, symbol
 
 F32, I64 = torch.float32, torch.int64
 i0, i1, s0 = symbol("i0"), symbol("i1"), symbol("s0")
+
+
+def body_text(body: LoopBody) -> str:
+    text = BodyText(body)
+    return "\n".join([*text.lines, f"-> {', '.join(text.results)}"])
 
 
 def test_every_pointwise_prim_has_a_reference() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 
 from kiln.loops.body.interpret import number
-from kiln.loops.kernel.interpret import run_mapped_kernel
+from kiln.loops.kernel.interpret import run_kernel
 from kiln.loops.kernel.kernel import KernelIR
 from kiln.loops.kernel.mapped import MappedKernel
 from kiln.loops.kernel.passes.choose_tiles import ChooseTiles
@@ -117,6 +118,26 @@ def test_pass(name: str, golden: Callable[[object], None]) -> None:
     golden(mapped_kernel_text(made))
     for expected, actual in zip(values(MappedKernel(kernel)), values(made), strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+def run_mapped_kernel(mapped: MappedKernel, memory: Memory) -> None:
+    """Run a kernel as it is printed: in runs of units if it has them. A tiling changes no values."""
+    kernel, run = mapped.kernel, mapped.run
+    if run is None:
+        run_kernel(kernel, memory)
+        return
+    counted = [(run.axis, run.count, run.longest or kernel.strip)]
+    if run.rows is not None:
+        counted.append((run.rows.axis, run.rows.rows, run.rows.longest))
+    axes = [axis for axis, _, _ in counted]
+    rest = replace(kernel, units=tuple(axis for axis in kernel.units if axis not in axes))
+    sizes = [number(axis.size, memory.sizes) for axis in axes]
+    steps = [longest for _, _, longest in counted]
+    for starts in product(*(range(0, size, step) for size, step in zip(sizes, steps, strict=True))):
+        values = dict(memory.sizes)
+        for (axis, count, longest), start, size in zip(counted, starts, sizes, strict=True):
+            values |= {axis.symbol: start, count: min(longest, size - start)}
+        run_kernel(rest, replace(memory, sizes=values))
 
 
 def values(mapped: MappedKernel) -> list[torch.Tensor]:

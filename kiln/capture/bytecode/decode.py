@@ -172,13 +172,3 @@ def _handlers(facts: CodeFacts, ranges: tuple[ExceptionRange, ...]) -> tuple[Han
                 break
             handlers[index] = handler
     return tuple(handlers)
-
-
-def text(decoded: DecodedCode) -> str:
-    """One line per instruction."""
-    rows = []
-    for index, inst in enumerate(decoded.instructions):
-        arg = getattr(inst.arg, "__name__", repr(inst.arg))
-        handler = decoded.handlers[index]
-        rows.append(f"{index:4} {inst.name} {arg}" + (f"   # except -> {handler.target}" if handler else ""))
-    return "\n".join(rows)

@@ -102,11 +102,3 @@ class GuardCollector:
     def finish(self) -> list[Guard]:
         """All guards that no other guard implies."""
         return GuardPaths(STEPS).needed(list(self._guards.values()), KINDS)
-
-
-def explain(guards: list[Guard]) -> str:
-    """One line per guard, with the user line that caused it."""
-    return "\n".join(
-        guard.text() + (f"   # {guard.location.file}:{guard.location.line}" if guard.location else "")
-        for guard in guards
-    )

@@ -68,10 +68,6 @@ class Partition:
             gradients=tuple([owners[grad] for grad in range(len(owners))]),
         )
 
-    def backward_for(self, needed: Sequence[bool]) -> Graph:
-        """The backward with the gradients of some inputs of the forward only."""
-        return backward_for(self.backward, self.grads, needed)
-
 
 def backward_for(backward: Graph, grads: Sequence[int | None], needed: Sequence[bool]) -> Graph:
     """The part of a backward graph for the gradients of the `needed` inputs; `grads` as in `Partition`."""

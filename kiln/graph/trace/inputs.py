@@ -178,13 +178,8 @@ class InputTable:
         symbols = self.mode.symbols
         symbol = symbols.env.create_symbol(value, lo=0)
         symbols.env.unbounded.add(symbol)
-        return self._scalar(symbol, name, source)
-
-    def _scalar(self, symbol: Int, name: str, source: Source) -> InputRecord:
         spec = ScalarSpec(int, symbol)
-        record = InputRecord(
-            name, source, cast(torch.SymInt, self.mode.symbols.sym(symbol)), None, self.node(name, spec), spec
-        )
+        record = InputRecord(name, source, cast(torch.SymInt, symbols.sym(symbol)), None, self.node(name, spec), spec)
         self.records.append(record)
         return record
 
@@ -198,16 +193,6 @@ class InputTable:
         record = InputRecord(name, source, cast(torch.SymFloat, fake), real, node, spec)
         self.records.append(record)
         return record
-
-    def add_copy(self, record: InputRecord) -> InputRecord:
-        """Register the input of an earlier recording again, with the same symbols."""
-        if (given := record.given) is not None:
-            return self.add_float(given, record.name, record.source)
-        if isinstance(record.spec, ScalarSpec):
-            assert record.spec.value is not None
-            return self._scalar(record.spec.value, record.name, record.source)
-        assert record.real is not None and isinstance(record.spec, TensorSpec)
-        return self.add(record.real, record.name, record.source, record.spec)
 
     def _non_leaf(self, leaf: FakeTensor) -> FakeTensor:
         """A fake with a gradient function, which allows what eager forbids on leaves."""

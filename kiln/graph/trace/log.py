@@ -4,7 +4,7 @@
     1  function  operator.add     (%0, 1)         model.py:3
     2  setstate  grad_enabled     (False,)        model.py:4
 
-User backends get it as an fx graph, a graph break truncates it, a restart replays it.
+User backends get it as an fx graph; eager replay and the copies of equal layers are made from it.
 """
 
 from __future__ import annotations

@@ -37,10 +37,10 @@ from kiln.graph.trace.log import NOWHERE, CallKind, Target, TorchCall, target_na
 from kiln.graph.trace.mode import RecordingMode
 from kiln.graph.trace.outer import OuterTensors
 from kiln.graph.trace.repeated_calls import CallCopies
-from kiln.graph.trace.replay import Successors, replay
 from kiln.graph.trace.resolve import resolve
 from kiln.graph.trace.set_data import set_data
 from kiln.graph.trace.storage_view import new_storage
+from kiln.graph.trace.successors import Successors
 from kiln.graph.trace.symbols import TraceSymbols
 from kiln.graph.trace.trace import Trace
 from kiln.runtime.eager_replay import ambient_state
@@ -50,7 +50,7 @@ from kiln.support.events import EventSink
 from kiln.support.location import Location
 from kiln.symbolic import ShapeEnv, Symbol
 from kiln.symbolic.values import Given, Real
-from kiln.tensor.spec import ScalarSpec, TensorSpec
+from kiln.tensor.spec import ScalarSpec
 
 Kwargs = dict[str, object]
 _push, _pop = torch._C._push_on_torch_dispatch_stack, torch._C._pop_torch_dispatch_stack
@@ -132,9 +132,6 @@ class Recorder:
         """The origin of the call that the next calls are nested in."""
         self.grad_at_start = torch.is_grad_enabled()
         self.state_at_start = ambient_state()
-        self._restart()
-
-    def _restart(self) -> None:
         self.calls: list[TorchCall] = []
         self.writes = 0
         self.wrote_and_failed = False
@@ -289,9 +286,6 @@ class Recorder:
     def is_fake(self, value: object) -> bool:
         return type(value) is FakeTensor or (type(value) is torch.Tensor and is_wrapped(value))
 
-    def spec_of(self, fake: torch.Tensor) -> TensorSpec:
-        return self._mode.view_of(fake).spec
-
     def node_of(self, fake: torch.Tensor) -> Node:
         """The node of the present value."""
         return self._mode.memory.read(self._mode.view_of(fake))
@@ -307,38 +301,9 @@ class Recorder:
             return record.real
         return next((real for real, other in self._baked if other is fake), None)
 
-    # Truncating and finishing.
-
     def mark(self) -> int:
-        """A position in the log to which `truncate` can return."""
+        """The position in the log of the next call."""
         return len(self.calls)
-
-    def truncate(self, mark: int) -> Successors:
-        """Drop the calls since `mark`; the result maps old fakes, also in containers, to their successors.
-
-        If the dropped calls had effects, the earlier calls are replayed on fresh fakes.
-        """
-        successors = Successors()
-        dropped = self.calls[mark:]
-        del self.calls[mark:]
-        if any(call.effects for call in dropped):
-            self._replay(successors)
-        return successors
-
-    def _replay(self, successors: Successors) -> None:
-        calls, inputs, baked = self.calls, self.inputs, self._baked
-        symbolic, modes = self._mode.symbolic, torch.is_grad_enabled()
-        self._restart()
-        self._mode.symbolic = symbolic
-        for record in inputs:
-            successors.add(record.fake, self.table.add_copy(record).fake)
-        for real, fake in baked:
-            successors.add(fake, self.add_constant(real))
-        torch._C._set_grad_enabled(self.grad_at_start)
-        try:
-            replay(calls, successors, self.call, self.set_state)
-        finally:
-            torch._C._set_grad_enabled(modes)
 
     def finish(self, outputs: Sequence[FakeTensor]) -> Trace:
         """The trace with these results."""

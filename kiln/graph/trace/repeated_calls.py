@@ -18,8 +18,8 @@ from kiln.graph.ir.node import Node, Origin
 from kiln.graph.prims.table import Kind
 from kiln.graph.trace.fake import FakeTensor, make_fake
 from kiln.graph.trace.log import TorchCall, leaves
-from kiln.graph.trace.replay import Successors
 from kiln.graph.trace.storage_view import FakeStorage, StorageView
+from kiln.graph.trace.successors import Successors
 from kiln.support.location import Location
 
 UNIQUE = (Kind.EFFECT, Kind.NESTED)

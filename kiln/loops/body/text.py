@@ -78,8 +78,3 @@ def access_text(buffer: str, index: Index) -> str:
 def axes_text(axes: Sequence[Axis], vector: int | None = None) -> str:
     marks = ["" if position != vector else " vector" for position in range(len(axes))]
     return f"({', '.join(f'{axis.symbol}: {axis.size}{mark}' for axis, mark in zip(axes, marks, strict=True))})"
-
-
-def body_text(body: LoopBody) -> str:
-    text = BodyText(body)
-    return "\n".join([*text.lines, f"-> {', '.join(text.results)}"])

@@ -1,12 +1,8 @@
-"""Running kernels on real tensors: `run_kernel(kernel, memory)` writes into the tensors of `memory`.
-
-`run_mapped_kernel` runs what passes made of a kernel for a machine.
-"""
+"""Running kernels on real tensors: `run_kernel(kernel, memory)` writes into the tensors of `memory`."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 
 import torch
 
@@ -14,7 +10,6 @@ from kiln.loops.body.body import Index
 from kiln.loops.body.indexing import symbols_of
 from kiln.loops.body.interpret import Read, TorchHandler, axis_values, number
 from kiln.loops.kernel.kernel import Accumulate, KernelIR, Phase, Store
-from kiln.loops.kernel.mapped import MappedKernel
 from kiln.loops.program.interpret import Memory
 from kiln.loops.program.nodes import ReduceOp
 from kiln.loops.program.reductions import COMBINE, SCAN, put, reduced
@@ -32,26 +27,6 @@ def run_kernel(kernel: KernelIR, memory: Memory) -> None:
                 run_kernel(rest, replace(memory, sizes={**memory.sizes, axis.symbol: position}))
             return
     _run_units(kernel, memory)
-
-
-def run_mapped_kernel(mapped: MappedKernel, memory: Memory) -> None:
-    """Run a kernel as it is printed: in runs of units if it has them. A tiling changes no values."""
-    kernel, run = mapped.kernel, mapped.run
-    if run is None:
-        run_kernel(kernel, memory)
-        return
-    counted = [(run.axis, run.count, run.longest or kernel.strip)]
-    if run.rows is not None:
-        counted.append((run.rows.axis, run.rows.rows, run.rows.longest))
-    axes = [axis for axis, _, _ in counted]
-    rest = replace(kernel, units=tuple(axis for axis in kernel.units if axis not in axes))
-    sizes = [number(axis.size, memory.sizes) for axis in axes]
-    steps = [longest for _, _, longest in counted]
-    for starts in product(*(range(0, size, step) for size, step in zip(sizes, steps, strict=True))):
-        values = dict(memory.sizes)
-        for (axis, count, longest), start, size in zip(counted, starts, sizes, strict=True):
-            values |= {axis.symbol: start, count: min(longest, size - start)}
-        run_kernel(rest, replace(memory, sizes=values))
 
 
 def _run_units(kernel: KernelIR, memory: Memory) -> None:

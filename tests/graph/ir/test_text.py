@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from kiln.graph.ir.errors import GraphSyntaxError, InvalidGraph, WrongPrediction
-from kiln.graph.ir.fingerprint import block_key, fingerprint
 from kiln.graph.ir.fx_view import fx_view
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.interpret import interpret
@@ -146,27 +145,6 @@ def test_verifier_finds_wrong_order() -> None:
     graph.nodes.reverse()
     with pytest.raises(InvalidGraph, match="V1"):
         verify(graph, "test")
-
-
-def test_fingerprint_ignores_names_and_origins() -> None:
-    one = parse_graph(MLP)
-    assert fingerprint(one) == fingerprint(
-        parse_graph(MLP.replace('"w"', '"v"').replace("add(%4, %2)", "add(%4, %2)  # a [1]"))
-    )
-    assert fingerprint(one) != fingerprint(parse_graph(MLP.replace("add(%4, %2)", "sub(%4, %2)")))
-    assert fingerprint(one) != fingerprint(parse_graph(MLP.replace("value=0.0", "value=-0.0")))
-
-
-def test_block_key_of_equal_layers() -> None:
-    graph = parse_graph("""\
-graph(%0: f32[4] "x", %1: f32[4] "a", %2: f32[4] "b"):
-    %3: f32[4] = mul(%0, %1)
-    %4: f32[4] = tanh(%3)
-    %5: f32[4] = mul(%4, %2)
-    %6: f32[4] = tanh(%5)
-    return %6""")
-    assert block_key(graph.nodes[:2]) == block_key(graph.nodes[2:])
-    assert block_key(graph.nodes[:1]) != block_key(graph.nodes[1:2])
 
 
 def test_rewrite_and_dead_code() -> None:

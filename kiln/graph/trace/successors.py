@@ -1,22 +1,17 @@
-"""Replay of a log on fresh fakes, for the calls before a graph break.
+"""What stands for the values of calls when they are repeated on other fakes, as those of equal layers are.
 
-    calls 0..4 stay, 5 and 6 are dropped, 6 wrote to a tensor     =>     0..4 run again; every fake has a successor
-
-In-place ops change the autograd state of fakes, which cannot be undone. If no dropped call has effects, none is
-replayed.
+successors.add(y, new_y)
+successors.of((x, [y]))      (x, [new_y])
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar, cast, final
+from typing import TypeVar, cast, final
 
 import torch
 
 from kiln.graph.trace.fake import FakeTensor
-from kiln.graph.trace.log import Target, TorchCall
-from kiln.runtime.eager_replay import SETTERS
-from kiln.support.location import Location
 
 T = TypeVar("T")
 
@@ -29,7 +24,7 @@ class Successors:
         self._found: dict[int, tuple[object, object]] = {}
 
     def add(self, old: object, new: object) -> None:
-        """Pair the results of a call and of its replay, part by part."""
+        """Pair the results of a call and of its repetition, part by part."""
         if isinstance(old, list | tuple):
             for left, right in zip(old, cast(Sequence[object], new), strict=True):
                 self.add(left, right)
@@ -54,29 +49,3 @@ class Successors:
         elif isinstance(made, slice):
             made = slice(self.of(made.start), self.of(made.stop), self.of(made.step))
         return made  # type: ignore[return-value]
-
-
-class RunCall(Protocol):
-    def __call__(
-        self, target: Target, args: Sequence[object], kwargs: dict[str, object], *, stack: tuple[Location, ...] = ()
-    ) -> object: ...
-
-
-class LogState(Protocol):
-    def __call__(self, kind: str, value: object, *, stack: tuple[Location, ...] = ()) -> None: ...
-
-
-def replay(calls: Sequence[TorchCall], successors: Successors, run: RunCall, log: LogState) -> None:
-    """Run `calls` again; changes of modes are made, and logged through `log`."""
-    grad = torch.is_grad_enabled()
-    try:
-        for call in calls:
-            if call.kind == "setstate":
-                (value,) = call.args
-                SETTERS[str(call.target)](*(value if isinstance(value, tuple) else (value,)))
-                log(str(call.target), value, stack=call.stack)
-                continue
-            result = run(call.target, successors.of(call.args), successors.of(call.kwargs), stack=call.stack)
-            successors.add(call.result, result)
-    finally:
-        torch._C._set_grad_enabled(grad)
