@@ -1,4 +1,4 @@
-"""Torch function modes of the program: what they see, and what they change, is as in eager, in one graph."""
+"""Torch function and dispatch modes of the program: what they see and change is as in eager, in one graph."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import kiln
 
 F = torch.nn.functional
+NAMED = (torch.sin, torch.Tensor.shape.__get__)  # type: ignore[attr-defined]
 
 
 class Log(TorchFunctionMode):
@@ -24,7 +26,17 @@ class Log(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = sorted((name, written(value)) for name, value in (kwargs or {}).items())
         kinds = [kind.__name__ for kind in types]
-        self.seen.append((getattr(func, "__name__", str(func)), written(args), named, kinds, func is F.gelu))
+        self.seen.append(
+            (
+                getattr(func, "__name__", str(func)),
+                written(args),
+                named,
+                kinds,
+                func is F.gelu,
+                func in NAMED,
+                func == NAMED[1],
+            )
+        )
         return func(*args, **(kwargs or {}))
 
 
@@ -50,6 +62,25 @@ class Refuse(TorchFunctionMode):
         raise ValueError("no torch")
 
 
+class Operators(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = sorted((name, written(value)) for name, value in (kwargs or {}).items())
+        self.seen.append((str(func), written(args), named, len(types)))
+        return func(*args, **(kwargs or {}))
+
+
+class Cosine(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.sin.default:
+            return torch.ops.aten.cos.default(*args) + 1
+        return func(*args, **(kwargs or {}))
+
+
+LAYER = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval().requires_grad_(False)
 LINEAR = nn.Linear(3, 3)
 WEIGHT = nn.Parameter(torch.ones(3))
 OUTSIDE = Log()
@@ -115,6 +146,26 @@ def gradients(x: Tensor) -> Any:
     return y, z, log.seen
 
 
+def dispatched(x: Tensor) -> Any:
+    with torch.no_grad(), Operators() as log:
+        y = F.layer_norm(LINEAR(x), (3,)) + torch.ones(3)
+        y = torch.cat([y, y]).reshape(3, -1).norm() * torch.where(x > 0, x, 1.0)
+        y = torch.einsum("ij,kj->ik", y, y), F.pad(y, (1, 1)), y.split(1), [row * 2 for row in y], y.clone().detach()
+        z = LAYER(torch.ones(1, 2, 4))
+    with Cosine():
+        with Cosine():
+            first = torch.sin(x)
+        second = torch.sin(x)
+    with Operators() as other, Log() as functions:
+        third = torch.sin(x) * x.shape[0]
+    return y, z, first, second, third, torch.sin(x), log.seen, other.seen, functions.seen
+
+
+def with_a_gradient(x: Tensor) -> Any:
+    with Cosine():
+        return torch.sin(x * LINEAR.weight)
+
+
 def with_a_break(x: Tensor) -> Any:
     with Replace():
         y = torch.sin(x)
@@ -128,7 +179,7 @@ def content(value: Any) -> Any:
     return (value.requires_grad, value.tolist()) if isinstance(value, Tensor) else value
 
 
-PROGRAMS = [*map(logged, (operators, methods, functions)), nested, from_outside, refused, gradients]
+PROGRAMS = [*map(logged, (operators, methods, functions)), nested, from_outside, refused, gradients, dispatched]
 
 
 def test_as_eager() -> None:
@@ -143,18 +194,21 @@ def test_as_eager() -> None:
 
 def test_a_break_inside() -> None:
     x = torch.arange(3.0)
-    compiled = kiln.compile(with_a_break, backend="eager", options={"cache": False})
-    for _ in range(2):
-        assert torch.equal(compiled(x), with_a_break(x))
+    for function in (with_a_break, with_a_gradient):
+        compiled = kiln.compile(function, backend="eager", options={"cache": False})
+        for _ in range(2):
+            assert torch.equal(compiled(x), function(x))
+        assert compiled.report().breaks
 
 
 def test_around_the_region() -> None:
     """It runs eager, once, and is compiled for calls without the mode."""
     x = torch.arange(3.0)
     compiled = kiln.compile(lambda x: torch.sin(x) + 1, backend="eager", options={"cache": False})
-    with Replace():
-        for _ in range(3):
-            assert torch.equal(compiled(x), torch.cos(x) + 1)
+    for mode in (Replace, Cosine):
+        with mode():
+            for _ in range(3):
+                assert torch.equal(compiled(x), torch.cos(x) + (1 if mode is Replace else 2))
     for _ in range(2):
         assert torch.equal(compiled(x), torch.sin(x) + 1)
     assert compiled.report().compiles == 1

@@ -40,6 +40,7 @@ from kiln.capture.interpreter.builtins import (
     context,
     copying,
     dataclass_fields,
+    dispatch_modes,
     evaluation,
     exceptions,
     function_transforms,
@@ -145,6 +146,7 @@ REGISTERED = (
     tensor_literals,
     tensor_subclasses,
     outer_tensors,
+    dispatch_modes,
 )
 """Importing these modules fills the tables of handlers."""
 

@@ -31,6 +31,7 @@ from kiln.capture.interpreter.variables.builtin import Builtin
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.exception import GROUPS, fields_of, native_class
+from kiln.capture.interpreter.variables.function import BoundMethod
 from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, fresh, has_key
 from kiln.capture.interpreter.variables.native_object import NativeObject
 from kiln.capture.interpreter.variables.object import Object, guard_protocol
@@ -400,7 +401,11 @@ def equal_builtins(s: CaptureState, left: Value, right: Value) -> bool | None:
     """Equality with a function written in C; None if the program's own `__eq__` is asked."""
     if isinstance(left, Builtin) and isinstance(right, Builtin):
         return bool(left.constant(s) == right.constant(s))
-    other = right if isinstance(left, Builtin) else left
+    builtin, other = (left, right) if isinstance(left, Builtin) else (right, left)
+    if isinstance(other, BoundMethod) and isinstance(other.function, Builtin):
+        plain: Any = other.function.constant(s)
+        own = other.self_.real()  # guarded where it was read
+        return own is not MISSING and bool(builtin.real() == plain.__get__(own))
     return None if isinstance(other, Object) else False
 
 

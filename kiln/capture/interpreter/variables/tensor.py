@@ -236,6 +236,8 @@ class Tensor(Value):
             return s.wrap(torch.Tensor.__iter__, None).call(s, [self], {})
         if self.fake.dim() == 0:
             raise s.error(TypeError, "iteration over a 0-d tensor")
+        if s.part(Overrides).under_modes is not None:  # operators are seen: eager makes one
+            return record(s, "unbind", [self, s.const(0)], {}).iterate(s)
         count = self.length(s)
         items = [record(s, operator.getitem, [self, s.const(i)], {}) for i in range(count)]
         return List(items).iterate(s)
@@ -583,6 +585,8 @@ class Overrides:
     """What a torch call does with tensors of subclasses (`subclass.py`); None until there is one."""
 
     call: Callable[[CaptureState, Target, Args, Kwargs], Value | None] | None = None
+    under_modes: Callable[[CaptureState, Target, Args, Kwargs], Value] | None = None
+    """Makes every call while dispatch modes of the program are entered (`builtins/dispatch_modes.py`)."""
     disabled: bool = False
     """Whether `__torch_function__` is skipped."""
 
@@ -593,6 +597,8 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
     if s.function_modes and target is not getattr and getattr(target, "__module__", None) not in UNSEEN:
         return seen_by_mode(s, target, args, kwargs)
     override = s.part(Overrides).call
+    if (under_modes := s.part(Overrides).under_modes) is not None:
+        return under_modes(s, target, args, kwargs)
     if override is not None and (overridden := override(s, target, args, kwargs)) is not None:
         return overridden
     plain = tuple([arg.torch_arg(s) for arg in args])
