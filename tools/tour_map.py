@@ -106,7 +106,7 @@ MAP = {
         ("How long may a program be compiled?", "kiln/pipeline/compile_budget.py", "CompileBudget"),
         ("Why was something compiled again?", "kiln/capture/guards/explanation.py", "explain_failure"),
         ("Which resume functions do variants share?", "kiln/pipeline/dispatchers.py", "shared_resumes"),
-        ("What becomes of `torch.cond`?", "kiln/capture/interpreter/control_flow.py", "cond"),
+        ("What becomes of `torch.cond`?", "kiln/capture/interpreter/builtins/control_flow_operators.py", "nested_cond"),
         ("What is a resume function?", "kiln/capture/bytecode/resume.py", "ResumeOrigin"),
         (
             "What becomes of a class statement?",

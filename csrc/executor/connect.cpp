@@ -128,6 +128,10 @@ void connect(Program& program, const KernelImages& images) {
     connect(*branch.if_true, images);
     connect(*branch.if_false, images);
   });
+  for_each<LoopStep>(program, [&](LoopStep& loop) {
+    connect(*loop.body, images);
+    for (auto& test : loop.test) connect(*test, images);
+  });
 }
 
 }  // namespace kiln

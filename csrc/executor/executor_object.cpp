@@ -111,6 +111,11 @@ bool link(Program& program, PyObject* addresses) {
     if (branch && !(link(*branch->if_true, addresses) && link(*branch->if_false, addresses))) {
       return false;
     }
+    auto* loop = std::get_if<LoopStep>(&step.data);
+    if (loop && !link(*loop->body, addresses)) return false;
+    for (size_t n = 0; loop && n < loop->test.size(); n++) {
+      if (!link(*loop->test[n], addresses)) return false;
+    }
   }
   return true;
 }

@@ -30,7 +30,7 @@ struct DevicePlace {
 };
 
 inline constexpr int64_t kMagic = 0x4e4c494b;
-inline constexpr int64_t kFormat = 0x4feccec5;
+inline constexpr int64_t kFormat = 0x16ca8a28;
 
 // An argument of an ATen step: what the words behind the kind are.
 enum class ArgumentKind : int8_t { kNone = 0, kSlot, kInt, kIntRegister, kFloat, kFloatRegister,
@@ -126,13 +126,28 @@ struct CheckTensorStep {
 };
 struct BranchStep {
   Slot condition;
-  std::vector<Slot> args, outs;
+  std::vector<Slot> args;
+  Register sizes;
+  int32_t num_sizes;
+  std::vector<Slot> outs;
   std::unique_ptr<Program> if_true, if_false;
-  auto fields() { return std::tie(condition, args, outs, if_true, if_false); }
+  auto fields() { return std::tie(condition, args, sizes, num_sizes, outs, if_true, if_false); }
+};
+struct LoopStep {
+  std::vector<std::unique_ptr<Program>> test;
+  std::unique_ptr<Program> body;
+  Register count;
+  std::vector<Slot> carried, rows, args;
+  Register sizes;
+  int32_t num_sizes;
+  std::vector<Slot> outs;
+  std::vector<LayoutIndex> layouts;
+  auto fields() { return std::tie(test, body, count, carried, rows, args, sizes, num_sizes, outs,
+    layouts); }
 };
 // In the order of the numbers that stand for them.
 using StepData = std::variant<AllocateStep, RawAllocateStep, ViewStep, CopyStep, ConstantStep,
     FreeStep, LaunchStep, AtenStep, RandomSeedStep, HostReadStep, CheckRelationStep,
-    CheckTensorStep, BranchStep>;
+    CheckTensorStep, BranchStep, LoopStep>;
 
 }  // namespace kiln

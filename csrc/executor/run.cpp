@@ -129,7 +129,13 @@ class Run {
   void run(const CheckRelationStep& step) const;
   void run(const CheckTensorStep& step);
   void run(const BranchStep& step);
+  void run(const LoopStep& step);
+  // Runs a nested plan on tensors, then on `num_sizes` numbers; leaves the tensors undefined.
+  std::vector<TensorPtr> call(const Program& inner, std::vector<TensorPtr> given, Register sizes,
+                              int32_t num_sizes);
+  std::vector<TensorPtr> shared(const std::vector<Slot>& slots) const;
   bool reuse(const AllocateStep& step, const Layout& planned);
+  TensorPtr allocated(const Layout& planned);
   void make_output(const Output& output, Value* outputs, Value& result);
   TensorPtr alias(const Output& output, const Value& base);
 
@@ -297,10 +303,13 @@ void Run::steps() {
 void Run::run(const AllocateStep& step) {
   const Layout& planned = layout(step.layout);
   if (step.reuse != kNone && reuse(step, planned)) return;
-  slots_[step.out].set_tensor(
-      planned.device_type == kCpu || !program_.runtime
-          ? empty_strided(planned, ints_)
-          : empty_from(device(planned.device_index).allocator(), planned, ints_));
+  slots_[step.out].set_tensor(allocated(planned));
+}
+
+// Fresh memory in the layout.
+TensorPtr Run::allocated(const Layout& planned) {
+  if (planned.device_type == kCpu || !program_.runtime) return empty_strided(planned, ints_);
+  return empty_from(device(planned.device_index).allocator(), planned, ints_);
 }
 
 // Moves the memory of `step.reuse` to the new slot; false if that memory cannot be reused.
@@ -431,22 +440,94 @@ struct HeldInputs {
   size_t count;
 };
 
-void Run::run(const BranchStep& step) {
-  bool taken = read_bool(tensor(step.condition));
-  check_status();
-  const Program& inner = taken ? *step.if_true : *step.if_false;
-  std::unique_ptr<Frame>& kept = frame_.branches[&inner];
+std::vector<TensorPtr> Run::shared(const std::vector<Slot>& slots) const {
+  std::vector<TensorPtr> found;
+  for (Slot slot : slots) {
+    tensor(slot);
+    found.push_back(slots_[slot].share());
+  }
+  return found;
+}
+
+std::vector<TensorPtr> Run::call(const Program& inner, std::vector<TensorPtr> given, Register sizes,
+                                 int32_t num_sizes) {
+  std::unique_ptr<Frame>& kept = frame_.nested[&inner];
   if (!kept) kept = std::make_unique<Frame>(inner);
   Frame& frame = *kept;
-  std::vector<Value> inputs(step.args.size());
-  std::vector<Value> outputs(step.outs.size());
-  for (size_t n = 0; n < inputs.size(); n++) inputs[n].set_tensor(slots_[step.args[n]].share());
+  std::vector<Value> inputs(given.size() + static_cast<size_t>(num_sizes));
+  std::vector<Value> outputs(inner.outputs.size());
+  for (size_t n = 0; n < given.size(); n++) inputs[n].set_tensor(std::move(given[n]));
+  for (int32_t n = 0; n < num_sizes; n++) {
+    inputs[given.size() + static_cast<size_t>(n)].set_int(ints_[sizes + n]);
+  }
   HeldInputs held{frame, inputs.size()};
   Run nested(inner, constants_, frame, false);
   nested.take(inputs.data());
   nested.all(outputs.data());
-  for (size_t n = 0; n < outputs.size(); n++) {
-    if (step.outs[n] != kNone) slots_[step.outs[n]] = std::move(outputs[n]);
+  std::vector<TensorPtr> results;
+  for (Value& output : outputs) results.push_back(output.take());
+  return results;
+}
+
+void Run::run(const BranchStep& step) {
+  bool taken = read_bool(tensor(step.condition));
+  check_status();
+  const Program& inner = taken ? *step.if_true : *step.if_false;
+  std::vector<TensorPtr> results = call(inner, shared(step.args), step.sizes, step.num_sizes);
+  for (size_t n = 0; n < step.outs.size(); n++) {
+    if (step.outs[n] != kNone) slots_[step.outs[n]].set_tensor(std::move(results[n]));
+  }
+}
+
+// The row `number` of a tensor, which shares its memory.
+TensorPtr row_of(const c10::TensorImpl& whole, int64_t number) {
+  return tensor_over(whole.storage(), plain_keys(*whole.storage().unsafeGetStorageImpl()),
+                     whole.dtype(), whole.sizes().slice(1), whole.strides().slice(1),
+                     whole.storage_offset() + number * whole.stride(0));
+}
+
+void Run::run(const LoopStep& step) {
+  std::vector<TensorPtr> carried = shared(step.carried);
+  const std::vector<TensorPtr> given = shared(step.args);
+  size_t count = carried.size();
+  std::vector<TensorPtr> stacked;
+  for (size_t n = count; n < step.outs.size(); n++) {
+    stacked.push_back(allocated(layout(step.layouts[n])));
+  }
+  auto arguments = [&](int64_t turn, bool rows) {
+    std::vector<TensorPtr> made = carried;
+    if (rows) {
+      for (Slot slot : step.rows) made.push_back(row_of(tensor(slot), turn));
+    }
+    made.insert(made.end(), given.begin(), given.end());
+    return made;
+  };
+  int64_t turn = 0;
+  for (;; turn++) {
+    if (step.test.empty()) {
+      if (turn >= ints_[step.count]) break;
+    } else {
+      auto answer = call(*step.test[0], arguments(turn, false), step.sizes, step.num_sizes);
+      bool goes_on = read_bool(*answer.at(0));
+      check_status();
+      if (!goes_on) break;
+    }
+    auto results = call(*step.body, arguments(turn, true), step.sizes, step.num_sizes);
+    for (size_t n = 0; n < results.size(); n++) {
+      if (n < count) {
+        carried[n] = std::move(results[n]);
+      } else {
+        copy_into(*row_of(*stacked[n - count], turn), *results[n]);
+      }
+    }
+  }
+  for (size_t n = 0; n < step.outs.size(); n++) {
+    TensorPtr made = n < count ? carried[n] : stacked[n - count];
+    if (n < count && turn == 0) {
+      made = allocated(layout(step.layouts[n]));
+      copy_into(*made, *carried[n]);
+    }
+    slots_[step.outs[n]].set_tensor(std::move(made));
   }
 }
 

@@ -27,7 +27,7 @@ struct Frame {
   std::vector<void*> pointers;       // tensor arguments of the launch at hand
   std::vector<uint64_t> known_keys;  // key sets of the inputs that passed the full check
   Placement placement;
-  std::unordered_map<const Program*, std::unique_ptr<Frame>> branches;  // made on demand
+  std::unordered_map<const Program*, std::unique_ptr<Frame>> nested;  // made on demand
 };
 
 // Makes the outputs that are views into views of `inputs` and `outputs` in the eyes of autograd.

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, final
 
 from kiln.graph.ir.graph import Graph
+from kiln.graph.ir.rewrite import with_nested
 from kiln.graph.ir.text import graph_text
 from kiln.graph.passes import run_passes
 from kiln.graph.passes.repeated_layers import short_graph
@@ -24,6 +25,8 @@ from kiln.loops.kernel.launches.program import KernelLaunch, KernelProgram
 from kiln.loops.kernel.launches.text import kernel_program_text
 from kiln.loops.kernel.launches.verify import verify_kernel_program
 from kiln.loops.lowering import lower
+from kiln.loops.program.analyses import with_nested_programs
+from kiln.loops.program.nodes import LoopProgram
 from kiln.loops.program.passes.pipeline import run_program_passes
 from kiln.loops.program.text import program_text
 from kiln.loops.program.verify import verify_program
@@ -60,7 +63,13 @@ def schedule_text(program: KernelProgram) -> str:
 
 
 def graph_after_passes(graph: Graph, at: CompileContext) -> Graph:
-    return run_passes(graph, at.events, env=at.env, without=at.without)
+    changed = run_passes(graph, at.events, env=at.env, without=at.without)
+    return with_nested(changed, lambda nested: graph_after_passes(nested, at))
+
+
+def loops_after_passes(loops: LoopProgram, at: CompileContext) -> LoopProgram:
+    changed = run_program_passes(loops, at.target, at.events, at.dump)
+    return with_nested_programs(changed, lambda nested: loops_after_passes(nested, at))
 
 
 def write_kernels(program: KernelProgram, at: CompileContext) -> Plan:
@@ -79,7 +88,7 @@ GRAPH_TO_PLAN: tuple[Stage, ...] = (
     Stage("passes",   lambda graph, at: graph_after_passes(graph, at),                         graph_text),
     Stage("lowering", lambda graph, at: lower(graph, at.target, at.events, at.env),         program_text,
                                                                                             verify_program),
-    Stage("loop_passes", lambda loops, at: run_program_passes(loops, at.target, at.events, at.dump), program_text,
+    Stage("loop_passes", loops_after_passes,                                                             program_text,
                                                                                             verify_program),
     Stage("schedule", lambda loops, at: schedule(loops, at.target, at.events),              schedule_text,
                                                                                             verify_kernel_program),

@@ -233,5 +233,6 @@ FIELD_WORDS: Mapping[FieldKind, Callable[[ProgramEncoder, Any], list[int]]] = {
     program_format.ARGUMENTS: lambda at, value: [len(value), *at.operands.arguments(value)],
     program_format.KEYWORDS:  lambda at, value: at.operands.keywords(value),
     program_format.PLAN:      lambda at, value: at.nested(value),
+    program_format.PLANS:     lambda at, value: [len(value), *(word for plan in value for word in at.nested(plan))],
 }
 # fmt: on

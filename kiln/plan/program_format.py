@@ -107,6 +107,7 @@ SCALAR    = FieldKind("ScalarKind",                   "ScalarKind")
 ARGUMENTS = FieldKind("arguments",                    "std::vector<Argument>")
 KEYWORDS  = FieldKind("(name, argument) pairs",       "std::vector<std::pair<std::string, Argument>>")
 PLAN      = FieldKind("Plan",                         "std::unique_ptr<Program>")
+PLANS     = FieldKind("Plans",                        "std::vector<std::unique_ptr<Program>>")
 LOADED    = FieldKind("loaded kernel",                "std::shared_ptr<DeviceKernel>",   encoded=False)
 REPORT    = FieldKind("where its kernel reports",     "int32_t",                         encoded=False)
 RESOLVED  = FieldKind("resolved operator",            "std::shared_ptr<const AtenCall>", encoded=False)
@@ -127,6 +128,9 @@ NATIVE_STEPS = (
     HOST_READ      := NativeStep("HostRead", source=SLOT, kind=SCALAR, target=REGISTER, segment=INDEX),
     CHECK_RELATION := NativeStep("CheckRelation", relation=RELATION, difference=SIZE, message=TEXT),
     CHECK_TENSOR   := NativeStep("CheckTensor", condition=SLOT, message=TEXT),
-    BRANCH         := NativeStep("Branch", condition=SLOT, args=SLOTS, outs=SLOTS, if_true=PLAN, if_false=PLAN),
+    BRANCH         := NativeStep("Branch", condition=SLOT, args=SLOTS, sizes=SIZES, num_sizes=INDEX, outs=SLOTS,
+                                 if_true=PLAN, if_false=PLAN),
+    LOOP           := NativeStep("Loop", test=PLANS, body=PLAN, count=SIZE, carried=SLOTS, rows=SLOTS, args=SLOTS,
+                                 sizes=SIZES, num_sizes=INDEX, outs=SLOTS, layouts=LAYOUTS),
 )
 # fmt: on

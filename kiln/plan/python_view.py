@@ -112,8 +112,8 @@ def layout_python(spec: TensorSpec) -> str:
 
 
 FREE_NAMES = {
-    "empty", "over", "launch", "as_planned", "constants", "seed", "check", "read", "branch", "rebuild", "bump", "torch",
-    "float", "int", "bool",
+    "empty", "over", "launch", "as_planned", "constants", "seed", "check", "read", "branch", "loop", "rebuild", "bump",
+    "torch", "float", "int", "bool",
 }  # fmt: skip
 _BINDINGS: Mapping[str, Callable[[str, int], str]] = {
     "size": lambda name, dim: f"{name}.size({dim})",

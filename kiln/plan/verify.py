@@ -9,7 +9,17 @@ from collections.abc import Iterable
 from typing import final
 
 from kiln.plan.plan import Plan, Slot, Step
-from kiln.plan.steps import AllocateStep, AtenStep, BranchStep, CopyStep, FreeStep, HostReadStep, LaunchStep, ViewStep
+from kiln.plan.steps import (
+    AllocateStep,
+    AtenStep,
+    BranchStep,
+    CopyStep,
+    FreeStep,
+    HostReadStep,
+    LaunchStep,
+    LoopStep,
+    ViewStep,
+)
 from kiln.plan.text import step_text
 from kiln.support.errors import KilnError
 from kiln.symbolic import Expr, Relation
@@ -31,7 +41,7 @@ def verify_plan(plan: Plan) -> None:
     P3  a launched kernel is in the plan and gets as many tensors and numbers as it declares;
     P4  a step writes an input only if the plan says `mutated` (or `donated`, by reuse);
     P5  memory is reused only when no other slot that is a view of it is live;
-    P6  outputs are live slots, earlier outputs, inputs or numbers; branches return what the branch step names;
+    P6  outputs are live slots, earlier outputs, inputs or numbers; nested plans take and return what their step names;
     P7  a C++ kernel works on CPU memory.
     """
     _Verifier(plan).run()
@@ -43,7 +53,7 @@ def slot_specs(plan: Plan) -> dict[Slot, TensorSpec]:
     for step in plan.steps:
         if isinstance(step, AllocateStep | ViewStep):
             found[step.out] = step.spec
-        elif isinstance(step, AtenStep):
+        elif isinstance(step, AtenStep | BranchStep | LoopStep):
             found.update(
                 (out, spec)
                 for out, spec in zip(step.outs, step.specs, strict=False)
@@ -156,10 +166,21 @@ class _Verifier:
         if isinstance(step, ViewStep):
             self.owner[step.out] = self.owner.get(step.base, step.base)
         if isinstance(step, BranchStep):
-            for plan in (step.if_true, step.if_false):
-                verify_plan(plan)
-                if (len(plan.inputs), len(plan.outputs)) != (len(step.args), len(step.outs)):
-                    self.fail(f"P6: nested plan {plan.name} has another number of inputs or outputs", step)
+            given = len(step.args) + len(step.sizes)
+            self.check_nested(step, step.if_true, given, len(step.outs))
+            self.check_nested(step, step.if_false, given, len(step.outs))
+        if isinstance(step, LoopStep):
+            given = len(step.carried) + len(step.args) + len(step.sizes)
+            self.check_nested(step, step.body, given + len(step.rows), len(step.outs))
+            if step.test is not None:
+                self.check_nested(step, step.test, given, 1)
+
+    def check_nested(self, step: Step, plan: Plan, inputs: int, outputs: int) -> None:
+        verify_plan(plan)
+        if (len(plan.inputs), len(plan.outputs)) != (inputs, outputs):
+            self.fail(f"P6: nested plan {plan.name} has another number of inputs or outputs", step)
+        if missing := {kernel.symbol for kernel in plan.kernels} - self.kernels.keys():
+            self.fail(f"P3: kernels of nested plan {plan.name} are not in the plan: {', '.join(sorted(missing))}", step)
 
     def define_slot(self, slot: Slot, step: Step) -> None:
         if slot in self.defined:

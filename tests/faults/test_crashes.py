@@ -313,13 +313,22 @@ OTHER = torch.compile(doubled, backend="eager")
 
 def test_a_condition_on_data_breaks_in_its_place() -> None:
     """In eager mode `torch.cond` runs torch's compiler: the graph breaks at the condition, not in front."""
+    seen: list[int] = []
+
+    def noted(x: Tensor) -> Tensor:
+        seen.append(1)
+        return x * 2
+
+    def plain(x: Tensor) -> Tensor:
+        return (x * 6 if x.sum() > 0 else x * 3 - 1) + x
 
     def program(x: Tensor) -> Tensor:
-        return branch(x * 3) + x
+        return torch.cond((x * 3).sum() > 0, noted, lambda x: x - 1, (x * 3,)) + x
 
     compiled = kiln.compile(program, options={"cache": False})
     for x in (X, -X, X * 2, -X * 2):
-        torch.testing.assert_close(compiled(x), program(x))
+        torch.testing.assert_close(compiled(x), plain(x))
+    assert len(seen) == 2
     report = kiln.report_of(compiled)
     assert (report.regions, report.compiles, report.eager) == (3, 3, 0), report
     assert len(report.breaks) == 1 and "test_crashes.py" in str(report.breaks[0]), report

@@ -18,6 +18,7 @@ from kiln.plan.steps import (
     CopyStep,
     HostReadStep,
     LaunchStep,
+    LoopStep,
     RandomSeedStep,
     ViewStep,
 )
@@ -39,6 +40,10 @@ def everything() -> Plan:
     other = Plan(
         "other", (PlanInput("x", spec(4)),), (), (ViewStep(1, 0, spec(2, 2)),), (PlanOutput(slot=1),), (), num_slots=2
     )
+    row = Plan(
+        "row", (PlanInput("state", spec(4)), PlanInput("row", spec())), (), (AllocateStep(2, spec()),),
+        (PlanOutput(slot=0), PlanOutput(slot=2)), (), num_slots=3,
+    )  # fmt: skip
     relation = rel_lt(u0, s0)
     assert not isinstance(relation, bool)
     return Plan(
@@ -61,6 +66,7 @@ def everything() -> Plan:
             CheckStep(None, 1, "flag must be set"),
             RandomSeedStep(8, torch.device("cpu"), 4),
             BranchStep(1, inner, other, (5,), (9,)),
+            LoopStep(None, row, 4, (0,), (5,), (), (13, 14), (spec(4), spec(4))),
             CopyStep(0, 5),
             AllocateStep(11, spec(4)),
             AllocateStep(10, spec(2), reuse=11),
@@ -72,7 +78,7 @@ def everything() -> Plan:
             PlanOutput(value=u0 * 2), PlanOutput(value=None), PlanOutput(slot=10), PlanOutput(slot=12),
         ),
         kernels=(SCALE,),
-        num_slots=13,
+        num_slots=15,
         constants=("abc",),
         mutated=(0,),
     )  # fmt: skip

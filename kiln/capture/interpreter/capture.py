@@ -38,6 +38,7 @@ from kiln.capture.interpreter.builtins import (
     checkpoint,
     class_statements,
     context,
+    control_flow_operators,
     copying,
     dataclass_fields,
     dispatch_modes,
@@ -125,6 +126,7 @@ REGISTERED = (
         classes,
         constant,
         context,
+        control_flow_operators,
         copying,
     ),
     *(

@@ -1,9 +1,9 @@
-"""torch's control flow operators as plain Python, interpreted in their place.
+"""torch's control flow operators as plain Python, interpreted where they cannot be a nested graph.
 
     torch.cond(x.sum() > 0, double, negate, (x,))     double(x) if x.sum() > 0 else negate(x)
 
 So a condition is speculated on or breaks the graph like any `if`, and both branches are compiled when they are taken.
-(In eager mode these operators call torch.compile.)
+(In eager mode these operators call torch.compile.) Nested graphs: `builtins/control_flow_operators.py`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,20 @@ LONGEST_UNROLLED = 64
 
 
 def cond(pred: object, true_fn: Branch, false_fn: Branch, operands: Sequence[object] = ()) -> object:
-    if isinstance(pred, Tensor) and pred.numel() != 1:
+    if isinstance(pred, (bool, int, float)):
+        return true_fn(*operands) if pred else false_fn(*operands)
+    if not isinstance(pred, Tensor):
+        raise RuntimeError(f"Expected pred to be bool or tensor, but got {pred}.")
+    if pred.numel() != 1:
         raise RuntimeError(f"Expected pred to be bool or single-element tensor, but got {pred.shape}.")
+    if not callable(true_fn) or not callable(false_fn):
+        raise RuntimeError("Expect both branches to be callable.")
+    if not isinstance(operands, (tuple, list)) or not all(
+        isinstance(part, Tensor) for part in tree_flatten(operands)[0]
+    ):
+        raise RuntimeError(
+            "Expect operands to be a tuple of possibly nested dict/list/tuple that only consists of tensor leaves."
+        )
     result = true_fn(*operands) if pred else false_fn(*operands)
     return fresh(result, operands)
 

@@ -241,13 +241,19 @@ LACKING = {
 Wrapper = Callable[["CaptureState", Any, "Source | None"], Value]
 W = TypeVar("W", bound=Wrapper)
 Handler = Callable[["CaptureState", Args, Kwargs], Value]
+
+
+class SiteHandler(Protocol):
+    def __call__(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value: ...
+
+
 Operator = Callable[["CaptureState", Value, Value], "Value | None"]
 
 WRAPPERS: dict[type, Wrapper] = {}
 SUBCLASS_WRAPPERS: list[tuple[type, Wrapper]] = []
 HANDLERS: dict[Hashable, Handler] = {}
-REPLACEMENTS: dict[Hashable, Callable[..., object]] = {}
-"""Functions in whose place others are interpreted, which a graph break in them resumes."""
+SITE_HANDLERS: dict[Hashable, SiteHandler] = {}
+"""Those of HANDLERS that take the call site."""
 OPERATORS: dict[tuple[object, type[Value]], Operator] = {}
 
 
@@ -270,6 +276,18 @@ def handles(*functions: Hashable) -> Callable[[Handler], Handler]:
     def register(handler: Handler) -> Handler:
         for function in functions:
             HANDLERS[function] = handler
+        return handler
+
+    return register
+
+
+def handles_at_site(*functions: Hashable) -> Callable[[SiteHandler], SiteHandler]:
+    """Register a handler that inlines Python code: a break in that code can be resumed."""
+
+    def register(handler: SiteHandler) -> SiteHandler:
+        for function in functions:
+            HANDLERS[function] = handler
+            SITE_HANDLERS[function] = handler
         return handler
 
     return register
@@ -339,6 +357,8 @@ class Counters:
     repeated_steps: int = 0
     unguarded: int = 0
     checkpoints: int = 0
+    changed: list[Value] | None = None
+    """Objects made in the frame that were changed since, where that is asked for."""
 
 
 @final

@@ -34,9 +34,12 @@ class EffectLog(Generic[E]):
 
     def __init__(self) -> None:
         self._effects: dict[Hashable, E] = {}
+        self.changes = 0
+        """How often something from outside was changed; modes do not count."""
 
     def note(self, effect: E) -> None:
         """Add it unless the thing has an effect already."""
+        self.changes += 1
         self._effects.setdefault(effect.key, effect)
 
     def replace(self, effect: E) -> None:
@@ -44,10 +47,12 @@ class EffectLog(Generic[E]):
         self._effects[effect.key] = effect
 
     def move_to_end(self, effect: E) -> None:
+        self.changes += 1
         self._effects.pop(effect.key, None)
         self._effects[effect.key] = effect
 
     def drop(self, key: Hashable) -> None:
+        self.changes += 1
         self._effects.pop(key, None)
 
     def find(self, key: Hashable) -> E | None:

@@ -120,6 +120,8 @@ class CallEffect(SideEffect):
 
 def note_change(s: CaptureState, value: Container) -> None:
     """Call before changing a container: one from outside gets an effect."""
+    if s.counters.changed is not None:
+        s.counters.changed.append(value)
     if value.source is not None:
         s.effects.note(ContentsEffect(value))
     elif getattr(value, "original", None) is not None:

@@ -221,11 +221,29 @@ def _nested(walk: Interpreter, graph: Graph, inputs: Iterable[RuntimeValue]) -> 
     return Interpreter(dict(walk.symbols), walk.constants).run(graph, list(inputs)).outputs
 
 
+def copies(values: Values) -> tuple[RuntimeValue, ...]:
+    return cast(tuple[RuntimeValue, ...], tuple(map(copied, values)))
+
+
 def _run_while(walk: Interpreter, node: Node, inputs: Values) -> RuntimeValue:
-    state = tuple(inputs)
-    while bool(_nested(walk, node.attrs["test"], state)[0]):
-        state = _nested(walk, node.attrs["body"], state)
+    count = len(node.attrs["body"].outputs)
+    state, rest = copies(inputs[:count]), inputs[count:]
+    while bool(_nested(walk, node.attrs["test"], (*state, *rest))[0]):
+        state = _nested(walk, node.attrs["body"], (*state, *rest))
     return state
+
+
+def _run_scan(walk: Interpreter, node: Node, inputs: Values) -> RuntimeValue:
+    carried, end = node.attrs["carried"], node.attrs["carried"] + node.attrs["rows"]
+    state, rest = copies(inputs[:carried]), inputs[end:]
+    rows = cast(list[torch.Tensor], inputs[carried:end])
+    stacks: list[list[torch.Tensor]] = [[] for _ in node.attrs["body"].outputs[carried:]]
+    for turn in range(len(rows[0])):
+        results = _nested(walk, node.attrs["body"], (*state, *[row[turn] for row in rows], *rest))
+        state = results[:carried]
+        for stack, result in zip(stacks, results[carried:], strict=True):
+            stack.append(cast(torch.Tensor, result))
+    return (*state, *[torch.stack(stack) for stack in stacks])
 
 
 def _run_local_scalar(walk: Interpreter, node: Node, inputs: Values) -> RuntimeValue:
@@ -246,6 +264,7 @@ WALKERS: dict[str, Callable[[Interpreter, Node, Values], RuntimeValue]] = {
     "scalar_tensor": _run_scalar_tensor,
     "cond": lambda walk, node, inputs: _nested(walk, node.attrs["true" if inputs[0] else "false"], inputs[1:]),
     "while_loop": _run_while,
+    "scan": _run_scan,
     "region": lambda walk, node, inputs: _nested(walk, node.attrs["body"], inputs),
     "local_scalar": _run_local_scalar,
 }

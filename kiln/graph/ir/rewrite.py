@@ -92,6 +92,22 @@ def nested_graphs(node: Node) -> list[Graph]:
     return [value for value in node.attrs.values() if isinstance(value, Graph)]
 
 
+def with_nested(graph: Graph, change: Callable[[Graph], Graph]) -> Graph:
+    """The graph with `change` applied to the nested graphs of its nodes."""
+    if not any(node.op.kind is Kind.NESTED for node in graph.nodes):
+        return graph
+    nodes: list[Node] = []
+    replaced: dict[Node, Node] = {node: node for node in graph.inputs}
+    for old in graph.nodes:
+        node = with_inputs(old, tuple([replaced[value] for value in old.inputs]))
+        if node.op.kind is Kind.NESTED:
+            attrs = {key: change(value) if isinstance(value, Graph) else value for key, value in node.attrs.items()}
+            node = Node(node.op, node.inputs, attrs, node.spec, node.origin)
+        nodes.append(node)
+        replaced[old] = node
+    return rebuilt(graph, nodes, replaced)
+
+
 def all_nodes(graph: Graph) -> Iterator[Node]:
     """The nodes of a graph, and those of the graphs in them."""
     for node in graph.nodes:

@@ -38,7 +38,8 @@ def verify(
     V4  argument templates use every input, and only inputs that exist;
     V5  attributes have types that a graph text can hold, and nested graphs are valid;
     V6  outputs and written values are defined, and writes go to inputs of the same sizes and dtype;
-    V7  aliases name an input or an earlier output.
+    V7  aliases name an input or an earlier output;
+    V8  nested graphs take what their node gives them, and return what it takes over.
 
     Relations between symbols that are not known pass V3 and V6.
     """
@@ -201,6 +202,70 @@ def aliases_exist(graph: Graph, env: ShapeEnv | None) -> Iterator[Problem]:
             yield output.value, f"output {number} aliases {alias.of} {alias.index}, which does not exist"
 
 
+def nested_graphs_fit(graph: Graph, env: ShapeEnv | None) -> Iterator[Problem]:
+    oracle = GuardFreeOracle(env)
+    for node in graph.nodes:
+        for name, given, wanted, made in INTERFACES.get(node.op.name, no_interfaces)(node):
+            if not same_specs(oracle, given, wanted):
+                yield node, f"graph `{name}` takes {texts(wanted)}, and gets {texts(given)}"
+            elif made is not None and not same_specs(oracle, *made):
+                yield node, f"graph `{name}` returns {texts(made[0])}, not {texts(made[1])}"
+
+
+Specs = list[Spec]
+Interface = tuple[str, Specs, Specs, tuple[Specs, Specs] | None]
+"""The name of a nested graph, what it is given and takes, and what it returns and should return."""
+
+
+def no_interfaces(node: Node) -> Iterator[Interface]:
+    return iter(())
+
+
+def cond_interfaces(node: Node) -> Iterator[Interface]:
+    given, true = inputs_of(node)[1:], node.attrs["true"]
+    yield "true", given, taken(true), None
+    yield "false", given, taken(node.attrs["false"]), (returned(node.attrs["false"]), returned(true))
+
+
+def while_interfaces(node: Node) -> Iterator[Interface]:
+    given, body = inputs_of(node), node.attrs["body"]
+    yield "test", given, taken(node.attrs["test"]), None
+    yield "body", given, taken(body), (returned(body), given[: len(body.outputs)])
+
+
+def scan_interfaces(node: Node) -> Iterator[Interface]:
+    given, carried, end = inputs_of(node), node.attrs["carried"], node.attrs["carried"] + node.attrs["rows"]
+    rows = [spec.with_sizes(spec.sizes[1:]) for spec in given[carried:end] if isinstance(spec, TensorSpec)]
+    body = node.attrs["body"]
+    yield "body", given[:carried] + rows + given[end:], taken(body), (returned(body)[:carried], given[:carried])
+
+
+INTERFACES: dict[str, Callable[[Node], Iterator[Interface]]] = {
+    "cond": cond_interfaces, "while_loop": while_interfaces, "scan": scan_interfaces,
+}  # fmt: skip
+
+
+def inputs_of(node: Node) -> Specs:
+    return [value.spec for value in node.inputs]
+
+
+def taken(graph: Graph) -> Specs:
+    return [value.spec for value in graph.inputs]
+
+
+def returned(graph: Graph) -> Specs:
+    return [output.value.spec for output in graph.outputs]
+
+
+def same_specs(oracle: GuardFreeOracle, left: Specs, right: Specs) -> bool:
+    """Without their strides, which the executor compares when it enters a nested plan."""
+    return len(left) == len(right) and all(same_spec(oracle, a, b, False) for a, b in zip(left, right, strict=True))
+
+
+def texts(specs: Specs) -> str:
+    return f"({', '.join(map(str, specs))})"
+
+
 # fmt: off
 RULES: tuple[tuple[str, GraphRule], ...] = (
     ("V1", defined_above),
@@ -210,6 +275,7 @@ RULES: tuple[tuple[str, GraphRule], ...] = (
     ("V5", attributes_are_plain),
     ("V6", results_are_defined),
     ("V7", aliases_exist),
+    ("V8", nested_graphs_fit),
 )
 # fmt: on
 STRUCTURE = tuple(rule for rule in RULES if rule[0] in ("V1", "V6", "V7"))

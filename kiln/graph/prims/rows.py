@@ -163,7 +163,8 @@ PRIMS = PrimTable(
 
     # nested graphs
     Prim("cond",         None, "graph `true` or `false` on inputs 1.., by input 0", NESTED, ("true", "false")),
-    Prim("while_loop",   None, "repeats graph `body` while graph `test` holds",     NESTED, ("test", "body")),
+    Prim("while_loop",   None, "repeats graph `body` while graph `test` holds; it replaces the first inputs", NESTED, ("test", "body")),
+    Prim("scan",         None, "graph `body` on `carried` values, which it replaces, and each row of the next `rows` inputs", NESTED, ("body", "carried", "rows")),
     Prim("region",       None, "graph `body`, tagged (checkpoint, repeated block)", NESTED, ("body", "tag")),
 )
 # fmt: on

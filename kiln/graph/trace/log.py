@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Literal, final
 
 import torch
+import torch.fx
 
 from kiln.graph.trace.fake import FakeTensor
 from kiln.support.location import Location
@@ -37,6 +38,47 @@ class RegisterHook:
 
     def __call__(self, tensor: torch.Tensor, *captured: object) -> None:
         tensor.register_hook(self.on_fake if type(tensor) is FakeTensor else self.make(*captured))  # type: ignore[no-untyped-call]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class NestedLog:
+    """The calls of a branch or of the body of a loop, on `arguments`: its operands, then what it reads from outside.
+
+    `module`: the same as an fx graph, made once.
+    """
+
+    calls: tuple[TorchCall, ...]
+    arguments: tuple[FakeTensor, ...]
+    outputs: tuple[FakeTensor, ...]
+    module: Callable[[], torch.fx.GraphModule]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ControlFlow:
+    """The target of a control flow operator; each nested log takes its arguments, but for the condition of `cond`.
+
+    cond          (true, false)     (condition, *captured)
+    while_loop    (test, body)      (*carried, *captured)
+    scan          (body,)           (*carried, *stacked rows, *captured)     `map` is a scan without carried values
+
+    `carried` and `rows` count these arguments.
+    """
+
+    kind: Literal["cond", "while_loop", "scan"]
+    logs: tuple[NestedLog, ...]
+    run: Callable[..., tuple[torch.Tensor, ...]]
+    carried: int = 0
+    rows: int = 0
+
+    @property
+    def __name__(self) -> str:
+        return self.kind
+
+    def __call__(self, *args: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Run it on real tensors."""
+        return self.run(self.carried, self.rows, *[log.module() for log in self.logs], *args)
 
 
 @final
@@ -68,6 +110,8 @@ def target_name(target: Target) -> str:
     """`torch.abs`, `operator.add`, `Tensor.sum`: as a user would write it."""
     if isinstance(target, str):
         return f"Tensor.{target}"
+    if isinstance(target, ControlFlow):
+        return f"torch.{target.kind}"
     module = getattr(target, "__module__", None) or ""
     name = getattr(target, "__qualname__", None) or getattr(target, "__name__", None) or repr(target)
     module = _SHORT.get(module, module)

@@ -28,12 +28,13 @@ from kiln.graph.trace.breaks import UnsupportedInput
 from kiln.graph.trace.composites import CHECKED, COMPOSITES, has_symbols
 from kiln.graph.trace.constant_value import constant_value
 from kiln.graph.trace.constants import Constants
+from kiln.graph.trace.control_flow import record_control_flow
 from kiln.graph.trace.custom_function import Backward, attach
 from kiln.graph.trace.fake import FakeTensor, innermost, is_wrapped
 from kiln.graph.trace.finish import build_graph, refuse_lost_history
 from kiln.graph.trace.fused_optimizers import FUSED
 from kiln.graph.trace.inputs import Dims, InputTable
-from kiln.graph.trace.log import NOWHERE, CallKind, Target, TorchCall, target_name
+from kiln.graph.trace.log import NOWHERE, CallKind, ControlFlow, Target, TorchCall, target_name
 from kiln.graph.trace.mode import RecordingMode
 from kiln.graph.trace.outer import OuterTensors
 from kiln.graph.trace.repeated_calls import CallCopies
@@ -197,7 +198,9 @@ class Recorder:
         mutations, first = self._mode.mutations, len(self.nodes)
         _push(self._mode)
         try:
-            if is_any_autocast_enabled():
+            if type(target) is ControlFlow:
+                result: object = record_control_flow(self, partial(replayed_calls, self), target, args)
+            elif is_any_autocast_enabled():
                 result = self._autocast_call(target, args, kwargs)
             else:
                 result = _call(target, args, kwargs, self.strict)
@@ -338,6 +341,17 @@ def nested_calls(recorder: Recorder) -> Iterator[None]:
     finally:
         del recorder.calls[mark:]
         recorder._outer, recorder.emit.origin, recorder.symbols.location = outer, origin, location
+
+
+@contextmanager
+def replayed_calls(recorder: Recorder) -> Iterator[None]:
+    """The same, where the mode is on: each call turns it on for itself, and handlers compute with real tensors."""
+    with nested_calls(recorder):
+        mode = _pop(None)
+        try:
+            yield
+        finally:
+            _push(mode)
 
 
 def protected_views(outputs: Sequence[FakeTensor]) -> tuple[tuple[int, int], ...]:

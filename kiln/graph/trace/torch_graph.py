@@ -24,7 +24,7 @@ from torch.fx.node import Argument as FxArgument
 from kiln.graph.ir.fx_module import graph_module
 from kiln.graph.ir.fx_sizes import FxSizes
 from kiln.graph.trace.fake import FakeTensor, is_wrapped
-from kiln.graph.trace.log import RegisterHook, TorchCall, leaves
+from kiln.graph.trace.log import ControlFlow, RegisterHook, TorchCall, leaves
 from kiln.runtime.eager_replay import SETTERS
 from kiln.runtime.subclasses import plain_tensor
 from kiln.symbolic import Expr, Symbol
@@ -141,9 +141,19 @@ class _TorchGraphBuilder:
             return
         if isinstance(call.target, str):
             node = self.graph.call_method(call.target, args, kwargs)
+        elif isinstance(call.target, ControlFlow):
+            node = self.graph.call_function(call.target.run, self.nested_arguments(call.target) + args)
         else:
             node = self.graph.call_function(plain_function(call.target), args, kwargs)
         self.bind(call.result, node)
+
+    def nested_arguments(self, target: ControlFlow) -> tuple[FxArgument, ...]:
+        """Its counts and its nested logs as submodules, which its function takes in front of its arguments."""
+        known, names = len(list(self.root.children())), list[str]()
+        for number, log in enumerate(target.logs):
+            names.append(f"{target.kind}_{known + number}")
+            self.root.add_module(names[-1], log.module())
+        return (target.carried, target.rows, *map(self.graph.get_attr, names))
 
     def check(self, relation: Relation) -> None:
         """Raise RuntimeError unless it holds; nothing for what the log has no number of."""
@@ -181,10 +191,11 @@ def torch_graph(
     outputs: Sequence[object],
     checks: Sequence[ShapeGuard] = (),
     subclasses: Collection[str] = (),
+    all_inputs: bool = False,
 ) -> torch.fx.GraphModule:
     """A graph module over the inputs that are used, in their order, returning a tuple of the outputs.
 
-    `subclasses`: the names of inputs that are tensors of subclasses.
+    `subclasses`: the names of inputs that are tensors of subclasses. `all_inputs`: unused ones are placeholders, too.
 
     `checks` come last: the calls before them raise what they raise in eager.
     """
@@ -195,7 +206,9 @@ def torch_graph(
     for value in [leaf.node.value for leaf in used if isinstance(leaf, NUMBERS) and id(leaf) not in made]:
         wanted.update(value.free_symbols() if isinstance(value, Expr | Real) else ())
         wanted.update(value.givens() if isinstance(value, Real) else ())
-    builder.inputs(inputs, {id(leaf) for leaf in used}, wanted)
+    builder.inputs(
+        inputs, {id(leaf) for leaf in (*used, *([fake for _, fake in inputs] if all_inputs else ()))}, wanted
+    )
     builder.without_classes(inputs, subclasses)
     for call in calls:
         builder.call(call)

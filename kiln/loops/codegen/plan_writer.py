@@ -20,10 +20,10 @@ from kiln.loops.body.indexing import substituted, symbols_of
 from kiln.loops.codegen.printed_kernel import PrintedKernel
 from kiln.loops.kernel.analyses import launch_grain, launch_units
 from kiln.loops.kernel.kernel import KernelIR
-from kiln.loops.kernel.launches.program import Allocation, KernelLaunch, KernelProgram
-from kiln.loops.program.nodes import LOCAL_SCALAR, Buffer, BufferArg, Extern, LoopOutput
+from kiln.loops.kernel.launches.program import Allocation, KernelLaunch, KernelProgram, NestedCall
+from kiln.loops.program.nodes import COND, LOCAL_SCALAR, SCAN, WHILE_LOOP, Buffer, BufferArg, Extern, LoopOutput
 from kiln.plan import steps
-from kiln.plan.plan import Plan, PlanInput, PlanOutput, Ref, Slot, Step, SymbolBinding
+from kiln.plan.plan import Kernel, Plan, PlanInput, PlanOutput, Ref, Slot, Step, SymbolBinding
 from kiln.support.errors import KilnError
 from kiln.symbolic import Int, Relation, Symbol, is_static, product
 from kiln.symbolic.relation import relate
@@ -61,6 +61,7 @@ class _PlanWriter:
         self.num_slots = len(program.inputs)
         self.host_reads: list[SymbolBinding] = []
         self.constants: list[str] = []
+        self.nested_kernels: dict[str, Kernel] = {}
 
     def plan(self) -> Plan:
         program = self.program
@@ -76,6 +77,8 @@ class _PlanWriter:
                 self._allocate(allocation)
             if isinstance(step, KernelLaunch):
                 self._launch(step)
+            elif isinstance(step, NestedCall):
+                self._nested(step)
             else:
                 self._extern(step)
             self._free(program.frees[position])
@@ -85,7 +88,7 @@ class _PlanWriter:
         outputs = tuple(self._output(output) for output in program.outputs)
         bindings = (*self._bindings(), *self.host_reads)
         self._check_bound(bindings)
-        kernels = {item.kernel.symbol: item.kernel for item in self.kernels.values()}
+        kernels = {item.kernel.symbol: item.kernel for item in self.kernels.values()} | self.nested_kernels
         return Plan(
             program.name, inputs, bindings, tuple(self.steps), outputs, tuple(kernels.values()), self.num_slots,
             tuple(self.constants), mutated,
@@ -175,6 +178,19 @@ class _PlanWriter:
         outs = tuple(None if out is None else self.slot(out) for out in step.outs)
         specs = tuple(None if out is None else out.spec for out in step.outs)
         self.steps.append(steps.AtenStep(step.target, args, kwargs, outs, specs, step.origin))
+
+    def _nested(self, step: NestedCall) -> None:
+        """A branch or a loop; its kernels are the plan's, too."""
+        plans = [write_plan(made, self.write_kernel, inputs_aligned=self.inputs_aligned) for made in step.programs]
+        self.nested_kernels.update({kernel.symbol: kernel for plan in plans for kernel in plan.kernels})
+        self.steps.append(NESTED[step.call.target](self, step.call, plans))
+
+    def arguments(self, buffers: Sequence[BufferArg]) -> tuple[Slot, ...]:
+        return tuple([self.view(buffer.name, buffer.spec) for buffer in buffers])
+
+    def results(self, call: Extern) -> tuple[tuple[Slot, ...], tuple[TensorSpec, ...]]:
+        made = [out for out in call.outs if out is not None]
+        return tuple([self.slot(out) for out in made]), tuple([out.spec for out in made])
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, BufferArg):
@@ -269,6 +285,31 @@ def _local_scalar(writer: _PlanWriter, step: Extern) -> None:
         if isinstance(relation, Relation):
             writer.steps.append(steps.CheckStep(relation, None, f"{relation} does not hold in {step.origin}"))
 
+
+def _cond(writer: _PlanWriter, call: Extern, plans: Sequence[Plan]) -> Step:
+    condition, buffers, sizes = call.args
+    (asked,) = writer.arguments([condition])
+    given = writer.arguments(buffers)
+    return steps.BranchStep(asked, plans[0], plans[1], given, *writer.results(call), sizes, call.origin)
+
+
+def _while_loop(writer: _PlanWriter, call: Extern, plans: Sequence[Plan]) -> Step:
+    carried, buffers, sizes = call.args
+    test, body = plans
+    given = writer.arguments(carried), (), writer.arguments(buffers)
+    return steps.LoopStep(test, body, 0, *given, *writer.results(call), sizes, call.origin)
+
+
+def _scan(writer: _PlanWriter, call: Extern, plans: Sequence[Plan]) -> Step:
+    carried, rows, buffers, sizes, count = call.args
+    given = writer.arguments(carried), writer.arguments(rows), writer.arguments(buffers)
+    return steps.LoopStep(None, plans[0], count, *given, *writer.results(call), sizes, call.origin)
+
+
+NESTED: dict[str, Callable[[_PlanWriter, Extern, Sequence[Plan]], Step]] = {
+    COND: _cond, WHILE_LOOP: _while_loop, SCAN: _scan,
+}  # fmt: skip
+"""Targets of extern steps that run other programs."""
 
 SPECIAL: dict[str, Callable[[_PlanWriter, Extern], None]] = {
     "kiln.empty": _empty,

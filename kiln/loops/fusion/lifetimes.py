@@ -17,7 +17,7 @@ from typing import final
 from kiln.graph.prims.meta import has_repeated_elements
 from kiln.loops.fusion.dependencies import Dependencies
 from kiln.loops.fusion.group import Group
-from kiln.loops.kernel.launches.program import Allocation, KernelLaunch
+from kiln.loops.kernel.launches.program import Allocation, KernelLaunch, NestedCall
 from kiln.loops.program.analyses import buffer_args, outs, reads, written
 from kiln.loops.program.nodes import Buffer, Extern, LoopProgram
 from kiln.plan.overloads import find_overload
@@ -30,7 +30,7 @@ from kiln.tensor.spec import TensorSpec
 class ScheduledStep:
     """A step, and the results that it writes over its arguments."""
 
-    step: KernelLaunch | Extern
+    step: KernelLaunch | Extern | NestedCall
     overwriting: tuple[str, ...] = ()
 
     def touched(self) -> tuple[str, ...]:
@@ -38,8 +38,9 @@ class ScheduledStep:
         step = self.step
         if isinstance(step, KernelLaunch):
             return (*step.args, *self.overwriting)
-        made = (out.name for out in outs(step))
-        return tuple(dict.fromkeys((*made, *step.mutates, *(arg.name for arg in buffer_args(step)))))
+        call = step.call if isinstance(step, NestedCall) else step
+        made = (out.name for out in outs(call))
+        return tuple(dict.fromkeys((*made, *call.mutates, *(arg.name for arg in buffer_args(call)))))
 
 
 def allocations(
@@ -48,8 +49,8 @@ def allocations(
     """Memory for every buffer that a kernel writes first; inputs and constants are `existing`."""
     made, found = set(existing), []
     for position, scheduled in enumerate(steps):
-        if isinstance(scheduled.step, Extern):
-            made.update(out.name for out in outs(scheduled.step))
+        if not isinstance(scheduled.step, KernelLaunch):
+            made.update(scheduled.touched())
             continue
         for name in scheduled.touched():
             if name not in made:

@@ -24,7 +24,7 @@ from kiln.loops.fusion.library_calls import library_call
 from kiln.loops.fusion.lifetimes import LastUses, ScheduledStep, allocations, frees, landing_targets
 from kiln.loops.fusion.scatter_kernel import copy_kernel, scatter_kernel
 from kiln.loops.kernel.analyses import kernel_reads
-from kiln.loops.kernel.launches.program import KernelLaunch, KernelProgram
+from kiln.loops.kernel.launches.program import KernelLaunch, KernelProgram, NestedCall
 from kiln.loops.program.analyses import memory_of, program_buffers, result_buffers
 from kiln.loops.program.nodes import Buffer, Extern, LoopProgram, Scatter
 from kiln.support.events import EventSink
@@ -41,7 +41,7 @@ def schedule(program: LoopProgram, target: Target, events: EventSink) -> KernelP
     reuse = "memory-reuse" not in target.without
     targets = landing_targets(program, fused.graph, buffers) if reuse else {}
     uses, table = LastUses(fused.groups, fused.graph, buffers, targets, reuse=reuse), KernelTable()
-    scheduled = [step for group in fused.groups for step in _steps(group, fused, uses, buffers, table, target)]
+    scheduled = [step for group in fused.groups for step in _steps(group, fused, uses, buffers, table, target, events)]
     steps = tuple(entry.step for entry in scheduled)
     _report(fused, steps, events)
     dead = frees(scheduled, result_buffers(program) | given, buffers) if reuse else ((),) * len(scheduled)
@@ -53,7 +53,13 @@ def schedule(program: LoopProgram, target: Target, events: EventSink) -> KernelP
 
 
 def _steps(
-    group: Group, fused: Fused, uses: LastUses, buffers: dict[str, Buffer], table: KernelTable, target: Target
+    group: Group,
+    fused: Fused,
+    uses: LastUses,
+    buffers: dict[str, Buffer],
+    table: KernelTable,
+    target: Target,
+    events: EventSink,
 ) -> Iterator[ScheduledStep]:
     node = group.step
     if node is None:
@@ -65,10 +71,11 @@ def _steps(
         yield ScheduledStep(table.launch(scatter_kernel(node, buffers, target)))
     else:
         assert isinstance(node, Extern)
-        yield ScheduledStep(node)
+        programs = tuple([schedule(program, target, events) for program in node.nested])
+        yield ScheduledStep(NestedCall(node, programs) if programs else node)
 
 
-def _report(fused: Fused, steps: Sequence[KernelLaunch | Extern], events: EventSink) -> None:
+def _report(fused: Fused, steps: Sequence[KernelLaunch | Extern | NestedCall], events: EventSink) -> None:
     launches = [step for step in steps if isinstance(step, KernelLaunch)]
     read, written = traffic(launches)
     events.emit("fused", rules=fused.applied)

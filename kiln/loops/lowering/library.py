@@ -176,6 +176,6 @@ def local_scalar(lowering: Lowering, node: Node) -> None:
     lowering.emit(Extern((), LOCAL_SCALAR, args, origin=origin_text(node)))
 
 
-@STATEMENT("cond", "while_loop", "region")
-def nested(lowering: Lowering, node: Node) -> None:
-    raise NoLowering(op=node.op.name, problem="nested graphs are not lowered; passes inline regions")
+@STATEMENT("region")
+def region(lowering: Lowering, node: Node) -> None:
+    raise NoLowering(op=node.op.name, problem="passes inline regions")

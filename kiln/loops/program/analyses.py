@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
 
 import torch
 
@@ -68,6 +68,17 @@ def node_axes(node: LoopNode) -> tuple[Axis, ...]:
 def outs(node: LoopNode) -> tuple[Buffer, ...]:
     """The buffers that a node makes."""
     return tuple(out for out in node.outs if out is not None) if isinstance(node, Extern) else (node.out,)
+
+
+def with_nested_programs(program: LoopProgram, change: Callable[[LoopProgram], LoopProgram]) -> LoopProgram:
+    """The program with `change` applied to those that its calls run."""
+    if not any(isinstance(node, Extern) and node.nested for node in program.nodes):
+        return program
+    nodes = [
+        replace(node, nested=tuple(map(change, node.nested))) if isinstance(node, Extern) else node
+        for node in program.nodes
+    ]
+    return replace(program, nodes=tuple(nodes))
 
 
 def program_buffers(program: LoopProgram) -> dict[str, Buffer]:

@@ -146,12 +146,45 @@ def _local_scalar(node: nodes.Extern, memory: Memory) -> None:
     memory.sizes[name] = int(_arguments(value, memory))
 
 
+def _cond(node: nodes.Extern, memory: Memory) -> None:
+    condition, given, sizes = _arguments(node.args, memory)
+    _keep(node, memory, run_program(node.nested[0 if bool(condition) else 1], [*given, *sizes]))
+
+
+def _while_loop(node: nodes.Extern, memory: Memory) -> None:
+    carried, given, sizes = _arguments(node.args, memory)
+    test, body = node.nested
+    while bool(run_program(test, [*carried, *given, *sizes])[0]):
+        carried = run_program(body, [*carried, *given, *sizes])
+    _keep(node, memory, carried)
+
+
+def _scan(node: nodes.Extern, memory: Memory) -> None:
+    carried, rows, given, sizes, count = _arguments(node.args, memory)
+    stacked = [memory.allocate(out) for out in node.outs[len(carried) :] if out is not None]
+    for turn in range(count):
+        results = run_program(node.nested[0], [*carried, *[row[turn] for row in rows], *given, *sizes])
+        carried = results[: len(carried)]
+        for whole, row in zip(stacked, results[len(carried) :], strict=True):
+            whole[turn].copy_(row)
+    _keep(node, memory, carried)
+
+
+def _keep(node: nodes.Extern, memory: Memory, results: Sequence[Tensor]) -> None:
+    for out, result in zip(node.outs, results, strict=False):
+        if out is not None:
+            memory.allocate(out).copy_(result)
+
+
 OWN_STEPS: Mapping[str, Callable[[nodes.Extern, Memory], None]] = {
     "kiln.empty": _empty,
     "kiln.view": _empty,
     "kiln.random_seed": _random_seed,
     "kiln.assert": _assert,
     nodes.LOCAL_SCALAR: _local_scalar,
+    nodes.COND: _cond,
+    nodes.WHILE_LOOP: _while_loop,
+    nodes.SCAN: _scan,
 }
 """Targets of `Extern` that are not ATen overloads."""
 

@@ -124,6 +124,7 @@ class BufferArg:
 
 
 LOCAL_SCALAR = "kiln.local_scalar"
+COND, WHILE_LOOP, SCAN = "kiln.cond", "kiln.while_loop", "kiln.scan"
 
 
 @final
@@ -139,6 +140,9 @@ class Extern:
         "kiln.random_seed"   outs[0] is int64[2] (seed, offset); args = (device, increment)
         "kiln.assert"        args = (buffer, message)
         LOCAL_SCALAR         args = (buffer, kind, symbol, checks): the host reads a number
+        COND                 args = (condition, buffers, sizes); `nested` = (true, false), on buffers and sizes
+        WHILE_LOOP           args = (carried, buffers, sizes); `nested` = (test, body), on carried, buffers and sizes
+        SCAN                 args = (carried, rows, buffers, sizes, count); `nested` = (body,); see `plan.LoopStep`
     """
 
     outs: tuple[Buffer | None, ...]
@@ -147,6 +151,7 @@ class Extern:
     kwargs: tuple[tuple[str, Any], ...] = ()
     mutates: tuple[str, ...] = ()
     origin: str = ""
+    nested: tuple[LoopProgram, ...] = ()
 
 
 LoopNode = Pointwise | Reduction | Scan | Scatter | Extern

@@ -23,7 +23,8 @@ def buffer_text(buffer: nodes.Buffer) -> str:
 def node_text(node: nodes.LoopNode) -> str:
     """A node; on one line if its body is a single expression."""
     if isinstance(node, nodes.Extern):
-        return _extern_text(node) + origin_comment(node.origin)
+        nested = [INDENT + line for inner in node.nested for line in program_text(inner).split("\n")]
+        return "\n".join([_extern_text(node) + origin_comment(node.origin), *nested])
     body, origin = BodyText(node.body), origin_comment(node.origin)
     head = f"{buffer_text(node.out)} = {_node_head(node)}:"
     if not body.lines:

@@ -25,7 +25,10 @@ def verify_program(program: LoopProgram) -> None:
     for node in program.nodes:
         for rule, problem in _node_problems(node, ranks):
             raise InvalidLoops(rule=rule, problem=problem, excerpt=node_text(node))
-        if not isinstance(node, Extern):
+        if isinstance(node, Extern):
+            for inner in node.nested:
+                verify_program(inner)
+        else:
             scope = sizes | {axis.symbol for axis in node_axes(node)}
             verify_body(node.body, scope, ranks, lambda node=node: node_text(node))  # type: ignore[misc]
         for out in outs(node):

@@ -2,15 +2,15 @@
 
 from kiln.plan.plan import Step
 from kiln.plan.steps.compute import AtenStep, LaunchStep, RandomSeedStep
-from kiln.plan.steps.control import BranchStep, CheckStep, HostReadStep
+from kiln.plan.steps.control import BranchStep, CheckStep, HostReadStep, LoopStep
 from kiln.plan.steps.memory import AllocateStep, ConstantStep, CopyStep, FreeStep, ViewStep
 
 STEPS: tuple[type[Step], ...] = (
     AllocateStep, ViewStep, CopyStep, ConstantStep, FreeStep, LaunchStep, AtenStep, RandomSeedStep, HostReadStep,
-    CheckStep, BranchStep,
+    CheckStep, BranchStep, LoopStep,
 )  # fmt: skip
 
 __all__ = [
     "STEPS", "AllocateStep", "AtenStep", "BranchStep", "CheckStep", "ConstantStep", "CopyStep",
-    "FreeStep", "HostReadStep", "LaunchStep", "RandomSeedStep", "ViewStep",
+    "FreeStep", "HostReadStep", "LaunchStep", "LoopStep", "RandomSeedStep", "ViewStep",
 ]  # fmt: skip

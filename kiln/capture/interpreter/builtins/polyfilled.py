@@ -15,13 +15,14 @@ import kiln.capture.interpreter.control_flow as control_flow
 import kiln.capture.interpreter.polyfills as polyfills
 from kiln.capture.interpreter.core import (
     NOT_RESUMABLE,
-    REPLACEMENTS,
     Args,
+    CallSite,
     CaptureState,
     Handler,
     Kwargs,
     Value,
     handles,
+    handles_at_site,
 )
 from kiln.capture.interpreter.variables.function import Function, inline
 
@@ -45,8 +46,9 @@ POLYFILLS: dict[Hashable, object] = {
 """The original -> the function that is interpreted in its place."""
 
 
-REPLACEMENTS[torch.cond] = control_flow.cond
-REPLACEMENTS[torch._higher_order_ops.while_loop] = control_flow.while_loop
+@handles_at_site(torch._higher_order_ops.while_loop)
+def while_loop(s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
+    return s.wrap(control_flow.while_loop, None).call(s, args, kwargs, site)
 
 
 def interpret(s: CaptureState, function: Callable[..., object], args: Args, kwargs: Kwargs) -> Value:

@@ -155,14 +155,21 @@ def unbound_cell(frame: SymbolicFrame, name: str) -> Raised:
 
 @opcode("STORE_DEREF")
 def store_deref(frame: SymbolicFrame, name: str) -> None:
-    frame.cells[name].store(frame.state, frame.pop())
+    store_cell(frame, name, frame.pop())
 
 
 @opcode("DELETE_DEREF")
 def delete_deref(frame: SymbolicFrame, name: str) -> None:
     if frame.cells[name].load(frame.state) is None:
         raise unbound_cell(frame, name)
-    frame.cells[name].store(frame.state, None)
+    store_cell(frame, name, None)
+
+
+def store_cell(frame: SymbolicFrame, name: str, value: Value | None) -> None:
+    cell, changed = frame.cells[name], frame.state.counters.changed
+    if changed is not None:
+        changed.append(cell)
+    cell.store(frame.state, value)
 
 
 @opcode("LOAD_GLOBAL", pops=0, uses_globals=True)

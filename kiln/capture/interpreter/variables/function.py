@@ -23,7 +23,7 @@ from kiln.capture.interpreter.core import (
     HANDLERS,
     MISSING,
     NOT_RESUMABLE,
-    REPLACEMENTS,
+    SITE_HANDLERS,
     Args,
     CallSite,
     CaptureState,
@@ -348,12 +348,11 @@ class Function(Value):
             self.check(s)
             if s.see is not None and (seen := s.see(s, original, args, kwargs, False)) is not None:
                 return seen
-            if (replacement := REPLACEMENTS.get(original)) is not None:
-                bind(s, self, args, kwargs)  # raises what the function does
-                return s.wrap(replacement, None).call(s, args, kwargs, site)
             handler = handler_of(original)
             if handler is not None:
                 bind(s, self, args, kwargs)  # raises what the function does: its handler may take more
+                if (sited := SITE_HANDLERS.get(original)) is not None:
+                    return sited(s, args, kwargs, site)
                 refuse_unread(original, handler, kwargs)
                 return handler(s, args, kwargs)
             if original.__dict__.get(DISABLED) or original.__code__ is MARK_OF_TORCH:

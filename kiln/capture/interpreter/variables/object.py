@@ -246,6 +246,8 @@ class Object(Value):
 
     def put_attr(self, s: CaptureState, name: str, value: Value | None) -> None:
         """Write the instance's dict; an attribute that was deleted before comes last."""
+        if s.counters.changed is not None:
+            s.counters.changed.append(self)
         recreated = value is not None and self.attrs.get(name, MISSING) is None
         if recreated and not isinstance(self.attrs, OwnItems):
             del self.attrs[name]

@@ -98,6 +98,21 @@ def while_loop_meta(oracle: SizeOracle, *inputs: Spec, test: HasOutputs, body: H
     return output_specs(body)
 
 
+@META("scan")
+def scan_meta(oracle: SizeOracle, *inputs: Spec, body: HasOutputs, carried: int, rows: int) -> Spec:
+    """The carried values, then the other outputs of the body stacked."""
+    made, first = output_specs(body), inputs[carried]
+    assert isinstance(made, tuple) and isinstance(first, TensorSpec)
+    return (
+        *made[:carried],
+        *[stacked(spec, first.sizes[0]) for spec in made[carried:] if isinstance(spec, TensorSpec)],
+    )
+
+
+def stacked(row: TensorSpec, count: Int) -> TensorSpec:
+    return row.with_sizes((count, *row.sizes))
+
+
 @META("region")
 def region_meta(oracle: SizeOracle, *inputs: Spec, body: HasOutputs, tag: str) -> Spec:
     return output_specs(body)

@@ -9,7 +9,7 @@ import torch
 
 from kiln.loops.body.interpret import number
 from kiln.loops.kernel.interpret import run_kernel
-from kiln.loops.kernel.launches.program import KernelLaunch, KernelProgram
+from kiln.loops.kernel.launches.program import KernelLaunch, KernelProgram, NestedCall
 from kiln.loops.program.interpret import Memory, bind_arguments, collect_outputs, run_extern
 from kiln.loops.program.nodes import Extern
 from kiln.symbolic import Symbol
@@ -26,7 +26,7 @@ def run_kernel_program(
     return collect_outputs(program.outputs, program.writes, args, memory)
 
 
-def run_steps(program: KernelProgram, memory: Memory) -> Iterator[KernelLaunch | Extern]:
+def run_steps(program: KernelProgram, memory: Memory) -> Iterator[KernelLaunch | Extern | NestedCall]:
     """Each step once it has run."""
     for position, step in enumerate(program.steps):
         for made in program.allocations:
@@ -35,7 +35,7 @@ def run_steps(program: KernelProgram, memory: Memory) -> Iterator[KernelLaunch |
         if isinstance(step, KernelLaunch):
             run_launch(step, memory)
         else:
-            run_extern(step, memory)
+            run_extern(step.call if isinstance(step, NestedCall) else step, memory)  # nested programs run as loops
         yield step
 
 

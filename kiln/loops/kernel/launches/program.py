@@ -47,13 +47,22 @@ class KernelLaunch:
 
 @final
 @dataclass(frozen=True, slots=True)
+class NestedCall:
+    """A call that runs other programs: a branch or a loop."""
+
+    call: Extern
+    programs: tuple[KernelProgram, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class KernelProgram:
     """`steps` in order; `frees[i]` are the buffers that are dead after step i."""
 
     name: str
     inputs: tuple[Buffer | Symbol, ...]
     constants: tuple[tuple[Buffer, str], ...]
-    steps: tuple[KernelLaunch | Extern, ...]
+    steps: tuple[KernelLaunch | Extern | NestedCall, ...]
     allocations: tuple[Allocation, ...]
     frees: tuple[tuple[str, ...], ...]
     outputs: tuple[LoopOutput, ...]

@@ -5,9 +5,12 @@ launch norm(x, w -> out; s0)
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kiln.loops.body.text import INDENT
-from kiln.loops.kernel.launches.program import KernelLaunch, KernelProgram, distinct_kernels
+from kiln.loops.kernel.launches.program import KernelLaunch, KernelProgram, NestedCall, distinct_kernels
 from kiln.loops.kernel.text import kernel_text
+from kiln.loops.program.nodes import Extern
 from kiln.loops.program.text import arguments_text, buffer_text, node_text, origin_comment, results_text
 
 
@@ -19,11 +22,20 @@ def kernel_program_text(program: KernelProgram) -> str:
             if made.before == position:
                 reuse = "" if made.reuse is None else f" reusing {made.reuse}"
                 lines.append(f"allocate {buffer_text(made.buffer)}{reuse}")
-        lines += (launch_text(step) if isinstance(step, KernelLaunch) else node_text(step)).split("\n")
+        lines += step_text(step).split("\n")
         if program.frees[position]:
             lines.append(f"free {', '.join(program.frees[position])}")
     lines += results_text(program.writes, program.outputs)
     return "\n".join([f"schedule {program.name}", *(INDENT + line for line in lines)])
+
+
+def step_text(step: KernelLaunch | Extern | NestedCall) -> str:
+    if isinstance(step, KernelLaunch):
+        return launch_text(step)
+    if isinstance(step, Extern):
+        return node_text(step)
+    nested = [INDENT + line for program in step.programs for line in kernel_program_text(program).split("\n")]
+    return "\n".join([node_text(replace(step.call, nested=())), *nested])
 
 
 def launch_text(launch: KernelLaunch) -> str:

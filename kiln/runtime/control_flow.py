@@ -1,0 +1,32 @@
+"""Control flow operators on real tensors: what an fx graph calls, and the second derivative of a region.
+
+    run_cond(0, 0, true, false, condition, x)        true(x) if condition else false(x)
+
+`carried` and `rows` count arguments, as in `ControlFlow`. Autograd sees the operations that run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+Body = Callable[..., tuple[Tensor, ...]]
+
+
+def run_cond(
+    carried: int, rows: int, true: Body, false: Body, condition: Tensor, *operands: Tensor
+) -> tuple[Tensor, ...]:
+    results = true(*operands) if condition else false(*operands)
+    return apart_from(operands, results)
+
+
+def apart_from(arguments: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The results, copied where their memory is that of an argument or of an earlier result."""
+    taken = {argument.untyped_storage()._cdata for argument in arguments}
+    made: list[Tensor] = []
+    for result in results:
+        result = result.clone() if result.untyped_storage()._cdata in taken else result
+        taken.add(result.untyped_storage()._cdata)
+        made.append(result)
+    return tuple(made)
