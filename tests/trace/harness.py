@@ -76,7 +76,7 @@ def _gradients(recorder: Recorder, outputs: list[Any], leaves: list[Any]) -> lis
 
 def _tangent(recorder: Recorder, output: Any, name: str) -> torch.Tensor:
     """A further input, contiguous, of the sizes of `output`."""
-    spec = recorder.spec_of(output)
+    spec = recorder.node_of(output).tensor
     spec = spec.with_sizes(spec.sizes)
     node = Node(PRIMS["input"], (), {"index": len(recorder.inputs), "name": name}, spec)
     fake = recorder.fake_of(node)

@@ -88,7 +88,7 @@ def test_sizes_that_depend_on_data_are_counted_first():
     x = r.add_tensor(torch.randn(3), "x", LocalSource("x"))
     found = r.call(torch.nonzero, (x,), {})
     chosen = r.call(lambda x: x[x > 0], (x,), {})
-    assert [str(r.spec_of(tensor)) for tensor in (found, chosen)] == ["i64[u0, 1 | 1, u0]", "f32[u1]"]
+    assert [str(r.node_of(tensor).spec) for tensor in (found, chosen)] == ["i64[u0, 1 | 1, u0]", "f32[u1]"]
     assert [node.op.name for node in r.finish([chosen]).graph.nodes].count("local_scalar") == 2
 
 

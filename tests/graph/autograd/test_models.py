@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from kiln.graph.autograd import partition
+from kiln.graph.autograd.partition import backward_for
 from kiln.graph.ir.interpret import interpret
 from kiln.graph.ir.verify import verify
 from tests.graph.autograd.programs import check, joint_of
@@ -115,7 +116,7 @@ def test_backward_for_some_inputs() -> None:
     arguments = [*saved, torch.randn(2, 3, 8)]
     every = interpret(parts.backward, arguments).outputs
     for wanted in ([0], [2, 4], [0, 1, 2, 3, 4], []):
-        graph = parts.backward_for([index in wanted for index in range(5)])
+        graph = backward_for(parts.backward, parts.grads, [index in wanted for index in range(5)])
         verify(graph, "backward_for")
         some = interpret(graph, arguments).outputs
         assert len(some) == len(wanted)
@@ -128,5 +129,5 @@ def test_backward_for_some_inputs() -> None:
 
 def test_shared_gradients_find_a_new_owner() -> None:
     parts = partition(joint_of(whole(lambda x, y, z: x + y * 2 + z), (grad(3), grad(3), grad(3))))
-    graph = parts.backward_for([False, True, True])
+    graph = backward_for(parts.backward, parts.grads, [False, True, True])
     assert [output.alias and output.alias.of for output in graph.outputs] == [None, "input"]
