@@ -10,7 +10,6 @@ import dataclasses
 import gc
 import inspect
 import io
-import pickle
 import sys
 import threading
 import traceback
@@ -347,15 +346,6 @@ def replaced_builtin() -> object:
         return int("3"), isinstance(int, mock.MagicMock)
 
 
-def pickled_iterators() -> object:
-    d = {"a": 1, "b": 2, "c": 3}
-    found = []
-    for it in (iter(d), iter(d.items()), iter(d.values()), reversed(d), reversed(d.items()), iter([1, 2, 3])):
-        next(it)
-        found.append(list(pickle.loads(pickle.dumps(it))))
-    return found
-
-
 STREAM = io.StringIO()
 WRITE = STREAM.write
 
@@ -432,13 +422,6 @@ def line_tracing() -> object:
     finally:
         sys.settrace(old)
     return seen
-
-
-def set_iterator() -> object:
-    s = {"a", "b", "c"}
-    it = iter(s)
-    first = next(it)
-    return first in s, sorted([first, *pickle.loads(pickle.dumps(it))]), it.__length_hint__()
 
 
 def huge_number(n=1 << 3000) -> object:

@@ -8,14 +8,11 @@ for v in d.values():      d = {"a": 1, "b": 2}
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Reversible, Sized
 from collections.abc import Set as AbstractSet
-from itertools import islice
 from typing import Protocol, final
 
 from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Codegen, Token, Value
-from kiln.capture.interpreter.effects import contents_key
 from kiln.capture.interpreter.variables.sequence import List
 
 ERRORS = {
@@ -141,31 +138,11 @@ class KeyIterator(Value):
             raise s.error(RuntimeError, *error.args) from None
         return self.pick(token)
 
-    def is_real(self, s: CaptureState) -> bool:
-        """Whether Python's own iterator goes on in the same way: the container is not written back later."""
-        walk = self.walk
-        if s.effects.find(contents_key(self.container)) is not None or walk.size != len(walk.container):
-            return False
-        if walk.kind == "set":
-            return all(key in walk.container for key in walk.keys)
-        return walk.keys == list((reversed if walk.kind.startswith("reversed") else iter)(walk.container))
-
     def emit(self, g: Codegen) -> None:
         walk = self.walk
         if walk.ended:
             g.body.const(())
             g.body.op("GET_ITER")
-            g.remember(self)
-            return
-        if self.is_real(g.state):
-            g.body.const(advanced)
-            g.body.const(reversed if walk.kind.startswith("reversed") else iter)
-            g.emit(self.container)
-            if walk.kind != "set":
-                g.body.op("LOAD_ATTR", self.what)
-                g.body.call(0)
-            g.body.const(walk.index)
-            g.body.call(3)
             g.remember(self)
             return
         g.body.const(resumed)
@@ -174,13 +151,6 @@ class KeyIterator(Value):
         g.body.const((walk.kind, self.what, walk.index, walk.left, walk.size))
         g.body.call(3)
         g.remember(self)
-
-
-def advanced(start: Callable[[object], Iterator[object]], view: object, count: int) -> Iterator[object]:
-    """An iterator whose first items were taken in a region."""
-    made = start(view)
-    deque(islice(made, count), 0)
-    return made
 
 
 def resumed(container: Indexable, keys: list[Hashable], state: tuple[str, str, int, int, int]) -> Iterator[object]:

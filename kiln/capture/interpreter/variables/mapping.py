@@ -22,7 +22,6 @@ from typing import Any, cast, final
 from kiln.capture.interpreter.core import (
     MISSING,
     NOT_RESUMABLE,
-    WRAPPERS,
     Args,
     CallSite,
     CaptureState,
@@ -103,6 +102,7 @@ class Dict(Container):
     def _look_up(self, s: CaptureState, token: Token) -> Value:
         if not self._found:
             s.guard_type(self)
+            self._refuse_other_mapping()
         if self.source is not None and not is_constant(token):
             self.items(s)
             pair = self._items.get(token) if self._items else None
@@ -121,8 +121,13 @@ class Dict(Container):
             self._items = self._load(s)
         return self._items
 
+    def _refuse_other_mapping(self) -> None:
+        if self.cls is types.MappingProxyType and not isinstance(gc.get_referents(self.original)[0], dict):
+            raise self.unsupported("read", "it calls the methods of a mapping of the program")
+
     def _load(self, s: CaptureState) -> dict[Token, tuple[Value, Value]]:
         s.guard_type(self)
+        self._refuse_other_mapping()
         base = base_of(self.original)
         keys = tuple(base.__iter__(self.original))
         if not all(base.__contains__(self.original, key) for key in keys):
@@ -198,6 +203,7 @@ class Dict(Container):
         resolve_stores(s, self)
         if self._items is None and self.original is not None and not self._stored:
             s.guard_type(self)
+            self._refuse_other_mapping()
             size: int = base_of(self.original).__len__(self.original)
             s.guard(self.source, GuardKind.LENGTH, size)
             return size
@@ -653,8 +659,6 @@ def wrap_dict(s: CaptureState, real: Mapping[Token, object], source: Source | No
             value.factory = s.wrap(real.default_factory, path)
         return value
 
-    if type(real) is types.MappingProxyType and not isinstance(gc.get_referents(real)[0], dict):
-        return WRAPPERS[object](s, real, source)  # it calls the methods of a mapping of the program
     owner = s.identities.owners.get(id(real))
     if owner is not None:
         if source is not None and owner.source is not None:
