@@ -102,7 +102,7 @@ class Dict(Container):
     def _look_up(self, s: CaptureState, token: Token) -> Value:
         if not self._found:
             s.guard_type(self)
-            self._refuse_other_mapping()
+            refuse_other_mapping(self)
         if self.source is not None and not is_constant(token):
             self.items(s)
             pair = self._items.get(token) if self._items else None
@@ -121,13 +121,9 @@ class Dict(Container):
             self._items = self._load(s)
         return self._items
 
-    def _refuse_other_mapping(self) -> None:
-        if self.cls is types.MappingProxyType and not isinstance(gc.get_referents(self.original)[0], dict):
-            raise self.unsupported("read", "it calls the methods of a mapping of the program")
-
     def _load(self, s: CaptureState) -> dict[Token, tuple[Value, Value]]:
         s.guard_type(self)
-        self._refuse_other_mapping()
+        refuse_other_mapping(self)
         base = base_of(self.original)
         keys = tuple(base.__iter__(self.original))
         if not all(base.__contains__(self.original, key) for key in keys):
@@ -203,7 +199,7 @@ class Dict(Container):
         resolve_stores(s, self)
         if self._items is None and self.original is not None and not self._stored:
             s.guard_type(self)
-            self._refuse_other_mapping()
+            refuse_other_mapping(self)
             size: int = base_of(self.original).__len__(self.original)
             s.guard(self.source, GuardKind.LENGTH, size)
             return size
@@ -368,6 +364,11 @@ def dict_iterator(s: CaptureState, mapping: Dict, what: str, backwards: bool = F
 def holds(value: Dict, token: Token) -> bool:
     """Whether all items are loaded and the key is among them; without a guard."""
     return value._items is not None and token in value._items
+
+
+def refuse_other_mapping(value: Dict) -> None:
+    if value.cls is types.MappingProxyType and not isinstance(gc.get_referents(value.original)[0], dict):
+        raise value.unsupported("read", "it calls the methods of a mapping of the program")
 
 
 def base_of(real: Mapping[Token, object]) -> Any:
