@@ -54,6 +54,7 @@ from kiln.capture.interpreter.builtins import (
     numpy_functions,
     outer_tensors,
     polyfilled,
+    saved_tensors_hooks,
     tensor_data,
     tensor_hooks,
     tensor_literals,
@@ -149,6 +150,7 @@ REGISTERED = (
     tensor_subclasses,
     outer_tensors,
     dispatch_modes,
+    saved_tensors_hooks,
 )
 """Importing these modules fills the tables of handlers."""
 

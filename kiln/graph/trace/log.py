@@ -9,7 +9,7 @@ User backends get it as an fx graph; eager replay and the copies of equal layers
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, final
 
 import torch
@@ -79,6 +79,28 @@ class ControlFlow:
     def __call__(self, *args: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run it on real tensors."""
         return self.run(self.carried, self.rows, *[log.module() for log in self.logs], *args)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PushSavedHooks:
+    """The target of a call that enters `saved_tensors_hooks`; its arguments are what the two functions capture."""
+
+    make_pack: Callable[..., Callable[..., object]]
+    make_unpack: Callable[..., Callable[..., torch.Tensor]]
+    __name__ = "push_saved_tensors_hooks"
+
+    def __call__(self, pack: Sequence[object], unpack: Sequence[object]) -> None:
+        torch._C._autograd._push_saved_tensors_default_hooks(self.make_pack(*pack), self.make_unpack(*unpack))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PopSavedHooks:
+    __name__ = "pop_saved_tensors_hooks"
+
+    def __call__(self) -> None:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
 
 
 @final

@@ -127,6 +127,8 @@ class Recorder:
         self.events = events
         self.outer: OuterTensors | None = None
         """What the capture knows of wrappers, once there are gradients through one."""
+        self.saved_hooks: list[tuple[Callable[..., object], Callable[..., torch.Tensor]]] = []
+        """Pairs of functions that pack and unpack what autograd saves; the last one is active."""
         self.region = 0
         """The checkpoint region of the next calls; 0 outside of any."""
         self._outer: Origin | None = None
@@ -199,11 +201,11 @@ class Recorder:
         _push(self._mode)
         try:
             if type(target) is ControlFlow:
+                if self.saved_hooks:
+                    raise UnsupportedOp(op=name, reason="it is called within `saved_tensors_hooks`")
                 result: object = record_control_flow(self, partial(replayed_calls, self), target, args)
-            elif is_any_autocast_enabled():
-                result = self._autocast_call(target, args, kwargs)
             else:
-                result = _call(target, args, kwargs, self.strict)
+                result = self._plain_call(target, args, kwargs)
         except BaseException:
             forget_effects(self._mode, first)
             self.wrote_and_failed |= self._mode.mutations != mutations
@@ -220,6 +222,12 @@ class Recorder:
             TorchCall(len(self.calls), kind, target, tuple(args), kwargs, result, where, stack, effects, nodes)
         )
         return result
+
+    def _plain_call(self, target: Target, args: Sequence[object], kwargs: Kwargs) -> object:
+        with packing(*self.saved_hooks[-1]) if self.saved_hooks else nullcontext():
+            if is_any_autocast_enabled():
+                return self._autocast_call(target, args, kwargs)
+            return _call(target, args, kwargs, self.strict)
 
     def _autocast_call(self, target: Target, args: Sequence[object], kwargs: Kwargs) -> object:
         cached = torch.is_autocast_cache_enabled()
@@ -331,6 +339,18 @@ class Recorder:
 
 
 @contextmanager
+def packing(pack: Callable[..., object], unpack: Callable[..., torch.Tensor]) -> Iterator[None]:
+    """Autograd calls the hooks of the recording, those of the caller are hidden from it."""
+    hidden = torch._C._autograd._saved_tensors_hooks_set_tracing(False)
+    torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+    try:
+        yield
+    finally:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+        torch._C._autograd._saved_tensors_hooks_set_tracing(hidden)
+
+
+@contextmanager
 def nested_calls(recorder: Recorder) -> Iterator[None]:
     """Calls within are nodes of the present call, or of the backward, and no entries of the log."""
     outer, origin, location = recorder._outer, recorder.emit.origin, recorder.symbols.location
@@ -377,6 +397,13 @@ def record_outer(
     kind: CallKind = "method" if isinstance(target, str) else "function"
     location = stack[-1] if stack else NOWHERE
     recorder.calls.append(TorchCall(mark, kind, target, tuple(args), kwargs, result, location, stack, effects))
+
+
+def record_effect(recorder: Recorder, target: Target, args: Sequence[object], stack: tuple[Location, ...]) -> None:
+    """Log a call that is not made on fakes."""
+    location = stack[-1] if stack else NOWHERE
+    number = len(recorder.calls)
+    recorder.calls.append(TorchCall(number, "function", target, tuple(args), {}, None, location, stack, True))
 
 
 def record_function(

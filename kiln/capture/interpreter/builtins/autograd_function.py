@@ -48,6 +48,8 @@ def apply(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         raise UnsupportedCall(function=name, why="its class was made in this frame")
     if cls.cls.__module__.startswith("torch."):
         raise UnsupportedCall(function=name, why="it is a part of torch that changes how autograd runs")
+    if s.recorder.saved_hooks:
+        raise UnsupportedCall(function=name, why="what it saves is packed by `saved_tensors_hooks`")
     frame, call = running_frame(s), here(s)
     s.counters.unguarded += 1  # the backward of a repeated layer may behave differently
     mark = s.recorder.mark()

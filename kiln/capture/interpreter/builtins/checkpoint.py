@@ -59,6 +59,8 @@ def tag_activation_checkpoint(s: CaptureState, args: Args, kwargs: Kwargs) -> Va
 def tagged(s: CaptureState, function: Value, args: Args, kwargs: Kwargs) -> Value:
     """A call whose torch calls are one checkpoint; a nested one belongs to the outer one."""
     recorder = s.recorder
+    if recorder.saved_hooks:
+        raise UnsupportedCall(function=NAME, why="it has hooks of its own, within `saved_tensors_hooks`")
     outer = recorder.region
     if not outer and torch.is_grad_enabled():
         s.counters.checkpoints += 1

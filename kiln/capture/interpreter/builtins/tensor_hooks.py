@@ -23,6 +23,7 @@ from kiln.capture.interpreter.breaks import GraphBreak, PastStep, Raised, Unsupp
 from kiln.capture.interpreter.builtins.backward_reads import LATER, backward_frame
 from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Codegen, Kwargs, Value, handles
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
+from kiln.capture.interpreter.variables.builtin import PythonModule
 from kiln.capture.interpreter.variables.function import Function
 from kiln.capture.interpreter.variables.made_namespace import MadeNamespace
 from kiln.capture.interpreter.variables.tensor import FinalCheck, RegionInputs, Tensor, from_torch, here, record
@@ -89,13 +90,17 @@ def captured_by(s: CaptureState, hook: Value) -> tuple[list[Value], Callable[...
     if any(cell.original is not None for cell in hook.cells):
         raise UnsupportedCall(function=HOOK, why=LATER)
     contents = [cell.load(s) for cell in hook.cells]
-    captured = [plain(content) for content in (*contents, *hook.defaults)]
+    everything = (*contents, *hook.defaults)
+    modules = [content.real() if isinstance(content, PythonModule) else None for content in everything]
+    captured = [plain(content) for content in everything if not isinstance(content, PythonModule)]
     if hook.kwdefaults:
         raise UnsupportedCall(function=HOOK, why="the hook has keyword-only defaults")
 
     def make(*values: object) -> Callable[..., object]:
-        cells = tuple(map(types.CellType, values[:count]))
-        return types.FunctionType(code, space, code.co_name, values[count:] or None, cells)
+        given = iter(values)
+        filled = tuple([next(given) if module is None else module for module in modules])
+        cells = tuple(map(types.CellType, filled[:count]))
+        return types.FunctionType(code, space, code.co_name, filled[count:] or None, cells)
 
     return captured, make
 

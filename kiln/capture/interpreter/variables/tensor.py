@@ -21,6 +21,7 @@ from kiln.capture.interpreter.arity import refuse_unread
 from kiln.capture.interpreter.breaks import (
     DataDependentBranch,
     DataDependentValue,
+    GraphBreak,
     PastStep,
     TorchCallFailed,
     UninitialisedParameter,
@@ -614,6 +615,8 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
     before = needing_gradients(s, changed) if changes_tensors(target, kwargs) else None
     try:
         result = s.recorder.call(target, plain, named, stack=running_frame(s).locations())
+    except GraphBreak:  # of a hook that autograd calls
+        raise
     except Exception as error:
         if any(isinstance(value, Symbolic) for value in (*args, *kwargs.values())):
             # It may take plain numbers only: guard their values.

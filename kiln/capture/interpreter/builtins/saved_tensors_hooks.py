@@ -1,0 +1,127 @@
+"""`torch.autograd.graph.saved_tensors_hooks`, and `save_on_cpu`, entered by a frame.
+
+    with saved_tensors_hooks(pack, unpack):      autograd saves the input of sin: pack(x), interpreted, now
+        y = x.sin()                              backward: unpack(packed), interpreted when the joint graph is made
+
+What the hooks do is a part of the graph, forward and backward; what of it is kept in between, the partition decides. In
+the log of torch calls the program's functions are pushed and popped, for user backends. A hook with side effects, or
+anything that breaks inside of the block, breaks in front of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast, final
+
+import torch
+
+from kiln.capture.interpreter.breaks import GraphBreak, PastStep, Raised, UnsupportedCall
+from kiln.capture.interpreter.builtins.backward_reads import backward_frame
+from kiln.capture.interpreter.builtins.function_modes import EnteredModes
+from kiln.capture.interpreter.builtins.tensor_hooks import captured_by
+from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, handles
+from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
+from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.function import Function
+from kiln.capture.interpreter.variables.tensor import Tensor, from_torch, here
+from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.log import PopSavedHooks, PushSavedHooks
+from kiln.graph.trace.recorder import nested_calls, record_effect
+
+HOOKS = "saved_tensors_hooks"
+MakeUnpack = Callable[..., Callable[..., torch.Tensor]]
+
+
+@final
+@dataclass
+class EnteredHooks:
+    """The hooks that are active, innermost last."""
+
+    stack: list[InterpretedHooks] = field(default_factory=list)
+
+
+@handles(torch._C._autograd._push_saved_tensors_default_hooks)
+def push(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    pack, unpack = args
+    if s.recorder.region:
+        raise UnsupportedCall(function=HOOKS, why="they are entered within a checkpoint")
+    makers = [captured_by(s, hook) for hook in args]
+    s.counters.unguarded += 1  # a repeated layer would not enter it
+    frame, call = running_frame(s), here(s)
+    hooks = InterpretedHooks(s, frame, call, pack, unpack)
+    s.part(EnteredHooks).stack.append(hooks)
+    s.part(EnteredModes).steps.append(call)
+    captured = [[value.torch_arg(s) for value in values] for values, _ in makers]
+    record_effect(s.recorder, PushSavedHooks(makers[0][1], cast(MakeUnpack, makers[1][1])), captured, frame.locations())
+    s.recorder.saved_hooks.append((hooks.pack_fake, hooks.unpack_fake))
+    return Constant(None)
+
+
+@handles(torch._C._autograd._pop_saved_tensors_default_hooks)
+def pop(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    stack = s.part(EnteredHooks).stack
+    if not stack:
+        raise UnsupportedCall(function=HOOKS, why="they were entered before the frame")
+    stack.pop()
+    s.part(EnteredModes).steps.pop()
+    record_effect(s.recorder, PopSavedHooks(), (), running_frame(s).locations())
+    s.recorder.saved_hooks.pop()
+    return Constant(None)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """What `pack` returned; autograd keeps it until the backward."""
+
+    value: Value
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class InterpretedHooks:
+    """Called by autograd with what it saves, and with what was made of that."""
+
+    state: CaptureState
+    frame: SymbolicFrame
+    call: PastStep
+    pack: Value
+    unpack: Value
+
+    def pack_fake(self, fake: FakeTensor) -> Packed:
+        s = self.state
+        effects = s.effects.snapshot()
+        try:
+            with nested_calls(s.recorder):
+                made = Packed(self.pack.call(s, [from_torch(s, fake)], {}))
+        except (GraphBreak, Raised) as problem:
+            raise self._stop(problem) from problem
+        if s.effects.snapshot() != effects:
+            raise self._refused("it has side effects")
+        return made
+
+    def unpack_fake(self, packed: Packed) -> FakeTensor:
+        s = self.state
+        effects = s.effects.snapshot()
+        contents = [cell.content for cell in self.unpack.cells] if isinstance(self.unpack, Function) else []
+        known = [packed.value, *[value for value in contents if value is not None]]
+        try:
+            with backward_frame(s, self.frame, known):
+                result = self.unpack.call(s, [packed.value], {})
+        except (GraphBreak, Raised) as problem:
+            raise self._stop(problem) from problem
+        if s.effects.snapshot() != effects:
+            raise self._refused("it has side effects")
+        if not isinstance(result, Tensor):
+            raise self._refused(f"it returns a {result.type_name()}")
+        return result.fake
+
+    def _stop(self, problem: GraphBreak | Raised) -> GraphBreak:
+        reason = problem.reason if isinstance(problem, GraphBreak) else f"it raises {problem.value.type_name()}"
+        return self._refused(reason, problem)
+
+    def _refused(self, why: str, problem: GraphBreak | Raised | None = None) -> GraphBreak:
+        stop = UnsupportedCall(function=HOOKS, why=why).before(self.call)
+        stop.at = getattr(problem, "at", None) or self.call.at
+        return stop

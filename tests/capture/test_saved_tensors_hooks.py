@@ -1,0 +1,89 @@
+"""`saved_tensors_hooks` that a frame enters: gradients as in eager, also where hooks change values, in one graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
+
+import kiln
+
+NET = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.LayerNorm(4), nn.Linear(4, 3))
+OUTSIDE = saved_tensors_hooks(lambda t: t * 2, lambda t: t)
+SEEN: list[int] = []
+
+
+def scaled(x: Tensor) -> Tensor:
+    factor = 3.0
+    with saved_tensors_hooks(lambda t: (t * 2, factor), lambda packed: packed[0] / packed[1]):
+        y = NET(x).softmax(-1) ** 2
+    return y.exp() * x
+
+
+def nested(x: Tensor) -> Tensor:
+    with saved_tensors_hooks(lambda t: t + 1, lambda t: t):
+        y = x.sin()
+        with saved_tensors_hooks(lambda t: t.to(torch.bfloat16), lambda t: t.float()):
+            y = y * (x @ x)
+        return y * x
+
+
+def on_cpu(x: Tensor) -> Tensor:
+    with save_on_cpu():
+        y = x.sin() * x
+    with disable_saved_tensors_hooks("none here"):
+        return y.exp()
+
+
+def from_outside(x: Tensor) -> Tensor:
+    with OUTSIDE:
+        return x.sin()
+
+
+def in_inference(x: Tensor) -> Tensor:
+    with torch.no_grad(), saved_tensors_hooks(lambda t: 1 / 0, lambda t: t):
+        return x.sin()
+
+
+def with_effects(x: Tensor) -> Tensor:
+    def pack(t: Tensor) -> Tensor:
+        SEEN.append(t.dim())
+        return t
+
+    with saved_tensors_hooks(pack, lambda t: t):
+        return x.exp() * 2
+
+
+def outcome(function: Any) -> Any:
+    torch.manual_seed(0)
+    NET.zero_grad()
+    SEEN.clear()
+    x = torch.randn(3, 3, requires_grad=True)
+    y = function(x)
+    if y.requires_grad:
+        y.sum().backward()
+    gradients = [x.grad, *[parameter.grad for parameter in NET.parameters()]]
+    return [None if part is None else part.detach().double().numpy().round(4).tolist() for part in (y, *gradients)]
+
+
+@pytest.mark.parametrize("backend", ["eager", "kiln"])
+def test_as_eager(backend: str) -> None:
+    keywords: Any = {} if backend == "kiln" else {"backend": backend}
+    for function in (scaled, nested, on_cpu, from_outside, in_inference):
+        compiled = kiln.compile(function, options={"cache": False}, **keywords)
+        expected = outcome(function)
+        for _ in range(2):
+            assert outcome(compiled) == expected, function
+        report = compiled.report()
+        assert report.regions == 1 and not report.breaks and not report.eager_reasons, report
+
+
+def test_effects_break() -> None:
+    compiled = kiln.compile(with_effects, backend="eager", options={"cache": False})
+    expected, seen = outcome(with_effects), list(SEEN)
+    for _ in range(2):
+        assert (outcome(compiled), SEEN) == (expected, seen)
+    assert compiled.report().breaks
