@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import random
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 import kiln.api as api
 from kiln.report.report import Report
+from kiln.support.optional import load
 from kiln.support.records import dataclass
 from kiln_bench.candidates import peer_graphs
 from kiln_bench.capture.architectures import SIZES, Architecture, small_config
@@ -122,9 +124,17 @@ def leaves(value: object, seen: set[int]) -> Iterator[object]:
             yield from leaves(item, seen)
 
 
+def seed() -> None:
+    """All generators: models draw masks from NumPy's and skip layers by Python's."""
+    torch.manual_seed(3)
+    random.seed(3)
+    if (numpy := load("numpy")) is not None:
+        numpy.random.seed(3)
+
+
 def results(model: Callable[..., object], module: nn.Module, inputs: Inputs, mode: Mode) -> list[object]:
     """Of a call: the leaves of its result; in training, the gradients of their sum too; then all buffers."""
-    torch.manual_seed(3)
+    seed()
     arguments = copy.deepcopy(inputs)
     with contextlib.nullcontext() if mode == "train" else torch.no_grad():
         found = list(leaves(model(**arguments), set()))
@@ -139,7 +149,7 @@ def results(model: Callable[..., object], module: nn.Module, inputs: Inputs, mod
 
 def tokens(forward: Callable[..., object], module: nn.Module, inputs: Inputs) -> list[object]:
     """What the model generates greedily with `forward` in place of its own."""
-    torch.manual_seed(3)
+    seed()
     own = module.forward
     module.forward = forward
     try:

@@ -105,3 +105,83 @@ def test_another_answer_that_torch_refuses() -> None:
     """Told that it is compiled, the program makes a call that fails: eager, which is not told, does not."""
     compiled = kiln.compile(refused_if_compiling, backend="eager", options={"cache": False})
     torch.testing.assert_close(compiled(X), refused_if_compiling(X))
+
+
+class Observer(torch.nn.Module):
+    """Begins with the first range that it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low = torch.nn.Buffer(torch.zeros(1))
+        self.high = torch.nn.Buffer(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.low.min() > -1e-5 and self.high.max() < 1e-5:
+            self.low, self.high = x.min().reshape(1), x.max().reshape(1)
+        else:
+            self.low, self.high = self.low * 0.9 + x.min() * 0.1, self.high * 0.9 + x.max() * 0.1
+        return x.clamp(self.low, self.high)
+
+
+def test_small_buffers_choose_a_branch() -> None:
+    model, own = Observer(), Observer()
+    compiled = kiln.compile(model, backend="eager", options={"cache": False})
+    for number in range(4):
+        torch.testing.assert_close((compiled(X + number), model.low, model.high), (own(X + number), own.low, own.high))
+    report = kiln.report_of(compiled)
+    assert not report.breaks and report.compiles == 2
+
+
+def resized(x: Tensor) -> Tensor:
+    """The sizes come from a mask of ones by way of an operator of ATen."""
+    mask = torch.nn.functional.interpolate(torch.ones(2, 1, 8, 8), size=(4, 4)).long()
+    heights, widths = mask[:, 0].sum(dim=1)[:, 0], mask[:, 0].sum(dim=2)[:, 0]
+    images = [torch.nn.functional.interpolate(x[None, None], size=(h, w)) for h, w in zip(heights, widths, strict=True)]
+    return torch.cat(images)
+
+
+def chosen_rows(x: Tensor) -> Tensor:
+    """Draws as many numbers as there are positions; of those that are not valid there are none."""
+    mask = torch.ones(2, 4, dtype=torch.long)
+    valid, others = mask.nonzero(), (1 - mask).nonzero()
+    rows = valid[:, 0].unique()
+    parts = [(valid[valid[:, 0] == row], others[others[:, 0] == row]) for row in rows]
+    picked = [own[torch.multinomial(torch.ones(own.size(0)), 4)] for own, rest in parts if rest.size(0) == 0]
+    return torch.cat(picked).sum() + x
+
+
+def test_values_of_constants() -> None:
+    whole(resized, (X,))
+    whole(chosen_rows, (X,))
+
+
+class Marked(property):
+    """As in `torch.distributions`: a property that knows more."""
+
+    def __init__(self, function: Callable[[Any], Any], note: int = 3) -> None:
+        super().__init__(function)
+        self.note = note
+
+
+class Doubled(property):
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return super().__get__(instance, owner) * 2
+
+
+class Properties:
+    factor = 2.0
+
+    @Marked
+    def plain(self) -> float:
+        return self.factor
+
+    @Doubled
+    def doubled(self) -> float:
+        return self.factor
+
+
+def test_subclasses_of_property() -> None:
+    held = Properties()
+    whole(lambda x: x * held.plain + Properties.plain.note, (X,))  # type: ignore[attr-defined]
+    compiled = kiln.compile(lambda x: x * held.doubled, backend="eager", options={"cache": False})
+    torch.testing.assert_close(compiled(X), X * 4)

@@ -72,6 +72,11 @@ class ClassLookups(Generic[V]):
             self._found[key] = found
             return found
 
+    def gets_like_property(self, cls: type[property]) -> bool:
+        """Whether a subclass of `property` leaves `__get__` as it is."""
+        found = self.lookup(cls, "__get__")
+        return found is not None and found[1] is vars(property)["__get__"]
+
     def made_attr(self, cls: type, name: str) -> V | None:
         """The attribute, if a class made in the frame defines it."""
         found = self.lookup(cls, name) if self.made else None

@@ -24,9 +24,8 @@ from kiln.capture.interpreter.speculation import Speculation, Speculations, cons
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import all_nodes
-from kiln.graph.trace.condition import equality, evaluate, inputs_of, integer_value, size_read
+from kiln.graph.trace.condition import equality, evaluate, inputs_of, integer_value, is_buffer, size_read
 from kiln.graph.trace.fake import FakeTensor
-from kiln.runtime.guards.source import DictAttrSource, ItemSource, Source
 from kiln.support.errors import KilnError
 from kiln.support.records import dataclass
 from kiln.symbolic.expr import Expr, Symbol
@@ -114,10 +113,6 @@ def number_hidden(s: CaptureState, symbol: Symbol) -> None:
     node = size_read(s.recorder, symbol) if s.policy.speculate_values else None
     if node is not None and all([is_buffer(record.source) for record in inputs_of(s.recorder, node)]):
         speculated_size(s, symbol)
-
-
-def is_buffer(source: Source | None) -> bool:
-    return isinstance(source, ItemSource) and isinstance(source.base, DictAttrSource) and source.base.name == "_buffers"
 
 
 def value_needed(s: CaptureState, error: KilnError) -> ValueNeeded | None:
@@ -212,9 +207,10 @@ def refuse_unchecked(s: CaptureState, graph: Graph) -> None:
         tensor = assumption.tensor
         if runs_once or (tensor is not None and s.recorder.node_of(tensor) is not assumption.node):
             raise data_dependent(assumption.step, "an assertion on values")
-    for check in s.recorder.env.checks if runs_once else ():
+    env = s.recorder.env
+    for check in env.checks if runs_once else ():
         for symbol in check.relation.free_symbols():
-            if symbol in found.steps:
+            if symbol in found.steps and not isinstance(env.simplify(symbol), int):  # not speculated on
                 raise ValueNeeded(*found.steps[symbol])
 
 

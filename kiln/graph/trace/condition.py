@@ -8,7 +8,8 @@
 Such a graph is small and pure, has no gradient and reads only the caller's tensors, so it can be evaluated on the real
 inputs while tracing, and again before each call. Sizes in it may depend on data, which its host reads find.
 Floating-point values differ in every call and select no variant; but a float in a CPU tensor of rank 0 is a counter or
-a setting, such as the step count of an optimizer, and floats that are only compared for equality mark what is padding:
+a setting, such as the step count of an optimizer, as are those of a small buffer of a module; and floats that are only
+compared for equality mark what is padding:
 
     real = (pixels == 0).sum((1, 2, 3)) != pixels[0].numel()
 """
@@ -24,13 +25,15 @@ from kiln.graph.ir.interpret import interpret
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import symbols_of
 from kiln.graph.prims.table import Kind
-from kiln.graph.trace.constant_value import PURE_KINDS
+from kiln.graph.trace.constant_value import PURE_KINDS, is_pure_call
 from kiln.graph.trace.inputs import InputRecord
 from kiln.graph.trace.recorder import Recorder
-from kiln.plan.overloads import is_random, written_arguments
+from kiln.runtime.guards.source import DictAttrSource, ItemSource, Source
 from kiln.symbolic import Symbol
 from kiln.tensor.spec import ScalarSpec, TensorSpec
 
+LARGEST_SETTING = 64
+"""Elements of a buffer whose floats a condition may depend on."""
 MARKS = frozenset(("eq", "ne", "isnan", "isinf"))
 """Questions about floats whose answers seldom change."""
 MOVES = frozenset((Kind.VIEW, Kind.DATA_MOVEMENT))
@@ -144,7 +147,7 @@ def _is_admitted(node: Node, scalars: bool) -> bool:
     if node.op.name == "local_scalar":
         return True
     if isinstance(spec, tuple):
-        return _is_pure_call(node)
+        return is_pure_call(node)
     if not isinstance(spec, TensorSpec) or node.op.name == "empty":
         return False
     size = spec.numel()
@@ -152,7 +155,7 @@ def _is_admitted(node: Node, scalars: bool) -> bool:
         return False
     if node.op.name == "input":
         return not spec.dtype.is_complex
-    return node.op.kind in PURE_KINDS or node.op.name in ("constant_tensor", "item") or _is_pure_call(node)
+    return node.op.kind in PURE_KINDS or node.op.name in ("constant_tensor", "item") or is_pure_call(node)
 
 
 def _marks_only(recorder: Recorder, needed: Mapping[Node, None], scalars: bool) -> bool:
@@ -162,7 +165,7 @@ def _marks_only(recorder: Recorder, needed: Mapping[Node, None], scalars: bool) 
         spec = record.spec
         if record.node not in needed or not isinstance(spec, TensorSpec) or not spec.dtype.is_floating_point:
             continue
-        if not scalars or spec.rank or spec.device.type != "cpu":
+        if not (scalars and _is_setting(record, spec)):
             varying.add(record.node)
     for node in recorder.nodes if varying else ():
         if node not in needed or not varying.intersection(node.inputs) or node.op.name in MARKS:
@@ -173,12 +176,16 @@ def _marks_only(recorder: Recorder, needed: Mapping[Node, None], scalars: bool) 
     return True
 
 
-def _is_pure_call(node: Node) -> bool:
-    """Whether it is a call of one of ATen's operators that depends on its arguments alone."""
-    target = node.attrs.get("target") if node.op.name == "aten" else None
-    if not isinstance(target, str) or not target.startswith("aten."):
-        return False
-    return not is_random(target) and not written_arguments(target)
+def _is_setting(record: InputRecord, spec: TensorSpec) -> bool:
+    """Whether floats decide the same in most calls: a number on the CPU, or a small buffer, such as a running range."""
+    if not spec.rank and spec.device.type == "cpu":
+        return True
+    count = spec.numel()
+    return isinstance(count, int) and count <= LARGEST_SETTING and is_buffer(record.source)
+
+
+def is_buffer(source: Source | None) -> bool:
+    return isinstance(source, ItemSource) and isinstance(source.base, DictAttrSource) and source.base.name == "_buffers"
 
 
 def _bound_symbols(records: Iterable[InputRecord]) -> frozenset[Symbol]:

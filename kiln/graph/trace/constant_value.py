@@ -19,10 +19,11 @@ from kiln.graph.ir.interpret import interpret
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import symbols_in
 from kiln.graph.prims.table import Kind
+from kiln.plan.overloads import is_random, written_arguments
 from kiln.support.records import dataclass
 from kiln.tensor.spec import TensorSpec
 
-LARGEST = 1 << 16
+LARGEST = 1 << 20
 """Elements of the largest tensor computed at compile time."""
 
 PURE_KINDS = frozenset(
@@ -57,7 +58,9 @@ def _collect(root: Node, needed: set[int]) -> bool:
 
 def _is_constant(node: Node) -> bool:
     spec = node.spec
-    if node.op.kind not in PURE_KINDS and node.op.name != "constant_tensor":
+    if isinstance(spec, tuple):
+        return is_pure_call(node)
+    if node.op.kind not in PURE_KINDS and node.op.name not in ("constant_tensor", "item") and not is_pure_call(node):
         return False
     if node.op.name == "empty" or not isinstance(spec, TensorSpec):
         return False
@@ -65,6 +68,14 @@ def _is_constant(node: Node) -> bool:
     if not isinstance(number, int) or number > LARGEST:
         return False
     return not symbols_in(tuple(node.attrs.values()))
+
+
+def is_pure_call(node: Node) -> bool:
+    """Whether it is a call of one of ATen's operators that depends on its arguments alone."""
+    target = node.attrs.get("target") if node.op.name == "aten" else None
+    if not isinstance(target, str) or not target.startswith("aten."):
+        return False
+    return not is_random(target) and not written_arguments(target)
 
 
 @final

@@ -52,6 +52,8 @@ def computation(node: Node, steps: int = MOST_STEPS) -> Hashable:
 
 def count_of(mode: RecordingMode, node: Node) -> Int:
     """How many elements are not zero; one number for masks that are computed alike."""
+    if mode.symbols.env.simplify(node.tensor.numel()) == 0:
+        return 0
     key = computation(node)
     found = mode.counts.get(key)
     if found is None:

@@ -573,7 +573,7 @@ def from_descriptor(s: CaptureState, value: Value, name: str, raw: Any, site: Ca
     """A data descriptor: property, slot, or one of CPython's."""
     if name == "__class__" and TWIN_OF in value.python_type().__dict__:
         return original_class(s, value)
-    if type(raw) is property:
+    if type(raw) is property or (isinstance(raw, property) and s.classes.gets_like_property(type(raw))):
         s.guard_type(value)
         if raw.fget is None:
             raise s.error(AttributeError, f"property '{name}' has no getter")
