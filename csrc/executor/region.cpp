@@ -250,6 +250,8 @@ class RegionNode final : public ag::Node {
     for (Input& input : replayed_) {
       inputs.push_back(input.saved ? value_of(*input.saved) : input.get(name()));
     }
+    std::vector<Value> drawn;
+    for (int32_t n : state_->drawn) drawn.push_back(value_of(saved_.at(static_cast<size_t>(n))));
     std::vector<Value> given(tangents.size());
     for (size_t n = 0; n < given.size(); n++) {
       if (tangents[n].defined()) given[n].set_tensor(tangents[n].getIntrusivePtr());
@@ -257,8 +259,8 @@ class RegionNode final : public ag::Node {
     TakeGil gil;
     PyObject* masked = mask_to_python(mask);
     PyObject* made =
-        PyObject_CallFunction(state_->differentiate.get(), "NNN", values_to_python(inputs),
-                              values_to_python(given), masked);
+        PyObject_CallFunction(state_->differentiate.get(), "NNNN", values_to_python(inputs),
+                              values_to_python(drawn), values_to_python(given), masked);
     std::vector<Value> results;
     bool good = made && values_from_python(made, results);
     Py_XDECREF(made);

@@ -42,12 +42,14 @@ struct RegionState {
   std::vector<int32_t> detached;
   // Inputs that no result depends on differentiably: the engine must not follow their history.
   std::vector<int32_t> unreached;
+  // Saved values that are random numbers: `differentiate` gets them.
+  std::vector<int32_t> drawn;
   std::vector<SavedEntry> saved;
   // Inputs that get the value of a result written into them, seen by autograd.
   std::vector<std::pair<int32_t, int32_t>> written;
   Callable forward;
   std::shared_ptr<PyObject> make_backward;  // (mask) -> callable
-  std::shared_ptr<PyObject> differentiate;  // (inputs, tangents, mask) -> gradients, or None
+  std::shared_ptr<PyObject> differentiate;  // (inputs, drawn, tangents, mask) -> gradients
   // (*tangents) -> does the backward take tangents of these classes? None: plain tensors only.
   std::shared_ptr<PyObject> accepts;
   // Messages of errors that only the node can find.

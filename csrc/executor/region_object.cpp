@@ -107,18 +107,20 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
                                 "optional_tangents",
                                 "detached",
                                 "unreached",
+                                "drawn",
                                 "accepts",
                                 nullptr};
   const char *name, *no_second_derivative, *no_wrapped_tangents, *no_forward_mode;
   int optional_tangents;
   Py_ssize_t num_inputs;
   PyObject *forward, *results, *saved, *written, *backward, *differentiate, *detached, *unreached;
+  PyObject* drawn;
   PyObject* accepts = Py_None;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "snOOOOOOssspOO|O", const_cast<char**>(names),
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "snOOOOOOssspOOO|O", const_cast<char**>(names),
                                    &name, &num_inputs, &forward, &results, &saved, &written,
                                    &backward, &differentiate, &no_second_derivative,
                                    &no_wrapped_tangents, &no_forward_mode, &optional_tangents,
-                                   &detached, &unreached, &accepts)) {
+                                   &detached, &unreached, &drawn, &accepts)) {
     return nullptr;
   }
   auto state = std::make_shared<RegionState>();
@@ -127,6 +129,7 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   if (!read_spec(results, saved, written, *state)) return nullptr;
   if (!read_numbers(detached, state->detached)) return nullptr;
   if (!read_numbers(unreached, state->unreached)) return nullptr;
+  if (!read_numbers(drawn, state->drawn)) return nullptr;
   state->forward = Callable(forward);
   state->make_backward = share_object(backward);
   if (differentiate != Py_None) state->differentiate = share_object(differentiate);

@@ -45,6 +45,7 @@ class Region:
         optional_tangents: bool,
         detached: Sequence[int],
         unreached: Sequence[int],
+        drawn: Sequence[int],
         accepts: Callable[..., bool] | None = None,
     ) -> None: ...
     def __call__(self, *args: Any) -> tuple[Any, ...]: ...

@@ -55,12 +55,12 @@ def compile_differentiable(recorder: Recorder, trace: Trace, context: CompileCon
         passed = run_passes(joint.graph, context.events, env=trace.env, passes=JOINT_PASSES, without=context.without)
         joint = replace(joint, graph=passed)
     context.dump.write("joint", lambda: graph_text(joint.graph))
-    with context.events.stage("partition"):
-        recompute = context.options.recompute == "cheap" and "recompute" not in context.without
-        partitioned = partition(joint, recompute=recompute)
-        partitioned = saved_as_made(partitioned, context)
     with context.events.stage("replay"):
         replay = write_eager_replay(recorder, trace)
+    with context.events.stage("partition"):
+        recompute = context.options.recompute == "cheap" and "recompute" not in context.without
+        partitioned = partition(joint, recompute=recompute, keep_draws=bool(replay.data))
+        partitioned = saved_as_made(partitioned, context)
     enables_grad = not recorder.grad_at_start
     region = differentiable_region(
         partitioned, replay, trace.constants, context, enables_grad, hidden_outputs, trace.creations, joint.wrappers
@@ -101,6 +101,7 @@ def differentiable_region(
         detached=tuple(detached),
         unreached=unreached,
         creations=creations,
+        draws=partitioned.draws,
     )
 
     def finish() -> Executable:

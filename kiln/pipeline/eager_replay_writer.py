@@ -2,8 +2,8 @@
 
     3  function  torch.nn.functional.gelu  (%0,)      =>      [["torch._C._nn:gelu"], [["value", 0]], [], 2]
 
-Not every region can be replayed from the inputs that the backward has: random numbers would differ, and the old
-contents of an overwritten input are gone. The error of the second derivative gives that reason.
+Not every region can be replayed from the inputs that the backward has: the old contents of an overwritten input are
+gone. The error of the second derivative gives that reason. Random numbers are saved by the forward.
 Needs: a recorder whose trace has just been finished.
 """
 
@@ -16,7 +16,6 @@ from typing import final
 import torch
 
 from kiln.graph.ir.node import Node
-from kiln.graph.prims.table import Kind
 from kiln.graph.trace import Recorder, Trace
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.inputs import InputRecord
@@ -65,7 +64,6 @@ def write_eager_replay(recorder: Recorder, trace: Trace) -> EagerReplayData:
     """The replay of a trace, or why there is none."""
     try:
         written = written_inputs(trace)
-        refuse_random(trace)
         if any(record.given is not None for record in trace.used_inputs):
             raise NotReplayable("a Python float is one of its inputs")
         writer = EagerReplayWriter(recorder, trace.used_inputs)
@@ -81,12 +79,6 @@ def write_eager_replay(recorder: Recorder, trace: Trace) -> EagerReplayData:
         "state": recorder.state_at_start,
     }
     return EagerReplayData(json.dumps(program, separators=(",", ":")).encode(), tuple(writer.constants))
-
-
-def refuse_random(trace: Trace) -> None:
-    for node in trace.graph.nodes:
-        if node.op.kind is Kind.RANDOM:
-            raise NotReplayable("it draws random numbers, which would differ")
 
 
 def written_inputs(trace: Trace) -> list[int]:
@@ -153,12 +145,18 @@ class EagerReplayWriter:
     def call(self, call: TorchCall) -> list[Json]:
         if call.kind == "setstate":
             (value,) = call.args
-            return [str(call.target), self.rows(value if isinstance(value, tuple) else (value,)), [], SET_STATE]
+            return [
+                str(call.target),
+                self.rows(value if isinstance(value, tuple) else (value,)),
+                [],
+                SET_STATE,
+                call.number,
+            ]
         if changes_autograd(call):
             raise NotReplayable(f"it calls {call.name}")
         args = self.rows(call.args)
         kwargs: list[Json] = [["tuple", [name, self.row(value)]] for name, value in call.kwargs.items()]
-        return [self.target(call), args, kwargs, self.result(call.result)]
+        return [self.target(call), args, kwargs, self.result(call.result), call.number]
 
     def target(self, call: TorchCall) -> Json:
         if isinstance(call.target, str):

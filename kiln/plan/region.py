@@ -51,6 +51,7 @@ class RegionSpec:
     `enables_grad`: the region is called where gradients are off, and turns them on. `detached`: results that are views
     without a gradient of tensors with a gradient. `unreached`: inputs that no result depends on differentiably.
     `creations`: (result, torch's `CreationMeta`) of the views that eager forbids to change in place.
+    `draws`: (torch call, position in `saved`) of the random numbers that a second derivative uses again.
     """
 
     num_inputs: int
@@ -65,6 +66,7 @@ class RegionSpec:
     detached: tuple[int, ...] = ()
     unreached: tuple[int, ...] = ()
     creations: tuple[tuple[int, int], ...] = ()
+    draws: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         require(len(self.outputs) == len(self.differentiable), "one flag per result")

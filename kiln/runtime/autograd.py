@@ -91,6 +91,7 @@ def make_region(
         spec.optional_tangents,
         spec.detached,
         spec.unreached,
+        [position for _, position in spec.draws],
         None if wrappers is None else wrappers.accepts,
     )
 
@@ -123,8 +124,14 @@ class SecondDerivative:
     spec: RegionSpec
     replay: Function
 
-    def __call__(self, inputs: Sequence[object], tangents: Sequence[torch.Tensor | None], mask: Mask) -> list[object]:
-        """The gradients, with a history if gradients are on.
+    def __call__(
+        self,
+        inputs: Sequence[object],
+        drawn: Sequence[torch.Tensor],
+        tangents: Sequence[torch.Tensor | None],
+        mask: Mask,
+    ) -> list[object]:
+        """The gradients, with a history if gradients are on. `drawn`: the random numbers of the forward.
 
         The replay runs on views of the inputs: an input may itself have been computed from another input.
         """
@@ -134,7 +141,7 @@ class SecondDerivative:
                 value.view_as(value) if needed and isinstance(value, torch.Tensor) else value
                 for value, needed in zip(inputs, mask, strict=True)
             ]
-            results = self._results(fresh)
+            results = self._results(fresh, drawn)
         roots = [result for result, fresh in zip(results, self.spec.differentiable, strict=False) if fresh]
         wanted = [value for value, needed in zip(fresh, mask, strict=True) if needed]
         pairs = zip(roots, tangents, strict=True)
@@ -155,11 +162,14 @@ class SecondDerivative:
         )
         return [next(found) if needed else None for needed in mask]
 
-    def _results(self, inputs: Sequence[object]) -> Sequence[Any]:
-        """Raises NoSecondDerivative if the replay draws random numbers: the forward drew others."""
+    def _results(self, inputs: Sequence[object], drawn: Sequence[torch.Tensor]) -> Sequence[Any]:
+        """Raises NoSecondDerivative if the replay draws random numbers that were not saved: the forward drew others."""
         generators = generators_of(inputs)
         before = [generator.get_state() for generator in generators]
-        results = self.replay(*inputs)
+        draws: dict[int, list[torch.Tensor]] = {}
+        for (call, _), numbers in zip(self.spec.draws, drawn, strict=True):
+            draws.setdefault(call, []).append(numbers)
+        results = self.replay(*inputs, draws=draws) if draws else self.replay(*inputs)
         if all(torch.equal(generator.get_state(), state) for generator, state in zip(generators, before, strict=True)):
             return results
         for state, generator in zip(before, generators, strict=True):

@@ -1,26 +1,28 @@
 """Runs the torch calls of a region by eager operators: what create_graph=True differentiates.
 
     {"inputs": 2, "symbols": [["s0", 0, "size", 0]], "outputs": [3],
-     "calls": [[["torch._C._nn:gelu"], [["value", 0]], [], 2],        %2 = gelu(%0)
-               ["sum", [["value", 2], -1], [], 3]]}                    %3 = %2.sum(-1)
+     "calls": [[["torch._C._nn:gelu"], [["value", 0]], [], 2, 0],     %2 = gelu(%0)
+               ["sum", [["value", 2], -1], [], 3, 1]]}                 %3 = %2.sum(-1)
 
     replay = EagerReplay(data, constants)
     results = replay(x, weight)              # under autograd and the modes of the capture
 
 The backward of a region is a compiled plan, which cannot be differentiated; the calls of its forward, run eagerly, can.
 A replay is data, written by the pipeline: names of methods, import paths of functions, values by number (the inputs,
-then the results in order), sizes as expressions over symbols that are read off the inputs.
+then the results in order), sizes as expressions over symbols that are read off the inputs, the number of each call.
+The random numbers that a call drew in the forward are given, and stand in for those that it draws now.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any, final
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kiln.runtime.guards.constant import Json, constant_from_json
 from kiln.runtime.guards.reference import load_named
@@ -34,6 +36,37 @@ SETTERS: dict[str, Callable[..., object]] = {
     "autocast_cache": torch.set_autocast_cache_enabled,
 }
 """The function for a change of mode in the log."""
+NO_DRAWS: Mapping[int, Sequence[torch.Tensor]] = {}
+FILLING = frozenset(("uniform_", "normal_", "exponential_", "bernoulli_", "random_"))
+FRESH = frozenset(("rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "bernoulli"))
+
+
+@final
+class DrawnBefore(TorchDispatchMode):
+    """Gives random operators the numbers of an earlier run. An operator that it does not know draws again, which the
+    second derivative notices."""
+
+    def __init__(self, draws: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self.draws = list(draws)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func.name().removeprefix("aten::").partition(".")[0]
+        if torch.Tag.nondeterministic_seeded not in func.tags or not self.draws:
+            return func(*args, **kwargs)
+        if name in FILLING and self.draws[0].shape == args[0].shape:
+            return args[0].copy_(self.draws.pop(0))
+        if name in FRESH:
+            return self.draws.pop(0).clone()
+        if name == "native_dropout" and args[2] is not False:
+            mask = self.draws.pop(0).to(torch.bool)
+            return args[0] * mask * (0.0 if args[1] == 1 else 1 / (1 - args[1])), mask
+        return func(*args, **kwargs)
 
 
 @final
@@ -51,14 +84,15 @@ class EagerReplay:
             row[0] = row[0] if isinstance(row[0], str) else load_named(row[0][0])
         return program
 
-    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+    def __call__(self, *inputs: Any, draws: Mapping[int, Sequence[torch.Tensor]] = NO_DRAWS) -> tuple[Any, ...]:
         program = self._program
         written = frozenset(program["written"])
         values = [value.clone() if number in written else value for number, value in enumerate(inputs)]
         run = _Run(dict(enumerate(values)), symbol_values(program["symbols"], inputs), self.constants)
         with ambient(program["state"]):
-            for target, args, kwargs, result in program["calls"]:
-                run.call(target, args, kwargs, result)
+            for target, args, kwargs, result, number in program["calls"]:
+                with DrawnBefore(draws[number]) if number in draws else nullcontext():
+                    run.call(target, args, kwargs, result)
         return tuple(run.values[number] for number in program["outputs"])
 
 

@@ -20,10 +20,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import final
 
+import torch
+
 from kiln.graph.autograd.flow import INFINITE, FlowNetwork
 from kiln.graph.autograd.fusion_barriers import BarrierDepths
 from kiln.graph.autograd.joint import JointGraph
-from kiln.graph.ir.node import Node, base_of
+from kiln.graph.ir.node import Node, Origin, base_of
 from kiln.graph.ir.rewrite import computed_from, has_effect, needed_by
 from kiln.graph.prims.table import Kind
 from kiln.symbolic import Int, ShapeEnv
@@ -45,7 +47,7 @@ UNKNOWN_SIZE = 4096
 class Sides:
     """Which nodes of a joint graph need tangents, which the forward needs, and what the backward reads."""
 
-    def __init__(self, joint: JointGraph) -> None:
+    def __init__(self, joint: JointGraph, keep_draws: bool = False) -> None:
         graph = joint.graph
         self.primals = graph.inputs[: joint.num_forward_inputs]
         self.tangents = joint.tangents
@@ -60,6 +62,7 @@ class Sides:
         self.needed = self._crossing(graph.nodes)
         self.nodes = graph.nodes
         self.recomputed = self._recomputed()
+        self.drawn = self._drawn() if keep_draws else {}
         results = joint.forward_outputs[: joint.num_forward_outputs - len(joint.carried)]
         seen = {*self.primals, *[base_of(output.value) for output in results]}
         self.copied = self.changing | (seen - self._saved_by_eager())
@@ -91,6 +94,20 @@ class Sides:
             if is_derivative(node) and node not in self.backward and not stay.isdisjoint(node.inputs):
                 stay.add(node)
         return stay
+
+    def _drawn(self) -> dict[Node, Origin | None]:
+        """The random numbers of the forward, as flags where only those are read, and the origins of their draws."""
+        users: dict[Node, list[Node]] = {}
+        for node in self.nodes:
+            for value in node.inputs:
+                users.setdefault(value, []).append(node)
+        found: dict[Node, Origin | None] = {}
+        for node in self.nodes:
+            if node.op.kind is Kind.RANDOM and node in self.forward and node not in self.backward:
+                (only,) = read if len(read := users.get(node, [])) == 1 else (node,)
+                flags = only.op.name == "convert" and only.tensor.dtype is torch.bool
+                found[only if flags else node] = node.origin
+        return found
 
     def _crossing(self, nodes: Iterable[Node]) -> dict[Node, None]:
         """Values without tangents that nodes with tangents read, in order."""
@@ -216,6 +233,8 @@ class _CutNetwork:
     def cost(self, node: Node) -> int:
         """Bytes moved by saving it, weighted by its distance to the backward."""
         spec = node.spec
+        if node in self.sides.drawn:
+            return 1  # saved in any case
         if isinstance(spec, tuple) or node.op.kind is Kind.VIEW or node in self.sides.recomputed:
             return INFINITE
         if not isinstance(spec, TensorSpec):

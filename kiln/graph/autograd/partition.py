@@ -43,6 +43,7 @@ class Partition:
 
     `backward.inputs`: the values of `saved`, then the tangents. `backward.outputs`: gradients; `grads`: for each input
     of the forward the number of its gradient, or None. `carried`, `tangent_of`: see `JointGraph`.
+    `draws`: of the random numbers that are saved, (number of the torch call, position in `saved`).
     """
 
     forward: Graph
@@ -53,6 +54,7 @@ class Partition:
     tangent_of: tuple[int, ...]
     tangent_specs: tuple[TensorSpec, ...]
     grads: tuple[int | None, ...]
+    draws: tuple[tuple[int, int], ...] = ()
 
     @property
     def signature(self) -> Signature:
@@ -98,17 +100,22 @@ def _share_memory(outputs: list[Output], wanted: list[int]) -> tuple[Output, ...
     return tuple(kept)
 
 
-def partition(joint: JointGraph, *, recompute: bool = True) -> Partition:
-    """Forward and backward of `joint`; without `recompute`, all that the backward reads is saved."""
-    sides = Sides(joint)
+def partition(joint: JointGraph, *, recompute: bool = True, keep_draws: bool = False) -> Partition:
+    """Forward and backward of `joint`; without `recompute`, all that the backward reads is saved. `keep_draws`: so are
+    all random numbers, for a second derivative."""
+    sides = Sides(joint, keep_draws)
     chosen = values_to_save(sides, joint.env) if recompute or sides.recomputed else values_without_recomputation(sides)
-    kept = [node for node in (*joint.graph.inputs, *joint.graph.nodes) if node in chosen]
+    kept = [node for node in (*joint.graph.inputs, *joint.graph.nodes) if node in chosen or node in sides.drawn]
     forward, tensors = _forward(joint, sides, kept)
     backward, symbols = _backward(joint, sides, kept)
     saved: tuple[SavedValue, ...] = (*tensors, *[binding_of(symbol, sides.primals) for symbol in symbols])
     offset = joint.num_forward_outputs
     grads = tuple([None if grad is None else grad - offset for grad in joint.grads])
-    return Partition(forward, backward, saved, offset, joint.carried, joint.tangent_of, joint.tangent_specs, grads)
+    origins = [(sides.drawn[node], position) for position, node in enumerate(kept) if node in sides.drawn]
+    draws = tuple([(origin.number, position) for origin, position in origins if origin is not None])
+    return Partition(
+        forward, backward, saved, offset, joint.carried, joint.tangent_of, joint.tangent_specs, grads, draws
+    )
 
 
 # The forward.
