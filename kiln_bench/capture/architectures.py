@@ -14,10 +14,12 @@ next of `SIZES` is tried.
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from types import ModuleType
 from typing import Protocol, TypeAlias, cast, final
 
@@ -48,7 +50,12 @@ class Architecture:
 
     @property
     def config_class(self) -> ConfigClass:
-        return cast(ConfigClass, getattr(self.model_class, "config_class"))  # noqa: B009
+        """That which the constructor names, or the family's."""
+        own = getattr(self.model_class, "config_class")  # noqa: B009
+        named = inspect.get_annotations(self.model_class.__init__).get("config")
+        if isinstance(named, str):
+            named = getattr(sys.modules[self.model_class.__module__], named, None)
+        return cast(ConfigClass, named if isinstance(named, type) and hasattr(named, "model_type") else own)
 
     @property
     def title(self) -> str:
@@ -67,11 +74,14 @@ class Size:
     image: int = 224
     fewer_heads: bool = False
     """Divide the numbers of heads too, not the widths of heads."""
+    filled: bool = False
+    """Give numbers to fields that have none, and leave lists as long as they are."""
 
 
 SIZES = (
     Size(128, 2), Size(256, 2), Size(128, 2, fewer_heads=True), Size(512, 2), Size(1024, 2),
     Size(128, 8), Size(128, 4, 0, 0), Size(512, 4, 0, 0, fewer_heads=True), Size(128, 10**6), Size(10**6, 2, 0, 0),
+    Size(128, 2, fewer_heads=True, filled=True), Size(256, 2, filled=True), Size(512, 4, 0, 0, True, True),
 )  # fmt: skip
 """In the order in which they are tried."""
 
@@ -121,6 +131,14 @@ IMAGE = re.compile(r"^(image|input|img)_size$")
 VOCABULARY = re.compile(r"^(vocab_size|n_vocab|decoder_vocab_size|entity_vocab_size)$")
 EXPERTS = re.compile(r"^(num|n)_(local_|routed_)?experts$")
 MOST_EXPERTS = 16
+MISSED: dict[str, object] = {
+    **dict.fromkeys(("vocab_size", "feature_size"), 64),
+    **dict.fromkeys(("num_experts", "n_routed_experts", "num_local_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "num_key_value_heads", "n_group", "topk_group"), 1),
+    **dict.fromkeys(("prediction_length", "sliding_window", "context_length"), 8),
+    "rope_theta": 10000.0,
+}
+"""What fields get that have no number and need one."""
 TOKEN = re.compile(r"(token_id|token_ids|token_index|_id|_ids)$")
 
 
@@ -158,6 +176,18 @@ def is_width(name: str) -> bool:
     return WIDTH.search(name) is not None and NOT_WIDTH.search(name) is None
 
 
+def is_computed(declared: Field[object], value: object) -> bool:
+    """Whether a field without a default has its value from others."""
+    if declared.default is not None or declared.default_factory is not MISSING:
+        return False
+    return TOKEN.search(declared.name) is None and not (isinstance(value, dict) and "mrope_section" in value)
+
+
+def head_dim(default: object, changes: dict[str, object]) -> dict[str, object]:
+    width, heads = [changes.get(name, getattr(default, name, None)) for name in ("hidden_size", "num_attention_heads")]
+    return {"head_dim": width // heads} if isinstance(width, int) and isinstance(heads, int) else {}
+
+
 class Shrinking:
     """The one rule, for a config with all that are in it."""
 
@@ -182,17 +212,16 @@ class Shrinking:
         known = {field.name: field for field in fields(default) if field.init}
         changes: dict[str, object] = {}
         for name, value in members(default).items():
-            if config_like(value) and name in known:
+            if name not in known:
+                continue
+            if config_like(value):
                 changes[name] = self.config(value)
-                continue
-            if name not in known or value is None:
-                continue
-            declared = known[name]
-            if declared.default is None and declared.default_factory is MISSING and not TOKEN.search(name):
-                continue  # computed from other fields
-            smaller = self.value(name, value)
-            if smaller != value:
+            elif value is None:
+                changes |= {name: MISSED[name]} if self.size.filled and name in MISSED else {}
+            elif not is_computed(known[name], value) and (smaller := self.value(name, value)) != value:
                 changes[name] = smaller
+        if self.size.filled and "head_dim" in known and getattr(default, "head_dim", 0) is None:
+            changes |= head_dim(default, changes)
         return config_class(**changes)
 
     def value(self, name: str, value: object) -> object:
@@ -207,12 +236,27 @@ class Shrinking:
         return value
 
     def items(self, name: str, values: Sequence[object]) -> list[object]:
-        if len(values) in self.deep:  # an entry for each layer: the first ones, and the last
-            values = [*values[: self.size.layers - 1], values[-1]]
+        if len(values) in self.deep and not self.size.filled:  # an entry for each layer
+            values = self.layers(values)
         return [self.value(name, value) for value in values]
 
+    def layers(self, values: Sequence[object]) -> list[object]:
+        """The first ones, and the last; of kinds of layers, one of each first."""
+        if not all([isinstance(value, str) for value in values]):
+            return [*values[: self.size.layers - 1], values[-1]]
+        order = dict.fromkeys([*[values.index(value) for value in values], *range(len(values))])
+        return [values[place] for place in sorted([*order][: self.size.layers])]
+
     def sections(self, value: object) -> object:
-        return [number // self.divisor for number in integers(value)] if not self.size.fewer_heads else value
+        """Parts of a head, whose sum is divided like its width; what is left goes to the largest remainders."""
+        numbers = integers(value)
+        if self.size.fewer_heads:
+            return value
+        parts = [number // self.divisor for number in numbers]
+        order = sorted(range(len(numbers)), key=lambda place: -(numbers[place] % self.divisor))
+        for place in order[: sum(numbers) // self.divisor - sum(parts)]:
+            parts[place] += 1
+        return parts
 
     def integer(self, name: str, value: int) -> int:
         if LAYERS.search(name):

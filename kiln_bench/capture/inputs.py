@@ -235,7 +235,8 @@ def attempts(model: nn.Module) -> Iterator[Callable[[], Inputs]]:
             chosen = [name for name in chosen if name != "attention_mask"]
         if chosen not in tried and set(needed) <= set(chosen):
             tried.append(chosen)
-            for tiles in (0, 1, 3) if "pixel_values" in chosen and "grid_thw" not in str(chosen) else (0,):
+            frames = maker.of_images("num_frames", "frames_per_clip", "num_concurrent_media", default=2)
+            for tiles in (0, 1, 3, frames) if "pixel_values" in chosen and "grid_thw" not in str(chosen) else (0,):
                 yield functools.partial(made, maker, chosen, tiles)
     if "input_ids" in named:
         yield lambda: {

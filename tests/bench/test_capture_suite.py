@@ -12,13 +12,16 @@ from torch import nn
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
+    Blip2QFormerConfig,
+    Blip2QFormerModel,
     GPT2LMHeadModel,
+    InformerConfig,
     LlamaConfig,
     Qwen2VLConfig,
     SwinConfig,
 )
 
-from kiln_bench.capture.architectures import Architecture, Size, small_config
+from kiln_bench.capture.architectures import Architecture, Shrinking, Size, small_config
 from kiln_bench.capture.children import Told, in_children
 from kiln_bench.capture.main import table
 from kiln_bench.capture.trial import Subject, difference, trial, trials
@@ -39,6 +42,21 @@ def test_lists_of_widths_and_layers() -> None:
     """A list with an entry for each stage keeps the first and the last."""
     config = small_config(SwinConfig, Size(128, 2))
     assert (config.embed_dim, config.depths, config.num_heads) == (24, (2, 2), (3, 24))
+
+
+def test_kinds_of_layers_and_sections_of_heads() -> None:
+    """One layer of each kind; parts of a head have the sum that its width has."""
+    kinds = ["linear", "linear", "linear", "full", "linear", "full"]
+    rule = Shrinking(LlamaConfig(num_hidden_layers=6, hidden_size=4096), Size(128, 2))
+    assert rule.layers(kinds) == ["linear", "full"]
+    assert rule.sections([24, 36, 36]) == [1, 1, 1] and rule.sections([8, 12, 12]) == [0, 1, 0]
+
+
+def test_fields_without_a_number() -> None:
+    config = small_config(InformerConfig, Size(128, 2, filled=True))
+    assert config.prediction_length == config.context_length == 8
+    own = Architecture("blip_2", "Blip2QFormerModel", Blip2QFormerModel).config_class
+    assert own is Blip2QFormerConfig
 
 
 def test_tokens_stay_in_the_vocabulary() -> None:
