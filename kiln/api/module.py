@@ -19,7 +19,9 @@ Where the program sets the class of one of the two, the other follows:
 from __future__ import annotations
 
 import copy
+from abc import ABCMeta
 from collections.abc import Callable
+from contextlib import suppress
 from types import FunctionType, MethodType
 from typing import cast
 
@@ -82,11 +84,21 @@ def _twin(module: nn.Module, cls: type[nn.Module]) -> nn.Module:
     return twin
 
 
+class _Layout(nn.Module):
+    """Made in place of a subclass of the program's class, to become one."""
+
+
 def _subclass(cls: type[nn.Module], body: dict[str, object]) -> type[nn.Module]:
-    """A subclass with the name of `cls`."""
+    """A subclass with the name of `cls`; the program's `__init_subclass__`, which may keep it in a table, is not run."""
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     metaclass: Callable[..., type[nn.Module]] = type(cls)
-    return metaclass(cls.__name__, (cls,), {**names, **body, TWIN: True})
+    contents = {**names, **body, TWIN: True}
+    if metaclass in (type, ABCMeta):
+        made = metaclass(cls.__name__, (_Layout,), dict(contents))
+        with suppress(TypeError):  # the class has slots
+            made.__bases__ = (cls,)
+            return made
+    return metaclass(cls.__name__, (cls,), contents)
 
 
 def _reduce(self: nn.Module, protocol: object) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 import pickle
 import warnings
@@ -180,3 +181,34 @@ def test_lazy_parts_of_a_module() -> None:
     net.eval()
     assert_close(compiled(x), net(x))
     assert kiln.report_of(compiled).eager == 1
+
+
+class Registered(nn.Module):
+    known: dict[str, type] = {}
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        if cls.__name__ in Registered.known:
+            raise ValueError(f"{cls.__name__} exists already")
+        Registered.known[cls.__name__] = cls
+
+
+class Scaled(Registered, abc.ABC):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 3
+
+
+class Slotted(nn.Module):
+    __slots__ = ("extra",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 3
+
+
+@pytest.mark.parametrize("cls", [Scaled, Slotted])
+def test_a_class_that_notes_its_subclasses(cls: type[nn.Module]) -> None:
+    module = cls()
+    compiled = kiln.compile(module)
+    assert_close(compiled(torch.ones(2)), torch.full((2,), 3.0))
+    assert isinstance(compiled, cls) and type(compiled).__mro__[1] is cls and Registered.known == {"Scaled": Scaled}
+    assert not isinstance(nn.Linear(1, 1), type(compiled)) and isinstance(copy.deepcopy(compiled), cls)
