@@ -89,7 +89,7 @@ class _Layout(nn.Module):
 
 
 def _subclass(cls: type[nn.Module], body: dict[str, object]) -> type[nn.Module]:
-    """A subclass with the name of `cls`; the program's `__init_subclass__`, which may keep it in a table, is not run."""
+    """A subclass with the name of `cls`, for which the program's `__init_subclass__` is not run: it may keep tables."""
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     metaclass: Callable[..., type[nn.Module]] = type(cls)
     contents = {**names, **body, TWIN: True}
