@@ -46,6 +46,14 @@ def nested(op: str, times: int, value: str) -> str:
     return f"{op}(" * times + value + ")" * times
 
 
+COLUMNS = """
+loops columns
+    x: f32[64, 1024, 1024] = input 0
+    s: f32[64, 1024] = reduction sum over (i1: 15) keeping (i0: 64, i2: 1024): load x[i0, 65*i1, i2]
+    y: f32[64, 1024] = reduction sum over (i1: 1024) keeping (i0: 64, i2: 1024):
+        -> abs(sub(load x[i0, i1, i2], load s[i0, i2]))
+    return y
+"""
 GATHER = """
 loops gather
     x: f32[40] = input 0
@@ -110,6 +118,7 @@ CASES = {
     "sum-across-blocks": (PROGRAMS["two_columns"], TARGET),
     "too-few-pieces": (PROGRAMS["cross_entropy"], TARGET),
     "rows-of-results": (random_text(8, 2), GPU),
+    "other-columns": (COLUMNS, GPU),
     "serial-rows": (random_text(194, 2), GPU),
     "units-become-rows": (random_text(30, 2), TARGET),
     "little-shared": (random_text(143, 2), TARGET),

@@ -17,7 +17,7 @@ from kiln.loops.program.passes.split_columns import SplitColumns
 from kiln.loops.program.verify import verify_program
 from kiln.support.events import EventSink
 from kiln.support.target import Target, cuda_gpu
-from tests.fusion.check import scheduled
+from tests.fusion.check import assert_same_values, scheduled
 from tests.loop_ir.parse import parse_program
 
 GPU = Target(device="cuda", capability=(9, 0), multiprocessors=1)
@@ -80,6 +80,15 @@ def test_half_precision_is_summed_in_float32() -> None:
     x = torch.randn(2, 4100, 33).bfloat16()
     torch.testing.assert_close(run_program(made, [x])[0], run_program(program, [x])[0])
     assert {node.out.spec.dtype for node in made.nodes} == {torch.float32, torch.bfloat16}
+
+
+def test_parts_of_parts_have_names_of_their_own() -> None:
+    """Fusion splits the sum over the parts again."""
+    program = parse_program(columns("sum", (1, 1 << 17, 7)))
+    made = scheduled(SplitColumns(launch_bytes=0).run(program, H100)[0], H100)
+    written = [name for step in made.steps if isinstance(step, KernelLaunch) for name in step.args[-1:]]
+    assert len(written) == len(set(written)) == 3
+    assert_same_values(program, {}, made)
 
 
 @pytest.mark.parametrize("op", ["sum", "argmax"])

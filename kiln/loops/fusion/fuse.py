@@ -171,7 +171,7 @@ class _Fuser:
         """Parts of the sum are left: a group that combines them."""
         member = next(member for member in group.members if member.node is node)
         kept_in_strips = bool(node.kept) and member.symbols_of(node.kept).keys() <= group.units.keys()
-        rest = make_partial(group, member, kept_in_strips, self.target)
+        rest = make_partial(group, member, kept_in_strips, self.target, self.buffers)
         assert member.partial is not None
         part = member.partial.buffer
         self.buffers[part.name] = part

@@ -13,6 +13,9 @@ number of threads: results are the same on every machine. On a GPU they also dep
 
 from __future__ import annotations
 
+from collections.abc import Container
+from itertools import count
+
 from kiln.loops.body.builder import BodyBuilder
 from kiln.loops.body.indexing import Axis
 from kiln.loops.fusion.group import Group, Member, PartialReduction
@@ -103,8 +106,13 @@ def _outer_reduced(group: Group, member: Member, block_points: int) -> dict[Symb
     return {}
 
 
-def make_partial(group: Group, member: Member, kept_in_strips: bool, target: Target) -> Reduction:
-    """Mark `member`, some of whose reduced symbols are units of `group`, as partial; the reduction of its parts."""
+def make_partial(
+    group: Group, member: Member, kept_in_strips: bool, target: Target, names: Container[str] = ()
+) -> Reduction:
+    """Mark `member`, some of whose reduced symbols are units of `group`, as partial; the reduction of its parts.
+
+    `names`: those of the buffers that exist.
+    """
     node = member.node
     assert isinstance(node, Reduction)
     strides = _strides(member)
@@ -121,7 +129,8 @@ def make_partial(group: Group, member: Member, kept_in_strips: bool, target: Tar
     sizes = (*counts, *node.out.spec.sizes)
     dtype = accumulator_dtype(node.op, node.out.spec.dtype)
     spec = TensorSpec(dtype, sizes, contiguous_strides(sizes), 0, node.out.spec.device)
-    part = Buffer(f"{node.out.name}_part", spec)
+    number = next(number for number in count() if f"{node.out.name}_part{number or ''}" not in names)
+    part = Buffer(f"{node.out.name}_part{number or ''}", spec)
     member.partial = PartialReduction(part, tuple(outer), blocked, size)
     return _combine(node, part, counts)
 

@@ -32,6 +32,8 @@ MOST_OPS, MOST_BUFFERS = 640, 128
 """The same: 300 additions of 300 tensors took Triton 9 s, 600 of 600 took 75."""
 MOST_COLUMNS = 1 << 14
 """Running sums that the registers of a GPU program have room for."""
+COLUMN_BYTES = 1 << 22
+"""Bytes that are read in the time of a launch."""
 WORTH = 8
 """A worse loop moves at most so many times the bytes that are saved."""
 
@@ -227,6 +229,15 @@ def rows_of_results(pair: Pair) -> Excess | None:
     return None
 
 
+def other_columns(pair: Pair) -> Excess | None:
+    """A block of columns lies along one further dimension; with two, most of its threads do the same work."""
+    vector = best_vector(pair.second, pair.second.members)
+    columns = vector is not None and pair.space.names.get(vector, vector) in pair.space.units
+    theirs = {*pair.space.names.values(), *pair.space.units}
+    both = unmatched_loops(pair) is not None and not pair.first.sizes.keys() <= theirs
+    return _beyond(pair.context.traffic(pair.second), COLUMN_BYTES) if columns and both else None
+
+
 def serial_rows(pair: Pair) -> Excess | None:
     """A sum over units makes whole rows of the other group follow one another. Rows in blocks do already."""
     context = pair.context
@@ -263,6 +274,7 @@ def _beyond(cost: int, limit: int) -> Excess | None:
 
 # fmt: off
 ROWS, MIXED, SIBLINGS, SMALL = ("vertical", "siblings"), ("mixed-order",), ("siblings",), ("small-sums",)
+CONSUMERS = ("consumers-after-reduction",)
 PAIR_VETOES = (
     #    measure              unit        reason
     Veto(memory_order,        "",         "one overwrites memory that the other uses"),
@@ -289,6 +301,7 @@ VETOES = (
     Veto(sum_across_blocks,   "",         "a sum would cross the blocks of units"),
     Veto(too_few_pieces,      "pieces",   "more are wanted than are left: cores idle"),
     Veto(rows_of_results,     "",         "a unit would hold several reductions' results", gpu=True),
+    Veto(other_columns,       "bytes",    "columns of another length are other blocks",    CONSUMERS, gpu=True),
     Veto(serial_rows,         "bytes",    "rows would follow one another to save little",  gpu=True),
     Veto(units_become_rows,   "bytes",    "a parallel loop would run in rows to save little"),
     Veto(little_shared,       "bytes",    "most of what the second reads is not shared",   SIBLINGS),

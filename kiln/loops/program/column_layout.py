@@ -10,6 +10,7 @@ without work; and the parts that are left of the rows that became one, written a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import gcd
 from typing import final
 
 from kiln.loops.body.affine import affine
@@ -19,6 +20,7 @@ from kiln.loops.program.analyses import node_axes, reads, written
 from kiln.loops.program.nodes import Buffer, Extern, LoopNode, Reduction
 from kiln.support.records import dataclass
 from kiln.support.target import Target
+from kiln.symbolic import symbol
 from kiln.tensor.size_hint import size_hint
 
 ACCESS_BYTES, LINE_BYTES = 16, 128
@@ -29,6 +31,8 @@ FEWEST_TURNS = 16
 """Rows of a part; with fewer, the parts are no longer small."""
 MOST_ROWS = 1 << 13
 """Rows that become one."""
+LOADED_WHOLE = 1 << 12
+"""Elements of short columns that a program loads at once: all accesses are in flight together, wide or not."""
 PROGRAMS = 4
 """Programs per multiprocessor that keep memory busy."""
 LAUNCH_BYTES = 1 << 22
@@ -56,6 +60,13 @@ class ColumnLayout:
     def bytes(self) -> int:
         return self.outer * self.rows * self.length * self.itemsize
 
+    def in_rows(self, rows: int) -> tuple[Axis, Axis, Axis]:
+        """The axes where `rows` rows are one: the row in it, the turn, and the rows that are left."""
+        name = self.axis.symbol
+        sizes = {"r": rows, "t": self.rows // rows, "u": self.rows % rows}
+        row, turn, left = (Axis(symbol(f"{name}_{suffix}"), size) for suffix, size in sizes.items())
+        return row, turn, left
+
 
 def column_layout(node: Reduction, buffers: Mapping[str, Buffer]) -> ColumnLayout | None:
     """How `node` reads memory, if all that it reads has such rows."""
@@ -79,7 +90,7 @@ def column_layout(node: Reduction, buffers: Mapping[str, Buffer]) -> ColumnLayou
         if any(kept.symbol in form.strides and form.strides[kept.symbol] != length for form in full):
             break
         length, inside = length * size_hint(kept.size), inside + 1
-    within = [kept.symbol for kept in node.kept[len(node.kept) - inside :]]
+    within = [kept.symbol for kept in node.kept[len(node.kept) - inside :] if kept.size != 1]
     for form, _ in forms:
         wanted = length if form in full else 0
         if form.strides.get(axis.symbol, 0) != wanted or any((kept in form.strides) != bool(wanted) for kept in within):
@@ -92,6 +103,8 @@ def column_layout(node: Reduction, buffers: Mapping[str, Buffer]) -> ColumnLayou
 
 def rows_together(layout: ColumnLayout, target: Target, launch_bytes: int = LAUNCH_BYTES) -> int:
     """How many rows become one; 1 where they stay apart. `launch_bytes`: what a further launch costs."""
+    if layout.rows * _width(layout, 1) <= LOADED_WHOLE:
+        return 1
     best, chosen = WORTH * layout.bytes * _time_of_access(layout, 1, target), 1
     rows = 2
     while rows <= min(layout.rows // FEWEST_TURNS, MOST_ROWS):
@@ -106,12 +119,17 @@ def rows_together(layout: ColumnLayout, target: Target, launch_bytes: int = LAUN
 
 def _time_of_access(layout: ColumnLayout, rows: int, target: Target) -> float:
     """How long reading takes, if `rows` rows are one: 1 where blocks are full, accesses wide, the machine busy."""
-    line, length = LINE_BYTES // layout.itemsize, layout.length * rows
-    width = min(1 << (length - 1).bit_length(), line)
+    length, width = layout.length * rows, _width(layout, rows)
     blocks = -(-length // width)
-    aligned = length * layout.itemsize % ACCESS_BYTES == 0
+    starts = length if layout.outer == 1 else gcd(length, layout.length * layout.rows)
+    aligned = starts * layout.itemsize % ACCESS_BYTES == 0
     idle = max(PROGRAMS * target.multiprocessors / (layout.outer * blocks), 1.0) if rows > 1 else 1.0
     return blocks * width / length * (1.0 if aligned else UNALIGNED) * idle
+
+
+def _width(layout: ColumnLayout, rows: int) -> int:
+    """Elements of a block, if `rows` rows are one."""
+    return min(1 << (layout.length * rows - 1).bit_length(), LINE_BYTES // layout.itemsize)
 
 
 def joins_a_loop(node: Reduction, later: Sequence[LoopNode]) -> bool:

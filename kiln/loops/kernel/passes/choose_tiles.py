@@ -18,7 +18,7 @@ from kiln.loops.body.indexing import Axis
 from kiln.loops.kernel.analyses import phase_stores
 from kiln.loops.kernel.errors import UnsupportedInKernel
 from kiln.loops.kernel.facts import KernelFacts, is_read_again
-from kiln.loops.kernel.kernel import KernelIR
+from kiln.loops.kernel.kernel import Accumulate, KernelIR
 from kiln.loops.kernel.loop_stages import STAGE_BYTES, STAGES, loop_stages
 from kiln.loops.kernel.mapped import MappedKernel
 from kiln.loops.kernel.occupancy import floor_power, wanted_pieces
@@ -38,6 +38,8 @@ LOOP_BLOCK = 4096
 """Most elements per turn of a loop."""
 SHORTEST_TURN = 1024
 """Fewest elements that are worth a turn."""
+INDEX_TURN = 2048
+"""Most elements per turn of an index reduction: each has a value and an index in registers."""
 FLIGHT_BYTES = 64
 """Bytes per thread that should be in flight."""
 SHORTEST_AXIS = 32
@@ -66,7 +68,7 @@ def choose_tiles(kernel: KernelIR, target: Target) -> Tiling:
     return replace(
         tiling,
         unmasked=_unmasked(facts, tiling),
-        stages=loop_stages(kernel, tiling),
+        stages=1 if _narrow_columns(facts, tiling) else loop_stages(kernel, tiling),
         layers=max(largest // (VECTOR_BYTES * WARP * tiling.warps), 1),
     )
 
@@ -171,7 +173,12 @@ def _row_blocks(facts: KernelFacts, groups: tuple[tuple[Axis, ...], ...]) -> tup
         kept = is_read_again(facts.kernel, groups[0]) and is_static(points) and points <= LARGEST_BLOCK
         whole = LARGEST_BLOCK if kept else WHOLE_BLOCK
     room = floor_power(STAGE_BYTES // (STAGES * max(facts.loaded_bytes(), 1)))
-    return whole, min(whole, max(room, SHORTEST_TURN))
+    return whole, min(whole, max(room, SHORTEST_TURN), INDEX_TURN if _finds_indices(facts.kernel) else LARGEST_BLOCK)
+
+
+def _finds_indices(kernel: KernelIR) -> bool:
+    effects = [effect for phase in kernel.phases for effect in phase.effects]
+    return any(isinstance(effect, Accumulate) and not effect.op.is_splittable for effect in effects)
 
 
 def _columns(facts: KernelFacts, groups: tuple[tuple[Axis, ...], ...], along: Symbol, target: Target) -> Tiling:
@@ -188,11 +195,16 @@ def _columns(facts: KernelFacts, groups: tuple[tuple[Axis, ...], ...], along: Sy
     dims = _inner_dims(facts, groups, rows, max(LOOP_BLOCK // wide, 1))
     units, wide = _short_columns(facts, dims, axis, wide, target)
     columns = _dim(units, wide, along.name if len(units) == 1 else "x", "XBLOCK", unit=True)
-    # Of loads ahead, element by element, Triton lays shared memory out along the last dimension of a block.
-    last = any(dim.looped for dim in dims) and facts.access_elements() == 1
-    dims = [*dims, columns] if last else [columns, *dims]
     numbers = tuple(unit for unit in numbers if unit not in units)
-    return _tiling(facts, dims, numbers, _warps(block_points(dims)))
+    return _tiling(facts, [columns, *dims], numbers, _warps(block_points([columns, *dims])))
+
+
+def _narrow_columns(facts: KernelFacts, tiling: Tiling) -> bool:
+    """Columns that are read element by element: loading ahead would take an instruction for each, and shared memory
+    that Triton lays out along the other dimension of a block. Enough loads are in flight without."""
+    contiguous = facts.contiguous()
+    columns = any(dim.unit and any(axis.symbol is contiguous for axis in dim.axes) for dim in tiling.dims)
+    return columns and facts.access_elements() == 1
 
 
 def _short_columns(

@@ -11,10 +11,10 @@ from kiln.loops.program.nodes import LoopProgram
 from kiln.loops.program.passes.join_parts import JoinParts
 from kiln.loops.program.passes.materialise_row_terms import MaterialiseRowTerms
 from kiln.loops.program.passes.recompute_at_gather import RecomputeAtGather
+from kiln.loops.program.passes.shift_variances import ShiftVariances
 from kiln.loops.program.passes.sink_column_sums import SinkColumnSums
 from kiln.loops.program.passes.split_columns import SplitColumns
 from kiln.loops.program.passes.split_index_reductions import SplitIndexReductions
-from kiln.loops.program.passes.split_variances import SplitVariances
 from kiln.loops.program.text import program_text
 from kiln.loops.program.verify import verify_program
 from kiln.support.dump import Dump
@@ -26,7 +26,7 @@ ProgramPass = Pass[LoopProgram, Target]
 
 CPU_PROGRAM_PASSES: tuple[ProgramPass, ...] = (RecomputeAtGather(),)
 GPU_PROGRAM_PASSES: tuple[ProgramPass, ...] = (
-    JoinParts(), RecomputeAtGather(), SplitVariances(), SplitColumns(), SplitIndexReductions(), MaterialiseRowTerms(),
+    JoinParts(), RecomputeAtGather(), ShiftVariances(), SplitColumns(), SplitIndexReductions(), MaterialiseRowTerms(),
     SinkColumnSums(),
 )  # fmt: skip
 
@@ -34,7 +34,7 @@ GPU_PROGRAM_PASSES: tuple[ProgramPass, ...] = (
 check_order(
     GPU_PROGRAM_PASSES,
     before("recompute-at-gather",   "split-index-reductions", because="what it computes again is whole"),
-    before("split-variances",       "split-columns",         because="a variance is recognised by its two sums"),
+    before("shift-variances",       "split-columns",         because="a variance is recognised by its two sums"),
     before("join-parts",            "recompute-at-gather",   because="parts are alike as they are lowered"),
     before("recompute-at-gather",   "split-columns",         because="what it computes again is whole"),
     before("split-columns",         "split-index-reductions", because="parts of columns have units enough"),

@@ -30,7 +30,7 @@ from kiln.loops.program.nodes import Buffer, LoopNode, LoopProgram, Pointwise, R
 from kiln.loops.program.reductions import accumulator_dtype
 from kiln.support.records import dataclass
 from kiln.support.target import Target
-from kiln.symbolic import Int, symbol
+from kiln.symbolic import Int
 
 COMBINE: Mapping[ReduceOp, str] = {
     ReduceOp.SUM: "add", ReduceOp.PROD: "mul", ReduceOp.MAX: "maximum", ReduceOp.MIN: "minimum",
@@ -76,9 +76,8 @@ class _SplitColumn:
 
     def __init__(self, node: Reduction, layout: ColumnLayout, rows: int) -> None:
         self.node, self.axis, self.rows = node, layout.axis, rows
-        name, split = layout.axis.symbol, len(node.kept) - layout.inside
-        self.turn, self.row = Axis(symbol(f"{name}_t"), layout.rows // rows), Axis(symbol(f"{name}_r"), rows)
-        self.left = Axis(symbol(f"{name}_u"), layout.rows % rows)
+        split = len(node.kept) - layout.inside
+        self.row, self.turn, self.left = layout.in_rows(rows)
         self.done = layout.rows - layout.rows % rows
         """Rows that are part of a longer one."""
         self.kept = (*node.kept[:split], self.row, *node.kept[split:])
