@@ -109,10 +109,8 @@ def _outer_reduced(group: Group, member: Member, block_points: int) -> dict[Symb
 def make_partial(
     group: Group, member: Member, kept_in_strips: bool, target: Target, names: Container[str] = ()
 ) -> Reduction:
-    """Mark `member`, some of whose reduced symbols are units of `group`, as partial; the reduction of its parts.
-
-    `names`: those of the buffers that exist.
-    """
+    """Mark `member`, some of whose reduced symbols are units of `group`, as partial; the reduction of its parts, which
+    get none of `names`."""
     node = member.node
     assert isinstance(node, Reduction)
     strides = _strides(member)

@@ -19,6 +19,7 @@ from kiln.loops.fusion.parallel import leaves_idle, pieces
 from kiln.loops.fusion.rules import FUSION_RULES
 from kiln.loops.fusion.split import SERIAL_POINTS
 from kiln.loops.kernel.occupancy import wanted_pieces
+from kiln.loops.program import column_layout
 from kiln.loops.program.nodes import Reduction, Scan
 from kiln.support.records import dataclass
 from kiln.symbolic import Symbol, is_static, product
@@ -32,8 +33,6 @@ MOST_OPS, MOST_BUFFERS = 640, 128
 """The same: 300 additions of 300 tensors took Triton 9 s, 600 of 600 took 75."""
 MOST_COLUMNS = 1 << 14
 """Running sums that the registers of a GPU program have room for."""
-COLUMN_BYTES = 1 << 22
-"""Bytes that are read in the time of a launch."""
 WORTH = 8
 """A worse loop moves at most so many times the bytes that are saved."""
 
@@ -235,7 +234,7 @@ def other_columns(pair: Pair) -> Excess | None:
     columns = vector is not None and pair.space.names.get(vector, vector) in pair.space.units
     theirs = {*pair.space.names.values(), *pair.space.units}
     both = unmatched_loops(pair) is not None and not pair.first.sizes.keys() <= theirs
-    return _beyond(pair.context.traffic(pair.second), COLUMN_BYTES) if columns and both else None
+    return _beyond(pair.context.traffic(pair.second), column_layout.LAUNCH_BYTES) if columns and both else None
 
 
 def serial_rows(pair: Pair) -> Excess | None:

@@ -13,7 +13,7 @@ from typing import final
 
 import torch
 
-from kiln.loops.body.analyses import accesses, result_dtypes, without_dead
+from kiln.loops.body.analyses import result_dtypes, without_dead
 from kiln.loops.body.body import BodyOp, Compute, Const, Index, Load, LoopBody
 from kiln.loops.body.builder import BodyBuilder, Inline
 from kiln.loops.body.indexing import points, substituted
@@ -115,8 +115,3 @@ def _summed(body: LoopBody, mean: int, count: int) -> Load | None:
         return None
     inverse = float(by.value) if op.op.name == "mul" else 1 / float(by.value) if by.value else 0.0
     return load if abs(inverse * count - 1) < 1e-6 else None
-
-
-def reads_of(value: LoopBody) -> set[str]:
-    """The buffers that a body reads."""
-    return {load.buffer for load in accesses(value)}

@@ -28,7 +28,7 @@ from kiln.loops.body.indexing import Axis, points, stride_along, substituted
 from kiln.loops.program.analyses import memory_of, node_axes, program_buffers, written
 from kiln.loops.program.column_layout import LAUNCH_BYTES, ColumnLayout, column_layout, rows_together
 from kiln.loops.program.nodes import Buffer, LoopNode, LoopProgram, Pointwise, ReduceOp, Reduction
-from kiln.loops.program.variances import Variance, find_variance, reads_of
+from kiln.loops.program.variances import Variance, find_variance
 from kiln.support.records import dataclass
 from kiln.support.target import Target
 from kiln.symbolic import Int, Symbol, symbol
@@ -77,18 +77,14 @@ def _variances(program: LoopProgram) -> Iterator[Variance]:
     for place, node in enumerate(program.nodes):
         if isinstance(node, Reduction) and (found := find_variance(node, totals, loops)) is not None:
             between = program.nodes[places[found.total.out.name] : place]
-            if not _overwrites(between, reads_of(found.value), buffers):
+            memory = {memory_of(load.buffer, buffers) for load in accesses(found.value)}
+            if not any(memory_of(name, buffers) in memory for other in between for name in written(other)):
                 del totals[found.total.out.name]
                 yield found
         if isinstance(node, Reduction) and node.op is ReduceOp.SUM and node.out.base is None:
             totals[node.out.name], places[node.out.name] = node, place
         elif isinstance(node, Pointwise) and node.out.base is None:
             loops[node.out.name] = node
-
-
-def _overwrites(nodes: Sequence[LoopNode], names: set[str], buffers: Mapping[str, Buffer]) -> bool:
-    memory = {memory_of(name, buffers) for name in names}
-    return any(memory_of(name, buffers) in memory for node in nodes for name in written(node))
 
 
 def _strides(variance: Variance, buffers: Mapping[str, Buffer]) -> Mapping[Symbol, int] | None:
@@ -126,10 +122,7 @@ class _Part:
     first: Buffer
     second: Buffer
     total: Buffer
-
-    @property
-    def count(self) -> int:
-        return size_hint(points(self.over))
+    count: int
 
 
 @final
@@ -163,7 +156,7 @@ class _ShiftedVariance:
     ) -> _Part:
         sample, first, second = (self._buffer(prefix + use, kept) for use in ("sample", "first", "second"))
         sampled = size_hint(points(_sample(over, self._along(over))[0]))
-        return _Part(kept, over, at, sampled, sample, first, second, total)
+        return _Part(kept, over, at, sampled, sample, first, second, total, size_hint(points(over)))
 
     def _along(self, over: Sequence[Axis]) -> Mapping[Symbol, int]:
         """The strides of axes that stand for the reduced ones."""
