@@ -63,8 +63,8 @@ def schedule_text(program: KernelProgram) -> str:
 
 
 def graph_after_passes(graph: Graph, at: CompileContext) -> Graph:
-    changed = run_passes(graph, at.events, env=at.env, without=at.without)
-    return with_nested(changed, lambda nested: graph_after_passes(nested, at))
+    graph = with_nested(graph, lambda nested: graph_after_passes(nested, at))
+    return run_passes(graph, at.events, env=at.env, without=at.without)
 
 
 def loops_after_passes(loops: LoopProgram, at: CompileContext) -> LoopProgram:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 Body = Callable[..., tuple[Tensor, ...]]
@@ -30,3 +31,20 @@ def apart_from(arguments: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> tu
         taken.add(result.untyped_storage()._cdata)
         made.append(result)
     return tuple(made)
+
+
+def run_while(carried: int, rows: int, test: Body, body: Body, *operands: Tensor) -> tuple[Tensor, ...]:
+    state, rest = operands[:carried], operands[carried:]
+    while test(*state, *rest)[0]:
+        state = body(*state, *rest)
+    return apart_from(operands, state)
+
+
+def run_scan(carried: int, rows: int, body: Body, *operands: Tensor) -> tuple[Tensor, ...]:
+    state, whole, rest = operands[:carried], operands[carried : carried + rows], operands[carried + rows :]
+    stacks: list[tuple[Tensor, ...]] = []
+    for turn in range(whole[0].shape[0]):
+        results = body(*state, *[tensor[turn] for tensor in whole], *rest)
+        state = results[:carried]
+        stacks.append(results[carried:])
+    return (*apart_from(operands, state), *map(torch.stack, zip(*stacks, strict=True)))

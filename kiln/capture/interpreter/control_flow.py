@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 Branch = Callable[..., Any]
 LONGEST_UNROLLED = 64
-"""A `map` over more rows runs eager: its graph would grow with them."""
+"""A scan over more rows runs eager where it is no nested graph: the graph would grow with them."""
 
 
 def cond(pred: object, true_fn: Branch, false_fn: Branch, operands: Sequence[object] = ()) -> object:
@@ -40,6 +40,8 @@ def cond(pred: object, true_fn: Branch, false_fn: Branch, operands: Sequence[obj
 
 
 def while_loop(cond_fn: Branch, body_fn: Branch, carried_inputs: Sequence[object]) -> object:
+    if not callable(cond_fn) or not callable(body_fn):
+        raise RuntimeError("Expect cond_fn and body_fn to be callable.")
     carried = tuple(carried_inputs)
     while cond_fn(*carried):
         carried = body_fn(*carried)
@@ -49,25 +51,123 @@ def while_loop(cond_fn: Branch, body_fn: Branch, carried_inputs: Sequence[object
 
 def mapped(f: Branch, xs: object, *args: object) -> object:
     """`map(f, xs, *args)`."""
-    if tree_flatten(xs)[0][0].shape[0] > LONGEST_UNROLLED:
-        return mapped_in_eager(f, xs, args)
-    return mapped_rows(f, xs, args)
+    leaves = tree_flatten(xs)[0]
+    if not all(isinstance(leaf, Tensor) for leaf in leaves):
+        raise RuntimeError("Mapped xs can only consist of tensors.")
+    lengths = [leaf.shape[0] for leaf in leaves]
+    if lengths[0] == 0:
+        raise RuntimeError("Leading dimensions of mapped xs cannot be 0.")
+    if any(length != lengths[0] for length in lengths):
+        raise RuntimeError(f"Leading dimensions of mapped xs must be consistent. Got {lengths}.")
+    return scanned(lambda _, row: ((), f(row, *args)), (), xs)[1]
 
 
-def mapped_rows(f: Branch, xs: object, args: tuple[object, ...]) -> object:
-    """`f` of each row, stacked."""
+def scan(combine_fn: Branch, init: object, xs: object, *, dim: int = 0, reverse: bool = False) -> object:
+    starts, leaves = tree_flatten(init)[0], tree_flatten(xs)[0]
+    if not leaves:
+        return init, []
+    if not callable(combine_fn):
+        raise RuntimeError(f"Combine_fn must be a callable, but got {combine_fn}")
+    if not starts:
+        raise RuntimeError("scan() operator requires init leaves.")
+    if not all(isinstance(leaf, Tensor) for leaf in starts):
+        raise RuntimeError("All init leaves must be a Tensor")
+    require_rows(leaves, dim, RuntimeError)
+    dim = dim % leaves[0].ndim
+    carry, made = scanned(combine_fn, init, moved(xs, dim, 0, reverse))
+    return carry, moved_back(made, dim, reverse)
+
+
+def associative_scan(
+    combine_fn: Branch, xs: object, dim: int, reverse: bool = False, combine_mode: str = "pointwise"
+) -> object:
+    """In a number of steps that grows with the logarithm of the length."""
     leaves, structure = tree_flatten(xs)
-    rows = [f(tree_unflatten([leaf[row] for leaf in leaves], structure), *args) for row in range(leaves[0].shape[0])]
+    if not callable(combine_fn):
+        raise ValueError("Combine_fn must be callable")
+    if combine_mode not in ("pointwise", "generic"):
+        raise ValueError(f"Combine_mode must either 'pointwise' or 'generic', but got {combine_mode}")
+    if combine_mode == "pointwise" and not all(leaf.device.type in ("cuda", "xpu") for leaf in leaves):
+        raise ValueError("For combine_mode='pointwise', all input tensors need to be on CUDA or XPU")
+    require_rows(leaves, dim, ValueError)
+    dim = dim % leaves[0].ndim
+    combine = combine_fn if combine_mode == "pointwise" else torch.vmap(combine_fn)
+
+    def combined(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
+        made = combine(tree_unflatten(left, structure), tree_unflatten(right, structure))
+        return list(tree_flatten(made)[0])
+
+    made = prefixes(combined, tree_flatten(moved(xs, dim, 0, reverse))[0])
+    return moved_back(tree_unflatten(made, structure), dim, reverse)
+
+
+def prefixes(combine: Callable[[list[Tensor], list[Tensor]], list[Tensor]], rows: list[Tensor]) -> list[Tensor]:
+    """All prefixes: those of pairs of rows first, then the ones between."""
+    length = rows[0].shape[0]
+    if length < 2:
+        return rows
+    even, odd = [row[: length - 1 : 2] for row in rows], [row[1::2] for row in rows]
+    ends = prefixes(combine, combine(even, odd))
+    if length == 2:
+        return [torch.cat([row[:1], end]) for row, end in zip(rows, ends, strict=True)]
+    count = (length - 1) // 2
+    between = combine([end[:count] for end in ends], [row[2::2] for row in rows])
+    made = []
+    for row, end, middle in zip(rows, ends, between, strict=True):
+        pairs = torch.stack([end[:count], middle], 1).flatten(0, 1)
+        made.append(torch.cat([row[:1], pairs, end[count:]]))
+    return made
+
+
+def require_rows(leaves: list[Any], dim: int, error: type[Exception]) -> None:
+    if not all(isinstance(leaf, Tensor) for leaf in leaves):
+        raise error("All xs leaves must be a Tensor")
+    if any(leaf.ndim <= dim or leaf.shape[dim] == 0 for leaf in leaves):
+        raise error("All xs leaves must at least have 'dim' number of dimensions and scan dimension > 0")
+
+
+def moved(xs: object, source: int, target: int, reverse: bool) -> object:
+    leaves, structure = tree_flatten(xs)
+    if source != target:
+        leaves = [leaf.movedim(source, target) for leaf in leaves]
+    return tree_unflatten([leaf.flip(0) for leaf in leaves] if reverse else leaves, structure)
+
+
+def moved_back(xs: object, dim: int, reverse: bool) -> object:
+    leaves, structure = tree_flatten(xs)
+    if reverse:
+        leaves = [leaf.flip(0) for leaf in leaves]
+    return tree_unflatten([leaf.movedim(0, dim) if 0 < dim < leaf.ndim else leaf for leaf in leaves], structure)
+
+
+def scanned(combine_fn: Branch, init: object, xs: object) -> tuple[object, object]:
+    """A scan over the first dimension, as a nested graph where it can be one."""
+    return unrolled(combine_fn, init, xs)
+
+
+def unrolled(combine_fn: Branch, init: object, xs: object) -> tuple[object, object]:
+    if tree_flatten(xs)[0][0].shape[0] > LONGEST_UNROLLED:
+        return scanned_in_eager(combine_fn, init, xs)
+    return scanned_rows(combine_fn, init, xs)
+
+
+def scanned_rows(combine_fn: Branch, init: object, xs: object) -> tuple[object, object]:
+    leaves, structure = tree_flatten(xs)
+    carry: object = init
+    rows = []
+    for row in range(leaves[0].shape[0]):
+        carry, made = combine_fn(carry, tree_unflatten([leaf[row] for leaf in leaves], structure))
+        rows.append(made)
     flat = [tree_flatten(row)[0] for row in rows]
-    made = tree_flatten(rows[0])[1]
-    return tree_unflatten([torch.stack(list(column)) for column in zip(*flat, strict=True)], made)
+    stacked = [torch.stack(list(column)) for column in zip(*flat, strict=True)]
+    return carry, tree_unflatten(stacked, tree_flatten(rows[0])[1])
 
 
-def mapped_in_eager(f: Branch, xs: object, args: tuple[object, ...]) -> object:
-    return mapped_rows(f, xs, args)
+def scanned_in_eager(combine_fn: Branch, init: object, xs: object) -> tuple[object, object]:
+    return scanned_rows(combine_fn, init, xs)
 
 
-mapped_in_eager._torchdynamo_disable = True  # type: ignore[attr-defined]
+scanned_in_eager._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def fresh(result: object, operands: Sequence[object]) -> object:

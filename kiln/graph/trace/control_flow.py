@@ -20,6 +20,7 @@ import torch
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
 from kiln.graph.prims.meta import same_strides
+from kiln.graph.prims.meta.create import scan_meta
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.trace.custom_function import attach
 from kiln.graph.trace.fake import FakeTensor
@@ -36,6 +37,7 @@ Scope = Callable[[], AbstractContextManager[None]]
 """Calls within are no entries of the log; the mode is off between them."""
 _run_backward = torch.autograd.Variable._execution_engine.run_backward
 ITEM = PRIMS["item"]
+Strides = tuple[Int, ...]
 
 
 class RunCall(Protocol):
@@ -63,7 +65,8 @@ def record_control_flow(
     recorder: Calls, scope: Scope, target: ControlFlow, args: Sequence[object]
 ) -> tuple[FakeTensor, ...]:
     """Record a call; runs under the recording mode."""
-    return cond(recorder, scope, target, cast(Sequence[FakeTensor], args))
+    record = {"cond": cond, "while_loop": while_loop, "scan": scan}[target.kind]
+    return record(recorder, scope, target, cast(Sequence[FakeTensor], args))
 
 
 # The logs on fresh fakes.
@@ -79,12 +82,24 @@ class Traced:
     gradients: list[bool]
 
 
-def traced(recorder: Calls, log: NestedLog, inputs: Sequence[Node], gradients: Sequence[bool]) -> Traced:
-    """Record `log` on `inputs`; `gradients`: which of them require gradients."""
+def traced(
+    recorder: Calls,
+    log: NestedLog,
+    inputs: Sequence[Node],
+    gradients: Sequence[bool],
+    *,
+    packed: bool = False,
+    kept: int = 0,
+) -> Traced:
+    """Record `log` on `inputs`; `gradients`: which of them require gradients. `packed`: its outputs are contiguous.
+
+    The first `kept` inputs are outputs, too.
+    """
     with nested(recorder, inputs) as made:
         fakes = arguments(recorder, inputs, gradients)
         results = run_log(recorder, log, fakes)
-        outputs = made.fresh([recorder.node_of(result) for result in results])
+        values = [*[recorder.node_of(result) for result in results], *inputs[:kept]]
+        outputs = made.fresh(values, [dense(value.tensor) for value in values] if packed else None)
         needing = [result.requires_grad for result in results]
     return Traced(made, outputs, needing)
 
@@ -146,12 +161,14 @@ def outside_values(branches: Sequence[Traced]) -> list[Node]:
     return list(dict.fromkeys(value for branch in branches for value in branch.nested.outside))
 
 
-def require_same_outputs(left: Sequence[Node], right: Sequence[Node]) -> None:
+def require_same_outputs(recorder: Calls, left: Sequence[Node], right: Sequence[Node]) -> None:
+    simplify = recorder.env.simplify
     for a, b in zip(left, right, strict=True):
         x, y = a.tensor, b.tensor
-        if (x.dtype, x.sizes, x.device) != (y.dtype, y.sizes, y.device):
+        same_sizes = [*map(simplify, x.sizes)] == [*map(simplify, y.sizes)]
+        if not same_sizes or (x.dtype, x.device) != (y.dtype, y.device):
             raise NotNested(f"its results differ: {x} and {y}")
-        if not same_strides(x.strides, y.strides, x.sizes):
+        if not same_strides([*map(simplify, x.strides)], [*map(simplify, y.strides)], x.sizes):
             raise NotNested(f"the strides of its results differ: {x} and {y}")
 
 
@@ -169,7 +186,7 @@ def cond(recorder: Calls, scope: Scope, target: ControlFlow, args: Sequence[Fake
     needs = [is_differentiated([fake]) for fake in captured]
     with scope():
         branches = [traced(recorder, log, inputs_like(values, "operand"), needs) for log in target.logs]
-    require_same_outputs(*[branch.outputs for branch in branches])
+    require_same_outputs(recorder, *[branch.outputs for branch in branches])
     recorder.emit.origin = origin
     results = emit_cond(recorder, condition, values, branches)
     gradients = [any(pair) for pair in zip(*[branch.gradients for branch in branches], strict=True)]
@@ -255,7 +272,7 @@ class CondBackward:
         return Traced(made, outputs, [])
 
 
-def dense(spec: TensorSpec) -> tuple[Int, ...]:
+def dense(spec: TensorSpec) -> Strides:
     return spec.with_sizes(spec.sizes).strides
 
 
@@ -270,8 +287,184 @@ def gradients(
             found = _run_backward(
                 outputs, tangents, False, False, tuple(leaves), allow_unreachable=True, accumulate_grad=False
             )
-    zeros = [
-        recorder.call(torch.zeros_like, (leaf,), {}) if grad is None else grad
-        for grad, leaf in zip(found, leaves, strict=True)
-    ]
-    return cast(list[torch.Tensor], zeros)
+    pairs = zip(found, leaves, strict=True)
+    made = [recorder.call(torch.zeros_like, (leaf,), {}) if grad is None else grad for grad, leaf in pairs]
+    return cast(list[torch.Tensor], made)
+
+
+# Loops
+
+
+def while_loop(
+    recorder: Calls, scope: Scope, target: ControlFlow, args: Sequence[FakeTensor]
+) -> tuple[FakeTensor, ...]:
+    if is_differentiated(args):
+        raise NotNested("its gradients would need all turns")
+    origin, carried = recorder.emit.origin, target.carried
+    values = [*states(recorder, args[:carried]), *operands(recorder, args[carried:])]
+    inputs = [inputs_like(values, "state") for _ in target.logs]
+    with scope():
+        test = traced(recorder, target.logs[0], inputs[0], ())
+        body = traced(recorder, target.logs[1], inputs[1], (), packed=True)
+    require_same_outputs(recorder, values[:carried], body.outputs)
+    recorder.emit.origin = origin
+    outside = outside_values([test, body])
+    attrs: dict[str, Graph | int] = {
+        name: part.nested.graph(name, part.outputs, outside) for name, part in (("test", test), ("body", body))
+    }
+    return tuple(results_of(recorder, "while_loop", [*values, *outside], attrs))
+
+
+def states(recorder: Calls, fakes: Sequence[FakeTensor]) -> list[Node]:
+    """Carried values, in the layout of every later turn: dense, from the start of their memory."""
+    return [state(recorder, value) for value in operands(recorder, fakes)]
+
+
+def state(recorder: Calls, value: Node) -> Node:
+    spec, strides = value.tensor, dense(value.tensor)
+    if spec.offset == 0 and same_strides(spec.strides, strides, spec.sizes):
+        return value
+    return recorder.emit.node("clone", value, strides=strides)
+
+
+def scan(recorder: Calls, scope: Scope, target: ControlFlow, args: Sequence[FakeTensor]) -> tuple[FakeTensor, ...]:
+    origin, carried, end = recorder.emit.origin, target.carried, target.carried + target.rows
+    values = [*states(recorder, args[:carried]), *operands(recorder, args[carried:])]
+    differentiated = is_differentiated(args)
+    needs = [differentiated and (fake.requires_grad or (n < carried and is_real(fake))) for n, fake in enumerate(args)]
+    inputs = turn_inputs(values, carried, end)
+    with scope():
+        body = traced(recorder, target.logs[0], inputs, needs, packed=True, kept=carried if differentiated else 0)
+    require_same_outputs(recorder, inputs[:carried], body.outputs[:carried])
+    recorder.emit.origin = origin
+    results = emit_scan(recorder, values, body, carried, target.rows)
+    count = len(body.gradients)
+    if not any(body.gradients):
+        return tuple(results[:count])
+    if draws_random(Graph((), body.nested.nodes, ())):
+        raise NotNested("it draws random numbers, which the backward would draw again")
+    before = [recorder.node_of(fake) for fake in results[count:]]
+    backward = ScanBackward(recorder, scope, target, values, needs, before, body.gradients)
+    leaves = [fake for fake, need in zip(args, needs, strict=True) if need and fake.requires_grad]
+    wanted = [fake.requires_grad for fake, need in zip(args, needs, strict=True) if need]
+    plain = [number for number, gradient in enumerate(body.gradients) if not gradient]
+
+    def gradients_of_leaves(grads: tuple[torch.Tensor | None, ...]) -> list[torch.Tensor | None]:
+        found = backward(grads)
+        return [grad for grad, leaf in zip(found, wanted, strict=True) if leaf]
+
+    return cast(tuple[FakeTensor, ...], attach(leaves, results[:count], plain, gradients_of_leaves))
+
+
+def is_real(fake: FakeTensor) -> bool:
+    """Whether it has a dtype with gradients."""
+    return fake.is_floating_point() or fake.is_complex()
+
+
+def turn_inputs(values: Sequence[Node], carried: int, end: int) -> list[Node]:
+    """Inputs of the body: carried values, a row of each tensor of rows, and the rest."""
+    inputs = inputs_like(values, "operand")
+    for number in range(carried, end):
+        spec = values[number].tensor
+        row = spec.with_view(spec.sizes[1:], spec.strides[1:], 0)
+        inputs[number] = input_node(number, f"row_{number - carried}", row)
+    return inputs
+
+
+def emit_scan(recorder: Calls, values: Sequence[Node], body: Traced, carried: int, rows: int) -> list[FakeTensor]:
+    outside = outside_values([body])
+    graph = body.nested.graph("body", body.outputs, outside)
+    attrs: dict[str, Graph | int] = {"body": graph, "carried": carried, "rows": rows}
+    given = tuple([*values, *outside])
+    spec = scan_meta(recorder.emit.oracle, *[value.spec for value in given], body=graph, carried=carried, rows=rows)
+    made = recorder.emit.add(PRIMS["scan"], given, attrs, spec)
+    parts = cast(tuple[TensorSpec, ...], spec)
+    return [recorder.fake_of(recorder.emit.add(ITEM, (made,), {"index": n}, part)) for n, part in enumerate(parts)]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ScanBackward:
+    """The gradients of the arguments that need them, as a scan from the last turn to the first.
+
+    It carries the gradients of the carried values and sums those of the captured ones. Its rows are what each turn got
+    (`before` has the carried values), and the gradients of its stacked results.
+    """
+
+    recorder: Calls
+    scope: Scope
+    target: ControlFlow
+    values: Sequence[Node]
+    needs: Sequence[bool]
+    before: Sequence[Node]
+    gradients: Sequence[bool]
+
+    def __call__(self, grads: tuple[torch.Tensor | None, ...]) -> Sequence[torch.Tensor | None]:
+        recorder, carried, end = self.recorder, self.target.carried, self.target.carried + self.target.rows
+        given = [self.like(n, grad) for n, grad in enumerate(grads)]
+        moving = [n for n in range(carried) if self.needs[n]]
+        summed = [n for n in range(end, len(self.values)) if self.needs[n]]
+        stacked = [n for n in range(carried, len(grads)) if given[n] is not None]
+        origin, enabled = recorder.emit.origin, torch.is_grad_enabled()
+        try:
+            with self.scope():
+                first = [given[n] or self.zeros(self.values[n]) for n in moving]
+                first += [self.zeros(self.values[n]) for n in summed]
+                turns = [*self.before, *self.values[carried:end], *[given[n] for n in stacked]]
+                rows = [self.backwards(node) for node in turns if node is not None]
+                carries = [state(recorder, node) for node in first]
+                values = [*carries, *rows, *self.values[end:]]
+                torch._C._set_grad_enabled(True)
+                body = self.turn(values, moving, summed, stacked)
+                torch._C._set_grad_enabled(False)
+                recorder.emit.origin = origin
+                made = emit_scan(recorder, values, body, len(carries), len(rows))
+                wanted = [n for n in range(carried, end) if self.needs[n]]
+                flipped = [recorder.fake_of(self.backwards(recorder.node_of(fake))) for fake in made[len(carries) :]]
+        finally:
+            torch._C._set_grad_enabled(enabled)
+        recorder.emit.origin = origin
+        found = dict(zip([*moving, *summed, *wanted], [*made[: len(carries)], *flipped], strict=True))
+        return [found[n] for n in sorted(found)]
+
+    def like(self, number: int, grad: torch.Tensor | None) -> Node | None:
+        if grad is None or not self.gradients[number]:
+            return None
+        return operands(self.recorder, [cast(FakeTensor, grad)])[0]
+
+    def zeros(self, value: Node) -> Node:
+        return self.made(torch.zeros_like, value)
+
+    def backwards(self, value: Node) -> Node:
+        """With its rows in the other order."""
+        return self.made(torch.flip, value, [0])
+
+    def made(self, function: Target, value: Node, *args: object) -> Node:
+        result = self.recorder.call(function, (self.recorder.fake_of(value), *args), {})
+        return self.recorder.node_of(cast(torch.Tensor, result))
+
+    def turn(
+        self, values: Sequence[Node], moving: Sequence[int], summed: Sequence[int], stacked: Sequence[int]
+    ) -> Traced:
+        """One turn: the gradients of what the forward's turn got, from those of what it returned."""
+        recorder, carried, end = self.recorder, self.target.carried, self.target.carried + self.target.rows
+        count = len(moving) + len(summed)
+        first = count + end
+        inputs = turn_inputs(values, count, first + len(stacked))
+        with nested(recorder, inputs) as made:
+            own = [*inputs[count:first], *inputs[first + len(stacked) :]]
+            fakes = arguments(recorder, own, self.needs)
+            results = run_log(recorder, self.target.logs[0], fakes)
+            tangents = [*inputs[: len(moving)], *inputs[first : first + len(stacked)]]
+            given = dict(zip([*moving, *stacked], tangents, strict=True))
+            roots = [(results[n], recorder.fake_of(node)) for n, node in given.items() if results[n].requires_grad]
+            numbers = [n for n, need in enumerate(self.needs) if need]
+            found = dict(zip(numbers, gradients(recorder, [fakes[n] for n in numbers], roots), strict=True))
+            sums = [
+                recorder.call(torch.add, (recorder.fake_of(before), found[n]), {})
+                for n, before in zip(summed, inputs[len(moving) : count], strict=True)
+            ]
+            outputs = [*[found[n] for n in moving], *sums, *[found[n] for n in numbers if carried <= n < end]]
+            nodes = [recorder.node_of(cast(torch.Tensor, output)) for output in outputs]
+            fresh = made.fresh(nodes, [dense(node.tensor) for node in nodes])
+        return Traced(made, fresh, [])

@@ -19,22 +19,33 @@ import torch
 import kiln.capture.interpreter.control_flow as control_flow
 from kiln.capture.interpreter.breaks import GraphBreak, Raised
 from kiln.capture.interpreter.builtins.torch_functions import SETTERS, Scope, Setter, TorchModes
-from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Kwargs, Value, handles_at_site
-from kiln.capture.interpreter.data_values import ValueNeeded, is_needed, past_step
+from kiln.capture.interpreter.core import (
+    NOT_RESUMABLE,
+    Args,
+    CallSite,
+    CaptureState,
+    Kwargs,
+    SiteHandler,
+    Value,
+    handles_at_site,
+)
+from kiln.capture.interpreter.data_values import ValueNeeded, past_step
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import List, Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor, from_torch
 from kiln.graph.ops.breaks import TraceBreak
+from kiln.graph.prims.meta import equal
 from kiln.graph.trace.control_flow import WritesArgument
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.log import ControlFlow, NestedLog, RegisterHook, TorchCall, leaves
-from kiln.graph.trace.nested_graphs import NotNested
+from kiln.graph.trace.nested_graphs import NotNested, input_node
 from kiln.graph.trace.recorder import forget_effects
 from kiln.graph.trace.set_data import set_data
 from kiln.graph.trace.torch_graph import torch_graph
-from kiln.runtime.control_flow import run_cond
+from kiln.runtime.control_flow import run_cond, run_scan, run_while
 from kiln.support.records import dataclass
+from kiln.tensor.spec import TensorSpec
 
 OUTSIDE = frozenset(("requires_grad_", "retain_grad", "backward", "detach_"))
 """Methods that act on the autograd state of a tensor, which a nested graph does not have."""
@@ -45,16 +56,33 @@ def arguments(args: Args, kwargs: Kwargs, names: Sequence[str]) -> list[Value]:
     return [*args, *[kwargs[name] for name in names[len(args) :] if name in kwargs]]
 
 
+def in_place_of(replacement: Callable[..., object]) -> SiteHandler:
+    """Python code that is interpreted instead."""
+
+    def handler(s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
+        return s.wrap(replacement, None).call(s, args, kwargs, site)
+
+    return handler
+
+
 def nested_or_plain(s: CaptureState, nest: Callable[[], Value], plain: Callable[[], Value]) -> Value:
     """`nest()`, unless this attempt or an earlier one found that it cannot be a nested graph: then `plain()`."""
-    if is_needed(s) or s.function_modes:
-        return plain()
-    frame = running_frame(s)
+    frame = program_frame(s)
     here = (frame.code, frame.at), past_step(frame)
+    if here[0] in s.needed or s.function_modes:
+        return plain()
     try:
         return nest()
     except (NotNested, TraceBreak):
         raise ValueNeeded(*here) from None
+
+
+def program_frame(s: CaptureState) -> SymbolicFrame:
+    """The frame of the program that calls the operator."""
+    frame = running_frame(s)
+    while frame.code.co_filename == control_flow.__file__ and frame.parent is not None:
+        frame = frame.parent
+    return frame
 
 
 COND = ("pred", "true_fn", "false_fn", "operands")
@@ -93,6 +121,103 @@ def nested_cond(s: CaptureState, condition: Tensor, branches: Sequence[Value], o
     return rebuilt(true, record(s, target, [condition.fake, *captured]))
 
 
+@handles_at_site(torch._higher_order_ops.while_loop, torch.ops.higher_order.while_loop)
+def while_loop(s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
+    given = arguments(args, kwargs, ("cond_fn", "body_fn", "carried_inputs"))
+    plain = partial(s.wrap(control_flow.while_loop, None).call, s, given[:3], {}, site)
+    if len(given) < 3 or not isinstance(given[2], Tuple | List):
+        return plain()
+    carried = flat(s, Tuple([*given[2].items(s), *(given[3].items(s) if len(given) > 3 else [])]))  # type: ignore[attr-defined]
+    if not carried.leaves or not all_tensors(carried):
+        return plain()
+    return nested_or_plain(s, partial(nested_while, s, given[0], given[1], carried), plain)
+
+
+def nested_while(s: CaptureState, test: Value, body: Value, carried: Flat) -> Value:
+    states = [placeholder(s, tensor.fake.storage_view.spec) for tensor in carried.tensors]
+    given = rebuilt(carried, states)
+    assert isinstance(given, Tuple)
+    done = [interpreted(s, function, given.items(s)) for function in (test, body)]
+    answer, found = done[0].result, done[1].result
+    if not all_tensors(answer) or len(answer.leaves) != 1:
+        raise NotNested("its condition is no tensor")
+    spec = answer.tensors[0].fake.storage_view.spec
+    if spec.dtype is not torch.bool or spec.rank:
+        raise s.error(RuntimeError, f"cond_fn must return a boolean scalar tensor or a boolean but got {spec}")
+    require_like(s, "body_fn output and carried_inputs", found.leaves, carried.leaves)
+    fakes = [state.fake for state in states]
+    captured = captured_by(done, fakes)
+    logs = tuple([function.log([*fakes, *captured]) for function in done])
+    target = ControlFlow("while_loop", logs, run_while, carried=len(fakes))
+    return rebuilt(carried, record(s, target, [*[tensor.fake for tensor in carried.tensors], *captured]))
+
+
+@handles_at_site(control_flow.scanned)
+def scanned(s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
+    function, init, xs = args[0], flat(s, args[1]), flat(s, args[2])
+    plain = partial(s.wrap(control_flow.unrolled, None).call, s, args, kwargs, site)
+    if not all_tensors(init) or not all_tensors(xs):
+        return plain()
+    return nested_or_plain(s, partial(nested_scan, s, function, init, xs), plain)
+
+
+def nested_scan(s: CaptureState, function: Value, init: Flat, xs: Flat) -> Value:
+    states = [placeholder(s, tensor.fake.storage_view.spec) for tensor in init.tensors]
+    rows = [placeholder(s, row_of(tensor.fake.storage_view.spec)) for tensor in xs.tensors]
+    done = interpreted(s, function, [rebuilt(init, states), rebuilt(xs, rows)])
+    pair = done.parts
+    if len(pair) != 2 or not all_tensors(done.result):
+        raise NotNested("it does not return carried values and a row")
+    require_like(s, "init and carry", pair[0].leaves, init.leaves)
+    fakes = [value.fake for value in (*states, *rows)]
+    captured = captured_by([done], fakes)
+    target = ControlFlow("scan", (done.log([*fakes, *captured]),), run_scan, carried=len(states), rows=len(rows))
+    given = [tensor.fake for tensor in (*init.tensors, *xs.tensors)]
+    results = record(s, target, [*given, *captured])
+    return Tuple([rebuilt(init, results[: len(states)]), rebuilt(pair[1], results[len(states) :])])
+
+
+def placeholder(s: CaptureState, spec: TensorSpec) -> Tensor:
+    """A tensor of which a turn of a loop knows nothing but its layout."""
+    node = input_node(0, "turn", spec.with_sizes(spec.sizes))
+    return Tensor(s.recorder.fake_of(node))
+
+
+def row_of(spec: TensorSpec) -> TensorSpec:
+    return spec.with_sizes(spec.sizes[1:])
+
+
+def all_tensors(value: Flat) -> bool:
+    return all(isinstance(leaf, Tensor) and type(leaf.fake) is FakeTensor for leaf in value.leaves)
+
+
+def require_like(s: CaptureState, what: str, found: Sequence[Value], wanted: Sequence[Value]) -> None:
+    """What a turn returns is what the next one takes."""
+    if len(found) != len(wanted):
+        raise s.error(
+            RuntimeError, f"Expected {what} to have same number of outputs but got {len(found)} and {len(wanted)}"
+        )
+    for left, right in zip(found, wanted, strict=True):
+        if not isinstance(left, Tensor) or not isinstance(right, Tensor):
+            raise NotNested("a carried value is no tensor")
+        a, b = left.fake.storage_view.spec, right.fake.storage_view.spec
+        if a.dtype is not b.dtype or a.device != b.device or not same_sizes(s, a, b):
+            raise s.error(RuntimeError, f"Expected {what} to have same metadata but found {a} and {b}")
+
+
+def same_sizes(s: CaptureState, a: TensorSpec, b: TensorSpec) -> bool:
+    """Guarded where that depends on the sizes of this call."""
+    return a.rank == b.rank and all(map(partial(equal, s.recorder.symbols), a.sizes, b.sizes))
+
+
+for _original, _replacement in (
+    (torch._higher_order_ops.map, control_flow.mapped),
+    (torch._higher_order_ops.scan, control_flow.scan),
+    (torch._higher_order_ops.associative_scan, control_flow.associative_scan),
+):
+    handles_at_site(_original)(in_place_of(_replacement))
+
+
 def record(s: CaptureState, target: ControlFlow, args: Sequence[FakeTensor]) -> list[Value]:
     """One call in the log."""
     try:
@@ -115,6 +240,8 @@ class Interpreted:
 
     calls: tuple[TorchCall, ...]
     result: Flat
+    parts: list[Flat]
+    """The items of a result that is a tuple or list."""
 
     def log(self, captured: Sequence[FakeTensor]) -> NestedLog:
         outputs = tuple([tensor.fake for tensor in self.result.tensors])
@@ -129,10 +256,11 @@ def interpreted(s: CaptureState, function: Value, operands: list[Value]) -> Inte
     mark, first = recorder.mark(), len(recorder.nodes)
     with without_effects(s, [function, *operands]):
         try:
-            result = flat(s, function.call(s, operands, {}))
+            returned = function.call(s, operands, {})
         except (GraphBreak, Raised) as problem:
             raise NotNested("it cannot be traced") from problem
-    calls = tuple(recorder.calls[mark:])
+    calls, result = tuple(recorder.calls[mark:]), flat(s, returned)
+    parts = [flat(s, item) for item in returned.items(s)] if isinstance(returned, Tuple | List) else []
     if any(
         isinstance(call.target, RegisterHook) or call.target in OUTSIDE or call.target is set_data for call in calls
     ):
@@ -143,7 +271,7 @@ def interpreted(s: CaptureState, function: Value, operands: list[Value]) -> Inte
         raise NotNested("its result is a tensor of a function transform")
     del recorder.calls[mark:]
     forget_effects(recorder._mode, first)
-    return Interpreted(calls, result)
+    return Interpreted(calls, result, parts)
 
 
 @contextmanager

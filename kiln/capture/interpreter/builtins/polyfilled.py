@@ -11,18 +11,15 @@ import torch
 from torch.autograd.profiler import record_function
 from torch.optim.optimizer import _get_value
 
-import kiln.capture.interpreter.control_flow as control_flow
 import kiln.capture.interpreter.polyfills as polyfills
 from kiln.capture.interpreter.core import (
     NOT_RESUMABLE,
     Args,
-    CallSite,
     CaptureState,
     Handler,
     Kwargs,
     Value,
     handles,
-    handles_at_site,
 )
 from kiln.capture.interpreter.variables.function import Function, inline
 
@@ -41,14 +38,8 @@ POLYFILLS: dict[Hashable, object] = {
     record_function.__enter__: polyfills.record_function_enter,
     record_function.__exit__: polyfills.record_function_exit,
     _get_value: polyfills.value_of_state,
-    torch._higher_order_ops.map: control_flow.mapped,
 }
 """The original -> the function that is interpreted in its place."""
-
-
-@handles_at_site(torch._higher_order_ops.while_loop)
-def while_loop(s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
-    return s.wrap(control_flow.while_loop, None).call(s, args, kwargs, site)
 
 
 def interpret(s: CaptureState, function: Callable[..., object], args: Args, kwargs: Kwargs) -> Value:
