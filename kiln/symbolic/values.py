@@ -64,6 +64,14 @@ class Given:
         return self.name
 
 
+RealOperator = Callable[["Real", "Int | float | Real"], "Real"]
+
+
+def _operators(op: str) -> tuple[RealOperator, RealOperator]:
+    """The operator and the one with reflected operands."""
+    return lambda self, other: Real(op, (self, other)), lambda self, other: Real(op, (other, self))
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Real:
@@ -89,29 +97,10 @@ class Real:
 
     # Arithmetic, for rules that compute with the numbers of a call.
 
-    def __add__(self, other: Int | float | Real) -> Real:
-        return Real("add", (self, other))
-
-    def __radd__(self, other: Int | float | Real) -> Real:
-        return Real("add", (other, self))
-
-    def __sub__(self, other: Int | float | Real) -> Real:
-        return Real("sub", (self, other))
-
-    def __rsub__(self, other: Int | float | Real) -> Real:
-        return Real("sub", (other, self))
-
-    def __mul__(self, other: Int | float | Real) -> Real:
-        return Real("mul", (self, other))
-
-    def __rmul__(self, other: Int | float | Real) -> Real:
-        return Real("mul", (other, self))
-
-    def __truediv__(self, other: Int | float | Real) -> Real:
-        return Real("truediv", (self, other))
-
-    def __rtruediv__(self, other: Int | float | Real) -> Real:
-        return Real("truediv", (other, self))
+    __add__, __radd__ = _operators("add")
+    __sub__, __rsub__ = _operators("sub")
+    __mul__, __rmul__ = _operators("mul")
+    __truediv__, __rtruediv__ = _operators("truediv")
 
     def __neg__(self) -> Real:
         return Real("neg", (self,))
