@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -341,3 +342,23 @@ def test_the_text_of_an_exception(cls, args):
     compiled = kiln.compile(program, backend="eager")
     assert compiled(X)[0] == program(X)[0]
     assert compiled.report().eager == 0
+
+
+def test_patterns_and_versions() -> None:
+    """The cache of `re`, which tracing fills, is not guarded; `torch.__version__` is fixed."""
+
+    def program(x: torch.Tensor) -> object:
+        found = re.match(r"(\d+)\.(\d+)", torch.__version__)
+        assert found is not None
+        parts = (
+            re.sub("a+", "b", "caaat"),
+            re.findall("a", "banana"),
+            [part.start() for part in re.finditer("n", "banana")],
+        )
+        return x + int(found.group(1)), parts, torch.__version__ >= "2.5", torch.__version__ >= (2, 5)
+
+    re.purge()
+    compiled = kiln.compile(program, backend="eager", options={"cache": False})
+    for _ in range(2):
+        assert compiled(torch.ones(1)) == program(torch.ones(1))
+    assert not compiled.report().breaks and not compiled.report().eager_reasons

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -76,6 +77,33 @@ class FromPair(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
         (a,) = ctx.saved_tensors
         return Pair(grad * a, grad)
+
+
+@dataclass(frozen=True)
+class Settings:
+    factor: float
+
+
+class Scaling(NamedTuple):
+    inner: Settings
+
+
+class WithSettings(torch.autograd.Function):
+    """An object of the program is among its arguments, and what is inside of a kept wrapper is read in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, pair: Any, settings: Settings, scaling: Scaling) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(pair)
+        return pair.a * settings.factor * scaling.inner.factor  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        (pair,) = ctx.saved_tensors
+        return Pair(grad * pair.b, grad), None, None
+
+
+SETTINGS = Settings(2.0)
+SCALING = Scaling(SETTINGS)
 
 
 class FirstOfPair(torch.autograd.Function):
@@ -151,6 +179,7 @@ PROGRAMS: list[tuple[list[Callable[[], Tensor]], Callable[..., Any]]] = [
     ([pair], in_place),
     ([pair], inner),
     ([plain], lambda x: FromPair.apply(ToPair.apply(x).sin())),  # type: ignore[no-untyped-call]
+    ([pair], lambda w: WithSettings.apply(w, SETTINGS, SCALING)),  # type: ignore[no-untyped-call]
     ([plain], lambda x: ToPair.apply(x) * 2),  # type: ignore[no-untyped-call]
 ]
 

@@ -194,6 +194,8 @@ def gradients_of(
 
 def use_for_backward(recorder: Recorder, trace: Trace, gradients: Sequence[Node]) -> None:
     """Inputs that only gradients read (such as an index into a tensor of rank 0) become inputs, to be saved."""
+    known = set(map(id, trace.inputs))  # the backward of a wrapper may be the first to read what is inside
+    trace.inputs += [record for record in recorder.inputs if id(record) not in known]
     waiting = [record for record in trace.inputs if not record.used]
     if not waiting:
         return

@@ -26,6 +26,14 @@ NOWHERE = Location("<unknown>", 0)
 
 @final
 @dataclass(frozen=True, eq=False)
+class Configuration:
+    """An argument that is an object of the program."""
+
+    value: object
+
+
+@final
+@dataclass(frozen=True, eq=False)
 class RegisterHook:
     """The target of a call that registers a hook: `(tensor, *captured)`, what the hook reads besides the gradient.
 

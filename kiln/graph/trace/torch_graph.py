@@ -24,7 +24,7 @@ from torch.fx.node import Argument as FxArgument
 from kiln.graph.ir.fx_module import graph_module
 from kiln.graph.ir.fx_sizes import FxSizes
 from kiln.graph.trace.fake import FakeTensor, is_wrapped
-from kiln.graph.trace.log import ControlFlow, RegisterHook, TorchCall, leaves
+from kiln.graph.trace.log import Configuration, ControlFlow, RegisterHook, TorchCall, leaves
 from kiln.runtime.eager_replay import SETTERS
 from kiln.runtime.subclasses import plain_tensor
 from kiln.symbolic import Expr, Symbol
@@ -98,6 +98,8 @@ class _TorchGraphBuilder:
             return found
         if isinstance(value, list | tuple):
             items = [self.argument(item) for item in value]
+            if hasattr(value, "_fields") and not any(isinstance(item, torch.fx.Node) for item in items):
+                return self.plain_object(value)  # the code that torch.fx prints has no name for its class
             if hasattr(value, "_fields"):
                 return type(value)._make(items)  # type: ignore[union-attr, no-any-return]
             return tuple(items) if type(value) is torch.Size else type(value)(items)
@@ -113,11 +115,13 @@ class _TorchGraphBuilder:
             return value.item()  # the code that torch.fx prints has no name for a scalar of NumPy
         if callable(value):
             return self.plain_object(value)
+        if isinstance(value, Configuration):
+            return self.plain_object(value.value)
         return self.sizes.number(value.node.value if isinstance(value, NUMBERS) else value)
 
-    def plain_object(self, value: Callable[..., object]) -> FxArgument:
+    def plain_object(self, value: object) -> FxArgument:
         """A function or class: the code that torch.fx prints names it as an attribute of the module."""
-        if value in PYTHON_DTYPES:
+        if isinstance(value, type) and value in PYTHON_DTYPES:
             return PYTHON_DTYPES[value]
         if isinstance(value, type) and value.__module__.partition(".")[0] == "torch" and "Tensor" in value.__name__:
             return f"{value.__module__}.{value.__name__}"  # `x.type(torch.HalfTensor)`

@@ -29,7 +29,9 @@ from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.subclass import InnerCalls, part_of
 from kiln.capture.interpreter.variables.tensor import Tensor, here, record
 from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.log import Configuration
 from kiln.graph.trace.recorder import record_function
+from kiln.runtime.guards.guard import GuardKind
 from kiln.support.records import dataclass
 
 FUNCTION = torch.autograd.Function
@@ -106,7 +108,7 @@ def attach(
     single: bool,
 ) -> list[Value]:
     """The outputs with an autograd node; other values than tensors are unchanged."""
-    args = [arg.torch_arg(s) for arg in given]
+    args = [argument(s, arg) for arg in given]
     plain_results = [fake_of(output) for output in outputs]
     wrapped = any(part_of(value) is not None for value in (*given, *outputs))
     mode = InnerCalls(s)
@@ -120,6 +122,19 @@ def attach(
     if wrapped:
         note_wrappers(s, results)
     return [output if fake is None else mode.lift(fake) for output, fake in zip(outputs, results, strict=True)]
+
+
+def argument(s: CaptureState, value: Value) -> object:
+    """For the log: an object of the program, such as a configuration, is itself."""
+    if isinstance(value, Object) and part_of(value) is None and value.source is not None and value.native is None:
+        s.guard(value.source, GuardKind.IS, s.reference(value.original))
+        return Configuration(value.original)
+    if isinstance(value, Tuple):
+        items = [argument(s, item) for item in value.items(s)]
+        if any(isinstance(item, Configuration) for item in items):
+            plain = [item.value if isinstance(item, Configuration) else item for item in items]
+            return Configuration(value.cls._make(plain) if hasattr(value.cls, "_make") else tuple(plain))
+    return value.torch_arg(s)
 
 
 def fake_of(value: Value) -> FakeTensor | None:

@@ -22,6 +22,7 @@ from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.builtins.torch_functions import TorchModes
 from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
+from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor
 from kiln.graph.trace.recorder import nested_calls
@@ -90,6 +91,8 @@ def is_read_from_outside(frame: SymbolicFrame, value: Value, accepted: dict[int,
     if instruction.name in VARIABLES:
         return frame.cells[str(instruction.arg)].original is not None
     owner = frame.saved[-1] if instruction.name == "LOAD_ATTR" else None
+    if isinstance(owner, Object) and owner.foreign is not None and id(owner) in accepted:
+        return False  # what is inside of a tensor that was kept for the backward
     if owner is None or id(owner) in accepted:
         return value.source is not None
     if owner.real() in FIXED or issubclass(owner.python_type(), enum.Enum):

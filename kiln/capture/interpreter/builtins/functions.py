@@ -9,6 +9,7 @@ import itertools
 import math
 import operator
 import pdb
+import re
 import sys
 import types
 from collections import OrderedDict, defaultdict
@@ -463,6 +464,16 @@ for _class in (torch.finfo, torch.iinfo, torch.device, bytes, complex):
             return seen
         named = {name: arg.constant(s) for name, arg in kwargs.items()}
         return fold(s, functools.partial(cls, **named), *(arg.constant(s) for arg in args))
+
+
+@handles(re._compile)  # type: ignore[attr-defined]
+def compiled_pattern(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    """The cache of patterns is no state of the program."""
+    given = [arg.constant(s) for arg in args]
+    try:
+        return s.wrap(re.compile(*given), None)
+    except re.error as error:
+        raise UnsupportedCall(function="re.compile", why=f"it raises {error}") from error
 
 
 @handles(slice)

@@ -29,6 +29,7 @@ from kiln.capture.interpreter.variables.tensor import (
 from kiln.graph.trace.fake import FakeTensor, make_fake_wrapper
 from kiln.graph.trace.inputs import is_wrapper_class
 
+POSITIONAL = ("strides", "storage_offset", "memory_format")
 METADATA = frozenset(("strides", "storage_offset", "dtype", "layout", "device", "requires_grad", "memory_format"))
 
 
@@ -36,7 +37,8 @@ METADATA = frozenset(("strides", "storage_offset", "dtype", "layout", "device", 
 def make_wrapper_subclass(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     """A wrapper without attributes: `__init__` sets its inner tensors."""
     cls, size, *rest = args
-    if rest or kwargs.keys() - METADATA:
+    kwargs = {**dict(zip(POSITIONAL, rest, strict=False)), **kwargs}
+    if len(rest) > len(POSITIONAL) or kwargs.keys() - METADATA:
         raise UnsupportedCall(function="Tensor._make_wrapper_subclass", why="it gets more than plain metadata")
     named = {name: value.torch_arg(s) for name, value in kwargs.items()}
     kind = cls.constant(s)

@@ -146,6 +146,11 @@ QUERIES = (
     *(torch.get_default_device, torch._C._len_torch_function_stack, torch._C._is_torch_function_mode_enabled),
     *(torch._C._is_autocast_available, torch._C._get_privateuse1_backend_name, torch.cuda.is_bf16_supported),
     *(torch.cuda.device_count, torch.cuda.get_device_capability, torch.cuda.get_device_name),
+    *[
+        function
+        for name, function in vars(torch.cpu).items()
+        if name.startswith("_is_") and name.endswith("_supported")
+    ],
 )
 """Queries of the machine and of torch's global state."""
 IN_THE_STATE = frozenset((
@@ -159,6 +164,7 @@ SETTINGS = (torch.get_num_interop_threads, *[
     getattr(torch._C, f"_get_{name}")
     for name in (
         "blas_preferred_backend", "cpu_allow_fp16_reduced_precision_reduction",
+        "cpu_capability",
         "cublas_allow_bf16_reduced_precision_reduction", "cublas_allow_fp16_accumulation",
         "cublas_allow_fp16_reduced_precision_reduction", "cublas_allow_tf32", "cudnn_allow_tf32", "cudnn_benchmark",
         "cudnn_deterministic", "cudnn_sdp_enabled", "deterministic_algorithms", "deterministic_algorithms_warn_only",

@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import field
 from typing import Any, final
 
+import torch
 from torch._compile import _disable_dynamo
 
 from kiln.capture.bytecode.resume import origin_of
@@ -356,7 +357,7 @@ class Function(Value):
                 refuse_unread(original, handler, kwargs)
                 return handler(s, args, kwargs)
             if original.__dict__.get(DISABLED) or original.__code__ is MARK_OF_TORCH:
-                return self.behind_mark(s).call(s, args, kwargs, site)
+                return self.behind_mark(s, args).call(s, args, kwargs, site)
             if is_ignored(s, original):
                 return s.const(None)
             refuse_opaque(original)
@@ -365,7 +366,7 @@ class Function(Value):
                 return call_transform(s, self, args, kwargs)
         return inline(s, self, args, kwargs, site)
 
-    def behind_mark(self, s: CaptureState) -> Value:
+    def behind_mark(self, s: CaptureState, args: Args) -> Value:
         """What a function of torch's optimizers, or a constructor of a wrapper, is that torch marks for the limits of
         torch.compile.
 
@@ -378,7 +379,8 @@ class Function(Value):
             path = AttrSource(self.source, "__wrapped__") if self.source is not None else None
             source = ClosureSource(path, index) if path is not None else None
             return s.wrap((decorated.__closure__ or ())[index].cell_contents, source)
-        if not str(self.original.__module__).startswith("torch.optim.") or "__wrapped__" not in self.original.__dict__:
+        of_torch = str(self.original.__module__).startswith("torch.optim.") or makes_tensor(self.original, args)
+        if not of_torch or "__wrapped__" not in self.original.__dict__:
             raise DisabledCall(function=self.original.__qualname__)
         return self.get_attr(s, "__wrapped__")
 
@@ -506,6 +508,14 @@ def refuse_opaque(function: types.FunctionType) -> None:
     why = next((why for package, why in OPAQUE.items() if f"{module}.".startswith(f"{package}.")), "")
     if why:
         raise UnsupportedCall(function=function.__qualname__, why=why)
+
+
+def makes_tensor(function: types.FunctionType, args: Args) -> bool:
+    """Whether it is a constructor of a tensor subclass."""
+    if function.__name__ not in ("__new__", "__init__") or not args:
+        return False
+    made = args[0].real() if function.__name__ == "__new__" else args[0].python_type()
+    return isinstance(made, type) and issubclass(made, torch.Tensor)
 
 
 def handler_of(function: object) -> Handler | None:

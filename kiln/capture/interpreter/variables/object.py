@@ -20,6 +20,7 @@ from dataclasses import field
 from typing import Any, final
 
 import torch
+from torch.torch_version import TorchVersion
 
 from kiln.capture.interpreter.breaks import Raised, UnsupportedAttribute, UnsupportedCall, UnsupportedValue
 from kiln.capture.interpreter.core import (
@@ -70,8 +71,8 @@ from kiln.support.records import dataclass
 
 CONTAINERS = (OrderedDict, dict, list, set, frozenset, tuple)
 METHOD_DESCRIPTORS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
-ALIASES = (types.UnionType, types.GenericAlias, typing.TypeVar, typing.ParamSpec)
-"""Types of objects that stand for a type in `isinstance` and in annotations."""
+ALIASES = (types.UnionType, types.GenericAlias, typing.TypeVar, typing.ParamSpec, TorchVersion)
+"""Types of objects that stand for a type in `isinstance` and in annotations, and of `torch.__version__`."""
 OWN_READS = (threading.local, weakref.ProxyType, weakref.CallableProxyType)
 """Classes written in C whose attributes are not stored in the object."""
 PLAIN_ARGUMENTS = (int, float, complex, torch.Tensor)
@@ -468,16 +469,15 @@ def get_attr(s: CaptureState, value: Value, name: str, site: CallSite) -> Value:
 
 def computed_attr(s: CaptureState, value: Value, name: str, hook: object, site: CallSite) -> Value:
     """What a property gives, or `__getattr__` where it raises AttributeError."""
-    modelled = type(hook) is types.FunctionType and hook in MODELLED_GETATTR
+    if type(hook) is not types.FunctionType or hook not in MODELLED_GETATTR:
+        site = NOT_RESUMABLE  # a break would be resumed outside of this `try`; torch's hook answers with the same error
     try:
-        # A break inside would be resumed outside of this `try`; torch's hook answers with the same error.
-        found = find_attr(s, value, name, site if modelled else NOT_RESUMABLE)
+        found = find_attr(s, value, name, site)
+        if found is not None:
+            return found
     except Raised as raised:
         if not issubclass(raised.value.python_type(), AttributeError):
             raise
-        found = None
-    if found is not None:
-        return found
     return s.class_attr(value, "__getattr__", hook).call(s, [value, s.const(name)], {}, site)
 
 

@@ -235,7 +235,7 @@ def by_torch_function(s: CaptureState, target: Target, args: Args, kwargs: Kwarg
         override = s.classes.lookup(value.cls, "__torch_function__")
         assert override is not None
         bound = s.model.bound_attr(s, value, "__torch_function__", override[1], NOT_RESUMABLE)
-        result = bound.call(s, [function, kinds, Tuple(args), named(s, kwargs)], {})
+        result = unwatched(s, bound, [function, kinds, Tuple(args), named(s, kwargs)])
         if not (result.is_constant and result.real() is NotImplemented):
             return result
     names = [value.cls for value in classes]
@@ -397,7 +397,16 @@ def call_dispatch(s: CaptureState, value: Object, func: OpOverload, args: Args, 
     assert override is not None
     bound = s.model.bound_attr(s, value, "__torch_dispatch__", override[1], NOT_RESUMABLE)
     kinds = Tuple([s.wrap(value.cls, s.classes.sources.get(value.cls))])
-    return bound.call(s, [Builtin(func), kinds, Tuple(args), named(s, kwargs)], {})
+    return unwatched(s, bound, [Builtin(func), kinds, Tuple(args), named(s, kwargs)])
+
+
+def unwatched(s: CaptureState, override: Value, args: Args) -> Value:
+    """Call it, also in a backward: the tables of operators that it reads are the same then."""
+    watch, s.watch = s.watch, None
+    try:
+        return override.call(s, args, {})
+    finally:
+        s.watch = watch
 
 
 def lowered(s: CaptureState, value: Value) -> object:
