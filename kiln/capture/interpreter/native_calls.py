@@ -362,7 +362,7 @@ def not_run(*args: object, **kwargs: object) -> None:
 
 
 def trampoline(name: str, enter: Enter) -> Callable[..., object]:
-    def method(self: object, *args: object, **kwargs: object) -> object:
+    def method(self: object, /, *args: object, **kwargs: object) -> object:
         return enter(self, name, args, kwargs)
 
     return method

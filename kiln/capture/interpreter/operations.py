@@ -11,13 +11,13 @@ from __future__ import annotations
 import enum
 import operator
 import types
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
 
-from kiln.capture.interpreter.core import MISSING, OPERATORS, CaptureState, Operator, Value
+from kiln.capture.interpreter.core import MISSING, OPERATORS, CaptureState, Operator, Token, Value
 from kiln.capture.interpreter.data_values import assume
 from kiln.capture.interpreter.speculation import (
     Number,
@@ -468,7 +468,7 @@ def contains(s: CaptureState, container: Value, item: Value) -> bool:
     if isinstance(native, Dict):
         return has_key(s, native, item)
     if isinstance(native, Set):
-        return item.key(s) in native.items(s)
+        return searched(s, item) in native.items(s)
     if native.is_constant and item.is_constant and not special_of_program(s, native, "__contains__"):
         return bool(fold(s, operator.contains, native.constant(s), item.constant(s)).constant(s))
     if native.is_constant and native.python_type() is frozenset:
@@ -480,6 +480,22 @@ def contains(s: CaptureState, container: Value, item: Value) -> bool:
     return s.call_special(native, "__contains__", [item], {}).truth(s)
 
 
+def searched(s: CaptureState, item: Value) -> Token:
+    """The token of what is looked for in a set: a set stands for the frozenset with its items."""
+    native = item.native if isinstance(item, Object) and item.native is not None else item
+    if (
+        isinstance(native, Set)
+        and issubclass(native.cls, set)
+        and s.classes.lookup(item.python_type(), "__hash__")
+        in (
+            None,
+            (set, None),
+        )
+    ):
+        return Set(dict(native.items(s)), frozenset).key(s)
+    return item.key(s)
+
+
 CONVERTERS: dict[str, Callable[[object], object]] = {"s": str, "r": repr, "a": ascii}
 """By the letter behind the `!` of an f-string."""
 
@@ -487,10 +503,16 @@ CONVERTERS: dict[str, Callable[[object], object]] = {"s": str, "r": repr, "a": a
 def format_value(s: CaptureState, value: Value, conversion: str, spec: str) -> str:
     """One field of an f-string."""
     printed = conversion in ("r", "a")
-    method = "__repr__" if printed else "__format__" if spec and not conversion else "__str__"
+    own = s.classes.lookup(value.python_type(), "__format__")
+    formats = not conversion and (spec != "" or (own is not None and own[0] is not object))
+    method = "__repr__" if printed else "__format__" if formats else "__str__"
     custom = s.classes.lookup(value.python_type(), method)
     if isinstance(value, Object | Class) and custom is not None and hasattr(custom[1], "__code__"):
-        text = str(s.call_special(value, method, [s.const(spec)] if method == "__format__" else [], {}).constant(s))
+        made = s.call_special(value, method, [s.const(spec)] if method == "__format__" else [], {})
+        if not issubclass(made.python_type(), str):
+            end = "must return a str, not {}" if method == "__format__" else "returned non-string (type {})"
+            raise s.error(TypeError, f"{method} {end.format(made.type_name())}")
+        text = str(made.constant(s))
         return (
             text
             if method == "__format__"
@@ -620,7 +642,13 @@ def format_percent(s: CaptureState, left: Value, right: Value) -> Value | None:
 @_row(operator.or_, Dict)
 def merged(s: CaptureState, left: Value, right: Value) -> Value | None:
     assert isinstance(left, Dict)
-    return Dict({**left.items(s), **right.items(s)}) if isinstance(right, Dict) else None
+    if not isinstance(right, Dict):
+        return None
+    special = (OrderedDict, defaultdict)
+    leading = right if right.cls in special and left.cls not in special else left
+    made = Dict({**left.items(s), **right.items(s)}, leading.cls if leading.cls in special else dict)
+    made.factory = leading.factory
+    return made
 
 
 @_row(operator.ior, Dict)
@@ -669,7 +697,7 @@ for _function in (operator.le, operator.lt, operator.ge, operator.gt):
     @_row(_function, Tuple, List)
     def _compare_sequences(s: CaptureState, left: Value, right: Value, function: Function2 = _function) -> Value | None:
         assert isinstance(left, Sequence)
-        if not isinstance(right, Sequence):
+        if not isinstance(right, Sequence) or isinstance(left, List) != isinstance(right, List):
             return None
         for x, y in zip(left.items(s), right.items(s), strict=False):
             if not equal(s, x, y):

@@ -251,7 +251,10 @@ def type_setattr(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 def type_getattribute(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     cls, name = args
     assert isinstance(cls, Class)
-    return cls.own_lookup(s, name.constant(s))
+    text = name.constant(s)
+    if not isinstance(text, str):
+        raise s.error(TypeError, f"attribute name must be string, not '{type(text).__name__}'")
+    return cls.own_lookup(s, text)
 
 
 @handles(type.__call__)

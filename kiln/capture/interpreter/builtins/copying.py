@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import copyreg
+import types
 import weakref
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, handles
 from kiln.capture.interpreter.variables.builtin import Builtin, PythonModule
+from kiln.capture.interpreter.variables.class_entries import is_slot
 from kiln.capture.interpreter.variables.classes import Class, can_be_bare
 from kiln.capture.interpreter.variables.function import Function
 from kiln.capture.interpreter.variables.mapping import Dict, Set
@@ -17,7 +19,15 @@ from kiln.capture.interpreter.variables.object import Object, new_object
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple
 
 ATOMIC = (Function, Class, Builtin, PythonModule)
-PROTOCOL = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
+PROTOCOL = (
+    "__getattribute__",
+    "__reduce__",
+    "__reduce_ex__",
+    "__getstate__",
+    "__setstate__",
+    "__getnewargs__",
+    "__getnewargs_ex__",
+)
 
 
 class Copier:
@@ -79,6 +89,11 @@ class Copier:
             found = s.classes.lookup(value.cls, name)
             if found is not None and found[0] is not object:
                 raise UnsupportedCall(function="copy.copy", why=f"{value.type_name()} defines {name}")
+        new = s.classes.lookup(value.cls, "__new__")
+        if new is not None and type(new[1]) in (types.FunctionType, staticmethod):
+            raise UnsupportedCall(function="copy.copy", why=f"{value.type_name()} defines __new__")
+        if any(name != "__dict__" and is_slot(value.cls, name) for kind in value.cls.__mro__ for name in vars(kind)):
+            raise UnsupportedCall(function="copy.copy", why=f"{value.type_name()} has slots")
         made = self.made[id(value)] = new_object(s, value.cls)
         s.guard_type(value)
         for name in value.instance_names():

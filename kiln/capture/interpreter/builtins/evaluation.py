@@ -17,6 +17,7 @@ from dataclasses import field
 from typing import final
 
 from kiln.capture.interpreter.breaks import FrameInspection, UnsupportedAttribute, UnsupportedCall
+from kiln.capture.interpreter.builtins.functions import attribute
 from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Codegen, Kwargs, Value, handles
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.native_calls import natives
@@ -83,7 +84,12 @@ def locals_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(vars)
 def vars_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return args[0].get_attr(s, "__dict__") if args else variables(s, running_frame(s))
+    if not args:
+        return variables(s, running_frame(s))
+    found = attribute(s, args[0], "__dict__")
+    if found is None:
+        raise s.error(TypeError, "vars() argument must have __dict__ attribute")
+    return found
 
 
 @handles(dir)

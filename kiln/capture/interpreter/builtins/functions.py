@@ -318,6 +318,8 @@ for _rounding in ("floor", "ceil", "trunc"):
             whole = getattr(value.node.node, name)()
             return s.wrap(whole.constant if whole.is_constant() else torch.SymInt(whole), None)
         if isinstance(value, Object):
+            if name != "trunc" and s.classes.lookup(value.cls, f"__{name}__") is None:
+                return fold(s, getattr(math, name), s.wrap(float, None).call(s, [value], {}).constant(s))
             return s.call_special(value, f"__{name}__", [], {})
         return fold(s, getattr(math, name), value.constant(s))
 
@@ -358,7 +360,10 @@ def str_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 def repr_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     own = s.classes.lookup(args[0].python_type(), "__repr__")
     if own is not None and (isinstance(args[0], Object) or type(own[1]) is types.FunctionType):
-        return s.call_special(args[0], "__repr__", [], {})
+        made = s.call_special(args[0], "__repr__", [], {})
+        if not issubclass(made.python_type(), str):
+            raise s.error(TypeError, f"__repr__ returned non-string (type {made.type_name()})")
+        return made
     if isinstance(args[0], Container | NativeObject):
         return natives(s).call(repr, args, kwargs)
     return Constant(repr(printable(s, args[0])))
@@ -412,6 +417,9 @@ def fill(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> None:
                 target.set_item(s, key, arg.get_item(s, key))
         else:
             for number, pair in enumerate(all_items(s, arg)):
+                if s.classes.lookup(pair.python_type(), "__iter__") is None:
+                    reason = f"cannot convert dictionary update sequence element #{number} to a sequence"
+                    raise s.error(TypeError, reason)
                 items = all_items(s, pair)
                 if len(items) != 2:
                     reason = f"dictionary update sequence element #{number} has length {len(items)}; 2 is required"

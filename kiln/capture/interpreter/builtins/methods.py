@@ -11,7 +11,7 @@ from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.builtins.functions import fill, sort
 from kiln.capture.interpreter.core import Args, CaptureState, Handler, Kwargs, Value, handles
 from kiln.capture.interpreter.native_calls import natives
-from kiln.capture.interpreter.operations import contains, equal, fold
+from kiln.capture.interpreter.operations import contains, equal, fold, searched
 from kiln.capture.interpreter.variables.classes import Class, refuse_finalizer, refuse_in_init, refuse_in_new
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import BoundMethod
@@ -293,7 +293,7 @@ def dict_setdefault(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -
     found = target.find(s, args[0].key(s))
     if found is not None:
         return found
-    value = args[1] if len(args) > 1 else NONE
+    value = args[1] if len(args) > 1 else kwargs.get("default", NONE)
     target.set_item(s, args[0], value)
     return value
 
@@ -327,13 +327,12 @@ def set_add(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> None:
 
 @method(Set, (set,), "discard")
 def set_discard(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> None:
-    target.change(s).pop(args[0].key(s), None)
+    target.change(s).pop(searched(s, args[0]), None)
 
 
 @method(Set, (set,), "remove")
 def set_remove(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> None:
-    token = args[0].key(s)
-    if target.change(s).pop(token, None) is None:
+    if target.change(s).pop(searched(s, args[0]), None) is None:
         raise s.error(KeyError, args[0])
 
 
@@ -382,11 +381,16 @@ for _name in ("update", "intersection_update", "difference_update", "symmetric_d
 
 @method(Value, (list, set), "__init__")
 def container_init(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -> None:
-    if args and isinstance(target, Set):
-        target.combine_in_place(s, "update", args)
-    elif args and isinstance(target, List):
-        items = all_items(s, args[0])
-        target.change(s).extend(items)
+    if len(args) > 1:
+        kind = "list" if isinstance(target, List) else "set"
+        raise s.error(TypeError, f"{kind} expected at most 1 argument, got {len(args)}")
+    if isinstance(target, Set):
+        items: Args = [List(all_items(s, arg)) for arg in args]
+        target.change(s).clear()
+        target.combine_in_place(s, "update", items)
+    elif isinstance(target, List):
+        found = all_items(s, args[0]) if args else []
+        target.change(s)[:] = found
 
 
 @handles(tuple.__new__)
@@ -421,6 +425,8 @@ def object_init_subclass(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 @handles(object.__getattribute__)
 def object_getattribute(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     name = args[1].constant(s)
+    if not isinstance(name, str):
+        raise s.error(TypeError, f"attribute name must be string, not '{type(name).__name__}'")
     found = find_attr(s, args[0], name)
     if found is None:
         s.class_lacks(args[0], name)

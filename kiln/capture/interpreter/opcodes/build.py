@@ -5,13 +5,14 @@ from __future__ import annotations
 import operator
 
 from kiln.capture.interpreter.breaks import UnsupportedOpcode
-from kiln.capture.interpreter.core import Value
+from kiln.capture.interpreter.core import CaptureState, Value
+from kiln.capture.interpreter.effects import Container
 from kiln.capture.interpreter.frame import SymbolicFrame, argument, argument_plus, opcode
 from kiln.capture.interpreter.operations import format_value, unary
 from kiln.capture.interpreter.variables.deferred_text import DeferredText, deferred_text
 from kiln.capture.interpreter.variables.function import Function
 from kiln.capture.interpreter.variables.mapping import Dict, Set
-from kiln.capture.interpreter.variables.sequence import List, Sequence, Slice, Tuple, all_items
+from kiln.capture.interpreter.variables.sequence import List, Sequence, Slice, Tuple, all_items, consumed
 
 
 @opcode("BUILD_TUPLE")
@@ -121,10 +122,22 @@ def map_add(frame: SymbolicFrame, depth: int) -> None:
     target.set_item(frame.state, key, value)
 
 
+def unpacked(s: CaptureState, value: Value, most: int | None) -> list[Value]:
+    """The items of `value`, of an iterator not more than are asked for."""
+    kind = value.python_type()
+    if not value.is_torch and not any(s.classes.lookup(kind, name) for name in ("__iter__", "__getitem__")):
+        raise s.error(TypeError, f"cannot unpack non-iterable {value.type_name()} object")
+    if most is None or isinstance(value, Container | Tuple) or value.is_constant or value.is_torch:
+        return all_items(s, value)
+    iterator, found = consumed(s, value), list[Value]()
+    while len(found) < most and (item := iterator.next(s)) is not None:
+        found.append(item)
+    return found
+
+
 @opcode("UNPACK_SEQUENCE", pops=1, pushes=argument)
 def unpack_sequence(frame: SymbolicFrame, count: int) -> None:
-    value = frame.pop()
-    items = all_items(frame.state, value)
+    items = unpacked(frame.state, frame.pop(), count + 1)
     if len(items) != count:
         few = f"not enough values to unpack (expected {count}, got {len(items)})"
         message = few if len(items) < count else f"too many values to unpack (expected {count})"
@@ -135,7 +148,7 @@ def unpack_sequence(frame: SymbolicFrame, count: int) -> None:
 @opcode("UNPACK_EX", pops=1, pushes=lambda n: (n & 0xFF) + 1 + (n >> 8))
 def unpack_ex(frame: SymbolicFrame, arg: int) -> None:
     before, after = arg & 0xFF, arg >> 8
-    items = all_items(frame.state, frame.pop())
+    items = unpacked(frame.state, frame.pop(), None)
     if len(items) < before + after:
         message = f"not enough values to unpack (expected at least {before + after}, got {len(items)})"
         raise frame.state.error(ValueError, message)

@@ -82,17 +82,24 @@ def attributes(s: CaptureState, subject: Value, cls: Value, positional: int, nam
     """The values of the sub-patterns; None where the subject lacks one."""
     found: list[Value] = []
     if positional:
-        known = attribute(s, cls, "__match_args__")
-        args: Any = known.constant(s) if known is not None else None
-        if args is None and positional == 1 and issubclass(cls.constant(s), ITSELF):
-            found, args = [subject], ()
-        elif args is None or len(args) < positional:
-            few = len(args or ())
-            raise s.error(
-                TypeError, f"{cls.constant(s).__name__}() accepts {few} positional sub-patterns ({positional} given)"
-            )
+        known, title = attribute(s, cls, "__match_args__"), cls.constant(s).__name__
+        args: Any = known.constant(s) if known is not None else ()
+        if type(args) is not tuple:
+            raise s.error(TypeError, f"{title}.__match_args__ must be a tuple (got {type(args).__name__})")
+        itself = known is None and issubclass(cls.constant(s), ITSELF)
+        few = 1 if itself else len(args)
+        if few < positional:
+            plural = "" if few == 1 else "s"
+            raise s.error(TypeError, f"{title}() accepts {few} positional sub-pattern{plural} ({positional} given)")
+        if itself:
+            found = [subject]
         names = [*args[:positional], *names]
-    for name in names:
+    for number, name in enumerate(names):
+        if not isinstance(name, str):
+            raise s.error(TypeError, f"__match_args__ elements must be strings (got {type(name).__name__})")
+        if name in names[:number]:
+            text = f"{cls.constant(s).__name__}() got multiple sub-patterns for attribute {name!r}"
+            raise s.error(TypeError, text)
         value = attribute(s, subject, name)
         if value is None:
             return None

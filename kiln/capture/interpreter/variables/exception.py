@@ -203,6 +203,8 @@ def nothing_handled_outside(s: CaptureState) -> None:
 
 def set_field(s: CaptureState, value: ExceptionValue, name: str, new: Value) -> None:
     """Check and convert what is assigned as Python does; the caller writes `attrs`."""
+    if name in ("message", "exceptions") and native_class(value.cls) in GROUPS:
+        raise s.error(AttributeError, "readonly attribute")
     if name in LINKS:
         what = name.strip("_")
         if not issubclass(new.python_type(), BaseException | None):

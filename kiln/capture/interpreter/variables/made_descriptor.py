@@ -146,3 +146,9 @@ def replacing(name: str) -> Handler:
 handles(property.getter)(replacing("fget"))
 handles(property.setter)(replacing("fset"))
 handles(property.deleter)(replacing("fdel"))
+
+
+def lacks_accessor(s: CaptureState, value: Value, name: str, what: str) -> Raised:
+    """What a property without a getter, setter or deleter raises."""
+    text = f"property '{name}' of {value.python_type().__qualname__!r} object has no {what}"
+    return s.error(AttributeError, text)

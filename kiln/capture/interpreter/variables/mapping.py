@@ -150,6 +150,8 @@ class Dict(Container):
         return items
 
     def change(self, s: CaptureState) -> dict[Token, tuple[Value, Value]]:
+        if self.cls is types.MappingProxyType:
+            raise self.unsupported("change", "it is a proxy")
         if self.original is not None and is_namespace(self.original):
             raise self.unsupported("change", "it is the dict of a module")
         if self.counted:

@@ -60,7 +60,7 @@ from kiln.capture.interpreter.variables.exception import (
 from kiln.capture.interpreter.variables.foreign import ForeignPart, is_written
 from kiln.capture.interpreter.variables.function import BoundMethod, handler_of
 from kiln.capture.interpreter.variables.hashed_key import hashed_key
-from kiln.capture.interpreter.variables.made_descriptor import MadeDescriptor
+from kiln.capture.interpreter.variables.made_descriptor import MadeDescriptor, lacks_accessor
 from kiln.capture.interpreter.variables.mapping import Dict, Set
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple
 from kiln.native._frames import Dispatcher
@@ -188,10 +188,9 @@ class Object(Value):
             if isinstance(raw, property):
                 accessor = raw.fset if value is not None else raw.fdel
                 if accessor is None:
-                    what = "setter" if value is not None else "deleter"
-                    raise s.error(AttributeError, f"property '{name}' of '{self.type_name()}' object has no {what}")
-                args = [self, *([value] if value else [])]
-                accessor_value(s, self, name, accessor, "fset").call(s, args, {}, site.discarding())
+                    raise lacks_accessor(s, self, name, "setter" if value is not None else "deleter")
+                args, part = [self, *([value] if value else [])], "fset" if value is not None else "fdel"
+                accessor_value(s, self, name, accessor, part).call(s, args, {}, site.discarding())
                 return
             special = "__set__" if value is not None else "__delete__"
             setter = s.classes.lookup(type(raw), special)
@@ -576,7 +575,7 @@ def from_descriptor(s: CaptureState, value: Value, name: str, raw: Any, site: Ca
     if type(raw) is property or (isinstance(raw, property) and s.classes.gets_like_property(type(raw))):
         s.guard_type(value)
         if raw.fget is None:
-            raise s.error(AttributeError, f"property '{name}' has no getter")
+            raise lacks_accessor(s, value, name, "getter")
         return accessor_value(s, value, name, raw.fget, "fget").call(s, [value], {}, site)
     if name == "__class__":
         return class_of(s, value)

@@ -112,7 +112,8 @@ class Sequence(Value):
         except IndexError:
             raise s.error(IndexError, f"{self.cls.__name__} index out of range") from None
         except TypeError as error:
-            raise s.error(TypeError, *error.args) from None
+            text = str(error).replace("list indices", f"{self.cls.__name__} indices", 1)
+            raise s.error(TypeError, text if issubclass(self.cls, list | tuple) else str(error)) from None
 
     def sibling(self, items: list[Value]) -> Value:
         if isinstance(self, List):
