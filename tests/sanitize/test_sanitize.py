@@ -44,3 +44,10 @@ def test_kernels_stay_inside() -> None:
     """One kernel of each feature; `tools/sanitize` alone runs far more."""
     done = sanitized("tests/codegen/test_cpp_kernels.py")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_kernels_over_nothing() -> None:
+    """Tensors whose counted sizes are 0."""
+    done = sanitized("tests/sanitize/counted_nothing.py")
+    assert done.returncode == 0, done.stdout + done.stderr
