@@ -64,6 +64,10 @@ FUNCTIONS: dict[str, tuple[Program, list[tuple[Tensor, ...]]]] = {
     "interpolate by halves": (scaled("nearest-exact", (0.5, 1.5)), images(4, 5, 6, 9)),
     "interpolate to sizes": (lambda x: F.interpolate(x, (2 * x.shape[2], 7), mode="bilinear"), images(4, 5, 6, 9)),
     "grid": (grid, images(4, 5, 7, 9)),
+    "linear of transposed rows": (
+        lambda x: F.linear(x.transpose(0, 1), torch.ones(6, 4), torch.ones(6)),
+        sequences(3, 5, 6, 9),
+    ),
     "chunk": (lambda x: [part * 2 for part in x.chunk(3)], rows(6, 9, 12, 15)),
     "split": (lambda x: [part * 2 for part in x.split(x.shape[0] // 2)], rows(6, 8, 12, 14)),
     "rfft": (torch.fft.rfft, signals(8, 10, 11, 13)),

@@ -1,10 +1,6 @@
-"""Functions whose C++ reads sizes as plain integers, rewritten for symbolic sizes.
+"""Functions whose C++ reads sizes as plain integers, rewritten for symbolic sizes: products, recurrent layers, `stft`.
 
-matmul(x: f32[s0, s1, 64], w: f32[64, 32])    =>    x.reshape(-1, 64), mm, view(s0, s1, 32)
-linear(x: f32[s0, s1, 64], w: f32[32, 64])    =>    matmul(x, w.t())
-
-Torch 2.11 folds and expands products in C++ by plain sizes, which would specialise every symbol. Only recorded calls
-with symbolic sizes take these; the log keeps the call that the user wrote.
+Only recorded calls with symbolic sizes take these; the log keeps the call that the user wrote.
 """
 
 from __future__ import annotations
@@ -17,6 +13,7 @@ from torch import Tensor
 
 from kiln.graph.trace.gradients import gradients
 from kiln.graph.trace.log import Target
+from kiln.graph.trace.products import linear, matmul
 from kiln.graph.trace.recurrent_layers import RECURRENT
 from kiln.graph.trace.resampling import interpolate
 
@@ -24,35 +21,6 @@ from kiln.graph.trace.resampling import interpolate
 def has_symbols(values: Sequence[object]) -> bool:
     tensors = [value for value in values if isinstance(value, Tensor)]
     return any(isinstance(size, torch.SymInt) for tensor in tensors for size in tensor.shape)
-
-
-def matmul(x: Tensor, y: Tensor) -> Tensor:
-    """torch.matmul: `x` [*batch, n, k], `y` [k], [k, m] or [*batch, k, m]; a vector `x` is a row."""
-    if x.dim() <= 2 and y.dim() <= 2:
-        return torch.matmul(x, y)
-    if y.dim() <= 2:
-        return (x.reshape(-1, x.size(-1)) @ y).view(*x.shape[:-1], *y.shape[1:])
-    if x.dim() == 1:
-        return matmul(x.unsqueeze(0), y).squeeze(-2)
-    batch = _broadcast(x.shape[:-2], y.shape[:-2])
-    n, k, m = x.size(-2), x.size(-1), y.size(-1)
-    left = x.expand(*batch, n, k).reshape(-1, n, k)
-    right = y.expand(*batch, y.size(-2), m).reshape(-1, y.size(-2), m)
-    return torch.bmm(left, right).view(*batch, n, m)
-
-
-def _broadcast(left: Sequence[int], right: Sequence[int]) -> list[int]:
-    """Of compatible shapes; decides for each symbol whether it is 1."""
-    rank = max(len(left), len(right))
-    padded = [[1] * (rank - len(shape)) + list(shape) for shape in (left, right)]
-    return [b if a == 1 else a for a, b in zip(*padded, strict=True)]
-
-
-def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """torch.nn.functional.linear; with a bias torch handles symbols itself."""
-    if bias is not None or input.dim() <= 2:
-        return torch.nn.functional.linear(input, weight, bias)
-    return matmul(input, weight.t())
 
 
 def one_hot(x: Tensor, num_classes: int = -1) -> Tensor:

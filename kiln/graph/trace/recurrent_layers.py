@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import dropout, linear
+from torch.nn.functional import dropout
 
 from kiln.graph.trace.log import Target
+from kiln.graph.trace.products import linear
 
 State = tuple[Tensor, ...]
 Cell = Callable[[Tensor, State, Tensor, Tensor | None], State]

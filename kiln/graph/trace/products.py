@@ -1,0 +1,52 @@
+"""Products of matrices for symbolic sizes.
+
+matmul(x: f32[s0, s1, 64], w: f32[64, 32])    =>    x.reshape(-1, 64), mm, view(s0, s1, 32)
+linear(x: f32[s0, s1, 64], w: f32[32, 64])    =>    matmul(x, w.t())
+
+Torch 2.11 folds and expands products in C++ by plain sizes, which would specialise every symbol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kiln.graph.prims.meta.layout import is_canonical
+from kiln.graph.trace.fake import FakeTensor
+
+
+def matmul(x: Tensor, y: Tensor) -> Tensor:
+    """torch.matmul: `x` [*batch, n, k], `y` [k], [k, m] or [*batch, k, m]; a vector `x` is a row."""
+    if x.dim() <= 2 and y.dim() <= 2:
+        return torch.matmul(x, y)
+    if y.dim() <= 2:
+        return (x.reshape(-1, x.size(-1)) @ y).view(*x.shape[:-1], *y.shape[1:])
+    if x.dim() == 1:
+        return matmul(x.unsqueeze(0), y).squeeze(-2)
+    batch = _broadcast(x.shape[:-2], y.shape[:-2])
+    n, k, m = x.size(-2), x.size(-1), y.size(-1)
+    left = x.expand(*batch, n, k).reshape(-1, n, k)
+    right = y.expand(*batch, y.size(-2), m).reshape(-1, y.size(-2), m)
+    return torch.bmm(left, right).view(*batch, n, m)
+
+
+def _broadcast(left: Sequence[int], right: Sequence[int]) -> list[int]:
+    """Of compatible shapes; decides for each symbol whether it is 1."""
+    rank = max(len(left), len(right))
+    padded = [[1] * (rank - len(shape)) + list(shape) for shape in (left, right)]
+    return [b if a == 1 else a for a, b in zip(*padded, strict=True)]
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """torch.nn.functional.linear; with a bias and contiguous rows torch handles symbols itself."""
+    if input.dim() <= 2 or (bias is not None and is_packed(input)):
+        return torch.nn.functional.linear(input, weight, bias)
+    product = matmul(input, weight.t())
+    return product if bias is None else product + bias
+
+
+def is_packed(x: Tensor) -> bool:
+    """Whether its strides are those of a contiguous tensor, whatever the sizes; of a wrapper, torch asks it."""
+    return not isinstance(x, FakeTensor) or is_canonical(x.storage_view.spec.sizes, x.storage_view.spec.strides)
