@@ -22,6 +22,7 @@ from kiln_bench.results import write_data
 ELEMENTS = 1 << 26
 SHAPES: tuple[tuple[int, ...], ...] = (
     (64, -1, 1024), (8, -1, 16), (1, -1, 64), (-1, 2, 4096), (-1, 4, 7), (-1, 64, 49), (-1, 1000, 1000), (-1, 512, 3),
+    (8, -1, 64), (16, -1, 33), (64, -1, 1023), (4, 65537, 129), (1, -1, 7),
 )  # fmt: skip
 """Three axes; -1 makes the tensor `ELEMENTS` large."""
 Reduction = Callable[[Tensor, int], Tensor]

@@ -185,7 +185,7 @@ def _columns(facts: KernelFacts, groups: tuple[tuple[Axis, ...], ...], along: Sy
     """Memory is contiguous along a unit axis: a block of neighbours along it, times blocks of the reduced axes."""
     (axis,) = (axis for axis in facts.free_units if axis.symbol is along)
     numbers = tuple(unit for unit in facts.free_units if unit is not axis)
-    wide = _pow2(axis.size, facts.line_elements())
+    wide = _pow2(axis.size, facts.line_elements() << (facts.access_elements() == 1))  # two lines if they start anywhere
     rest = large_size_hint(product(unit.size for unit in (*numbers, *facts.fixed_units)))
     length = large_size_hint(axis.size)
     while wide * facts.narrowest_bytes() > SECTOR_BYTES and rest * -(-length // wide) < target.multiprocessors:
