@@ -53,11 +53,18 @@ def reshaped(e: Emit, x: Node, sizes: tuple[Int, ...]) -> Node:
     return e.node("reshape" if view_strides(e.oracle, x.tensor, sizes) is None else "view", x, sizes=sizes)
 
 
+NUMBER_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+"""Of tensors that stand for Python numbers."""
+
+
 @decompose("_to_copy.default")
 def to_copy(
-    e: Emit, x: Node, *, dtype: torch.dtype | None = None, layout: object = None, device: torch.device | None = None,
-    pin_memory: bool | None = None, non_blocking: bool = False, memory_format: torch.memory_format | None = None,
+    e: Emit, x: Node | Number, *, dtype: torch.dtype | None = None, layout: object = None,
+    device: torch.device | None = None, pin_memory: bool | None = None, non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
 ) -> Node:  # fmt: skip
+    if not isinstance(x, Node):  # a number that a batching rule promotes
+        x = e.number(x, dtype or NUMBER_DTYPES[type(x)], CPU)
     spec = x.tensor
     if device is not None and eager_device(device) != spec.device:
         where = eager_device(device)

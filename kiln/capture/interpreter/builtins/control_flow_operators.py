@@ -15,7 +15,9 @@ from functools import cache, partial
 from typing import final
 
 import torch
+import torch.nn.attention.flex_attention
 
+import kiln.capture.interpreter.attention_polyfill as attention_polyfill
 import kiln.capture.interpreter.control_flow as control_flow
 from kiln.capture.interpreter.breaks import GraphBreak, Raised
 from kiln.capture.interpreter.builtins.torch_functions import SETTERS, Scope, Setter, TorchModes
@@ -214,6 +216,7 @@ for _original, _replacement in (
     (torch._higher_order_ops.map, control_flow.mapped),
     (torch._higher_order_ops.scan, control_flow.scan),
     (torch._higher_order_ops.associative_scan, control_flow.associative_scan),
+    (torch.nn.attention.flex_attention.flex_attention, attention_polyfill.flex_attention),
 ):
     handles_at_site(_original)(in_place_of(_replacement))
 
