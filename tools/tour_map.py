@@ -120,6 +120,7 @@ MAP = {
         ),
         ("What becomes of a tensor of a subclass?", "kiln/capture/interpreter/variables/subclass.py", "call"),
         ("Which torch calls is a function of NumPy?", "kiln/capture/interpreter/builtins/numpy_functions.py", "traced"),
+        ("What becomes of random.random() and np.random.rand()?", "kiln/capture/interpreter/host_draws.py", "drawn"),
         ("When is a comparison of Python floats checked?", "kiln/capture/interpreter/speculation.py", "NumberCheck"),
         (
             "What becomes of a tensor in an f-string?",
