@@ -51,6 +51,7 @@ def enter(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     s.counters.unguarded += 1  # a repeated layer would not enter it
     s.part(DispatchModes).stack.append(mode)
     s.part(EnteredModes).steps.append(here(s))
+    s.part(EnteredModes).names.append(ENTER)
     note(s)
     return mode
 
@@ -62,6 +63,7 @@ def leave(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         raise UnsupportedCall(function="TorchDispatchMode.__exit__", why="the mode was entered before the frame")
     stack.pop()
     s.part(EnteredModes).steps.pop()
+    s.part(EnteredModes).names.pop()
     note(s)
     return Constant(None)
 

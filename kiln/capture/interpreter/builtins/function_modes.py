@@ -53,6 +53,8 @@ class EnteredModes:
     """Where the modes that are active were entered."""
 
     steps: list[PastStep] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    """What was called at these steps."""
     left: dict[int, PastStep] = field(default_factory=dict)
     """Of modes (by `id`) that were left, and may be entered again: torch hides a mode from the calls that it makes."""
 
@@ -65,6 +67,7 @@ def enter_mode(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     s.function_modes.append(mode)
     s.part(ProgramModes).see = seen_by_program
     entered = s.part(EnteredModes)
+    entered.names.append("TorchFunctionMode.__enter__")
     entered.steps.append(entered.left.pop(id(mode)) if id(mode) in entered.left else here(s))
     note_innermost(s)
     return Constant(None)
@@ -76,6 +79,7 @@ def leave_mode(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         raise UnsupportedCall(function="_pop_torch_function_stack", why="the mode was entered before the frame")
     entered, mode = s.part(EnteredModes), s.function_modes.pop()
     entered.left[id(mode)] = entered.steps.pop()
+    entered.names.pop()
     note_innermost(s)
     return mode
 
@@ -228,9 +232,10 @@ def valued(s: CaptureState, plain: object, known: dict[int, Value]) -> Value:
 
 def break_before_modes(s: CaptureState) -> GraphBreak | None:
     """For a capture that ends in a mode: a break in front of it."""
-    steps = s.part(EnteredModes).steps
-    if not steps:
+    entered = s.part(EnteredModes)
+    if not entered.steps:
         return None
-    stop = UnsupportedCall(function="TorchFunctionMode.__enter__", why="the frame ends or breaks within it")
-    stop.before(steps[0]).at = steps[0].at
+    first = entered.steps[0]
+    stop = UnsupportedCall(function=entered.names[0], why="the frame ends or breaks within it")
+    stop.before(first).at = first.at
     return stop
