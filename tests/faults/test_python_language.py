@@ -431,6 +431,37 @@ def huge_number(n=1 << 3000) -> object:
 huge_number.__annotations__ = {"return": "object"}
 
 
+class Slotted:
+    __slots__ = ("foo", "bar")
+
+
+SLOTTED = Slotted()
+SLOTTED.foo = 1
+
+
+def empty_slot() -> object:
+    return hasattr(SLOTTED, "bar"), hasattr(SLOTTED, "foo"), getattr(SLOTTED, "bar", 5)
+
+
+def deleted_variable_of_a_closure() -> object:
+    x = 1
+
+    def read():
+        try:
+            return x
+        except NameError as error:
+            return str(error)
+
+    opaque(read)
+    before = read()
+    del x
+    opaque(read)
+    after = read()
+    x = 3
+    opaque(read)
+    return before, after, read()
+
+
 PROGRAMS = [value for value in list(globals().values()) if getattr(value, "__annotations__", 0) == {"return": "object"}]
 
 

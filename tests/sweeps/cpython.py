@@ -9,6 +9,7 @@ method is compiled, with what it calls; `setUp` is not. The files are those of t
 native      interpreted whole
 resumed     with graph breaks: the instruction of each break ran in Python, all others were interpreted
 fallback    a part of the method, or all of it, ran in Python
+internal    the compiler failed, or saw an exception that Python does not raise (KILN1102): the method ran in Python
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ class CPythonSweep:
             if again[0] != plain[0]:  # it passes once in a process
                 return [Finding(subject, "skipped", f"the second time {again[0]}", mode="cpython")]
             return [Finding(subject, "outcome", f"{ours[0]}: {ours[1]}", "; ".join(reasons)[:1000], "cpython")]
-        faults = [reason for reason in reasons if "KILN9000" in reason]
+        faults = [reason for reason in reasons if "KILN9000" in reason or "KILN1102" in reason]
         eager = any(report.eager_reasons for report in reports)
         kind = "internal" if faults else "fallback" if eager else "resumed" if reasons else "native"
         return [Finding(subject, kind, "; ".join(faults or reasons)[:2000], mode="cpython")]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import types
 
-from kiln.capture.interpreter.core import CaptureState
+from kiln.capture.interpreter.core import CaptureState, Value
+from kiln.runtime.guards.guard import GuardKind
+from kiln.runtime.guards.source import AttrSource
 
 SLOT = types.MemberDescriptorType
 GETSET = types.GetSetDescriptorType
@@ -20,6 +22,14 @@ def is_slot(cls: type, name: str) -> bool:
     """Whether instances hold the name outside of their dict."""
     found = next((vars(kind)[name] for kind in cls.__mro__ if name in vars(kind)), None)
     return isinstance(found, SLOT)
+
+
+def guard_lacks(s: CaptureState, value: Value, name: str) -> None:
+    """Guard that `value.name` is found nowhere: a slot of its class may be empty."""
+    if value.source is not None and is_slot(value.python_type(), name):
+        s.guard(AttrSource(value.source, name), GuardKind.ABSENT)
+    else:
+        s.guard(value.source, GuardKind.NO_ATTR, name)
 
 
 def is_computed(s: CaptureState, cls: type, name: str) -> bool:

@@ -105,7 +105,7 @@ BREAK_CALL = ("torch._dynamo.decorators", "graph_break")
 class Cell(Value):
     """A cell, a variable shared with nested functions; empty if `content` is None."""
 
-    __slots__ = ("content", "name", "original")
+    __slots__ = ("content", "emptied", "name", "original")
 
     def __init__(
         self,
@@ -118,12 +118,14 @@ class Cell(Value):
         self.source = source
         self.name = name
         self.original = original
+        self.emptied = False
+        """Its variable was deleted."""
 
     def python_type(self) -> type:
         return types.CellType
 
     def load(self, s: CaptureState) -> Value | None:
-        if self.content is None and self.original is not None:
+        if self.content is None and self.original is not None and not self.emptied:
             try:
                 self.content = s.wrap(self.original.cell_contents, self.source)
             except ValueError:
@@ -133,7 +135,7 @@ class Cell(Value):
     def store(self, s: CaptureState, value: Value | None) -> None:
         if self.original is not None:
             s.effects.note(CellEffect(self))
-        self.content = value
+        self.content, self.emptied = value, value is None
 
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
         if name == "cell_contents":
@@ -160,7 +162,10 @@ class CellEffect(SideEffect):
         return "cell", id(self.cell.original)
 
     def emit(self, g: Codegen) -> None:
-        assert self.cell.content is not None
+        if self.cell.content is None:
+            g.emit(self.cell)
+            g.body.op("DELETE_ATTR", "cell_contents")
+            return
         g.emit(self.cell.content)
         g.emit(self.cell)
         g.body.op("STORE_ATTR", "cell_contents")

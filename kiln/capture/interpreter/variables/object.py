@@ -42,6 +42,7 @@ from kiln.capture.interpreter.variables.class_entries import (
     GETSET,
     SLOT,
     SLOT_WRAPPER,
+    guard_lacks,
     is_computed,
     is_data_descriptor,
     is_slot,
@@ -516,14 +517,14 @@ def missing_attr(s: CaptureState, value: Value, name: str, site: CallSite = NOT_
     if hook is None:
         s.guard_type(value)
         if not deleted:
-            s.guard(value.source, GuardKind.NO_ATTR, name)
+            guard_lacks(s, value, name)
         raise s.error(AttributeError, f"'{value.type_name()}' object has no attribute '{name}'")
     model = MODELLED_GETATTR.get(hook[1]) if type(hook[1]) is types.FunctionType else None
     modelled = model(s, value, name) if model is not None and isinstance(value, Object) else None
     if modelled is not None:
         return modelled
     if value.source is not None and not deleted:
-        s.guard(value.source, GuardKind.NO_ATTR, name)
+        guard_lacks(s, value, name)
     return s.class_attr(value, "__getattr__", hook[1]).call(s, [value, s.const(name)], {}, site)
 
 
