@@ -20,7 +20,8 @@ KILN4008 when differentiated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, final
 
 import torch
@@ -141,7 +142,8 @@ class SecondDerivative:
                 value.view_as(value) if needed and isinstance(value, torch.Tensor) else value
                 for value, needed in zip(inputs, mask, strict=True)
             ]
-            results = self._results(fresh, drawn)
+            with outside_vmap() if drawn else nullcontext():
+                results = self._results(fresh, drawn)
         roots = [result for result, fresh in zip(results, self.spec.differentiable, strict=False) if fresh]
         wanted = [value for value, needed in zip(fresh, mask, strict=True) if needed]
         pairs = zip(roots, tangents, strict=True)
@@ -175,6 +177,15 @@ class SecondDerivative:
         for state, generator in zip(before, generators, strict=True):
             generator.set_state(state)
         raise NoSecondDerivative(name=self.spec.name, reason="it draws random numbers, which would differ")
+
+
+@contextmanager
+def outside_vmap() -> Iterator[None]:
+    """Inside, tensors that are not batched are computed as usual: vmap refuses operators that draw."""
+    batched = torch._C._parse_dispatch_key("VmapMode")
+    assert batched is not None
+    with torch._C._DisableFuncTorch(), torch._C._SetExcludeDispatchKeyGuard(batched, True):
+        yield
 
 
 def generators_of(values: Sequence[object]) -> list[torch.Generator]:

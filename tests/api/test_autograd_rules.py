@@ -418,9 +418,21 @@ def test_a_model_keeps_training_between_other_uses() -> None:
         torch.testing.assert_close(losses[1], losses[0])
 
 
-def test_batched_tangents_without_a_replay_are_refused() -> None:
+def test_batched_tangents_get_the_random_numbers_of_the_forward() -> None:
     x = torch.ones(3, requires_grad=True)
     y = kiln.compile(lambda x: nn.functional.dropout(x * 2, 0.5))(x)
+    (slopes,) = torch.autograd.grad(y, [x], torch.eye(3), is_grads_batched=True)
+    assert torch.equal(slopes, torch.diag(y.detach()))
+
+
+def test_batched_tangents_without_a_replay_are_refused() -> None:
+    def program(x: Tensor, counter: Tensor) -> Tensor:
+        y = x * 2 + counter
+        counter.add_(1)
+        return y
+
+    x = torch.ones(3, requires_grad=True)
+    y = kiln.compile(program)(x, torch.ones(3))
     with pytest.raises(NotImplementedError, match="KILN4015"):
         torch.autograd.grad(y, [x], torch.eye(3), is_grads_batched=True)
 
