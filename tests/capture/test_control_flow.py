@@ -290,3 +290,24 @@ def test_a_branch_may_change_its_operands_without_gradients() -> None:
         return y, z
 
     agree(program, torch.cond, plain_cond, kiln.compile(program, backend="eager"), False)
+
+
+def test_graphs_that_torch_compile_hands_over() -> None:
+    """Their branches are graph modules."""
+
+    class Double(nn.Module):
+        def forward(self, v: Tensor) -> Tensor:
+            return v * 2
+
+    class Less(nn.Module):
+        def forward(self, v: Tensor) -> Tensor:
+            return v - 1
+
+    true, false = torch.fx.symbolic_trace(Double()), torch.fx.symbolic_trace(Less())
+
+    def program(x: Tensor, cond: Operator) -> Any:
+        return cond(x.sum() > 0, true, false, (x,)) + 1
+
+    agree(
+        program, torch.ops.higher_order.cond, plain_cond, kiln.compile(program, backend="eager", fullgraph=True), False
+    )

@@ -257,6 +257,8 @@ def interpreted(s: CaptureState, function: Value, operands: list[Value]) -> Inte
     """Interpret a call of `function`, whose torch calls leave the log. Raises NotNested."""
     recorder = s.recorder
     mark, first = recorder.mark(), len(recorder.nodes)
+    if issubclass(function.python_type(), torch.fx.GraphModule):  # of a graph that torch.compile hands over
+        function = function.get_attr(s, "forward")
     with without_effects(s, [function, *operands]):
         try:
             returned = function.call(s, operands, {})
