@@ -490,6 +490,7 @@ DERIVED: dict[str, Callable[[CaptureState, Function], Value]] = {
     "__closure__": lambda s, f: Tuple(list(f.cells)) if f.cells else s.const(None),
     "__annotations__": lambda s, f: f.annotated(s),
     "__globals__": lambda s, f: f.namespace.as_dict(s),
+    **({"__type_params__": lambda s, f: Tuple([])} if sys.version_info >= (3, 12) else {}),
 }
 """Attributes of a function made in the frame."""
 
