@@ -70,7 +70,8 @@ def test_layers_with_hooks_share_variants(name: str) -> None:
         torch.testing.assert_close(compiled(x), expected)
         assert model.seen.keys() == kept.keys()
         torch.testing.assert_close(list(model.seen.values()), list(kept.values()))
-    assert compiled.report().compiles <= (8 if name == "always" else 4), compiled.report()
+    # a variable that may own an object is passed on behind a break, from the second layer on: two regions more
+    assert compiled.report().compiles <= (9 if name == "always" else 6), compiled.report()
 
 
 def mixed(stack: Stack, block: Block, number: int) -> object:

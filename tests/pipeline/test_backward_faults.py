@@ -59,9 +59,18 @@ def test_fullgraph_raises() -> None:
 
 @pytest.mark.usefixtures("broken")
 def test_what_cannot_be_run_again_raises() -> None:
-    x = torch.randn(3, requires_grad=True)
+    x, w = torch.randn(3, requires_grad=True), torch.ones(3)
     with pytest.raises(ZeroDivisionError):
-        kiln.compile(lambda x: F.dropout(x, 0.5).sum())(x).backward()
+        kiln.compile(lambda x, w: (x * w.add_(1)).sum())(x, w).backward()
+
+
+@pytest.mark.usefixtures("broken")
+@pytest.mark.filterwarnings("ignore")
+def test_random_numbers_are_those_of_the_forward() -> None:
+    x = torch.ones(64, requires_grad=True)
+    result = kiln.compile(lambda x: F.dropout(x, 0.5))(x)
+    result.sum().backward()
+    torch.testing.assert_close(x.grad, result.detach())
 
 
 def test_a_damaged_backward_on_disk_is_compiled_again(tmp_path: Path) -> None:

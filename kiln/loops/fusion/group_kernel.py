@@ -113,10 +113,17 @@ def kernel_name(group: Group) -> str:
     return "_".join(list(names)[:LONGEST_NAME]) or "pointwise"
 
 
-COPY = "copy of an input"
+COPY = "copy"
 """What a kernel of no call of the program does: for a result, or to save a value for the backward."""
 
 
 def _origin(group: Group) -> str:
     origins = dict.fromkeys(member.node.origin for member in group.members if member.node.origin)
-    return ", ".join(list(origins)[:LONGEST_NAME]) or COPY
+    return ", ".join(list(origins)[:LONGEST_NAME]) or (COPY if is_copy(group) else "")
+
+
+def is_copy(group: Group) -> bool:
+    return all(
+        isinstance(member.node, Pointwise) and not any(isinstance(op, Compute) for op in member.node.body.ops)
+        for member in group.members
+    )
