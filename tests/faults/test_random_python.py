@@ -74,6 +74,9 @@ BODIES = {
     ),
     "variable of a closure that is not set, in the closure": "if i0 < 0: i5 = 1\n    def g(): return i5\n    g()",
     "variable of a closure deleted twice": "v = 1\n    def g():\n        nonlocal v\n        del v; del v\n    g()",
+    "text of divmod of a string": "for k in d0: divmod(k, 1)",
+    "divmod of a number that changes and a string": "try: divmod(i0, s0)\n    except TypeError as e: l0.append(e.args)",
+    "rounding a tensor": "i0 = round(t0 / 3)",
     "iteration over a scalar tensor": "try:\n        for v in t0.sum(): pass\n    finally: i0 = pause(1)",
 }
 

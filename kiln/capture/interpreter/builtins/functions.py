@@ -686,7 +686,9 @@ def abs_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 def divmod_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if any(isinstance(arg, Object) for arg in args):
         return dispatch(s, divmod, *args)
-    if any(isinstance(arg, Tensor) for arg in args):  # has no `__divmod__`
+    if all(arg.is_constant for arg in args):
+        return fold(s, divmod, *[arg.constant(s) for arg in args])
+    if not all(issubclass(arg.python_type(), (int, float)) for arg in args):  # tensors have no `__divmod__`, either
         left, right = [arg.type_name() for arg in args]
         raise s.error(TypeError, f"unsupported operand type(s) for divmod(): '{left}' and '{right}'")
     return Tuple([binary(s, operator.floordiv, *args), binary(s, operator.mod, *args)])
@@ -704,6 +706,8 @@ def pow_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 @handles(round)
 def round_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(args[0], Tensor):
+        if not hasattr(torch.Tensor, "__round__"):  # as in some versions of torch
+            raise s.error(TypeError, f"type {args[0].python_type().__name__} doesn't define __round__ method")
         return record(s, "round", args, kwargs)
     if isinstance(args[0], Symbolic) and args[0].python_type() is int and len(args) == 1 and not kwargs:
         return args[0]
