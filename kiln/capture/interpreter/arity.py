@@ -15,7 +15,7 @@ import inspect
 import re
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import final
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
@@ -61,6 +61,8 @@ NO_SIGNATURE: dict[object, tuple[int, int | None, frozenset[str] | None]] = {
     **dict.fromkeys((BaseException.with_traceback, BaseException.add_note), (2, 2, frozenset())),
 }
 """Fewest and most positional arguments and the keywords of builtins that do not tell `inspect.signature`."""
+NAMES_LOCAL = frozenset(dis.haslocal)
+RETURNS = frozenset(dis.opmap[name] for name in ("RETURN_VALUE", "RETURN_CONST") if name in dis.opmap)
 PLAIN_SIGNATURE = re.compile(r"""\(([\w$*/., =<>-]|'[^',()]*')*\)""")
 """A `__text_signature__` without brackets or commas in its defaults, which would take a parser."""
 
@@ -77,11 +79,13 @@ class Arity:
     keywords: frozenset[str] | None
     """None: any."""
 
-    def fits(self, positional: int, keywords: Iterable[str]) -> bool:
-        named = set(keywords)
-        if self.keywords is not None and not named <= self.keywords:
-            return False
-        return self.fewest <= positional + len(named) and (self.most is None or positional <= self.most)
+    def fits(self, positional: int, keywords: Collection[str]) -> bool:
+        count = positional
+        if keywords:
+            if self.keywords is not None and not self.keywords.issuperset(keywords):
+                return False
+            count += len(keywords)
+        return self.fewest <= count and (self.most is None or positional <= self.most)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -135,14 +139,13 @@ def written_arity(text: str, is_bound: bool) -> Arity:
     return Arity(fewest, None if any_number else positional, None if any_keyword else frozenset(names))
 
 
-def error_of_call(function: Callable[..., object], positional: int, keywords: Iterable[str]) -> TypeError | None:
+def error_of_call(function: Callable[..., object], positional: int, keywords: Collection[str]) -> TypeError | None:
     """What Python raises for a call with so many arguments; None if they may fit.
 
     The function is called with placeholders, which it refuses to count.
     """
     known = arity(function)
-    named = tuple(keywords)
-    if known is None or known.fits(positional, named):
+    if known is None or known.fits(positional, keywords):
         return None
     given: list[object] = [None] * positional
     owner = getattr(function, "__objclass__", None)
@@ -152,7 +155,7 @@ def error_of_call(function: Callable[..., object], positional: int, keywords: It
         except TypeError:
             return None
     try:
-        function(*given, **dict.fromkeys(named))
+        function(*given, **dict.fromkeys(keywords))
     except TypeError as error:
         return error
     except Exception:
@@ -166,13 +169,12 @@ def drops_keywords(handler: Callable[..., object]) -> bool:
     code = getattr(handler, "__code__", None)
     if code is None:
         return False
-    name, steps = code.co_varnames[2], list(dis.get_instructions(code))
-    values = [step.argval for step in steps]
-    reads = any(name in value if isinstance(value, tuple) else value == name for value in values)
-    return not reads and any(step.opname.startswith("RETURN") for step in steps)
+    steps = list(zip(code.co_code[::2], code.co_code[1::2], strict=True))
+    reads = code.co_varnames[2] in code.co_cellvars or any(arg == 2 and step in NAMES_LOCAL for step, arg in steps)
+    return not reads and any(step in RETURNS for step, _ in steps)
 
 
-def refuse_unread(function: Callable[..., object], handler: Callable[..., object], keywords: Iterable[str]) -> None:
+def refuse_unread(function: Callable[..., object], handler: Callable[..., object], keywords: Collection[str]) -> None:
     """Break the graph at keyword arguments that the handler would drop."""
     if keywords and drops_keywords(handler):
         name = getattr(function, "__qualname__", None) or repr(function)
