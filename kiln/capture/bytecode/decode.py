@@ -133,7 +133,7 @@ class DecodedCode:
         while unit >= before and data[2 * (unit - before)] == EXTENDED_ARG:
             arg |= data[2 * (unit - before) + 1] << 8 * before
             before += 1
-        return RawInstruction(dis.opname[op], arg, unit, unit + WIDTHS[op], self.code)
+        return tuple.__new__(RawInstruction, (dis.opname[op], arg, unit, unit + WIDTHS[op], self.code))
 
     def line(self, index: int) -> int:
         lines = self.facts.lines

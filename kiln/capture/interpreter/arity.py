@@ -80,12 +80,9 @@ class Arity:
     """None: any."""
 
     def fits(self, positional: int, keywords: Collection[str]) -> bool:
-        count = positional
-        if keywords:
-            if self.keywords is not None and not self.keywords.issuperset(keywords):
-                return False
-            count += len(keywords)
-        return self.fewest <= count and (self.most is None or positional <= self.most)
+        if self.keywords is not None and not self.keywords.issuperset(keywords):
+            return False
+        return self.fewest <= positional + len(keywords) and (self.most is None or positional <= self.most)
 
 
 @functools.lru_cache(maxsize=4096)

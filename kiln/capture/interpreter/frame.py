@@ -108,20 +108,19 @@ def unknown_opcode(frame: SymbolicFrame, arg: str) -> None:
 
 def first_time(frame: SymbolicFrame, arg: object) -> None:
     """Stands in the rows for an instruction that was never reached: decodes it, and executes it."""
-    handler, arg, breaks = frame.rows[frame.at] = row_of(*frame.decoded.name_and_arg(frame.at))
+    name, arg = frame.decoded.name_and_arg(frame.at)
+    entry = OPCODES.get(name)
+    if entry is None:
+        row: Row = unknown_opcode, arg if name == "UNKNOWN" else name, True
+    else:
+        row = entry.handler, entry.prepare(arg) if entry.prepare else arg, entry.breaks
+    handler, arg, breaks = frame.rows[frame.at] = row
     if breaks:
         frame.saved, frame.consumed = frame.stack.copy(), frame.state.counters.consumed
     handler(frame, arg)
 
 
 UNREACHED: Row = first_time, None, False
-
-
-def row_of(name: str, arg: object) -> Row:
-    entry = OPCODES.get(name)
-    if entry is None:
-        return unknown_opcode, arg if name == "UNKNOWN" else name, True
-    return entry.handler, entry.prepare(arg) if entry.prepare else arg, entry.breaks
 
 
 @final
@@ -399,7 +398,8 @@ class SymbolicFrame:
 
     def location(self) -> Location:
         """The current line of the user's program."""
-        return self.decoded.location(self.at)
+        known = self.decoded.facts.locations[self.at]
+        return self.decoded.location(self.at) if known is None else known
 
     def locations(self) -> tuple[Location, ...]:
         """The stack of lines, innermost last."""

@@ -479,8 +479,8 @@ class Super(Value):
         else:
             s.guard_type(self.self_)
             base = s.class_source(self.self_)
-        order = self.start().__mro__
-        if self.start() in s.classes.made:
+        order = (start := self.start()).__mro__
+        if start in s.classes.made:
             return made_path(s, order, first, position, name)
         if base is None:
             return None
@@ -489,13 +489,14 @@ class Super(Value):
         return DictAttrSource(MroSource(base, position), name) if order[position].__flags__ & HEAP_TYPE else None
 
     def _bind(self, s: CaptureState, first: int, position: int, name: str, raw: Any, site: CallSite) -> Value:
+        bound, start = self.bound_class(), self.start()
         if isinstance(raw, types.ClassMethodDescriptorType):
-            return native_class_method(s, self.start(), raw, lambda: s.wrap(self.start(), None))
+            return native_class_method(s, start, raw, lambda: s.wrap(start, None))
         part = next((name for kind, name in PARTS.items() if isinstance(raw, kind)), None)
         cache = s.classes.through_super
-        key = (self.start(), position, name)
+        key = (start, position, name)
         function = cache.get(key)
-        if function is None and (made := s.classes.made.get(self.start().__mro__[position])) is not None:
+        if function is None and (made := s.classes.made.get(start.__mro__[position])) is not None:
             held = made.get(name)
             function = held.part(part) if isinstance(held, MadeDescriptor) and part is not None else held
         if function is None:
@@ -507,9 +508,9 @@ class Super(Value):
         if isinstance(raw, staticmethod):
             return function
         if isinstance(raw, classmethod):
-            owner = self.bound_class() or class_of(s, self.self_)
+            owner = bound or class_of(s, self.self_)
             return BoundMethod(function, owner)
-        if self.bound_class() is not None:
+        if bound is not None:
             return function if part is None else s.wrap(raw, None)
         if isinstance(raw, property):
             return function.call(s, [self.self_], {}, site)

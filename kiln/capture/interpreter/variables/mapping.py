@@ -88,7 +88,8 @@ class Dict(Container):
 
     def find(self, s: CaptureState, token: Token) -> Value | None:
         """The value for a token, or None; guarded."""
-        resolve_stores(s, self)
+        if self._pending:
+            resolve_stores(s, self)
         if self.counted:
             guard_keys(s, self)
         if self._items is not None:

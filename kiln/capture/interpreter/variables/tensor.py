@@ -597,14 +597,14 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
     s.policy.check_time()
     if s.function_modes and target is not getattr and getattr(target, "__module__", None) not in UNSEEN:
         return seen_by_mode(s, target, args, kwargs)
-    override = s.part(Overrides).call
-    if (under_modes := s.part(Overrides).under_modes) is not None:
-        return under_modes(s, target, args, kwargs)
+    override = (overrides := s.part(Overrides)).call
+    if overrides.under_modes is not None:
+        return overrides.under_modes(s, target, args, kwargs)
     if override is not None and (overridden := override(s, target, args, kwargs)) is not None:
         return overridden
     plain = tuple([arg.torch_arg(s) for arg in args])
     named = {name: arg.torch_arg(s) for name, arg in kwargs.items()}
-    if override is None and s.part(Overrides).call is not None:  # a list from outside holds the first of a subclass
+    if override is None and overrides.call is not None:  # a list from outside holds the first of a subclass
         return record(s, target, args, kwargs)
     first = args[0] if args and isinstance(args[0], Tensor) else None
     needed_now = bool(s.needed) and is_needed(s)
