@@ -502,8 +502,9 @@ def named(s: CaptureState, values: Kwargs) -> dict[Token, tuple[Value, Value]]:
 def is_ignored(s: CaptureState, function: types.FunctionType) -> bool:
     """Whether the function of torch.compile does nothing in eager Python."""
     name = (function.__module__, function.__qualname__)
-    caller = str(running_frame(s).globals.dictionary.get("__name__"))
-    return name in BOOKKEEPING or (name == BREAK_CALL and caller.partition(".")[0] == "torch")
+    if name == BREAK_CALL:
+        return str(running_frame(s).globals.dictionary.get("__name__")).partition(".")[0] == "torch"
+    return name in BOOKKEEPING
 
 
 def refuse_opaque(function: types.FunctionType) -> None:
