@@ -107,7 +107,7 @@ class RecordingMode(TorchDispatchMode):
 
     def arguments(self, args: Args, kwargs: Kwargs) -> tuple[list[Argument], dict[str, Argument]]:
         """Positional and named arguments as rules take them."""
-        return self.values(args), {name: self.value(value) for name, value in kwargs.items()}
+        return self.values(args), {name: self.value(value) for name, value in kwargs.items()} if kwargs else {}
 
     def fake(self, view: StorageView, requires_grad: bool = False) -> FakeTensor:
         """A fake tensor of `view`."""
