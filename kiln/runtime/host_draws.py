@@ -98,7 +98,7 @@ def leaves_of(value: object, form: Form) -> Iterator[Leaf]:
     """What a region takes of a result."""
     match form:
         case NumberForm():
-            yield value if isinstance(value, float) else torch.tensor(value, dtype=torch.int64)
+            yield value if isinstance(value, float) else torch.tensor(value, dtype=torch.int64, device="cpu")
         case ArrayForm():
             array = value.__array__()  # type: ignore[attr-defined]
             yield torch.from_numpy(array if array.flags.writeable else array.copy())

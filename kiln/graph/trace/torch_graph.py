@@ -125,7 +125,7 @@ class _TorchGraphBuilder:
             return PYTHON_DTYPES[value]
         if isinstance(value, type) and value.__module__.partition(".")[0] == "torch" and "Tensor" in value.__name__:
             return f"{value.__module__}.{value.__name__}"  # `x.type(torch.HalfTensor)`
-        known = vars(self.root)
+        known = (*vars(self.root), *self.root._modules)
         name = f"_object_{sum(key.startswith('_object_') for key in known)}"
         setattr(self.root, name, value)
         return self.graph.get_attr(name)
