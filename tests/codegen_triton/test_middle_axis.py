@@ -50,6 +50,13 @@ def test_blocks_are_full(op: str, outer: int, length: int, inner: int) -> None:
     assert block_points(first.dims) >= ROW_BLOCK // 2
 
 
+@pytest.mark.parametrize(("dtype", "warps"), [("f32", 4), ("bf16", 2)])
+def test_columns_held_whole_have_few_warps(dtype: str, warps: int) -> None:
+    """Each warp adds a partial result per column, in shared memory."""
+    (tiling,) = tilings(middle("sum", 4096, 64, 1024, dtype, " @cuda:0"))
+    assert tiling.warps == warps
+
+
 @pytest.mark.parametrize("op", ["sum", "amin", "argmax"])
 @pytest.mark.parametrize(("outer", "length", "inner"), [(8, 65536, 16), (1, 1 << 24, 1), (1, 1 << 20, 64)])
 def test_all_multiprocessors_work(op: str, outer: int, length: int, inner: int) -> None:

@@ -91,6 +91,15 @@ def test_x_and_a_sample_of_it_are_read_once(sizes: tuple[int, int, int], axis: i
     assert len(launches) <= 5
 
 
+def test_parts_of_a_long_row_are_few() -> None:
+    """The eight neighbours that a sample reads do not split the axis of the sums."""
+    program = run_program_passes(variance((64, 1 << 20, 1), 1, " @cuda:0"), H100, EventSink())
+    launches = [step for step in scheduled(program, H100).steps if isinstance(step, KernelLaunch)]
+    sizes = {name: param.spec.sizes for launch in launches for param, name in
+             zip(launch.kernel.params, launch.args, strict=True)}  # fmt: skip
+    assert sizes["v_first_part"] == sizes["v_second_part"] == (4, 64)
+
+
 def test_what_fits_stays_whole() -> None:
     for sizes in ((64, 256, 1024), (64, 4, 4096)):
         assert ShiftVariances(least_bytes=0).run(variance(sizes, sizes.index(256) if 256 in sizes else 2), H100)[1] == 0

@@ -16,7 +16,7 @@ from typing import final
 from kiln.loops.body.affine import Affine, divides
 from kiln.loops.fusion.group import Group, GroupSymbols, Member, MemberAccess
 from kiln.support.records import dataclass
-from kiln.symbolic import Int, Symbol
+from kiln.symbolic import Int, Symbol, is_static
 
 Names = dict[Symbol, Symbol]
 """Symbols of the second group, and the symbols of the first that they equal."""
@@ -124,13 +124,25 @@ def _match(group: Group, form: Affine, other: Group, other_form: Affine, symbols
         if small == large:
             names[mine] = theirs
             del by_stride[stride]
-        elif divides(large, small) and group.can_split(theirs):
+        elif divides(large, small) and group.can_split(theirs) and _goes_on(other_form, stride, large, small):
             _split(group, theirs, large, symbols)
             return None
-        elif divides(small, large) and other.can_split(mine):
+        elif divides(small, large) and other.can_split(mine) and _goes_on(form, stride, small, large):
             _split(other, mine, small, symbols)
             return None
     return names
+
+
+def _goes_on(form: Affine, stride: Int, size: Int, whole: Int) -> bool:
+    """Would the rest of a digit of size `whole`, split behind `size`, fit the strides of `form`?
+
+    x[4095*i0 + i1], i1 < 8: no, behind eight elements of a row it goes on in steps of 4095.
+    """
+    end, last = stride * size, stride * whole
+    if not (is_static(end) and is_static(last)):
+        return True
+    within = [other for other in form.strides.values() if is_static(other) and end <= other < last]
+    return not within or end in within
 
 
 def _symbols_by_stride(form: Affine) -> dict[Int, Symbol]:

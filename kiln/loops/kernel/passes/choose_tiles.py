@@ -158,7 +158,7 @@ def _rows(facts: KernelFacts, groups: tuple[tuple[Axis, ...], ...], target: Targ
             while rows > 1 and count < wanted_pieces(target) * rows:
                 rows //= 2
             rows = min(rows, _pow2(count, rows))
-    warps = _row_warps(facts, points * rows)
+    warps = _loading_warps(facts, points * rows)
     if rows == 1:
         return _tiling(facts, dims, units, warps)
     return _tiling(facts, [_dim(units, rows, "x", "XBLOCK", unit=True), *dims], (), warps)
@@ -196,7 +196,9 @@ def _columns(facts: KernelFacts, groups: tuple[tuple[Axis, ...], ...], along: Sy
     units, wide = _short_columns(facts, dims, axis, wide, target)
     columns = _dim(units, wide, along.name if len(units) == 1 else "x", "XBLOCK", unit=True)
     numbers = tuple(unit for unit in numbers if unit not in units)
-    return _tiling(facts, [columns, *dims], numbers, _warps(block_points([columns, *dims])))
+    points = block_points([columns, *dims])
+    looped = any(dim.looped for dim in dims)
+    return _tiling(facts, [columns, *dims], numbers, _warps(points) if looped else _loading_warps(facts, points))
 
 
 def _narrow_columns(facts: KernelFacts, tiling: Tiling) -> bool:
@@ -296,9 +298,12 @@ def _warps(points: int) -> int:
     return min(16 if points <= 16384 else 32, points // 512)
 
 
-def _row_warps(facts: KernelFacts, points: int) -> int:
-    """Fewer warps for long rows if a thread needs more elements to keep enough bytes in flight: twice as many if no row
-    is stored, as programs then wait only for loads and each other."""
+def _loading_warps(facts: KernelFacts, points: int) -> int:
+    """Fewer warps for long rows and whole columns, if a thread needs more elements to keep enough bytes in flight.
+
+    Twice as many elements if no row is stored, as programs then wait only for loads and each other. Of columns every
+    warp gives partial results, which are combined through shared memory.
+    """
     if points <= ROW_BLOCK:
         return _warps(points)
     stores = any(phase.axes and phase_stores(phase) for phase in facts.kernel.phases)
