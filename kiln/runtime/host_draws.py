@@ -77,14 +77,18 @@ class SequenceForm:
 Form: TypeAlias = NumberForm | ArrayForm | ValueForm | SequenceForm
 
 
-def form_of(value: object) -> Form | None:
-    """None for what a region cannot take."""
+def form_of(value: object, seen: tuple[object, ...] = ()) -> Form | None:
+    """None for what a region cannot take: also a result that holds a list or an array twice, which would be two."""
     if type(value) in (int, float):
-        return NumberForm(float if type(value) is float else int)
+        fits = type(value) is float or -(1 << 63) <= value < 1 << 63  # type: ignore[operator]
+        return NumberForm(float if type(value) is float else int) if fits else None
     if value is None or isinstance(value, bool | str):
         return ValueForm(value)
     if type(value) in (list, tuple):
-        items = [form_of(item) for item in value]  # type: ignore[attr-defined]
+        changeable = [item for item in value if not isinstance(item, int | float | bool | str | None)]  # type: ignore[attr-defined]
+        if len({*map(id, (*changeable, *seen))}) < len(changeable) + len(seen):
+            return None
+        items = [form_of(item, (*seen, *changeable)) for item in value]  # type: ignore[attr-defined]
         found = tuple([item for item in items if item is not None])
         return SequenceForm(type(value), found) if len(found) == len(items) else None  # type: ignore[arg-type]
     if numpy is None or not isinstance(value, numpy.ndarray | numpy.generic):

@@ -311,3 +311,16 @@ def test_graphs_that_torch_compile_hands_over() -> None:
     agree(
         program, torch.ops.higher_order.cond, plain_cond, kiln.compile(program, backend="eager", fullgraph=True), False
     )
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("backend", ["eager", "kiln"])
+def test_numbers_from_outside_that_change(backend: str) -> None:
+    def program(q: Tensor, x: Tensor, w: Tensor, s: float) -> Tensor:
+        return torch.cond(q, lambda v: v * s + w.shape[0], lambda v: v + s, (x,))
+
+    compiled = kiln.compile(program, backend=backend, fullgraph=backend == "kiln", options={"cache": False})
+    for s, rows in ((2, 3), (3, 4), (4, 5), (0.5, 5), (1.5, 6), (2.5, 7)):
+        for q in (True, False):
+            expected = torch.ones(2) * s + rows if q else torch.ones(2) + s
+            torch.testing.assert_close(compiled(torch.tensor(q), torch.ones(2), torch.ones(rows), s), expected)

@@ -55,6 +55,8 @@ numpy = load("numpy")
 DRAWN = "_kiln_drawn_"
 """Local variables of the transformed code with what was drawn; the last has the states of the generators before."""
 MOST_LEAVES = 64
+CHOICES = (random.Random.choice, random.Random.choices, random.Random.sample)
+"""They neither change nor return the list that they get."""
 PYTHON: object = getattr(random.random, "__self__")  # noqa: B009 - the generator of the module's functions
 OWNERS: tuple[object, ...] = (PYTHON, *([numpy.random.rand.__self__] if numpy is not None else []))
 MODULES = ("random", "math", "operator")
@@ -134,7 +136,7 @@ def drawn(s: CaptureState, function: Callable[..., object], args: Args, kwargs: 
     if not s.policy.speculate:
         return None
     try:
-        plain = tuple([constant(s, arg) for arg in args])
+        plain = tuple([chosen_from(s, arg) if function in CHOICES else constant(s, arg) for arg in args])
         named = tuple([(name, constant(s, value)) for name, value in kwargs.items()])
     except GraphBreak:
         return None
@@ -153,6 +155,10 @@ def drawn(s: CaptureState, function: Callable[..., object], args: Args, kwargs: 
     return value_of(s, form, iter(leaves))
 
 
+def chosen_from(s: CaptureState, value: Value) -> object:
+    return [constant(s, item) for item in value.items(s)] if isinstance(value, List) else constant(s, value)
+
+
 def constant(s: CaptureState, value: Value) -> object:
     """An argument, guarded; a generator is one of those that are known."""
     real = value.real()
@@ -161,7 +167,12 @@ def constant(s: CaptureState, value: Value) -> object:
         return real
     if isinstance(value, Tensor | TracedArray):
         raise value.unsupported("use as a constant", "it is a tensor")
-    return tuple([constant(s, item) for item in value.items(s)]) if isinstance(value, Tuple) else value.constant(s)
+    if isinstance(value, Tuple):
+        return tuple([constant(s, item) for item in value.items(s)])
+    known = value.constant(s)
+    if type(known).__hash__ is None:
+        raise value.unsupported("use as a constant", "the call may change it or return it")
+    return known
 
 
 def value_of(s: CaptureState, form: Form, leaves: Iterator[Leaf]) -> Value:
@@ -203,6 +214,9 @@ def is_self_contained(function: types.FunctionType, seen: set[types.CodeType]) -
     """Whether a function reads and changes nothing but its arguments and the random generators."""
     if function.__module__ == "random" and function.__globals__ is vars(random):
         return True
+    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    if not all(isinstance(value, int | float | str | None) for value in defaults):
+        return False
     if function.__closure__ or function.__code__ in seen:
         return not function.__closure__
     seen.add(function.__code__)

@@ -153,9 +153,9 @@ def torch_binary(s: CaptureState, function: Function2, left: Value, right: Value
         return binary(s, function, settled(s, left), settled(s, right))
 
 
-def number_of(value: Value) -> Number:
-    """Of a symbolic number or a plain one."""
-    return cast(Number, value.node.node.value if isinstance(value, Symbolic) else value.real())
+def number_of(s: CaptureState, value: Value) -> Number:
+    """Of a symbolic number or a plain one, guarded."""
+    return cast(Number, value.node.node.value if isinstance(value, Symbolic) else value.constant(s))
 
 
 def integer_in_front(s: CaptureState, plain: Function2, left: Value, right: Value) -> Value | None:
@@ -163,7 +163,7 @@ def integer_in_front(s: CaptureState, plain: Function2, left: Value, right: Valu
     row = ROWS_IN_FRONT.get(plain)
     if row is None or left.python_type() is not int or right.python_type() is not int:
         return None
-    made = number_in_front(s, row, number_of(left), number_of(right))
+    made = number_in_front(s, row, number_of(s, left), number_of(s, right))
     return None if made is None else s.wrap(made, None)
 
 
@@ -242,7 +242,7 @@ def is_positive(s: CaptureState, base: Symbolic) -> bool:
 
 def float_comparison(s: CaptureState, function: Function2, left: Value, right: Value) -> bool | None:
     """A comparison with a float from outside, on which the capture speculates. None: guards hold it, or data decide."""
-    values = [value.node.node.value if isinstance(value, Symbolic) else value.real() for value in (left, right)]
+    values = [value.node.node.value if isinstance(value, Symbolic) else value.constant(s) for value in (left, right)]
     if all(as_integer(value) is not None for value in values) or bool in (left.python_type(), right.python_type()):
         return None
     return number_truth(s, function, *values)

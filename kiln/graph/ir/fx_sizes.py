@@ -20,7 +20,7 @@ import torch.fx
 from torch.fx.node import Argument as FxArgument
 
 from kiln.symbolic import Expr, FloorDiv, Max, Min, Mod
-from kiln.symbolic.values import REAL_OPS, Real
+from kiln.symbolic.values import REAL_OPS, Given, Real
 
 
 @final
@@ -70,6 +70,8 @@ class FxSizes:
             return self._fold(operator.add, [base, value - base])
         match value:
             case Real():
+                if any(isinstance(arg, Given) for arg in value.args):
+                    raise ValueError(f"no input is the number {value}")
                 return self.graph.call_function(REAL_OPS[value.op], tuple([self.number(arg) for arg in value.args]))
             case FloorDiv() | Mod():
                 target: Callable[..., object] = operator.floordiv if isinstance(value, FloorDiv) else operator.mod

@@ -165,7 +165,9 @@ def symbols_of(nodes: Iterable[Node]) -> frozenset[Symbol]:
 
 
 def symbols_in(value: object) -> frozenset[Symbol]:
-    """The symbols in a spec or an attribute."""
+    """The symbols in a spec or an attribute, such as a nested graph."""
+    if isinstance(value, Graph):
+        return symbols_of([*value.inputs, *all_nodes(value)])
     if isinstance(value, TensorSpec):
         return symbols_in((*value.sizes, *value.strides, value.offset))
     if isinstance(value, ScalarSpec):

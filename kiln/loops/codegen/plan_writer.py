@@ -181,7 +181,8 @@ class _PlanWriter:
 
     def _nested(self, step: NestedCall) -> None:
         """A branch or a loop; its kernels are the plan's, too."""
-        plans = [write_plan(made, self.write_kernel, inputs_aligned=self.inputs_aligned) for made in step.programs]
+        aligned = self.inputs_aligned and step.call.target != SCAN  # a row starts anywhere
+        plans = [write_plan(made, self.write_kernel, inputs_aligned=aligned) for made in step.programs]
         self.nested_kernels.update({kernel.symbol: kernel for plan in plans for kernel in plan.kernels})
         self.steps.append(NESTED[step.call.target](self, step.call, plans))
 

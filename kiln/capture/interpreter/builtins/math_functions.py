@@ -126,7 +126,7 @@ def computed_in_front(s: CaptureState, row: str, args: Args) -> Value | None:
     """None where an argument is no number, none is symbolic, or data decide."""
     if not any(isinstance(arg, Symbolic) for arg in args) or not all(map(is_number, args)):
         return None
-    made = number_in_front(s, row, *map(number_of, args))
+    made = number_in_front(s, row, *[number_of(s, arg) for arg in args])
     return None if made is None else s.wrap(made, None)
 
 
@@ -189,7 +189,7 @@ def isinf(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 @handles(math.isclose)
 def isclose(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if not kwargs and len(args) == 2 and all(map(is_number, args)) and any(isinstance(arg, Symbolic) for arg in args):
-        known = number_truth(s, math.isclose, *map(number_of, args))
+        known = number_truth(s, math.isclose, *[number_of(s, arg) for arg in args])
         if known is not None:
             return Constant(known)
     named = {name: value.constant(s) for name, value in kwargs.items()}

@@ -1,0 +1,74 @@
+"""Numbers and lists that a program reads beside numbers that change: each call is like eager's."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import kiln
+
+CALLS: dict[str, tuple[Callable[..., Any], list[tuple[Any, ...]]]] = {
+    "equal floats": (lambda x, s, u: x * 2 if s == u else x * 3, [(1.0, 2.0), (1.0, 1.0), (5.0, 1.0), (5.0, 5.0)]),
+    "greater floats": (lambda x, s, u: x * 2 if s > u else x * 3, [(3.0, 2.0), (3.0, 1.0), (0.5, 1.0), (5.0, 7.0)]),
+    "close floats": (lambda x, s, u: x * 2 if math.isclose(s, u) else x, [(1.0, 2.0), (1.0, 1.0), (5.0, 1.0)]),
+    "integers": (lambda x, k, j: (x * math.gcd(k, j), k ^ j), [(4, 6), (5, 6), (6, 6), (6, 7), (6, 8), (9, 3)]),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_both_sides_are_guarded(name: str) -> None:
+    program, calls = CALLS[name]
+    compiled, x = kiln.compile(program, backend="eager", options={"cache": False}), torch.ones(2)
+    for given in calls:
+        torch.testing.assert_close(compiled(x, *given), program(x, *given))
+
+
+def shuffled(x: Tensor) -> Tensor:
+    items = [1, 2, 3, 4, 5]
+    random.shuffle(items)
+    return x * items[0]
+
+
+def changes_its_argument(x: Tensor, found: dict[str, float]) -> Tensor:
+    found["k"] = random.random()
+    return x * found["k"]
+
+
+def remembers(x: Tensor, found: list[float] = []) -> Tensor:  # noqa: B006 - the default is what is tested
+    found.append(random.random())
+    return x * len(found)
+
+
+def twice(x: Tensor) -> tuple[Tensor, list[float], list[float]]:
+    first, second = pair()
+    first.append(1.0)
+    return x, first, second
+
+
+def pair() -> tuple[list[float], list[float]]:
+    made = [random.random()]
+    return made, made
+
+
+def large(x: Tensor) -> tuple[Tensor, int]:
+    return x, random.getrandbits(64)
+
+
+@pytest.mark.parametrize("program", [shuffled, changes_its_argument, remembers, twice, large])
+@pytest.mark.filterwarnings("ignore")
+def test_random_numbers_in_objects(program: Callable[..., Any]) -> None:
+    def run(function: Callable[..., Any]) -> list[Any]:
+        random.seed(3)
+        remembers.__defaults__[0].clear()  # type: ignore[index]
+        found: dict[str, float] = {}
+        rest = (found,) if program is changes_its_argument else ()
+        return [(function(torch.ones(2), *rest), dict(found)) for _ in range(4)]
+
+    expected = run(program)
+    assert str(run(kiln.compile(program, backend="eager", options={"cache": False}))) == str(expected)
