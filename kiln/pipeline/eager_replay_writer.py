@@ -186,7 +186,8 @@ class EagerReplayWriter:
         if isinstance(value, dict):
             return ["dict", [["tuple", [self.row(key), self.row(item)]] for key, item in value.items()]]
         if isinstance(value, list | tuple) and type(value) in (list, tuple, torch.Size):
-            return ["list" if type(value) is list else "tuple", self.rows(value)]
+            kind = "size" if type(value) is torch.Size else "list" if type(value) is list else "tuple"
+            return [kind, self.rows(value)]
         try:
             return constant_to_json(value)
         except NotSerialisable as problem:

@@ -142,6 +142,7 @@ READERS: Mapping[str, Callable[[_Run, Any], object]] = {
     "expr": lambda run, text: evaluate(parse_int(text), run.symbols),
     "list": lambda run, rows: run.arguments(rows),
     "tuple": lambda run, rows: tuple(run.arguments(rows)),
+    "size": lambda run, rows: torch.Size(run.arguments(rows)),  # `x.new` makes data of a tuple
     "dict": lambda run, rows: dict(run.arguments(rows)),
     "slice": lambda run, rows: slice(*run.arguments(rows)),
 }

@@ -115,3 +115,15 @@ def test_numbers_that_an_operator_draws_itself() -> None:
     loss = kiln.compile(program)(x)
     with pytest.raises(RuntimeError, match="KILN4008"):
         penalty(loss, x)
+
+
+def test_sizes_stay_sizes() -> None:
+    """`x.new` makes a tensor of a `torch.Size` and data of a tuple."""
+
+    def program(x: Tensor) -> Tensor:
+        return (x * x.new(x.size()).fill_(2.0)) ** 2
+
+    x = torch.randn(3, 4, requires_grad=True)
+    (first,) = torch.autograd.grad(kiln.compile(program, options={"cache": False})(x).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    torch.testing.assert_close(second, torch.full_like(x, 8.0))
