@@ -49,6 +49,7 @@ LATER: dict[str, Gradient] = {
     "vars": lambda ctx, g: g * vars(Holder)["factor"],
     "condition": lambda ctx, g: g * 3 if FACTOR > 4 else g,
     "object in the context": lambda ctx, g: g * ctx.held.factor,
+    "object beside its attribute": lambda ctx, g: g * ctx.both[0].factor,
     "method": lambda ctx, g: HELD.scale(g),
 }
 
@@ -75,6 +76,7 @@ def program_of(gradient: Gradient) -> Callable[[Tensor, int], Tensor]:
             y = x * 2
             ctx.save_for_backward(x, y)
             ctx.number, ctx.pair, ctx.held, ctx.helper = number, (number, (1, number)), HELD, torch.sin
+            ctx.both = HELD, HELD.factor
             return y
 
         @staticmethod

@@ -73,13 +73,21 @@ def refuse_outside_reads(s: CaptureState, accepted: dict[int, Value]) -> None:
     """
     frame = running_frame(s)
     value = frame.stack[-1] if frame.stack else None
-    if value is None or id(value) in accepted:
+    if value is None or (id(value) in accepted and not is_attribute_of_outside(frame, value)):
         return
     named = issubclass(value.python_type(), DEFINITIONS)
     if not named and is_read_from_outside(frame, value, accepted):
         raise UnsupportedCall(function=frame.code.co_qualname, why=LATER)
     if not named:
         accepted[id(value)] = value
+
+
+def is_attribute_of_outside(frame: SymbolicFrame, value: Value) -> bool:
+    """Whether it was read again from an object of the program, which may have another by the time of the backward."""
+    if value.source is None or frame.decoded.instruction(frame.at).name != "LOAD_ATTR":
+        return False
+    owner = frame.saved[-1]
+    return isinstance(owner, Object) and owner.source is not None
 
 
 def is_read_from_outside(frame: SymbolicFrame, value: Value, accepted: dict[int, Value]) -> bool:
