@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import median
 
 from kiln_bench.candidates import ANSWERS
-from kiln_bench.parts import PARTS
+from kiln_bench.measures import MEASURES
 from kiln_bench.results import Result, Score, is_wrong, plot, rows_of, score_times, table, write_json
 from kiln_bench.suite import SuiteRow, load_suite
 from kiln_bench.task import Finding, Task
@@ -34,7 +34,7 @@ MODELS = ("cpu", "gpu", "micro")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--suite", choices=(*MODELS, *PARTS), default="cpu")
+    parser.add_argument("--suite", choices=(*MODELS, *MEASURES), default="cpu")
     parser.add_argument("--against", default="eager,torch.compile", help="comma list of eager, torch.compile")
     parser.add_argument("--train", action="store_true", help="training step: loss and all gradients")
     parser.add_argument("--mode", choices=("default", "reduce-overhead"), default="default", help="of both compilers")
@@ -52,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     candidates = [name for name in arguments.against.split(",") if name and name != "eager"] + ["kiln"]
-    if arguments.suite in PARTS:
-        return PARTS[arguments.suite](arguments, candidates)
+    if arguments.suite in MEASURES:
+        return MEASURES[arguments.suite](arguments, candidates)
     wanted = set(filter(None, arguments.models.split(",")))
     rows = [
         row

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, final
+from typing import Any, TypeAlias, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -117,6 +117,10 @@ def tensors_of(value: object) -> list[Tensor]:
 # ------------------------------------------------------------------------------------------------ inputs
 
 
+Config: TypeAlias = Any
+"""Of a model of transformers, whose fields depend on the class."""
+
+
 def _mask(row: SuiteRow) -> dict[str, Tensor]:
     batch, length = row.data["batch"], row.data["length"]
     if row.variant == "none":
@@ -127,25 +131,25 @@ def _mask(row: SuiteRow) -> dict[str, Tensor]:
     return {"attention_mask": mask}
 
 
-def text_inputs(row: SuiteRow, config: Any, train: bool) -> dict[str, object]:
+def text_inputs(row: SuiteRow, config: Config, train: bool) -> dict[str, object]:
     tokens = torch.randint(0, config.vocab_size, (row.data["batch"], row.data["length"]))
     return {"input_ids": tokens, **_mask(row), **({"labels": tokens.clone()} if train else {})}
 
 
-def seq2seq_inputs(row: SuiteRow, config: Any, train: bool) -> dict[str, object]:
+def seq2seq_inputs(row: SuiteRow, config: Config, train: bool) -> dict[str, object]:
     tokens = torch.randint(0, config.vocab_size, (row.data["batch"], row.data["length"]))
     target = torch.randint(0, config.vocab_size, (row.data["batch"], row.data["length"]))
     return {"input_ids": tokens, "decoder_input_ids": target, **_mask(row), **({"labels": target} if train else {})}
 
 
-def image_inputs(row: SuiteRow, config: Any, train: bool) -> dict[str, object]:
+def image_inputs(row: SuiteRow, config: Config, train: bool) -> dict[str, object]:
     side = getattr(config, "image_size", 224) or 224
     images = torch.randn(row.data["batch"], 3, side, side)
     labels = torch.randint(0, config.num_labels, (row.data["batch"],))
     return {"pixel_values": images, **({"labels": labels} if train else {})}
 
 
-INPUTS: Mapping[str, Callable[[SuiteRow, Any, bool], dict[str, object]]] = {
+INPUTS: Mapping[str, Callable[[SuiteRow, Config, bool], dict[str, object]]] = {
     "text": text_inputs,
     "seq2seq": seq2seq_inputs,
     "image": image_inputs,

@@ -42,8 +42,9 @@ class Module:
         return (node for node in self.nodes if isinstance(node, ast.ClassDef))
 
 
-def modules(package: Path = PACKAGE) -> list[Module]:
-    return [Module(path, ast.parse(path.read_text())) for path in sorted(package.rglob("*.py"))]
+def modules() -> list[Module]:
+    paths = [path for package in (PACKAGE, BENCH) for path in sorted(package.rglob("*.py"))]
+    return [Module(path, ast.parse(path.read_text())) for path in paths]
 
 
 def load(name: str) -> Limits:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from names import check_banned_names, check_budgets, check_class_names
 from pass_lists import check_pass_lists
-from source import BENCH, ROOT, Limits, Module, load, modules
+from source import ROOT, Limits, Module, load, modules
 
 MAX_FILE, MAX_FUNCTION, MAX_METHODS, MAX_CLASS, MAX_NESTED = 800, 80, 20, 400, 4
 MAX_CPP_FUNCTION = 100
@@ -176,11 +176,6 @@ def main() -> int:
     found = modules()
     limits = load("limits.toml")
     problems = [problem for check in CHECKS for problem in check(found, limits)] + list(check_cpp())
-    problems += [
-        problem
-        for check in (check_layers, check_sizes, check_module_state)
-        for problem in check(modules(BENCH), limits)
-    ]
     print("\n".join(problems))
     return bool(problems)
 

@@ -22,10 +22,11 @@ from functools import cached_property
 from typing import Any, final
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._ops import OpOverload
 
 from kiln.runtime.guards.constant import Json, constant_from_json
 from kiln.runtime.guards.reference import load_named
+from kiln.support.dispatch_mode import DispatchMode
 from kiln.symbolic import parse_int
 from kiln.symbolic.expr import evaluate
 
@@ -42,7 +43,7 @@ FRESH = frozenset(("rand", "randn", "randint", "rand_like", "randn_like", "randi
 
 
 @final
-class DrawnBefore(TorchDispatchMode):
+class DrawnBefore(DispatchMode):
     """Gives random operators the numbers of an earlier run. An operator that it does not know draws again, which the
     second derivative notices."""
 
@@ -50,11 +51,9 @@ class DrawnBefore(TorchDispatchMode):
         super().__init__()
         self.draws = list(draws)
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        self, func: OpOverload, types: object, args: tuple[torch.Tensor, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
         kwargs = kwargs or {}
         name = func.name().removeprefix("aten::").partition(".")[0]
         if torch.Tag.nondeterministic_seeded not in func.tags or not self.draws:

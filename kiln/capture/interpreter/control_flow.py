@@ -119,10 +119,11 @@ def prefixes(combine: Callable[[list[Tensor], list[Tensor]], list[Tensor]], rows
     return made
 
 
-def require_rows(leaves: list[Any], dim: int, error: type[Exception]) -> None:
-    if not all(isinstance(leaf, Tensor) for leaf in leaves):
+def require_rows(leaves: list[object], dim: int, error: type[Exception]) -> None:
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    if len(tensors) < len(leaves):
         raise error("All xs leaves must be a Tensor")
-    if any(leaf.ndim <= dim or leaf.shape[dim] == 0 for leaf in leaves):
+    if any(tensor.ndim <= dim or tensor.shape[dim] == 0 for tensor in tensors):
         raise error("All xs leaves must at least have 'dim' number of dimensions and scan dimension > 0")
 
 

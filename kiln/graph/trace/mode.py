@@ -14,7 +14,6 @@ from typing import final
 
 import torch
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from kiln.graph.ir.node import Argument, Node
 from kiln.graph.ops import Emit
@@ -23,6 +22,7 @@ from kiln.graph.trace.fake import FakeTensor, make_fake, make_symbolic_fake
 from kiln.graph.trace.functionalise import Functionaliser, refuse_overlap
 from kiln.graph.trace.storage_view import StorageView, new_storage
 from kiln.graph.trace.symbols import TraceSymbols, is_symbolic
+from kiln.support.dispatch_mode import DispatchMode
 from kiln.symbolic import Expr, Int, Symbol
 from kiln.symbolic.node import from_sym
 from kiln.symbolic.values import Given, Real
@@ -35,7 +35,7 @@ Resolver = Callable[[OpOverload], Handler]
 
 
 @final
-class RecordingMode(TorchDispatchMode):
+class RecordingMode(DispatchMode):
     """Records while it is entered; of a call it keeps only nodes and storage views."""
 
     def __init__(self, emit: Emit, constants: Constants, resolve: Resolver, symbols: TraceSymbols) -> None:
@@ -54,11 +54,6 @@ class RecordingMode(TorchDispatchMode):
         self.forgotten: set[Symbol] = set()
         """Sizes that only a call that failed has read."""
         self._handlers: dict[int, Handler] = {}  # by identity: overloads are never freed, and slow to hash
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Otherwise torch wraps the method below and imports its own compiler."""
-        return False
 
     def __torch_dispatch__(  # type: ignore[override]
         self, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None

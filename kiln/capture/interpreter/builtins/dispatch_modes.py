@@ -29,6 +29,7 @@ from kiln.capture.interpreter.variables.subclass import lowered, needs_grad, sub
 from kiln.capture.interpreter.variables.tensor import Overrides, from_torch, here
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.log import Target, leaves, target_name
+from kiln.support.dispatch_mode import DispatchMode
 from kiln.support.errors import KilnError
 
 ENTER = "TorchDispatchMode.__enter__"
@@ -106,7 +107,7 @@ def valued(s: CaptureState, plain: object) -> Value:
 
 
 @final
-class AskedModes(TorchDispatchMode):
+class AskedModes(DispatchMode):
     """Asks the innermost mode of the program what an operator gives."""
 
     def __init__(self, s: CaptureState, makes: bool) -> None:
@@ -114,11 +115,6 @@ class AskedModes(TorchDispatchMode):
         self.state = s
         self.makes = makes
         """Whether the call makes a tensor of none: of a fake, torch then takes an alias, of a plain tensor not."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Otherwise torch wraps the method below and imports its own compiler."""
-        return False
 
     def __torch_dispatch__(  # type: ignore[override]
         self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None

@@ -20,7 +20,6 @@ from typing import final
 
 import torch
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from kiln.capture.interpreter.breaks import Raised, TorchCallFailed, UnsupportedAttribute, UnsupportedCall
 from kiln.capture.interpreter.core import (
@@ -58,6 +57,7 @@ from kiln.graph.trace.outer import make_outer
 from kiln.runtime.guards.guard import GuardKind, tensor_expectation
 from kiln.runtime.guards.source import GradSource, Source
 from kiln.runtime.subclasses import WrapperLayout, make_wrapper
+from kiln.support.dispatch_mode import DispatchMode
 from kiln.support.errors import KilnError
 
 DEFAULT_FUNCTION = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
@@ -349,7 +349,7 @@ def needs_grad(value: object) -> bool:
 
 
 @final
-class InnerCalls(TorchDispatchMode):
+class InnerCalls(DispatchMode):
     """Gives operators with a wrapper among their arguments to its `__torch_dispatch__`, and records the others."""
 
     def __init__(self, s: CaptureState, records: bool = True) -> None:
@@ -357,11 +357,6 @@ class InnerCalls(TorchDispatchMode):
         self.state = s
         self.records = records
         """Whether operators on tensors that are no wrappers are calls of the log."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Otherwise torch wraps the method below and imports its own compiler."""
-        return False
 
     def __torch_dispatch__(  # type: ignore[override]
         self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None

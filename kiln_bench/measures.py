@@ -14,7 +14,7 @@ def run_capture(given: argparse.Namespace, candidates: list[str]) -> int:
     return capture.run(models, candidates, given.shard, given.threads, given.seconds, given.json)
 
 
-PARTS: Mapping[str, Callable[[argparse.Namespace, list[str]], int]] = {
+MEASURES: Mapping[str, Callable[[argparse.Namespace, list[str]], int]] = {
     "bandwidth": lambda given, candidates: bandwidth.run(given.pairs, candidates, given.json),
     "capture": run_capture,
     "compile": lambda given, candidates: compile_time.run(given.threads, given.json),
