@@ -52,7 +52,7 @@ class DrawnBefore(DispatchMode):
         self.draws = list(draws)
 
     def __torch_dispatch__(  # type: ignore[override]
-        self, func: OpOverload, types: object, args: tuple[torch.Tensor, ...] = (), kwargs: dict[str, object] | None = None
+        self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, object] | None = None
     ) -> object:
         kwargs = kwargs or {}
         name = func.name().removeprefix("aten::").partition(".")[0]
@@ -148,7 +148,7 @@ READERS: Mapping[str, Callable[[_Run, Any], object]] = {
 """Kinds of arguments besides constants, which are written as in guards."""
 
 
-def symbol_values(bindings: Sequence[Any], inputs: Sequence[Any]) -> dict[str, int]:
+def symbol_values(bindings: Sequence[Any], inputs: Sequence[object]) -> dict[str, int]:
     """Each symbol with its number in these inputs. `["s0", 1, "stride", 0]`: the first stride of the second."""
     found: dict[str, int] = {}
     for name, position, what, axis in bindings:
