@@ -16,9 +16,9 @@ from tests.sweeps.tensor_programs import GraphSweep, KernelSweep
 SWEEPS = {
     "cpython": CPythonSweep,
     "graphs": lambda _: GraphSweep(),
-    "kernels": lambda _: KernelSweep(),
+    "kernels": lambda given: KernelSweep(device=given.device),
     "shared-graphs": lambda _: GraphSweep(shared=True),
-    "shared-kernels": lambda _: KernelSweep(shared=True),
+    "shared-kernels": lambda given: KernelSweep(shared=True, device=given.device),
     "modules": ModuleSweep,
     "operators": OperatorSweep,
     "optimizers": OptimizerSweep,

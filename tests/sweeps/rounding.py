@@ -60,7 +60,8 @@ class MovedRounding(TorchDispatchMode):
             moved = value.double() + self.towards_exact * error
         else:
             unit = exact.abs().nan_to_num(0.0, 0.0, 0.0) * torch.finfo(value.dtype).eps
-            sign = (torch.randint(SIGNS, value.shape, generator=self.generator) + self.shift) % SIGNS - 1
+            drawn = torch.randint(SIGNS, value.shape, generator=self.generator).to(value.device)
+            sign = (drawn + self.shift) % SIGNS - 1
             moved = value.double() + sign * torch.where(error != 0, torch.maximum(error.abs() * LARGER, unit), 0.0)
         try:
             value.copy_(moved)

@@ -230,7 +230,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--silence", type=float, default=0.0, help="seconds; default: ten times the limit of a case")
     made.add_argument("--resume", action="store_true", help="go on where the file ends")
     databases = made.add_argument_group("torch's databases")
-    databases.add_argument("--device", default="cpu")
+    made.add_argument("--device", default="cpu", help="of databases and kernels")
     databases.add_argument("--only", default="", help="names with commas between")
     databases.add_argument("--dtypes", default="", help="such as float32,int8; default: all")
     databases.add_argument("--modes", default="", help="such as forward,gradient; see the sweep's own text")

@@ -7,8 +7,8 @@
         return x0, v1, v2
 
 `GraphSweep` records the program and runs the simplified graph by the reference interpreter (milliseconds a case);
-`KernelSweep` compiles it with all stages, with gradients and a second call on other values. With `shared`, arguments
-are views of each other (`SHARED`). Differences that rounding explains do not count (`rounding.py`).
+`KernelSweep` compiles it with all stages, with gradients and a second call on other values, on any `--device`. With
+`shared`, arguments are views of each other (`SHARED`). Differences that rounding explains do not count (`rounding.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import random
 import re
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -44,17 +44,19 @@ NAMES = ("x0", "x1", "x2", "n0", "m0", "h0", "z0", "u0")
 ASSIGNED = re.compile(r"(v\d+)")
 SIGNATURE = f"def f({', '.join(NAMES)}):"
 MOST_ELEMENTS = 400
+SEEDS = (1, 2)
+"""Of the arguments of the two calls."""
 OPTIONS = {"cache": False, "compile_workers": 1, "progress": False}
 
 
 def inputs(
-    seed: int, shared: int | None = None, leaves: Callable[[Tensor], Tensor] = lambda leaf: leaf
+    seed: int, shared: int | None = None, leaves: Callable[[Tensor], Tensor] = lambda leaf: leaf, device: str = "cpu"
 ) -> list[Tensor]:
     """Numbers that sums and products of a few keep exact; `shared`: which of them are in one memory.
 
     `leaves` makes the tensors that the arguments, or the memory of which they are views, are to be.
     """
-    made = [leaves(tensor) for tensor in separate_inputs(seed)]
+    made = [leaves(tensor) for tensor in separate_inputs(seed, device)]
     return made if shared is None else SHARED[shared](made)
 
 
@@ -77,21 +79,24 @@ SHARED: tuple[Callable[[list[Tensor]], list[Tensor]], ...] = (
 """What makes arguments views of others."""
 
 
-def separate_inputs(seed: int) -> list[Tensor]:
+def separate_inputs(seed: int, device: str) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
 
+    def integers(low: int, high: int, *sizes: int) -> Tensor:
+        return torch.randint(low, high, sizes, generator=generator).to(device)
+
     def numbers(*sizes: int) -> Tensor:
-        return torch.randint(-8, 9, sizes, generator=generator) / 4
+        return integers(-8, 9, *sizes) / 4
 
     return [
         numbers(2, 3, 4),
         numbers(4, 6)[:, ::2],
         numbers(3, 4).t(),
-        torch.randint(0, 3, (4,), generator=generator),
-        torch.randint(0, 2, (3, 4), generator=generator).bool(),
+        integers(0, 3, 4),
+        integers(0, 2, 3, 4).bool(),
         numbers(3, 4).to(torch.bfloat16),
         numbers(1).reshape(()),
-        torch.randint(0, 9, (3,), generator=generator, dtype=torch.uint8),
+        integers(0, 9, 3).to(torch.uint8),
     ]
 
 
@@ -132,10 +137,10 @@ TEMPLATES: tuple[str, ...] = (
     "{v} = {t}.exp()", "{v} = {t}.sigmoid()",
     "{v} = torch.addcmul({t}, {t}, {t}, value={k})", "{v} = {t}.lerp({t}, 0.25)", "{v} = {t}.bool()",
     "{v} = {t}.logical_not()", "{v} = {t}.nan_to_num()",
-    "{v} = torch.zeros_like({t})", "{v} = {t}.new_ones(2)", "{v} = torch.full((3,), {k}) + {t}",
-    "{v} = torch.arange({T}.shape[-1]) * {t}", "{v} = {t}.bfloat16()",
-    "{v} = torch.ones(3, 4).tril() * {t}", "{v} = {t} & 3", "{v} = {t} << 1", "{v} = {t}.type_as({t})",
-    "{v} = {t}.round()", "{v} = {t}.tanh()", "{v} = 2 ** {t}",
+    "{v} = torch.zeros_like({t})", "{v} = {t}.new_ones(2)", "{v} = torch.full((3,), {k}, device=x0.device) + {t}",
+    "{v} = torch.arange({T}.shape[-1], device=x0.device) * {t}", "{v} = {t}.bfloat16()",
+    "{v} = torch.ones(3, 4, device=x0.device).tril() * {t}", "{v} = {t} & 3", "{v} = {t} << 1",
+    "{v} = {t}.type_as({t})", "{v} = {t}.round()", "{v} = {t}.tanh()", "{v} = 2 ** {t}",
     # Reductions, scans.
     "{v} = {t}.sum()", "{v} = {t}.sum({a})", "{v} = {t}.sum({a}, keepdim=True)", "{v} = {t}.mean({a})",
     "{v} = {t}.amax({a})", "{v} = {t}.min({a}).values",
@@ -367,6 +372,7 @@ class Call:
     wanted: int = 0
     dynamic: bool | None = None
     shared: int | None = None
+    device: str = "cpu"
 
     def run(self, function: Callable[..., Any], seed: int) -> Outcome:
         """The results, and the gradients of the arguments."""
@@ -377,7 +383,7 @@ class Call:
             leaves.append(tensor.requires_grad_(wants))
             return tensor * 1 if wants and not self.wanted % 2 else tensor
 
-        made = run(function, inputs(seed, self.shared, leaf))
+        made = run(function, inputs(seed, self.shared, leaf, self.device))
         ends = [end for end in made.tensors if end.requires_grad and end.is_floating_point()]
         if made.error is None and ends:
             try:
@@ -401,11 +407,13 @@ class Call:
 
 
 def check_kernels(source: str, call: Call) -> tuple[str, str] | None:
+    if call.device != "cpu" and any(replace(call, device="cpu").eager(source, seed).error for seed in SEEDS):
+        return None  # an error of a kernel would take the GPU from this process
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", KilnWarning)
         compiled = kiln.compile(function_of(source), options=OPTIONS, dynamic=call.dynamic)
-        for seed in (1, 2):
+        for seed in SEEDS:
             ours = call.run(compiled, seed)
             eager = call.expected(source, seed, ours)
             found = different(ours, eager, functools.partial(call.eager, source, seed))
@@ -474,10 +482,13 @@ class GraphSweep(TensorSweep):
         return functools.partial(check_graph, shared=self.sharing(number))
 
 
+@dataclass
 class KernelSweep(TensorSweep):
     """By `kiln.compile`, one in four with symbolic sizes."""
+
+    device: str = "cpu"
 
     def checker(self, number: int) -> Callable[[str], tuple[str, str] | None]:
         rng = random.Random(number)
         wanted, dynamic = rng.choice((0, 0, 1, 7, 6, 71)), rng.random() < 0.25 or None
-        return functools.partial(check_kernels, call=Call(wanted, dynamic, self.sharing(number)))
+        return functools.partial(check_kernels, call=Call(wanted, dynamic, self.sharing(number), self.device))
