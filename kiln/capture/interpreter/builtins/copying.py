@@ -8,19 +8,19 @@ import types
 import weakref
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
+from kiln.capture.interpreter.builtins.functions import attribute
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, handles
 from kiln.capture.interpreter.variables.builtin import Builtin, PythonModule
 from kiln.capture.interpreter.variables.class_entries import is_slot
 from kiln.capture.interpreter.variables.classes import Class, can_be_bare
-from kiln.capture.interpreter.variables.function import Function
+from kiln.capture.interpreter.variables.function import BoundMethod, Function
 from kiln.capture.interpreter.variables.mapping import Dict, Set
 from kiln.capture.interpreter.variables.native_object import NativeObject
-from kiln.capture.interpreter.variables.object import Object, new_object
+from kiln.capture.interpreter.variables.object import InstanceItems, Object, new_object
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple
 
 ATOMIC = (Function, Class, Builtin, PythonModule)
 PROTOCOL = (
-    "__getattribute__",
     "__reduce__",
     "__reduce_ex__",
     "__getstate__",
@@ -28,6 +28,8 @@ PROTOCOL = (
     "__getnewargs__",
     "__getnewargs_ex__",
 )
+READS = ("__reduce_ex__", "__reduce__", "__getstate__")
+"""What copying reads of the original, in this order."""
 
 
 class Copier:
@@ -94,7 +96,13 @@ class Copier:
             raise UnsupportedCall(function="copy.copy", why=f"{value.type_name()} defines __new__")
         if any(name != "__dict__" and is_slot(value.cls, name) for kind in value.cls.__mro__ for name in vars(kind)):
             raise UnsupportedCall(function="copy.copy", why=f"{value.type_name()} has slots")
+        reads = s.classes.lookup(value.cls, "__getattribute__")
+        hooked = reads is not None and reads[0] is not object
+        if hooked:
+            self._read_original(value)
         made = self.made[id(value)] = new_object(s, value.cls)
+        if hooked:
+            self._read_copy(made)
         s.guard_type(value)
         for name in value.instance_names():
             item = value.instance_attr(s, name)
@@ -104,6 +112,25 @@ class Copier:
             assert isinstance(native, Dict | Set | Sequence)
             made.native = native
         return made
+
+    def _read_original(self, value: Object) -> None:
+        """The reads that a `__getattribute__` of the program sees; they must give what `object` has."""
+        if self.deep and attribute(self.s, value, "__deepcopy__") is not None:
+            raise UnsupportedCall(function="copy.deepcopy", why=f"{value.type_name()} answers for __deepcopy__")
+        for name in READS:
+            found = attribute(self.s, value, name)
+            if not (isinstance(found, BoundMethod) and found.self_ is value and is_of_object(found.function, name)):
+                raise UnsupportedCall(function="copy.copy", why=f"{value.type_name()} answers for {name}")
+
+    def _read_copy(self, made: Object) -> None:
+        found = None if attribute(self.s, made, "__setstate__") is not None else attribute(self.s, made, "__dict__")
+        items = found.items(self.s) if isinstance(found, Dict) else None
+        if not isinstance(items, InstanceItems) or items.owner is not made:
+            raise UnsupportedCall(function="copy.copy", why=f"{made.type_name()} answers for its state")
+
+
+def is_of_object(function: Value, name: str) -> bool:
+    return isinstance(function, Builtin) and function.callable is getattr(object, name)
 
 
 @handles(copy.copy)

@@ -1,0 +1,50 @@
+"""Copies of objects whose class has a `__getattribute__` of its own, such as a model's config: no graph break."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import kiln
+
+READ: list[str] = []
+
+
+class Renames:
+    names = {"hidden_size": "d_model"}
+
+    def __init__(self) -> None:
+        self.d_model, self.layers = 3, [1, 2]
+
+    def __getattribute__(self, key: str) -> Any:
+        READ.append(key)
+        names = super().__getattribute__("names")
+        return super().__getattribute__(names.get(key, key))
+
+
+def shallow(config: Renames, x: Tensor) -> tuple[Tensor, bool, int]:
+    other = copy.copy(config)
+    other.d_model = 5
+    return x * other.hidden_size + config.hidden_size, other.layers is config.layers, len(other.__dict__)
+
+
+def deep(config: Renames, x: Tensor) -> tuple[Tensor, bool, list[int]]:
+    other = copy.deepcopy(config)
+    return x * other.hidden_size, other.layers is config.layers, other.layers
+
+
+def test_copies_of_objects_with_a_getattribute() -> None:
+    for function in (shallow, deep):
+        compiled = kiln.compile(function, backend="eager", fullgraph=True)
+        for x in (torch.ones(2), torch.zeros(2)):
+            READ.clear()
+            expected = function(Renames(), x)
+            reads = list(READ)
+            READ.clear()
+            found = compiled(Renames(), x)
+            assert READ[-len(reads) :] == reads
+            torch.testing.assert_close(found[0], expected[0])
+            assert found[1:] == expected[1:]
