@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include <algorithm>
 #include <type_traits>
 
 #include "executor/aten.h"
@@ -106,6 +107,7 @@ class RegionNode final : public ag::Node {
   ag::variable_list apply(ag::variable_list&& tangents) override {
     std::lock_guard<std::mutex> lock(mutex_);
     for (size_t n = 0; n < tangents.size(); n++) prepare(tangents[n], n);
+    begin(tangents);
     std::vector<bool> mask(num_outputs());
     for (size_t n = 0; n < mask.size(); n++) mask[n] = should_compute_output(n);
     bool wrapped;
@@ -120,9 +122,18 @@ class RegionNode final : public ag::Node {
     return refuse_second_derivative(tangents, mask);
   }
 
+  // After a backward for some of the results, what the others need is kept.
   void release_variables() override {
     std::lock_guard<std::mutex> lock(mutex_);
-    for (Kept& kept : saved_) kept.tensor.reset_data();
+    finished_ = finishing_;
+    ended_ = ending_;
+    bool all =
+        given_.empty() || std::find(finished_.begin(), finished_.end(), false) == finished_.end();
+    for (size_t n = 0; n < saved_.size(); n++) {
+      if (all || is_last(n)) saved_[n].tensor.reset_data();
+    }
+    given_.clear();  // the next release may be that of a graph that goes away
+    if (!all) return;
     for (Input& input : replayed_) input.value = Value();
     released_ = true;
   }
@@ -159,6 +170,47 @@ class RegionNode final : public ag::Node {
       return value.copy();
     }
   };
+
+  // Notes which tangents the present backward is for, and for which no other can follow if it
+  // frees the graph. Raises if none can be for these.
+  void begin(const ag::variable_list& tangents) {
+    size_t count = tangents.size();
+    bool apart = !state_->ends.empty();
+    given_.resize(count);
+    finished_.resize(count);
+    ended_.resize(count);
+    finishing_ = finished_;
+    ending_ = ended_;
+    for (size_t n = 0; n < count; n++) {
+      given_[n] = tangents[n].defined();
+      if (given_[n] && ended_[n]) throw std::runtime_error(ag::ERR_BACKWARD_TWICE);
+      if (!given_[n] && apart) continue;
+      finishing_[n] = true;
+      if (!apart) continue;
+      for (int32_t other : state_->ends[n]) finishing_[other] = ending_[other] = true;
+    }
+  }
+
+  // Does the present backward read the saved value?
+  bool is_read(size_t n) const {
+    const SavedEntry& entry = state_->saved[n];
+    return entry.always_read || any_of(entry, given_);
+  }
+
+  // Will no backward read it after the present one?
+  bool is_last(size_t n) const {
+    const SavedEntry& entry = state_->saved[n];
+    if (!entry.always_read) {
+      return std::all_of(entry.readers.begin(), entry.readers.end(),
+                         [&](int32_t tangent) { return finishing_[tangent]; });
+    }
+    return std::find(finishing_.begin(), finishing_.end(), false) == finishing_.end();
+  }
+
+  static bool any_of(const SavedEntry& entry, const std::vector<bool>& tangents) {
+    return std::any_of(entry.readers.begin(), entry.readers.end(),
+                       [&](int32_t tangent) { return tangents[tangent]; });
+  }
 
   static void share_version(const Value& view, const Value& base) {
     if (!view.is_tensor() || !base.is_tensor() || view.tensor()->is_inference()) return;
@@ -209,8 +261,9 @@ class RegionNode final : public ag::Node {
   // reference to what was saved, so that each is freed, or its memory reused, at its last use.
   ag::variable_list run(ag::variable_list& tangents, const std::vector<bool>& mask) {
     bool keep_graph = ag::get_current_graph_task_keep_graph();
+    bool donate = !keep_graph;
     std::vector<bool> wanted = mask;  // followed by: which tangents are defined
-    for (const at::Tensor& tangent : tangents) wanted.push_back(tangent.defined());
+    wanted.insert(wanted.end(), given_.begin(), given_.end());
     const Callable* backward;
     {
       at::AutoGradMode no_grad(false);
@@ -219,9 +272,16 @@ class RegionNode final : public ag::Node {
     if (!*backward) return differentiate(tangents, mask);
     std::vector<Value> inputs;
     inputs.reserve(saved_.size() + tangents.size());
-    for (Kept& kept : saved_) {
+    for (size_t n = 0; n < saved_.size(); n++) {
+      if (!is_read(n)) continue;
+      Kept& kept = saved_[n];
       inputs.push_back(value_of(kept));
-      if (!keep_graph && kept.is_tensor) kept.tensor.reset_data();
+      if (keep_graph || !kept.is_tensor) continue;
+      if (is_last(n)) {
+        kept.tensor.reset_data();
+      } else {
+        donate = false;
+      }
     }
     for (at::Tensor& tangent : tangents) {
       if (!tangent.defined()) continue;
@@ -229,7 +289,7 @@ class RegionNode final : public ag::Node {
       inputs.back().set_tensor(tangent.unsafeReleaseIntrusivePtr());
     }
     at::AutoGradMode no_grad(false);
-    return gradients((*backward)(inputs, !keep_graph), mask);
+    return gradients((*backward)(inputs, donate), mask);
   }
 
   ag::variable_list gradients(std::vector<Value> results, const std::vector<bool>& mask) const {
@@ -247,6 +307,9 @@ class RegionNode final : public ag::Node {
                                   const std::vector<bool>& mask) {
     std::vector<Value> inputs;
     if (released_) throw std::runtime_error(ag::ERR_BACKWARD_TWICE);
+    for (size_t n = 0; n < saved_.size(); n++) {
+      if (is_read(n)) value_of(saved_[n]);  // raises if it is gone or has changed
+    }
     for (Input& input : replayed_) {
       inputs.push_back(input.saved ? value_of(*input.saved) : input.get(name()));
     }
@@ -297,6 +360,9 @@ class RegionNode final : public ag::Node {
   std::shared_ptr<RegionState> state_;
   std::vector<Kept> saved_;
   std::vector<Input> replayed_;
+  // By tangent: of the present backward; of those that freed the graph, or for which no other can
+  // follow; those for which another would raise; the same after the present one.
+  std::vector<bool> given_, finished_, ended_, finishing_, ending_;
   bool released_ = false;
 };
 

@@ -22,6 +22,9 @@ struct SavedEntry {
   // An extra that is a view of an input or output shares its version.
   BaseKind base;
   int32_t base_index;
+  // The tangents whose backward gets it.
+  bool always_read = true;
+  std::vector<int32_t> readers = {};
 };
 
 struct ResultEntry {
@@ -45,6 +48,8 @@ struct RegionState {
   // Saved values that are random numbers: `differentiate` gets them.
   std::vector<int32_t> drawn;
   std::vector<SavedEntry> saved;
+  // For each tangent those for which no backward can follow, once the graph is freed; empty: all.
+  std::vector<std::vector<int32_t>> ends;
   // Inputs that get the value of a result written into them, seen by autograd.
   std::vector<std::pair<int32_t, int32_t>> written;
   Callable forward;

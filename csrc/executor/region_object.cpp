@@ -75,6 +75,26 @@ bool read_rows(PyObject* rows, size_t width, std::vector<std::vector<int32_t>>& 
   return !PyErr_Occurred();
 }
 
+// For each saved value the numbers of its readers, or None; for each tangent those that it ends.
+bool read_tangents(PyObject* readers, PyObject* ends, RegionState& state) {
+  std::vector<SavedEntry>& saved = state.saved;
+  for (size_t n = 0; n < saved.size(); n++) {
+    PyObject* row = PySequence_GetItem(readers, static_cast<Py_ssize_t>(n));
+    saved[n].always_read = row == Py_None;
+    bool good = row && (saved[n].always_read || read_numbers(row, saved[n].readers));
+    Py_XDECREF(row);
+    if (!good) return false;
+  }
+  Py_ssize_t count = PySequence_Size(ends);
+  for (Py_ssize_t n = 0; n < count; n++) {
+    PyObject* row = PySequence_GetItem(ends, n);
+    bool good = row && read_numbers(row, state.ends.emplace_back());
+    Py_XDECREF(row);
+    if (!good) return false;
+  }
+  return count >= 0;
+}
+
 bool read_spec(PyObject* results, PyObject* saved, PyObject* written, RegionState& state) {
   std::vector<std::vector<int32_t>> rows;
   if (!read_rows(results, 5, rows)) return false;
@@ -98,6 +118,8 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
                                 "forward",
                                 "results",
                                 "saved",
+                                "readers",
+                                "ends",
                                 "written",
                                 "backward",
                                 "differentiate",
@@ -114,11 +136,11 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   int optional_tangents;
   Py_ssize_t num_inputs;
   PyObject *forward, *results, *saved, *written, *backward, *differentiate, *detached, *unreached;
-  PyObject* drawn;
+  PyObject *readers, *ends, *drawn;
   PyObject* accepts = Py_None;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "snOOOOOOssspOOO|O", const_cast<char**>(names),
-                                   &name, &num_inputs, &forward, &results, &saved, &written,
-                                   &backward, &differentiate, &no_second_derivative,
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "snOOOOOOOOssspOOO|O", const_cast<char**>(names),
+                                   &name, &num_inputs, &forward, &results, &saved, &readers, &ends,
+                                   &written, &backward, &differentiate, &no_second_derivative,
                                    &no_wrapped_tangents, &no_forward_mode, &optional_tangents,
                                    &detached, &unreached, &drawn, &accepts)) {
     return nullptr;
@@ -127,6 +149,7 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   state->name = name;
   state->num_inputs = static_cast<size_t>(num_inputs);
   if (!read_spec(results, saved, written, *state)) return nullptr;
+  if (!read_tangents(readers, ends, *state)) return nullptr;
   if (!read_numbers(detached, state->detached)) return nullptr;
   if (!read_numbers(unreached, state->unreached)) return nullptr;
   if (!read_numbers(drawn, state->drawn)) return nullptr;

@@ -36,6 +36,8 @@ class Region:
         forward: Callable[..., Sequence[Any]],
         results: Sequence[tuple[int, int, int, int, int]],
         saved: Sequence[tuple[int, int, int, int]],
+        readers: Sequence[tuple[int, ...] | None],
+        ends: Sequence[tuple[int, ...]],
         written: Sequence[tuple[int, int]],
         backward: Callable[..., Callable[..., Sequence[Any]] | None],
         differentiate: Callable[..., Sequence[Any]] | None,

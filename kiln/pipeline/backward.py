@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import ClassVar, final
 
 import torch
 
 from kiln.graph.autograd.partition import backward_for
-from kiln.graph.autograd.tangents import without_tangents
+from kiln.graph.autograd.tangents import without_inputs, without_tangents
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.text import graph_text
 from kiln.pipeline.compile_key import compile_key
@@ -118,11 +119,14 @@ class BackwardCompiler:
 
     def compile(self, needed: Sequence[bool], given: Sequence[bool], context: CompileContext) -> CompiledPlan:
         full, absent = without_tangents(self.make_graph(), given)
+        saved = [not isinstance(value, SavedTensor) or value.read_with(given) for value in self.signature.saved]
+        full = without_inputs(full, [number for number, read in enumerate(saved) if not read])
+        signature = replace(self.signature, saved=tuple(compress(self.signature.saved, saved)))
         needed = [need and gradient not in absent for need, gradient in zip(needed, self.grads, strict=True)]
         graph = backward_for(full, self.grads, needed)
         # Without the environment: it may name a size by an equal symbol, which is no input of the backward.
         plan = graph_to_plan(graph, replace(context, env=None), "backward")
-        plan = backward_plan(plan, self.signature, needed, donates="memory-reuse" not in context.without)
+        plan = backward_plan(plan, signature, needed, donates="memory-reuse" not in context.without)
         # Tangents arrive in any layout, and so do saved values that a hook of the user has stored elsewhere.
         return compile_plan(plan, self.constants, context, range(len(plan.inputs)))
 

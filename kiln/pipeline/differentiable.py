@@ -171,6 +171,7 @@ def region_spec(plan: Plan, signature: Signature) -> RegionSpec:
         mutated=plan.mutated,
         written=tuple((carried.input, carried.output) for carried in signature.carried),
         optional_tangents=True,
+        ends=tuple([tangent.ends for tangent in signature.tangents if tangent.ends is not None]),
     )
 
 
@@ -183,9 +184,9 @@ def saved_values(plan: Plan, signature: Signature, count: int) -> Sequence[Saved
             entries.append(Saved("extra", next_size))
             next_size += 1
         elif saved.of == "input":
-            entries.append(Saved("input", saved.index))
+            entries.append(Saved("input", saved.index, readers=saved.readers))
         elif saved.index < count and plan.outputs[saved.index].alias_input is None:
-            entries.append(Saved("output", saved.index))
+            entries.append(Saved("output", saved.index, readers=saved.readers))
         else:
-            entries.append(saved_extra(plan, saved.index))
+            entries.append(replace(saved_extra(plan, saved.index), readers=saved.readers))
     return entries

@@ -21,13 +21,15 @@ NO_BASE, INPUT_BASE, OUTPUT_BASE = range(3)
 @dataclass(frozen=True, slots=True)
 class Saved:
     """A value that backward gets: input `index`, result `index`, or value `index` of all that forward returns (an
-    extra). An extra that is a view of an input or a result names it, so that it shares its version.
+    extra). An extra that is a view of an input or a result names it, so that it shares its version. `readers`: the
+    tangents whose backward gets it, None for all; with others it may have changed, and it is kept.
     """
 
     kind: Literal["input", "output", "extra"]
     index: int
     view_of_input: int | None = None
     view_of_output: int | None = None
+    readers: tuple[int, ...] | None = None
 
     def row(self) -> tuple[int, int, int, int]:
         kind = SAVED_KINDS.index(self.kind)
@@ -52,6 +54,7 @@ class RegionSpec:
     without a gradient of tensors with a gradient. `unreached`: inputs that no result depends on differentiably.
     `creations`: (result, torch's `CreationMeta`) of the views that eager forbids to change in place.
     `draws`: (torch call, position in `saved`) of the random numbers that a second derivative uses again.
+    `ends`: for each tangent those for which no backward can follow, if the graph is freed; empty: all.
     """
 
     num_inputs: int
@@ -67,6 +70,7 @@ class RegionSpec:
     unreached: tuple[int, ...] = ()
     creations: tuple[tuple[int, int], ...] = ()
     draws: tuple[tuple[int, int], ...] = ()
+    ends: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         require(len(self.outputs) == len(self.differentiable), "one flag per result")

@@ -14,6 +14,7 @@ entry of `tangents`, each copied into its layout (a backward for some tangents t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, final
 
 from kiln.plan.plan import SymbolBinding
@@ -24,10 +25,18 @@ from kiln.tensor.spec import TensorSpec
 @final
 @dataclass(frozen=True, slots=True)
 class SavedTensor:
-    """Input or output number `index` of the forward plan."""
+    """Input or output number `index` of the forward plan.
+
+    `readers`: the tangents whose backward reads it, None for all. A backward without these neither takes nor frees it.
+    """
 
     of: Literal["input", "output"]
     index: int
+    readers: tuple[int, ...] | None = None
+
+    def read_with(self, given: Sequence[bool]) -> bool:
+        """Whether the backward for these tangents reads it."""
+        return self.readers is None or any(given[number] for number in self.readers)
 
 
 @final
@@ -42,10 +51,15 @@ class Carried:
 @final
 @dataclass(frozen=True, slots=True)
 class Tangent:
-    """The gradient that arrives for output `output` of the forward plan, in the layout the backward takes."""
+    """The gradient that arrives for output `output` of the forward plan, in the layout the backward takes.
+
+    `ends`: the tangents for which no backward can follow one for this that frees the graph, as both go through a
+    formula that reads saved values. None: all.
+    """
 
     output: int
     spec: TensorSpec
+    ends: tuple[int, ...] | None = None
 
 
 @final

@@ -12,8 +12,9 @@ in `given` is true. Both may be native executors (no Python is run) or Python fu
 
 As for eager operators, saved tensors go through SavedVariable (saved-tensor hooks, version checks, freed by backward),
 and results that are views are rebuilt outside the node. A missing tangent is zeros; a tangent of another layout is
-copied into the planned one (`encode_program(adapt=...)`). Without retain_graph each saved tensor is freed at its last
-use in the backward plan and its memory may be reused. With create_graph=True, or for tangents that are wrappers (vmap
+copied into the planned one (`encode_program(adapt=...)`). A backward for some of the results takes, checks and frees
+only what these need. Without retain_graph each saved tensor is freed at its last use in the backward plan and its
+memory may be reused. With create_graph=True, or for tangents that are wrappers (vmap
 over a backward), the gradients come from `replay`, the same function run eagerly; without a replay, gradients raise
 KILN4008 when differentiated.
 """
@@ -83,6 +84,8 @@ def make_region(
         forward,
         spec.result_rows(),
         [saved.row() for saved in spec.saved],
+        [saved.readers for saved in spec.saved],
+        spec.ends,
         spec.written,
         backward,
         differentiate,

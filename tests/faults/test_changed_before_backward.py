@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import layer_norm
 
 import kiln
 
@@ -46,6 +47,19 @@ def view_of_result(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return y[0], y.sigmoid() * w
 
 
+def exponential(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    y = x.exp()
+    return y * 1, y
+
+
+def exponential_twice(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    return x.exp(), x.exp()
+
+
+def product_and_sine(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    return x * w, x.sin()
+
+
 def product_and_activation(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     y = x @ w
     return y, (y.sigmoid() * 3).tanh()
@@ -59,6 +73,14 @@ CHANGED: dict[str, tuple[Program, Callable[[Tensor, Any], object]]] = {
     "one of two results": (two_results, lambda _, made: made[0].add_(1)),
     "a view of a value": (view_of_result, lambda _, made: made[0].add_(1)),
     "a product": (product_and_activation, lambda _, made: made[0].detach().zero_()),
+    "a copy of what eager saves": (lambda x, w: x.exp() * 1, lambda _, made: made.detach().zero_()),
+    "a layer norm": (lambda x, w: layer_norm(x, (3,)) * w, lambda _, made: made.detach().zero_()),
+    "a layer norm without weights": (lambda x, w: layer_norm(x, (3,)), lambda _, made: made.detach().zero_()),
+    "a copy of an input": (lambda x, w: (w * 1).sin() * x, lambda w, _: w.zero_()),
+    "one of two equal results": (exponential, lambda _, made: made[0].detach().zero_()),
+    "the other of two equal results": (exponential, lambda _, made: made[1].detach().zero_()),
+    "one of two values": (exponential_twice, lambda _, made: made[0].detach().zero_()),
+    "what only another result needs": (product_and_sine, lambda w, _: w.zero_()),
     "what eager saves": (lambda x, w: x * w, lambda w, _: w.zero_()),
     "a result that eager saves": (lambda x, w: x.sigmoid(), lambda _, made: made.detach().zero_()),
 }

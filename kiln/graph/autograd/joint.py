@@ -19,6 +19,7 @@ from typing import cast, final
 
 import torch
 
+from kiln.graph.autograd.eager_saves import EagerSaves, eager_saves
 from kiln.graph.autograd.errors import BackwardOfOutside, BackwardRaises
 from kiln.graph.ir.graph import Graph, Output, Write
 from kiln.graph.ir.node import Node
@@ -45,7 +46,8 @@ class JointGraph:
     `tangent_of`: for each tangent the number of its forward output; of a wrapper (`graph/trace/outer.py`) there is one
     for each tensor inside. `grads`: for each forward input the number of its gradient in `graph.outputs`, or None; a
     wrapper is as many inputs as its gradient has tensors inside. `wrappers` says which are wrappers. `env` has the
-    hints of symbolic sizes.
+    hints of symbolic sizes. `eager_saves`: inputs and outputs that eager saves, known before passes merge values; None
+    if no pass has run.
     """
 
     graph: Graph
@@ -56,6 +58,7 @@ class JointGraph:
     grads: tuple[int | None, ...]
     env: ShapeEnv | None = None
     wrappers: RegionWrappers | None = None
+    eager_saves: EagerSaves | None = None
 
     @property
     def tangents(self) -> tuple[Node, ...]:
@@ -104,6 +107,7 @@ def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
         grads,
         trace.env,
         wrappers,
+        eager_saves(graph, len(positions), len(outputs)),
     )
 
 

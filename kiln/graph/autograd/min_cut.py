@@ -22,6 +22,7 @@ from typing import final
 
 import torch
 
+from kiln.graph.autograd.eager_saves import eager_saves, is_derivative, region_of
 from kiln.graph.autograd.flow import INFINITE, FlowNetwork
 from kiln.graph.autograd.fusion_barriers import BarrierDepths
 from kiln.graph.autograd.joint import JointGraph
@@ -63,19 +64,27 @@ class Sides:
         self.nodes = graph.nodes
         self.recomputed = self._recomputed()
         self.drawn = self._drawn() if keep_draws else {}
-        results = joint.forward_outputs[: joint.num_forward_outputs - len(joint.carried)]
-        seen = {*self.primals, *[base_of(output.value) for output in results]}
-        self.copied = self.changing | (seen - self._saved_by_eager())
+        self.saved_result: dict[Node, int] = {}
+        """Of values that are results and that eager saves: the number of the result."""
+        self.copied = self.changing | self._may_change(joint)
         """Inputs and results that are copied if they are saved, for they may change before the backward."""
 
-    def _saved_by_eager(self) -> set[Node]:
-        """What autograd's formulas read, or a checkpoint region as its arguments."""
-        return {
-            base_of(value)
-            for node in self.nodes
-            if is_derivative(node) or node in self.backward or node in self.recomputed
-            for value in node.inputs
-        }
+    def _may_change(self, joint: JointGraph) -> set[Node]:
+        """Inputs and results that eager does not save. Of equal results, the one that eager saves is saved, if only
+        one is."""
+        saves = joint.eager_saves or eager_saves(joint.graph, joint.num_forward_inputs, joint.num_forward_outputs)
+        changing = {node for number, node in enumerate(self.primals) if number not in saves.inputs}
+        results: dict[Node, list[int]] = {}
+        for number, output in enumerate(joint.forward_outputs[: joint.num_forward_outputs - len(joint.carried)]):
+            numbers = results.setdefault(base_of(output.value), [])
+            if number in saves.outputs:
+                numbers.append(number)
+        for node, numbers in results.items():
+            if len(numbers) == 1:
+                self.saved_result[node] = numbers[0]
+            elif node not in self.primals:
+                changing.add(node)
+        return changing
 
     def _recomputed(self) -> set[Node]:
         """Nodes of checkpoint regions whose values do not leave their region."""
@@ -130,16 +139,6 @@ class Sides:
             if node.op.kind is Kind.LIBRARY and (node in self.backward) is backward
             for value in node.inputs
         }
-
-
-def is_derivative(node: Node) -> bool:
-    """Whether the autograd engine recorded it."""
-    return node.origin is not None and node.origin.backward
-
-
-def region_of(node: Node) -> int:
-    """The checkpoint region it was recorded in."""
-    return node.origin.region if node.origin is not None else 0
 
 
 def values_to_save(sides: Sides, env: ShapeEnv | None) -> set[Node]:

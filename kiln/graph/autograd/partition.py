@@ -21,6 +21,7 @@ from typing import final
 from kiln.graph.autograd.errors import UnsavedSymbol
 from kiln.graph.autograd.joint import JointGraph
 from kiln.graph.autograd.min_cut import Sides, values_to_save, values_without_recomputation
+from kiln.graph.autograd.tangent_paths import Readers, TangentPaths
 from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Alias, Graph, Output
 from kiln.graph.ir.node import Node, base_of
@@ -53,6 +54,7 @@ class Partition:
     carried: tuple[int, ...]
     tangent_of: tuple[int, ...]
     tangent_specs: tuple[TensorSpec, ...]
+    tangent_ends: tuple[Readers, ...]
     grads: tuple[int | None, ...]
     draws: tuple[tuple[int, int], ...] = ()
 
@@ -66,7 +68,7 @@ class Partition:
             num_outputs=first,
             carried=tuple([Carried(index, first + number) for number, index in enumerate(self.carried)]),
             saved=self.saved,
-            tangents=tuple(map(Tangent, self.tangent_of, self.tangent_specs)),
+            tangents=tuple(map(Tangent, self.tangent_of, self.tangent_specs, self.tangent_ends)),
             gradients=tuple([owners[grad] for grad in range(len(owners))]),
         )
 
@@ -107,14 +109,28 @@ def partition(joint: JointGraph, *, recompute: bool = True, keep_draws: bool = F
     chosen = values_to_save(sides, joint.env) if recompute or sides.recomputed else values_without_recomputation(sides)
     kept = [node for node in (*joint.graph.inputs, *joint.graph.nodes) if node in chosen or node in sides.drawn]
     forward, tensors = _forward(joint, sides, kept)
-    backward, symbols = _backward(joint, sides, kept)
+    paths = TangentPaths(joint.graph.nodes, sides.tangents, sides.gradients)
+    apart = len(sides.tangents) > 1 and joint.wrappers is None  # of wrappers, tangents are counted twice
+    readers = paths.readers(kept) if apart else [None] * len(kept)
+    ends: Sequence[Readers] = paths.ends() if apart else [None] * len(sides.tangents)
+    backward, symbols = _backward(joint, sides, kept, readers)
+    tensors = [replace(tensor, readers=read) for tensor, read in zip(tensors, readers, strict=True)]
     saved: tuple[SavedValue, ...] = (*tensors, *[binding_of(symbol, sides.primals) for symbol in symbols])
     offset = joint.num_forward_outputs
     grads = tuple([None if grad is None else grad - offset for grad in joint.grads])
     origins = [(sides.drawn[node], position) for position, node in enumerate(kept) if node in sides.drawn]
     draws = tuple([(origin.number, position) for origin, position in origins if origin is not None])
     return Partition(
-        forward, backward, saved, offset, joint.carried, joint.tangent_of, joint.tangent_specs, grads, draws
+        forward,
+        backward,
+        saved,
+        offset,
+        joint.carried,
+        joint.tangent_of,
+        joint.tangent_specs,
+        tuple(ends),
+        grads,
+        draws,
     )
 
 
@@ -137,7 +153,10 @@ def _forward(joint: JointGraph, sides: Sides, kept: list[Node]) -> tuple[Graph, 
             made = copy_of(node)
             (old_contents if node in sides.changing else copies).append(made)
             node = made
-        if node not in numbers:
+        own = sides.saved_result.get(node, -1)
+        if own >= 0 and outputs[own].value is node:
+            numbers[node] = own
+        elif node not in numbers:
             numbers[node] = len(outputs)
             outputs.append(Output(node))
         saved.append(SavedTensor("output", numbers[node]))
@@ -155,7 +174,9 @@ def copy_of(node: Node) -> Node:
 # The backward.
 
 
-def _backward(joint: JointGraph, sides: Sides, kept: list[Node]) -> tuple[Graph, list[Symbol]]:
+def _backward(
+    joint: JointGraph, sides: Sides, kept: list[Node], readers: Sequence[Readers]
+) -> tuple[Graph, list[Symbol]]:
     """The backward on the saved values, and the symbols that it needs as numbers."""
     nodes = late_recomputation(nodes_between(joint.graph.nodes, {*kept, *sides.tangents}, sides.gradients))
     made = Builder(GuardFreeOracle(joint.env))
@@ -165,8 +186,9 @@ def _backward(joint: JointGraph, sides: Sides, kept: list[Node]) -> tuple[Graph,
         new[node] = made.input(node.attrs["name"] if node.op.name == "input" else f"saved_{number}", spec)
     symbols: list[Symbol] = []
     if may_have_symbols(joint.env):
-        # Of several tangents, some may be missing in a backward.
-        present = [*new.values(), *(sides.tangents if len(sides.tangents) == 1 else ())]
+        # Of several tangents, some may be missing in a backward, and so may be what only these need.
+        present = [new[node] for node, read in zip(kept, readers, strict=True) if read is None]
+        present += sides.tangents if len(sides.tangents) == 1 else ()
         symbols = _missing_symbols([*nodes, *sides.tangents], present)
     for symbol in symbols:
         made.input(str(symbol), ScalarSpec(int, symbol))

@@ -8,12 +8,13 @@
 
 As in eager, an input that only unused outputs depend on gets no gradient rather than zeros. A backward is linear in its
 tangents, so values that depend on missing tangents alone are zero, and a sum with them is the other summand. Where
-another op reads such a value, the missing tangents become zeros.
+another op reads such a value, it becomes zeros.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import final
 
 from kiln.graph.autograd.partition import gradient_outputs
@@ -24,6 +25,21 @@ from kiln.graph.ir.rewrite import computed_from, with_inputs, without_dead_code
 from kiln.graph.prims.rows import PRIMS
 from kiln.symbolic import ShapeEnv
 from kiln.tensor.spec import TensorSpec
+
+
+def without_inputs(graph: Graph, unread: Collection[int]) -> Graph:
+    """`graph` without these inputs, which it does not use."""
+    if not unread:
+        return graph
+    kept = [number for number in range(len(graph.inputs)) if number not in unread]
+    position = {number: index for index, number in enumerate(kept)}
+    outputs = [
+        replace(output, alias=replace(output.alias, index=position[output.alias.index]))
+        if output.alias and output.alias.of == "input"
+        else output
+        for output in graph.outputs
+    ]
+    return replace(graph, inputs=tuple([graph.inputs[number] for number in kept]), outputs=tuple(outputs))
 
 
 def without_tangents(graph: Graph, given: Sequence[bool]) -> tuple[Graph, frozenset[int]]:
@@ -58,6 +74,10 @@ class _WithoutTangents:
 
     def graph(self, num_saved: int) -> Graph:
         for node in self.old.nodes:
+            if node in self.zero:  # not computed: what only the missing tangents need may be missing too
+                if isinstance(node.spec, TensorSpec):
+                    self.new[node] = self.zeros(node.spec)
+                continue
             made = self.summand(node)
             if made is None:
                 made = self.builder.append(with_inputs(node, tuple([self.new[value] for value in node.inputs])))
