@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kiln.api.programs import analyze as analyze
     from kiln.api.programs import export as export
     from kiln.api.programs import load_program as load_program
+    from kiln.packages import load as load
 
 __version__ = "0.1.0"
 COMPILER = (
@@ -33,16 +34,22 @@ COMPILER = (
     "replace_torch_compile", "report_of", "reset",
 )  # fmt: skip
 PROGRAMS = ("Dim", "Examples", "Program", "analyze", "export", "load_program")
-__all__ = [*COMPILER, *PROGRAMS]
+PACKAGES = ("load",)
+MODULES = {
+    **dict.fromkeys(COMPILER, "kiln.api"),
+    **dict.fromkeys(PROGRAMS, "kiln.api.programs"),
+    **dict.fromkeys(PACKAGES, "kiln.packages"),
+}
+__all__ = [*MODULES]
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
+    if name not in MODULES:
         raise AttributeError(f"module 'kiln' has no attribute {name!r}")
-    names = PROGRAMS if name in PROGRAMS else COMPILER
     with importlib.import_module("kiln.support.gc_pause").GC_PAUSE():  # what is loaded lives on
-        module = importlib.import_module("kiln.api.programs" if names is PROGRAMS else "kiln.api")
+        module = importlib.import_module(MODULES[name])
     # All of the module at once: compiled code that asks for another of them finds a plain global.
+    names = [public for public, place in MODULES.items() if place == MODULES[name]]
     globals().update({public: getattr(module, public) for public in names})
     return globals()[name]
 

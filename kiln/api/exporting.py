@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 
 from torch import nn
 
+from kiln.api.arguments import read_options
 from kiln.api.module import original_module
 from kiln.native._frames import Dispatcher
 from kiln.pipeline.dispatchers import original_of
 from kiln.programs.analysis import ProgramCost
 from kiln.programs.export import export_program
-from kiln.programs.program import Level, Program
+from kiln.programs.package_writer import package_program
+from kiln.programs.program import PACKAGERS, Level, Program
 
 
 def export(
@@ -59,3 +62,17 @@ def analyze(target: object, *, dynamic_shapes: object = None) -> Callable[..., P
         return program.cost
 
     return call
+
+
+def package(
+    program: Program,
+    path: str | os.PathLike[str],
+    target: str,
+    key: bytes | None,
+    options: Mapping[str, object] | None,
+) -> str:
+    """`Program.package` with the options of `kiln.compile`."""
+    return package_program(program, path, target, key, read_options(None, options, None))
+
+
+PACKAGERS.append(package)

@@ -18,8 +18,8 @@ from typing import ClassVar, Literal, cast, final
 
 import torch
 
-from kiln.programs.errors import BadDynamicShapes
-from kiln.programs.tree import flatten
+from kiln.programs.call.errors import BadDynamicShapes
+from kiln.programs.call.tree import flatten
 from kiln.support.records import dataclass
 from kiln.symbolic import DimChoice, DimKind, Expr, Int, ShapeEnv, Symbol, symbol
 

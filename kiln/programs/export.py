@@ -20,14 +20,14 @@ from kiln.graph.prims.rows import PRIMS
 from kiln.graph.trace.constants import spec_of_real
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.inputs import InputRecord
+from kiln.programs.call.errors import BadExportArgument, UnknownResult
+from kiln.programs.call.shapes import rules_of
+from kiln.programs.call.signature import CONSTANTS, STATE_KINDS, ArgumentLeaf, ProgramSignature, ResultLeaf, StateInput
+from kiln.programs.call.tree import LEAF, Tree, flatten
 from kiln.programs.dims import DimTable, Examples, dim_table
-from kiln.programs.errors import BadExportArgument, UnknownResult
 from kiln.programs.naming import CallNames, StateNames, call_names, state_names
 from kiln.programs.program import LEVELS, Level, Program
-from kiln.programs.shapes import rules_of
-from kiln.programs.signature import CONSTANTS, STATE_KINDS, ArgumentLeaf, ProgramSignature, ResultLeaf, StateInput
 from kiln.programs.training import training_graph
-from kiln.programs.tree import LEAF, Tree, flatten
 from kiln.programs.whole import OutputMark, WholeCapture, capture_whole, name_of, user_signature
 from kiln.support.records import dataclass
 from kiln.symbolic.node import from_sym

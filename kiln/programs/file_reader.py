@@ -19,18 +19,16 @@ from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.parse import parse_graph
 from kiln.graph.ir.verify import verify
 from kiln.graph.trace.constants import content_key
-from kiln.programs.errors import DamagedProgram
-from kiln.programs.fields import Fields, Json, read_json
+from kiln.programs.call.errors import DamagedProgram
+from kiln.programs.call.fields import Fields, Json, read_json
+from kiln.programs.call.shapes import rules_from_fields
+from kiln.programs.call.signature import signature_from_json
+from kiln.programs.call.tensors import read_tensors
 from kiln.programs.file_writer import CONSTANTS, FORMAT, GRAPH, MANIFEST, MEMBERS, STATE, VERSION
 from kiln.programs.operators import called_overloads, refusal
 from kiln.programs.program import LEVELS, Level, Program
-from kiln.programs.shapes import ShapeRules, SymbolRange
-from kiln.programs.signature import signature_from_json
 from kiln.programs.symbols import check_symbols
-from kiln.programs.tensors import LARGEST, read_tensors
 from kiln.support.errors import KilnError
-from kiln.support.location import Location
-from kiln.symbolic import Relation, ShapeGuard, parse_relation
 from kiln.tensor.spec import TensorSpec
 
 
@@ -74,11 +72,8 @@ def _read(data: bytes, libraries: Collection[str]) -> Program:
         if problem := refusal(target, libraries):
             raise DamagedProgram(problem=f"it calls `{target}`: {problem}")
     name, level = fields.text("name"), cast(Level, fields.choice("level", LEVELS[1:]))
-    signature = signature_from_json(fields.take("signature"), graph)
-    rules = ShapeRules(
-        tuple([_range(item) for item in fields.items("ranges")]),
-        tuple([_constraint(item) for item in fields.items("constraints")]),
-    )
+    signature = signature_from_json(fields.take("signature"), len(graph.inputs), len(graph.outputs))
+    rules = rules_from_fields(fields)
     tied = _tied(fields.take("tied"))
     are_complex = set(fields.texts("complex"))
     fields.finish()
@@ -107,27 +102,6 @@ def read_members(data: bytes) -> dict[str, bytes]:
             return {entry.filename: archive.read(entry) for entry in entries}
     except (zipfile.BadZipFile, NotImplementedError, EOFError, OSError, ValueError) as problem:
         raise DamagedProgram(problem=f"it is not a zip file, or a part of one ({problem})") from problem
-
-
-def _range(data: Json) -> SymbolRange:
-    fields = Fields(data, "range")
-    made = SymbolRange(fields.text("name"), fields.integer("low", LARGEST), fields.optional_integer("high", 1 << 63))
-    fields.finish()
-    return made
-
-
-def _constraint(data: Json) -> ShapeGuard:
-    fields = Fields(data, "constraint")
-    relation, at = parse_relation(fields.text("relation")), fields.take("at")
-    fields.finish()
-    if not isinstance(relation, Relation):
-        raise DamagedProgram(problem=f"the constraint `{relation}` says nothing")
-    if at is None:
-        return ShapeGuard(relation)
-    place = Fields(at, "place of a constraint")
-    location = Location(place.text("file"), place.integer("line", 1 << 31), place.text("function"))
-    place.finish()
-    return ShapeGuard(relation, location)
 
 
 def _tied(data: Json) -> dict[str, str]:

@@ -24,13 +24,12 @@ import torch
 
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.text import graph_text
-from kiln.programs.errors import NotSavable
-from kiln.programs.fields import Json
+from kiln.programs.call.errors import NotSavable
+from kiln.programs.call.fields import Json
+from kiln.programs.call.shapes import ShapeRules
+from kiln.programs.call.signature import ProgramSignature
+from kiln.programs.call.tensors import write_tensors
 from kiln.programs.operators import called_overloads, refusal
-from kiln.programs.shapes import ShapeRules
-from kiln.programs.signature import ProgramSignature
-from kiln.programs.tensors import write_tensors
-from kiln.symbolic import ShapeGuard
 
 FORMAT, VERSION = "kiln.program", 1
 MANIFEST, GRAPH, STATE, CONSTANTS = "manifest.json", "graph.txt", "state.safetensors", "constants.safetensors"
@@ -84,19 +83,12 @@ def manifest(program: SavedParts) -> dict[str, Json]:
         "name": program.name,
         "level": program.level if program.level != "torch" else "core",
         "signature": program.signature.to_json(),
-        "ranges": [{"name": each.name, "low": each.low, "high": each.high} for each in program.rules.ranges],
-        "constraints": [_constraint_to_json(guard) for guard in program.rules.constraints],
+        **program.rules.to_json(),
         "tied": dict(program.tied),
         "complex": [
             name for name, tensor in {**program.state, **program.constants}.items() if tensor.is_complex()
         ],
     }  # fmt: skip
-
-
-def _constraint_to_json(guard: ShapeGuard) -> Json:
-    at = guard.location
-    place: Json = None if at is None else {"file": at.file, "line": at.line, "function": at.function}
-    return {"relation": str(guard.relation), "at": place}
 
 
 def save_program(program: SavedParts, path: str | os.PathLike[str]) -> None:

@@ -15,9 +15,9 @@ from typing import final
 import torch
 from torch import nn
 
-from kiln.programs.errors import WrongProgramInput
-from kiln.programs.signature import StateInput
-from kiln.programs.tree import Tree, flatten
+from kiln.programs.call.errors import WrongProgramInput
+from kiln.programs.call.signature import StateInput
+from kiln.programs.call.tree import Tree, flatten
 from kiln.support.records import dataclass
 
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -20,10 +20,10 @@ grad mode: gradients are exported with `training=True`.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, cast, final
+from typing import Literal, Protocol, cast, final
 
 import torch
 
@@ -32,16 +32,35 @@ from kiln.graph.ir.graph import Alias, Graph
 from kiln.graph.ir.interpret import GraphRun, RuntimeValue, interpret
 from kiln.graph.ir.text import graph_text
 from kiln.programs.analysis import ProgramCost, analyze_graph
-from kiln.programs.errors import BadExportArgument, WrongProgramInput
+from kiln.programs.call.errors import BadExportArgument, CompilerNotLoaded
+from kiln.programs.call.interface import CallInterface
+from kiln.programs.call.shapes import ShapeRules, Values
+from kiln.programs.call.signature import ProgramSignature
 from kiln.programs.file_writer import save_program
-from kiln.programs.shapes import ShapeRules, Values, in_layout
-from kiln.programs.signature import ProgramSignature, ResultLeaf
 from kiln.programs.text import head
 from kiln.symbolic import Expr, Int, evaluate, symbol
 from kiln.tensor.spec import ScalarSpec, TensorSpec
 
 Level = Literal["torch", "core", "prims"]
 LEVELS: tuple[Level, ...] = ("torch", "core", "prims")
+
+
+class Packager(Protocol):
+    """What `Program.package` does, apart from choosing defaults."""
+
+    def __call__(
+        self,
+        program: Program,
+        path: str | os.PathLike[str],
+        target: str,
+        key: bytes | None,
+        options: Mapping[str, object] | None,
+        /,
+    ) -> str: ...
+
+
+PACKAGERS: list[Packager] = []
+"""Registered by `kiln.api`: a program loads and runs without the compiler."""
 
 
 @final
@@ -65,16 +84,17 @@ class Program:
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Run it. Raises WrongProgramInput before anything is computed."""
-        leaves = self.signature.leaves_of(args, kwargs)
-        bound = self._bind(leaves)
-        inputs = self._inputs(leaves, bound)
+        interface = self.interface
+        leaves = interface.leaves(args, kwargs)
+        bound = interface.bind(leaves)
+        states = [self.state[state.name] for state in self.signature.states]
+        inputs = cast(list[RuntimeValue], interface.inputs(states, leaves, bound))
         with torch.no_grad():
             run = interpret(self.graph, inputs, bound, self.constants)
             for number, contents in run.written:
                 cast(torch.Tensor, inputs[number]).copy_(contents)
             outputs = self._outputs(inputs, run)
-        results = [self._result(leaf, leaves, outputs, run) for leaf in self.signature.results]
-        return self.signature.out_tree.build(results)
+        return interface.results(leaves, states, outputs, lambda size: evaluate(size, run.symbols))
 
     def check_shapes(self, *args: object, **kwargs: object) -> dict[str, int]:
         """The sizes that the symbols stand for in this call; nothing runs.
@@ -82,8 +102,23 @@ class Program:
         Raises:
             WrongProgramInput: names the argument, the size, and the constraint with the line that needs it.
         """
-        bound = self._bind(self.signature.leaves_of(args, kwargs))
+        bound = self.interface.bind(self.interface.leaves(args, kwargs))
         return {symbol.name: number for symbol, number in bound.items()}
+
+    @cached_property
+    def interface(self) -> CallInterface:
+        """How arguments become inputs of the graph, and its outputs the results."""
+        graph = self.graph
+        numbers = {node: number for number, node in enumerate(graph.inputs)}
+        shared = [output.alias.index for output in graph.outputs if output.alias and output.alias.of == "input"]
+        return CallInterface(
+            self.signature,
+            self.rules,
+            tuple([str(node.attrs["name"]) for node in graph.inputs]),
+            tuple([cast(TensorSpec | ScalarSpec, node.spec) for node in graph.inputs]),
+            tuple(sorted({numbers[write.target] for write in graph.writes})),
+            tuple(sorted(set(shared))),
+        )
 
     @property
     def constraints(self) -> list[str]:
@@ -107,6 +142,32 @@ class Program:
         The torch-level graph stays behind: its calls are Python objects.
         """
         save_program(self, path)
+
+    def package(
+        self,
+        path: str | os.PathLike[str],
+        target: str = "cpu",
+        *,
+        key: bytes | None = None,
+        options: Mapping[str, object] | None = None,
+    ) -> str:
+        """Compile the program and write a file that `kiln.load` runs without a compiler.
+
+        Args:
+            path: the file.
+            target: "cpu" (this machine), "cpu:x86-64-v3" (all machines of this level; also v2, v4), "cuda:sm_90".
+            key: a secret with which the package is signed.
+            options: as `kiln.compile` takes them.
+
+        Returns:
+            The digest of the package, with which `kiln.load` can be sure to load this one.
+
+        Raises:
+            KilnError: it cannot be compiled, or holds what no file holds.
+        """
+        if not PACKAGERS:
+            raise CompilerNotLoaded(work="package a program")
+        return PACKAGERS[-1](self, path, target, key, options)
 
     @cached_property
     def cost(self) -> ProgramCost:
@@ -166,54 +227,6 @@ class Program:
 
     # Running.
 
-    def _bind(self, leaves: Sequence[object]) -> Values:
-        names, specs, values = [], [], []
-        for leaf, value in zip(self.signature.arguments, leaves, strict=True):
-            if leaf.number is not None:
-                spec = self.graph.inputs[leaf.number].spec
-                assert isinstance(spec, TensorSpec | ScalarSpec)
-                names.append(leaf.name)
-                specs.append(spec)
-                values.append(value)
-            elif not leaf.unused and not same_constant(leaf.value, value):
-                problem = f"`{leaf.name}` is {value!r}"
-                raise WrongProgramInput(problem=problem, reason=f"it was exported with {leaf.value!r}, which is fixed")
-        return self.rules.bind(names, specs, values)
-
-    def _inputs(self, leaves: Sequence[object], bound: Values) -> list[RuntimeValue]:
-        inputs: list[RuntimeValue] = [self.state[state.name] for state in self.signature.states]
-        inputs += [None] * (len(self.graph.inputs) - len(inputs))
-        written = {write.target for write in self.graph.writes}
-        for leaf, value in zip(self.signature.arguments, leaves, strict=True):
-            if leaf.number is None:
-                continue
-            node = self.graph.inputs[leaf.number]
-            if isinstance(value, torch.Tensor) and isinstance(node.spec, TensorSpec):
-                fitted = in_layout(value, node.spec, bound)
-                if fitted is not value and (node in written or is_shared(self.graph, leaf.number)):
-                    problem = f"`{leaf.name}` has the strides {tuple(value.stride())}"
-                    reason = f"the program changes or returns its memory, and was exported with {node.spec}"
-                    raise WrongProgramInput(problem=problem, reason=reason)
-                value = fitted
-            inputs[leaf.number] = cast(RuntimeValue, value)
-        self._refuse_overlap(inputs)
-        return inputs
-
-    def _refuse_overlap(self, inputs: Sequence[RuntimeValue]) -> None:
-        """An argument that is written has its memory for itself: otherwise others would change with it."""
-        numbers = {node: number for number, node in enumerate(self.graph.inputs)}
-        first = len(self.signature.states)
-        for write in self.graph.writes:
-            target = inputs[numbers[write.target]]
-            for number, other in enumerate(inputs):
-                same = number == numbers[write.target] or max(number, numbers[write.target]) < first
-                if same or not isinstance(other, torch.Tensor) or not isinstance(target, torch.Tensor):
-                    continue
-                if other.numel() and other.untyped_storage().data_ptr() == target.untyped_storage().data_ptr():
-                    names = [str(self.graph.inputs[at].attrs["name"]) for at in (numbers[write.target], number)]
-                    problem = f"`{names[0]}` and `{names[1]}` share memory"
-                    raise WrongProgramInput(problem=problem, reason=f"the program changes `{names[0]}`")
-
     def _outputs(self, inputs: Sequence[RuntimeValue], run: GraphRun) -> list[RuntimeValue]:
         """The outputs, those that share memory rebuilt as views."""
         made: list[RuntimeValue] = []
@@ -230,24 +243,6 @@ class Program:
             made.append(rebuilt_view(alias, owners[alias.index], owner[alias.index].tensor, run))
         return made
 
-    def _result(self, leaf: ResultLeaf, leaves: Sequence[object], outputs: Sequence[object], run: GraphRun) -> object:
-        match leaf.kind:
-            case "output":
-                return outputs[leaf.number]
-            case "argument":
-                return leaves[leaf.number]
-            case "state":
-                return self.state[self.signature.states[leaf.number].name]
-            case "size":
-                return evaluate(cast(Int, leaf.value), run.symbols)
-        return leaf.value
-
-
-def is_shared(graph: Graph, number: int) -> bool:
-    """Whether a result has the memory of a graph input."""
-    aliases = [output.alias for output in graph.outputs if output.alias is not None]
-    return any(alias.of == "input" and alias.index == number for alias in aliases)
-
 
 def rebuilt_view(alias: Alias, base: RuntimeValue, spec: TensorSpec, run: GraphRun) -> RuntimeValue:
     """The output that is, or views, `base`, which the graph knows as `spec`; it may be at another offset."""
@@ -261,10 +256,3 @@ def rebuilt_view(alias: Alias, base: RuntimeValue, spec: TensorSpec, run: GraphR
 
 def numbers(values: Sequence[Int], bound: Values) -> list[int]:
     return [evaluate(value, bound) if isinstance(value, Expr) else value for value in values]
-
-
-def same_constant(expected: object, found: object) -> bool:
-    """Equal in type and value; NaN equals NaN."""
-    if type(expected) is not type(found):
-        return False
-    return expected is found or bool(expected == found) or (expected != expected and found != found)

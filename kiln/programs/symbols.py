@@ -11,9 +11,9 @@ from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import symbols_in
 from kiln.graph.prims.meta import SUPPLIED
-from kiln.programs.errors import DamagedProgram
-from kiln.programs.shapes import ShapeRules
-from kiln.programs.signature import ProgramSignature
+from kiln.programs.call.errors import DamagedProgram
+from kiln.programs.call.shapes import ShapeRules
+from kiln.programs.call.signature import ProgramSignature
 from kiln.symbolic import Symbol, symbol
 from kiln.tensor.spec import ScalarSpec, Spec, TensorSpec
 

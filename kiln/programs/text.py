@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterator
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.text import spec_text
-from kiln.programs.shapes import ShapeRules
-from kiln.programs.signature import ArgumentLeaf, ProgramSignature, ResultLeaf
+from kiln.programs.call.shapes import ShapeRules
+from kiln.programs.call.signature import ArgumentLeaf, ProgramSignature, ResultLeaf
 
 
 def head(graph: Graph, signature: ProgramSignature, rules: ShapeRules) -> Iterator[str]:

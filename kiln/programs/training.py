@@ -18,8 +18,8 @@ from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Attr, Node
 from kiln.graph.ir.rewrite import rebuilt, with_inputs, without_dead_code
 from kiln.graph.prims.rows import PRIMS
-from kiln.programs.errors import NotATrainingProgram
-from kiln.programs.signature import ResultLeaf
+from kiln.programs.call.errors import NotATrainingProgram
+from kiln.programs.call.signature import ResultLeaf
 from kiln.support.records import dataclass
 from kiln.tensor.spec import TensorSpec
 

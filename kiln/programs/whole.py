@@ -21,25 +21,37 @@ from kiln.capture.interpreter.capture import Capture, capture_frame
 from kiln.capture.interpreter.core import MISSING, Effect
 from kiln.capture.interpreter.variables.object import AttributeEffect
 from kiln.graph.autograd.joint import JointGraph, make_joint
+from kiln.graph.ir.node import Node
 from kiln.graph.ops.eager_kernels import EagerKernels
 from kiln.graph.trace import Recorder, Trace
 from kiln.pipeline.modes import UnknownMode, unknown_mode, watch_current_device, without_autograd_observers
+from kiln.programs.call.errors import BadExportArgument, ExportChangesObject, UnknownResult
+from kiln.programs.call.tree import flatten
 from kiln.programs.dims import DimTable
-from kiln.programs.errors import BadExportArgument, ExportChangesObject
-from kiln.programs.tree import flatten
 from kiln.support.events import EventSink
 from kiln.support.gc_pause import GC_PAUSE
 from kiln.support.records import dataclass
 from kiln.symbolic import DimChoice, ShapeEnv
+from kiln.symbolic.node import to_sym
 from kiln.symbolic.reference import prove
+from kiln.tensor.spec import ScalarSpec
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class OutputMark:
-    """Stands for an output of the region while the results are put together."""
+    """Stands for an output of the region while the results are put together.
+
+    `value`: the symbol for its number, if the graph reads it.
+    """
 
     number: int
+    value: torch.SymInt | None = None
+
+    def item(self) -> torch.SymInt:
+        if self.value is None:
+            raise UnknownResult(function="the program", type="number read from a tensor")
+        return self.value
 
     def detach(self) -> OutputMark:
         return self
@@ -86,11 +98,24 @@ class RegionKeeper:
             self.torch_module = trace.torch_graph()  # before the backward is recorded
         if self.training and trace.needs_grad:
             self.joint = make_joint(recorder, trace)
-        marks = tuple([OutputMark(number) for number in range(len(trace.fake_outputs))])
+        values = integers_read(trace)
+        outputs = trace.graph.outputs
+        marks = tuple([OutputMark(number, values.get(output.value)) for number, output in enumerate(outputs)])
         return lambda *inputs: marks
 
     def dims(self, tensor: torch.Tensor, source: object) -> tuple[DimChoice, ...]:
         return self.table.choose(tensor)
+
+
+def integers_read(trace: Trace) -> dict[Node, torch.SymInt]:
+    """The symbols for integers that the graph reads from tensors, by the tensor."""
+    found: dict[Node, torch.SymInt] = {}
+    for node in trace.graph.nodes:
+        if node.op.name == "local_scalar" and isinstance(node.spec, ScalarSpec) and node.spec.value is not None:
+            made = to_sym(node.spec.value, trace.env)
+            if isinstance(made, torch.SymInt):
+                found[node.inputs[0]] = made
+    return found
 
 
 def entry_of(target: object) -> tuple[types.FunctionType, tuple[object, ...]]:

@@ -107,9 +107,9 @@ class ShapeEnv:
         self._guards += [ShapeGuard(bound) for bound in declared if isinstance(bound, Relation)]
         return made
 
-    def create_unbacked(self, *, lo: int = 0, hi: int | None = None) -> Symbol:
+    def create_unbacked(self, *, name: str | None = None, lo: int = 0, hi: int | None = None) -> Symbol:
         """A symbol without a hint; `lo` and `hi` are what its producer guarantees."""
-        made = symbol(f"u{len(self.unbacked)}")
+        made = symbol(name or f"u{len(self.unbacked)}")
         self.unbacked.append(made)
         self._declared[made] = Range(lo, hi)
         self._facts.declare(made, self._declared[made])

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import kiln
-from kiln.programs.errors import DamagedProgram, NotSavable
+from kiln.programs.call.errors import DamagedProgram, NotSavable
+from kiln.programs.call.tensors import read_tensors, write_tensors
+from kiln.programs.call.tree import LARGEST_DEPTH, flatten, tree_from_json
 from kiln.programs.file_reader import VERSION, program_from_bytes, read_members
 from kiln.programs.file_writer import program_bytes
-from kiln.programs.tensors import read_tensors, write_tensors
-from kiln.programs.tree import LARGEST_DEPTH, flatten, tree_from_json
 from kiln.support.errors import KilnError
 from kiln.symbolic import parse_int
 from kiln.tensor.content import elements

@@ -12,9 +12,11 @@ from typing import final
 
 import torch
 
-from kiln.programs.errors import WrongProgramInput
+from kiln.programs.call.errors import DamagedProgram, WrongProgramInput
+from kiln.programs.call.fields import LARGEST, Fields, Json
+from kiln.support.location import Location
 from kiln.support.records import dataclass
-from kiln.symbolic import Int, ShapeEnv, ShapeGuard, Symbol, evaluate, symbol
+from kiln.symbolic import Int, Relation, ShapeEnv, ShapeGuard, Symbol, evaluate, parse_relation, symbol
 from kiln.tensor.spec import ScalarSpec, TensorSpec, contiguous_strides
 
 Values = dict[Symbol, int]
@@ -73,6 +75,48 @@ class ShapeRules:
                     f"{name} = {bound[name]}" for name in sorted(constraint.relation.free_symbols(), key=str)
                 )
                 raise WrongProgramInput(problem=f"{used}", reason=f"the program needs {constraint.text()}")
+
+    def to_json(self) -> dict[str, Json]:
+        """The fields that `rules_from_fields` takes."""
+        return {
+            "ranges": [{"name": each.name, "low": each.low, "high": each.high} for each in self.ranges],
+            "constraints": [_constraint_to_json(guard) for guard in self.constraints],
+        }
+
+
+def rules_from_fields(fields: Fields) -> ShapeRules:
+    """Inverse of `ShapeRules.to_json`. Raises DamagedProgram."""
+    return ShapeRules(
+        tuple([_range(item) for item in fields.items("ranges")]),
+        tuple([_constraint(item) for item in fields.items("constraints")]),
+    )
+
+
+def _range(data: Json) -> SymbolRange:
+    fields = Fields(data, "range")
+    made = SymbolRange(fields.text("name"), fields.integer("low", LARGEST), fields.optional_integer("high", 1 << 63))
+    fields.finish()
+    return made
+
+
+def _constraint_to_json(guard: ShapeGuard) -> Json:
+    at = guard.location
+    place: Json = None if at is None else {"file": at.file, "line": at.line, "function": at.function}
+    return {"relation": str(guard.relation), "at": place}
+
+
+def _constraint(data: Json) -> ShapeGuard:
+    fields = Fields(data, "constraint")
+    relation, at = parse_relation(fields.text("relation")), fields.take("at")
+    fields.finish()
+    if not isinstance(relation, Relation):
+        raise DamagedProgram(problem=f"the constraint `{relation}` says nothing")
+    if at is None:
+        return ShapeGuard(relation)
+    place = Fields(at, "place of a constraint")
+    location = Location(place.text("file"), place.integer("line", 1 << 31), place.text("function"))
+    place.finish()
+    return ShapeGuard(relation, location)
 
 
 def rules_of(env: ShapeEnv, used: frozenset[Symbol]) -> ShapeRules:

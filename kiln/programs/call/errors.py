@@ -54,6 +54,13 @@ class BadExportArgument(KilnError):
     try_ = ("help(kiln.export) lists all arguments",)
 
 
+class CompilerNotLoaded(KilnError):
+    code = "KILN5107"
+    what = "this process cannot {work}"
+    why = "it has loaded a part of Kiln that does without the compiler"
+    try_ = ("load the program with kiln.load_program",)
+
+
 class NotSavable(KilnError):
     code = "KILN6101"
     what = "the program cannot be saved: {place} holds a `{type}`"

@@ -11,8 +11,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Union, final
 
-from kiln.programs.errors import DamagedProgram
+from kiln.programs.call.errors import DamagedProgram
 
+LARGEST = 1 << 48
+"""Above all sizes of tensors."""
 Json = Union[None, bool, int, float, str, Sequence["Json"], Mapping[str, "Json"]]  # noqa: UP007
 
 

@@ -16,8 +16,8 @@ from typing import cast, final
 
 from torch.utils import _pytree as pytree
 
-from kiln.programs.errors import DamagedProgram, NotSavable
-from kiln.programs.fields import Fields, Json
+from kiln.programs.call.errors import DamagedProgram, NotSavable
+from kiln.programs.call.fields import Fields, Json
 from kiln.support.records import dataclass
 
 Key = str | int
@@ -121,15 +121,15 @@ def _flat(value: object, leaves: list[object]) -> Tree:
     return Tree(kind, tuple([_flat(part, leaves) for part in parts]), (), context)
 
 
-def tree_from_json(data: Json, depth: int = 0) -> Tree:
-    """Inverse of `Tree.to_json`. Raises DamagedProgram."""
+def tree_from_json(data: Json, depth: int = 0, *, plain: bool = False) -> Tree:
+    """Inverse of `Tree.to_json`; `plain`: registered classes become dicts and tuples. Raises DamagedProgram."""
     if data is None:
         return LEAF
     if depth >= LARGEST_DEPTH:
         raise DamagedProgram(problem=f"containers are nested deeper than {LARGEST_DEPTH}")
     fields = Fields(data, "tree")
     name = fields.text("type")
-    children = tuple([tree_from_json(child, depth + 1) for child in fields.items("children")])
+    children = tuple([tree_from_json(child, depth + 1, plain=plain) for child in fields.items("children")])
     found = next((kind for kind, plain in PLAIN.items() if plain == name), None)
     if found is not None:
         keys = tuple([_key(key) for key in fields.items("keys")])
@@ -140,6 +140,12 @@ def tree_from_json(data: Json, depth: int = 0) -> Tree:
         return Tree(found, children, keys)
     if not name.startswith("registered "):
         raise DamagedProgram(problem=f"unknown container {name!r}")
+    if plain:
+        names = fields.optional_texts("keys")
+        fields.finish()
+        if names is None or len(set(names)) != len(children):
+            return Tree(tuple, children)
+        return Tree(dict, children, tuple(names))
     registered = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name.removeprefix("registered "))
     if registered is None or registered in PLAIN:
         problem = f"the class {name.removeprefix('registered ')!r} is not registered here; import its library first"

@@ -17,10 +17,9 @@ from typing import Literal, Union, final
 
 import torch
 
-from kiln.graph.ir.graph import Graph
-from kiln.programs.errors import DamagedProgram, NotSavable, WrongProgramInput
-from kiln.programs.fields import Fields, Json
-from kiln.programs.tree import Tree, flatten, tree_from_json
+from kiln.programs.call.errors import DamagedProgram, NotSavable, WrongProgramInput
+from kiln.programs.call.fields import Fields, Json
+from kiln.programs.call.tree import Tree, flatten, tree_from_json
 from kiln.support.records import dataclass
 from kiln.symbolic import Int, parse_int
 from kiln.tensor.dtypes import DTYPE_NAMES, DTYPES_BY_NAME
@@ -179,23 +178,26 @@ def constant_from_json(data: Json) -> Constant:
     raise DamagedProgram(problem="a constant is not a plain value")
 
 
-def signature_from_json(data: Json, graph: Graph) -> ProgramSignature:
-    """Inverse of `ProgramSignature.to_json`, checked against the graph. Raises DamagedProgram."""
+def signature_from_json(data: Json, inputs: int, outputs: int, *, plain: bool = False) -> ProgramSignature:
+    """Inverse of `ProgramSignature.to_json`, for a graph with so many inputs and outputs.
+
+    `plain`: dicts and tuples take the place of registered classes. Raises DamagedProgram.
+    """
     fields = Fields(data, "signature")
     states = tuple([_state(item) for item in fields.items("states")])
-    arguments = tuple([_argument(item, len(graph.inputs)) for item in fields.items("arguments")])
-    limits = {"output": len(graph.outputs), "argument": len(arguments), "state": len(states)}
+    arguments = tuple([_argument(item, inputs) for item in fields.items("arguments")])
+    limits = {"output": outputs, "argument": len(arguments), "state": len(states)}
     made = ProgramSignature(
         states,
         arguments,
         tuple([_result(item, limits) for item in fields.items("results")]),
         fields.texts("parameters"),
-        tree_from_json(fields.take("in_tree")),
-        tree_from_json(fields.take("out_tree")),
+        tree_from_json(fields.take("in_tree"), plain=plain),
+        tree_from_json(fields.take("out_tree"), plain=plain),
         fields.texts("gradients"),
     )
     fields.finish()
-    check_signature(made, graph)
+    check_signature(made, inputs, outputs)
     return made
 
 
@@ -229,19 +231,19 @@ def _result(data: Json, limits: Mapping[str, int]) -> ResultLeaf:
     return made
 
 
-def check_signature(signature: ProgramSignature, graph: Graph) -> None:
-    """Raise DamagedProgram unless the signature fits itself and the graph."""
+def check_signature(signature: ProgramSignature, inputs: int, outputs: int) -> None:
+    """Raise DamagedProgram unless the signature fits itself and the numbers of graph inputs and outputs."""
     names = [state.name for state in signature.states]
     numbers = sorted(leaf.number for leaf in signature.arguments if leaf.number is not None)
     trees = signature.in_tree, *signature.in_tree.children
     problems = {
         "a name of a parameter or buffer is used twice": len(set(names)) != len(names),
-        "its inputs are not those of the graph": numbers != list(range(len(names), len(graph.inputs))),
+        "its inputs are not those of the graph": numbers != list(range(len(names), inputs)),
         "the arguments do not fit their structure": signature.in_tree.size() != len(signature.arguments),
         "the results do not fit their structure": signature.out_tree.size() != len(signature.results),
         "the structure of the arguments is not (args, kwargs)": [tree.type for tree in trees] != [tuple, tuple, dict],
         "gradients are of unknown parameters": not set(signature.gradients) <= set(names),
-        "it has more gradients than outputs": len(signature.gradients) > len(graph.outputs),
+        "it has more gradients than outputs": len(signature.gradients) > outputs,
     }
     for problem, found in problems.items():
         if found:
