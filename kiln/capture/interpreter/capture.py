@@ -47,6 +47,7 @@ from kiln.capture.interpreter.builtins import (
     function_transforms,
     functions,
     identity,
+    leaf_gradients,
     legacy_tensors,
     math_functions,
     methods,
@@ -62,6 +63,7 @@ from kiln.capture.interpreter.builtins import (
 )
 from kiln.capture.interpreter.builtins.function_modes import break_before_modes
 from kiln.capture.interpreter.builtins.function_transforms import close_levels
+from kiln.capture.interpreter.builtins.leaf_gradients import forget_gradients
 from kiln.capture.interpreter.builtins.torch_functions import drop_unchanged_modes, restore_modes
 from kiln.capture.interpreter.codegen import BINDINGS, CodeWriter, emit_source, write_computed, write_number
 from kiln.capture.interpreter.core import MISSING, CaptureState, Effect, Policy, Value
@@ -101,10 +103,12 @@ from kiln.capture.interpreter.variables.made_class import detach, refuse_stand_i
 from kiln.capture.interpreter.variables.tensor import RegionInputs
 from kiln.graph.autograd.errors import BackwardRaises
 from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.history import mark_freed
 from kiln.graph.trace.inputs import Dims, InputRecord
 from kiln.graph.trace.recorder import Recorder
 from kiln.graph.trace.trace import Trace
 from kiln.runtime.checked_region import run_checked
+from kiln.runtime.freed_history import with_freed_history
 from kiln.runtime.guards.guard import Guard
 from kiln.runtime.guards.source import CellObjectSource, CellSource, LocalSource, Source
 from kiln.runtime.host_draws import HostDraws
@@ -142,6 +146,7 @@ REGISTERED = (
         logger,
         math_functions,
     ),
+    leaf_gradients,
     *(methods, module, numpy_constants, numpy_functions, objects, polyfilled, tensor),
     *(build, control, match, operators, stack),
     tensor_data,
@@ -302,6 +307,7 @@ def leave(state: CaptureState) -> None:
     state.part(Draws).put_back()
     close_levels(state)
     release(state)
+    forget_gradients(state)
     restore_modes(state)
     detach(state)
     state.close()
@@ -465,6 +471,7 @@ def finish(
     checks = [(writer.output(condition), expected) for condition, expected in conditions(s)]
     if writer.outputs or has_effects(recorder) or is_checked(s):
         trace = recorder.finish(writer.outputs)
+        mark_freed(recorder, trace)
         refuse_unchecked(s, trace.graph)
         refuse_own_leaves(s, trace)
         refuse_shared_history(s, trace)
@@ -676,6 +683,12 @@ def write_region_call(
     head.op("UNPACK_SEQUENCE", len(names))
     for name in names:
         head.op("STORE_FAST", name)
+    for number, message in region.trace.freed.items():
+        head.const(with_freed_history)
+        head.op("LOAD_FAST", names[number])
+        head.const(message)
+        head.call(2)
+        head.op("STORE_FAST", names[number])
     for name, method in leaf_methods(region.trace, names):
         head.op("LOAD_FAST", name)
         head.op("LOAD_ATTR", method)

@@ -9,7 +9,7 @@ its original says.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -192,3 +192,22 @@ def value_of_state(x: object) -> object:
     if not isinstance(x, torch.Tensor):
         return x
     return x.double() if torch.compiler.is_compiling() and x.is_floating_point() else x.item()
+
+
+def grouped_tensors(
+    lists: Sequence[Sequence[torch.Tensor | None]], with_indices: bool = False
+) -> dict[tuple[torch.device, torch.dtype], tuple[list[list[object]], list[int]]]:
+    """`torch._C._group_tensors_by_device_and_dtype`: the first list, which has no None, decides."""
+    groups: dict[tuple[torch.device, torch.dtype], tuple[list[list[object]], list[int]]] = {}
+    for index, first in enumerate(lists[0]):
+        assert first is not None
+        key = first.device, first.dtype
+        if key not in groups:
+            groups[key] = [[] for _ in lists], []
+        parts, indices = groups[key]
+        for part, tensors in zip(parts, lists, strict=True):
+            if tensors:
+                part.append(tensors[index])
+        if with_indices:
+            indices.append(index)
+    return groups

@@ -111,7 +111,7 @@ def holds(function: object) -> bool:
 def is_bound_outside(function: object) -> bool:
     """Whether it is a method bound to an object that it may change, such as `lock.__exit__` or `stream.write`."""
     owner = getattr(function, "__self__", None)
-    return not (owner is None or isinstance(owner, (types.ModuleType, type, *PURE_TYPES)))
+    return id(function) not in _PURE and not (owner is None or isinstance(owner, (types.ModuleType, type, *PURE_TYPES)))
 
 
 def is_confined_class(cls: type) -> bool:

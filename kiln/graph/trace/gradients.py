@@ -1,4 +1,10 @@
-"""`torch.autograd.grad` on fakes: the engine runs under the recording mode, so its operations join the graph."""
+"""`torch.autograd.grad` and `loss.backward()` on fakes: the engine runs under the recording mode.
+
+    loss.backward()      5  function  accumulated_gradients  ((loss,), (None,), (w, b), (None, %w_grad), False, False)
+                         returns the gradients that w and b have then; what w had is added to in place
+
+The operations join the graph of the forward. In the log a backward is a function of the gradients that were there.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +13,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from kiln.graph.trace.fake import FakeTensor
+
 _run_backward = torch.autograd.Variable._execution_engine.run_backward
 Tensors = Tensor | Sequence[Tensor]
+OptionalTensors = Sequence[Tensor | None]
 
 
 def gradients(
@@ -52,6 +61,39 @@ def gradients(
             for grad, x in zip(found, leaves, strict=True)
         ]
     return dict(zip(named, found, strict=True)) if named is not None else tuple(found)
+
+
+def accumulated_gradients(
+    roots: Sequence[Tensor],
+    tangents: OptionalTensors,
+    leaves: Sequence[Tensor],
+    before: OptionalTensors,
+    retain_graph: bool,
+    create_graph: bool,
+    partial: bool = False,
+) -> list[Tensor | None]:
+    """The gradients of `leaves`, which had `before`, after a backward. With `partial` the engine goes to them only."""
+    given = tuple([_tangent(root, tangent) for root, tangent in zip(roots, tangents, strict=True)])
+    if all(type(leaf) is FakeTensor for leaf in leaves):
+        wanted = tuple(leaves) if partial else ()
+        _run_backward(
+            tuple(roots), given, retain_graph, create_graph, wanted, allow_unreachable=True, accumulate_grad=True
+        )
+        return [leaf.grad for leaf in leaves]
+    found = _run_backward(
+        tuple(roots), given, retain_graph, create_graph, tuple(leaves), allow_unreachable=True, accumulate_grad=False
+    )
+    with torch.set_grad_enabled(create_graph):
+        return [_accumulated(*each) for each in zip(leaves, before, found, strict=True)]
+
+
+def _accumulated(leaf: Tensor, before: Tensor | None, new: Tensor | None) -> Tensor | None:
+    """What autograd stores in `leaf.grad`: a tensor of its own, in the layout of the leaf."""
+    if new is None:
+        return before
+    if before is not None:
+        return before + new if torch.is_grad_enabled() else before.add_(new)
+    return torch.empty_like(leaf).copy_(new)
 
 
 def as_tuple(tensors: Tensors) -> tuple[Tensor, ...]:

@@ -16,6 +16,7 @@ import torch
 import torch.fx
 
 from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.gradients import accumulated_gradients
 from kiln.support.location import Location
 from kiln.support.records import dataclass
 
@@ -142,6 +143,8 @@ def target_name(target: Target) -> str:
         return f"Tensor.{target}"
     if isinstance(target, ControlFlow):
         return f"torch.{target.kind}"
+    if target is accumulated_gradients:
+        return "Tensor.backward"
     module = getattr(target, "__module__", None) or ""
     name = getattr(target, "__qualname__", None) or getattr(target, "__name__", None) or repr(target)
     module = _SHORT.get(module, module)

@@ -33,6 +33,7 @@ from kiln.graph.trace.custom_function import Backward, attach
 from kiln.graph.trace.fake import FakeTensor, innermost, is_wrapped
 from kiln.graph.trace.finish import build_graph, refuse_lost_history
 from kiln.graph.trace.fused_optimizers import FUSED
+from kiln.graph.trace.gradients import accumulated_gradients
 from kiln.graph.trace.inputs import Dims, InputTable
 from kiln.graph.trace.log import NOWHERE, CallKind, ControlFlow, Target, TorchCall, target_name
 from kiln.graph.trace.mode import RecordingMode
@@ -93,9 +94,9 @@ def alike(old: object, new: object) -> bool:
 def changes_state(target: Target) -> bool:
     """Whether, by its name, it changes a tensor: `detach_`, `requires_grad_`, `register_hook`."""
     if not isinstance(target, str):
-        return target is set_data
+        return target is set_data or target is accumulated_gradients
     in_place = target.endswith("_") and not target.endswith("__")
-    return in_place or target in ("retain_grad", "register_hook", "backward")
+    return in_place or target in ("retain_grad", "register_hook")
 
 
 def forget_effects(mode: RecordingMode, first: int) -> None:
@@ -268,7 +269,11 @@ class Recorder:
         self.calls.append(TorchCall(len(self.calls), "setstate", kind, (value,), {}, None, location, stack))
 
     def run_backward(
-        self, outputs: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
+        self,
+        outputs: Sequence[torch.Tensor],
+        tangents: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        retain_graph: bool = False,
     ) -> list[torch.Tensor | None]:
         """Gradients of `inputs`, recorded as nodes of the backward direction."""
         self.emit.origin = Origin("backward", len(self.calls), None, backward=True)
@@ -278,7 +283,7 @@ class Recorder:
                 grads = _run_backward(
                     tuple(outputs),
                     tuple(tangents),
-                    False,
+                    retain_graph,
                     False,
                     tuple(inputs),
                     allow_unreachable=True,
@@ -321,11 +326,8 @@ class Recorder:
         self.emit.origin = None
         refuse_lost_history(self._mode, outputs)
         graph = build_graph(self._mode, self.inputs, list(outputs))
-        _push(self._mode)  # autograd computes the gradient function of a view on demand
-        try:
+        with recording(self):  # autograd computes the gradient function of a view on demand
             leaves = tuple([fake.is_leaf for fake in outputs])
-        finally:
-            _pop(None)
         return Trace(
             list(self.calls),
             list(self.inputs),
@@ -336,6 +338,16 @@ class Recorder:
             protected_views(outputs),
             self._constants.tensors,
         )
+
+
+@contextmanager
+def recording(recorder: Recorder) -> Iterator[None]:
+    """What is done within belongs to the recording, and to no call of the log."""
+    _push(recorder._mode)
+    try:
+        yield
+    finally:
+        _pop(None)
 
 
 @contextmanager

@@ -36,6 +36,8 @@ class Trace:
     creations: tuple[tuple[int, int], ...] = ()
     """The outputs that are views which eager forbids to change in place, with torch's reason (`CreationMeta`)."""
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    freed: dict[int, str] = field(default_factory=dict)
+    """The outputs that a backward in the region has differentiated and freed, with the error of another one."""
 
     @property
     def used_inputs(self) -> list[InputRecord]:

@@ -38,6 +38,7 @@ POLYFILLS: dict[Hashable, object] = {
     record_function.__enter__: polyfills.record_function_enter,
     record_function.__exit__: polyfills.record_function_exit,
     _get_value: polyfills.value_of_state,
+    torch._C._group_tensors_by_device_and_dtype: polyfills.grouped_tensors,
 }
 """The original -> the function that is interpreted in its place."""
 

@@ -14,9 +14,10 @@ from typing import final
 import torch
 
 from kiln.capture.interpreter.breaks import UnsupportedAttribute, UnsupportedCall
+from kiln.capture.interpreter.builtins.leaf_gradients import write_gradient
 from kiln.capture.interpreter.core import Args, CaptureState, Codegen, Kwargs, Value, handles
 from kiln.capture.interpreter.effects import SideEffect
-from kiln.capture.interpreter.variables.tensor import SETTABLE, Tensor, TensorAttributeEffect, record
+from kiln.capture.interpreter.variables.tensor import SETTABLE, Tensor, record
 from kiln.graph.trace.fake import is_wrapped
 from kiln.graph.trace.set_data import set_data
 from kiln.support.records import dataclass
@@ -68,27 +69,13 @@ def assign_data(s: CaptureState, tensor: Tensor, value: Value | None) -> None:
         raise refused("data", "the tensor has no path from the arguments of the frame")
 
 
-def assign_grad(s: CaptureState, tensor: Tensor, value: Value | None) -> None:
-    if tensor.source is None or not tensor.fake.is_leaf or is_wrapped(tensor.fake) or value is None:
-        raise refused("grad", "it is set on a tensor that is made in the frame")
-    if isinstance(value, Tensor):
-        old, new = tensor.fake, value.fake
-        if is_wrapped(new) or (old.dtype, old.device, old.shape) != (new.dtype, new.device, new.shape):
-            raise refused("grad", "it is set to a tensor of another dtype, device or size")
-    elif value.constant(s) is not None:
-        raise refused("grad", "it is set to something else than a tensor")
-    s.counters.unguarded += 1
-    tensor.attrs["grad"] = value
-    s.effects.note(TensorAttributeEffect(tensor, "grad"))
-
-
 def assign_requires_grad(s: CaptureState, tensor: Tensor, value: Value | None) -> None:
     if value is None or value.python_type() is not bool:
         raise refused("requires_grad", "it is set to something else than a truth value")
     record(s, "requires_grad_", [tensor, value], {})
 
 
-SETTABLE.update(data=assign_data, grad=assign_grad, requires_grad=assign_requires_grad)
+SETTABLE.update(data=assign_data, grad=write_gradient, requires_grad=assign_requires_grad)
 
 
 @handles(torch.Tensor._make_subclass)

@@ -62,10 +62,11 @@ from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import List, Slice, Tuple
 from kiln.graph.trace.fake import FakeTensor, is_wrapped
+from kiln.graph.trace.gradients import accumulated_gradients
 from kiln.graph.trace.log import Target, target_name
 from kiln.graph.trace.recorder import changes_state
 from kiln.runtime.guards.guard import GuardKind
-from kiln.runtime.guards.source import DictAttrSource, GradSource, ItemSource, LocalSource, OffsetSource, Source
+from kiln.runtime.guards.source import DictAttrSource, ItemSource, LocalSource, OffsetSource, Source
 from kiln.support.records import dataclass
 from kiln.symbolic import DataDependentSize, NoHint, Symbol
 from kiln.symbolic.values import Given, Real
@@ -91,7 +92,9 @@ NUMBER_METHODS = names("item __int__ __float__ __index__")
 READ_METHODS = NUMBER_METHODS | names("tolist")
 VALUE_METHODS = PLAIN_METHODS | names("tolist __bool__ __array__ data_ptr untyped_storage storage")
 """They read values."""
-HANDLED_METHODS = {name: getattr(torch.Tensor, name) for name in names("register_hook retain_grad numpy as_subclass")}
+HANDLED_METHODS = {
+    name: getattr(torch.Tensor, name) for name in names("register_hook retain_grad numpy as_subclass backward")
+}
 """Methods with a handler."""
 IN_PLACE = frozenset(
     f"{mark}{name}{mark}"
@@ -180,9 +183,8 @@ class Tensor(Value):
             return s.wrap(getattr(self.fake, name), None)
         if name == "__class__":
             return s.wrap(self.python_type(), None)
-        if name == "grad" and self.source is not None and self.original is not None and self.original.is_leaf:
-            s.part(RegionInputs).asked_is_leaf.add(id(self.fake))
-            return s.wrap(self.original.grad, GradSource(self.source))
+        if name in READABLE and self.fake.is_leaf and not is_wrapped(self.fake):
+            return READABLE[name](s, self)
         if name == "grad_fn" and self.fake.is_leaf:
             s.part(RegionInputs).asked_is_leaf.add(id(self.fake))
             return s.const(None)
@@ -280,6 +282,8 @@ def seen_read(s: CaptureState, value: Tensor, name: str) -> Value | None:
     return s.see(s, getter.__get__, [value], {}, True)
 
 
+READABLE: dict[str, Callable[[CaptureState, Tensor], Value]] = {}
+"""How attributes of leaves are read that the program may write."""
 SETTABLE: dict[str, Callable[[CaptureState, Tensor, Value | None], None]] = {}
 """How attributes that torch defines are set; None deletes."""
 
@@ -522,8 +526,6 @@ class TensorMethod(Value):
         if (handler := HANDLERS.get(HANDLED_METHODS.get(name))) is not None:
             refuse_unread(HANDLED_METHODS[name], handler, kwargs)
             return handler(s, [self.tensor, *args], kwargs)
-        if name == "backward":
-            refuse_outside_gradients(s)
         return record(s, name, [self.tensor, *args], kwargs)
 
     def emit(self, g: Codegen) -> None:
@@ -647,7 +649,7 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
     return from_torch(s, result)
 
 
-UNSEEN = ("torch._C._functorch",)
+UNSEEN = ("torch._C._functorch", accumulated_gradients.__module__)
 """Modules of functions that no mode sees."""
 MODE_RULES: dict[tuple[str, str], Handler] = {}
 """What modes of torch do whose code is not interpreted, by module and class."""
@@ -712,12 +714,6 @@ def guard_offsets(s: CaptureState, tensor: Tensor) -> None:
     for found in s.part(RegionInputs).tensors:
         if found.fake.storage_view.storage is storage:
             s.guard(OffsetSource(found.source), GuardKind.EQUALS, found.real.storage_offset())
-
-
-def refuse_outside_gradients(s: CaptureState) -> None:
-    """Break where `backward` sets `.grad` on tensors outside of the region."""
-    if any(needing_gradients(s)):
-        raise UnsupportedCall(function="Tensor.backward", why="it stores gradients on tensors outside of the region")
 
 
 def settled(s: CaptureState, value: Value) -> Value:

@@ -1,0 +1,244 @@
+"""`.grad` of leaves, and `loss.backward()`, which writes it.
+
+    loss.backward()        recorded on the fakes; w.grad is a result of the region      effect: w.grad = <result>
+    w.grad = None          effect; where nothing reads the old gradient, it is dropped before the region runs
+
+What a leaf from outside had is guarded: None, or a tensor, which a backward then adds to in place. Autograd runs on
+fakes as it does in eager, so that order, layouts and shared memory of gradients are eager's. Breaks: gradients that
+leave the region through the history of an input, or for tensors of subclasses; hooks on leaves from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import field
+from functools import partial
+from typing import final
+
+import torch
+
+from kiln.capture.interpreter.breaks import UnsupportedAttribute, UnsupportedCall
+from kiln.capture.interpreter.builtins.torch_functions import NONE
+from kiln.capture.interpreter.core import Args, CaptureState, Codegen, Kwargs, Value, handles
+from kiln.capture.interpreter.effects import SideEffect
+from kiln.capture.interpreter.variables.sequence import List, Tuple
+from kiln.capture.interpreter.variables.tensor import (
+    READABLE,
+    FinalCheck,
+    RegionInputs,
+    Tensor,
+    from_torch,
+    here,
+    record,
+)
+from kiln.graph.trace.fake import FakeTensor, is_wrapped
+from kiln.graph.trace.gradients import accumulated_gradients
+from kiln.graph.trace.history import leaves_behind
+from kiln.runtime.guards.guard import GuardKind
+from kiln.runtime.guards.source import AttrSource, GradSource
+from kiln.support.records import dataclass
+
+BACKWARD = "Tensor.backward"
+HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+@final
+@dataclass
+class KnownGradient:
+    """`leaf.fake.grad` is what the program sees. `before`: what the leaf had, guarded; None where it was not read."""
+
+    leaf: Tensor
+    before: Value | None
+    cleared: bool = False
+    """Whether it was first set to None."""
+
+
+@final
+@dataclass
+class LeafGradients:
+    """The leaves from outside (by `id` of the fake) whose gradients the capture knows."""
+
+    known: dict[int, KnownGradient] = field(default_factory=dict)
+    hooked: set[int] = field(default_factory=set)
+    """The leaves that are guarded to have no hooks."""
+
+
+def read_gradient(s: CaptureState, leaf: Tensor) -> Value:
+    """The present `.grad` of a leaf."""
+    if leaf.source is not None and leaf.original is not None:
+        gradients = s.part(LeafGradients).known
+        known = gradients.get(id(leaf.fake))
+        if known is None:
+            s.part(RegionInputs).asked_is_leaf.add(id(leaf.fake))
+            before = s.wrap(leaf.original.grad, GradSource(leaf.source))
+            if not (isinstance(before, Tensor) or before.is_constant):
+                return before  # of a subclass
+            leaf.fake.grad = before.fake if isinstance(before, Tensor) else None
+            known = gradients[id(leaf.fake)] = KnownGradient(leaf, before)
+        if known.before is not None and known.before.is_constant and leaf.fake.grad is None:
+            return known.before
+    grad = leaf.fake.grad
+    return s.const(None) if grad is None else from_torch(s, grad)
+
+
+def write_gradient(s: CaptureState, leaf: Tensor, value: Value | None) -> None:
+    if leaf.source is None or not leaf.fake.is_leaf or is_wrapped(leaf.fake) or value is None:
+        raise refused("it is set on a tensor that is made in the frame")
+    if isinstance(value, Tensor):
+        old, new = leaf.fake, value.fake
+        if is_wrapped(new) or (old.dtype, old.device, old.shape) != (new.dtype, new.device, new.shape) or old is new:
+            raise refused("it is set to a tensor of another dtype, device or size")
+    elif value.constant(s) is not None:
+        raise refused("it is set to something else than a tensor")
+    s.counters.unguarded += 1
+    known = s.part(LeafGradients).known.setdefault(id(leaf.fake), KnownGradient(leaf, None))
+    leaf.fake.grad = value.fake if isinstance(value, Tensor) else None
+    note_written(s, known)
+
+
+def refused(why: str) -> UnsupportedAttribute:
+    return UnsupportedAttribute(name="grad", type="Tensor", why=why)
+
+
+READABLE["grad"] = read_gradient
+
+
+def note_written(s: CaptureState, known: KnownGradient) -> None:
+    effect = GradientEffect(known.leaf)
+    if s.effects.find(effect.key) is None:
+        known.cleared = known.leaf.fake.grad is None
+    s.effects.note(effect)
+
+
+@final
+@dataclass(frozen=True)
+class GradientEffect(SideEffect):
+    """A leaf from outside has another gradient."""
+
+    leaf: Tensor
+    writes = True
+
+    @property
+    def key(self) -> Hashable:
+        return "gradient", id(self.leaf)
+
+    def emit(self, g: Codegen) -> None:
+        grad = self.leaf.fake.grad
+        g.emit(NONE if grad is None else from_torch(g.state, grad))
+        g.emit(self.leaf)
+        g.body.op("STORE_ATTR", "grad")
+
+
+# The backward.
+
+
+@handles(torch.Tensor.backward)
+def tensor_backward(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    given = bound(("self", "gradient", "retain_graph", "create_graph", "inputs"), args, kwargs)
+    return run_backward(s, [given["self"]], given.get("gradient"), given)
+
+
+@handles(torch.autograd.backward)
+def autograd_backward(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    names = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
+    given = bound(names, args, kwargs)
+    if not is_none(s, given.get("grad_variables")):
+        raise unsupported("it is given `grad_variables`")
+    return run_backward(s, listed(s, given["tensors"]), given.get("grad_tensors"), given)
+
+
+def bound(names: Sequence[str], args: Args, kwargs: Kwargs) -> dict[str, Value]:
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def is_none(s: CaptureState, value: Value | None) -> bool:
+    return value is None or (value.is_constant and value.constant(s) is None)
+
+
+def listed(s: CaptureState, value: Value | None) -> list[Value]:
+    """A tensor, or the items of a list or tuple."""
+    if isinstance(value, List | Tuple):
+        return list(value.items(s))
+    return [] if is_none(s, value) or value is None else [value]
+
+
+def unsupported(why: str) -> UnsupportedCall:
+    return UnsupportedCall(function=BACKWARD, why=why)
+
+
+def run_backward(s: CaptureState, roots: list[Value], tangents: Value | None, given: dict[str, Value]) -> Value:
+    """Differentiate the recording so far; the gradients of leaves from outside are effects."""
+    given_tangents = listed(s, tangents) or [NONE] * len(roots)
+    wanted = None if is_none(s, given.get("inputs")) else listed(s, given.get("inputs"))
+    if wanted == [] or len(given_tangents) != len(roots):
+        raise unsupported("eager raises an error")
+    plain = [tensor_of(value) for value in (*roots, *(wanted or ()))]
+    tensors = plain[: len(roots)]
+    leaves = [from_torch(s, fake) for fake in reached(s, tensors)] if wanted is None else plain[len(roots) :]
+    flags = [given.get(name) for name in ("retain_graph", "create_graph")]
+    create = flags[1] is not None and bool(flags[1].constant(s))
+    retain = create if flags[0] is None or is_none(s, flags[0]) else bool(flags[0].constant(s))
+    targets = [accept(s, tensor_of(leaf)) for leaf in leaves]
+    before = [leaf.get_attr(s, "grad") for leaf in targets]
+    s.counters.unguarded += 1  # a repeated layer would write other gradients
+    record(
+        s,
+        accumulated_gradients,
+        [
+            *(Tuple(list(tensors)), Tuple(given_tangents), Tuple(list(targets)), Tuple(before)),
+            *(s.const(retain), s.const(create), s.const(wanted is not None)),
+        ],
+        {},
+    )
+    gradients = s.part(LeafGradients).known
+    for leaf, old in zip(targets, before, strict=True):
+        known = gradients.get(id(leaf.fake))
+        if known is not None and leaf.fake.grad is not (old.fake if isinstance(old, Tensor) else None):
+            note_written(s, known)
+    return NONE
+
+
+def tensor_of(value: Value) -> Tensor:
+    if not isinstance(value, Tensor) or is_wrapped(value.fake):
+        raise unsupported(f"it is given a {value.type_name()}")
+    return value
+
+
+def reached(s: CaptureState, roots: Sequence[Tensor]) -> list[FakeTensor]:
+    """The leaves behind `roots`. Raises where gradients go on outside of the region."""
+    leaves = leaves_behind(s.recorder, [root.fake for root in roots])
+    if leaves is None:
+        raise unsupported("gradients flow into the history of an input of the region")
+    return leaves
+
+
+def accept(s: CaptureState, leaf: Tensor) -> Tensor:
+    """A tensor that gets a gradient here; guards that it has no hooks."""
+    inputs, gradients = s.part(RegionInputs), s.part(LeafGradients)
+    if leaf.original is None:
+        if leaf.fake.is_outer:
+            raise unsupported("it stores gradients on a tensor of a subclass")
+        if leaf.fake.is_leaf:
+            check = partial(is_used_outside, leaf.fake)
+            inputs.final_checks.append(FinalCheck(check, BACKWARD, here(s)))
+        return leaf
+    if leaf.source is None or not leaf.fake.is_leaf or not leaf.original.is_leaf or not leaf.fake.requires_grad:
+        raise unsupported("it stores gradients on tensors outside of the region")
+    if id(leaf.fake) not in gradients.hooked:
+        gradients.hooked.add(id(leaf.fake))
+        if any(getattr(leaf.original, name) for name in HOOKS):
+            raise unsupported("a tensor that gets a gradient has a hook")
+        for name in HOOKS:
+            s.guard(AttrSource(leaf.source, name), GuardKind.EMPTY_DICT)
+    return leaf
+
+
+def is_used_outside(fake: FakeTensor, outputs: list[FakeTensor]) -> str:
+    used = fake.grad is not None and any(output is fake for output in outputs)
+    return "a tensor made in the region gets a gradient and leaves it" if used else ""
+
+
+def forget_gradients(s: CaptureState) -> None:
+    """Gradients with a history form cycles of fakes."""
+    for known in s.part(LeafGradients).known.values():
+        known.leaf.fake.grad = None

@@ -1,0 +1,69 @@
+"""What is behind a fake in the graph of autograd, which is that of eager.
+
+loss = (w * x).sum()        loss.grad_fn: SumBackward -> MulBackward -> AccumulateGrad(w)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from kiln.graph.ir.rewrite import has_effect
+from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.gradients import accumulated_gradients
+from kiln.graph.trace.inputs import DERIVED
+from kiln.graph.trace.recorder import Recorder, recording
+from kiln.graph.trace.trace import Trace
+
+BACKWARDS = (accumulated_gradients, torch.autograd.grad)
+"""Calls that may free what autograd saved."""
+
+
+def leaves_behind(recorder: Recorder, roots: Sequence[FakeTensor]) -> list[FakeTensor] | None:
+    """The leaves that a backward of `roots` reaches, in its order; None if it goes on behind an input."""
+    with recording(recorder):  # autograd computes the gradient function of a view on demand
+        waiting = [root.grad_fn for root in roots if root.grad_fn is not None]
+        found = {id(root): root for root in roots if root.grad_fn is None and root.requires_grad}
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if node.name() == DERIVED:
+            return None
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            found[id(leaf)] = leaf
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return list(found.values())
+
+
+def mark_freed(recorder: Recorder, trace: Trace) -> None:
+    """Find the results whose history a backward in the recording has freed; for the graph they have none."""
+    if not any(call.target in BACKWARDS for call in trace.calls):
+        return
+    freed: dict[int, str] = {}
+    first = len(recorder.nodes)
+    for number, (fake, output) in enumerate(zip(trace.fake_outputs, trace.graph.outputs, strict=True)):
+        if output.requires_grad and not trace.leaves[number] and (message := error_of_backward(recorder, fake)):
+            freed[number] = message
+    recorder.nodes[first:] = [node for node in recorder.nodes[first:] if not has_effect(node)]
+    if freed:
+        outputs = enumerate(trace.graph.outputs)
+        marked = [replace(output, requires_grad=False) if number in freed else output for number, output in outputs]
+        trace.graph, trace.freed = replace(trace.graph, outputs=tuple(marked)), freed
+
+
+def error_of_backward(recorder: Recorder, root: FakeTensor) -> str:
+    """What autograd says about a backward of `root`; "" if nothing."""
+    leaves = [record.leaf for record in recorder.inputs if record.requires_grad]
+    try:
+        with recording(recorder):
+            tangent = torch.ones_like(root)
+        recorder.run_backward([root], [tangent], leaves, retain_graph=True)
+    except RuntimeError as error:
+        return str(error)
+    return ""
