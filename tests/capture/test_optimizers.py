@@ -178,4 +178,4 @@ def test_steps_that_call_the_program_back(search: str | None) -> None:
     options = {"cache": False}
     got = train(lambda step: compiled.append(kiln.compile(step, backend="eager", options=options)) or compiled[0])
     torch.testing.assert_close(got, train(lambda step: step), rtol=1e-4, atol=1e-5)
-    assert compiled[0].report().compiles <= 40
+    assert compiled[0].report().compiles <= 50

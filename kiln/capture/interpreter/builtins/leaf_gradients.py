@@ -64,8 +64,10 @@ class LeafGradients:
 
 
 def read_gradient(s: CaptureState, leaf: Tensor) -> Value:
-    """The present `.grad` of a leaf."""
+    """The present `.grad` of a leaf, or of a tensor from outside that may retain it."""
     if leaf.source is not None and leaf.original is not None:
+        if not leaf.original.is_leaf:
+            return s.wrap(leaf.original.grad, GradSource(leaf.source))
         gradients = s.part(LeafGradients).known
         known = gradients.get(id(leaf.fake))
         if known is None:
@@ -216,11 +218,10 @@ def accept(s: CaptureState, leaf: Tensor) -> Tensor:
     """A tensor that gets a gradient here; guards that it has no hooks."""
     inputs, gradients = s.part(RegionInputs), s.part(LeafGradients)
     if leaf.original is None:
-        if leaf.fake.is_outer:
-            raise unsupported("it stores gradients on a tensor of a subclass")
-        if leaf.fake.is_leaf:
-            check = partial(is_used_outside, leaf.fake)
-            inputs.final_checks.append(FinalCheck(check, BACKWARD, here(s)))
+        if leaf.fake.is_outer or not leaf.fake.is_leaf:
+            raise unsupported("it stores gradients on a tensor of a subclass, or on one that is no leaf")
+        check = partial(is_used_outside, leaf.fake)
+        inputs.final_checks.append(FinalCheck(check, BACKWARD, here(s)))
         return leaf
     if leaf.source is None or not leaf.fake.is_leaf or not leaf.original.is_leaf or not leaf.fake.requires_grad:
         raise unsupported("it stores gradients on tensors outside of the region")

@@ -183,7 +183,7 @@ class Tensor(Value):
             return s.wrap(getattr(self.fake, name), None)
         if name == "__class__":
             return s.wrap(self.python_type(), None)
-        if name in READABLE and self.fake.is_leaf and not is_wrapped(self.fake):
+        if name in READABLE and not is_wrapped(self.fake) and (self.fake.is_leaf or self.source is not None):
             return READABLE[name](s, self)
         if name == "grad_fn" and self.fake.is_leaf:
             s.part(RegionInputs).asked_is_leaf.add(id(self.fake))

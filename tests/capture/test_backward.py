@@ -1,0 +1,325 @@
+"""`backward()` and `torch.autograd.grad` inside of a region: results, gradients and history as in eager."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import kiln
+
+Program = Callable[["Net", Tensor], Any]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.unused = nn.Parameter(torch.ones(2))
+        self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+        self.transposed = nn.Parameter(torch.ones(3, 4).t())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x))) * self.frozen + x @ self.transposed
+
+
+def plain(net: Net, x: Tensor) -> Any:
+    loss = net(x).square().mean()
+    loss.backward()
+    return loss.detach()
+
+
+def returned_loss(net: Net, x: Tensor) -> Any:
+    loss = net(x).square().mean()
+    loss.backward()
+    return loss
+
+
+def nothing_saved(net: Net, x: Tensor) -> Any:
+    loss = net.unused.sum() + net.frozen.sum()
+    loss.backward()
+    return loss
+
+
+def cleared_first(net: Net, x: Tensor) -> Any:
+    for p in net.parameters():
+        p.grad = None
+    return plain(net, x)
+
+
+def zeroed_first(net: Net, x: Tensor) -> Any:
+    net.zero_grad(set_to_none=False)
+    return plain(net, x)
+
+
+def cleared_and_read(net: Net, x: Tensor) -> Any:
+    old = net.unused.grad
+    net.zero_grad()
+    loss = net(x).sum() + net.unused.prod()
+    loss.backward()
+    return old, net.unused.grad
+
+
+def micro_batches(net: Net, x: Tensor) -> Any:
+    net.zero_grad()
+    losses = []
+    for part in x.split(2):
+        loss = net(part).square().mean() / 3
+        loss.backward()
+        losses.append(loss.detach())
+    return torch.stack(losses)
+
+
+def two_losses(net: Net, x: Tensor) -> Any:
+    y = net(x)
+    a, b = y.sum(), y.square().sum()
+    a.backward(retain_graph=True)
+    b.backward()
+    return a, b
+
+
+def retained(net: Net, x: Tensor) -> Any:
+    loss = net(x).square().sum()
+    loss.backward(retain_graph=True)
+    return loss
+
+
+def given_gradient(net: Net, x: Tensor) -> Any:
+    y = net(x)
+    y.backward(torch.ones_like(y) * 2)
+    return y
+
+
+def several_roots(net: Net, x: Tensor) -> Any:
+    y = net(x)
+    torch.autograd.backward([y, y.sum()], [y.detach(), None])
+
+
+def some_inputs(net: Net, x: Tensor) -> Any:
+    loss = net(x).square().sum()
+    loss.backward(inputs=[net.first.weight, net.second.bias])
+    return loss
+
+
+def one_input(net: Net, x: Tensor) -> Any:
+    net(x).square().sum().backward(inputs=net.transposed)
+
+
+def inner_input(net: Net, x: Tensor) -> Any:
+    h = net.first(x)
+    h.tanh().sum().backward(inputs=[h, net.first.bias])
+    return h.grad
+
+
+def retained_result(net: Net, x: Tensor) -> Any:
+    h = net.first(x)
+    h.retain_grad()
+    h.tanh().sum().backward()
+    return h.grad
+
+
+def gradient_used(net: Net, x: Tensor) -> Any:
+    net.zero_grad()
+    plain(net, x)
+    return net.first.weight.grad * 2, net.first.weight.grad.is_leaf, net.first.weight.grad is net.first.weight.grad
+
+
+def gradient_replaced(net: Net, x: Tensor) -> Any:
+    plain(net, x)
+    net.first.weight.grad = net.first.weight.grad * 3
+    net.second.weight.grad = None
+
+
+def gradient_changed(net: Net, x: Tensor) -> Any:
+    net.zero_grad()
+    plain(net, x)
+    net.first.weight.grad.mul_(3)
+    net.first.bias.grad.clamp_(-0.01, 0.01)
+    return net.first.bias.grad
+
+
+def under_no_grad(net: Net, x: Tensor) -> Any:
+    net.zero_grad()
+    loss = plain(net, x)
+    with torch.no_grad():
+        for p in net.parameters():
+            if p.grad is not None:
+                p -= 0.1 * p.grad
+    return loss, net(x)
+
+
+def own_leaf(net: Net, x: Tensor) -> Any:
+    y = x.detach().clone().requires_grad_()
+    net(y).square().sum().backward()
+    return y.grad
+
+
+def leaf_that_leaves(net: Net, x: Tensor) -> Any:
+    y = x.detach().clone().requires_grad_()
+    net(y).square().sum().backward()
+    return y
+
+
+def of_the_argument(net: Net, x: Tensor) -> Any:
+    x.requires_grad_()
+    x.grad = None
+    net(x).sum().backward()
+    return x.grad
+
+
+def with_detach(net: Net, x: Tensor) -> Any:
+    h = net.first(x)
+    (net.second(h.detach()).sum() * h.sum()).backward()
+    return h
+
+
+def shared_gradient(net: Net, x: Tensor) -> Any:
+    net.zero_grad()
+    (net.first.bias + net.second.weight[0]).sum().backward()
+    net.first.bias.grad.add_(1)
+    return net.second.weight.grad
+
+
+def penalty(net: Net, x: Tensor) -> Any:
+    net.zero_grad()
+    x = x.detach().requires_grad_()
+    y = net(x).square().sum()
+    (g,) = torch.autograd.grad(y, x, create_graph=True)
+    loss = y + g.square().sum()
+    loss.backward()
+    return loss.detach()
+
+
+def hessian_product(net: Net, x: Tensor) -> Any:
+    w = net.first.weight
+    (g,) = torch.autograd.grad(net(x).square().sum(), w, create_graph=True)
+    (h,) = torch.autograd.grad(g.flatten() @ w.detach().flatten(), w)
+    return h
+
+
+def gradients_with_history(net: Net, x: Tensor) -> Any:
+    net.zero_grad()
+    net(x).square().sum().backward(create_graph=True)
+    loss = sum(p.grad.square().sum() for p in net.parameters() if p.grad is not None)
+    net.zero_grad()
+    loss.backward()
+    return loss.detach()
+
+
+def freed_and_living(net: Net, x: Tensor) -> Any:
+    loss = net(x).square().sum()
+    loss.backward()
+    return loss, net.first(x).sin().sum()
+
+
+def freed_views(net: Net, x: Tensor) -> Any:
+    y = net(x)
+    y.square().sum().backward()
+    return y, y.view(-1), y[0]
+
+
+def autocast(net: Net, x: Tensor) -> Any:
+    net.zero_grad()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = net(x).float().square().mean()
+    loss.backward()
+    return loss.detach()
+
+
+def scaled(net: Net, x: Tensor) -> Any:
+    net.zero_grad()
+    loss = net(x).square().mean()
+    (loss * 128.0).backward()
+    torch._foreach_mul_([p.grad for p in net.parameters() if p.grad is not None], 1 / 128.0)
+    return loss
+
+
+def clipped(net: Net, x: Tensor) -> Any:
+    net.zero_grad()
+    plain(net, x)
+    nn.utils.clip_grad_value_(net.parameters(), 0.01)
+    return nn.utils.clip_grad_norm_(net.parameters(), 0.02)
+
+
+def through_dead_code(net: Net, x: Tensor) -> Any:
+    net(x).sum().backward()
+    return 1
+
+
+def after_a_break(net: Net, x: Tensor) -> Any:
+    net.zero_grad()
+    loss = net(x).square().mean()
+    print(end="")
+    loss.backward()
+    return loss
+
+
+def before_a_break(net: Net, x: Tensor) -> Any:
+    net.zero_grad()
+    loss = net(x).square().mean()
+    loss.backward()
+    print(end="")
+    return net.first.weight.grad.sum(), loss
+
+
+PROGRAMS = [value for value in globals().values() if getattr(value, "__module__", "") == __name__ and value is not Net]
+BREAKS = (inner_input, leaf_that_leaves, of_the_argument, after_a_break, before_a_break)
+
+
+def outcome(program: Program, function: Program, net: Net, had: bool) -> Any:
+    """What three calls return and leave behind, and what a second backward does."""
+    generator = torch.Generator().manual_seed(0)
+    made: list[Any] = []
+    if had:
+        for p in net.parameters():
+            p.grad = torch.full_like(p, 0.5) if p.requires_grad else None
+    for _ in range(3):
+        x = torch.randn(6, 4, generator=generator)
+        held = [p.grad for p in net.parameters()]
+        result = function(net, x)
+        made.append(told(result))
+        made.append([(told(p.grad), p.grad is old) for p, old in zip(net.parameters(), held, strict=True)])
+        made.append([told(old) for old in held])
+    for value in result if isinstance(result, tuple) else (result,):
+        if isinstance(value, Tensor) and value.requires_grad:
+            try:
+                value.sum().backward()
+                made.append([told(p.grad) for p in net.parameters()])
+            except RuntimeError as error:
+                made.append(str(error))
+    return made
+
+
+def told(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [told(item) for item in value]
+    if not isinstance(value, Tensor):
+        return value
+    return value.requires_grad, value.is_leaf, value.stride(), value.dtype, value.detach().clone()
+
+
+def same(found: Any, expected: Any) -> bool:
+    if isinstance(expected, tuple | list):
+        return len(found) == len(expected) and all(map(same, found, expected))
+    if isinstance(expected, Tensor):
+        return torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
+    return bool(found == expected)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_backward_inside(program: Program) -> None:
+    torch.manual_seed(0)
+    net = Net()
+    for had in (False, True):
+        compiled = kiln.compile(program, backend="eager", options={"cache": False})
+        expected = outcome(program, program, copy.deepcopy(net), had)
+        found = outcome(program, compiled, copy.deepcopy(net), had)
+        assert same(found, expected), (found, expected)
+        report = compiled.report()
+        assert program in BREAKS or not report.breaks, report
+        assert not report.eager and report.compiles <= 2 + 2 * (program in BREAKS), report
