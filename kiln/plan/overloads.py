@@ -3,10 +3,12 @@
 find_overload("aten.mm.default")     torch.ops.aten.mm.default
 is_random("aten.rand.default")       True
 written_arguments("aten.add_.Tensor")    {0, "self"}
+number_arguments("aten.add.Tensor")      {2, "alpha"}
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -40,3 +42,27 @@ def written_arguments(target: str) -> frozenset[int | str]:
     pairs = [pair for pair in enumerate(schema.arguments) if pair[1].alias_info is not None]
     found = [(place, arg.name) for place, arg in pairs if arg.alias_info.is_write]
     return frozenset(part for pair in found for part in pair)
+
+
+@lru_cache(maxsize=1024)
+def number_arguments(target: str) -> frozenset[int | str]:
+    """The positions and names of the arguments for which the overload takes a number."""
+    schema = getattr(find_overload(target), "_schema", None)
+    arguments = enumerate(schema.arguments) if schema is not None else ()
+    pairs = [pair for pair in arguments if str(pair[1].type) in NUMBER_TYPES]
+    return frozenset(part for place, arg in pairs for part in (place, arg.name))
+
+
+NUMBER_TYPES = frozenset({"float", "number", "Optional[float]", "Optional[number]"})
+
+
+def with_numbers(
+    target: str, args: Sequence[object], kwargs: Mapping[str, object]
+) -> tuple[list[object], dict[str, object]]:
+    """The arguments of a call, with the number in a tensor where the overload takes a number."""
+    places = number_arguments(target)
+
+    def made(place: int | str, value: object) -> object:
+        return value.item() if place in places and isinstance(value, torch.Tensor) else value
+
+    return [made(*pair) for pair in enumerate(args)], {name: made(name, value) for name, value in kwargs.items()}

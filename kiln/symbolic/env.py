@@ -63,6 +63,10 @@ class ShapeGuard:
         return f"{self.relation}" + (f"  # {self.location.text()}" if self.location else "")
 
 
+AssumeNumber = Callable[[Callable[[float, float], bool], object, object], bool | None]
+"""(comparison, left, right) -> what it is in this call, or None where it cannot be assumed."""
+
+
 class ShapeEnv:
     """Symbols of one compile, with the guards (checked before the call) and checks (inside it) collected so far.
 
@@ -82,6 +86,10 @@ class ShapeEnv:
         """Where data decide, whether rules take the likely answer, which the compiled code checks."""
         self.unbounded: set[Symbol] = set()
         """Symbols for numbers of the caller, which may be of any size."""
+        self.assume_number: AssumeNumber | None = None
+        """Assumes how two numbers compare, which the call checks; without it, their values are guarded."""
+        self.tag_number: Callable[[object], float | None] | None = None
+        """The plain float that stands for a real number in the torch call of the moment (`tags.py`)."""
         self._guards: list[ShapeGuard] = []
         self._checks: list[ShapeGuard] = []
         self._minimal: list[ShapeGuard] | None = None

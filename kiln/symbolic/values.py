@@ -51,14 +51,15 @@ Truth = bool | Relation | AllOf | AnyOf
 class Given:
     """A float argument of the caller, or without a number: one that a tensor holds.
 
-    `is_read`: the program depends on its value, so it is guarded. A `formula` computes it from other numbers of the
-    caller, in front of the region.
+    `is_read`: the program depends on its value, so it is guarded; `location` asked for it. A `formula` computes it from
+    other numbers of the caller, in front of the region.
     """
 
     name: str
     number: float | None
     is_read: bool = False
     formula: Real | None = None
+    location: Location | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -279,7 +280,7 @@ def specialise_real(env: ShapeEnv, value: Int | float | Real | Given, where: Loc
     if isinstance(value, Given):
         if value.formula is not None:
             return specialise_real(env, value.formula, where)
-        value.is_read = True
+        value.is_read, value.location = True, value.location or where
         return number_of(value)
     return value
 
@@ -346,4 +347,5 @@ def compare(env: ShapeEnv, op: str, a: Value, b: Value, where: Location | None) 
         return relation(left, right)
     if isinstance(a, Relation | AllOf | AnyOf) or isinstance(b, Relation | AllOf | AnyOf):
         raise TypeError(f"cannot compare a truth with a number: {a} {op} {b}")
-    return plain(specialise_real(env, a, where), specialise_real(env, b, where))
+    assumed = None if env.assume_number is None else env.assume_number(plain, a, b)
+    return plain(specialise_real(env, a, where), specialise_real(env, b, where)) if assumed is None else assumed

@@ -20,7 +20,7 @@ PROGRAMS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "lerp": lambda x, f: x.lerp(x * 2, 1 - f) + x.lerp(x * 3, f),
     "lerp in bfloat16": lambda x, f: x.bfloat16().lerp(x.bfloat16() * 2, 1 - f),
     "foreach lerp": lambda x, f: torch._foreach_lerp([x, x], [x * 2, x], 1 - f)[0],
-    "elu": lambda x, f: nn.functional.elu(x, f),
+    "elu": lambda x, f: nn.functional.elu(x, f) + nn.functional.celu(x, f),
     "fill_": lambda x, f: x.clone().fill_(f),
     "tensor": lambda x, f: torch.tensor([f, 1.0]).sum() * x + torch.tensor(f, dtype=torch.float64),
     "int": lambda x, f: x[: int(f * 4)] * int(-f * 10 + 9),
@@ -30,6 +30,103 @@ PROGRAMS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "divmod": lambda x, f: x * divmod(f, 0.3)[0] + divmod(-f, 0.3)[1],
     "minimum": lambda x, f: x * min(f, 0.98) + max(f, 0.3, 0.1),
 }
+
+
+F = nn.functional
+ROWS = torch.linspace(-2, 2, 32).view(4, 8)
+
+
+def normalised(x: Tensor, f: float) -> Tensor:
+    mean, variance = torch.zeros(8), torch.ones(8)
+    made = F.batch_norm(x, mean, variance, training=True, momentum=f, eps=1 - f)
+    made = made + F.layer_norm(x, (8,), eps=f) + F.rms_norm(x, (8,), eps=f / 2) + F.group_norm(x, 2, eps=f)
+    return made + mean + variance + F.instance_norm(x.view(1, 4, 8), eps=f)[0] + F.normalize(x, eps=f)
+
+
+def losses(x: Tensor, f: float) -> Tensor:
+    classes, y = torch.arange(4), x.flip(0) * 2
+    made = F.cross_entropy(x, classes, label_smoothing=f / 4) + F.huber_loss(x, y, delta=f)
+    made = made + F.smooth_l1_loss(x, y, beta=f) + F.triplet_margin_loss(x, y, x + y, margin=f)
+    return made + F.cosine_embedding_loss(x, y, torch.ones(4), margin=f / 2) + torch.logit(x / 9 + 0.5, f)
+
+
+def library_calls(x: Tensor, f: float) -> Tensor:
+    heads = x.view(1, 2, 2, 8)
+    attention = F.scaled_dot_product_attention(heads, heads, heads, scale=f)
+    return torch.addmm(x, x, torch.eye(8), alpha=f, beta=2 - f) + attention.view(4, 8)
+
+
+PLAIN_DOUBLES: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "normalised": normalised,
+    "losses": losses,
+    "library calls": library_calls,
+}
+
+
+@pytest.mark.parametrize("name", PLAIN_DOUBLES)
+def test_a_float_that_torch_takes_as_a_plain_double(name: str) -> None:
+    """It is no part of the guards, in gradients neither: three classes of numbers are a variant each."""
+    program = PLAIN_DOUBLES[name]
+    compiled: Any = kiln.compile(program, options={"cache": False})
+    for value in (0.95, 0.9, 0.7, 0.5, 0.4, 0.3):
+        mine, theirs = ROWS.clone().requires_grad_(), ROWS.clone().requires_grad_()
+        made, expected = compiled(mine, value), program(theirs, value)
+        torch.testing.assert_close(made, expected)
+        (made * made.detach().cos()).sum().backward()
+        (expected * expected.detach().cos()).sum().backward()
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-5)
+    report = compiled.report()
+    assert report.compiles <= (3 if name == "library calls" else 2) and not report.eager, str(report)
+
+
+@pytest.mark.parametrize("random", ["own", "eager"])
+def test_a_probability_that_changes(random: str) -> None:
+    def program(x: Tensor, p: float) -> Tensor:
+        return F.dropout(x, p) + x.clone().bernoulli_(p) * 8
+
+    x = torch.ones(64, 256)
+    compiled: Any = kiln.compile(program, options={"cache": False, "random": random})
+    for p in (0.1, 0.2, 0.5, 0.75):
+        torch.manual_seed(0)
+        made = compiled(x, p)
+        torch.manual_seed(0)
+        if random == "eager":
+            assert torch.equal(made, program(x, p))
+        assert abs((made % 8 == 0).float().mean() - p) < 0.02 and abs((made > 4).float().mean() - p) < 0.02
+    assert compiled.report().compiles <= 2
+    with pytest.raises(ValueError):
+        compiled(x, 1.5)
+
+
+REFUSED: dict[str, tuple[Callable[[Tensor, float], Tensor], float]] = {
+    "celu": (F.celu, 0.0),
+    "softshrink": (F.softshrink, -0.5),
+    "bernoulli_": (lambda x, f: x.clone().bernoulli_(f), 1.5),
+    "normal_": (lambda x, f: x.clone().normal_(0, f), -1.0),
+    "a quotient in torch": (lambda x, f: F.lp_pool1d(x[None, None], f, 2), 0.0),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_float_that_eager_refuses(name: str) -> None:
+    program, wrong = REFUSED[name]
+    compiled: Any = kiln.compile(program, backend="eager")
+    for value in (0.5, 0.25, 0.75):
+        compiled(X, value)
+    with pytest.raises((RuntimeError, ZeroDivisionError)) as raised:
+        program(X, wrong)
+    with pytest.raises(raised.type):
+        compiled(X, wrong)
+    compiled(X, 0.6)
+
+
+def test_sizes_that_a_float_decides() -> None:
+    def program(x: Tensor, f: float) -> Tensor:
+        return F.interpolate(x[None, None], scale_factor=f)
+
+    compiled: Any = kiln.compile(program, backend="eager")
+    for value in (1.5, 1.8, 2.3, 2.8):
+        assert compiled(X, value).shape == program(X, value).shape
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -91,6 +91,7 @@ from kiln.capture.interpreter.speculation import (
     Speculations,
     is_bound,
     make_prologue,
+    number_truth,
     run_eagerly,
     write_exit,
     write_prologue,
@@ -339,7 +340,9 @@ def new_state(
     )
     recorder = callbacks.recorder_factory()
     recorder.env.assumes_data = speculate
-    return CaptureState(PythonObjectModel(), recorder, sink, function.__globals__, policy, stops, needed)
+    state = CaptureState(PythonObjectModel(), recorder, sink, function.__globals__, policy, stops, needed)
+    recorder.env.assume_number = partial(number_truth, state)
+    return state
 
 
 CAPTURE = str(Path(__file__).parent.parent)

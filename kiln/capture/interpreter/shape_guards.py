@@ -57,7 +57,7 @@ def number_guards(s: CaptureState, names: dict[str, Source]) -> None:
             continue
         if record.given is not None:
             if record.given.is_read:
-                s.guards.add(record.source, GuardKind.EQUALS, record.given.number)
+                s.guards.add(record.source, GuardKind.EQUALS, record.given.number, record.given.location)
         elif record.real is None and type(record.source) is not FormulaSource:
             assert isinstance(record.spec, ScalarSpec) and isinstance(record.spec.value, Symbol)
             names[record.spec.value.name] = record.source

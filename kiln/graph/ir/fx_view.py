@@ -12,6 +12,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 import torch.fx
@@ -23,8 +24,8 @@ from kiln.graph.ir.fx_module import graph_module
 from kiln.graph.ir.fx_sizes import FxSizes
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.interpret import fill_template
-from kiln.graph.ir.node import Node
-from kiln.plan.overloads import find_overload, written_arguments
+from kiln.graph.ir.node import Arg, Attr, Node
+from kiln.plan.overloads import find_overload, number_arguments, written_arguments
 from kiln.symbolic import Expr, Symbol
 from kiln.symbolic.relation import relate
 from kiln.symbolic.values import Real
@@ -90,8 +91,9 @@ class _FxView:
         attrs = node.attrs
         match node.op.name:
             case "aten" | "opaque":
-                args = tuple([fill_template(part, inputs, self.sizes.concrete) for part in attrs["args"]])
-                kwargs = {key: fill_template(part, inputs, self.sizes.concrete) for key, part in attrs["kwargs"]}
+                fill = partial(self.argument, attrs["target"], inputs)
+                args = tuple([fill(place, part) for place, part in enumerate(attrs["args"])])
+                kwargs = {name: fill(name, part) for name, part in attrs["kwargs"]}
                 if written := written_arguments(attrs["target"]):
                     return self.mutating(attrs["target"], args, kwargs, written)
                 return self.fx.call_function(find_overload(attrs["target"]), args, kwargs)
@@ -113,6 +115,13 @@ class _FxView:
                 raise NoFxForm(op=node.op.name)
         concrete = {key: self.sizes.concrete(value) for key, value in attrs.items()}
         return ATEN_RULES[node.op.name](_FxCall(self, node.spec), *inputs, **concrete)  # type: ignore[return-value]
+
+    def argument(self, target: str, inputs: list[FxArgument], place: int | str, template: Attr) -> FxArgument:
+        """An argument of a call; of a tensor in the place of a number, its number."""
+        value = fill_template(template, inputs, self.sizes.concrete)
+        if isinstance(template, Arg) and place in number_arguments(target):
+            return self.fx.call_function(find_overload("aten._local_scalar_dense.default"), (value,))
+        return value
 
     def read(self, node: Node) -> torch.fx.Node:
         """The number that a tensor holds, and the checks of it."""

@@ -22,7 +22,7 @@ from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Arg, Argument, Attr, Node
 from kiln.graph.prims.meta import same_strides
 from kiln.graph.prims.table import Kind
-from kiln.plan.overloads import find_overload, written_arguments
+from kiln.plan.overloads import find_overload, with_numbers, written_arguments
 from kiln.support.records import dataclass
 from kiln.symbolic import Expr, Int, Relation, Symbol, evaluate
 from kiln.symbolic.relation import relate
@@ -178,6 +178,7 @@ def _run_library(walk: Interpreter, node: Node, inputs: Values) -> RuntimeValue:
     args = [fill_template(part, given, walk.concrete) for part in attrs["args"]]
     kwargs = {key: fill_template(part, given, walk.concrete) for key, part in attrs["kwargs"]}
     overload, written = find_overload(attrs["target"]), written_arguments(attrs["target"])
+    args, kwargs = with_numbers(attrs["target"], args, kwargs)
     if written:
         return _run_mutating(overload, args, kwargs, written)
     result: RuntimeValue | list[RuntimeValue] = overload(*args, **kwargs)

@@ -16,6 +16,7 @@ from kiln.graph.ops.promotion import elementwise, widened
 from kiln.graph.ops.registry import decompose
 from kiln.graph.ops.sizes import axis_of
 from kiln.graph.prims.meta import equal
+from kiln.symbolic.values import Real
 from kiln.tensor.spec import contiguous_strides
 
 ROOT_HALF = 0.7071067811865476  # sqrt(1/2)
@@ -145,7 +146,7 @@ def elu(e: Emit, x: Node, alpha: Number = 1, scale: Number = 1, input_scale: Num
 
 @decompose("celu.default")
 def celu(e: Emit, x: Node, alpha: Number = 1.0) -> Node:
-    return elu(e, x, alpha, 1, 1.0 / float(alpha.real))
+    return elu(e, x, alpha, 1, 1.0 / (alpha if isinstance(alpha, Real) else float(alpha.real)))
 
 
 @decompose("elu_backward.default")
@@ -329,10 +330,11 @@ def softshrink(e: Emit, x: Node, lambd: Number = 0.5) -> Node:
 
 @decompose("logit_backward.default")
 @elementwise
-def logit_backward(e: Emit, grad: Node, x: Node, eps: float | None = None) -> Node:
+def logit_backward(e: Emit, grad: Node, x: Node, eps: float | Real | None = None) -> Node:
     p = e.pointwise
     slope = p("div", grad, p("mul", x, one_minus(e, x)))
-    if eps is None or eps < 0:
+    if eps is None or (not isinstance(eps, Real) and eps < 0):
         return slope
-    outside = p("bitwise_or", p("lt", x, eps), p("gt", x, 1 - eps))
+    low, high = (e.number(bound, x.tensor.dtype, x.tensor.device) for bound in (eps, 1 - eps))
+    outside = p("bitwise_or", p("lt", x, low), p("gt", x, high))
     return zero_where(e, outside, slope)

@@ -22,7 +22,6 @@ from kiln.graph.ops.registry import Decomposition, Effects, MutationRule, Result
 from kiln.graph.prims.meta.layout import sorted_axes
 from kiln.plan.overloads import is_random
 from kiln.support.records import dataclass
-from kiln.symbolic.values import Real
 from kiln.tensor.spec import Spec, TensorSpec
 
 
@@ -112,7 +111,7 @@ def recorded_call(name: str, rule: Decomposition, *, random: bool = False) -> De
         spec = specs_of(results)
         if spec is None or not any(isinstance(value, TensorSpec) for value in specs_in(spec)):
             return results
-        if any(isinstance(value, Real | complex) for value in values):
+        if any(isinstance(value, complex) for value in values):
             return results
         tensors = [*specs_in(spec), *[value.spec for value in values if isinstance(value, Node)]]
         if not random and not any(is_inexact(value) for value in tensors):

@@ -23,7 +23,7 @@ from kiln.graph.prims.meta import CHECKS, META, pointwise_spec, preserved_stride
 from kiln.graph.prims.rows import PRIMS
 from kiln.symbolic import Expr, Int
 from kiln.symbolic.values import Given, Real
-from kiln.tensor.spec import ScalarSpec, SizeOracle, Spec, TensorSpec
+from kiln.tensor.spec import CPU, ScalarSpec, SizeOracle, Spec, TensorSpec
 
 Operand = Node | Number
 Arguments = Sequence[Argument]
@@ -103,6 +103,10 @@ class Emit(Builder):
             return self.pointwise("where", self.pointwise(CHOICES[value.op], *reversed(parts)), *reversed(parts))
         return parts[0] if value.op == "float" else self.pointwise(REAL_PRIMS[value.op], *parts)
 
+    def _host_number(self, value: Argument) -> Argument:
+        """An argument of a call: a real number over sizes is read on the host, from a tensor of rank 0."""
+        return self._real(value, CPU) if isinstance(value, Real) else value
+
     def pointwise(self, name: str, *operands: Operand) -> Node:
         """A pointwise op on tensors of equal dtype, and numbers."""
         op = _ROWS[name]
@@ -145,9 +149,10 @@ class Emit(Builder):
     ) -> Node | tuple[Node | None, ...]:
         """The result of an ATen call, or the tuple of its results (None where it returns no tensor).
 
-        An `opaque` call, such as one that draws random numbers, is kept in order.
+        Real numbers become tensors of rank 0. An `opaque` call, such as one that draws random numbers, keeps its place.
         """
-        made = self.aten(target, args, kwargs, spec)
+        args = [self._host_number(value) for value in args]
+        made = self.aten(target, args, {name: self._host_number(value) for name, value in kwargs.items()}, spec)
         if opaque:
             self.nodes.pop()
             made = self.add(_ROWS["opaque"], made.inputs, dict(made.attrs), spec)

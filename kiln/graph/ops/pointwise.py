@@ -524,10 +524,12 @@ def sinc(e: Emit, x: Node) -> Node:
 @decompose("logit.default")
 @promoting(1, floating=True)
 @elementwise
-def logit(e: Emit, x: Node, eps: float | None = None) -> Node:
+def logit(e: Emit, x: Node, eps: float | Real | None = None) -> Node:
     p = e.pointwise
     inside = x
-    if eps is not None and eps > 0.5:  # the bounds have changed places: an element below the first is set to it
+    if isinstance(eps, Real) or (
+        eps is not None and eps > 0.5
+    ):  # the bounds have changed places: an element below the first is set to it
         low, high = (e.number(bound, x.tensor.dtype, x.tensor.device) for bound in (eps, 1 - eps))
         inside = p("where", p("lt", x, low), low, p("where", p("gt", x, high), high, x))
     elif eps is not None and eps >= 0:

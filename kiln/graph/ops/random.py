@@ -14,6 +14,7 @@ from typing import cast
 
 import torch
 
+from kiln.graph.ir.build import Number
 from kiln.graph.ir.node import Attr, Node
 from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.ops.creation import device_like, eager_device, relaid, strides_for
@@ -21,6 +22,7 @@ from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.pointwise import copy, require_chances
 from kiln.graph.ops.registry import DECOMPOSITIONS, INPLACE, Decomposition, decompose
 from kiln.symbolic import Int
+from kiln.symbolic.values import Real
 from kiln.tensor.spec import TensorSpec
 
 Sizes = Sequence[Int]
@@ -39,7 +41,26 @@ def refuse_generator(op: str, generator: object) -> None:
 
 
 def draw_like(e: Emit, x: TensorSpec, distribution: str, *params: Attr, dtype: torch.dtype | None = None) -> Node:
-    return draw(e, distribution, params, x.sizes, dtype or x.dtype, x.device)
+    dtype = dtype or x.dtype
+    if any([isinstance(param, Real) for param in params]):
+        numbers = [e.number(cast(Number | Real, param), dtype, x.device) for param in params]
+        return draw_by_numbers(e, distribution, numbers, x.sizes, dtype, x.device)
+    return draw(e, distribution, params, x.sizes, dtype, x.device)
+
+
+def draw_by_numbers(
+    e: Emit, distribution: str, params: Sequence[Node], sizes: tuple[Int, ...], dtype: torch.dtype, device: torch.device
+) -> Node:
+    """A draw whose parameters differ from call to call, from one with fixed parameters."""
+    if distribution == "bernoulli":
+        chance = e.node("expand", e.convert(params[0], torch.float32), sizes=sizes)
+        return e.convert(draw(e, distribution, (), sizes, torch.float32, device, chance), dtype)
+    if distribution == "normal":
+        standard = draw(e, distribution, (0.0, 1.0), sizes, dtype, device)
+        return e.pointwise("add", e.pointwise("mul", standard, params[1]), params[0])
+    if distribution == "exponential":
+        return e.pointwise("div", draw(e, distribution, (1.0,), sizes, dtype, device), params[0])
+    raise UnsupportedOp(op=distribution, reason="its parameters differ from call to call")
 
 
 # In place: the old contents do not matter.

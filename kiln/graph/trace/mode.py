@@ -22,9 +22,11 @@ from kiln.graph.trace.fake import FakeTensor, make_fake, make_symbolic_fake
 from kiln.graph.trace.functionalise import Functionaliser, refuse_overlap
 from kiln.graph.trace.storage_view import StorageView, new_storage
 from kiln.graph.trace.symbols import TraceSymbols, is_symbolic
+from kiln.graph.trace.tagged_numbers import with_symbolic_numbers
 from kiln.support.dispatch_mode import DispatchMode
 from kiln.symbolic import Expr, Int, Symbol
 from kiln.symbolic.node import from_sym
+from kiln.symbolic.tags import Tags
 from kiln.symbolic.values import Given, Real
 from kiln.tensor.spec import TensorSpec
 
@@ -49,6 +51,7 @@ class RecordingMode(DispatchMode):
         self.symbolic = False
         self.autocast = False
         """Whether the call is made under autocast; torch's own flags are off below the mode."""
+        self.tags = Tags()
         self.counts: dict[Hashable, Int] = {}
         """How many elements of a tensor are not zero, where a size depends on it."""
         self.forgotten: set[Symbol] = set()
@@ -61,6 +64,9 @@ class RecordingMode(DispatchMode):
         handler = self._handlers.get(id(func))
         if handler is None:
             handler = self._handlers[id(func)] = self.resolve(func)
+        if self.emit.givens:
+            env, where = self.symbols.env, self.symbols.where
+            args, kwargs = with_symbolic_numbers(env, self.tags, func, args, kwargs or {}, where)
         return handler(self, func, args, kwargs or {})
 
     # Fakes to nodes and back.

@@ -44,6 +44,7 @@ from kiln.graph.trace.set_data import set_data
 from kiln.graph.trace.storage_view import new_storage
 from kiln.graph.trace.successors import Successors
 from kiln.graph.trace.symbols import TraceSymbols
+from kiln.graph.trace.tagged_numbers import has_symbolic_numbers, tagging
 from kiln.graph.trace.trace import Trace
 from kiln.runtime.eager_replay import ambient_state
 from kiln.runtime.guards.source import Source
@@ -51,6 +52,7 @@ from kiln.support.errors import InternalFault
 from kiln.support.events import EventSink
 from kiln.support.location import Location
 from kiln.symbolic import ShapeEnv, Symbol
+from kiln.symbolic.tags import UnknownNumber
 from kiln.symbolic.values import Given, Real
 from kiln.tensor.spec import ScalarSpec
 
@@ -206,7 +208,7 @@ class Recorder:
                     raise UnsupportedOp(op=name, reason="it is called within `saved_tensors_hooks`")
                 result: object = record_control_flow(self, partial(replayed_calls, self), target, args)
             else:
-                result = self._plain_call(target, args, kwargs)
+                result = self._numeric_call(target, args, kwargs)
         except BaseException:
             forget_effects(self._mode, first)
             self.wrote_and_failed |= self._mode.mutations != mutations
@@ -223,6 +225,23 @@ class Recorder:
             TorchCall(len(self.calls), kind, target, tuple(args), kwargs, result, where, stack, effects, nodes)
         )
         return result
+
+    def _numeric_call(self, target: Target, args: Sequence[object], kwargs: Kwargs) -> object:
+        """Numbers that C++ takes as doubles stay symbolic where that is possible."""
+        mode, values = self._mode, (*args, *kwargs.values())
+        if self.env.assume_number is None or not self.emit.givens or not has_symbolic_numbers(values):
+            return self._plain_call(target, args, kwargs)
+        mutations, first = mode.mutations, len(self.nodes)
+        try:
+            with tagging(self.env, mode.tags, values):
+                return self._plain_call(target, args, kwargs)
+        except (UnknownNumber, TypeError) as lost:
+            if mode.mutations != mutations:
+                raise UnsupportedOp(
+                    op=target_name(target), reason="it writes while it computes with a number"
+                ) from lost
+            forget_effects(mode, first)
+            return self._plain_call(target, args, kwargs)
 
     def _plain_call(self, target: Target, args: Sequence[object], kwargs: Kwargs) -> object:
         with packing(*self.saved_hooks[-1]) if self.saved_hooks else nullcontext():

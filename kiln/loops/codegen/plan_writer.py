@@ -23,6 +23,7 @@ from kiln.loops.kernel.kernel import KernelIR
 from kiln.loops.kernel.launches.program import Allocation, KernelLaunch, KernelProgram, NestedCall
 from kiln.loops.program.nodes import COND, LOCAL_SCALAR, SCAN, WHILE_LOOP, Buffer, BufferArg, Extern, LoopOutput
 from kiln.plan import steps
+from kiln.plan.overloads import number_arguments
 from kiln.plan.plan import Kernel, Plan, PlanInput, PlanOutput, Ref, Slot, Step, SymbolBinding
 from kiln.support.errors import KilnError
 from kiln.symbolic import Int, Relation, Symbol, is_static, product
@@ -173,8 +174,9 @@ class _PlanWriter:
         if special is not None:
             special(self, step)
             return
-        args = tuple(self._argument(value) for value in step.args)
-        kwargs = tuple((name, self._argument(value)) for name, value in step.kwargs)
+        numbers = number_arguments(step.target)
+        args = tuple(self._argument(value, place in numbers) for place, value in enumerate(step.args))
+        kwargs = tuple((name, self._argument(value, name in numbers)) for name, value in step.kwargs)
         outs = tuple(None if out is None else self.slot(out) for out in step.outs)
         specs = tuple(None if out is None else out.spec for out in step.outs)
         self.steps.append(steps.AtenStep(step.target, args, kwargs, outs, specs, step.origin))
@@ -193,12 +195,21 @@ class _PlanWriter:
         made = [out for out in call.outs if out is not None]
         return tuple([self.slot(out) for out in made]), tuple([out.spec for out in made])
 
-    def _argument(self, value: Any) -> Any:
+    def _argument(self, value: Any, is_number: bool = False) -> Any:
         if isinstance(value, BufferArg):
-            return Ref(self.view(value.name, value.spec))
+            slot = self.view(value.name, value.spec)
+            return self._host_number(slot) if is_number else Ref(slot)
         if isinstance(value, (tuple, list)):
             return tuple(self._argument(item) for item in value)
         return value
+
+    def _host_number(self, source: Slot) -> Ref:
+        """The number in a tensor, read on the host."""
+        landing = self._new_slot()
+        name = f"number_{landing}"
+        self.host_reads.append(SymbolBinding(name, "unbacked", landing))
+        self.steps.append(steps.HostReadStep(name, source, "float"))
+        return Ref(landing)
 
     # Inputs and outputs.
 

@@ -17,7 +17,7 @@ from kiln.loops.body.interpret import Faults, IntValue, TorchHandler, axis_value
 from kiln.loops.program import nodes
 from kiln.loops.program.analyses import node_axes
 from kiln.loops.program.reductions import SCAN, put, reduced
-from kiln.plan.overloads import find_overload
+from kiln.plan.overloads import find_overload, with_numbers
 from kiln.symbolic import Expr, Symbol
 from kiln.tensor.spec import TensorSpec
 
@@ -114,8 +114,8 @@ def run_extern(node: nodes.Extern, memory: Memory) -> None:
     if node.target in OWN_STEPS:
         OWN_STEPS[node.target](node, memory)
         return
-    args = _arguments(node.args, memory)
-    kwargs = {name: _arguments(value, memory) for name, value in node.kwargs}
+    named = {name: _arguments(value, memory) for name, value in node.kwargs}
+    args, kwargs = with_numbers(node.target, _arguments(node.args, memory), named)
     results = find_overload(node.target)(*args, **kwargs)
     listed = results if isinstance(results, tuple | list) else (results,)
     for out, result in zip(node.outs, listed, strict=False):
