@@ -20,14 +20,14 @@ def tagged(number: float) -> tuple[Tags, float]:
     return tags, made
 
 
-@pytest.tag.parametrize("number", [0.3, 7.5, -2.0, 1e-5, 0.999])
+@pytest.mark.parametrize("number", [0.3, 7.5, -2.0, 1e-5, 0.999])
 def test_a_mark_is_near_its_number_and_of_its_class(number: float) -> None:
     tags, made = tagged(number)
     assert made != number and math.isclose(made, number, rel_tol=1e-6) and class_of(made) == class_of(number)
     assert tags.tag(EPS, number) == made and str(tags.find(made)) == str(EPS)
 
 
-@pytest.tag.parametrize("number", [0.0, 1.0, math.inf, math.nan, 1 - 1e-16])
+@pytest.mark.parametrize("number", [0.0, 1.0, math.inf, math.nan, 1 - 1e-16])
 def test_special_numbers_have_none(number: float) -> None:
     assert Tags().tag(EPS, number) is None
 
