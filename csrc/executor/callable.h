@@ -45,6 +45,7 @@ class Callable {
   explicit Callable(PyObject* function);
 
   explicit operator bool() const { return native_ || python_; }
+  bool is_brief() const { return native_ && native_->is_brief(); }
   const Program* program() const { return native_ ? &native_->program() : nullptr; }
 
   int visit(visitproc visit, void* arg) const;

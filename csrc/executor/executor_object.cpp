@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstring>
 #include <exception>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -64,6 +65,8 @@ PyObject* results_to_python(const Program& program, std::vector<Value>& outputs,
   });
 }
 
+void release(void* lock) { static_cast<std::optional<ReleaseGil>*>(lock)->emplace(); }
+
 PyObject* call(PyObject* self, PyObject* const* args, size_t flags, PyObject* names) {
   auto* object = reinterpret_cast<ExecutorObject*>(self);
   const Executor& executor = *object->executor;
@@ -82,8 +85,8 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t flags, PyObject* na
       if (!read_argument(args[n], program.inputs[n], inputs[n])) return nullptr;
     }
     {
-      ReleaseGil released;
-      running.run();
+      std::optional<ReleaseGil> released;
+      running.run(release, &released);
       if (program.has_views) {
         rebuild_views(program, inputs, running.results().data());
       }

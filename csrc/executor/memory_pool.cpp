@@ -8,15 +8,18 @@
 #include <mutex>
 
 #include "executor/memory_heap.h"
+#include "executor/small_blocks.h"
 
 namespace kiln {
 
 namespace {
 
-constexpr size_t kSmallest = size_t{32} << 10;  // smaller blocks never leave the C library's heap
+constexpr size_t kSmallest = size_t{32} << 10;  // smaller ones never leave the C library's heap
 constexpr uint64_t kWindow = 64;                // calls per window of the heap
 
-thread_local int plans_here = 0;
+__attribute__((tls_model("initial-exec"))) thread_local int plans_here = 0;
+// Does a profiler count what is allocated?
+__attribute__((tls_model("initial-exec"))) thread_local bool counted = false;
 
 // A heap in front of torch's allocator.
 struct Pool {
@@ -41,6 +44,7 @@ void give_back(void* block) {
   with_heap([&](Heap& heap) { heap.give_back(block); });
 }
 // For callers that take raw memory (oneDNN's scratchpads): inside a plan it may be the heap's.
+// Small blocks are the C library's.
 void free_any(void* block) {
   bool freed = with_heap([&](Heap& heap) {
     bool owned = heap.owns(block);
@@ -55,7 +59,9 @@ class PooledAllocator final : public c10::Allocator {
   explicit PooledAllocator(c10::Allocator* below) : below_(below) {}
 
   c10::DataPtr allocate(size_t bytes) override {
-    if (plans_here == 0 || bytes < kSmallest) return below_->allocate(bytes);
+    if (plans_here == 0) return below_->allocate(bytes);
+    if (bytes <= kLargestSmall && bytes > 0 && !counted) return allocate_small(bytes);
+    if (bytes < kSmallest) return below_->allocate(bytes);
     void* block = with_heap([&](Heap& heap) { return heap.take(bytes); });
     if (!block) return below_->allocate(bytes);
     return {block, block, &give_back, c10::Device(c10::DeviceType::CPU)};
@@ -73,7 +79,10 @@ std::atomic<uint64_t> calls{0};
 
 }  // namespace
 
-PlanScope::PlanScope() { plans_here++; }
+PlanScope::PlanScope(bool profiled) {
+  plans_here++;
+  counted = profiled;
+}
 
 PlanScope::~PlanScope() {
   if (--plans_here == 0 && pool && calls.fetch_add(1, std::memory_order_relaxed) % kWindow == 0) {

@@ -78,8 +78,8 @@ struct RegionState {
   std::map<std::vector<bool>, Callable> backwards_;
 };
 
-// Without the interpreter lock. `inputs` are borrowed from the caller; the results are the user's
-// outputs.
+// With or without the interpreter lock. `inputs` are borrowed from the caller; the results are the
+// user's outputs.
 std::vector<Value> call_region(const std::shared_ptr<RegionState>& state,
                                std::vector<Value>& inputs);
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <exception>
+#include <optional>
 
 #include "executor/python.h"
 #include "executor/python_types.h"
@@ -38,7 +39,8 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t flags, PyObject* na
     }
     std::vector<Value> results;
     {
-      ReleaseGil released;
+      std::optional<ReleaseGil> released;
+      if (!state->forward.is_brief()) released.emplace();
       results = call_region(state, inputs);
     }
     return values_to_python(results);

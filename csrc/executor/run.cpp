@@ -71,7 +71,9 @@ class Run {
         slots_(frame.slots.data()),
         ints_(frame.ints.data()),
         floats_(frame.floats.data()),
-        donate_(donate) {}
+        donate_(donate),
+        profiled_(is_profiled()),
+        scope_(profiled_) {}
   ~Run() {
     // Inputs stay: results may be views of them.
     for (size_t n = program_.inputs.size(); n < frame_.slots.size(); n++) slots_[n].clear();
@@ -80,14 +82,14 @@ class Run {
   void take(Value* inputs) {
     for (size_t n = 0; n < program_.inputs.size(); n++) slots_[n] = inputs[n].hand_over();
   }
-  void all(Value* outputs) {
-    enter();
+  // Until `steps` nothing takes long.
+  void enter();
+  void finish(Value* outputs) {
     steps();
     results(outputs);
   }
 
  private:
-  void enter();
   void steps();
   void results(Value* outputs);
   const Layout& layout(int32_t number) const {
@@ -146,6 +148,7 @@ class Run {
   int64_t* ints_;
   double* floats_;
   bool donate_;
+  bool profiled_;
   PlanScope scope_;
   c10::DataPtr arena_;
   std::unique_ptr<DeviceScope> device_;
@@ -276,12 +279,11 @@ void Run::steps() {
   align_inputs();
   const Step* at = program_.steps.data();
   const Step* end = at + program_.steps.size();
-  bool profiled = !program_.kernels.empty() && is_profiled();
   try {
     for (; at != end; at++) {
       if (program_.logged) [[unlikely]]
         program_.runtime->log(*at);
-      if (profiled && std::holds_alternative<LaunchStep>(at->data)) [[unlikely]] {
+      if (profiled_ && std::holds_alternative<LaunchStep>(at->data)) [[unlikely]] {
         KernelEvent event(text(at->origin));
         run(std::get<LaunchStep>(at->data));
       } else {
@@ -463,7 +465,8 @@ std::vector<TensorPtr> Run::call(const Program& inner, std::vector<TensorPtr> gi
   HeldInputs held{frame, inputs.size()};
   Run nested(inner, constants_, frame, false);
   nested.take(inputs.data());
-  nested.all(outputs.data());
+  nested.enter();
+  nested.finish(outputs.data());
   std::vector<TensorPtr> results;
   for (Value& output : outputs) results.push_back(output.take());
   return results;
@@ -580,11 +583,18 @@ Frame::Frame(const Program& program)
   known_keys.resize(program.inputs.size());
 }
 
+static std::unique_ptr<Program> connected(std::unique_ptr<Program> program,
+                                          const KernelImages& images) {
+  connect(*program, images);
+  return program;
+}
+
 Executor::Executor(std::unique_ptr<Program> program, std::vector<TensorPtr> constants,
                    const KernelImages& images)
-    : program_(std::move(program)), constants_(std::move(constants)) {
+    : program_(connected(std::move(program), images)),
+      constants_(std::move(constants)),
+      brevity_(*program_, constants_) {
   install_memory_pool();
-  connect(*program_, images);
 }
 
 Executor::~Executor() { delete idle_.load(); }
@@ -605,7 +615,8 @@ void Executor::run(Value* inputs, Value* outputs, bool donate) const {
   Call call(*this);
   Run run(*program_, constants_, *call.frame_, donate);
   run.take(inputs);
-  run.all(outputs);
+  run.enter();
+  run.finish(outputs);
 }
 
 Executor::Call::Call(const Executor& executor)
@@ -617,9 +628,11 @@ Executor::Call::~Call() {
   executor_.give_back(std::move(frame_));
 }
 
-void Executor::Call::run() {
+void Executor::Call::run(void (*unlock)(void*), void* lock) {
   Run run(*executor_.program_, executor_.constants_, *frame_, false);
-  run.all(frame_->results.data());
+  run.enter();
+  if (!executor_.brevity_.holds(*executor_.program_, frame_->ints.data())) unlock(lock);
+  run.finish(frame_->results.data());
 }
 
 void rebuild_views(const Program& program, const Value* inputs, Value* outputs) {

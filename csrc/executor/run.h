@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "executor/arena.h"
+#include "executor/brevity.h"
 #include "executor/connect.h"
 #include "executor/program.h"
 #include "executor/value.h"
@@ -41,8 +42,10 @@ class Executor {
   ~Executor();
 
   const Program& program() const { return *program_; }
+  // Are its calls over too soon to release the interpreter lock for them?
+  bool is_brief() const { return brevity_.always(); }
 
-  // One call whose inputs and results stand in a frame. Without the interpreter lock while it runs.
+  // One call whose inputs and results stand in a frame.
   class Call {
    public:
     explicit Call(const Executor& executor);
@@ -53,8 +56,9 @@ class Executor {
     // Where the arguments go, in order, before `run`.
     Value* inputs() { return frame_->slots.data(); }
     std::vector<Value>& results() { return frame_->results; }
-    // As Executor::run; `inputs` stay in their slots.
-    void run();
+    // As Executor::run; `inputs` stay in their slots. Before work that is worth it `unlock(lock)`
+    // releases the interpreter lock.
+    void run(void (*unlock)(void*), void* lock);
 
    private:
     friend class Executor;
@@ -74,6 +78,7 @@ class Executor {
 
   std::unique_ptr<Program> program_;
   std::vector<TensorPtr> constants_;
+  Brevity brevity_;
   mutable std::atomic<Frame*> idle_{nullptr};
 };
 

@@ -6,16 +6,16 @@
 #include "frames/moved_arguments.h"
 
 namespace kiln {
-namespace {
 
-// The arguments of a `call_giving` that no frame has yet.
 struct Given {
   PyObject** args;
   Py_ssize_t count;
   bool taken;
 };
 
-__attribute__((tls_model("initial-exec"))) thread_local Given* pending = nullptr;
+thread_local constinit Given* pending = nullptr;
+
+namespace {
 
 bool is_immortal(PyObject* object) {
 #if PY_VERSION_HEX >= 0x030C0000
@@ -255,10 +255,8 @@ PyObject* call_giving(PyObject* function, PyObject** args, Py_ssize_t count) {
   return result;
 }
 
-PyObject* call_passing_on(PyObject* callable, PyObject* const* args, PyObject* const* slots,
-                          size_t nargsf, PyObject* kwnames) {
-  if (pending != nullptr && pending->args == args && is_python_function(callable)) give(*pending);
-  return PyObject_Vectorcall(callable, slots, nargsf, kwnames);
+void give_pending(PyObject* callable, PyObject* const* args) {
+  if (pending->args == args && is_python_function(callable)) give(*pending);
 }
 
 bool add_tail_calls(PyObject* module) {
