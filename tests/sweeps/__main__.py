@@ -4,6 +4,7 @@ import sys
 
 from tests.stale.mutator import StaleSweep
 from tests.stale.processes import ProcessSweep
+from tests.sweeps.calls import CallSweep
 from tests.sweeps.cpython import CPythonSweep
 from tests.sweeps.modules import ModuleSweep, OptimizerSweep
 from tests.sweeps.operators import OperatorSweep
@@ -14,6 +15,7 @@ from tests.sweeps.samples import import_late_modules
 from tests.sweeps.tensor_programs import GraphSweep, KernelSweep
 
 SWEEPS = {
+    "calls": lambda _: CallSweep(),
     "cpython": CPythonSweep,
     "graphs": lambda _: GraphSweep(),
     "kernels": lambda given: KernelSweep(device=given.device),

@@ -14,8 +14,8 @@ import functools
 import inspect
 import re
 import types
-from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Mapping
 from typing import final
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
@@ -40,19 +40,22 @@ NO_SIGNATURE: dict[object, tuple[int, int | None, frozenset[str] | None]] = {
     **dict.fromkeys([cls.update for cls in DICTS], (1, 2, ANY)),
     **{
         getattr(cls, name): (1, 1, frozenset())
-        for cls in DICTS
+        for cls in (*DICTS, types.MappingProxyType)
         for name in ("clear", "copy", "items", "keys", "values")
+        if hasattr(cls, name)
     },
     **dict.fromkeys([set.clear, set.pop, set.copy, frozenset.copy, types.GeneratorType.close], (1, 1, frozenset())),
     **{getattr(set, name): (2, 2, frozenset()) for name in ("add", "discard", "remove", "symmetric_difference_update")},
     **{
         getattr(cls, name): (2, 2, frozenset())
         for cls in SETS
-        for name in ("isdisjoint", "issubset", "issuperset", "symmetric_difference")
+        for name in ("isdisjoint", "issubset", "issuperset", "symmetric_difference", "__contains__")
     },
+    defaultdict.copy: (1, 1, frozenset()),
     **dict.fromkeys((max, min), (1, ANY, frozenset(("default", "key")))),
     **dict.fromkeys((list.__getitem__, dict.__getitem__, types.GeneratorType.send), (2, 2, frozenset())),
     types.GeneratorType.throw: (2, 4, frozenset()),
+    types.MappingProxyType.get: (2, 3, frozenset()),
     filter: (2, 2, frozenset()),
     map: (2, ANY, frozenset()),
     zip: (0, ANY, frozenset(("strict",))),
@@ -61,6 +64,12 @@ NO_SIGNATURE: dict[object, tuple[int, int | None, frozenset[str] | None]] = {
     **dict.fromkeys((BaseException.with_traceback, BaseException.add_note), (2, 2, frozenset())),
 }
 """Fewest and most positional arguments and the keywords of builtins that do not tell `inspect.signature`."""
+NEEDS_ARGUMENTS: Mapping[type, Callable[[], object]] = {
+    range: lambda: range(0),
+    types.GeneratorType: lambda: (item for item in tuple[object, ...]()),
+    types.MappingProxyType: lambda: types.MappingProxyType({}),
+}
+"""Instances of classes that cannot be called without arguments."""
 NAMES_LOCAL = frozenset(dis.haslocal)
 RETURNS = frozenset(dis.opmap[name] for name in ("RETURN_VALUE", "RETURN_CONST") if name in dis.opmap)
 PLAIN_SIGNATURE = re.compile(r"""\(([\w$*/., =<>-]|'[^',()]*')*\)""")
@@ -148,7 +157,7 @@ def error_of_call(function: Callable[..., object], positional: int, keywords: Co
     owner = getattr(function, "__objclass__", None)
     if owner is not None and given:
         try:
-            given[0] = owner()
+            given[0] = NEEDS_ARGUMENTS[owner]() if owner in NEEDS_ARGUMENTS else owner()
         except TypeError:
             return None
     try:

@@ -41,9 +41,9 @@ from kiln.capture.interpreter.frame import (
     SymbolicFrame,
     current_exception,
 )
+from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
-from kiln.capture.interpreter.variables.function import BoundMethod
 from kiln.capture.interpreter.variables.mapping import Dict, Set
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import Sequence

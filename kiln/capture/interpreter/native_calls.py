@@ -33,8 +33,9 @@ from kiln.capture.interpreter.core import (
 )
 from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.pure import PURE_TYPES, holds, is_confined, is_confined_class, is_written_in_c
+from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.exception import Traceback
-from kiln.capture.interpreter.variables.function import BoundMethod, Cell
+from kiln.capture.interpreter.variables.function import Cell
 from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set
 from kiln.capture.interpreter.variables.mirror import Mirror, Real, contents
 from kiln.capture.interpreter.variables.native_object import Foreign, NativeObject
@@ -440,7 +441,7 @@ def call_handler(
     begun = progress(s)
     try:
         return handler(s, args, kwargs)
-    except (IndexError, ValueError, TypeError) as error:
+    except (IndexError, ValueError, TypeError, OverflowError) as error:
         frames = traceback.extract_tb(error.__traceback__, HANDLER_FRAMES + 2)
         if sum(frame.name not in COMPREHENSIONS for frame in frames) > HANDLER_FRAMES:
             raise

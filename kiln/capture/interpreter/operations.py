@@ -27,14 +27,14 @@ from kiln.capture.interpreter.speculation import (
     number_truth,
     truth_of_comparison,
 )
+from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.builtin import Builtin
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.exception import GROUPS, fields_of, native_class
-from kiln.capture.interpreter.variables.function import BoundMethod
 from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, fresh, has_key
 from kiln.capture.interpreter.variables.native_object import NativeObject
-from kiln.capture.interpreter.variables.object import Object, guard_protocol
+from kiln.capture.interpreter.variables.object import ALIASES, Object, guard_protocol
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items
 from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record, replaced, settled, tensor_truth
 from kiln.runtime.guards.guard import GuardKind
@@ -84,9 +84,10 @@ ERRORS = (TypeError, ValueError, ZeroDivisionError, OverflowError, IndexError, K
 def fold(s: CaptureState, function: Callable[..., object], *args: object) -> Value:
     """Compute on constants."""
     try:
-        return fresh(s, function(*args))
-    except ERRORS as error:
+        result = function(*args)
+    except Exception as error:
         raise s.error(type(error), *error.args) from None
+    return fresh(s, result)
 
 
 def special_of_program(s: CaptureState, value: Value, *names: str) -> bool:
@@ -571,9 +572,13 @@ def _row(function: object, *kinds: type[Value]) -> Callable[[O], O]:
 
 @_row(operator.or_, Class)
 def union_of_classes(s: CaptureState, left: Value, right: Value) -> Value | None:
-    if not isinstance(right, Class) and not right.is_constant:
+    alias = isinstance(right, Object) and right.cls in ALIASES
+    if not isinstance(right, Class) and not right.is_constant and not alias:
         return None
-    return s.wrap(left.constant(s) | right.constant(s), None)
+    try:
+        return s.wrap(left.constant(s) | right.constant(s), None)
+    except TypeError as error:
+        raise s.error(TypeError, *error.args) from None
 
 
 @_row(operator.add, List, Tuple)
@@ -672,6 +677,8 @@ def _set_operator(plain: Function2, in_place: Function2, method: str, changing: 
     @_row(plain, Set, DictView)
     def handler(s: CaptureState, left: Value, right: Value) -> Value | None:
         a, b = _as_set(s, left), _as_set(s, right)
+        if a is not None and isinstance(right, DictView) and not issubclass(a.cls, set):
+            a = a.as_set(s)  # the view's method is asked
         return None if a is None or b is None else a.combine(s, method, [b])
 
     @_row(in_place, Set)

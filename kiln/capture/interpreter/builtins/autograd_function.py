@@ -29,7 +29,7 @@ from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.subclass import InnerCalls, part_of
 from kiln.capture.interpreter.variables.tensor import Tensor, here, record
 from kiln.graph.trace.fake import FakeTensor
-from kiln.graph.trace.log import Configuration
+from kiln.graph.trace.log import Configuration, leaves
 from kiln.graph.trace.recorder import record_function
 from kiln.runtime.guards.guard import GuardKind
 from kiln.support.records import dataclass
@@ -131,9 +131,11 @@ def argument(s: CaptureState, value: Value) -> object:
         return Configuration(value.original)
     if isinstance(value, Tuple):
         items = [argument(s, item) for item in value.items(s)]
-        if any(isinstance(item, Configuration) for item in items):
-            plain = [item.value if isinstance(item, Configuration) else item for item in items]
-            return Configuration(value.cls._make(plain) if hasattr(value.cls, "_make") else tuple(plain))
+        if any(isinstance(leaf, Configuration) for leaf in leaves(items)):
+            recorded = any(isinstance(leaf, FakeTensor | torch.SymInt | torch.SymFloat) for leaf in leaves(items))
+            plain = items if recorded else [item.value if isinstance(item, Configuration) else item for item in items]
+            made = value.cls._make(plain) if hasattr(value.cls, "_make") else tuple(plain)
+            return made if recorded else Configuration(made)
     return value.torch_arg(s)
 
 

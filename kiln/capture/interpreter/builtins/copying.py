@@ -70,6 +70,11 @@ class Copier:
             for token, (key, item) in value.items(s).items():
                 made.items(s)[token] = self.inner(key), self.inner(item)
             return made
+        if isinstance(value, Set) and self.deep:
+            made_set = Set({})
+            made_set.combine_in_place(s, "update", [List([self.copy(item) for item in value.in_order(s).values()])])
+            made_set.cls = value.cls
+            return made_set
         if isinstance(value, Set):
             return value if value.cls is frozenset else Set(dict(value.in_order(s)), value.cls)
         if isinstance(value, Object):

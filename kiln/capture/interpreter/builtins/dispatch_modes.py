@@ -19,9 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kiln.capture.interpreter.breaks import Raised, TorchCallFailed, UnsupportedCall
 from kiln.capture.interpreter.builtins.function_modes import EnteredModes
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, handles
+from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.builtin import Builtin
 from kiln.capture.interpreter.variables.constant import Constant
-from kiln.capture.interpreter.variables.function import BoundMethod, Function
+from kiln.capture.interpreter.variables.function import Function
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Tuple

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import abc
-import collections.abc
 import functools
 import itertools
 import math
@@ -13,7 +11,7 @@ import re
 import sys
 import types
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, final
 
 import torch
@@ -21,7 +19,7 @@ import torch
 from kiln.capture.interpreter.breaks import DebuggerCall, Raised, SideEffectCall, UnsupportedCall
 from kiln.capture.interpreter.builtins.class_statements import type_new
 from kiln.capture.interpreter.builtins.math_functions import computed_in_front
-from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Kwargs, Value, handles, read_attr
+from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, handles, read_attr
 from kiln.capture.interpreter.effects import Container
 from kiln.capture.interpreter.native_calls import natives
 from kiln.capture.interpreter.operations import (
@@ -55,11 +53,9 @@ from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, dict
 from kiln.capture.interpreter.variables.native_object import NativeObject
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.partial import Partial
-from kiln.capture.interpreter.variables.sequence import List, ReversedList, Sequence, Slice, Tuple, all_items, consumed
+from kiln.capture.interpreter.variables.sequence import List, ReversedList, Slice, Tuple, all_items, consumed
 from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record
 from kiln.runtime.guards.guard import GuardKind
-from kiln.runtime.guards.reference import HEAP_TYPE
-from kiln.runtime.guards.source import CallSource, ModuleGlobalSource
 from kiln.symbolic.node import function_of
 
 
@@ -69,111 +65,6 @@ def len_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(value, Tensor) and value.fake.dim() and s.see is None:
         return s.wrap(value.fake.shape[0], None)
     return s.const(value.length(s))
-
-
-@handles(isinstance)
-def isinstance_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    if kwargs:
-        raise s.error(TypeError, "isinstance() takes no keyword arguments")
-    value, classes = args
-    kind = s.guard_type(value) if not value.is_torch else value.python_type()
-    return Constant(any(instance_of(s, value, kind, cls) for cls in flat_classes(s, classes, "isinstance")))
-
-
-NO_CLASS = {
-    "isinstance": "a type, a tuple of types, or a union",
-    "issubclass": "a class, a tuple of classes, or a union",
-}
-
-
-def flat_classes(s: CaptureState, classes: Value, function: str) -> Iterator[type]:
-    """The classes in a tuple or union, in order: those behind a match are not looked at."""
-    if isinstance(classes, Sequence):
-        for item in classes.items(s):
-            yield from flat_classes(s, item, function)
-    elif isinstance(classes, Object):
-        yield from getattr(classes.constant(s), "__args__", ())
-    elif isinstance(classes, Constant) and not isinstance(classes.constant(s), type):
-        raise s.error(TypeError, f"{function}() arg 2 must be {NO_CLASS[function]}")
-    else:
-        yield classes.constant(s)
-
-
-def instance_of(s: CaptureState, value: Value, kind: type, cls: Any) -> bool:
-    """`isinstance` by the class alone, unless a metaclass inspects the object."""
-    if isinstance(getattr(cls, "__args__", None), tuple):
-        return any(instance_of(s, value, kind, option) for option in cls.__args__)
-    if kind is cls:
-        return True
-    own = own_check(s, cls, "__instancecheck__")
-    if own is not None:
-        return own.call(s, [s.wrap(cls, s.classes.sources.get(cls)), value], {}).truth(s)
-    if registers(cls):
-        return registered(s, cls, kind)
-    check: Any = type(cls).__instancecheck__
-    if check is type.__instancecheck__ or value.real() is MISSING:
-        if isinstance(value, Tensor) and cls is torch.nn.Parameter:
-            return kind is torch.nn.Parameter or issubclass(kind, cls)
-        return issubclass(kind, cls) or (isinstance(value, Object) and issubclass(claimed_class(s, value), cls))
-    return isinstance(value.real(), cls)
-
-
-def claimed_class(s: CaptureState, value: Value) -> type:
-    """`value.__class__`, which proxies and mocks define: `isinstance` asks it too."""
-    kind = value.python_type()
-    read, found = s.classes.lookup(kind, "__getattribute__"), s.classes.lookup(kind, "__class__")
-    own = type(read[1]) is types.FunctionType if read is not None else False
-    if issubclass(kind, torch.nn.Module) or not (own or (found is not None and found[0] is not object)):
-        return kind
-    claimed = value.get_attr(s, "__class__")
-    return claimed.constant(s) if isinstance(claimed, Class) else kind
-
-
-@handles(issubclass)
-def issubclass_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    if isinstance(args[0], Object):
-        raise UnsupportedCall(function="issubclass", why="an object that is no class may say what its bases are")
-    if not isinstance(args[0], Class):
-        raise s.error(TypeError, "issubclass() arg 1 must be a class")
-    kind = args[0].constant(s)
-    return Constant(any(subclass_of(s, args[0], kind, cls) for cls in flat_classes(s, args[1], "issubclass")))
-
-
-def subclass_of(s: CaptureState, value: Value, kind: type, cls: type) -> bool:
-    own = own_check(s, cls, "__subclasscheck__")
-    if own is not None:
-        return own.call(s, [s.wrap(cls, s.classes.sources.get(cls)), value], {}).truth(s)
-    return registered(s, cls, kind) if registers(cls) else issubclass(kind, cls)
-
-
-def own_check(s: CaptureState, cls: type, name: str) -> Value | None:
-    """The program's own `__instancecheck__` or `__subclasscheck__` on the metaclass of `cls`."""
-    meta = type(cls)
-    if meta is type or not isinstance(cls, type):
-        return None
-    found = s.classes.lookup(meta, name)
-    if found is None or type(found[1]) is not types.FunctionType or found[1].__globals__.get("__name__") in LIBRARIES:
-        return None
-    return s.class_attr(s.wrap(cls, s.classes.sources.get(cls)), name, found[1])
-
-
-LIBRARIES = frozenset(("abc", "typing", "typing_extensions", "torch.nn.parameter", "torch._tensor"))
-"""Their checks are called."""
-ASK_REGISTRY = ModuleGlobalSource("_abc", "_abc_subclasscheck")
-
-
-def registers(cls: type) -> bool:
-    """Whether classes can be registered as subclasses of `cls`."""
-    return isinstance(cls, abc.ABCMeta) and type(cls).__subclasscheck__ is abc.ABCMeta.__subclasscheck__
-
-
-def registered(s: CaptureState, cls: type, kind: type) -> bool:
-    """`issubclass(kind, cls)`; where registration may change the answer, the registry of `cls` is asked again."""
-    answer = issubclass(kind, cls)
-    final = answer and cls.__module__ == collections.abc.__name__ and not kind.__flags__ & HEAP_TYPE
-    if cls not in kind.__mro__ and not final:  # no registry forgets: a built-in class that is `Iterable` remains it
-        s.guard(CallSource(ASK_REGISTRY, (s.reference(cls), s.reference(kind))), GuardKind.EQUALS, answer)
-    return answer
 
 
 @handles(getattr)
@@ -281,7 +172,7 @@ def number(kind: type, special: tuple[str, ...]) -> Callable[[CaptureState, Args
             return converted
         if isinstance(value, Tensor):
             return convert(s, [value.get_attr(s, "item").call(s, [], {})], {})
-        if isinstance(value, Object):
+        if isinstance(value, Object) and len(args) == 1 and not kwargs:
             for name in special:
                 if s.classes.lookup(value.cls, name) is not None:
                     return exactly(s, kind, value, name, s.call_special(value, name, [], {}))
@@ -400,6 +291,8 @@ def frozenset_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 
 def made_set(s: CaptureState, args: Args, cls: type) -> Set:
+    if cls is frozenset and args and isinstance(args[0], Set) and args[0].cls is frozenset:
+        return args[0]
     made = Set({})
     made.combine_in_place(s, "update", args)
     made.cls = cls

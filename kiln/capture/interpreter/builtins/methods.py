@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
@@ -11,14 +12,14 @@ from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.builtins.functions import fill, sort
 from kiln.capture.interpreter.core import Args, CaptureState, Handler, Kwargs, Value, handles
 from kiln.capture.interpreter.native_calls import natives
-from kiln.capture.interpreter.operations import contains, equal, fold, searched
+from kiln.capture.interpreter.operations import compare, contains, equal, fold, same, searched
+from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.classes import Class, refuse_finalizer, refuse_in_init, refuse_in_new
 from kiln.capture.interpreter.variables.constant import Constant
-from kiln.capture.interpreter.variables.function import BoundMethod
 from kiln.capture.interpreter.variables.iterators import Generator
 from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, tokens_of
 from kiln.capture.interpreter.variables.object import Object, find_attr, new_object
-from kiln.capture.interpreter.variables.sequence import List, Tuple, all_items
+from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items
 
 NONE = Constant(None)
 DICTS = (dict, OrderedDict, defaultdict, types.MappingProxyType)
@@ -83,8 +84,8 @@ def list_extend_in_place(s: CaptureState, target: List, args: Args, kwargs: Kwar
 def list_insert(s: CaptureState, target: List, args: Args, kwargs: Kwargs) -> None:
     try:
         target.change(s).insert(args[0].constant(s), args[1])
-    except TypeError as error:
-        raise s.error(TypeError, *error.args) from None
+    except (TypeError, OverflowError) as error:
+        raise s.error(type(error), *error.args) from None
 
 
 @method(List, (list,), "pop")
@@ -92,7 +93,7 @@ def list_pop(s: CaptureState, target: List, args: Args, kwargs: Kwargs) -> Value
     index = args[0].constant(s) if args else -1
     try:
         return target.change(s).pop(index)
-    except (IndexError, TypeError) as error:
+    except (IndexError, TypeError, OverflowError) as error:
         raise s.error(type(error), *error.args) from None
 
 
@@ -122,8 +123,9 @@ def list_copy(s: CaptureState, target: List, args: Args, kwargs: Kwargs) -> Valu
 
 @method(Value, SEQUENCES, "index")
 def sequence_index(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -> Value:
-    start = args[1].constant(s) if len(args) > 1 else None
-    stop = args[2].constant(s) if len(args) > 2 else None
+    start, stop = [arg.constant(s) for arg in args[1:]] + [None] * (3 - len(args))
+    if None in (start, stop)[: len(args) - 1]:
+        raise s.error(TypeError, "slice indices must be integers or have an __index__ method")
     bounds, items = slice(start, stop), all_items(s, target)
     found = position(s, List(items[bounds]), args[0])
     if found is None:  # the error, with the text of this version of Python
@@ -189,7 +191,16 @@ def contains_(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -> Val
 
 @method(Value, (*SEQUENCES, *SETS, *DICTS), "__eq__")
 def equal_(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(equal(s, target, native(args[0])))
+    """NotImplemented for containers of another kind: the other operand is asked next."""
+    other = native(args[0])
+    if isinstance(target, Dict) and target.cls is types.MappingProxyType:  # it compares the mapping that it shows
+        return compare(s, operator.eq, target.behind or Dict(target.items(s)), args[0])
+    if isinstance(other, Dict) and other.cls is types.MappingProxyType:
+        return Constant(NotImplemented)
+    kinds = (Dict, Set) if not isinstance(target, Sequence) else (List,) if isinstance(target, List) else (Tuple,)
+    if not any(isinstance(target, kind) and isinstance(other, kind) for kind in kinds):
+        return Constant(NotImplemented)
+    return Constant(equal(s, target, other))
 
 
 @handles(range.__iter__, str.__iter__, bytes.__iter__)
@@ -364,7 +375,7 @@ def set_issubset(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> Va
 def new_set(name: str) -> None:
     @method(Set, SETS, name)
     def handler(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> Value:
-        return target.combine(s, name, args)
+        return target if target.cls is frozenset and name == "copy" else target.combine(s, name, args)
 
 
 def changed_set(name: str) -> None:
@@ -458,7 +469,7 @@ def object_text(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(object.__eq__)
 def object_eq(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(True if args[0] is args[1] else NotImplemented)
+    return Constant(same(s, args[0], args[1]) or NotImplemented)
 
 
 @handles(str.join)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import collections
 from typing import Any
 
-from kiln.capture.interpreter.builtins.functions import attribute, instance_of
+from kiln.capture.interpreter.builtins.class_checks import instance_of
+from kiln.capture.interpreter.builtins.functions import attribute
 from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.frame import SymbolicFrame, opcode
 from kiln.capture.interpreter.operations import contains

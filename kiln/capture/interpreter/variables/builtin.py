@@ -34,8 +34,9 @@ from kiln.capture.interpreter.core import (
 from kiln.capture.interpreter.effects import Container
 from kiln.capture.interpreter.native_calls import AS_CONSTANT, call_handler, iterator_slot, natives, progress
 from kiln.capture.interpreter.pure import holds, is_bound_outside, is_confined, is_pure, is_torch_call, is_world
+from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.cached_function import CACHED, call_cached
-from kiln.capture.interpreter.variables.function import BoundMethod, handler_of, namespace
+from kiln.capture.interpreter.variables.function import handler_of, namespace
 from kiln.capture.interpreter.variables.mapping import fresh
 from kiln.capture.interpreter.variables.tensor import record
 from kiln.runtime.guards.guard import GuardKind
@@ -136,9 +137,10 @@ def call_unknown(s: CaptureState, function: Callable[..., object], args: Args, k
             raise
         return natives(s).call(function, args, kwargs)
     try:
-        return fresh(s, function(*plain, **named))
-    except ERRORS as error:
+        result = function(*plain, **named)
+    except Exception as error:
         raise s.error(type(error), *error.args) from None
+    return natives(s).call(function, args, kwargs) if hasattr(type(result), "__next__") else fresh(s, result)
 
 
 @final

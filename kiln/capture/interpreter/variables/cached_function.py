@@ -13,8 +13,8 @@ import functools
 from typing import Any
 
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value
+from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.constant import Constant
-from kiln.capture.interpreter.variables.function import BoundMethod
 from kiln.capture.interpreter.variables.sequence import is_fixed
 from kiln.runtime.guards.constant import is_constant
 from kiln.runtime.guards.source import CallSource, Source

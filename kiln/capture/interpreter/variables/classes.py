@@ -31,11 +31,12 @@ from kiln.capture.interpreter.core import (
 from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.native_calls import call_handler, natives
 from kiln.capture.interpreter.pure import is_confined_class, is_pure_class, is_written_in_c
+from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.builtin import call_unknown
 from kiln.capture.interpreter.variables.class_entries import is_data_descriptor
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.exception import fill
-from kiln.capture.interpreter.variables.function import BoundMethod, handler_of
+from kiln.capture.interpreter.variables.function import handler_of
 from kiln.capture.interpreter.variables.made_class import NAMING, emit_made_class, set_made_attr
 from kiln.capture.interpreter.variables.made_descriptor import MadeDescriptor
 from kiln.capture.interpreter.variables.mapping import Dict
@@ -143,7 +144,10 @@ class Class(Value):
         """By the metaclass (`Color["RED"]`) or by `__class_getitem__` (`Sequence[int]`)."""
         cls: Any = self.constant(s)
         own = s.classes.lookup(cls, "__class_getitem__")
-        if s.classes.lookup(type(cls), "__getitem__") is not None or (own is None and cls is not type):
+        of_metaclass = s.classes.lookup(type(cls), "__getitem__") is not None
+        if own is None and not of_metaclass and cls is not type:
+            raise s.error(TypeError, f"type '{cls.__name__}' is not subscriptable")
+        if of_metaclass:
             return super().get_item(s, key, site)
         if own is not None and isinstance(getattr(own[1], "__func__", None), types.FunctionType):
             return self.own_attr(s, "__class_getitem__", own[1]).call(s, [key], {}, site)

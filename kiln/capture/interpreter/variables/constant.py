@@ -91,6 +91,10 @@ class Constant(Value):
 
     def key(self, s: CaptureState) -> Token:
         token: Token = self.constant(s)
+        try:
+            hash(token)
+        except TypeError as error:  # a slice
+            raise s.error(TypeError, *error.args) from None
         return token
 
     def get_item(self, s: CaptureState, key: Value, site: CallSite = NOT_RESUMABLE) -> Value:

@@ -37,6 +37,7 @@ from kiln.capture.interpreter.core import (
 )
 from kiln.capture.interpreter.effects import SideEffect
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
+from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.iterators import Generator
 from kiln.capture.interpreter.variables.made_namespace import MadeNamespace, module_of
 from kiln.capture.interpreter.variables.mapping import Dict
@@ -541,46 +542,6 @@ def is_allowed_in_graph(function: object) -> bool:
     rules = sys.modules.get(TORCH_RULES)
     allowed: set[int] | None = getattr(getattr(rules, "_allowed_callable_ids", None), "function_ids", None)
     return allowed is not None and id(function) in allowed
-
-
-@final
-class BoundMethod(Value):
-    """A method bound to its object."""
-
-    __slots__ = ("function", "original", "self_")
-
-    def __init__(self, function: Value, self_: Value, source: Source | None = None, original: object = None) -> None:
-        self.function = function
-        self.self_ = self_
-        self.source = source
-        self.original = original
-
-    def python_type(self) -> type:
-        if self.original is not None:
-            return type(self.original)
-        return types.MethodType if isinstance(self.function, Function) else types.BuiltinMethodType
-
-    def real(self) -> object:
-        return MISSING if self.original is None else self.original
-
-    def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
-        return self.function.call(s, [self.self_, *args], kwargs, site)
-
-    def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
-        if name == "__func__":
-            return self.function
-        if name == "__self__":
-            return self.self_
-        return self.function.get_attr(s, name, site)
-
-    def truth(self, s: CaptureState) -> bool:
-        return True
-
-    def emit(self, g: Codegen) -> None:
-        g.body.const(types.MethodType)
-        g.emit(self.function)
-        g.emit(self.self_)
-        g.body.call(2)
 
 
 @final

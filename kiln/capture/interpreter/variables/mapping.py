@@ -218,7 +218,11 @@ class Dict(Container):
         return {key.torch_arg(s): value.torch_arg(s) for key, value in self.items(s).values()}
 
     def constant(self, s: CaptureState) -> Any:
-        return {key.constant(s): value.constant(s) for key, value in self.items(s).values()}
+        plain = {key.constant(s): value.constant(s) for key, value in self.items(s).values()}
+        if issubclass(self.cls, defaultdict):
+            return defaultdict(self.factory.constant(s) if self.factory is not None else None, plain)
+        cls: Callable[..., object] = self.cls
+        return plain if self.cls is dict else cls(plain)
 
     def key(self, s: CaptureState) -> Token:
         raise s.error(TypeError, "unhashable type: 'dict'")
@@ -449,16 +453,15 @@ class Set(Container):
         return self.length(s) != 0
 
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
-        """Guards the order, in which equal sets may differ."""
-        for origin in self.origins:
-            if len(origin.original) > 1:
-                origin._guard_items(s, ordered=True)
         keys = dict(self.in_order(s))
         return KeyIterator(self, self.items(s), keys, "set", "keys", keys.__getitem__)
 
     def in_order(self, s: CaptureState) -> dict[Token, Value]:
-        """The items in the order of a real set with the same history."""
+        """The items in the order of a real set with the same history; guarded, since equal sets may differ in it."""
         items = self.items(s)
+        for origin in self.origins:
+            if len(origin.original) > 1:
+                origin._guard_items(s, ordered=True)
         if any(isinstance(token, Value) for token in items):  # objects made in the frame have no hash yet
             return items
         table = self.table(s)
@@ -493,6 +496,12 @@ class Set(Container):
         made._table, made.origins = table, origins_of([self, *others])
         return made
 
+    def as_set(self, s: CaptureState) -> Set:
+        """`set(self)`."""
+        made = Set(dict(self.items(s)))
+        made._table, made.origins = set(self.table(s)), self.origins
+        return made
+
     def combine_in_place(self, s: CaptureState, operation: str, others: Args) -> None:
         """`update`, `intersection_update`, `difference_update` or `symmetric_difference_update`."""
         others, own = iterated(s, others), self._own_table(s)
@@ -517,7 +526,10 @@ class Set(Container):
         return None
 
     def constant(self, s: CaptureState) -> Any:
-        return self.cls(item.constant(s) for item in self.items(s).values())
+        items = self.in_order(s)
+        if all(map(is_constant, items)):
+            return self.cls(self.table(s))
+        return self.cls(item.constant(s) for item in items.values())
 
     def key(self, s: CaptureState) -> Token:
         if self.cls is set:
@@ -639,6 +651,7 @@ class DictView(Value):
         g.emit(self.mapping)
         g.body.op("LOAD_ATTR", self.what)
         g.body.call(0)
+        g.remember(self)
 
 
 def fresh(s: CaptureState, real: Any) -> Value:

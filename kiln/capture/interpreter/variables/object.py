@@ -38,6 +38,7 @@ from kiln.capture.interpreter.core import (
 )
 from kiln.capture.interpreter.effects import SideEffect, emit_attribute, emit_deletion
 from kiln.capture.interpreter.pure import is_written_in_c
+from kiln.capture.interpreter.variables.bound_method import BOUND_TYPES, BoundMethod
 from kiln.capture.interpreter.variables.class_entries import (
     GETSET,
     SLOT,
@@ -59,7 +60,7 @@ from kiln.capture.interpreter.variables.exception import (
     set_field,
 )
 from kiln.capture.interpreter.variables.foreign import ForeignPart, is_written
-from kiln.capture.interpreter.variables.function import BoundMethod, handler_of
+from kiln.capture.interpreter.variables.function import handler_of
 from kiln.capture.interpreter.variables.hashed_key import hashed_key
 from kiln.capture.interpreter.variables.made_descriptor import MadeDescriptor, lacks_accessor
 from kiln.capture.interpreter.variables.mapping import Dict, Set
@@ -71,7 +72,6 @@ from kiln.runtime.guards.source import AttrSource, DictAttrSource, MethodFuncSou
 from kiln.support.records import dataclass
 
 CONTAINERS = (OrderedDict, dict, list, set, frozenset, tuple)
-METHOD_DESCRIPTORS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
 ALIASES = (types.UnionType, types.GenericAlias, typing.TypeVar, typing.ParamSpec, TorchVersion)
 """Types of objects that stand for a type in `isinstance` and in annotations, and of `torch.__version__`."""
 OWN_READS = (threading.local, weakref.ProxyType, weakref.CallableProxyType)
@@ -711,7 +711,7 @@ def from_class(s: CaptureState, value: Value, name: str, raw: object, site: Call
     if isinstance(raw, types.ClassMethodDescriptorType):
         s.guard_type(value)
         return native_class_method(s, value.python_type(), raw, lambda: class_of(s, value))
-    if kind in METHOD_DESCRIPTORS:
+    if kind in BOUND_TYPES:
         return BoundMethod(s.class_attr(value, name, raw), value)
     if s.classes.lookup(kind, "__get__") is not None:
         return call_get(s, value, name, raw, site)

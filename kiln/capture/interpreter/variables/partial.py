@@ -85,6 +85,7 @@ class Partial(Value):
         for arg in (*self.args, *self.kwargs.values()):
             g.emit(arg)
         g.body.call(1 + len(self.args) + len(self.kwargs), tuple(self.kwargs))
+        g.remember(self)
 
 
 @wraps(functools.partial, subclasses=True)

@@ -101,16 +101,18 @@ class Sequence(Value):
         index = as_index(s, key)
         items = self.items(s)
         if isinstance(index, slice):
-            if index.step == 0:
-                raise s.error(ValueError, "slice step cannot be zero")
-            cut = items[index]
+            try:
+                cut = items[index]
+            except (TypeError, ValueError) as error:
+                raise s.error(type(error), *error.args) from None
             whole = self.cls is tuple and len(cut) == len(items) and index.step in (None, 1)
             return self if whole else self.sibling(cut)
         try:
             found: Value = items[index]
             return found
-        except IndexError:
-            raise s.error(IndexError, f"{self.cls.__name__} index out of range") from None
+        except IndexError as error:
+            text = str(error).replace("list", self.cls.__name__, 1)
+            raise s.error(IndexError, text) from None
         except TypeError as error:
             text = str(error).replace("list indices", f"{self.cls.__name__} indices", 1)
             raise s.error(TypeError, text if issubclass(self.cls, list | tuple) else str(error)) from None
@@ -150,6 +152,7 @@ class Tuple(Sequence):
             for item in items:
                 g.emit(item)
             g.body.op("BUILD_TUPLE", len(items))
+            g.remember(self)
             return
         if self.cls in g.state.classes.made:
             g.body.const(tuple.__new__)
@@ -158,6 +161,7 @@ class Tuple(Sequence):
                 g.emit(item)
             g.body.op("BUILD_TUPLE", len(items))
             g.body.call(2)
+            g.remember(self)
             return
         if hasattr(self.cls, "_make"):
             g.body.const(self.cls._make)
@@ -167,6 +171,7 @@ class Tuple(Sequence):
             g.emit(item)
         g.body.op("BUILD_TUPLE", len(items))
         g.body.call(1)
+        g.remember(self)
 
 
 @final
@@ -310,8 +315,8 @@ class SequenceIterator(Value):
             return
         g.emit(self.sequence)
         g.body.op("GET_ITER")
+        g.remember(self)
         if self.index:
-            g.remember(self)
             g.body.op("LOAD_ATTR", "__setstate__")
             g.body.const(self.index)
             g.body.call(1)
@@ -408,6 +413,7 @@ class Slice(Value):
         for part in self.parts:
             g.emit(part)
         g.body.call(len(self.parts))
+        g.remember(self)
 
 
 def as_index(s: CaptureState, key: Value) -> Any:

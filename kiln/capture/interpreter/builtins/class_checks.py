@@ -1,0 +1,153 @@
+"""`isinstance` and `issubclass`: by the class, its registry, or a check that the program defines.
+
+isinstance(x, int | str)          the classes of the union in order
+isinstance(x, typing.Sequence)    `collections.abc.Sequence`, whose registry is asked again by a guard
+"""
+
+from __future__ import annotations
+
+import abc
+import collections.abc
+import types
+import typing
+from collections.abc import Iterator
+
+import torch
+
+from kiln.capture.interpreter.breaks import UnsupportedCall
+from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Kwargs, Value, handles
+from kiln.capture.interpreter.variables.classes import Class
+from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.object import Object
+from kiln.capture.interpreter.variables.sequence import Sequence
+from kiln.capture.interpreter.variables.tensor import Tensor
+from kiln.runtime.guards.guard import GuardKind
+from kiln.runtime.guards.reference import HEAP_TYPE
+from kiln.runtime.guards.source import CallSource, ModuleGlobalSource
+
+
+@handles(isinstance)
+def isinstance_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    if kwargs:
+        raise s.error(TypeError, "isinstance() takes no keyword arguments")
+    value, classes = args
+    kind = s.guard_type(value) if not value.is_torch else value.python_type()
+    return Constant(any(instance_of(s, value, kind, cls) for cls in flat_classes(s, classes, "isinstance")))
+
+
+NO_CLASS = {
+    "isinstance": "a type, a tuple of types, or a union",
+    "issubclass": "a class, a tuple of classes, or a union",
+}
+
+
+def flat_classes(s: CaptureState, classes: Value, function: str) -> Iterator[type]:
+    """The classes in a tuple or union, in order: those behind a match are not looked at."""
+    if isinstance(classes, Sequence):
+        for item in classes.items(s):
+            yield from flat_classes(s, item, function)
+    elif isinstance(classes, Object):
+        if type(classes.original).__module__ != "typing":
+            classes.constant(s)
+        s.guard(classes.source, GuardKind.IS, s.reference(classes.original))
+        yield from options(s, classes.original, function)
+    elif isinstance(classes, Constant) and not isinstance(classes.constant(s), type):
+        raise s.error(TypeError, f"{function}() arg 2 must be {NO_CLASS[function]}")
+    else:
+        yield classes.constant(s)
+
+
+def options(s: CaptureState, alias: object, function: str) -> Iterator[type]:
+    """The classes that an alias stands for, such as `int | str`, `typing.Optional[int]` and `typing.Sequence`."""
+    if isinstance(alias, type) and not isinstance(alias, types.GenericAlias):
+        yield alias
+    elif isinstance(alias, types.UnionType) or getattr(alias, "__origin__", None) is typing.Union:
+        for option in getattr(alias, "__args__", ()):
+            yield from options(s, option, function)
+    elif isinstance(alias, PLAIN_ALIAS):
+        yield getattr(alias, "__origin__", object)
+    else:
+        try:
+            (isinstance if function == "isinstance" else issubclass)(object, alias)  # type: ignore[arg-type]
+        except TypeError as error:
+            raise s.error(TypeError, *error.args) from None
+        raise UnsupportedCall(function=function, why=f"{alias!r} asks for more than classes")
+
+
+PLAIN_ALIAS: type = type(typing.List)  # noqa: UP006 - the type of the alias
+"""Of aliases without arguments."""
+
+
+def instance_of(s: CaptureState, value: Value, kind: type, cls: type) -> bool:
+    """`isinstance` by the class alone, unless a metaclass inspects the object."""
+    if kind is cls:
+        return True
+    own = own_check(s, cls, "__instancecheck__")
+    if own is not None:
+        return own.call(s, [s.wrap(cls, s.classes.sources.get(cls)), value], {}).truth(s)
+    if registers(cls):
+        return registered(s, cls, kind)
+    check: object = type(cls).__instancecheck__
+    if check is type.__instancecheck__ or value.real() is MISSING:
+        if isinstance(value, Tensor) and cls is torch.nn.Parameter:
+            return kind is torch.nn.Parameter or issubclass(kind, cls)
+        return issubclass(kind, cls) or (isinstance(value, Object) and issubclass(claimed_class(s, value), cls))
+    return isinstance(value.real(), cls)
+
+
+def claimed_class(s: CaptureState, value: Value) -> type:
+    """`value.__class__`, which proxies and mocks define: `isinstance` asks it too."""
+    kind = value.python_type()
+    read, found = s.classes.lookup(kind, "__getattribute__"), s.classes.lookup(kind, "__class__")
+    own = type(read[1]) is types.FunctionType if read is not None else False
+    if issubclass(kind, torch.nn.Module) or not (own or (found is not None and found[0] is not object)):
+        return kind
+    claimed = value.get_attr(s, "__class__")
+    return claimed.constant(s) if isinstance(claimed, Class) else kind
+
+
+@handles(issubclass)
+def issubclass_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    if isinstance(args[0], Object):
+        raise UnsupportedCall(function="issubclass", why="an object that is no class may say what its bases are")
+    if not isinstance(args[0], Class):
+        raise s.error(TypeError, "issubclass() arg 1 must be a class")
+    kind = args[0].constant(s)
+    return Constant(any(subclass_of(s, args[0], kind, cls) for cls in flat_classes(s, args[1], "issubclass")))
+
+
+def subclass_of(s: CaptureState, value: Value, kind: type, cls: type) -> bool:
+    own = own_check(s, cls, "__subclasscheck__")
+    if own is not None:
+        return own.call(s, [s.wrap(cls, s.classes.sources.get(cls)), value], {}).truth(s)
+    return registered(s, cls, kind) if registers(cls) else issubclass(kind, cls)
+
+
+def own_check(s: CaptureState, cls: type, name: str) -> Value | None:
+    """The program's own `__instancecheck__` or `__subclasscheck__` on the metaclass of `cls`."""
+    meta = type(cls)
+    if meta is type or not isinstance(cls, type):
+        return None
+    found = s.classes.lookup(meta, name)
+    if found is None or type(found[1]) is not types.FunctionType or found[1].__globals__.get("__name__") in LIBRARIES:
+        return None
+    return s.class_attr(s.wrap(cls, s.classes.sources.get(cls)), name, found[1])
+
+
+LIBRARIES = frozenset(("abc", "typing", "typing_extensions", "torch.nn.parameter", "torch._tensor"))
+"""Their checks are called."""
+ASK_REGISTRY = ModuleGlobalSource("_abc", "_abc_subclasscheck")
+
+
+def registers(cls: type) -> bool:
+    """Whether classes can be registered as subclasses of `cls`."""
+    return isinstance(cls, abc.ABCMeta) and type(cls).__subclasscheck__ is abc.ABCMeta.__subclasscheck__
+
+
+def registered(s: CaptureState, cls: type, kind: type) -> bool:
+    """`issubclass(kind, cls)`; where registration may change the answer, the registry of `cls` is asked again."""
+    answer = issubclass(kind, cls)
+    final = answer and cls.__module__ == collections.abc.__name__ and not kind.__flags__ & HEAP_TYPE
+    if cls not in kind.__mro__ and not final:  # no registry forgets: a built-in class that is `Iterable` remains it
+        s.guard(CallSource(ASK_REGISTRY, (s.reference(cls), s.reference(kind))), GuardKind.EQUALS, answer)
+    return answer
