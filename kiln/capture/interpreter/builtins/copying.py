@@ -10,10 +10,11 @@ import weakref
 from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.builtins.functions import attribute
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, handles
+from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.builtin import Builtin, PythonModule
 from kiln.capture.interpreter.variables.class_entries import is_slot
 from kiln.capture.interpreter.variables.classes import Class, can_be_bare
-from kiln.capture.interpreter.variables.function import BoundMethod, Function
+from kiln.capture.interpreter.variables.function import Function
 from kiln.capture.interpreter.variables.mapping import Dict, Set
 from kiln.capture.interpreter.variables.native_object import NativeObject
 from kiln.capture.interpreter.variables.object import InstanceItems, Object, new_object
