@@ -13,8 +13,11 @@ from kiln.loops.fusion.schedule import schedule
 from kiln.loops.kernel.launches.interpret import run_kernel_program
 from kiln.loops.lowering import lower
 from kiln.loops.lowering.updates import find_updates
+from kiln.loops.program.passes.pipeline import run_program_passes
 from kiln.loops.program.verify import verify_program
 from kiln.support.events import EventSink
+from kiln.support.target import Target
+from tests.codegen_triton.check import GPU
 from tests.loops.checks import TARGET
 from tests.trace.harness import trace
 
@@ -53,7 +56,16 @@ def update(choose: random.Random, x: Tensor, source: Tensor, rows: Tensor, place
             x[1:, :3] = source[:3, 1:] + choose.choice((0, 1))
 
 
-def program(seed: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], list[Tensor]]:
+REDUCTIONS: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda x: x.amax(0, keepdim=True).expand(4, 4),
+    lambda x: x.sum(0).expand(4, 4),
+    lambda x: x.sum(1, keepdim=True) + x,
+    lambda x: x.cumsum(0),
+    lambda x: x.mean(0) * x,
+)
+
+
+def program(seed: int, reduces: bool = False) -> Callable[[Tensor, Tensor, Tensor, Tensor], list[Tensor]]:
     def run(x: Tensor, y: Tensor, rows: Tensor, places: Tensor) -> list[Tensor]:
         choose = random.Random(seed)
         values = [x * 1, torch.zeros(4, 4)]
@@ -64,6 +76,8 @@ def program(seed: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], list[Tensor
                 values.append(choose.choice((x, y, values[-1])) * 2)
             if choose.random() < 0.3:
                 values.append(choose.choice((x, y)).t() + values[-1])
+            if reduces and choose.random() < 0.4:
+                values.append(choose.choice(REDUCTIONS)(choose.choice((x, y, values[1]))))
         return values
 
     return run
@@ -77,17 +91,28 @@ def given() -> list[Tensor]:
 @pytest.mark.parametrize("first", range(0, 120, 20))
 def test_equals_eager(first: int) -> None:
     for seed in range(first, first + 20):
-        expected, run = given(), program(seed)
-        results = [*run(*expected), *expected]
-        traced = trace(run, given())
-        graph = run_passes(traced.trace.graph, EventSink(), env=traced.recorder.env)
-        loops = lower(graph, TARGET, EventSink(), traced.recorder.env)
-        verify_program(loops)
-        inputs = given()
-        used = [inputs[traced.trace.inputs.index(record)] for record in traced.trace.used_inputs]
-        outputs = run_kernel_program(schedule(loops, TARGET, EventSink()), used)
-        for actual, wanted in zip([*outputs, *inputs], results, strict=True):
-            torch.testing.assert_close(actual, wanted, msg=lambda text, seed=seed: f"seed {seed}: {text}")
+        check(seed, program(seed), TARGET)
+
+
+@pytest.mark.parametrize("first", range(0, 80, 20))
+def test_passes_for_gpus_keep_the_order_of_reads_and_writes(first: int) -> None:
+    for seed in range(first, first + 20):
+        check(seed, program(seed, reduces=True), GPU)
+
+
+def check(seed: int, run: Callable[..., list[Tensor]], target: Target) -> None:
+    expected = given()
+    results = [*run(*expected), *expected]
+    traced = trace(run, given())
+    graph = run_passes(traced.trace.graph, EventSink(), env=traced.recorder.env)
+    loops = lower(graph, target, EventSink(), traced.recorder.env)
+    verify_program(loops)
+    loops = run_program_passes(loops, target, EventSink())
+    inputs = given()
+    used = [inputs[traced.trace.inputs.index(record)] for record in traced.trace.used_inputs]
+    outputs = run_kernel_program(schedule(loops, target, EventSink()), used)
+    for actual, wanted in zip([*outputs, *inputs], results, strict=True):
+        torch.testing.assert_close(actual, wanted, msg=lambda text: f"seed {seed}: {text}")
 
 
 def test_most_of_them_are_in_place() -> None:

@@ -7,7 +7,7 @@
 
 A column sum that comes first is split into the blocks of rows that suit it alone, which are too few for a kernel of
 whole rows, and the rows cannot join it any more. Coming last it joins them, in blocks that suit them. It moves no
-further than to the next call or scatter.
+further than to the next call or scatter, or the next loop that writes memory which what moves reads or writes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import final
 
 from kiln.loops.body.indexing import points, stride_along
-from kiln.loops.program.analyses import program_buffers, reads
+from kiln.loops.program.analyses import memory_of, program_buffers, reads, written
 from kiln.loops.program.nodes import Buffer, LoopNode, LoopProgram, Pointwise, Reduction, Scan
 from kiln.support.records import dataclass
 from kiln.support.target import Target
@@ -39,23 +39,24 @@ class SinkColumnSums:
 
 def _reordered(nodes: tuple[LoopNode, ...], buffers: Mapping[str, Buffer]) -> Iterator[LoopNode]:
     sinking: list[LoopNode] = []
-    made: set[str | None] = set()
+    made: set[str] = set()
+    """Memory that the sinking nodes write."""
+    used: set[str] = set()
+    """Memory that they read or write."""
     for node in nodes:
-        if not isinstance(node, Pointwise | Reduction | Scan):
-            yield from sinking
-            sinking, made = [], set()
-            yield node
-        elif _sums_columns(node, buffers) or any(_is_part_of(load.buffer, made, buffers) for load in reads(node)):
+        moves = isinstance(node, Pointwise | Reduction | Scan)
+        written_now = {memory_of(name, buffers) for name in written(node)}
+        read_now = {memory_of(access.buffer, buffers) for access in reads(node)}
+        if moves and (_sums_columns(node, buffers) or not made.isdisjoint(read_now)):
             sinking.append(node)
-            made |= {node.out.name, node.out.base}
-        else:
-            yield node
+            made |= written_now
+            used |= written_now | read_now
+            continue
+        if not moves or not used.isdisjoint(written_now):
+            yield from sinking
+            sinking, made, used = [], set(), set()
+        yield node
     yield from sinking
-
-
-def _is_part_of(name: str, made: set[str | None], buffers: Mapping[str, Buffer]) -> bool:
-    base = buffers[name].base
-    return name in made or (base is not None and base in made)
 
 
 def _sums_columns(node: LoopNode, buffers: Mapping[str, Buffer]) -> bool:
