@@ -420,6 +420,8 @@ void rebuild(const RegionState& state, const std::vector<Value>& inputs,
     Value& result = results[static_cast<size_t>(n)];
     if (!result.tensor()->requires_grad()) continue;
     result.set_tensor(tensor_of(result).detach().unsafeReleaseIntrusivePtr());
+    const ResultEntry& entry = state.results[static_cast<size_t>(n)];
+    if (entry.creation) result.set_tensor(guarded_view(result, result, entry));
   }
 }
 

@@ -88,11 +88,10 @@ def differentiable_region(
     if region_target(partitioned.forward, context.host).is_gpu and compiles_elsewhere(context.options.compile_workers):
         backward.precompile()
     results = partitioned.forward.outputs[: signature.num_outputs]
-    guarded = {number for number, _ in creations}  # they stay views: autograd must see what is done to them
     detached = [
         number
         for number, result in enumerate(results)
-        if result.alias and result.alias.view and not result.requires_grad and number not in guarded
+        if result.alias and result.alias.view and not result.requires_grad
     ]
     unreached = tuple(sorted({*range(signature.num_inputs)} - {*signature.gradients}))
     spec = replace(

@@ -25,6 +25,27 @@ GRAPHS = {
     ),
 }
 
+CALLS = {
+    "a write through as_strided of a leaf that is not contiguous": (
+        ("v2 = x2.as_strided((2, 2), (1, 2), 1)", "v2[1] = 3"),
+        Call(wanted=6),
+    ),
+    "a copy of an expanded tensor that was set": (
+        ("v1 = x2.clamp(min=2)", "v2 = v1.expand(2, *v1.shape)", "v2.zero_()", "v3 = v2.clone()"),
+        Call(),
+    ),
+    "a view of an input behind one that only the backward reads": (
+        ("v1 = x0.to(torch.float64)", "v1[n0[:2]] = 3", "v1.zero_()", "v4 = h0.permute(*range(h0.dim()))"),
+        Call(wanted=1),
+    ),
+    "an expanded argument that is set": (("x1.zero_()",), Call(shared=12)),
+    "parts of a detached tensor": (("v1 = x0.detach()", "v5, *_ = v1.split(2, 2)"), Call(wanted=1)),
+    "parts of a detached tensor beside a gradient": (
+        ("v1 = x0.detach()", "v5, *_ = v1.split(2, 2)", "v6 = x0 * 2"),
+        Call(wanted=1),
+    ),
+}
+
 
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("wanted", [0, 7])
@@ -37,4 +58,11 @@ def test_like_eager(name: str, wanted: int, dynamic: bool | None) -> None:
 @pytest.mark.parametrize("name", GRAPHS)
 def test_graph_like_eager(name: str) -> None:
     found = check_graph(source_of(tuple(map(Statement, GRAPHS[name]))))
+    assert found is None, found
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_call_like_eager(name: str) -> None:
+    body, call = CALLS[name]
+    found = check_kernels(source_of(tuple(map(Statement, body))), call)
     assert found is None, found

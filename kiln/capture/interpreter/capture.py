@@ -701,10 +701,15 @@ def write_region_call(
         head.op("STORE_FAST", name)
 
 
+MULTI_OUTPUT = torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE.value
+"""Why a result of `split` may not be changed in place."""
+
+
 def leaf_methods(trace: Trace, names: list[str]) -> Iterator[tuple[str, str]]:
     """Methods to call on results: `detach` if they share memory but no autograd history, `requires_grad_` on leaves."""
     outputs = trace.graph.outputs
-    guarded = dict(trace.creations)  # they stay views: autograd must see what is done to them
+    # Views made without gradients stay views: autograd must see what is done to them.
+    guarded = {number for number, creation in trace.creations if creation != MULTI_OUTPUT}
     sharing = {
         output.alias.index
         for output in outputs

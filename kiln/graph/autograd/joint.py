@@ -90,6 +90,7 @@ def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
     pairs = [(record, grad) for record, grad in zip(wanted, found, strict=False) if grad is not None]
     made, wrapped = gradient_nodes(recorder, trace, pairs)
     use_for_backward(recorder, trace, [node for _, node in made])
+    outputs[: len(trace.graph.outputs)] = trace.graph.outputs  # aliases of inputs, which have other numbers now
     positions = {id(record): index for index, record in enumerate(trace.used_inputs)}
     gradients = {positions[id(record)]: node for record, node in made}
     numbers = tuple([positions[id(record)] for record in carried])

@@ -121,7 +121,10 @@ class Functionaliser:
         if target.node.op.name == "input" and has_repeated_elements(target.spec):
             raise UnsupportedMutation(op=op, reason="it writes to an expanded tensor from outside of the region")
         storage.version += 1
-        for target, value in chain:
+        for target, value in reversed(chain):
+            if target.step is not None and has_repeated_elements(target.spec):
+                parent = parent_of(target)
+                value = self._apply(target.step, parent.node, parent)  # expanded again, not in memory of its own
             target.node, target.version = value, storage.version
 
     def _put_back(self, target: StorageView, parent: StorageView, value: Node, op: str) -> Node:
@@ -133,6 +136,8 @@ class Functionaliser:
             raise UnsupportedMutation(op=op, reason=f"it writes through the view `{name}`")
         old = self.read(parent)
         if name == "as_strided":
+            if has_repeated_elements(target.spec):
+                raise UnsupportedMutation(op=op, reason="it writes to overlapping elements")
             if self._reaches_outside(attrs, parent.spec):
                 raise UnsupportedMutation(
                     op=op, reason="it writes memory outside of the tensor that `as_strided` views"

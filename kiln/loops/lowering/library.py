@@ -109,6 +109,16 @@ def item(lowering: Lowering, node: Node) -> None:
 
 
 @STATEMENT("as_strided_scatter")
+def as_strided_scatter(lowering: Lowering, node: Node) -> None:
+    """ATen's call refuses tensors that require gradients and are not contiguous; views of the plan require none."""
+    base, source = [lowering.argument(given) for given in node.inputs]
+    plain = lowering.new_buffer(base.spec or node.inputs[0].tensor, base=base.name)
+    lowering.emit(Extern((plain,), "kiln.view", (), origin=origin_text(node)))
+    made = single_call(node, [BufferArg(plain.name), source])
+    assert made is not None
+    call(lowering, node, made.target, made.args, made.kwargs)
+
+
 def library(lowering: Lowering, node: Node) -> None:
     """The only ATen call that computes `node`."""
     if node.op.name == "constant":
