@@ -1,5 +1,7 @@
 #include "frames/global_state.h"
 
+#include <ATen/SavedTensorHooks.h>
+#include <Python.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/DeviceType.h>
@@ -10,6 +12,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 
 namespace kiln {
 namespace {
@@ -24,6 +27,7 @@ struct Foreign {
   void* (*context)();
   bool (*deterministic)(const void*);
   bool (*warn_only)(const void*);
+  const at::impl::SavedTensorDefaultHooksTLS& (*saved_hooks)();
   bool (*attention[5])(const void*);
 } foreign;
 const void* context;  // at::globalContext(), one for the process
@@ -77,6 +81,30 @@ uint64_t autocast(const DispatchKeySet& excluded, DispatchKey key, c10::DeviceTy
   return excluded.has(key) ? 0 : static_cast<uint64_t>(foreign.autocast_dtype(device)) + 1;
 }
 
+// Torch's own hooks (checkpoint, save_on_cpu) and those marked by their author give back what they
+// get; any other hook must see, and may replace, what eager saves.
+bool preserves_values(PyObject* pack) {
+  PyObject* module = PyObject_GetAttrString(pack, "__module__");
+  const char* name = module && PyUnicode_Check(module) ? PyUnicode_AsUTF8(module) : nullptr;
+  bool preserves = name && std::strncmp(name, "torch.", 6) == 0;
+  Py_XDECREF(module);
+  if (!preserves) {
+    PyErr_Clear();
+    PyObject* mark = PyObject_GetAttrString(pack, "preserves_values");
+    preserves = mark && PyObject_IsTrue(mark) == 1;
+    Py_XDECREF(mark);
+  }
+  PyErr_Clear();
+  return preserves;
+}
+
+bool any_saved_hooks() {
+  const at::impl::SavedTensorDefaultHooksTLS& hooks = foreign.saved_hooks();
+  if (hooks.stack.empty() || hooks.is_tracing) return false;
+  const c10::SafePyObject& pack = hooks.stack.top().first;
+  return !preserves_values(pack.ptr(&pack.pyinterpreter()));
+}
+
 }  // namespace
 
 std::string probe_global_state() {
@@ -84,6 +112,8 @@ std::string probe_global_state() {
   const Symbol symbols[] = {
       {reinterpret_cast<void**>(&foreign.autocast_dtype),
        "_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE"},
+      {reinterpret_cast<void**>(&foreign.saved_hooks),
+       "_ZN2at23SavedTensorDefaultHooks13get_tls_stateEv"},
       {reinterpret_cast<void**>(&foreign.function_modes),
        "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv"},
       {reinterpret_cast<void**>(&foreign.torch_function_off),
@@ -114,6 +144,7 @@ uint64_t global_state() {
   if (foreign.deterministic(context)) word |= 4 | uint64_t{foreign.warn_only(context)} << 3;
   word |= static_cast<uint64_t>(foreign.torch_function_off()) << 4;
   word |= uint64_t{raw.included().has(DispatchKey::FuncTorchDynamicLayerFrontMode)} << 6;
+  word |= uint64_t{any_saved_hooks()} << 7;
   if (raw.excluded_ != 0) {
     DispatchKeySet excluded = raw.excluded();
     word |= autocast(excluded, DispatchKey::AutocastCPU, c10::kCPU) << 8;

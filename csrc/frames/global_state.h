@@ -1,10 +1,10 @@
 // The state of torch, per thread or process, that changes the meaning of a program, as one word.
 //
 //   bits 0 grad, 1 inference, 2-3 deterministic, 4-5 torch function off, 6 functorch,
-//   8-13 autocast dtype + 1 on CPU, 14-19 on CUDA, 20-25 default dtype, 26-31 current CUDA device,
-//   32-35 function modes, 36-39 dispatch modes (15: or more), 40-44 attention back ends that are
-//   off (math, flash, memory-efficient, cuDNN, overrideable), 48-63 other (nonzero: an unknown
-//   mode).
+//   7 saved-tensor hooks that may change values, 8-13 autocast dtype + 1 on CPU, 14-19 on CUDA,
+//   20-25 default dtype, 26-31 current CUDA device, 32-35 function modes, 36-39 dispatch modes (15:
+//   or more), 40-44 attention back ends that are off (math, flash, memory-efficient, cuDNN,
+//   overrideable), 48-63 other (nonzero: an unknown mode).
 #pragma once
 
 #include <cstdint>

@@ -2,7 +2,8 @@
 
 with SomeTorchFunctionMode(): compiled(x)       the original runs, so that the mode sees each call
 torch.set_default_device("cuda"); compiled(x)   compiles, guarded by the device
-with saved_tensors_hooks(pack, unpack): ...     compiles; `pack` never sees the compiler's own tensors
+with saved_tensors_hooks(pack, unpack): ...     the original runs, so that `pack` sees what eager saves, unless the hooks
+                                                are torch's own or have `pack.preserves_values = True`
 """
 
 from __future__ import annotations
@@ -30,6 +31,16 @@ class UnknownMode(KilnError):
     try_ = ("call the compiled function outside of it", "compile the function that contains it")
 
 
+class HooksOfSavedTensors(KilnError):
+    code = "KILN1092"
+    what = "`{function}` is called within `saved_tensors_hooks`"
+    why = "the hooks may change what eager's formulas of gradients read, which compiled code does not save"
+    try_ = (
+        "set `pack.preserves_values = True` on the function that packs, if what is unpacked equals what was packed",
+        "enter the hooks in the compiled function",
+    )
+
+
 def unknown_mode() -> str:
     """The mode of this thread under which a compiled region may differ from its calls; "" for none."""
     state = current_state()
@@ -44,6 +55,13 @@ def unknown_mode() -> str:
     if state.other:
         return "a mode of torch's dispatcher that Kiln does not know"
     return ""
+
+
+def mode_to_run_eager(function: str) -> KilnError | None:
+    """Why `function`, called now, runs eager: the mode of this thread."""
+    if mode := unknown_mode():
+        return UnknownMode(function=function, mode=mode)
+    return HooksOfSavedTensors(function=function) if current_state().saved_hooks else None
 
 
 def only_default_device() -> bool:

@@ -45,7 +45,7 @@ from kiln.pipeline.dispatchers import (
     side_exit_maker,
     side_exits,
 )
-from kiln.pipeline.modes import UnknownMode, unknown_mode, watch_current_device, without_autograd_observers
+from kiln.pipeline.modes import UnknownMode, mode_to_run_eager, watch_current_device, without_autograd_observers
 from kiln.pipeline.original import in_python, taking_slots
 from kiln.pipeline.second_run import EagerTrial, second_run
 from kiln.pipeline.seen_inputs import SeenInputs
@@ -208,8 +208,8 @@ class CompileSession:
         if eager or runs_eager(dispatcher, arguments, self.seen):
             return None
         watch_current_device()
-        if mode := unknown_mode():
-            self.report_eager(UnknownMode(function=original_of(dispatcher).__qualname__, mode=mode))
+        if mode := mode_to_run_eager(original_of(dispatcher).__qualname__):
+            self.report_eager(mode)
             return None
         if self.budget.is_spent():
             if problem := self.budget.news():

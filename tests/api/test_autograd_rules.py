@@ -157,6 +157,7 @@ def packed(call: Call) -> Account:
         count.append(1)
         return one.detach().clone().to(torch.float64)
 
+    pack.preserves_values = True  # type: ignore[attr-defined]
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one.to(torch.float32)):
         y = call(x, w)
     y.sum().backward()
@@ -173,7 +174,12 @@ def packed_elsewhere(call: Call) -> Account:
 
 def packed_in_another_layout(call: Call) -> Account:
     x, w = (given.detach().t().contiguous().t().requires_grad_() for given in inputs())
-    with torch.autograd.graph.saved_tensors_hooks(lambda one: one.detach().contiguous(), lambda one: one):
+
+    def pack(one: Tensor) -> Tensor:
+        return one.detach().contiguous()
+
+    pack.preserves_values = True  # type: ignore[attr-defined]
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one):
         y = call(x, w)
     y.sum().backward()
     return [x.grad, w.grad]
@@ -184,7 +190,12 @@ def unpacking_fails(call: Call) -> Account:
         raise KeyError("lost")
 
     x, w = inputs()
-    with torch.autograd.graph.saved_tensors_hooks(lambda one: 0, fail):
+
+    def pack(one: Tensor) -> int:
+        return 0
+
+    pack.preserves_values = True  # type: ignore[attr-defined]
+    with torch.autograd.graph.saved_tensors_hooks(pack, fail):
         y = call(x, w)
     return attempt(y.sum().backward, "lost")
 

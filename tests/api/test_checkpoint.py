@@ -42,6 +42,7 @@ def saved_bytes(model: Any, *args: Tensor) -> int:
             kept[one.data_ptr()] = one.nbytes
         return one
 
+    pack.preserves_values = True  # type: ignore[attr-defined]
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one):
         result = model(*args)
     del result

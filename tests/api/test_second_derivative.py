@@ -219,7 +219,13 @@ def test_the_graph_is_freed_unless_retained() -> None:
 def test_hooks_see_what_they_see_without_a_second_derivative() -> None:
     """Inputs kept only for the replay are not saved tensors."""
     seen: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda one: seen.append(one) or one, lambda one: one):
+
+    def pack(one: Tensor) -> Tensor:
+        seen.append(one)
+        return one
+
+    pack.preserves_values = True  # type: ignore[attr-defined]
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one):
         x, bias = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
         kiln.compile(lambda x, bias: x * 3 + bias, fullgraph=True)(x, bias)
     assert not any(item is bias or item is x for item in seen)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
+from torch.nn.functional import batch_norm
 
 import kiln
+from kiln.pipeline.session import KilnWarning
 
 NET = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.LayerNorm(4), nn.Linear(4, 3))
 OUTSIDE = saved_tensors_hooks(lambda t: t * 2, lambda t: t)
@@ -87,3 +90,35 @@ def test_effects_break() -> None:
     for _ in range(2):
         assert (outcome(compiled), SEEN) == (expected, seen)
     assert compiled.report().breaks
+
+
+def test_hooks_outside_see_what_eager_saves() -> None:
+    """Unless they are torch's own, or say that they preserve values."""
+
+    def program(x: Tensor) -> Tensor:
+        return (x.prod(1) + batch_norm(x, None, None, training=True).sum(1)).exp() * 2
+
+    def keep(t: Tensor) -> Tensor:
+        return t.clone()
+
+    keep.preserves_values = True  # type: ignore[attr-defined]
+
+    def under(hooks: Any, function: Any) -> Any:
+        x = torch.linspace(0.5, 1, 9, dtype=torch.float64).view(3, 3).requires_grad_()
+        with hooks:
+            y = function(x)
+        y.sum().backward()
+        assert x.grad is not None
+        return x.grad.numpy().round(8).tolist()
+
+    compiled = kiln.compile(program)
+    for hooks, runs_eager in (
+        (save_on_cpu(), False),
+        (saved_tensors_hooks(keep, lambda t: t), False),
+        (saved_tensors_hooks(lambda t: t * 2, lambda t: t), True),
+    ):
+        expected = under(hooks, program)
+        with pytest.warns(KilnWarning, match="KILN1092") if runs_eager else nullcontext():
+            assert under(hooks, compiled) == expected
+    assert under(nullcontext(), compiled) == under(nullcontext(), program)
+    assert compiled.report().compiles == 1

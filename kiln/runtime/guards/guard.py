@@ -126,7 +126,8 @@ class GlobalState:
 
     `function_modes` and `dispatch_modes` count the stacks; `set_default_device` is a function mode. `cuda_device` is
     the current one, on which tensors are made by default. `attention_off`: attention back ends that are disabled, a bit
-    each: math, flash, memory-efficient, cuDNN, overrideable. `other` is not 0 if a mode is on that this class does not
+    each: math, flash, memory-efficient, cuDNN, overrideable. `saved_hooks`: saved-tensor hooks that may change values are
+    active. `other` is not 0 if a mode is on that this class does not
     know; the region must then run eager.
     """
 
@@ -143,6 +144,7 @@ class GlobalState:
     other: int
     cuda_device: int = 0
     attention_off: int = 0
+    saved_hooks: bool = False
 
     def text(self) -> str:
         return ", ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))

@@ -43,6 +43,7 @@ def state_from_word(word: int) -> GlobalState:
         other=word >> 48,
         cuda_device=word >> 26 & 63,
         attention_off=word >> 40 & 31,
+        saved_hooks=bool(word & 128),
     )
 
 
@@ -51,7 +52,9 @@ def state_to_word(state: GlobalState) -> int:
     cpu = 0 if state.autocast_cpu is None else DTYPE_NUMBERS[state.autocast_cpu] + 1
     cuda = 0 if state.autocast_cuda is None else DTYPE_NUMBERS[state.autocast_cuda] + 1
     word = state.grad_mode | state.inference_mode << 1 | state.deterministic << 2 | state.torch_function_off << 4
-    word |= state.functorch << 6 | cpu << 8 | cuda << 14 | DTYPE_NUMBERS[state.default_dtype] << 20
+    word |= (
+        state.functorch << 6 | state.saved_hooks << 7 | cpu << 8 | cuda << 14 | DTYPE_NUMBERS[state.default_dtype] << 20
+    )
     word |= state.cuda_device << 26 | state.function_modes << 32 | state.dispatch_modes << 36
     return word | state.attention_off << 40 | state.other << 48
 
