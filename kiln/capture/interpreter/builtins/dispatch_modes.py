@@ -10,6 +10,7 @@ mode, or are recorded. Calls through which gradients are needed break, and so do
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import final
 
 import torch
@@ -34,6 +35,8 @@ from kiln.support.dispatch_mode import DispatchMode
 from kiln.support.errors import KilnError
 
 ENTER = "TorchDispatchMode.__enter__"
+READ_VALUES: frozenset[Target] = frozenset({torch.nn.functional.one_hot})
+"""Functions that run other operators on plain tensors than on fakes: they look at the values."""
 
 
 @final
@@ -77,6 +80,8 @@ def note(s: CaptureState) -> None:
 def call_under_modes(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value:
     """A torch call, of which the innermost mode sees the operators."""
     name = target_name(target)
+    if target in READ_VALUES:
+        raise UnsupportedCall(function=name, why="a dispatch mode of the program sees that it reads values")
     given = [arg.torch_arg(s) for arg in args]
     named = {key: value.torch_arg(s) for key, value in kwargs.items()}
     if torch.is_grad_enabled() and any(needs_grad(value) for value in (*given, *named.values())):
@@ -85,7 +90,8 @@ def call_under_modes(s: CaptureState, target: Target, args: Args, kwargs: Kwargs
         raise UnsupportedCall(function=name, why="a dispatch mode of the program sees a subclass, or autocast")
     try:
         makes = not any(type(leaf) is FakeTensor for leaf in leaves([given, named]))
-        with AskedModes(s, makes):
+        types = (torch.Tensor,) if target is getattr and given[1:] == ["data"] else ()  # what eager gives a mode
+        with AskedModes(s, makes, types):
             if isinstance(target, str):
                 result = getattr(given[0], target)(*given[1:], **named)
             else:
@@ -111,29 +117,40 @@ def valued(s: CaptureState, plain: object) -> Value:
 class AskedModes(DispatchMode):
     """Asks the innermost mode of the program what an operator gives."""
 
-    def __init__(self, s: CaptureState, makes: bool) -> None:
+    def __init__(self, s: CaptureState, makes: bool, types: tuple[type, ...]) -> None:
         super().__init__()
         self.state = s
+        self.types = types
         self.makes = makes
         """Whether the call makes a tensor of none: of a fake, torch then takes an alias, of a plain tensor not."""
+        self.made: object = None
+        """The result of the latest operator, if it makes a tensor: of this too."""
 
     def __torch_dispatch__(  # type: ignore[override]
         self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
     ) -> object:
-        if self.makes and func is torch.ops.aten.detach.default:
+        if func is torch.ops.aten.detach.default and (self.makes or args[0] is self.made):
             return args[0]
         s = self.state
         stack = s.part(DispatchModes).stack
         mode = stack.pop()
         note(s)
         try:
-            values: Args = [Builtin(func), Tuple([]), valued(s, args)]
+            values: Args = [Builtin(func), Tuple([s.const(kind) for kind in self.types]), valued(s, args)]
             if kwargs is not None:
                 values.append(Dict({name: (s.const(name), valued(s, value)) for name, value in kwargs.items()}))
-            return lowered(s, dispatch_of(s, mode).call(s, values, {}))
+            result = lowered(s, dispatch_of(s, mode).call(s, values, {}))
         finally:
             stack.append(mode)
             note(s)
+        self.made = result if is_factory(func) else None
+        return result
+
+
+@cache
+def is_factory(op: OpOverload) -> bool:
+    """`torch.ones_like` and the like, which have options of a new tensor."""
+    return any(argument.name == "pin_memory" for argument in op._schema.arguments)
 
 
 def dispatch_of(s: CaptureState, mode: Object) -> Value:
