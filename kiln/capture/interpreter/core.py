@@ -423,8 +423,10 @@ class CaptureState:
         return found  # type: ignore[return-value]
 
     def close(self) -> None:
-        """The capture is over. Some parts refer to the state: it would wait for the garbage collector."""
+        """The capture is over. Some parts, and the shape environment of its regions, refer to the state: it would wait
+        for the garbage collector, or live as long as they."""
         self._parts.clear()
+        self.recorder.env.assume_number = None
 
     def wrap(self, real: object, source: Source | None) -> Value:
         """The value of an object that exists outside of the frame."""
