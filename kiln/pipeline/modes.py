@@ -2,8 +2,8 @@
 
 with SomeTorchFunctionMode(): compiled(x)       the original runs, so that the mode sees each call
 torch.set_default_device("cuda"); compiled(x)   compiles, guarded by the device
-with saved_tensors_hooks(pack, unpack): ...     the original runs, so that `pack` sees what eager saves, unless the hooks
-                                                are torch's own or have `pack.preserves_values = True`
+with saved_tensors_hooks(pack, unpack): ...     the original runs, so that `pack` sees what eager saves, unless
+                                                `pack.preserves_values`, or the hooks are torch's own
 """
 
 from __future__ import annotations

@@ -208,8 +208,8 @@ class CompileSession:
         if eager or runs_eager(dispatcher, arguments, self.seen):
             return None
         watch_current_device()
-        if mode := mode_to_run_eager(original_of(dispatcher).__qualname__):
-            self.report_eager(mode)
+        if refusal := mode_to_run_eager(original_of(dispatcher).__qualname__):
+            self.report_eager(refusal)
             return None
         if self.budget.is_spent():
             if problem := self.budget.news():

@@ -126,9 +126,9 @@ class GlobalState:
 
     `function_modes` and `dispatch_modes` count the stacks; `set_default_device` is a function mode. `cuda_device` is
     the current one, on which tensors are made by default. `attention_off`: attention back ends that are disabled, a bit
-    each: math, flash, memory-efficient, cuDNN, overrideable. `saved_hooks`: saved-tensor hooks that may change values are
-    active. `other` is not 0 if a mode is on that this class does not
-    know; the region must then run eager.
+    each: math, flash, memory-efficient, cuDNN, overrideable. `saved_hooks`: hooks of saved tensors
+    that may change values are on. `other` is not 0 if a mode is on that this class does not know; the region must then
+    run eager.
     """
 
     grad_mode: bool
