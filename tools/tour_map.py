@@ -40,6 +40,8 @@ kiln/report                 what the compiler did: report, log, progress bar
 kiln/backends               other compilers behind the same capture
 kiln/debug                  bisect: the stage, the switch and the smallest graph that differ from eager
 kiln/programs               kiln.export: whole programs, their signature and constraints, files
+kiln/programs/call          how an exported program is called: its signature, shapes and tensors
+kiln/packages               precompiled packages: archive, manifest, loader
 kiln/native                 the two C++ modules: stubs
 kiln/cli                    python -m kiln: bisect, run, and the commands of kiln_bench
 kiln_bench                  demo and bench: suites of models, measures of parts, architectures of transformers
@@ -107,6 +109,11 @@ MAP = {
         ("Why was something compiled again?", "kiln/capture/guards/explanation.py", "explain_failure"),
         ("Which resume functions do variants share?", "kiln/pipeline/dispatchers.py", "shared_resumes"),
         ("What becomes of `torch.cond`?", "kiln/capture/interpreter/builtins/control_flow_operators.py", "nested_cond"),
+        (
+            "When do both sides of an `if` on a tensor stay in the graph?",
+            "kiln/capture/interpreter/if_conversion.py",
+            "take_both_sides",
+        ),
         ("What is a resume function?", "kiln/capture/bytecode/resume.py", "ResumeOrigin"),
         (
             "What becomes of a class statement?",
@@ -167,6 +174,11 @@ MAP = {
         ("When are convolutions channels-last?", "kiln/graph/passes/channels_last.py", "ChannelsLast"),
         ("When is a matrix product padded?", "kiln/graph/passes/align_products.py", "AlignProducts"),
         ("Which values does the forward save for the backward?", "kiln/graph/autograd/min_cut.py", "values_to_save"),
+        (
+            "Which gradients exist after a branch?",
+            "kiln/graph/autograd/absent_gradients.py",
+            "with_existence",
+        ),
         ("Where is the joint graph cut in two?", "kiln/graph/autograd/partition.py", "partition"),
     ),
     "Loops and kernels": (

@@ -41,6 +41,8 @@ PyObject* mask_to_python(const std::vector<bool>& mask) {
 // Of a value that holds a tensor.
 const at::Tensor& tensor_of(const Value& value) { return value.as<at::Tensor>(); }
 
+bool is_false(const Value& flag) { return flag.is_tensor() && !tensor_of(flag).item<bool>(); }
+
 // Is there a tangent without memory of its own: of vmap, or of a tensor subclass?
 bool any_wrapped(const ag::variable_list& tangents) {
   constexpr c10::DispatchKeySet kWrappers({c10::DispatchKey::FuncTorchBatched,
@@ -292,12 +294,17 @@ class RegionNode final : public ag::Node {
     return gradients((*backward)(inputs, donate), mask);
   }
 
+  // Behind the gradients there may be flags, one for each: does it exist? (As in eager's backward
+  // of the branch that was taken.)
   ag::variable_list gradients(std::vector<Value> results, const std::vector<bool>& mask) const {
-    KILN_CHECK(results.size() == mask.size(), name(), ": backward returned ", results.size(),
-               " gradients for ", mask.size(), " inputs");
-    ag::variable_list made(mask.size());
-    for (size_t n = 0; n < mask.size(); n++) {
-      if (mask[n]) made[n] = at::Tensor(results[n].take());
+    size_t count = mask.size();
+    bool flagged = results.size() == 2 * count;
+    KILN_CHECK(flagged || results.size() == count, name(), ": backward returned ", results.size(),
+               " gradients for ", count, " inputs");
+    ag::variable_list made(count);
+    for (size_t n = 0; n < count; n++) {
+      if (!mask[n] || (flagged && is_false(results[count + n]))) continue;
+      made[n] = at::Tensor(results[n].take());
     }
     return made;
   }

@@ -17,6 +17,7 @@ from typing import ClassVar, final
 
 import torch
 
+from kiln.graph.autograd.absent_gradients import with_existence
 from kiln.graph.autograd.partition import backward_for
 from kiln.graph.autograd.tangents import without_inputs, without_tangents
 from kiln.graph.ir.graph import Graph
@@ -124,9 +125,10 @@ class BackwardCompiler:
         signature = replace(self.signature, saved=tuple(compress(self.signature.saved, saved)))
         needed = [need and gradient not in absent for need, gradient in zip(needed, self.grads, strict=True)]
         graph = backward_for(full, self.grads, needed)
+        graph, existence = with_existence(graph, graph.inputs[len(graph.inputs) - sum(given) :])
         # Without the environment: it may name a size by an equal symbol, which is no input of the backward.
         plan = graph_to_plan(graph, replace(context, env=None), "backward")
-        plan = backward_plan(plan, signature, needed, donates="memory-reuse" not in context.without)
+        plan = backward_plan(plan, signature, needed, existence, donates="memory-reuse" not in context.without)
         # Tangents arrive in any layout, and so do saved values that a hook of the user has stored elsewhere.
         return compile_plan(plan, self.constants, context, range(len(plan.inputs)))
 
@@ -148,10 +150,18 @@ def likely_tangents(signature: Signature) -> Mask:
     return tuple([not scalars or number == scalars[0] for number in range(len(signature.tangents))])
 
 
-def backward_plan(plan: Plan, signature: Signature, needed: Sequence[bool], *, donates: bool = True) -> Plan:
+def backward_plan(
+    plan: Plan,
+    signature: Signature,
+    needed: Sequence[bool],
+    existence: Sequence[int | None],
+    *,
+    donates: bool = True,
+) -> Plan:
     """`plan` with an output per input of the forward: its gradient, or None.
 
-    `donates`: it may overwrite saved values.
+    `existence`: for each gradient the output that says whether it exists. If there are such, an output per input that
+    says so follows, or None. `donates`: it may overwrite saved values.
     """
     inputs = [number for number in signature.gradients if needed[number]]
     first_extra = signature.num_outputs + len(signature.carried)
@@ -162,8 +172,21 @@ def backward_plan(plan: Plan, signature: Signature, needed: Sequence[bool], *, d
     ]
     plan = with_donations(plan, donated) if donates else plan
     outputs = [PlanOutput()] * signature.num_inputs
-    for number, gradient in zip(inputs, plan.outputs, strict=True):
+    for number, gradient in zip(inputs, plan.outputs, strict=False):
         # A tensor may be the gradient of several inputs; `alias_output` counts gradients, not inputs.
         shared = gradient.alias_output
         outputs[number] = gradient if shared is None else replace(gradient, alias_output=inputs[shared])
-    return replace(plan, outputs=tuple(outputs))
+    return replace(plan, outputs=(*outputs, *existence_outputs(plan, inputs, existence, signature.num_inputs)))
+
+
+def existence_outputs(
+    plan: Plan, inputs: Sequence[int], existence: Sequence[int | None], count: int
+) -> list[PlanOutput]:
+    outputs = [PlanOutput()] * count
+    first: dict[int, int] = {}
+    for number, answer in zip(inputs, existence, strict=True):
+        if answer is not None:
+            owner = first.setdefault(answer, count + number)
+            shared = None if owner == count + number else owner
+            outputs[number] = replace(plan.outputs[answer], alias_output=shared)
+    return outputs if first else []

@@ -64,7 +64,7 @@ def test_floats_that_vary_choose_none() -> None:
     program = lambda x: x + 1 if (x * 2 == 0).any() else x - 1  # noqa: E731
     compiled = kiln.compile(program, backend="eager", options={"cache": False})
     assert_like_eager(compiled, program, X)
-    assert [found.code for found in kiln.report_of(compiled).breaks] == ["KILN1007"]
+    assert kiln.report_of(compiled).regions == 1 and not kiln.report_of(compiled).breaks
 
 
 def pieces(x: Tensor, lengths: Tensor) -> Tensor:

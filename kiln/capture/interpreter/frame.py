@@ -13,7 +13,7 @@ Handlers are registered by normal opcode name:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import CodeType, MappingProxyType
 from typing import Any, final
 from weakref import ref
@@ -26,6 +26,7 @@ from kiln.capture.interpreter.breaks import GraphBreak, Raised, UnsupportedOpcod
 from kiln.capture.interpreter.core import NOT_RESUMABLE, PUSH, Args, CallSite, CaptureState, Value
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.exception import caught, lines_of, link
+from kiln.graph.trace.nested_graphs import NotNested
 from kiln.support.location import Location
 from kiln.support.records import dataclass
 
@@ -313,7 +314,7 @@ class SymbolicFrame:
         state = self.state
         self.saved, self.consumed = self.stack.copy(), state.counters.consumed
         self.step += 1
-        self._stop_if_asked()
+        self.stop_if_asked()
         try:
             result = pending.function.call(state, pending.arguments, {}, pending.site)
         except Raised:
@@ -325,7 +326,7 @@ class SymbolicFrame:
         elif pending.site.instead is not None:
             self.stack.append(pending.site.instead)
 
-    def _stop_if_asked(self) -> None:
+    def stop_if_asked(self) -> None:
         """Break here if an earlier attempt found that the graph must be broken in front of this step."""
         stop = self.state.stops.get((self.number, self.step))
         if stop is not None:
@@ -353,7 +354,7 @@ class SymbolicFrame:
                 self.saved = self.stack.copy()
             self.consumed = self.state.counters.consumed
             self.step += 1
-            self._stop_if_asked()
+            self.stop_if_asked()
             self.ip = at + 1
             handler(self, arg)
             if watch is not None:
@@ -422,6 +423,29 @@ class SymbolicFrame:
 
     def push(self, value: Value | None) -> None:
         self.stack.append(value)
+
+
+def run_to(frame: SymbolicFrame, end: int, held: Sequence[Value | None]) -> None:
+    """Execute the instructions in front of `end`; `held` are the values from before.
+
+    Raises:
+        NotNested: if the frame is left, or advances an iterator that it had before.
+    """
+    state, iterators = frame.state, {id(value) for value in held}
+    while frame.ip != end:
+        at = frame.at = frame.ip
+        if frame.decoded.instruction(at).name == "FOR_ITER" and id(frame.stack[-1]) in iterators:
+            raise NotNested("it takes items from an iterator of the program")
+        handler, arg, _ = frame.rows[at]
+        frame.saved, frame.consumed = frame.stack.copy(), state.counters.consumed
+        frame.step += 1
+        frame.stop_if_asked()
+        frame.ip = at + 1
+        handler(frame, arg)
+        if not frame.running:
+            raise NotNested("it leaves the frame")
+        if state.watch is not None:
+            state.watch()
 
 
 def running_frame(s: CaptureState) -> SymbolicFrame:

@@ -72,7 +72,8 @@ class ControlFlow:
     while_loop    (test, body)      (*carried, *captured)
     scan          (body,)           (*carried, *stacked rows, *captured)     `map` is a scan without carried values
 
-    `carried` and `rows` count these arguments.
+    `carried` and `rows` count these arguments. `lets_gradients_be_absent`: what one side of a `cond` does not use has
+    no gradient, as in eager's branch, rather than zeros.
     """
 
     kind: Literal["cond", "while_loop", "scan"]
@@ -80,6 +81,7 @@ class ControlFlow:
     run: Callable[..., tuple[torch.Tensor, ...]]
     carried: int = 0
     rows: int = 0
+    lets_gradients_be_absent: bool = False
 
     @property
     def __name__(self) -> str:

@@ -63,6 +63,8 @@ class Nested:
     outside: dict[Node, Node] = field(default_factory=dict)
     read_as: dict[Node, Node] = field(default_factory=dict)
     """What nodes and outputs read in place of a value that was recorded."""
+    taken: set[Node] = field(default_factory=set)
+    """The values whose memory is that of an output."""
 
     def graph(self, name: str, outputs: Iterable[Node], outside: Iterable[Node]) -> Graph:
         """The graph of its inputs, then those for the values `outside` of this nested graph and its siblings."""
@@ -91,7 +93,7 @@ class Nested:
         Call it while the nested graph is recorded.
         """
         emit, made = self.recording.emit, list[Node]()
-        free = set(self.recording.nodes[self.first :])
+        free = {*self.nodes, *self.recording.nodes[self.first :]} - self.taken
         for number, value in enumerate(values):
             spec, base = value.tensor, base_of(value)
             wanted = preserved(self.recording.env, spec).strides if strides is None else strides[number]
@@ -99,6 +101,7 @@ class Nested:
             if not own or spec.offset != 0 or not same_strides(spec.strides, wanted, spec.sizes):
                 value = base = emit.node("clone", value, strides=wanted)
             free.discard(base)
+            self.taken.add(base)
             made.append(value)
         return made
 
@@ -110,9 +113,18 @@ def outside_input(value: Node, number: int) -> Node:
 @contextmanager
 def nested(recording: Surroundings, inputs: Sequence[Node]) -> Iterator[Nested]:
     """Record the nodes of a nested graph, which `Nested` has at the end."""
+    made = Nested(recording, tuple(inputs), 0, read_as={node: node for node in inputs})
+    with further(made):
+        yield made
+
+
+@contextmanager
+def further(made: Nested) -> Iterator[None]:
+    """Record more nodes of a nested graph."""
+    recording = made.recording
     first, unbacked = len(recording.nodes), len(recording.env.unbacked)
-    made = Nested(recording, tuple(inputs), first, read_as={node: node for node in inputs})
-    yield made
+    made.first = first
+    yield
     found = recording.nodes[first:]
     del recording.nodes[first:]
     if len(recording.env.unbacked) != unbacked or any(node.op.name in READ_ON_HOST for node in found):

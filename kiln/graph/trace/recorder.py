@@ -127,6 +127,8 @@ class Recorder:
         self.env = env
         self._resolve = partial(resolve, kernels=kernels)
         self.strict = kernels.strict
+        self.is_differentiating = False
+        """The gradients of the region are being recorded, not those that the program asks for."""
         self.events = events
         self.outer: OuterTensors | None = None
         """What the capture knows of wrappers, once there are gradients through one."""
@@ -296,6 +298,7 @@ class Recorder:
     ) -> list[torch.Tensor | None]:
         """Gradients of `inputs`, recorded as nodes of the backward direction."""
         self.emit.origin = Origin("backward", len(self.calls), None, backward=True)
+        self.is_differentiating = True
         _push(self._mode)
         try:
             with self.outer.backward() if self.outer is not None else nullcontext():
@@ -310,6 +313,7 @@ class Recorder:
                 )
         finally:
             _pop(None)
+            self.is_differentiating = False
         return list(grads)
 
     def fake_of(self, node: Node) -> FakeTensor:

@@ -60,7 +60,7 @@ class _TorchGraphBuilder:
 
     def inputs(self, inputs: Sequence[tuple[str, object]], used: set[int], wanted: set[Free]) -> None:
         """Placeholders of the inputs that are used, or that have a wanted size."""
-        bound = {id(fake): [free for free in _bound_by(fake) if free in wanted] for _, fake in inputs}
+        bound = {id(fake): [free for free in bound_by(fake) if free in wanted] for _, fake in inputs}
         missing = wanted - {free for number in used & bound.keys() for free in bound[number]}
         for name, fake in inputs:
             if id(fake) in used or missing.intersection(bound[id(fake)]):
@@ -205,14 +205,8 @@ def torch_graph(
     """
     builder = _TorchGraphBuilder()
     used = list(leaves([[(call.args, call.kwargs) for call in calls], list(outputs)]))
-    made = {id(leaf) for call in calls for leaf in leaves(call.result)}
-    wanted: set[Free] = set()
-    for value in [leaf.node.value for leaf in used if isinstance(leaf, NUMBERS) and id(leaf) not in made]:
-        wanted.update(value.free_symbols() if isinstance(value, Expr | Real) else ())
-        wanted.update(value.givens() if isinstance(value, Real) else ())
-    builder.inputs(
-        inputs, {id(leaf) for leaf in (*used, *([fake for _, fake in inputs] if all_inputs else ()))}, wanted
-    )
+    taken = {id(leaf) for leaf in (*used, *([fake for _, fake in inputs] if all_inputs else ()))}
+    builder.inputs(inputs, taken, free_numbers(calls, used))
     builder.without_classes(inputs, subclasses)
     for call in calls:
         builder.call(call)
@@ -221,6 +215,16 @@ def torch_graph(
     builder.graph.output(tuple([builder.argument(output) for output in outputs]))
     _drop_unused_items(builder.graph)
     return graph_module(builder.root, builder.graph)
+
+
+def free_numbers(calls: Sequence[TorchCall], used: Iterable[object]) -> set[Free]:
+    """What the numbers among the arguments of calls and their outputs, `used`, are computed from."""
+    made = {id(leaf) for call in calls for leaf in leaves(call.result)}
+    wanted: set[Free] = set()
+    for value in [leaf.node.value for leaf in used if isinstance(leaf, NUMBERS) and id(leaf) not in made]:
+        wanted.update(value.free_symbols() if isinstance(value, Expr | Real) else ())
+        wanted.update(value.givens() if isinstance(value, Real) else ())
+    return wanted
 
 
 def plain_function(target: Callable[..., object]) -> Callable[..., object]:
@@ -249,7 +253,7 @@ def plain_function(target: Callable[..., object]) -> Callable[..., object]:
     return apply
 
 
-def _bound_by(fake: object) -> Iterable[Free]:
+def bound_by(fake: object) -> Iterable[Free]:
     """The symbols that an input determines."""
     if isinstance(fake, FakeTensor):
         if fake.is_outer:

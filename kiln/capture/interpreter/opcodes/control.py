@@ -6,7 +6,7 @@ import itertools
 import types
 from collections.abc import Callable, Iterable
 
-from kiln.capture.interpreter.breaks import IteratorInPython, Raised, UnsupportedOpcode
+from kiln.capture.interpreter.breaks import DataDependentBranch, IteratorInPython, Raised, UnsupportedOpcode
 from kiln.capture.interpreter.core import NOT_RESUMABLE, PUSH, CaptureState, Value
 from kiln.capture.interpreter.frame import (
     HANDLED_BEFORE,
@@ -16,6 +16,7 @@ from kiln.capture.interpreter.frame import (
     current_exception,
     opcode,
 )
+from kiln.capture.interpreter.if_conversion import take_both_sides
 from kiln.capture.interpreter.operations import exception_matches, same, truth_value
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
@@ -55,7 +56,15 @@ def pop_jump_if(name: str, when: bool, test: Callable[[CaptureState, Value], boo
 
     @opcode(name, pops=1, pushes=0)
     def handler(frame: SymbolicFrame, target: int) -> None:
-        if test(frame.state, frame.pop()) is when:
+        value = frame.pop()
+        try:
+            truth = test(frame.state, value)
+        except DataDependentBranch:
+            targets = (target, frame.ip) if when else (frame.ip, target)
+            if not take_both_sides(frame, value, targets):
+                raise
+            return
+        if truth is when:
             frame.ip = target
 
 

@@ -89,7 +89,14 @@ def output_specs(graph: HasOutputs) -> Spec:
 
 
 @META("cond")
-def cond_meta(oracle: SizeOracle, *inputs: Spec, true: HasOutputs, false: HasOutputs) -> Spec:
+def cond_meta(
+    oracle: SizeOracle,
+    *inputs: Spec,
+    true: HasOutputs,
+    false: HasOutputs,
+    only_true: tuple[int, ...],
+    only_false: tuple[int, ...],
+) -> Spec:
     return output_specs(true)
 
 

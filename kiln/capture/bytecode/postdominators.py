@@ -1,0 +1,102 @@
+"""Where the sides of a jump meet: instructions on every path from it to a return.
+
+    0  if c:            meeting_points(0) = [3]
+    1      y = f(x)
+    2  else: y = x
+    3  return y
+
+Postdominators by the algorithm of Cooper, Harvey and Kennedy. Paths that raise are no paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kiln.capture.bytecode.decode import ENDS, JUMPS, DecodedCode
+
+RETURNS = frozenset(("RETURN_VALUE", "RETURN_CONST"))
+
+
+def meeting_points(decoded: DecodedCode, jump: int) -> list[int]:
+    """The instructions at which paths from `jump` meet, nearest first, up to the head of the innermost loop."""
+    following = successors(decoded)
+    before = predecessors(following)
+    dominators = postdominators(before, following)
+    found: list[int] = []
+    node = dominators[jump]
+    while 0 <= node < len(decoded):
+        if len(before[node]) > 1 or not found:
+            found.append(node)
+        if node <= jump or decoded.instruction(node).name == "FOR_ITER":
+            break
+        node = dominators[node]
+    return found
+
+
+def successors(decoded: DecodedCode) -> list[list[int]]:
+    """By instruction; the one behind the last stands for the return."""
+    count = len(decoded)
+    found: list[list[int]] = []
+    for index in range(count):
+        instruction = decoded.instruction(index)
+        targets = [] if instruction.name in ENDS else [index + 1]
+        if instruction.name in JUMPS:
+            targets.append(instruction.arg)
+        if instruction.name in RETURNS:
+            targets.append(count)
+        found.append(targets)
+    return [*found, []]
+
+
+def predecessors(following: Sequence[Sequence[int]]) -> list[list[int]]:
+    found: list[list[int]] = [[] for _ in following]
+    for index, targets in enumerate(following):
+        for target in targets:
+            found[target].append(index)
+    return found
+
+
+def postdominators(before: Sequence[Sequence[int]], following: Sequence[Sequence[int]]) -> list[int]:
+    """The nearest postdominator of each instruction; -1 for those from which no path returns."""
+    end = len(before) - 1
+    order = postorder(before, end)
+    place = {node: number for number, node in enumerate(order)}
+    nearest = [-1] * len(before)
+    nearest[end] = end
+    changed = True
+    while changed:
+        changed = False
+        for node in reversed(order[:-1]):
+            known = [target for target in following[node] if nearest[target] >= 0]
+            found = known[0]
+            for other in known[1:]:
+                found = common(found, other, nearest, place)
+            if nearest[node] != found:
+                nearest[node], changed = found, True
+    return nearest
+
+
+def common(left: int, right: int, nearest: Sequence[int], place: dict[int, int]) -> int:
+    while left != right:
+        if place[left] < place[right]:
+            left = nearest[left]
+        else:
+            right = nearest[right]
+    return left
+
+
+def postorder(before: Sequence[Sequence[int]], end: int) -> list[int]:
+    """The instructions from which `end` is reached, each behind those that are found through it."""
+    order: list[int] = []
+    seen = {end}
+    waiting = [(end, iter(before[end]))]
+    while waiting:
+        node, rest = waiting[-1]
+        child = next((other for other in rest if other not in seen), None)
+        if child is None:
+            order.append(node)
+            waiting.pop()
+        else:
+            seen.add(child)
+            waiting.append((child, iter(before[child])))
+    return order

@@ -1,0 +1,273 @@
+"""If-conversion: both sides of a jump on the truth of a tensor, as one `cond` in the graph.
+
+    if gate < 0.1:             gate = rand([])
+        y = x                  y = cond(gate < 0.1, x, true=@0, false=@1)       @0 = x, @1 = layer(x)
+    else:                 =>   return y + 1
+        y = layer(x)
+    return y + 1
+
+Each side is interpreted up to where the sides meet. What they leave there, in local variables and on the stack, is
+joined: equal values stay, tensors become results of the `cond`. Where other values differ, the sides go on to the next
+instruction at which they meet. Sides that cannot be nested graphs break the graph, like any test of a tensor.
+
+In eager a side may leave a tensor that existed before; a result of `cond` is a copy of it. Where a program could see
+the difference, the graph is broken too (`refuse_visible_copies`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import field
+from functools import partial
+from typing import final
+
+from kiln.capture.bytecode.liveness import live_locals
+from kiln.capture.bytecode.postdominators import meeting_points
+from kiln.capture.interpreter.breaks import PastStep
+from kiln.capture.interpreter.core import CaptureState, Value
+from kiln.capture.interpreter.data_values import Instruction, ValueNeeded, past_step
+from kiln.capture.interpreter.frame import SymbolicFrame, run_to
+from kiln.capture.interpreter.nested_calls import (
+    Calls,
+    captured_by,
+    frame_values,
+    is_single,
+    logged,
+    record,
+    taken_from_log,
+)
+from kiln.capture.interpreter.variables.sequence import Tuple
+from kiln.capture.interpreter.variables.tensor import Tensor
+from kiln.graph.ops.breaks import TraceBreak
+from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.log import ControlFlow
+from kiln.graph.trace.nested_graphs import NotNested
+from kiln.graph.trace.storage_view import FakeStorage
+from kiln.runtime.control_flow import run_cond
+from kiln.support.records import dataclass
+
+MOST_MEETINGS = 3
+"""At so many places it is tried to join the sides."""
+EXACT = (bool, int, float, complex, str, bytes, type(None))
+"""Constants of these types are equal if their texts are."""
+
+
+class Differs(Exception):
+    """The sides leave values that cannot be joined here."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Copy:
+    """A result of a `cond` that in eager may be memory of `sources`; `versions`: the result's, then theirs."""
+
+    result: FakeStorage
+    sources: list[FakeStorage]
+    versions: list[int]
+    made_at: Instruction
+    step: PastStep
+
+
+@final
+@dataclass
+class Conversions:
+    """The jumps of one capture that are being converted, and the copies that were made."""
+
+    active: set[tuple[int, int]] = field(default_factory=set)
+    copies: dict[int, Copy] = field(default_factory=dict)
+    """By the `id` of the result's storage."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class AtJump:
+    """What the frame held at the jump."""
+
+    locals: dict[str, Value]
+    stack: list[Value | None]
+    handled: list[Value]
+
+    def restore(self, frame: SymbolicFrame, ip: int) -> None:
+        frame.locals.clear()
+        frame.locals.update(self.locals)
+        frame.stack[:] = self.stack
+        frame.handled[:] = self.handled
+        frame.kwnames = ()
+        frame.ip = ip
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class SideValues:
+    """One side: its torch calls, and what it leaves where the sides meet."""
+
+    calls: Calls
+    values: list[Value | None]
+
+
+def take_both_sides(frame: SymbolicFrame, condition: Value, targets: tuple[int, int]) -> bool:
+    """Go on where the sides of a jump meet, with their results; False if there are reasons not to try.
+
+    `targets`: where the frame goes on if the condition is true, and if it is false.
+
+    Raises:
+        ValueNeeded: if it fails; the next attempt breaks the graph.
+    """
+    s, here = frame.state, (frame.code, frame.at)
+    if here in s.needed or s.function_modes or not isinstance(condition, Tensor) or not is_single(condition):
+        return False
+    if condition.fake.device.type != "cpu":  # the regions of both sides can be CUDA graphs, one with a branch cannot
+        return False
+    meetings = meeting_points(frame.decoded, frame.at)[:MOST_MEETINGS]
+    if not meetings:
+        return False
+    failed, active, key = ValueNeeded(here, past_step(frame)), s.part(Conversions).active, (frame.number, frame.at)
+    if key in active:
+        raise failed
+    active.add(key)
+    entry = AtJump(dict(frame.locals), list(frame.stack), list(frame.handled))
+    try:
+        for meeting in meetings:
+            sides = [interpreted_side(frame, entry, target, meeting) for target in targets]
+            try:
+                pairs = list(paired(s, sides[0].values, sides[1].values))
+            except Differs:
+                continue
+            results = joined_tensors(s, condition, sides, pairs, failed)
+            values = [rebuilt(s, *both, results) for both in zip(sides[0].values, sides[1].values, strict=True)]
+            leave(frame, entry, meeting, values)
+            return True
+    except (NotNested, TraceBreak):
+        pass
+    finally:
+        active.discard(key)
+    raise failed
+
+
+def interpreted_side(frame: SymbolicFrame, entry: AtJump, target: int, meeting: int) -> SideValues:
+    """Raises NotNested."""
+    entry.restore(frame, target)
+    roots = [*entry.locals.values(), *entry.stack, *frame.cells.values(), *list(frame_values(frame.state))[1:]]
+    calls, _ = taken_from_log(
+        frame.state, roots, partial(run_to, frame, meeting, [*entry.locals.values(), *entry.stack])
+    )
+    if frame.handled != entry.handled:
+        raise NotNested("it leaves an exception handler")
+    return SideValues(calls, [*[frame.locals.get(name) for name in live_names(frame, meeting)], *frame.stack])
+
+
+def live_names(frame: SymbolicFrame, at: int) -> list[str]:
+    names = live_locals(frame.decoded)[at]
+    return [name for name in frame.code.co_varnames if name in names and name not in frame.cells]
+
+
+def leave(frame: SymbolicFrame, entry: AtJump, meeting: int, values: Sequence[Value | None]) -> None:
+    """Go on at `meeting` with the joined values."""
+    names = live_names(frame, meeting)
+    entry.restore(frame, meeting)
+    for name, value in zip(names, values, strict=False):
+        frame.locals.pop(name, None)
+        if value is not None:
+            frame.locals[name] = value
+    frame.stack[:] = values[len(names) :]
+
+
+# Joining the values of both sides.
+
+Pair = tuple[Tensor, Tensor]
+Results = dict[tuple[int, int], Value]
+"""By the `id`s of the fakes of a pair."""
+
+
+def paired(s: CaptureState, left: Sequence[Value | None], right: Sequence[Value | None]) -> Iterator[Pair]:
+    """The tensors that differ. Raises Differs if other values do."""
+    if len(left) != len(right):
+        raise Differs
+    for a, b in zip(left, right, strict=True):
+        if a is b:
+            continue
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            if a.fake is not b.fake:
+                yield a, b
+        elif isinstance(a, Tuple) and isinstance(b, Tuple) and a.cls is b.cls:
+            yield from paired(s, a.items(s), b.items(s))
+        elif not equal_constants(s, a, b):
+            raise Differs
+
+
+def equal_constants(s: CaptureState, a: Value | None, b: Value | None) -> bool:
+    if a is None or b is None or not (a.is_constant and b.is_constant):
+        return False
+    left, right = a.constant(s), b.constant(s)
+    return type(left) is type(right) and type(left) in EXACT and repr(left) == repr(right)
+
+
+def rebuilt(s: CaptureState, a: Value | None, b: Value | None, results: Results) -> Value | None:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return results.get((id(a.fake), id(b.fake)), a)
+    if isinstance(a, Tuple) and isinstance(b, Tuple) and a is not b:
+        return Tuple([rebuilt(s, *both, results) for both in zip(a.items(s), b.items(s), strict=True)], a.cls)  # type: ignore[misc]
+    return a
+
+
+def joined_tensors(
+    s: CaptureState, condition: Tensor, sides: Sequence[SideValues], pairs: Sequence[Pair], failed: ValueNeeded
+) -> Results:
+    """Record the `cond` whose results are the `pairs`."""
+    distinct = {(id(a.fake), id(b.fake)): (a, b) for a, b in pairs}
+    if not distinct:
+        if any(side.calls for side in sides):
+            raise NotNested("nothing is left of its calls")
+        return {}
+    for a, b in distinct.values():
+        require_alike(a, b)
+    done = [(side.calls, [pair[n].fake for pair in distinct.values()]) for n, side in enumerate(sides)]
+    for _, outputs in done:
+        if len({id(fake.storage_view.storage) for fake in outputs}) < len(outputs):
+            raise NotNested("its results share memory")
+    captured = captured_by(s, done, ())
+    logs = tuple([logged(calls, captured, outputs) for calls, outputs in done])
+    target = ControlFlow("cond", logs, run_cond, lets_gradients_be_absent=True)
+    results = record(s, target, [condition.fake, *captured])
+    for pair, result in zip(distinct.values(), results, strict=True):
+        note_copy(s, pair, result, captured, failed)
+    return dict(zip(distinct, results, strict=True))
+
+
+def require_alike(a: Tensor, b: Tensor) -> None:
+    if type(a.fake) is not FakeTensor or type(b.fake) is not FakeTensor or a.python_type() is not b.python_type():
+        raise NotNested("its results are of different classes")
+    left, right = a.fake.storage_view.spec, b.fake.storage_view.spec
+    if left.dtype is not right.dtype or left.rank != right.rank or left.device != right.device:
+        raise NotNested(f"its results differ: {left} and {right}")
+
+
+# Results that are copies.
+
+
+def note_copy(s: CaptureState, pair: Pair, result: Value, captured: Iterable[FakeTensor], failed: ValueNeeded) -> None:
+    assert isinstance(result, Tensor)
+    outside = {id(fake.storage_view.storage) for fake in captured}
+    copies, sources = s.part(Conversions).copies, list[FakeStorage]()
+    for tensor in pair:
+        storage = tensor.fake.storage_view.storage
+        sources += [storage] if id(storage) in outside else []
+        sources += copies[id(storage)].sources if id(storage) in copies else []
+    if sources:
+        made = result.fake.storage_view.storage
+        versions = [storage.version for storage in (made, *sources)]
+        copies[id(made)] = Copy(made, sources, versions, failed.made_at, failed.step)
+
+
+def refuse_visible_copies(s: CaptureState, outputs: Sequence[FakeTensor]) -> None:
+    """Break where a copy is made whose memory, or that of its source, is changed later, or where both are seen."""
+    copies = s.part(Conversions).copies
+    if not copies:
+        return
+    seen = {id(fake.storage_view.storage) for fake in outputs if type(fake) is FakeTensor}
+    given = {id(record.fake.storage_view.storage) for record in s.recorder.inputs if type(record.fake) is FakeTensor}
+    for copy in copies.values():
+        changed = [storage.version for storage in (copy.result, *copy.sources)] != copy.versions
+        shared = any(id(storage) in seen | given for storage in copy.sources)
+        if changed or (id(copy.result) in seen and shared):
+            raise ValueNeeded(copy.made_at, copy.step)

@@ -1,0 +1,265 @@
+"""Functions and parts of frames that are interpreted for a nested graph: their torch calls leave the log.
+
+    with without_effects(s, [function, *operands]):     x.sin(), y + 1      its result, with its containers
+        function.call(s, operands, {})                  [sin, add]          its calls, taken out of the log
+
+What a nested graph reads and did not make is captured. What cannot be in one (a graph break, an exception, a change of
+an object of the program) raises `NotNested`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import TypeVar, final
+
+import torch
+
+from kiln.capture.interpreter.breaks import GraphBreak, Raised
+from kiln.capture.interpreter.builtins.torch_functions import SETTERS, Scope, Setter, TorchModes
+from kiln.capture.interpreter.core import CaptureState, Value
+from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
+from kiln.capture.interpreter.host_draws import Draws
+from kiln.capture.interpreter.variables.mapping import Dict
+from kiln.capture.interpreter.variables.sequence import List, Tuple
+from kiln.capture.interpreter.variables.tensor import Tensor, from_torch
+from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.log import ControlFlow, NestedLog, RegisterHook, TorchCall, leaves
+from kiln.graph.trace.nested_graphs import NotNested
+from kiln.graph.trace.nested_logs import WritesArgument
+from kiln.graph.trace.recorder import forget_effects
+from kiln.graph.trace.set_data import set_data
+from kiln.graph.trace.torch_graph import Free, bound_by, free_numbers, torch_graph
+from kiln.support.records import dataclass
+
+OUTSIDE = frozenset(("requires_grad_", "retain_grad", "backward", "detach_"))
+"""Methods that act on the autograd state of a tensor, which a nested graph does not have."""
+Made = TypeVar("Made")
+Calls = tuple[TorchCall, ...]
+
+
+def is_single(condition: Tensor) -> bool:
+    return type(condition.fake) is FakeTensor and condition.fake.numel() == 1
+
+
+def record(s: CaptureState, target: ControlFlow, args: Sequence[FakeTensor]) -> list[Value]:
+    """One call in the log."""
+    try:
+        results = s.recorder.call(target, args, {}, stack=running_frame(s).locations())
+    except WritesArgument:
+        if not torch.is_grad_enabled():
+            raise
+        text = f"torch.{target.kind}: a function changes a tensor from outside in place, which has no gradient"
+        raise s.error(RuntimeError, text) from None
+    return [from_torch(s, result) for result in results]  # type: ignore[attr-defined]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Interpreted:
+    """A function that was interpreted for a nested graph: its torch calls and its result."""
+
+    calls: Calls
+    result: Flat
+    parts: list[Flat]
+    """The items of a result that is a tuple or list."""
+
+    @property
+    def outputs(self) -> list[FakeTensor]:
+        return [tensor.fake for tensor in self.result.tensors]
+
+    def log(self, captured: Sequence[FakeTensor]) -> NestedLog:
+        return logged(self.calls, captured, self.outputs)
+
+
+def logged(calls: Calls, captured: Sequence[FakeTensor], outputs: Sequence[FakeTensor]) -> NestedLog:
+    inputs = [(f"arg_{number}", fake) for number, fake in enumerate(captured)]
+    made = cache(partial(torch_graph, calls, inputs, tuple(outputs), all_inputs=True))
+    return NestedLog(calls, tuple(captured), tuple(outputs), made)
+
+
+def interpreted(s: CaptureState, function: Value, operands: list[Value]) -> Interpreted:
+    """Interpret a call of `function`, whose torch calls leave the log. Raises NotNested."""
+    if issubclass(function.python_type(), torch.fx.GraphModule):  # of a graph that torch.compile hands over
+        function = function.get_attr(s, "forward")
+    roots = [*frame_values(s), function, *operands]
+    calls, returned = taken_from_log(s, roots, lambda: function.call(s, operands, {}))
+    result = flat(s, returned)
+    parts = [flat(s, item) for item in returned.items(s)] if isinstance(returned, Tuple | List) else []
+    if not all(isinstance(leaf, Tensor) or leaf.is_constant for leaf in result.leaves):
+        raise NotNested("its result has other parts than tensors")
+    if not all(type(tensor.fake) is FakeTensor for tensor in result.tensors):
+        raise NotNested("its result is a tensor of a function transform")
+    return Interpreted(calls, result, parts)
+
+
+def taken_from_log(s: CaptureState, roots: Sequence[object], interpret: Callable[[], Made]) -> tuple[Calls, Made]:
+    """The torch calls of `interpret()`, which leave the log, and its result. `roots`: what the program holds."""
+    recorder = s.recorder
+    mark, first = recorder.mark(), len(recorder.nodes)
+    with without_effects(s, roots):
+        try:
+            result = interpret()
+        except (GraphBreak, Raised) as problem:
+            raise NotNested("it cannot be traced") from problem
+    calls = tuple(recorder.calls[mark:])
+    if any(
+        isinstance(call.target, RegisterHook) or call.target in OUTSIDE or call.target is set_data for call in calls
+    ):
+        raise NotNested("it changes how autograd sees a tensor")
+    del recorder.calls[mark:]
+    forget_effects(recorder._mode, first)
+    return calls, result
+
+
+@contextmanager
+def without_effects(s: CaptureState, roots: Sequence[object]) -> Iterator[None]:
+    """Raise NotNested if the program changes an object that it had before, found from `roots`, or a mode."""
+    outer, changed = s.counters.changed, list[Value]()
+    before, modes = progress(s), mode_values(s)
+    s.counters.changed = changed
+    try:
+        yield
+    finally:
+        s.counters.changed = outer
+        if outer is not None:
+            outer += changed
+    now = {
+        key: value for key, value in mode_values(s).items() if modes.get(key, s.part(TorchModes).at_entry[key]) != value
+    }
+    if progress(s) != before or now:
+        raise NotNested("it changes objects of the program")
+    if changed and not {id(value) for value in changed}.isdisjoint(reachable(roots)):
+        raise NotNested("it changes objects of the program")
+
+
+def progress(s: CaptureState) -> tuple[int, int, int]:
+    """What grows with each effect: items taken, changes outside, numbers drawn by Python."""
+    return s.counters.consumed, s.effects.changes, len(s.part(Draws).calls)
+
+
+def mode_values(s: CaptureState) -> dict[tuple[Setter, Scope], object]:
+    return {(setter, scope): SETTERS[setter][1](*scope) for setter, scope in s.part(TorchModes).at_entry}
+
+
+def frame_values(s: CaptureState) -> Iterator[object]:
+    """What the running frames hold."""
+    frame = s.frame
+    while isinstance(frame, SymbolicFrame):
+        yield frame
+        frame = frame.parent
+
+
+def reachable(roots: Iterable[object]) -> set[int]:
+    """The `id`s of values that are found from `roots` through attributes of values and frames, and containers."""
+    found: set[int] = set()
+    waiting = list(roots)
+    while waiting:
+        item = waiting.pop()
+        if id(item) in found:
+            continue
+        if isinstance(item, list | tuple | set | frozenset):
+            waiting += item
+        elif isinstance(item, dict):
+            waiting += item.values()
+        elif isinstance(item, Value | SymbolicFrame):
+            found.add(id(item))
+            slots = [name for cls in type(item).__mro__ for name in getattr(cls, "__slots__", ())]
+            waiting += [getattr(item, name, None) for name in slots if name != "state"]
+            waiting += getattr(item, "__dict__", {}).values()
+    return found
+
+
+def captured_by(
+    s: CaptureState, done: Sequence[tuple[Calls, Sequence[FakeTensor]]], known: Iterable[FakeTensor]
+) -> list[FakeTensor]:
+    """The tensors that calls, or the outputs behind them, use and did not make, besides those `known`."""
+    found: dict[int, FakeTensor] = {}
+    own = {id(fake): fake for fake in known}
+    for calls, outputs in done:
+        made = set(own)
+        for call in calls:
+            note_used(leaves([call.args, call.kwargs]), made, found)
+            made.update(id(leaf) for leaf in leaves(call.result) if id(leaf) not in found)
+        note_used(outputs, made, found)
+    wanted = set[Free]()
+    for calls, _ in done:
+        wanted |= free_numbers(calls, leaves([[call.args, call.kwargs] for call in calls]))
+    for fake in (*own.values(), *found.values()):
+        wanted.difference_update(bound_by(fake))
+    return [*found.values(), *with_sizes(s, wanted)]
+
+
+def with_sizes(s: CaptureState, wanted: set[Free]) -> Iterator[FakeTensor]:
+    """Inputs of the region that have the wanted sizes."""
+    for record in s.recorder.inputs if wanted else ():
+        if type(record.fake) is FakeTensor and not wanted.isdisjoint(bound := set(bound_by(record.fake))):
+            wanted -= bound
+            yield record.fake
+    if wanted:
+        raise NotNested("it uses a number that is no size of an input")
+
+
+def note_used(used: Iterable[object], made: set[int], found: dict[int, FakeTensor]) -> None:
+    for leaf in used:
+        if id(leaf) in made:
+            continue
+        if type(leaf) is FakeTensor:
+            found[id(leaf)] = leaf
+        elif isinstance(leaf, torch.Tensor):
+            raise NotNested("it uses a tensor of a function transform")
+
+
+# Containers of results.
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Flat:
+    """A value as its leaves in order, and the containers around them: equal for values of equal structure."""
+
+    leaves: tuple[Value, ...]
+    containers: object
+    rebuild: Callable[[Iterable[Value]], Value]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
+
+    @property
+    def constants(self) -> list[tuple[type, object]]:
+        found = [leaf.real() for leaf in self.leaves if not isinstance(leaf, Tensor)]
+        return [(type(constant), constant) for constant in found]
+
+
+def flat(s: CaptureState, value: Value) -> Flat:
+    if isinstance(value, Dict) and value.cls is dict:
+        items = value.items(s)
+        parts = [flat(s, item) for _, item in items.values()]
+        keys = [(token, key) for token, (key, _) in items.items()]
+        return joined(
+            parts,
+            (dict, tuple([token for token, _ in keys])),
+            lambda made: Dict({token: (key, item) for (token, key), item in zip(keys, made, strict=True)}),
+        )
+    if isinstance(value, List):
+        return joined([flat(s, item) for item in value.items(s)], list, List)
+    if isinstance(value, Tuple):
+        return joined([flat(s, item) for item in value.items(s)], value.cls, lambda made: Tuple(made, value.cls))
+    return Flat((value,), isinstance(value, Tensor), lambda made: next(iter(made)))
+
+
+def joined(parts: Sequence[Flat], kind: object, build: Callable[[list[Value]], Value]) -> Flat:
+    def rebuild(made: Iterable[Value]) -> Value:
+        rest = iter(made)
+        return build([part.rebuild([next(rest) for _ in part.leaves]) for part in parts])
+
+    leaves = tuple([leaf for part in parts for leaf in part.leaves])
+    return Flat(leaves, (kind, tuple([part.containers for part in parts])), rebuild)
+
+
+def rebuilt(like: Flat, tensors: Iterable[Value]) -> Value:
+    """The value with other tensors."""
+    made = iter(tensors)
+    return like.rebuild([next(made) if isinstance(leaf, Tensor) else leaf for leaf in like.leaves])

@@ -1,0 +1,256 @@
+"""The branch in a recording, and its gradient.
+
+    %3: (f32[4], f32[4]) = cond(%0, %1, true=@0, false=@1)       forward: its results, then what the backward reads
+    %9: (f32[4],) = cond(%0, %1, %5, %8, true=@2, false=@3)      backward: of the side that was taken
+
+The gradients of both sides are recorded with the forward, since they say which values of a side the backward reads:
+these are further results of the forward, zeros on the other side. Views are computed again.
+
+In eager a tensor that only one side uses has no gradient after the other side: of a branch of Python, the attributes
+`only_true` and `only_false` name the gradients that exist on one side alone (`graph/autograd/absent_gradients.py`). Of
+`torch.cond` they are zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast, final
+
+import torch
+
+from kiln.graph.ir.node import Attr, Node
+from kiln.graph.ir.rewrite import with_inputs
+from kiln.graph.ops.breaks import UnsupportedOp
+from kiln.graph.prims.meta import same_strides
+from kiln.graph.prims.table import Kind
+from kiln.graph.trace.custom_function import attach
+from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.log import ControlFlow
+from kiln.graph.trace.nested_graphs import CONSTANT, Nested, NotNested, further, input_node, nested
+from kiln.graph.trace.nested_logs import (
+    Calls,
+    Scope,
+    Traced,
+    dense,
+    found_gradients,
+    inputs_like,
+    is_differentiated,
+    operands,
+    outside_values,
+    require_same_outputs,
+    results_of,
+    traced,
+    zeros_like,
+)
+from kiln.tensor.spec import TensorSpec
+
+
+def cond(recorder: Calls, scope: Scope, target: ControlFlow, args: Sequence[FakeTensor]) -> tuple[FakeTensor, ...]:
+    origin = recorder.emit.origin
+    condition, captured = truth_value(recorder, args[0]), args[1:]
+    values = operands(recorder, captured)
+    needs = [is_differentiated([fake]) for fake in captured]
+    with scope():
+        branches = [traced(recorder, log, inputs_like(values, "operand"), needs) for log in target.logs]
+        require_same_outputs(recorder, *[branch.outputs for branch in branches])
+        count = len(branches[0].outputs)
+        numbers = [n for n in range(count) if any(branch.gradients[n] for branch in branches)]
+        sides = [recorded_backward(recorder, branch, values, needs, numbers) for branch in branches if numbers]
+        add_saved_values(recorder, branches if numbers else [], sides)
+    recorder.emit.origin = origin
+    results = emit_cond(recorder, condition, values, branches)
+    if not numbers:
+        return tuple(results)
+    saved = [recorder.node_of(fake) for fake in results[count:]]
+    backward = CondBackward(recorder, target, condition, [*values, *saved], sides, numbers)
+    leaves = [fake for fake, need in zip(captured, needs, strict=True) if need]
+    plain = [number for number in range(count) if number not in numbers]
+    return cast(tuple[FakeTensor, ...], attach(leaves, results[:count], plain, backward))
+
+
+def truth_value(recorder: Calls, condition: FakeTensor) -> Node:
+    """A tensor of one element as a bool of rank 0."""
+    node = recorder.node_of(condition)
+    if node.tensor.rank:
+        node = recorder.emit.node("reshape", node, sizes=())
+    return recorder.emit.convert(node, torch.bool)
+
+
+def emit_cond(
+    recorder: Calls,
+    condition: Node,
+    values: Sequence[Node],
+    branches: Sequence[Traced],
+    only_true: tuple[int, ...] = (),
+    only_false: tuple[int, ...] = (),
+) -> list[FakeTensor]:
+    """The node, without the operands that neither branch reads."""
+    outside = outside_values(branches)
+    graphs = [
+        branch.nested.graph(name, branch.outputs, outside)
+        for name, branch in zip(("true", "false"), branches, strict=True)
+    ]
+    read = [{value for node in graph.nodes for value in node.inputs} for graph in graphs]
+    given = [*values, *outside]
+    used = [
+        n for n in range(len(given)) if any(graph.inputs[n] in seen for graph, seen in zip(graphs, read, strict=True))
+    ]
+    true, false = [replace(graph, inputs=renumbered([graph.inputs[n] for n in used])) for graph in graphs]
+    attrs: dict[str, Attr] = {"true": true, "false": false, "only_true": only_true, "only_false": only_false}
+    return results_of(recorder, "cond", (condition, *[given[n] for n in used]), attrs)
+
+
+def renumbered(inputs: Sequence[Node]) -> tuple[Node, ...]:
+    for number, node in enumerate(inputs):
+        node.attrs = {**node.attrs, "index": number}
+    return tuple(inputs)
+
+
+# The gradient.
+
+
+@final
+@dataclass(eq=False)
+class SideGradients:
+    """The gradients of one side, as a nested graph of its operands, of values of the forward, and of the tangents."""
+
+    nested: Nested
+    operands: list[Node]
+    tangents: list[Node]
+    gradients: list[Node]
+    exists: list[bool]
+    """Which gradients the side has; the others are zeros."""
+    saved: dict[Node, Node] = field(default_factory=dict)
+    """Values of the forward that it reads, and the inputs that stand for them."""
+
+
+def recorded_backward(
+    recorder: Calls, branch: Traced, values: Sequence[Node], needs: Sequence[bool], numbers: Sequence[int]
+) -> SideGradients:
+    """`numbers`: the results that have a gradient on any side."""
+    tangents = [input_node(0, f"tangent_{number}", branch.outputs[number].tensor) for number in numbers]
+    leaves = [fake for fake, need in zip(branch.fakes, needs, strict=False) if need]
+    with nested(recorder, tangents) as made:
+        pairs = zip([branch.results[number] for number in numbers], tangents, strict=True)
+        roots = [(result, recorder.fake_of(tangent)) for result, tangent in pairs if result.requires_grad]
+        found = found_gradients(recorder, leaves, roots)
+        filled = [
+            zeros_like(recorder, leaf) if grad is None else grad for leaf, grad in zip(leaves, found, strict=True)
+        ]
+        strides = [dense(leaf.storage_view.spec) for leaf in leaves]
+        outputs = made.fresh(map(recorder.node_of, filled), strides)
+    side = SideGradients(made, inputs_like(values, "operand"), tangents, outputs, [grad is not None for grad in found])
+    read_from_forward(side, branch.nested)
+    return side
+
+
+def read_from_forward(side: SideGradients, forward: Nested) -> None:
+    """Replace what the gradients read of the forward: operands stay operands, views and constants are computed again,
+    other values are saved."""
+    operands = dict(zip(forward.inputs, side.operands, strict=True))
+    outer = {node: value for value, node in forward.outside.items()}
+    own, copies = set(forward.nodes), dict[Node, Node]()
+
+    def resolved(value: Node) -> Node:
+        if value in operands:
+            return operands[value]
+        if value in outer:
+            return side.nested.read(outer[value])
+        if value not in own:
+            return side.nested.read(value)
+        if value.op.kind is not Kind.VIEW and value.op is not CONSTANT:
+            return side.saved.setdefault(value, input_node(0, f"saved_{len(side.saved)}", value.tensor))
+        if value not in copies:
+            copies[value] = with_inputs(value, tuple(map(resolved, value.inputs)))
+        return copies[value]
+
+    inside = {value: node for value, node in side.nested.outside.items() if value in own or value in operands}
+    for value in inside:
+        del side.nested.outside[value]
+    replaced = {node: resolved(value) for value, node in inside.items()}
+    for node in side.nested.nodes:
+        node.inputs = tuple([replaced.get(value, value) for value in node.inputs])
+    side.nested.nodes[:0] = copies.values()
+
+
+def add_saved_values(recorder: Calls, branches: Sequence[Traced], sides: Sequence[SideGradients]) -> None:
+    """Make what the gradients read results of the forward. Both sides use the same places, where the layouts agree."""
+    places: list[TensorSpec] = []
+    found: list[dict[int, Node]] = []
+    for side in sides:
+        taken: dict[int, Node] = {}
+        for value in side.saved:
+            free = (n for n, spec in enumerate(places) if n not in taken and spec == value.tensor)
+            number = next(free, len(places))
+            places += [value.tensor] if number == len(places) else []
+            taken[number] = value
+        found.append(taken)
+    for branch, side, taken in zip(branches, sides, found, strict=True):
+        with further(branch.nested):
+            values = [taken[n] if n in taken else zeros(recorder, spec) for n, spec in enumerate(places)]
+            made = branch.nested.fresh(values, [spec.strides for spec in places])
+        if any(node.tensor != spec for node, spec in zip(made, places, strict=True)):
+            raise NotNested("a value that its gradient reads is a part of another one")
+        branch.outputs += made
+        saved = [
+            side.saved[taken[n]] if n in taken else input_node(0, f"unused_{n}", spec) for n, spec in enumerate(places)
+        ]
+        side.nested.inputs = (*side.operands, *saved, *side.tangents)
+
+
+def zeros(recorder: Calls, spec: TensorSpec) -> Node:
+    return recorder.emit.full(0, spec.sizes, spec.dtype, spec.device)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class CondBackward:
+    """The gradients of the captured values that need them, as another `cond`. `values`: operands and saved values."""
+
+    recorder: Calls
+    target: ControlFlow
+    condition: Node
+    values: Sequence[Node]
+    sides: Sequence[SideGradients]
+    numbers: Sequence[int]
+
+    def __call__(self, grads: tuple[torch.Tensor | None, ...]) -> Sequence[torch.Tensor | None]:
+        recorder, count = self.recorder, len(self.sides[0].exists)
+        if not any(grads[number] is not None for number in self.numbers):
+            return [None] * count
+        specs = [tangent.tensor for tangent in self.sides[0].tangents]
+        tangents = [self.tangent(grads[number], spec) for number, spec in zip(self.numbers, specs, strict=True)]
+        true, false = [side.exists for side in self.sides]
+        kept = [n for n in range(count) if not self.target.lets_gradients_be_absent or true[n] or false[n]]
+        only_true, only_false = [], []
+        if self.target.lets_gradients_be_absent:
+            only_true = [at for at, n in enumerate(kept) if not false[n]]
+            only_false = [at for at, n in enumerate(kept) if not true[n]]
+        if (only_true or only_false) and not recorder.is_differentiating:
+            raise UnsupportedOp(op="backward", reason="a tensor has a gradient on one side of a branch alone")
+        branches = [copied(side, kept) for side in self.sides]
+        values = [*self.values, *tangents]
+        made = emit_cond(recorder, self.condition, values, branches, tuple(only_true), tuple(only_false))
+        found = dict(zip(kept, made, strict=True))
+        return [found.get(n) for n in range(count)]
+
+    def tangent(self, grad: torch.Tensor | None, spec: TensorSpec) -> Node:
+        """In the layout that the gradients were recorded for."""
+        recorder = self.recorder
+        node = zeros(recorder, spec) if grad is None else recorder.node_of(grad)
+        if node.tensor.offset == 0 and same_strides(node.tensor.strides, spec.strides, spec.sizes):
+            return node
+        return recorder.emit.node("clone", node, strides=spec.strides)
+
+
+def copied(side: SideGradients, kept: Sequence[int]) -> Traced:
+    """The gradients `kept` of a side, in nodes of their own: a program may ask for them more than once."""
+    made = side.nested
+    new = {node: with_inputs(node, ()) for node in (*made.inputs, *made.outside.values())}
+    for node in made.nodes:
+        new[node] = with_inputs(node, tuple([new[value] for value in node.inputs]))
+    nodes, outside = [new[node] for node in made.nodes], {value: new[node] for value, node in made.outside.items()}
+    inputs, outputs = tuple([new[node] for node in made.inputs]), [new[side.gradients[n]] for n in kept]
+    own = {node: node for node in (*inputs, *nodes)}
+    return Traced(Nested(made.recording, inputs, 0, nodes, outside, {**own, **outside}), outputs)

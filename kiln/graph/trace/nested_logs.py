@@ -1,0 +1,210 @@
+"""Logs of torch calls that run again on fakes of their own, into nested graphs: what the control flow operators share.
+
+    traced(recorder, log, inputs, gradients)        runs the calls of `log` on fakes of `inputs`, recorded apart
+    gradients(recorder, leaves, roots)              the engine on such fakes
+
+`control_flow.py` has the operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Protocol, cast, final
+
+import torch
+
+from kiln.graph.ir.graph import Graph
+from kiln.graph.ir.node import Attr, Node
+from kiln.graph.prims.meta import same_strides
+from kiln.graph.prims.rows import PRIMS
+from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.log import NestedLog, Target
+from kiln.graph.trace.mode import RecordingMode
+from kiln.graph.trace.nested_graphs import Nested, NotNested, Surroundings, input_node, nested
+from kiln.graph.trace.successors import Successors
+from kiln.runtime.eager_replay import SETTERS
+from kiln.support.location import Location
+from kiln.symbolic import Int
+from kiln.tensor.spec import TensorSpec
+
+Scope = Callable[[], AbstractContextManager[None]]
+"""Calls within are no entries of the log; the mode is off between them."""
+_run_backward = torch.autograd.Variable._execution_engine.run_backward
+ITEM = PRIMS["item"]
+Strides = tuple[Int, ...]
+
+
+class RunCall(Protocol):
+    def __call__(
+        self, target: Target, args: Sequence[object], kwargs: dict[str, object], *, stack: tuple[Location, ...] = ()
+    ) -> object: ...
+
+
+class Calls(Surroundings, Protocol):
+    """What the operators need of the recorder."""
+
+    @property
+    def _mode(self) -> RecordingMode: ...
+    @property
+    def call(self) -> RunCall: ...
+    @property
+    def is_differentiating(self) -> bool: ...
+    def node_of(self, fake: torch.Tensor) -> Node: ...
+    def fake_of(self, node: Node) -> FakeTensor: ...
+
+
+class WritesArgument(NotNested):
+    """A branch or body changes a tensor from outside in place."""
+
+
+@final
+@dataclass
+class Traced:
+    """A nested log that was recorded: its nodes and the values of its outputs; of `fakes`, `results` that may have
+    gradients."""
+
+    nested: Nested
+    outputs: list[Node]
+    fakes: list[FakeTensor] = field(default_factory=list)
+    results: list[FakeTensor] = field(default_factory=list)
+
+    @property
+    def gradients(self) -> list[bool]:
+        return [result.requires_grad for result in self.results]
+
+
+def traced(
+    recorder: Calls,
+    log: NestedLog,
+    inputs: Sequence[Node],
+    gradients: Sequence[bool],
+    *,
+    packed: bool = False,
+    kept: int = 0,
+) -> Traced:
+    """Record `log` on `inputs`; `gradients`: which of them require gradients. `packed`: its outputs are contiguous.
+
+    The first `kept` inputs are outputs, too.
+    """
+    with nested(recorder, inputs) as made:
+        fakes = arguments(recorder, inputs, gradients)
+        results = run_log(recorder, log, fakes)
+        values = [*[recorder.node_of(result) for result in results], *inputs[:kept]]
+        outputs = made.fresh(values, [dense(value.tensor) for value in values] if packed else None)
+    return Traced(made, outputs, fakes, results)
+
+
+def arguments(recorder: Calls, inputs: Sequence[Node], gradients: Sequence[bool]) -> list[FakeTensor]:
+    fakes = [recorder.fake_of(node) for node in inputs]
+    for fake, gradient in zip(fakes, gradients, strict=False):
+        if gradient:
+            fake.requires_grad_()
+    return fakes
+
+
+def run_log(recorder: Calls, log: NestedLog, fakes: Sequence[FakeTensor]) -> list[FakeTensor]:
+    """The outputs of `log` on other arguments, which it must not change."""
+    successors = Successors()
+    for old, new in zip(log.arguments, fakes, strict=False):
+        successors.add(old, new)
+    enabled = torch.is_grad_enabled()
+    try:
+        for call in log.calls:
+            if call.kind == "setstate":
+                (value,) = call.args
+                SETTERS[str(call.target)](*(value if isinstance(value, tuple) else (value,)))
+                continue
+            args, kwargs = successors.of(call.args), successors.of(call.kwargs)
+            successors.add(call.result, recorder.call(call.target, args, kwargs, stack=call.stack))
+    finally:
+        torch._C._set_grad_enabled(enabled)
+    if any(fake.storage_view.storage.version for fake in fakes):
+        raise WritesArgument("it changes a tensor from outside in place")
+    return [successors.of(output) for output in log.outputs]
+
+
+def operands(recorder: Calls, fakes: Sequence[FakeTensor]) -> list[Node]:
+    """The present values, with eager's strides."""
+    values: list[Node] = []
+    for fake in fakes:
+        value, spec = recorder.node_of(fake), fake.storage_view.spec
+        if not same_strides(value.tensor.strides, spec.strides, spec.sizes):
+            value = recorder.emit.node("clone", value, strides=spec.strides)
+        values.append(value)
+    return values
+
+
+def inputs_like(values: Sequence[Node], name: str) -> list[Node]:
+    return [input_node(number, f"{name}_{number}", value.tensor) for number, value in enumerate(values)]
+
+
+def results_of(recorder: Calls, name: str, inputs: Sequence[Node], attrs: dict[str, Attr]) -> list[FakeTensor]:
+    """Fakes of the results of a node with nested graphs."""
+    graph = next(graph for graph in reversed(attrs.values()) if isinstance(graph, Graph))
+    spec = tuple([output.value.tensor for output in graph.outputs])
+    made = recorder.emit.add(PRIMS[name], tuple(inputs), attrs, spec)
+    return [recorder.fake_of(recorder.emit.add(ITEM, (made,), {"index": n}, part)) for n, part in enumerate(spec)]
+
+
+def outside_values(branches: Sequence[Traced]) -> list[Node]:
+    """What any of them reads from outside, besides its arguments."""
+    return list(dict.fromkeys(value for branch in branches for value in branch.nested.outside))
+
+
+def require_same_outputs(recorder: Calls, left: Sequence[Node], right: Sequence[Node]) -> None:
+    simplify = recorder.env.simplify
+    for a, b in zip(left, right, strict=True):
+        x, y = a.tensor, b.tensor
+        same_sizes = [*map(simplify, x.sizes)] == [*map(simplify, y.sizes)]
+        if not same_sizes or (x.dtype, x.device) != (y.dtype, y.device):
+            raise NotNested(f"its results differ: {x} and {y}")
+        if not same_strides([*map(simplify, x.strides)], [*map(simplify, y.strides)], x.sizes):
+            raise NotNested(f"the strides of its results differ: {x} and {y}")
+
+
+def is_differentiated(fakes: Sequence[FakeTensor]) -> bool:
+    return torch.is_grad_enabled() and any(fake.requires_grad for fake in fakes)
+
+
+def states(recorder: Calls, fakes: Sequence[FakeTensor]) -> list[Node]:
+    """Carried values, in the layout of every later turn: dense, from the start of their memory."""
+    return [state(recorder, value) for value in operands(recorder, fakes)]
+
+
+def state(recorder: Calls, value: Node) -> Node:
+    spec, strides = value.tensor, dense(value.tensor)
+    if spec.offset == 0 and same_strides(spec.strides, strides, spec.sizes):
+        return value
+    return recorder.emit.node("clone", value, strides=strides)
+
+
+def dense(spec: TensorSpec) -> Strides:
+    return spec.with_sizes(spec.sizes).strides
+
+
+def found_gradients(
+    recorder: Calls, leaves: Sequence[FakeTensor], roots: Sequence[tuple[FakeTensor, FakeTensor]]
+) -> Sequence[torch.Tensor | None]:
+    """The gradient of each leaf; `roots` are outputs with their tangents."""
+    if not roots:
+        return [None] * len(leaves)
+    outputs, tangents = zip(*roots, strict=True)
+    with recorder._mode:
+        found: Sequence[torch.Tensor | None] = _run_backward(
+            outputs, tangents, True, False, tuple(leaves), allow_unreachable=True, accumulate_grad=False
+        )
+    return found
+
+
+def gradients(
+    recorder: Calls, leaves: Sequence[FakeTensor], roots: Sequence[tuple[FakeTensor, FakeTensor]]
+) -> list[torch.Tensor]:
+    """Zeros where no root depends on a leaf."""
+    pairs = zip(found_gradients(recorder, leaves, roots), leaves, strict=True)
+    return [zeros_like(recorder, leaf) if grad is None else grad for grad, leaf in pairs]
+
+
+def zeros_like(recorder: Calls, leaf: FakeTensor) -> torch.Tensor:
+    return cast(torch.Tensor, recorder.call(torch.zeros_like, (leaf,), {}))

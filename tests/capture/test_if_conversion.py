@@ -1,0 +1,299 @@
+"""Branches on tensors whose sides can be nested graphs are one graph; results, gradients and memory are eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+import kiln
+from kiln.api import report_of
+from kiln.capture.bytecode.decode import decode
+from kiln.capture.bytecode.postdominators import meeting_points
+
+Program = Callable[[Tensor, Tensor], Any]
+
+
+def two_sides(x: Tensor, w: Tensor) -> Any:
+    if x.sum() > 0:
+        y = torch.tanh(x @ w) * 2
+    else:
+        y = torch.relu(x) @ w.t() + w.sum()
+    return y * 3
+
+
+def one_side(x: Tensor, w: Tensor) -> Any:
+    y = x * 2
+    if y.sum() > 0:
+        y = y @ w
+    return y.sin()
+
+
+def two_branches(x: Tensor, w: Tensor) -> Any:
+    y = x * 2
+    if y.sum() > 0:
+        y = y @ w
+    if y.mean() > 0.1:
+        y = y + w[0]
+    return y.sin()
+
+
+def computed_before(x: Tensor, w: Tensor) -> Any:
+    v = w * 2
+    y = x + 1
+    if y.sum() > 9:
+        y = y @ v
+    return y.cos()
+
+
+def several_results(x: Tensor, w: Tensor) -> Any:
+    z = x
+    if x.sum() > 0:
+        y = x @ w
+        z = y + 1
+    else:
+        y = x - 1
+    return y * 2, (z * 3).sin()
+
+
+def within(x: Tensor, w: Tensor) -> Any:
+    y = x @ w
+    if x.sum() > 0:
+        y = y + 1
+        if y.sum() > 0:
+            y = y * 2
+    return y + 1
+
+
+def draws(x: Tensor, w: Tensor) -> Any:
+    y = x * 1
+    if torch.rand([]) < 0.5:
+        y = torch.dropout(y @ w, 0.5, True)
+    else:
+        y = torch.dropout(y, 0.1, True)
+    return y + torch.rand([])
+
+
+def views(x: Tensor, w: Tensor) -> Any:
+    y = x * 1
+    y = y[:, :2] if x.sum() > 0 else y[:, 1:] * 2
+    return y + 1
+
+
+def turns(x: Tensor, w: Tensor) -> Any:
+    for bound in range(3):
+        if x.sum() < bound:
+            continue
+        x = x @ w
+    return x * 2
+
+
+def three_sides(x: Tensor, w: Tensor) -> Any:
+    y = x * 1
+    if x.sum() > 2:
+        y = y @ w
+    elif x.sum() > 0:
+        y = y.sin()
+    else:
+        y = y.cos()
+    return y * 2
+
+
+def without_gradients(x: Tensor, w: Tensor) -> Any:
+    y = x * 1
+    if x.sum() > 0:
+        with torch.no_grad():
+            y = y @ w
+    return y @ w
+
+
+def tuples(x: Tensor, w: Tensor) -> Any:
+    a, b = (x * 2, x) if x.sum() > 0 else (x, x @ w)
+    return a + b * 2
+
+
+def flags(x: Tensor, w: Tensor) -> Any:
+    dropped = False
+    if torch.rand([]) < 0.5:
+        dropped = True
+    if dropped:
+        found = (None, None)
+    else:
+        found = (x @ w, None)
+        x = found[0]
+    return x + 1
+
+
+CONVERTED = [
+    *(two_sides, one_side, two_branches, computed_before, several_results, within, draws, views, turns, three_sides),
+    *(without_gradients, tuples, flags),
+]
+
+
+def changed_later(x: Tensor, w: Tensor) -> Any:
+    y = x * 1
+    z = y
+    if x.sum() > 0:
+        y = y * 2
+    y.add_(1)
+    return z @ w
+
+
+def copied_input(x: Tensor, w: Tensor) -> Any:
+    x = x.detach()
+    if x.sum() > 0:
+        x = x.clone()
+    x.add_(1)
+    return x @ w
+
+
+def returned_input(x: Tensor, w: Tensor) -> Any:
+    if x.sum() > 0:
+        x = x * 2
+    return x
+
+
+def early(x: Tensor, w: Tensor) -> Any:
+    if x.sum() > 0:
+        return x @ w
+    return x * 2
+
+
+def lists(x: Tensor, w: Tensor) -> Any:
+    found = []
+    if x.sum() > 0:
+        found.append(x @ w)
+    return x + 1, found
+
+
+def numbers(x: Tensor, w: Tensor) -> Any:
+    n = 0
+    if x.sum() > 0:
+        n = 1
+    return x @ w + n
+
+
+def gradient_within(x: Tensor, w: Tensor) -> Any:
+    """Whether `w` has a gradient depends on both tests."""
+    y = x * 1
+    if x.sum() > 0:
+        y = y + 1
+        if y.mean() > 1:
+            y = y @ w
+    return y + 1
+
+
+def repeats(x: Tensor, w: Tensor) -> Any:
+    while x.abs().sum() < 20:
+        x = x * 2
+    return x + 1
+
+
+BROKEN = [changed_later, copied_input, returned_input, early, lists, numbers, gradient_within, repeats]
+
+
+def outcome(call: Program, seed: int, gradients: bool) -> list[Any]:
+    torch.manual_seed(seed)
+    x = (torch.randn(4, 3) + (seed - 2) * 0.5).requires_grad_(gradients)
+    w = torch.randn(3, 3).requires_grad_(gradients)
+    results = tree_leaves(call(x, w))
+    last = results[-1]
+    if last.requires_grad and gradients:
+        last.square().sum().backward()
+    same = [[a is b for b in (x, w)] for a in results]
+    return [*[result.detach() for result in results], x.detach(), x.grad, w.grad, same]
+
+
+def check(program: Program, compiled: Program, gradients: bool) -> None:
+    for seed in range(5):
+        torch.testing.assert_close(outcome(compiled, seed, gradients), outcome(program, seed, gradients))
+
+
+@pytest.mark.parametrize("program", CONVERTED, ids=lambda program: program.__name__)
+def test_a_branch_is_one_graph(program: Program) -> None:
+    for gradients in (True, False):
+        compiled = kiln.compile(program, backend="eager", fullgraph=True)
+        check(program, compiled, gradients)
+        assert report_of(compiled).compiles == 1
+
+
+@pytest.mark.parametrize("program", BROKEN, ids=lambda program: program.__name__)
+def test_a_branch_that_is_no_nested_graph_breaks(program: Program) -> None:
+    compiled = kiln.compile(program, backend="eager")
+    check(program, compiled, True)
+    assert "KILN1007" in {found.code for found in report_of(compiled).breaks}
+
+
+@pytest.mark.parametrize("program", [two_sides, two_branches, draws], ids=lambda program: program.__name__)
+def test_plans_of_branches(program: Program) -> None:
+    """With gradients that do not exist where the side that was taken does not use a tensor."""
+    compiled = kiln.compile(program, fullgraph=True, options={"random": "eager"})
+    check(program, compiled, True)
+
+
+class Skipping(nn.Module):
+    """Layers that are skipped by chance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Dropout(0.2)) for _ in range(3)])
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            skipped = self.training and torch.rand([]) < 0.5
+            if not skipped:
+                x = x + layer(x)
+        return self.norm(x)
+
+
+def test_skipped_layers_have_no_gradients() -> None:
+    """So an optimizer leaves them alone."""
+    torch.manual_seed(0)
+    model, eager = Skipping(), Skipping()
+    eager.load_state_dict(model.state_dict())
+    compiled = kiln.compile(model, fullgraph=True, options={"random": "eager"})
+    for seed in range(4):
+        x = torch.randn(2, 4)
+        for call in (compiled, eager):
+            torch.manual_seed(seed)
+            call.zero_grad()
+            call(x).square().sum().backward()
+        for ours, expected in zip(model.parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, expected.grad)
+
+
+def test_a_backward_inside_that_depends_on_the_side_runs_in_python() -> None:
+    layer = nn.Linear(3, 3, bias=False)
+
+    def step(x: Tensor) -> Tensor:
+        y = x * 1
+        if x.sum() > 0:
+            y = layer(y)
+        loss = (y * layer.bias_like).sum()
+        loss.backward()
+        return loss.detach()
+
+    layer.bias_like = nn.Parameter(torch.ones(3))
+    compiled = kiln.compile(step, backend="eager")
+    for x in (torch.ones(2, 3), -torch.ones(2, 3)):
+        found = []
+        for call in (compiled, step):
+            layer.zero_grad()
+            found.append([call(x), layer.weight.grad, layer.bias_like.grad])
+        torch.testing.assert_close(*found)
+    assert "KILN1006" in {broken.code for broken in report_of(compiled).breaks}
+
+
+def test_sides_meet_behind_a_branch_or_at_the_head_of_a_loop() -> None:
+    decoded = decode(turns.__code__)
+    instructions = decoded.instructions
+    (jump,) = [at for at, found in enumerate(instructions) if found.name.startswith("POP_JUMP_IF")][:1]
+    assert [instructions[at].name for at in meeting_points(decoded, jump)] == ["FOR_ITER"]
+    decoded = decode(three_sides.__code__)
+    (jump,) = [at for at, found in enumerate(decoded.instructions) if found.name.startswith("POP_JUMP_IF")][:1]
+    assert decoded.line(meeting_points(decoded, jump)[0]) == three_sides.__code__.co_firstlineno + 8
