@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kiln.graph.autograd.eager_saves import is_derivative
+from kiln.graph.autograd.split_step import split_step
 from kiln.graph.ir.graph import Graph
+from kiln.graph.passes import JOINT_PASSES, run_passes
 from kiln.graph.trace import Recorder, Trace
 from kiln.pipeline.compiled_plan import compile_plan, load_plan
 from kiln.pipeline.compiled_region import CompiledRegion
@@ -16,6 +19,9 @@ from kiln.pipeline.context import CompileContext
 from kiln.pipeline.differentiable import compile_differentiable, load_differentiable
 from kiln.pipeline.first_run import verified
 from kiln.pipeline.stages import Executable, graph_to_plan
+from kiln.plan.join import joined
+from kiln.plan.plan import Plan
+from kiln.plan.text import plan_text
 from kiln.runtime.cache.bundle import pack, unpack
 
 
@@ -35,13 +41,29 @@ def compile_parts(recorder: Recorder, trace: Trace, context: CompileContext) -> 
     """The region, and the graph that was compiled: that of the trace, or the joint graph."""
     if trace.needs_grad:
         return compile_differentiable(recorder, trace, context)
-    compiled = compile_plan(graph_to_plan(trace.graph, context), trace.constants, context)
+    compiled = compile_plan(step_to_plan(trace.graph, context), trace.constants, context)
 
     def finish() -> Executable:
         with context.events.stage("load"):
             return compiled.executor(context.graphs)
 
     return CompiledRegion(finish, lambda: pack({"plan": compiled.bundle()})), trace.graph
+
+
+def step_to_plan(graph: Graph, context: CompileContext) -> Plan:
+    """The plan of a region without gradients; a backward in it is lowered apart from the forward."""
+    if any(map(is_derivative, graph.nodes)) and "split-step" not in context.without:
+        passed = run_passes(graph, context.events, env=context.env, passes=JOINT_PASSES, without=context.without)
+        recompute = context.options.recompute == "cheap" and "recompute" not in context.without
+        with context.events.stage("partition"):
+            split = split_step(passed, context.env, recompute=recompute)
+        if split is not None:
+            first, second = graph_to_plan(split.first, context, "forward"), graph_to_plan(split.second, context, "step")
+            plan = joined(first, second, split.kept, split.outputs)
+            if plan is not None:
+                context.dump.write("plan", lambda: plan_text(plan))
+                return plan
+    return graph_to_plan(graph, context)
 
 
 def load_region(data: bytes, context: CompileContext) -> Executable:

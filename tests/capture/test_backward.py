@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import kiln
 
@@ -107,12 +108,6 @@ def some_inputs(net: Net, x: Tensor) -> Any:
 
 def one_input(net: Net, x: Tensor) -> Any:
     net(x).square().sum().backward(inputs=net.transposed)
-
-
-def inner_input(net: Net, x: Tensor) -> Any:
-    h = net.first(x)
-    h.tanh().sum().backward(inputs=[h, net.first.bias])
-    return h.grad
 
 
 def retained_result(net: Net, x: Tensor) -> Any:
@@ -267,7 +262,7 @@ def before_a_break(net: Net, x: Tensor) -> Any:
 
 
 PROGRAMS = [value for value in globals().values() if getattr(value, "__module__", "") == __name__ and value is not Net]
-BREAKS = (inner_input, leaf_that_leaves, of_the_argument, after_a_break, before_a_break)
+BREAKS = (leaf_that_leaves, of_the_argument, after_a_break, before_a_break)
 
 
 def outcome(program: Program, function: Program, net: Net, had: bool) -> Any:
@@ -323,3 +318,59 @@ def test_a_backward_inside(program: Program) -> None:
         report = compiled.report()
         assert program in BREAKS or not report.breaks, report
         assert not report.eager and report.compiles <= 2 + 2 * (program in BREAKS), report
+
+
+def test_a_whole_step_with_own_kernels() -> None:
+    """Two variants: the gradients are None at first. A rate that changes, recomputed layers and dropout's draws."""
+
+    def train(compiled: Callable[[Any], Any], dtype: torch.dtype) -> list[Tensor]:
+        torch.manual_seed(0)
+        net = Net().to(dtype)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            h = checkpoint(net, x, use_reentrant=False)
+            loss = (h * torch.sigmoid(h)).square().mean() + net.unused.square().sum()
+            loss.backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+            return loss
+
+        run = compiled(step)
+        losses = [run(torch.randn(6, 4).to(dtype)) for _ in range(8)]
+        assert all(loss.requires_grad and not loss.is_leaf for loss in losses)
+        return [loss.detach() for loss in losses] + [p.detach() for p in net.parameters()]
+
+    made: list[Any] = []
+
+    def compiled(step: Any) -> Any:
+        made.append(kiln.compile(step, options={"cache": False}))
+        return made[0]
+
+    found, expected = train(compiled, torch.float32), train(lambda step: step, torch.float32)
+    for mine, eager, exact in zip(found, expected, train(lambda step: step, torch.float64), strict=True):
+        largest = (eager - exact).abs().max()
+        assert (mine - exact).abs().max() <= 2 * largest + 1e-6
+    report = made[0].report()
+    assert not report.breaks and not report.eager and report.compiles <= 3, report
+    assert report.regions <= 2 * report.compiles
+
+
+def test_gradients_that_are_dropped_are_free_while_the_region_runs() -> None:
+    net, held = Net(), []
+
+    def step(x: Tensor) -> None:
+        net.zero_grad()
+        net(x).sum().backward()
+
+    compiled = kiln.compile(step, backend="eager", options={"cache": False})
+    for _ in range(3):
+        compiled(torch.ones(2, 4))
+    old = net.first.weight.grad
+    assert old is not None
+    net.first.weight.register_hook(lambda grad: held.append(net.first.weight.grad))  # runs eager from here
+    compiled(torch.ones(2, 4))
+    assert held == [None] and net.first.weight.grad is not old

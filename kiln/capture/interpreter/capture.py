@@ -64,7 +64,7 @@ from kiln.capture.interpreter.builtins import (
 )
 from kiln.capture.interpreter.builtins.function_modes import break_before_modes
 from kiln.capture.interpreter.builtins.function_transforms import close_levels
-from kiln.capture.interpreter.builtins.leaf_gradients import forget_gradients
+from kiln.capture.interpreter.builtins.leaf_gradients import dropped_early, forget_gradients
 from kiln.capture.interpreter.builtins.torch_functions import drop_unchanged_modes, restore_modes
 from kiln.capture.interpreter.codegen import BINDINGS, CodeWriter, emit_source, write_computed, write_number
 from kiln.capture.interpreter.core import MISSING, CaptureState, Effect, Policy, Value
@@ -111,10 +111,10 @@ from kiln.graph.trace.inputs import Dims, InputRecord
 from kiln.graph.trace.recorder import Recorder
 from kiln.graph.trace.trace import Trace
 from kiln.runtime.checked_region import run_checked
-from kiln.runtime.freed_history import with_freed_history
 from kiln.runtime.guards.guard import Guard
 from kiln.runtime.guards.source import CellObjectSource, CellSource, LocalSource, Source
 from kiln.runtime.host_draws import HostDraws
+from kiln.runtime.leaf_gradients import drop_gradients, with_freed_history
 from kiln.runtime.numbers import number_tensor
 from kiln.support.errors import InternalFault, KilnError, drop_tracebacks
 from kiln.support.events import EventSink
@@ -500,6 +500,8 @@ def finish(
         write_prologue(head, prologue, leave, BINDINGS, collect, write_unbound)
     exits = partial(leave, function) if is_checked(s) else None
     for made_region in regions:
+        if exits is None:
+            write_dropped_gradients(s, head, writer, made_region.trace.used_inputs)
         write_region_call(head, writer, made_region, len(collect), exits)
     for name, expected in checks:
         assert exits is not None
@@ -655,6 +657,17 @@ def exit_unless(head: Assembler, write_side_exit: Callable[[], None], expected: 
     head.jump_if(expected, passed)
     write_side_exit()
     head.label(passed)
+
+
+def write_dropped_gradients(s: CaptureState, head: Assembler, writer: CodeWriter, records: list[InputRecord]) -> None:
+    """Free the gradients that the program drops before it computes others. Not where the original may run instead."""
+    bound = [record for record in records if is_bound(record)]
+    if dropped := dropped_early(s, bound, writer.sources):
+        head.const(drop_gradients)
+        head.op("LOAD_FAST", BINDINGS)
+        head.const(tuple(dropped))
+        head.call(2)
+        head.op("POP_TOP")
 
 
 def write_region_call(

@@ -17,7 +17,7 @@ fusion aware", MLSys 2023.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import final
 
 import torch
@@ -46,28 +46,49 @@ UNKNOWN_SIZE = 4096
 
 @final
 class Sides:
-    """Which nodes of a joint graph need tangents, which the forward needs, and what the backward reads."""
+    """Which nodes belong to the `backward`, which the forward needs, and what the backward reads."""
 
-    def __init__(self, joint: JointGraph, keep_draws: bool = False) -> None:
-        graph = joint.graph
-        self.primals = graph.inputs[: joint.num_forward_inputs]
-        self.tangents = joint.tangents
-        self.changing = {write.target for write in graph.writes} | {self.primals[index] for index in joint.carried}
-        """Inputs that the forward writes to."""
-        self.backward = computed_from(graph.nodes, self.tangents)
-        self.gradients = [output.value for output in graph.outputs[joint.num_forward_outputs :]]
-        self.forward_roots = [output.value for output in joint.forward_outputs]
-        self.forward_roots += [write.value for write in graph.writes]
-        self.effects = [node for node in graph.nodes if has_effect(node) and node not in self.backward]
-        self.forward = needed_by(graph.nodes, [*self.forward_roots, *self.effects])
-        self.needed = self._crossing(graph.nodes)
-        self.nodes = graph.nodes
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        primals: Sequence[Node],
+        backward: set[Node],
+        forward_roots: Sequence[Node],
+        gradients: Sequence[Node],
+    ) -> None:
+        self.nodes = nodes
+        self.primals = tuple(primals)
+        self.backward = backward
+        self.forward_roots = list(forward_roots)
+        self.gradients = list(gradients)
+        self.effects = [node for node in nodes if has_effect(node) and node not in backward]
+        self.forward = needed_by(nodes, [*forward_roots, *self.effects])
+        self.needed = self._crossing(nodes)
         self.recomputed = self._recomputed()
-        self.drawn = self._drawn() if keep_draws else {}
+        self.drawn: dict[Node, Origin | None] = {}
+        """Random numbers that are saved in any case, and the origins of their draws."""
+        self.changing: set[Node] = set()
+        """Inputs that the forward writes to."""
         self.saved_result: dict[Node, int] = {}
         """Of values that are results and that eager saves: the number of the result."""
-        self.copied = self.changing | self._may_change(joint)
+        self.copied: set[Node] = set()
         """Inputs and results that are copied if they are saved, for they may change before the backward."""
+
+    @staticmethod
+    def of_joint(joint: JointGraph, keep_draws: bool) -> Sides:
+        """Of a backward that is called later: inputs and results may have changed by then."""
+        graph = joint.graph
+        made = Sides(
+            graph.nodes,
+            graph.inputs[: joint.num_forward_inputs],
+            computed_from(graph.nodes, joint.tangents),
+            [*[output.value for output in joint.forward_outputs], *[write.value for write in graph.writes]],
+            [output.value for output in graph.outputs[joint.num_forward_outputs :]],
+        )
+        made.drawn = made._drawn() if keep_draws else {}
+        made.changing = {write.target for write in graph.writes} | {made.primals[index] for index in joint.carried}
+        made.copied = made.changing | made._may_change(joint)
+        return made
 
     def _may_change(self, joint: JointGraph) -> set[Node]:
         """Inputs and results that eager does not save. Of equal results, the one that eager saves is saved, if only

@@ -105,14 +105,14 @@ def _share_memory(outputs: list[Output], wanted: list[int]) -> tuple[Output, ...
 def partition(joint: JointGraph, *, recompute: bool = True, keep_draws: bool = False) -> Partition:
     """Forward and backward of `joint`; without `recompute`, all that the backward reads is saved. `keep_draws`: so are
     all random numbers, for a second derivative."""
-    sides = Sides(joint, keep_draws)
+    sides = Sides.of_joint(joint, keep_draws)
     chosen = values_to_save(sides, joint.env) if recompute or sides.recomputed else values_without_recomputation(sides)
     kept = [node for node in (*joint.graph.inputs, *joint.graph.nodes) if node in chosen or node in sides.drawn]
     forward, tensors = _forward(joint, sides, kept)
-    paths = TangentPaths(joint.graph.nodes, sides.tangents, sides.gradients)
-    apart = len(sides.tangents) > 1 and joint.wrappers is None  # of wrappers, tangents are counted twice
+    paths = TangentPaths(joint.graph.nodes, joint.tangents, sides.gradients)
+    apart = len(joint.tangents) > 1 and joint.wrappers is None  # of wrappers, tangents are counted twice
     readers = paths.readers(kept) if apart else [None] * len(kept)
-    ends: Sequence[Readers] = paths.ends() if apart else [None] * len(sides.tangents)
+    ends: Sequence[Readers] = paths.ends() if apart else [None] * len(joint.tangents)
     backward, symbols = _backward(joint, sides, kept, readers)
     tensors = [replace(tensor, readers=read) for tensor, read in zip(tensors, readers, strict=True)]
     saved: tuple[SavedValue, ...] = (*tensors, *[binding_of(symbol, sides.primals) for symbol in symbols])
@@ -178,7 +178,7 @@ def _backward(
     joint: JointGraph, sides: Sides, kept: list[Node], readers: Sequence[Readers]
 ) -> tuple[Graph, list[Symbol]]:
     """The backward on the saved values, and the symbols that it needs as numbers."""
-    nodes = late_recomputation(nodes_between(joint.graph.nodes, {*kept, *sides.tangents}, sides.gradients))
+    nodes = late_recomputation(nodes_between(joint.graph.nodes, {*kept, *joint.tangents}, sides.gradients))
     made = Builder(GuardFreeOracle(joint.env))
     new: dict[Node, Node] = {}
     for number, node in enumerate(kept):
@@ -188,11 +188,11 @@ def _backward(
     if may_have_symbols(joint.env):
         # Of several tangents, some may be missing in a backward, and so may be what only these need.
         present = [new[node] for node, read in zip(kept, readers, strict=True) if read is None]
-        present += sides.tangents if len(sides.tangents) == 1 else ()
-        symbols = _missing_symbols([*nodes, *sides.tangents], present)
+        present += joint.tangents if len(joint.tangents) == 1 else ()
+        symbols = _missing_symbols([*nodes, *joint.tangents], present)
     for symbol in symbols:
         made.input(str(symbol), ScalarSpec(int, symbol))
-    for tangent in sides.tangents:
+    for tangent in joint.tangents:
         new[tangent] = made.input(tangent.attrs["name"], tangent.spec)
     for node in nodes:
         new[node] = with_inputs(node, tuple([new[value] for value in node.inputs]))

@@ -110,3 +110,7 @@ def _tangent(root: Tensor, tangent: Tensor | None) -> Tensor | None:
     if root.numel() != 1:
         raise RuntimeError("grad can be implicitly created only for scalar outputs")
     return torch.ones_like(root, memory_format=torch.preserve_format)
+
+
+BACKWARDS = (torch.autograd.grad, accumulated_gradients)
+"""Calls that record a backward, and may free what autograd saved."""

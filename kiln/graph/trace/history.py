@@ -12,13 +12,10 @@ import torch
 
 from kiln.graph.ir.rewrite import has_effect
 from kiln.graph.trace.fake import FakeTensor
-from kiln.graph.trace.gradients import accumulated_gradients
+from kiln.graph.trace.gradients import BACKWARDS
 from kiln.graph.trace.inputs import DERIVED
 from kiln.graph.trace.recorder import Recorder, recording
 from kiln.graph.trace.trace import Trace
-
-BACKWARDS = (accumulated_gradients, torch.autograd.grad)
-"""Calls that may free what autograd saved."""
 
 
 def leaves_behind(recorder: Recorder, roots: Sequence[FakeTensor]) -> list[FakeTensor] | None:

@@ -33,7 +33,7 @@ from kiln.graph.trace.custom_function import Backward, attach
 from kiln.graph.trace.fake import FakeTensor, innermost, is_wrapped
 from kiln.graph.trace.finish import build_graph, refuse_lost_history
 from kiln.graph.trace.fused_optimizers import FUSED
-from kiln.graph.trace.gradients import accumulated_gradients
+from kiln.graph.trace.gradients import BACKWARDS, accumulated_gradients
 from kiln.graph.trace.inputs import Dims, InputTable
 from kiln.graph.trace.log import NOWHERE, CallKind, ControlFlow, Target, TorchCall, target_name
 from kiln.graph.trace.mode import RecordingMode
@@ -197,7 +197,7 @@ class Recorder:
             name = self._names[target] = target_name(target)
         outer = self._outer
         self.emit.origin = (
-            Origin(name, len(self.calls), location, region=self.region)
+            Origin(name, len(self.calls), location, target in BACKWARDS, region=self.region)
             if outer is None
             else replace(outer, call=name, location=location)
         )

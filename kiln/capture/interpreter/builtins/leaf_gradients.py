@@ -10,7 +10,7 @@ leave the region through the history of an input, or for tensors of subclasses; 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import field
 from functools import partial
 from typing import final
@@ -34,6 +34,7 @@ from kiln.capture.interpreter.variables.tensor import (
 from kiln.graph.trace.fake import FakeTensor, is_wrapped
 from kiln.graph.trace.gradients import accumulated_gradients
 from kiln.graph.trace.history import leaves_behind
+from kiln.graph.trace.inputs import InputRecord
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import AttrSource, GradSource
 from kiln.support.records import dataclass
@@ -129,6 +130,24 @@ class GradientEffect(SideEffect):
         g.emit(NONE if grad is None else from_torch(g.state, grad))
         g.emit(self.leaf)
         g.body.op("STORE_ATTR", "grad")
+
+
+def dropped_early(s: CaptureState, records: Sequence[InputRecord], loaded: Collection[str]) -> list[int]:
+    """The inputs of the region whose old gradients nobody needs once it runs: the program has dropped them by then.
+
+    `records` are the inputs, `loaded` the texts of the paths that are loaded behind the region.
+    """
+    positions = {id(record.fake): number for number, record in enumerate(records)}
+    found: list[int] = []
+    for known in s.part(LeafGradients).known.values():
+        leaf, before = known.leaf, known.before
+        position = positions.get(id(leaf.fake))
+        if not known.cleared or position is None or leaf.source is None or not isinstance(before, Tensor):
+            continue
+        path = GradSource(leaf.source).text()
+        if id(before.fake) not in positions and not any(text.startswith(path) for text in loaded):
+            found.append(position)
+    return found
 
 
 # The backward.

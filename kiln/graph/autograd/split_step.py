@@ -1,0 +1,129 @@
+"""A graph that holds a backward is split where it begins: one lowering sees the forward, another what follows.
+
+    graph(%0 "x", %1 "w"):                     first(%0 "x", %1 "w"):        second(%0 "x", %1 "w", %2 "kept_0"):
+        %2 = mm(%0, %1)                            %2 = mm(%0, %1)               %3 = tanh(%2)          recomputed
+        %3 = tanh(%2)                              return %2                     %4 = ... (backward)
+        %4 = ... (backward), reads %3     =>                                     write %1 <- %5
+        write %1 <- %5
+
+Both get all inputs; what the second reads of the first is chosen as for a backward of its own (`min_cut.py`): cheap
+values are recomputed, and so are checkpoint regions. Without that, all that a backward reads would stay in memory.
+Writes are done by the second. The two plans are joined into one (`kiln/plan/join.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import final
+
+from kiln.graph.autograd.eager_saves import is_derivative
+from kiln.graph.autograd.min_cut import Sides, values_to_save, values_without_recomputation
+from kiln.graph.autograd.partition import copy_of, late_recomputation
+from kiln.graph.ir.build import Builder
+from kiln.graph.ir.graph import Graph, Output, Write
+from kiln.graph.ir.node import Node, base_of
+from kiln.graph.ir.rewrite import computed_from, has_effect, nodes_between, with_inputs
+from kiln.graph.ir.size_oracle import GuardFreeOracle
+from kiln.support.records import dataclass
+from kiln.symbolic import ShapeEnv
+from kiln.tensor.spec import TensorSpec
+
+Place = tuple[int, int]
+"""The number of a half, and of one of its outputs."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SplitStep:
+    """`kept`: for each input of `second` beyond those of the graph, the output of `first`. `outputs`: of the graph."""
+
+    first: Graph
+    second: Graph
+    kept: tuple[int, ...]
+    outputs: tuple[Place, ...]
+
+
+def split_step(graph: Graph, env: ShapeEnv | None, *, recompute: bool = True) -> SplitStep | None:
+    """The halves of a graph; None if it holds no backward, or if the forward computes a size that both need."""
+    start = next((number for number, node in enumerate(graph.nodes) if is_derivative(node)), None)
+    if not start:
+        return None
+    later = computed_from(graph.nodes, graph.nodes[start:])
+    place = outputs_of_halves(graph, later)
+    if place is None:
+        return None
+    earlier = [output.value for output in graph.outputs if output.value not in later]
+    roots = [output.value for output in graph.outputs if output.value in later]
+    roots += [write.value for write in graph.writes]
+    sides = Sides(graph.nodes, graph.inputs, later, earlier, roots)
+    chosen = values_to_save(sides, env) if recompute or sides.recomputed else values_without_recomputation(sides)
+    kept = [node for node in graph.nodes if node in chosen]
+    if not all(type(node.spec) is TensorSpec for node in kept) or chosen & later:
+        return None
+    first, numbers = first_half(graph, later, sides, kept)
+    return SplitStep(first, second_half(graph, later, kept, env), numbers, place)
+
+
+def outputs_of_halves(graph: Graph, later: set[Node]) -> tuple[Place, ...] | None:
+    """Where each output is; None if one shares memory with one of the other half."""
+    counts = [0, 0]
+    places: list[Place] = []
+    for output in graph.outputs:
+        half = int(output.value in later)
+        alias = output.alias
+        if alias is not None and alias.of == "output" and places[alias.index][0] != half:
+            return None
+        places.append((half, counts[half]))
+        counts[half] += 1
+    return tuple(places)
+
+
+def own_outputs(graph: Graph, later: set[Node], half: int) -> list[Output]:
+    """The outputs of a half, with aliases in its numbers."""
+    places = outputs_of_halves(graph, later)
+    assert places is not None
+    found: list[Output] = []
+    for output, place in zip(graph.outputs, places, strict=True):
+        if place[0] == half:
+            alias = output.alias
+            moved = alias is not None and alias.of == "output"
+            found.append(
+                replace(output, alias=replace(alias, index=places[alias.index][1])) if moved and alias else output
+            )
+    return found
+
+
+def first_half(graph: Graph, later: set[Node], sides: Sides, kept: list[Node]) -> tuple[Graph, tuple[int, ...]]:
+    """The forward, and the numbers of its outputs that are `kept`."""
+    outputs = own_outputs(graph, later, 0)
+    numbers = {output.value: number for number, output in enumerate(outputs) if output.alias is None}
+    for node in kept:
+        if node not in numbers:
+            numbers[node] = len(outputs)
+            outputs.append(Output(node))
+    values = [*sides.effects, *[output.value for output in outputs]]
+    nodes = nodes_between(graph.nodes, graph.inputs, values)
+    return Graph(graph.inputs, nodes, tuple(outputs), (), "forward"), tuple([numbers[node] for node in kept])
+
+
+def second_half(graph: Graph, later: set[Node], kept: list[Node], env: ShapeEnv | None) -> Graph:
+    outputs = own_outputs(graph, later, 1)
+    effects = [node for node in graph.nodes if has_effect(node) and node in later]
+    values = [*effects, *[output.value for output in outputs], *[write.value for write in graph.writes]]
+    known = {*graph.inputs, *kept}
+    nodes = late_recomputation(nodes_between(graph.nodes, known, values))
+    made = Builder(GuardFreeOracle(env))
+    new = {node: made.input(node.attrs["name"], node.spec) for node in graph.inputs}
+    new |= {node: made.input(f"kept_{number}", node.spec) for number, node in enumerate(kept)}
+    for node in nodes:
+        new[node] = with_inputs(node, tuple([new[value] for value in node.inputs]))
+    copies: list[Node] = []
+    results: list[Output] = []
+    for output in outputs:
+        value = new[output.value]
+        if output.alias is None and base_of(output.value) in kept:
+            value = copy_of(value)
+            copies.append(value)
+        results.append(replace(output, value=value))
+    writes = tuple([Write(new[write.target], new[write.value]) for write in graph.writes])
+    return Graph(tuple(made.inputs), [*[new[node] for node in nodes], *copies], tuple(results), writes, "step")
