@@ -14,7 +14,7 @@ Needs: a recorder whose trace has just been finished.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import cast, final
 
 import torch
@@ -30,6 +30,7 @@ from kiln.graph.trace import Recorder, Trace
 from kiln.graph.trace.constants import spec_of_real
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.inputs import InputRecord
+from kiln.graph.trace.recorder import recording
 from kiln.runtime.subclasses import RegionWrappers, WrapperGradient
 from kiln.support.records import dataclass
 from kiln.symbolic import ShapeEnv
@@ -82,6 +83,7 @@ def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
     outputs = [*trace.graph.outputs, *[Output(recorder.node_of(fake), None, True) for fake in changed]]
     tangent_of = [index for index, output in enumerate(outputs) if output.requires_grad and output.alias is None]
     roots = [results[index] for index in tangent_of]
+    refuse_missing_gradients(recorder, roots)
     tangents = Tangents(recorder, len(trace.inputs))
     given = [tangents.make(root) for root in roots]
     wanted = [record for record in trace.used_inputs if record.requires_grad]
@@ -195,6 +197,32 @@ def gradients_of(
         return recorder.run_backward(roots, tangents, leaves)
     except RuntimeError as problem:
         raise BackwardRaises(problem=str(problem).partition("\n")[0]) from problem
+
+
+def refuse_missing_gradients(recorder: Recorder, roots: Sequence[FakeTensor]) -> None:
+    """Refuse functions whose backward asks which of its outputs have a gradient, if that depends on the tangents that
+    arrive: the roots that reach such a function must all reach the same of its outputs."""
+    for outputs, refuse in recorder.unmaterialised if len(roots) > 1 else ():
+        with recording(recorder):
+            node = outputs[0].grad_fn if outputs else None
+            reached = {frozenset(outputs_reached(root, node)) for root in roots}
+        if len(reached - {frozenset()}) > 1:
+            refuse()
+
+
+def outputs_reached(root: FakeTensor, function: object) -> Iterator[int]:
+    """The numbers of the outputs of `function`, an autograd node, on which `root` depends."""
+    waiting = [(root.grad_fn, root.output_nr)]
+    seen = set()
+    while waiting:
+        node, number = waiting.pop()
+        if node is None:
+            continue
+        if node is function:
+            yield number
+        elif node not in seen:
+            seen.add(node)
+            waiting += node.next_functions
 
 
 def use_for_backward(recorder: Recorder, trace: Trace, gradients: Sequence[Node]) -> None:

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
+import torch
+
 from kiln.graph.ir.graph import Alias, Graph, Output, Write
 from kiln.graph.ir.node import Node, base_of
 from kiln.graph.ir.rewrite import live_nodes, symbols_in
@@ -190,6 +192,7 @@ class _Outputs:
                 refuse_overlapping_base(first.storage_view.spec)
             refuse_other_dtype(view.spec, first.storage_view.spec)
             refuse_separate_gradients(fake, first)
+            refuse_custom_view(fake, first)
             alias = Alias(of, index, None if fake is first else view.spec)
         self.made += 1
         return Output(value, alias, fake.requires_grad)
@@ -235,6 +238,14 @@ def refuse_separate_gradients(fake: FakeTensor, first: FakeTensor) -> None:
     bases = [tensor if tensor._base is None else tensor._base for tensor in (fake, first)]
     if bases[0] is not bases[1]:
         raise UnsupportedOp(op="detach", reason="a detached tensor that was changed requires gradients of its own")
+
+
+def refuse_custom_view(fake: FakeTensor, first: FakeTensor) -> None:
+    """A result of an `autograd.Function` in the memory of its argument has a backward of its own, which a view that is
+    rebuilt outside has not."""
+    for result in (fake, first) if fake is not first else ():
+        if result.requires_grad and result._is_view() and torch._C._autograd._get_creation_meta(result).value == 1:
+            raise UnsupportedOp(op="view", reason="a result of an `autograd.Function` is its argument, or a view of it")
 
 
 def refuse_other_dtype(view: TensorSpec, base: TensorSpec) -> None:

@@ -119,6 +119,9 @@ def attach(
             s.recorder,
             mark, cls.cls.apply, args, plain_results, plain, backward, single=single, stack=frame.locations()  # type: ignore[attr-defined]
         )  # fmt: skip
+    if not backward.materializes:
+        made = [fake for number, fake in enumerate(results) if type(fake) is FakeTensor and number not in plain]
+        s.recorder.unmaterialised.append((made, backward.refuse_other_gradients))
     if wrapped:
         note_wrappers(s, results)
     return [output if fake is None else mode.lift(fake) for output, fake in zip(outputs, results, strict=True)]
@@ -189,14 +192,13 @@ class InterpretedBackward:
 
     def _gradients(self, s: CaptureState, grads: list[object]) -> list[Value]:
         """One gradient per output; a missing one is zeros, or None if the program asked for that."""
-        materialize = self.context.attrs["kiln_materialize"]
         made: list[Value] = []
         tensors = iter(grads)
         for output in self.outputs:
             grad = next(tensors) if fake_of(output) is not None else None
             if grad is not None:
                 made.append(InnerCalls(s).lift(grad))
-            elif fake_of(output) is not None and materialize is not None and materialize.constant(s):
+            elif fake_of(output) is not None and self.materializes:
                 made.append(record(s, torch.zeros_like, [output], {}))
             else:
                 made.append(Constant(None))
@@ -205,5 +207,25 @@ class InterpretedBackward:
     def _run(self, s: CaptureState, grads: list[Value]) -> list[FakeTensor | None]:
         result = interpret(s, polyfills.function_backward, [self.cls, self.context, Tuple(grads)])
         assert isinstance(result, Tuple)
-        pairs = zip(self.arguments, result.items(s), strict=False)
+        found = list(result.items(s))
+        extra = found[len(self.arguments) :]
+        if len(found) < len(self.arguments) or not all(map(is_none, extra)):
+            raise UnsupportedCall(function=self.name, why=f"it returns {len(found)} gradients")
+        pairs = list(zip(self.arguments, found, strict=False))
+        if not all(is_none(grad) or fake_of(grad) is not None for _, grad in pairs):
+            raise UnsupportedCall(function=self.name, why="one of the gradients that it returns is no tensor")
         return [fake_of(grad) for argument, grad in pairs if fake_of(argument) is not None]
+
+    def refuse_other_gradients(self) -> None:
+        """For results of the region that reach only some of its outputs."""
+        why = "its backward asks which results have gradients (`set_materialize_grads`), which differs between calls"
+        raise UnsupportedCall(function=self.name, why=why).before(self.call)
+
+    @property
+    def materializes(self) -> bool:
+        asked = self.context.attrs["kiln_materialize"]
+        return asked is not None and bool(asked.constant(self.state))
+
+
+def is_none(value: Value) -> bool:
+    return isinstance(value, Constant) and value.value is None

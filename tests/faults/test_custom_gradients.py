@@ -1,0 +1,139 @@
+"""`autograd.Function`: gradients that were other than eager's, or came where eager raises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+import kiln
+
+Program = Callable[[Tensor], Any]
+
+
+class Reversed(Function):
+    """Returns its argument."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return -grad
+
+
+class ReversedView(Reversed):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+
+class Asking(Function):
+    """Its backward asks which gradients there are."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx: Any, first: Tensor | None, second: Tensor | None) -> Tensor:  # type: ignore[override]
+        given = torch.full((3,), 5.0) if first is None else first
+        return given + (7 if second is None else second * 100)
+
+
+class Extra(Reversed):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        return grad, grad
+
+
+class ExtraNone(Reversed):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        return grad * 2, None
+
+
+class Number(ExtraNone):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        return 2.0
+
+
+class Missing(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        return x * y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        return grad
+
+
+def intermediate(x: Tensor) -> Tensor:
+    return Reversed.apply(x).exp() + ReversedView.apply(x * 2).sin()
+
+
+def both(x: Tensor) -> tuple[Tensor, Tensor]:
+    h = x.exp()
+    return h, Reversed.apply(h)
+
+
+def used_together(x: Tensor) -> tuple[Tensor, Tensor]:
+    first, second = Asking.apply(x)
+    return (first * second).sum(), x * 2
+
+
+def one_unused(x: Tensor) -> tuple[Tensor, Tensor]:
+    return Asking.apply(x)[1].exp(), x * 2
+
+
+PROGRAMS: dict[str, Program] = {
+    "the argument": lambda x: Reversed.apply(x),
+    "a view of the argument": lambda x: ReversedView.apply(x),
+    "a view of that": lambda x: Reversed.apply(x)[1:],
+    "intermediate": intermediate,
+    "both": both,
+    "gradients that may be missing": lambda x: Asking.apply(x),
+    "outputs used together": used_together,
+    "one output unused": one_unused,
+    "an extra gradient": lambda x: Extra.apply(x),
+    "an extra None": lambda x: ExtraNone.apply(x),
+    "a number": lambda x: Number.apply(x),
+    "a missing gradient": lambda x: Missing.apply(x, x * 2),
+}
+ONE_GRAPH = ("intermediate", "outputs used together", "one output unused", "an extra None")
+
+
+def outcome(function: Program, of: int) -> Any:
+    x = torch.linspace(1, 2, 3).requires_grad_()
+    made = function(x)
+    results = made if isinstance(made, tuple) else (made,)
+    root = sum(result.sum() for result in results) if of < 0 else results[of].sum()
+    try:
+        (grad,) = torch.autograd.grad(root, x)
+    except RuntimeError as error:
+        return "RuntimeError", str(error)[:40]
+    same = made.data_ptr() == x.data_ptr() if isinstance(made, Tensor) else None
+    return same, grad.numpy().round(4).tolist()
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eager")
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_as_eager(name: str) -> None:
+    function = PROGRAMS[name]
+    compiled = kiln.compile(function)
+    for of in (0, -1, 1) if isinstance(function(torch.ones(3)), tuple) else (0,):
+        assert outcome(compiled, of) == outcome(function, of), of
+    if name in ONE_GRAPH:
+        report = compiled.report()
+        assert report.regions == 1 and not report.breaks and not report.eager_reasons, report
