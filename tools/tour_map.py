@@ -41,7 +41,7 @@ kiln/backends               other compilers behind the same capture
 kiln/debug                  bisect: the stage, the switch and the smallest graph that differ from eager
 kiln/programs               kiln.export: whole programs, their signature and constraints, files
 kiln/programs/call          how an exported program is called: its signature, shapes and tensors
-kiln/packages               precompiled packages: archive, manifest, loader
+kiln/packages               kiln.load: compiled programs as files, run without the compiler
 kiln/native                 the two C++ modules: stubs
 kiln/cli                    python -m kiln: bisect, run, and the commands of kiln_bench
 kiln_bench                  demo and bench: suites of models, measures of parts, architectures of transformers
@@ -239,6 +239,10 @@ MAP = {
         ("What can be switched off?", "kiln/pipeline/switches.py", "SWITCHES"),
         ("Which ops stay eager's kernels?", "kiln/graph/ops/eager_kernels.py", "EagerKernels"),
         ("Where is a fault narrowed down?", "kiln/debug/bisect.py", "bisect_reproduction"),
+        ("What is in a package, and what is checked first?", "kiln/packages/manifest.py", "Manifest"),
+        ("How is a package compiled and written?", "kiln/programs/package_writer.py", "compile_program"),
+        ("How do arguments become inputs of a program?", "kiln/programs/call/interface.py", "CallInterface"),
+        ("How is a program an `ExportedProgram` of torch?", "kiln/programs/torch_export.py", "Exporter"),
         ("Which options are there?", "kiln/support/options.py", "Options"),
     ),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from typing import final
 
 from torch import nn
 
@@ -14,7 +15,7 @@ from kiln.pipeline.dispatchers import original_of
 from kiln.programs.analysis import ProgramCost
 from kiln.programs.export import export_program
 from kiln.programs.package_writer import package_program
-from kiln.programs.program import PACKAGERS, Level, Program
+from kiln.programs.program import COMPILERS, Level, Program
 
 
 def export(
@@ -64,15 +65,22 @@ def analyze(target: object, *, dynamic_shapes: object = None) -> Callable[..., P
     return call
 
 
-def package(
-    program: Program,
-    path: str | os.PathLike[str],
-    target: str,
-    key: bytes | None,
-    options: Mapping[str, object] | None,
-) -> str:
-    """`Program.package` with the options of `kiln.compile`."""
-    return package_program(program, path, target, key, read_options(None, options, None))
+@final
+class LoadedCompiler:
+    """The compiler, for programs that need it."""
+
+    def package(
+        self,
+        program: Program,
+        path: str | os.PathLike[str],
+        target: str,
+        key: bytes | None,
+        options: Mapping[str, object] | None,
+    ) -> str:
+        return package_program(program, path, target, key, read_options(None, options, None))
+
+    def capture(self, target: nn.Module, args: tuple[object, ...], dynamic_shapes: object) -> Program:
+        return export_program(target, args, dynamic_shapes=dynamic_shapes)
 
 
-PACKAGERS.append(package)
+COMPILERS.append(LoadedCompiler())

@@ -23,7 +23,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, Protocol, cast, final
+from typing import TYPE_CHECKING, Literal, Protocol, cast, final
 
 import torch
 
@@ -38,17 +38,21 @@ from kiln.programs.call.shapes import ShapeRules, Values
 from kiln.programs.call.signature import ProgramSignature
 from kiln.programs.file_writer import save_program
 from kiln.programs.text import head
+from kiln.programs.torch_export import from_exported_program, to_exported_program
 from kiln.symbolic import Expr, Int, evaluate, symbol
 from kiln.tensor.spec import ScalarSpec, TensorSpec
+
+if TYPE_CHECKING:
+    from kiln.programs.torch_export import ExportedProgram
 
 Level = Literal["torch", "core", "prims"]
 LEVELS: tuple[Level, ...] = ("torch", "core", "prims")
 
 
-class Packager(Protocol):
-    """What `Program.package` does, apart from choosing defaults."""
+class Compiler(Protocol):
+    """What a program needs the compiler for."""
 
-    def __call__(
+    def package(
         self,
         program: Program,
         path: str | os.PathLike[str],
@@ -56,11 +60,21 @@ class Packager(Protocol):
         key: bytes | None,
         options: Mapping[str, object] | None,
         /,
-    ) -> str: ...
+    ) -> str:
+        """What `Program.package` does."""
+
+    def capture(self, target: torch.nn.Module, args: tuple[object, ...], dynamic_shapes: object, /) -> Program:
+        """What `kiln.export` does."""
 
 
-PACKAGERS: list[Packager] = []
+COMPILERS: list[Compiler] = []
 """Registered by `kiln.api`: a program loads and runs without the compiler."""
+
+
+def loaded_compiler(work: str) -> Compiler:
+    if not COMPILERS:
+        raise CompilerNotLoaded(work=work)
+    return COMPILERS[-1]
 
 
 @final
@@ -165,9 +179,26 @@ class Program:
         Raises:
             KilnError: it cannot be compiled, or holds what no file holds.
         """
-        if not PACKAGERS:
-            raise CompilerNotLoaded(work="package a program")
-        return PACKAGERS[-1](self, path, target, key, options)
+        return loaded_compiler("package a program").package(self, path, target, key, options)
+
+    def to_torch_export(self) -> ExportedProgram:
+        """The program as torch's own tools take it: `torch.export.save`, `torch.onnx.export`, `run_decompositions`.
+
+        Raises NoTorchExport.
+        """
+        return to_exported_program(self)
+
+    @staticmethod
+    def from_torch_export(exported: ExportedProgram) -> Program:
+        """The program that torch has exported; its graph is captured again, with its symbolic sizes.
+
+        Raises:
+            NoTorchExport: it takes numbers that a call may change.
+            KilnError: what `kiln.export` raises.
+        """
+        capture = loaded_compiler("capture an exported program").capture
+        program, signature = from_exported_program(exported, capture)
+        return replace(program, name="exported", signature=signature, torch_module=None)
 
     @cached_property
     def cost(self) -> ProgramCost:

@@ -13,6 +13,7 @@ import operator
 import re
 from collections.abc import Mapping
 from functools import partial
+from typing import final
 
 import torch
 import torch.fx
@@ -34,8 +35,11 @@ from kiln.tensor.spec import ScalarSpec, Spec, TensorSpec
 
 def fx_view(graph: Graph, constants: Mapping[str, torch.Tensor] | None = None) -> torch.fx.GraphModule:
     """A GraphModule that computes `graph`; nested graphs become submodules."""
-    view = _FxView(graph, constants or {})
+    view = FxView(graph, constants or {})
     view.build()
+    results = [view.values[output.value] for output in graph.outputs]
+    results += [view.values[write.value] for write in graph.writes]
+    view.fx.output(tuple(results))
     return graph_module(view.root, view.fx)
 
 
@@ -44,7 +48,7 @@ class _FxCall:
 
     __slots__ = ("spec", "view")
 
-    def __init__(self, view: _FxView, spec: Spec) -> None:
+    def __init__(self, view: FxView, spec: Spec) -> None:
         self.view, self.spec = view, spec
 
     def __call__(self, name: str, *args: FxArgument, **kwargs: FxArgument) -> torch.fx.Node:
@@ -52,7 +56,10 @@ class _FxCall:
         return self.view.fx.call_function(target, args, kwargs)
 
 
-class _FxView:
+@final
+class FxView:
+    """A graph being written as an fx graph; `values` are the fx nodes of its nodes, `sizes` those of its symbols."""
+
     def __init__(self, graph: Graph, constants: Mapping[str, torch.Tensor]) -> None:
         self.graph, self.constants = graph, constants
         self.fx = torch.fx.Graph()
@@ -61,6 +68,7 @@ class _FxView:
         self.sizes = FxSizes(self.fx)
 
     def build(self) -> None:
+        """All nodes but the output."""
         for node in self.graph.inputs:
             name = re.sub(r"\W+", "_", str(node.attrs["name"])).strip("_") or "arg"
             self.values[node] = self.fx.placeholder(name if not name[0].isdigit() else f"arg_{name}")
@@ -68,9 +76,6 @@ class _FxView:
             self.bind(node)
         for node in self.graph.nodes:
             self.values[node] = self.made(node)
-        results = [self.values[output.value] for output in self.graph.outputs]
-        results += [self.values[write.value] for write in self.graph.writes]
-        self.fx.output(tuple(results))
 
     def bind(self, node: Node) -> None:
         """Learn where the symbols of an input's spec can be read."""

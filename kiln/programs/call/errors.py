@@ -61,6 +61,13 @@ class CompilerNotLoaded(KilnError):
     try_ = ("load the program with kiln.load_program",)
 
 
+class NoTorchExport(KilnError):
+    code = "KILN5108"
+    what = "the program has no form as a torch.export.ExportedProgram, or the other way round"
+    why = "{problem}"
+    try_ = ("kiln.export and program.save keep all of it",)
+
+
 class NotSavable(KilnError):
     code = "KILN6101"
     what = "the program cannot be saved: {place} holds a `{type}`"

@@ -1,0 +1,176 @@
+"""Programs as `torch.export.ExportedProgram`: torch's own consumers take them, and their programs come back."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import kiln
+from kiln.programs.call.errors import NoTorchExport
+from tests.packages.samples import Decoder, counted, shared
+from tests.programs.models import Classifier, Counter, Loss
+from tests.programs.test_files import Everything
+
+BATCH = torch.export.Dim("batch", min=2, max=64)
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def without_gradients() -> Iterator[None]:
+    """A program computes without them; an exported one as its caller wants."""
+    with torch.no_grad():
+        yield
+
+
+def halves(x: Tensor, y: Tensor) -> tuple[Tensor, int]:
+    """A size with a quotient, and a constraint: the batch is even."""
+    return x.view(x.shape[0] // 2, 2, -1).sum(1) + y, x.shape[0] // 2
+
+
+class Pair(nn.Module):
+    """Nested arguments and results, a derived size."""
+
+    def forward(self, x: Tensor, others: list[Tensor], scale: float = 2.0) -> Any:
+        return {"product": x @ x.T, "rows": others[0].shape[0]}, [others[0][1:] * scale]
+
+
+def call(*args: object, **kwargs: object) -> Call:
+    return args, kwargs
+
+
+DIM = kiln.Dim("batch", min=2, max=64)
+# fmt: off
+MODELS: dict[str, tuple[Callable[[], Any], Call, Any, Call]] = {
+    # name         model             exported with, dynamic shapes, called with
+    "classifier": (Classifier,       call(torch.randn(6, 16), mask=torch.ones(6, 8)),
+                   {"x": {0: DIM}, "mask": {0: DIM}},
+                   call(torch.randn(9, 16), mask=torch.ones(9, 8))),
+    "counter":    (Counter,          call(torch.ones(2, 4)), None, call(torch.randn(2, 4))),
+    "decoder":    (Decoder,          call(torch.randn(1, 8), torch.tensor([0])), None,
+                   call(torch.randn(1, 8), torch.tensor([3]))),
+    "constants":  (Everything,       call(torch.randn(6, 3), torch.float64, 2.0, "n"), None,
+                   call(torch.randn(6, 3), torch.float64, 2.0, "n")),
+    "shared":     (lambda: shared,   call(torch.ones(4, 3), torch.ones(2)), {"x": {0: DIM}},
+                   call(torch.ones(7, 3), torch.ones(2))),
+    "data":       (lambda: counted,  call(torch.tensor([1, 0, 3])), None, call(torch.tensor([2, 2, 3]))),
+    "halves":     (lambda: halves,   call(torch.randn(4, 6), torch.ones(2, 6)),
+                   {"x": {0: DIM}, "y": {0: kiln.Dim.AUTO}},
+                   call(torch.randn(10, 6), torch.ones(5, 6))),
+    "pair":       (Pair,             call(torch.randn(6, 4), [torch.randn(13)]),
+                   {"x": {0: DIM}, "others": [{0: 2 * DIM + 1}]},
+                   call(torch.randn(3, 4), [torch.randn(7)])),
+}
+# fmt: on
+
+
+def exported(name: str) -> tuple[kiln.Program, Any, Call]:
+    """The program, a copy of its model, and a call."""
+    make, (args, kwargs), shapes, given = MODELS[name]
+    model = make()
+    expected = copy.deepcopy(model)
+    return kiln.export(model, args, kwargs, dynamic_shapes=shapes), expected, given
+
+
+def run(function: Callable[..., Any], given: Call) -> tuple[list[Any], Call]:
+    """The results' leaves, and the arguments as they are afterwards."""
+    args, kwargs = copy.deepcopy(given)
+    return torch.utils._pytree.tree_leaves(function(*args, **kwargs)), (args, kwargs)
+
+
+def same(function: Callable[..., Any], expected: Callable[..., Any], given: Call) -> None:
+    for _ in range(2):  # a second call sees what the first has changed
+        (found, left), (wanted, changed) = run(function, given), run(expected, given)
+        assert [type(item) for item in found] == [type(item) for item in wanted]
+        for item, other in zip(found, wanted, strict=True):
+            assert_close(item, other, equal_nan=True) if isinstance(other, Tensor) else None
+            assert isinstance(other, Tensor) or item == other
+        leaves = [torch.utils._pytree.tree_leaves(each) for each in (left, changed)]
+        for item, other in zip(*leaves, strict=True):
+            assert_close(item, other) if isinstance(other, Tensor) else None
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_torch_runs_our_programs(name: str) -> None:
+    program, expected, given = exported(name)
+    made = program.to_torch_export()
+    same(made.module(), expected, given)
+
+
+@pytest.mark.parametrize("name", ["counter", "halves", "data"])
+def test_torch_saves_and_lowers_our_programs(name: str) -> None:
+    program, expected, given = exported(name)
+    file = io.BytesIO()
+    torch.export.save(program.to_torch_export(), file)
+    file.seek(0)
+    same(torch.export.load(file).run_decompositions().module(), expected, given)
+
+
+def test_names_sizes_and_changes_are_those_of_the_program() -> None:
+    made = exported("counter")[0].to_torch_export()
+    assert dict(made.state_dict).keys() == Counter().state_dict().keys()
+    assert made.graph_signature.buffers_to_mutate and [*made.graph_signature.non_persistent_buffers] == ["scale"]
+    sizes = exported("classifier")[0].to_torch_export().range_constraints
+    assert [(int(each.lower), int(each.upper)) for each in sizes.values()] == [(2, 64)]
+    training = kiln.export(Loss(), (torch.randn(7, 6), torch.randn(7, 3)), training=True)
+    loss, gradients = training.to_torch_export().module()(torch.ones(7, 6), torch.ones(7, 3))
+    assert_close((loss, gradients), training(torch.ones(7, 6), torch.ones(7, 3)))
+
+
+def test_sizes_that_the_program_forbids_are_refused() -> None:
+    module = exported("halves")[0].to_torch_export().module()
+    with pytest.raises(RuntimeError):
+        module(torch.randn(5, 6), torch.ones(2, 6))
+
+
+@pytest.mark.parametrize("functional", [False, True])
+@pytest.mark.parametrize("name", ["classifier", "counter", "decoder", "pair"])
+def test_programs_of_torch_come_back(name: str, functional: bool) -> None:
+    make, (args, kwargs), shapes, given = MODELS[name]
+    dims = {"classifier": {"x": {0: BATCH}, "mask": {0: BATCH}},
+            "pair": {"x": {0: BATCH}, "others": [{0: 2 * BATCH + 1}]}}.get(name)  # fmt: skip
+    model = make()
+    expected = copy.deepcopy(model)
+    made = torch.export.export(model, args, kwargs, dynamic_shapes=dims)
+    program = kiln.Program.from_torch_export(made.run_decompositions() if functional else made)
+    same(program, expected, given)
+    assert program.state_dict().keys() == expected.state_dict().keys()
+    assert bool(program.constraints) == (shapes is not None)
+
+
+def test_there_and_back(tmp_path: Any) -> None:
+    program, expected, given = exported("pair")
+    again = kiln.Program.from_torch_export(program.to_torch_export())
+    again.package(tmp_path / "m")
+    same(kiln.load(tmp_path / "m"), expected, given)
+
+
+class Moving(nn.Module):
+    """A parameter that each call changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(2), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.w.add_(1)
+
+
+def test_what_has_no_form_there_says_so() -> None:
+    with pytest.raises(NoTorchExport, match="changes the parameter or constant `w`"):
+        kiln.export(Moving(), (torch.ones(2),)).to_torch_export()
+
+
+def test_onnx() -> None:
+    pytest.importorskip("onnxscript")
+    program = exported("classifier")[0]
+    made = torch.onnx.export(program.to_torch_export(), (), dynamo=True)
+    assert made is not None and [each.name for each in made.model.graph.inputs] == ["x", "mask"]
