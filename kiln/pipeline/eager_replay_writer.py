@@ -19,7 +19,7 @@ from kiln.graph.ir.node import Node
 from kiln.graph.trace import Recorder, Trace
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.inputs import InputRecord
-from kiln.graph.trace.log import Target, TorchCall, leaves
+from kiln.graph.trace.log import ControlFlow, NestedLog, Target, TorchCall, leaves
 from kiln.graph.trace.recorder import changes_state
 from kiln.graph.trace.set_data import set_data
 from kiln.runtime.eager_replay import SET_STATE
@@ -154,6 +154,8 @@ class EagerReplayWriter:
             ]
         if changes_autograd(call):
             raise NotReplayable(f"it calls {call.name}")
+        if isinstance(call.target, ControlFlow):
+            return [self.operator(call.target), self.rows(call.args), [], self.result(call.result), call.number]
         args = self.rows(call.args)
         kwargs: list[Json] = [["tuple", [name, self.row(value)]] for name, value in call.kwargs.items()]
         return [self.target(call), args, kwargs, self.result(call.result), call.number]
@@ -167,6 +169,20 @@ class EagerReplayWriter:
         if not path:
             raise NotReplayable(f"{call.name} cannot be imported by name")
         return [path]
+
+    def operator(self, target: ControlFlow) -> Json:
+        """Its function, its counts, and its logs, whose values have numbers of their own."""
+        counts: list[Json] = [target.carried, target.rows]
+        return [named_path(target.run), counts, [self.nested(log) for log in target.logs]]
+
+    def nested(self, log: NestedLog) -> Json:
+        numbers, count = self.numbers, self.count
+        self.numbers = {id(argument): number for number, argument in enumerate(log.arguments)}
+        self.count = len(log.arguments)
+        calls: list[Json] = [self.call(call) for call in live_calls(log.calls, log.outputs)]
+        outputs: list[Json] = [self.row(output) for output in log.outputs]
+        self.numbers, self.count = numbers, count
+        return {"calls": calls, "outputs": outputs}
 
     def rows(self, values: Iterable[object]) -> list[Json]:
         return [self.row(value) for value in values]

@@ -19,7 +19,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cached_property
-from typing import Any, final
+from typing import Any, TypedDict, cast, final
 
 import torch
 from torch._ops import OpOverload
@@ -27,6 +27,7 @@ from torch._ops import OpOverload
 from kiln.runtime.guards.constant import Json, constant_from_json
 from kiln.runtime.guards.reference import load_named
 from kiln.support.dispatch_mode import DispatchMode
+from kiln.support.records import dataclass
 from kiln.symbolic import parse_int
 from kiln.symbolic.expr import evaluate
 
@@ -37,6 +38,9 @@ SETTERS: dict[str, Callable[..., object]] = {
     "autocast_cache": torch.set_autocast_cache_enabled,
 }
 """The function for a change of mode in the log."""
+Run = Callable[..., tuple[torch.Tensor, ...]]
+Row = list[object]
+"""A call: target, arguments, named arguments, results, number."""
 NO_DRAWS: Mapping[int, Sequence[torch.Tensor]] = {}
 FILLING = frozenset(("uniform_", "normal_", "exponential_", "bernoulli_", "random_"))
 FRESH = frozenset(("rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "bernoulli"))
@@ -68,6 +72,13 @@ class DrawnBefore(DispatchMode):
         return func(*args, **kwargs)
 
 
+class NestedCalls(TypedDict):
+    """A branch or a body: its values are numbered from its arguments on."""
+
+    calls: list[Row]
+    outputs: list[object]
+
+
 @final
 class EagerReplay:
     """`replay(*inputs)`: the results that the user sees. `data` is parsed at the first call."""
@@ -79,8 +90,7 @@ class EagerReplay:
     @cached_property
     def _program(self) -> dict[str, Any]:
         program: dict[str, Any] = json.loads(self.data)
-        for row in program["calls"]:
-            row[0] = row[0] if isinstance(row[0], str) else load_named(row[0][0])
+        find_targets(program["calls"])
         return program
 
     def __call__(self, *inputs: Any, draws: Mapping[int, Sequence[torch.Tensor]] = NO_DRAWS) -> tuple[Any, ...]:
@@ -89,9 +99,7 @@ class EagerReplay:
         values = [value.clone() if number in written else value for number, value in enumerate(inputs)]
         run = _Run(dict(enumerate(values)), symbol_values(program["symbols"], inputs), self.constants)
         with ambient(program["state"]):
-            for target, args, kwargs, result, number in program["calls"]:
-                with DrawnBefore(draws[number]) if number in draws else nullcontext():
-                    run.call(target, args, kwargs, result)
+            run.calls(program["calls"], draws)
         return tuple(run.values[number] for number in program["outputs"])
 
 
@@ -104,6 +112,21 @@ class _Run:
         self.symbols = symbols
         self.constants = constants
 
+    def calls(self, rows: Sequence[Row], draws: Mapping[int, Sequence[torch.Tensor]] = NO_DRAWS) -> None:
+        for target, args, kwargs, result, number in rows:
+            with DrawnBefore(draws[cast(int, number)]) if number in draws else nullcontext():
+                self.call(target, cast(Json, args), cast(Json, kwargs), result)
+
+    def nested(self, log: NestedCalls) -> Callable[..., tuple[object, ...]]:
+        """A branch, or the body of a loop, as a function of its arguments."""
+
+        def body(*arguments: object) -> tuple[object, ...]:
+            run = _Run(dict(enumerate(arguments)), self.symbols, self.constants)
+            run.calls(log["calls"])
+            return tuple(run.arguments(log["outputs"]))
+
+        return body
+
     def call(self, target: Any, args: Json, kwargs: Json, result: Any) -> None:
         given: list[object] = self.arguments(args)
         named: dict[str, object] = dict(self.arguments(kwargs))
@@ -111,6 +134,8 @@ class _Run:
             SETTERS[target](*given)
         elif isinstance(target, str):
             self.bind(result, getattr(given[0], target)(*given[1:], **named))
+        elif isinstance(target, ControlFlowTarget):
+            self.bind(result, target.run(*target.counts, *map(self.nested, target.logs), *given))
         else:
             self.bind(result, target(*given, **named))
 
@@ -130,6 +155,30 @@ class _Run:
                 self.bind(position, part)
         elif positions is not None:
             self.values[positions] = value
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ControlFlowTarget:
+    """`run(carried, rows, *functions, *arguments)`; each of the `logs` is a function."""
+
+    run: Run
+    counts: tuple[int, int]
+    logs: Sequence[NestedCalls]
+
+
+def find_targets(rows: Sequence[Row]) -> None:
+    """The functions of calls, in place of their paths."""
+    for row in rows:
+        if isinstance(row[0], str):
+            continue
+        path, *operator = cast(list[object], row[0])
+        row[0] = load_named(cast(str, path))
+        if operator:
+            counts, logs = cast("tuple[tuple[int, int], Sequence[NestedCalls]]", operator)
+            row[0] = ControlFlowTarget(cast(Run, row[0]), counts, logs)
+            for log in logs:
+                find_targets(log["calls"])
 
 
 SET_STATE = "set"

@@ -209,7 +209,7 @@ def agree(program: Operator, operator: Operator, plain: Operator, compiled: Any,
             pairs = [pair for pair in zip(roots, expected, strict=True) if pair[1].requires_grad]
             gradients_of = [backward([pair[side] for pair in pairs], [x, *parameters]) for side in (0, 1)]
             for a, b in zip(*gradients_of, strict=True):
-                # An unused parameter of a branch that is not taken has zeros, as with torch.cond.
+                # A parameter of the branch that is not taken has zeros, as with torch.cond.
                 torch.testing.assert_close(a, torch.zeros_like(a) if b is None and a is not None else b)
 
 
@@ -319,7 +319,7 @@ def test_numbers_from_outside_that_change(backend: str) -> None:
     def program(q: Tensor, x: Tensor, w: Tensor, s: float) -> Tensor:
         return torch.cond(q, lambda v: v * s + w.shape[0], lambda v: v + s, (x,))
 
-    compiled = kiln.compile(program, backend=backend, fullgraph=backend == "kiln", options={"cache": False})
+    compiled = kiln.compile(program, backend=backend, fullgraph=True, options={"cache": False})
     for s, rows in ((2, 3), (3, 4), (4, 5), (0.5, 5), (1.5, 6), (2.5, 7)):
         for q in (True, False):
             expected = torch.ones(2) * s + rows if q else torch.ones(2) + s

@@ -92,6 +92,22 @@ def loop_in_loop(x: Tensor, do: Any) -> Any:
     return do.loop(lambda i, v: i < 3, body, (torch.tensor(0), x.detach()))
 
 
+def grown(x: Tensor, do: Any) -> Any:
+    w = x.sin()
+    return do.loop(lambda i, v: i < 3, lambda i, v: (i + 1, LINEAR(v) * w), (torch.tensor(0), x))
+
+
+def until_differentiated(x: Tensor, do: Any) -> Any:
+    return do.loop(lambda v: v.abs().sum() < 100, lambda v: (v * v.abs() + v * 2,), (x,))
+
+
+def loop_in_loop_differentiated(x: Tensor, do: Any) -> Any:
+    def body(i: Tensor, v: Tensor) -> Any:
+        return i + 1, do.loop(lambda j, u: j < i + 1, lambda j, u: (j + 1, u.sin() + x), (torch.tensor(0), v))[1]
+
+    return do.loop(lambda i, v: i < 3, body, (torch.tensor(0), x))
+
+
 def mapped(x: Tensor, do: Any) -> Any:
     return do.map(lambda row, w: LINEAR(row) * w, x, x[0] * 2)
 
@@ -134,8 +150,8 @@ def products(x: Tensor, do: Any) -> Any:
 
 
 PROGRAMS = [
-    counted, until, no_turn, captured, swapped, carried_views, loop_in_loop, mapped, mapped_tree, reversed_scan,
-    recurrent, scanned_tree, captured_by_scan, sums, products,
+    counted, until, no_turn, captured, swapped, carried_views, loop_in_loop, grown, until_differentiated,
+    mapped, mapped_tree, reversed_scan, recurrent, scanned_tree, captured_by_scan, sums, products,
 ]  # fmt: skip
 
 
@@ -162,13 +178,34 @@ def test_one_graph(program: Any) -> None:
 
 def test_native() -> None:
     def program(x: Tensor, do: Any) -> Any:
-        return [one(x, do) for one in (captured, loop_in_loop, mapped_tree, recurrent, scanned_tree, captured_by_scan)]
+        return [
+            one(x, do)
+            for one in (captured, loop_in_loop, grown, mapped_tree, recurrent, scanned_tree, captured_by_scan)
+        ]
 
     agree(program, kiln.compile(program, fullgraph=True))
     sized = kiln.compile(captured_by_scan, fullgraph=True, dynamic=True)
     for length in (4, 6, 9):
         x = torch.randn(length, 4)
         torch.testing.assert_close(sized(x, OURS), captured_by_scan(x, PLAIN))
+
+
+def test_no_turn_has_the_gradient_of_a_copy() -> None:
+    """torch's own gradient is that of one turn."""
+    compiled = kiln.compile(lambda i, x: while_loop(lambda i, v: i < 2, lambda i, v: (i + 1, v * v), (i, x))[1])
+    for turns, wanted in ((0, 1.0), (1, 6.0), (2, 108.0)):
+        x = torch.full((2,), 3.0, requires_grad=True)
+        (found,) = torch.autograd.grad(compiled(torch.tensor(2 - turns), x).sum(), x, create_graph=True)
+        torch.testing.assert_close(found, torch.full((2,), wanted))
+        if turns:
+            (second,) = torch.autograd.grad(found.sum(), x)
+            torch.testing.assert_close(second, torch.full((2,), 2.0 if turns == 1 else 108.0))
+
+
+def test_loops_that_are_not_nested() -> None:
+    """They draw random numbers, or a loop within a loop has gradients."""
+    compiled = kiln.compile(loop_in_loop_differentiated, backend="eager")
+    agree(loop_in_loop_differentiated, compiled)
 
 
 @pytest.mark.parametrize("kind", ["rows", "length", "leaves", "mode"])

@@ -32,6 +32,7 @@ from kiln.capture.bytecode.resume import (
 )
 from kiln.capture.interpreter.breaks import DebuggerCall, FrameInspection, GraphBreak, NotResumable, UnsupportedValue
 from kiln.capture.interpreter.codegen import CodeWriter
+from kiln.capture.interpreter.control_flow import plain_operator
 from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Value
 from kiln.capture.interpreter.frame import (
     CODES,
@@ -316,10 +317,22 @@ def write_break(s: CaptureState, writer: CodeWriter, stop: GraphBreak, make_resu
         raise
 
 
+def replace_operator(s: CaptureState, frame: SymbolicFrame, inst: Instruction) -> None:
+    """Call the plain Python of a control flow operator: torch's own runs torch's compiler."""
+    if frame.pending is not None or not inst.name.startswith("CALL"):
+        return
+    first = len(frame.saved) - OPCODES[inst.name].operands(inst.arg)
+    for position, value in enumerate(frame.saved[first : first + 2], first):
+        plain = None if value is None else plain_operator(value.real())
+        if plain is not None:
+            frame.saved[position] = s.wrap(plain, None)
+
+
 def write_resumption(s: CaptureState, writer: CodeWriter, breaking: BreakWriter, stop: GraphBreak) -> None:
     frame = breaking.frames[0]
     inst = frame.decoded.instruction(frame.at)
     refuse(breaking, frame, inst.name, stop)
+    replace_operator(s, frame, inst)
     breaking.prepare()
     for effect in s.effects:
         effect.emit(writer)

@@ -293,6 +293,8 @@ def capture_frame(
                 stops[key] = stop
             except Raised as raised:
                 drop_tracebacks(raised)
+                if control_flow_operators.stop_at_operator(state, raised, stops):
+                    continue
                 reason = RaisesException(function=function.__qualname__, exception=describe(raised))
                 return raising(state, function, reason)
             except KilnError as error:

@@ -8,7 +8,7 @@ So a condition is speculated on or breaks the graph like any `if`, and both bran
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,14 +39,30 @@ def cond(pred: object, true_fn: Branch, false_fn: Branch, operands: Sequence[obj
     return fresh(result, operands)
 
 
-def while_loop(cond_fn: Branch, body_fn: Branch, carried_inputs: Sequence[object]) -> object:
+def while_loop(
+    cond_fn: Branch, body_fn: Branch, carried_inputs: Sequence[object], additional_inputs: Sequence[object] = ()
+) -> object:
     if not callable(cond_fn) or not callable(body_fn):
         raise RuntimeError("Expect cond_fn and body_fn to be callable.")
     carried = tuple(carried_inputs)
-    while cond_fn(*carried):
-        carried = body_fn(*carried)
+    while cond_fn(*carried, *additional_inputs):
+        carried = body_fn(*carried, *additional_inputs)
         carried = tuple(carried) if isinstance(carried, (tuple, list)) else (carried,)
     return fresh(carried, carried_inputs)
+
+
+def differentiable_loop(cond_fn: Branch, body_fn: Branch, carried: Sequence[Tensor]) -> object:
+    """A loop that only counts its turns, then a scan of that many: it keeps what the gradient of each turn needs."""
+    count = torch.zeros((), dtype=torch.int64, device=carried[0].device)
+    with torch.no_grad():
+        counted = torch._higher_order_ops.while_loop(  # type: ignore[attr-defined]
+            lambda count, *state: cond_fn(*state),
+            lambda count, *state: (count + 1, *body_fn(*state)),
+            (count, *[value.detach() for value in carried]),
+        )
+    turns = counted[0].item()
+    torch._check(turns >= 0)
+    return scanned(lambda state, _: (tuple(body_fn(*state)), ()), tuple(carried), torch.arange(turns))[0]
 
 
 def mapped(f: Branch, xs: object, *args: object) -> object:
@@ -178,3 +194,19 @@ def fresh(result: object, operands: Sequence[object]) -> object:
     if isinstance(result, (tuple, list)):
         return type(result)([fresh(part, operands) for part in result])
     return result
+
+
+OPERATORS: Mapping[int, Branch] = {
+    id(torch.cond): cond,
+    id(torch.ops.higher_order.cond): cond,
+    id(torch._higher_order_ops.while_loop): while_loop,  # type: ignore[attr-defined]
+    id(torch.ops.higher_order.while_loop): while_loop,
+    id(torch._higher_order_ops.map): mapped,  # type: ignore[attr-defined]
+    id(torch._higher_order_ops.scan): scan,  # type: ignore[attr-defined]
+    id(torch._higher_order_ops.associative_scan): associative_scan,  # type: ignore[attr-defined]
+}
+
+
+def plain_operator(operator: object) -> Branch | None:
+    """What is called in place of an operator of torch where the graph breaks at its call."""
+    return OPERATORS.get(id(operator))

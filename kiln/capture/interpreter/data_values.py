@@ -17,6 +17,7 @@ from typing import cast, final
 
 import torch
 
+import kiln.capture.interpreter.control_flow as control_flow
 from kiln.capture.interpreter.breaks import DataDependentValue, GraphBreak, PastStep
 from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
@@ -172,13 +173,23 @@ def assume(s: CaptureState, tensor: FakeTensor | None = None, expected: bool = T
 def assumed_truth(s: CaptureState, fake: FakeTensor) -> bool | None:
     """The truth value of a tensor that a jump tests, if the other side of the jump raises."""
     expected = expected_truth(running_frame(s)) if s.policy.speculate else None
-    if expected is None or any(size != 1 for size in fake.shape):
+    if expected is None or in_operator(running_frame(s)) or any(size != 1 for size in fake.shape):
         return None
     known = constant_truth(s.recorder, fake)
     if known is not None:
         return known
     assume(s, fake, expected)
     return expected
+
+
+def in_operator(frame: SymbolicFrame) -> bool:
+    """Whether a control flow operator of torch is interpreted as plain Python, as its fallback in eager is not."""
+    outer: object = frame
+    while isinstance(outer, SymbolicFrame):
+        if outer.code.co_filename == control_flow.__file__:
+            return True
+        outer = outer.parent
+    return False
 
 
 def assumed_relation(s: CaptureState, number: torch.SymInt | torch.SymFloat | torch.SymBool) -> bool | None:

@@ -32,7 +32,7 @@ from kiln.capture.interpreter.nested_calls import (
     captured_by,
     frame_values,
     is_single,
-    logged,
+    operator_of,
     record,
     taken_from_log,
 )
@@ -40,10 +40,9 @@ from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor
 from kiln.graph.ops.breaks import TraceBreak
 from kiln.graph.trace.fake import FakeTensor
-from kiln.graph.trace.log import ControlFlow
 from kiln.graph.trace.nested_graphs import NotNested
 from kiln.graph.trace.storage_view import FakeStorage
-from kiln.runtime.control_flow import run_cond
+from kiln.runtime.control_flow import run_branch
 from kiln.support.records import dataclass
 
 MOST_MEETINGS = 3
@@ -225,9 +224,8 @@ def joined_tensors(
     for _, outputs in done:
         if len({id(fake.storage_view.storage) for fake in outputs}) < len(outputs):
             raise NotNested("its results share memory")
-    captured = captured_by(s, done, ())
-    logs = tuple([logged(calls, captured, outputs) for calls, outputs in done])
-    target = ControlFlow("cond", logs, run_cond, lets_gradients_be_absent=True)
+    captured = captured_by(done, ())
+    target = operator_of("cond", done, captured, run_branch, lets_gradients_be_absent=True)
     results = record(s, target, [condition.fake, *captured])
     for pair, result in zip(distinct.values(), results, strict=True):
         note_copy(s, pair, result, captured, failed)

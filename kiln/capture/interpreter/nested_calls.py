@@ -19,19 +19,22 @@ import torch
 from kiln.capture.interpreter.breaks import GraphBreak, Raised
 from kiln.capture.interpreter.builtins.torch_functions import SETTERS, Scope, Setter, TorchModes
 from kiln.capture.interpreter.core import CaptureState, Value
+from kiln.capture.interpreter.data_values import DataValues
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.host_draws import Draws
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import List, Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor, from_torch
 from kiln.graph.trace.fake import FakeTensor
-from kiln.graph.trace.log import ControlFlow, NestedLog, RegisterHook, TorchCall, leaves
+from kiln.graph.trace.log import ControlFlow, NestedLog, OperatorKind, RegisterHook, TorchCall, leaves
 from kiln.graph.trace.nested_graphs import NotNested
 from kiln.graph.trace.nested_logs import WritesArgument
 from kiln.graph.trace.recorder import forget_effects
 from kiln.graph.trace.set_data import set_data
-from kiln.graph.trace.torch_graph import Free, bound_by, free_numbers, torch_graph
+from kiln.graph.trace.torch_graph import numbers_from_outside, torch_graph
 from kiln.support.records import dataclass
+from kiln.symbolic import Expr
+from kiln.symbolic.values import Real
 
 OUTSIDE = frozenset(("requires_grad_", "retain_grad", "backward", "detach_"))
 """Methods that act on the autograd state of a tensor, which a nested graph does not have."""
@@ -66,16 +69,33 @@ class Interpreted:
     """The items of a result that is a tuple or list."""
 
     @property
-    def outputs(self) -> list[FakeTensor]:
-        return [tensor.fake for tensor in self.result.tensors]
-
-    def log(self, captured: Sequence[FakeTensor]) -> NestedLog:
-        return logged(self.calls, captured, self.outputs)
+    def side(self) -> tuple[Calls, list[FakeTensor]]:
+        """Its calls and the tensors of its result."""
+        return self.calls, [tensor.fake for tensor in self.result.tensors]
 
 
-def logged(calls: Calls, captured: Sequence[FakeTensor], outputs: Sequence[FakeTensor]) -> NestedLog:
+def operator_of(
+    kind: OperatorKind,
+    sides: Sequence[tuple[Calls, Sequence[FakeTensor]]],
+    captured: Sequence[FakeTensor],
+    run: Callable[..., tuple[torch.Tensor, ...]],
+    *,
+    carried: int = 0,
+    rows: int = 0,
+    lets_gradients_be_absent: bool = False,
+) -> ControlFlow:
+    """An operator whose nested logs are the calls and outputs of `sides`."""
+    found = [number for calls, _ in sides for number in numbers_from_outside(calls, captured)]
+    numbers = tuple(dict.fromkeys(found))
+    logs = tuple([logged(calls, captured, outputs, numbers) for calls, outputs in sides])
+    return ControlFlow(kind, logs, run, carried, rows, lets_gradients_be_absent, numbers)
+
+
+def logged(
+    calls: Calls, captured: Sequence[FakeTensor], outputs: Sequence[FakeTensor], numbers: Sequence[Expr | Real]
+) -> NestedLog:
     inputs = [(f"arg_{number}", fake) for number, fake in enumerate(captured)]
-    made = cache(partial(torch_graph, calls, inputs, tuple(outputs), all_inputs=True))
+    made = cache(partial(torch_graph, calls, inputs, tuple(outputs), all_inputs=True, numbers=numbers))
     return NestedLog(calls, tuple(captured), tuple(outputs), made)
 
 
@@ -134,9 +154,9 @@ def without_effects(s: CaptureState, roots: Sequence[object]) -> Iterator[None]:
         raise NotNested("it changes objects of the program")
 
 
-def progress(s: CaptureState) -> tuple[int, int, int]:
-    """What grows with each effect: items taken, changes outside, numbers drawn by Python."""
-    return s.counters.consumed, s.effects.changes, len(s.part(Draws).calls)
+def progress(s: CaptureState) -> tuple[int, int, int, int]:
+    """What grows with each effect: items taken, changes outside, numbers drawn by Python, assumptions on values."""
+    return s.counters.consumed, s.effects.changes, len(s.part(Draws).calls), len(s.part(DataValues).assumptions)
 
 
 def mode_values(s: CaptureState) -> dict[tuple[Setter, Scope], object]:
@@ -171,34 +191,17 @@ def reachable(roots: Iterable[object]) -> set[int]:
     return found
 
 
-def captured_by(
-    s: CaptureState, done: Sequence[tuple[Calls, Sequence[FakeTensor]]], known: Iterable[FakeTensor]
-) -> list[FakeTensor]:
+def captured_by(done: Sequence[tuple[Calls, Sequence[FakeTensor]]], known: Iterable[FakeTensor]) -> list[FakeTensor]:
     """The tensors that calls, or the outputs behind them, use and did not make, besides those `known`."""
     found: dict[int, FakeTensor] = {}
-    own = {id(fake): fake for fake in known}
+    own = {id(fake) for fake in known}
     for calls, outputs in done:
         made = set(own)
         for call in calls:
             note_used(leaves([call.args, call.kwargs]), made, found)
             made.update(id(leaf) for leaf in leaves(call.result) if id(leaf) not in found)
         note_used(outputs, made, found)
-    wanted = set[Free]()
-    for calls, _ in done:
-        wanted |= free_numbers(calls, leaves([[call.args, call.kwargs] for call in calls]))
-    for fake in (*own.values(), *found.values()):
-        wanted.difference_update(bound_by(fake))
-    return [*found.values(), *with_sizes(s, wanted)]
-
-
-def with_sizes(s: CaptureState, wanted: set[Free]) -> Iterator[FakeTensor]:
-    """Inputs of the region that have the wanted sizes."""
-    for record in s.recorder.inputs if wanted else ():
-        if type(record.fake) is FakeTensor and not wanted.isdisjoint(bound := set(bound_by(record.fake))):
-            wanted -= bound
-            yield record.fake
-    if wanted:
-        raise NotNested("it uses a number that is no size of an input")
+    return list(found.values())
 
 
 def note_used(used: Iterable[object], made: set[int], found: dict[int, FakeTensor]) -> None:

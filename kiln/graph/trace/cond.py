@@ -36,6 +36,7 @@ from kiln.graph.trace.nested_logs import (
     found_gradients,
     inputs_like,
     is_differentiated,
+    is_real,
     operands,
     outside_values,
     require_same_outputs,
@@ -54,8 +55,7 @@ def cond(recorder: Calls, scope: Scope, target: ControlFlow, args: Sequence[Fake
     with scope():
         branches = [traced(recorder, log, inputs_like(values, "operand"), needs) for log in target.logs]
         require_same_outputs(recorder, *[branch.outputs for branch in branches])
-        count = len(branches[0].outputs)
-        numbers = [n for n in range(count) if any(branch.gradients[n] for branch in branches)]
+        count, numbers = len(branches[0].outputs), differentiable_results(target, branches, needs)
         sides = [recorded_backward(recorder, branch, values, needs, numbers) for branch in branches if numbers]
         add_saved_values(recorder, branches if numbers else [], sides)
     recorder.emit.origin = origin
@@ -67,6 +67,14 @@ def cond(recorder: Calls, scope: Scope, target: ControlFlow, args: Sequence[Fake
     leaves = [fake for fake, need in zip(captured, needs, strict=True) if need]
     plain = [number for number in range(count) if number not in numbers]
     return cast(tuple[FakeTensor, ...], attach(leaves, results[:count], plain, backward))
+
+
+def differentiable_results(target: ControlFlow, branches: Sequence[Traced], needs: Sequence[bool]) -> list[int]:
+    """Those that have a gradient on some side; of `torch.cond`, as in torch, all with such a dtype."""
+    places = range(len(branches[0].outputs))
+    if target.lets_gradients_be_absent:
+        return [n for n in places if any(branch.gradients[n] for branch in branches)]
+    return [n for n in places if any(needs) and is_real(branches[0].results[n])]
 
 
 def truth_value(recorder: Calls, condition: FakeTensor) -> Node:

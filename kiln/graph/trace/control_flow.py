@@ -35,6 +35,7 @@ from kiln.graph.trace.nested_logs import (
     gradients,
     inputs_like,
     is_differentiated,
+    is_real,
     operands,
     outside_values,
     require_same_outputs,
@@ -87,26 +88,21 @@ def scan(recorder: Calls, scope: Scope, target: ControlFlow, args: Sequence[Fake
     recorder.emit.origin = origin
     results = emit_scan(recorder, values, body, carried, target.rows)
     count = len(body.gradients)
-    if not any(body.gradients):
-        return tuple(results[:count])
+    if not differentiated:
+        return tuple(results)
     if draws_random(Graph((), body.nested.nodes, ())):
         raise NotNested("it draws random numbers, which the backward would draw again")
     before = [recorder.node_of(fake) for fake in results[count:]]
     backward = ScanBackward(recorder, scope, target, values, needs, before, body.gradients)
     leaves = [fake for fake, need in zip(args, needs, strict=True) if need and fake.requires_grad]
     wanted = [fake.requires_grad for fake, need in zip(args, needs, strict=True) if need]
-    plain = [number for number, gradient in enumerate(body.gradients) if not gradient]
 
     def gradients_of_leaves(grads: tuple[torch.Tensor | None, ...]) -> list[torch.Tensor | None]:
         found = backward(grads)
         return [grad for grad, leaf in zip(found, wanted, strict=True) if leaf]
 
+    plain = [number for number, result in enumerate(results[:count]) if not is_real(result)]
     return cast(tuple[FakeTensor, ...], attach(leaves, results[:count], plain, gradients_of_leaves))
-
-
-def is_real(fake: FakeTensor) -> bool:
-    """Whether it has a dtype with gradients."""
-    return fake.is_floating_point() or fake.is_complex()
 
 
 def turn_inputs(values: Sequence[Node], carried: int, end: int) -> list[Node]:

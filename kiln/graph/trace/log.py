@@ -19,9 +19,12 @@ from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.gradients import accumulated_gradients
 from kiln.support.location import Location
 from kiln.support.records import dataclass
+from kiln.symbolic import Expr
+from kiln.symbolic.values import Real
 
 CallKind = Literal["function", "method", "getattr", "setstate"]
 Target = Callable[..., object] | str
+OperatorKind = Literal["cond", "while_loop", "scan"]
 NOWHERE = Location("<unknown>", 0)
 
 
@@ -73,22 +76,24 @@ class ControlFlow:
     scan          (body,)           (*carried, *stacked rows, *captured)     `map` is a scan without carried values
 
     `carried` and `rows` count these arguments. `lets_gradients_be_absent`: what one side of a `cond` does not use has
-    no gradient, as in eager's branch, rather than zeros.
+    no gradient, as in eager's branch, rather than zeros. `numbers`: symbolic numbers from outside that the logs use,
+    which fx graphs of the logs take last.
     """
 
-    kind: Literal["cond", "while_loop", "scan"]
+    kind: OperatorKind
     logs: tuple[NestedLog, ...]
     run: Callable[..., tuple[torch.Tensor, ...]]
     carried: int = 0
     rows: int = 0
     lets_gradients_be_absent: bool = False
+    numbers: tuple[Expr | Real, ...] = ()
 
     @property
     def __name__(self) -> str:
         return self.kind
 
-    def __call__(self, *args: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Run it on real tensors."""
+    def __call__(self, *args: torch.Tensor | float) -> tuple[torch.Tensor, ...]:
+        """Run it on real tensors and numbers."""
         return self.run(self.carried, self.rows, *[log.module() for log in self.logs], *args)
 
 

@@ -168,6 +168,11 @@ def is_differentiated(fakes: Sequence[FakeTensor]) -> bool:
     return torch.is_grad_enabled() and any(fake.requires_grad for fake in fakes)
 
 
+def is_real(fake: FakeTensor) -> bool:
+    """Whether it has a dtype with gradients."""
+    return fake.is_floating_point() or fake.is_complex()
+
+
 def states(recorder: Calls, fakes: Sequence[FakeTensor]) -> list[Node]:
     """Carried values, in the layout of every later turn: dense, from the start of their memory."""
     return [state(recorder, value) for value in operands(recorder, fakes)]

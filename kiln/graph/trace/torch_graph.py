@@ -60,7 +60,7 @@ class _TorchGraphBuilder:
 
     def inputs(self, inputs: Sequence[tuple[str, object]], used: set[int], wanted: set[Free]) -> None:
         """Placeholders of the inputs that are used, or that have a wanted size."""
-        bound = {id(fake): [free for free in bound_by(fake) if free in wanted] for _, fake in inputs}
+        bound = {id(fake): [free for free in _bound_by(fake) if free in wanted] for _, fake in inputs}
         missing = wanted - {free for number in used & bound.keys() for free in bound[number]}
         for name, fake in inputs:
             if id(fake) in used or missing.intersection(bound[id(fake)]):
@@ -146,7 +146,8 @@ class _TorchGraphBuilder:
         if isinstance(call.target, str):
             node = self.graph.call_method(call.target, args, kwargs)
         elif isinstance(call.target, ControlFlow):
-            node = self.graph.call_function(call.target.run, self.nested_arguments(call.target) + args)
+            numbers = tuple([self.sizes.number(value) for value in call.target.numbers])
+            node = self.graph.call_function(call.target.run, self.nested_arguments(call.target) + args + numbers)
         else:
             node = self.graph.call_function(plain_function(call.target), args, kwargs)
         self.bind(call.result, node)
@@ -196,18 +197,23 @@ def torch_graph(
     checks: Sequence[ShapeGuard] = (),
     subclasses: Collection[str] = (),
     all_inputs: bool = False,
+    numbers: Sequence[Expr | Real] = (),
 ) -> torch.fx.GraphModule:
     """A graph module over the inputs that are used, in their order, returning a tuple of the outputs.
 
     `subclasses`: the names of inputs that are tensors of subclasses. `all_inputs`: unused ones are placeholders, too.
+    `numbers` are its last arguments.
 
     `checks` come last: the calls before them raise what they raise in eager.
     """
     builder = _TorchGraphBuilder()
     used = list(leaves([[(call.args, call.kwargs) for call in calls], list(outputs)]))
     taken = {id(leaf) for leaf in (*used, *([fake for _, fake in inputs] if all_inputs else ()))}
-    builder.inputs(inputs, taken, free_numbers(calls, used))
+    wanted = {free for value in numbers_in(calls, outputs) if value not in numbers for free in free_in(value)}
+    builder.inputs(inputs, taken, wanted)
     builder.without_classes(inputs, subclasses)
+    for position, value in enumerate(numbers):
+        builder.sizes.learn(value, builder.graph.placeholder(f"number_{position}"))
     for call in calls:
         builder.call(call)
     for check in checks:
@@ -217,14 +223,24 @@ def torch_graph(
     return graph_module(builder.root, builder.graph)
 
 
-def free_numbers(calls: Sequence[TorchCall], used: Iterable[object]) -> set[Free]:
-    """What the numbers among the arguments of calls and their outputs, `used`, are computed from."""
+def numbers_in(calls: Sequence[TorchCall], outputs: Sequence[object] = ()) -> list[Expr | Real]:
+    """The symbolic numbers that calls take, or that are outputs, and that they do not make."""
     made = {id(leaf) for call in calls for leaf in leaves(call.result)}
-    wanted: set[Free] = set()
-    for value in [leaf.node.value for leaf in used if isinstance(leaf, NUMBERS) and id(leaf) not in made]:
-        wanted.update(value.free_symbols() if isinstance(value, Expr | Real) else ())
-        wanted.update(value.givens() if isinstance(value, Real) else ())
-    return wanted
+    used = leaves([[(call.args, call.kwargs) for call in calls], list(outputs)])
+    taken = [leaf.node.value for leaf in used if isinstance(leaf, NUMBERS) and id(leaf) not in made]
+    for call in calls:
+        taken += call.target.numbers if isinstance(call.target, ControlFlow) else ()
+    return [value for value in dict.fromkeys(taken) if isinstance(value, Expr | Real)]
+
+
+def free_in(value: Expr | Real) -> Iterable[Free]:
+    return [*value.free_symbols(), *(value.givens() if isinstance(value, Real) else ())]
+
+
+def numbers_from_outside(calls: Sequence[TorchCall], inputs: Sequence[object]) -> list[Expr | Real]:
+    """The numbers that calls take and that `inputs` do not determine."""
+    bound = {free for value in inputs for free in _bound_by(value)}
+    return [value for value in numbers_in(calls) if not bound.issuperset(free_in(value))]
 
 
 def plain_function(target: Callable[..., object]) -> Callable[..., object]:
@@ -253,7 +269,7 @@ def plain_function(target: Callable[..., object]) -> Callable[..., object]:
     return apply
 
 
-def bound_by(fake: object) -> Iterable[Free]:
+def _bound_by(fake: object) -> Iterable[Free]:
     """The symbols that an input determines."""
     if isinstance(fake, FakeTensor):
         if fake.is_outer:

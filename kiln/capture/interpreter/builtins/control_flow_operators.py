@@ -10,13 +10,16 @@ takes one branch: `control_flow.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import field
 from functools import partial
+from typing import final
 
 import torch
 import torch.nn.attention.flex_attention
 
 import kiln.capture.interpreter.attention_polyfill as attention_polyfill
 import kiln.capture.interpreter.control_flow as control_flow
+from kiln.capture.interpreter.breaks import GraphBreak, PastStep, Raised, UnsupportedCall
 from kiln.capture.interpreter.core import (
     NOT_RESUMABLE,
     Args,
@@ -29,15 +32,25 @@ from kiln.capture.interpreter.core import (
 )
 from kiln.capture.interpreter.data_values import ValueNeeded, past_step
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
-from kiln.capture.interpreter.nested_calls import Flat, captured_by, flat, interpreted, is_single, rebuilt, record
+from kiln.capture.interpreter.nested_calls import (
+    Flat,
+    captured_by,
+    flat,
+    interpreted,
+    is_single,
+    operator_of,
+    rebuilt,
+    record,
+)
 from kiln.capture.interpreter.variables.sequence import List, Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor
 from kiln.graph.ops.breaks import TraceBreak
 from kiln.graph.prims.meta import equal
 from kiln.graph.trace.fake import FakeTensor
-from kiln.graph.trace.log import ControlFlow
 from kiln.graph.trace.nested_graphs import NotNested, input_node
+from kiln.graph.trace.nested_logs import is_differentiated
 from kiln.runtime.control_flow import run_cond, run_scan, run_while
+from kiln.support.records import dataclass
 from kiln.tensor.spec import TensorSpec
 
 
@@ -46,11 +59,45 @@ def arguments(args: Args, kwargs: Kwargs, names: Sequence[str]) -> list[Value]:
     return [*args, *[kwargs[name] for name in names[len(args) :] if name in kwargs]]
 
 
+@final
+@dataclass(eq=False)
+class OperatorCalls:
+    """The calls of operators that exceptions left: a break there can let plain Python raise them."""
+
+    left: list[tuple[Value, PastStep]] = field(default_factory=list)
+
+
+def interpret(s: CaptureState, replacement: Callable[..., object], args: Args, kwargs: Kwargs, site: CallSite) -> Value:
+    """Call Python code in place of an operator."""
+    step = past_step(running_frame(s))
+    try:
+        return s.wrap(replacement, None).call(s, args, kwargs, site)
+    except Raised as raised:
+        s.part(OperatorCalls).left.append((raised.value, step))
+        raise
+
+
+def stop_at_operator(s: CaptureState, raised: Raised, stops: dict[tuple[int, int], GraphBreak]) -> bool:
+    """For an exception that leaves the frame and came out of an operator: break in front of the call of that.
+
+    If the whole frame ran eager, torch's compiler would raise an error of its own.
+    """
+    for value, step in s.part(OperatorCalls).left:
+        if value is raised.value and (step.number, step.step) not in stops:
+            stop = UnsupportedCall(
+                function="a control flow operator", why="a function that it calls raises an exception"
+            )
+            stop.before(step).at = step.at
+            stops[step.number, step.step] = stop
+            return True
+    return False
+
+
 def in_place_of(replacement: Callable[..., object]) -> SiteHandler:
     """Python code that is interpreted instead."""
 
     def handler(s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
-        return s.wrap(replacement, None).call(s, args, kwargs, site)
+        return interpret(s, replacement, args, kwargs, site)
 
     return handler
 
@@ -80,7 +127,7 @@ COND = ("pred", "true_fn", "false_fn", "operands")
 
 @handles_at_site(torch.cond, torch.ops.higher_order.cond)
 def cond(s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
-    given, plain = arguments(args, kwargs, COND), partial(s.wrap(control_flow.cond, None).call, s, args, kwargs, site)
+    given, plain = arguments(args, kwargs, COND), partial(interpret, s, control_flow.cond, args, kwargs, site)
     if len(given) < len(COND):
         given.append(Tuple([]))
     condition, true, false, operands = given
@@ -102,24 +149,25 @@ def nested_cond(s: CaptureState, condition: Tensor, branches: Sequence[Value], o
             raise s.error(RuntimeError, f"torch.cond: the branches return other tensors: {a} and {b}")
     if true.constants != false.constants:
         raise NotNested("the branches return other constants")
-    captured = captured_by(s, [(branch.calls, branch.outputs) for branch in done], ())
-    target = ControlFlow("cond", tuple([branch.log(captured) for branch in done]), run_cond)
+    sides = [branch.side for branch in done]
+    captured = captured_by(sides, ())
+    target = operator_of("cond", sides, captured, run_cond)
     return rebuilt(true, record(s, target, [condition.fake, *captured]))
 
 
 @handles_at_site(torch._higher_order_ops.while_loop, torch.ops.higher_order.while_loop)
 def while_loop(s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
     given = arguments(args, kwargs, ("cond_fn", "body_fn", "carried_inputs"))
-    plain = partial(s.wrap(control_flow.while_loop, None).call, s, given[:3], {}, site)
+    plain = partial(interpret, s, control_flow.while_loop, given, {}, site)
     if len(given) < 3 or not isinstance(given[2], Tuple | List):
         return plain()
     carried = flat(s, Tuple([*given[2].items(s), *(given[3].items(s) if len(given) > 3 else [])]))  # type: ignore[attr-defined]
     if not carried.leaves or not all_tensors(carried):
         return plain()
-    return nested_or_plain(s, partial(nested_while, s, given[0], given[1], carried), plain)
+    return nested_or_plain(s, partial(nested_while, s, given[0], given[1], carried, site), plain)
 
 
-def nested_while(s: CaptureState, test: Value, body: Value, carried: Flat) -> Value:
+def nested_while(s: CaptureState, test: Value, body: Value, carried: Flat, site: CallSite) -> Value:
     states = [placeholder(s, tensor.fake.storage_view.spec) for tensor in carried.tensors]
     given = rebuilt(carried, states)
     assert isinstance(given, Tuple)
@@ -132,9 +180,12 @@ def nested_while(s: CaptureState, test: Value, body: Value, carried: Flat) -> Va
         raise s.error(RuntimeError, f"cond_fn must return a boolean scalar tensor or a boolean but got {spec}")
     require_like(s, "body_fn output and carried_inputs", found.leaves, carried.leaves)
     fakes = [state.fake for state in states]
-    captured = captured_by(s, [(function.calls, function.outputs) for function in done], fakes)
-    logs = tuple([function.log([*fakes, *captured]) for function in done])
-    target = ControlFlow("while_loop", logs, run_while, carried=len(fakes))
+    sides = [function.side for function in done]
+    captured = captured_by(sides, fakes)
+    if is_differentiated([*[tensor.fake for tensor in carried.tensors], *captured]):
+        loop = s.wrap(control_flow.differentiable_loop, None)
+        return loop.call(s, [test, body, rebuilt(carried, carried.tensors)], {}, site)
+    target = operator_of("while_loop", sides, [*fakes, *captured], run_while, carried=len(fakes))
     return rebuilt(carried, record(s, target, [*[tensor.fake for tensor in carried.tensors], *captured]))
 
 
@@ -156,8 +207,8 @@ def nested_scan(s: CaptureState, function: Value, init: Flat, xs: Flat) -> Value
         raise NotNested("it does not return carried values and a row")
     require_like(s, "init and carry", pair[0].leaves, init.leaves)
     fakes = [value.fake for value in (*states, *rows)]
-    captured = captured_by(s, [(done.calls, done.outputs)], fakes)
-    target = ControlFlow("scan", (done.log([*fakes, *captured]),), run_scan, carried=len(states), rows=len(rows))
+    captured = captured_by([done.side], fakes)
+    target = operator_of("scan", [done.side], [*fakes, *captured], run_scan, carried=len(states), rows=len(rows))
     given = [tensor.fake for tensor in (*init.tensors, *xs.tensors)]
     results = record(s, target, [*given, *captured])
     return Tuple([rebuilt(init, results[: len(states)]), rebuilt(pair[1], results[len(states) :])])
