@@ -111,7 +111,7 @@ def partition(joint: JointGraph, *, recompute: bool = True, keep_draws: bool = F
     forward, tensors = _forward(joint, sides, kept)
     paths = TangentPaths(joint.graph.nodes, joint.tangents, sides.gradients)
     apart = len(joint.tangents) > 1 and joint.wrappers is None  # of wrappers, tangents are counted twice
-    readers = paths.readers(kept) if apart else [None] * len(kept)
+    readers = with_sizes_from_data(joint, kept, paths.readers(kept) if apart else [None] * len(kept))
     ends: Sequence[Readers] = paths.ends() if apart else [None] * len(joint.tangents)
     backward, symbols = _backward(joint, sides, kept, readers)
     tensors = [replace(tensor, readers=read) for tensor, read in zip(tensors, readers, strict=True)]
@@ -132,6 +132,20 @@ def partition(joint: JointGraph, *, recompute: bool = True, keep_draws: bool = F
         grads,
         draws,
     )
+
+
+def with_sizes_from_data(joint: JointGraph, kept: Sequence[Node], readers: Sequence[Readers]) -> list[Readers]:
+    """A size that data decide is read from a saved tensor: one that has it is there whichever tangents are missing."""
+    found = list(readers)
+    for symbol in joint.env.unbacked if joint.env is not None else ():
+        places = [
+            number
+            for number, node in enumerate(kept)
+            if isinstance(node.spec, TensorSpec) and symbol in (*node.spec.sizes, *node.spec.strides)
+        ]
+        if places and all(found[number] is not None for number in places):
+            found[min(places, key=lambda number: kept[number].tensor.rank)] = None
+    return found
 
 
 # The forward.
