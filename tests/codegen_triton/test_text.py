@@ -38,9 +38,18 @@ loops dropout
         -> where(v0, load x[i0, i1], f32(0.0))
     return out
 """
+SCANNED = """
+loops scanned
+    x: f32[6] = input 0
+    y: f32[6, 4] = input 1
+    sums: f32[6] = scan sum along i0 of (i0: 6): load x[i0]
+    out: f32[6, 4] = pointwise (i0: 6, i1: 4): mul(load sums[i0], load y[i0, i1])
+    return out
+"""
 TEXTS = {
     "softmax": PROGRAMS["softmax"], "norm_backward": PROGRAMS["norm_backward"], "argmax": SINGLE["argmax"],
     "looked_up": PROGRAMS["looked_up"], "scan": SINGLE["scan"], "scatter": SINGLE["scatter"], "long_rows": FAR,
+    "scan_beside_wider_rows": SCANNED,
 }  # fmt: skip
 
 

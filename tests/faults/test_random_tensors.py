@@ -38,6 +38,10 @@ CALLS = {
         ("v1 = x0.to(torch.float64)", "v1[n0[:2]] = 3", "v1.zero_()", "v4 = h0.permute(*range(h0.dim()))"),
         Call(wanted=1),
     ),
+    "a scatter into a sum, of which a view is a result": (
+        ("v1 = x1.sum((0, -1))", "v2 = v1[::3]", "v1.scatter_(0, n0[:1], 1.0)", "v3 = v2.tanh()"),
+        Call(wanted=7, dynamic=True, shared=8),
+    ),
     "an expanded argument that is set": (("x1.zero_()",), Call(shared=12)),
     "parts of a detached tensor": (("v1 = x0.detach()", "v5, *_ = v1.split(2, 2)"), Call(wanted=1)),
     "parts of a detached tensor beside a gradient": (

@@ -240,30 +240,40 @@ class TritonEffects(EffectWriter):
         return [] if left else [position for position in range(len(self.frame.tiling.dims)) if position not in over]
 
     def scan(self, effect: Accumulate, running: Store, value: TextValue) -> None:
-        """One operation within a block; a loop carries the combination of earlier blocks."""
+        """One operation within a block; a loop carries the combination of earlier blocks.
+
+        The block has only the dimensions of the value: Triton scans those of size 1 wrongly that others are wider than.
+        """
         (axis,) = self._over(effect)
         dim = self.frame.tiling.dims[axis]
         dtype = TRITON.computed(value.dtype)
         dims = value.dims | {axis}
+        present = sorted(dims)
+        place, left = present.index(axis), [position for position in present if position != axis]
         function = function_of(effect.op, dtype)
         text = self._full(self._masked(value, dtype, effect.op, (axis,)), value, dims, (axis,))
         name = f"{effect.target}_run"
+        squeezed = len(present) < len(self.frame.tiling.dims)
+        if squeezed:
+            text = f"tl.reshape({text}, [{', '.join([self.frame.tiling.dims[position].name for position in present])}])"
         if not dim.looped:
-            self.lines.append(f"{name} = tl.associative_scan({text}, {axis}, {function})")
+            self.lines.append(f"{name} = tl.associative_scan({text}, {place}, {function})")
         else:
             depth = [axis.symbol for axis in self.nest.axes].index(dim.symbol)
-            left = dims - {axis}
             carry, block = f"{effect.target}_carry", f"{effect.target}_block"
-            shape = self.frame.block_shape(left) if left else "[]"
+            sizes = ["1" if position == axis else self.frame.tiling.dims[position].name for position in present]
+            shape = f"[{', '.join(sizes)}]" if left else "[]"
             start = f"tl.full({shape}, {start_text(effect.op, dtype)}, {TRITON.dtype_name(dtype)})"
             self.before.setdefault(depth, []).append(f"{carry} = {start}")
-            total = reduced_text(effect.op, block, axis, dtype, keep=bool(left))
+            total = reduced_text(effect.op, block, place, dtype, keep=bool(left))
             self.lines += [
                 f"{block} = {text}",
-                f"{name} = tl.associative_scan({block}, {axis}, {function})",
+                f"{name} = tl.associative_scan({block}, {place}, {function})",
                 f"{name} = {combined(effect.op, carry, name, dtype)}",
                 f"{carry} = {combined(effect.op, carry, total, dtype)}",
             ]
+        if squeezed:
+            self.lines.append(f"{name} = tl.reshape({name}, {self.frame.block_shape(dims)})")
         self.store(running, TextValue(name, value.dtype, dims, self.depth))
 
 

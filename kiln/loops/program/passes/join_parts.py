@@ -193,10 +193,12 @@ class _Join:
 
     def _load_in_steps(self, ops: Sequence[BodyOp]) -> int | None:
         loads = [op for op in ops if isinstance(op, Load)]
+        if any(load.buffer != loads[0].buffer for load in loads):
+            return None
         spec = self.buffers[loads[0].buffer].spec
         added = [_added(linear_index(spec, load.index)) for load in loads]
         dim = next((dim for dim in range(spec.rank) if len({repr(load.index[dim]) for load in loads}) > 1), None)
-        if dim is None or any(load.buffer != loads[0].buffer for load in loads) or not _is_even(added):
+        if dim is None or not _is_even(added):
             return None
         step = loads[1].index[dim] - loads[0].index[dim]
         if any(load.index[dim] != loads[0].index[dim] + place * step for place, load in enumerate(loads)):
