@@ -179,3 +179,80 @@ def test_steps_that_call_the_program_back(search: str | None) -> None:
     got = train(lambda step: compiled.append(kiln.compile(step, backend="eager", options=options)) or compiled[0])
     torch.testing.assert_close(got, train(lambda step: step), rtol=1e-4, atol=1e-5)
     assert compiled[0].report().compiles <= 50
+
+
+SCHEDULERS: dict[str, Callable[[optim.Optimizer], Any]] = {
+    "multi-step": lambda o: optim.lr_scheduler.MultiStepLR(o, [3, 7]),
+    "one after the other": lambda o: optim.lr_scheduler.SequentialLR(
+        o, [optim.lr_scheduler.ConstantLR(o), optim.lr_scheduler.ExponentialLR(o, 0.9)], [4]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_whole_step_with_a_scheduler(name: str) -> None:
+    """Its count of steps is an input of the region, compared with the milestones."""
+
+    def train(compiled: Callable[[Any], Any]) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(6, 5)
+        optimizer = optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        scheduler = SCHEDULERS[name](optimizer)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            return loss.detach()
+
+        run = compiled(step)
+        losses = [run(torch.randn(4, 6)) for _ in range(16)]
+        return [torch.stack(losses), *[parameter.detach() for parameter in model.parameters()]]
+
+    made: list[Any] = []
+
+    def compiled(step: Any) -> Any:
+        made.append(kiln.compile(step, backend="eager", options={"cache": False}))
+        return made[0]
+
+    for mine, eager in zip(train(compiled), train(lambda step: step), strict=True):
+        torch.testing.assert_close(mine, eager)
+    report = made[0].report()
+    assert not report.breaks and not report.eager and report.compiles <= 6, report
+
+
+def test_a_scaled_loss() -> None:
+    """Infinite gradients are skipped: the value decides, so the graph breaks once in front of the optimizer."""
+
+    def train(compiled: Callable[[Any], Any]) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(6, 5)
+        optimizer = optim.SGD(model.parameters(), lr=0.05)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            return loss.detach()
+
+        run = compiled(step)
+        for turn in range(6):
+            run(torch.randn(4, 6) * (float("inf") if turn == 3 else 1))
+        scale = torch.tensor(scaler.get_scale())
+        return [scale, *[parameter.detach() for parameter in model.parameters()]]
+
+    made: list[Any] = []
+
+    def compiled(step: Any) -> Any:
+        made.append(kiln.compile(step, backend="eager", options={"cache": False}))
+        return made[0]
+
+    for mine, eager in zip(train(compiled), train(lambda step: step), strict=True):
+        torch.testing.assert_close(mine, eager)
+    assert {found.code for found in made[0].report().breaks} == {"KILN1008"} and not made[0].report().eager

@@ -211,3 +211,26 @@ def grouped_tensors(
         if with_indices:
             indices.append(index)
     return groups
+
+
+def bisect_right(a: Sequence[Any], x: Any, lo: int = 0, hi: int | None = None) -> int:
+    """`bisect.bisect_right` of a short list of constants: each comparison that is needed is a guard."""
+    hi = len(a) if hi is None else hi
+    while lo < hi:
+        middle = (lo + hi) // 2
+        if x < a[middle]:
+            hi = middle
+        else:
+            lo = middle + 1
+    return lo
+
+
+def bisect_left(a: Sequence[Any], x: Any, lo: int = 0, hi: int | None = None) -> int:
+    hi = len(a) if hi is None else hi
+    while lo < hi:
+        middle = (lo + hi) // 2
+        if a[middle] < x:
+            lo = middle + 1
+        else:
+            hi = middle
+    return lo

@@ -1,4 +1,6 @@
-"""Steps of fused optimizers, written in torch calls: their kernels change lists of tensors, which no rule can express.
+"""Steps of fused optimizers and of gradient scaling, written in torch calls.
+
+Their kernels change lists of tensors, which no rule can express.
 
 _fused_adam_([p], [g], [m], [v], [], [step], lr=..., ...)    =>    m.lerp_(g, 1 - beta1), v = ..., p.copy_(...)
 
@@ -133,7 +135,32 @@ def adagrad(
         param.copy_(param - rate * grad / (sums[number].sqrt() + eps))
 
 
+def unscale(grads: Lists, found_inf: Tensor, inv_scale: Tensor) -> None:
+    """`_amp_foreach_non_finite_check_and_unscale_`: the gradients of a scaled loss."""
+    for grad in grads:
+        found_inf.copy_(torch.where(torch.isfinite(grad).all(), found_inf, 1.0))
+        grad.mul_(inv_scale)
+
+
+def update_scale(
+    scale: Tensor,
+    growth_tracker: Tensor,
+    found_inf: Tensor,
+    scale_growth_factor: float,
+    scale_backoff_factor: float,
+    growth_interval: int,
+) -> Tensor:
+    """`_amp_update_scale_`: the scale shrinks after infinite gradients, and grows after many steps without."""
+    steps, larger = growth_tracker + 1, scale * scale_growth_factor
+    grows = steps == growth_interval
+    grown = torch.where(grows & torch.isfinite(larger), larger, scale)
+    growth_tracker.copy_(torch.where((found_inf != 0) | grows, 0, steps))
+    return scale.copy_(torch.where(found_inf != 0, scale * scale_backoff_factor, grown))
+
+
 FUSED: Mapping[Target, Callable[..., object]] = {
+    torch._amp_foreach_non_finite_check_and_unscale_: unscale,
+    torch._amp_update_scale_: update_scale,
     torch._fused_adam_: adam(torch._fused_adam_, decoupled=False),
     torch._fused_adamw_: adam(torch._fused_adamw_, decoupled=True),
     torch._fused_sgd_: sgd,

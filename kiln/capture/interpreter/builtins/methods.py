@@ -17,7 +17,7 @@ from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.classes import Class, refuse_finalizer, refuse_in_init, refuse_in_new
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.iterators import Generator
-from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, tokens_of
+from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, found_at, tokens_of
 from kiln.capture.interpreter.variables.object import Object, find_attr, new_object
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items
 
@@ -219,7 +219,7 @@ method(Set, (set,), "clear")(clear)
 
 @method(Dict, DICTS, "get")
 def dict_get(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> Value | None:
-    found = target.find(s, args[0].key(s))
+    found = found_at(s, target, args[0])
     if found is not None:
         return found
     return args[1] if len(args) > 1 else kwargs.get("default")

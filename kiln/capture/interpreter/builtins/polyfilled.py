@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import collections
 import functools
 import operator
@@ -21,6 +22,7 @@ from kiln.capture.interpreter.core import (
     Value,
     handles,
 )
+from kiln.capture.interpreter.variables.builtin import call_unknown
 from kiln.capture.interpreter.variables.function import Function, inline
 
 POLYFILLS: dict[Hashable, object] = {
@@ -59,3 +61,22 @@ def interpreted(replacement: object) -> Handler:
 
 for _original, _replacement in POLYFILLS.items():
     handles(_original)(interpreted(_replacement))
+
+
+def of_number(function: Callable[..., object], replacement: object) -> Handler:
+    """`function` of a list and a number: interpreted if that is an input of the region."""
+
+    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        number = args[1] if len(args) > 1 else kwargs.get("x")
+        if "key" in kwargs or number is None or not number.is_torch or number.python_type() not in (int, float):
+            return call_unknown(s, function, args, kwargs)
+        return s.wrap(replacement, None).call(s, args, kwargs)
+
+    return handler
+
+
+for _search, _replacement in (
+    (bisect.bisect_right, polyfills.bisect_right),
+    (bisect.bisect_left, polyfills.bisect_left),
+):
+    handles(_search)(of_number(_search, _replacement))

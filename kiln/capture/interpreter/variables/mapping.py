@@ -312,7 +312,22 @@ def has_key(s: CaptureState, mapping: Dict, key: Value) -> bool:
     """`key in mapping`."""
     if mapping.counted and (mapping.length(s) == 0 or shares_key(s, mapping, key)):
         return mapping.length(s) != 0
-    return mapping.find(s, key.key(s)) is not None
+    return found_at(s, mapping, key) is not None
+
+
+def found_at(s: CaptureState, mapping: Dict, key: Value) -> Value | None:
+    """The item at `key`. An input of the region that is none of a few numbers is guarded to differ from them."""
+    if key.is_torch and key.python_type() is int and not mapping.counted:
+        tokens = list(mapping.items(s))
+        numbers = [token for token in tokens if isinstance(token, int | float)]
+        constant = all(map(is_constant, tokens)) and len(numbers) <= MOST_COMPARED
+        if constant and not any(s.model.equal(s, key, s.const(number)) for number in numbers):
+            return None
+    return mapping.find(s, key.key(s))
+
+
+MOST_COMPARED = 32
+"""The most keys with which a number is compared."""
 
 
 def shares_key(s: CaptureState, mapping: Dict, key: Value) -> bool:
