@@ -7,7 +7,6 @@ optimizer.zero_grad()             the old gradients are freed before the region 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -19,7 +18,7 @@ def with_freed_history(result: torch.Tensor, message: str) -> torch.Tensor:
     return made
 
 
-def drop_gradients(bindings: Sequence[Any], positions: Sequence[int]) -> None:
+def drop_gradients(bindings: Sequence[torch.Tensor], positions: Sequence[int]) -> None:
     """Set `.grad` of the tensors at `positions` to None."""
     for position in positions:
         bindings[position].grad = None

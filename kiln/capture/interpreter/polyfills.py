@@ -213,7 +213,7 @@ def grouped_tensors(
     return groups
 
 
-def bisect_right(a: Sequence[Any], x: Any, lo: int = 0, hi: int | None = None) -> int:
+def bisect_right(a: Sequence[float], x: float, lo: int = 0, hi: int | None = None) -> int:
     """`bisect.bisect_right` of a short list of constants: each comparison that is needed is a guard."""
     hi = len(a) if hi is None else hi
     while lo < hi:
@@ -225,7 +225,7 @@ def bisect_right(a: Sequence[Any], x: Any, lo: int = 0, hi: int | None = None) -
     return lo
 
 
-def bisect_left(a: Sequence[Any], x: Any, lo: int = 0, hi: int | None = None) -> int:
+def bisect_left(a: Sequence[float], x: float, lo: int = 0, hi: int | None = None) -> int:
     hi = len(a) if hi is None else hi
     while lo < hi:
         middle = (lo + hi) // 2
