@@ -1,10 +1,11 @@
-"""The zip file of a package: written part by part, read by mapping it.
+"""The zip file of a package: written part by part, its weights mapped.
 
     with PackageWriter(file) as writer:
         writer.add("weights.safetensors", parts, length)      Part(length, digest)
 
-    archive = PackageArchive.open(path)
-    archive.member("weights.safetensors")                     a memoryview: writing to it changes no file
+    archive = open_archive(path, is_trusted=False)
+    archive.read("program.bin")                               bytes
+    archive.map("weights.safetensors")                        a memoryview: writing to it changes no file
 
 Members are stored without compression and begin at multiples of 64 bytes.
 """
@@ -17,7 +18,7 @@ import os
 import stat
 import struct
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import field
 from typing import IO, final
 
@@ -64,11 +65,17 @@ class PackageWriter:
 
 @final
 class PackageArchive:
-    """The members of a file, in a private mapping of it."""
+    """The members of an open file: machine code is read, weights are mapped."""
 
-    def __init__(self, mapped: mmap.mmap, places: Mapping[str, tuple[int, int]]) -> None:
-        self._memory = memoryview(mapped)
-        self._places = places
+    def __init__(self, file: IO[bytes], size: int) -> None:
+        self._file = file
+        self._places = member_places(file, size)
+
+    def __enter__(self) -> PackageArchive:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._file.close()
 
     def __contains__(self, name: str) -> bool:
         return name in self._places
@@ -76,27 +83,43 @@ class PackageArchive:
     def names(self) -> set[str]:
         return set(self._places)
 
-    def member(self, name: str) -> memoryview:
-        """Its bytes. Raises DamagedPackage."""
+    def read(self, name: str) -> bytes:
+        """The bytes of a member. Raises DamagedPackage."""
+        start, length = self._place(name)
+        data = os.pread(self._file.fileno(), length, start)
+        if len(data) != length:
+            raise DamagedPackage(problem=f"its member {name[:80]!r} was cut off")
+        return data
+
+    def map(self, name: str) -> memoryview:
+        """A member in a private mapping of the file: writing to it changes no file. Raises DamagedPackage."""
+        start, length = self._place(name)
+        page = start - start % mmap.ALLOCATIONGRANULARITY
+        if not length:
+            return memoryview(bytearray())
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        mapped = mmap.mmap(self._file.fileno(), start - page + length, mmap.MAP_PRIVATE, access, offset=page)
+        return memoryview(mapped)[start - page :]
+
+    def _place(self, name: str) -> tuple[int, int]:
         if name not in self._places:
             raise DamagedPackage(problem=f"it lacks the member {name[:80]!r}")
-        start, length = self._places[name]
-        return self._memory[start : start + length]
+        return self._places[name]
 
 
 def open_archive(path: str | os.PathLike[str], *, is_trusted: bool) -> PackageArchive:
     """Raises DamagedPackage, UntrustedPackage (if the file is not `is_trusted` for another reason), OSError."""
-    with open(path, "rb") as file:
+    file = open(path, "rb", buffering=0)  # noqa: SIM115
+    try:
         facts = os.fstat(file.fileno())
         if not stat.S_ISREG(facts.st_mode):
             raise DamagedPackage(problem="it is not a regular file")
         if not is_trusted:
             check_owner(facts)
-        if not facts.st_size:
-            raise DamagedPackage(problem="it is empty")
-        places = member_places(file, facts.st_size)
-        mapped = mmap.mmap(file.fileno(), facts.st_size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
-    return PackageArchive(mapped, places)
+        return PackageArchive(file, facts.st_size)
+    except BaseException:
+        file.close()
+        raise
 
 
 def check_owner(facts: os.stat_result) -> None:
@@ -118,8 +141,9 @@ def member_places(file: IO[bytes], size: int) -> dict[str, tuple[int, int]]:
     for entry in entries:
         if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 or entry.filename in found:
             raise DamagedPackage(problem=f"its member {entry.filename[:80]!r} is compressed, encrypted or there twice")
-        file.seek(entry.header_offset)
-        header = file.read(LOCAL_HEADER.size)
+        header = b""
+        if 0 <= entry.header_offset < size:
+            header = os.pread(file.fileno(), LOCAL_HEADER.size, entry.header_offset)
         if len(header) < LOCAL_HEADER.size or not header.startswith(b"PK\3\4"):
             raise DamagedPackage(problem=f"its member {entry.filename[:80]!r} is not where the directory says")
         _, name, extra = LOCAL_HEADER.unpack(header)

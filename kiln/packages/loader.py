@@ -78,13 +78,18 @@ def load_package(
         DamagedPackage: what is wrong with the file.
     """
     is_named = digest is not None or key is not None
-    archive = open_archive(path, is_trusted=trust or is_named)
+    with open_archive(path, is_trusted=trust or is_named) as archive:
+        return read_package(archive, digest, key, is_named if check_weights is None else check_weights, plain)
+
+
+def read_package(
+    archive: PackageArchive, digest: str | None, key: bytes | None, compare: bool, plain: bool
+) -> PackagedProgram:
+    """The program of an open package. Raises what `load_package` does."""
     try:
-        compare = is_named if check_weights is None else check_weights
         data = trusted_manifest(archive, digest, key)
         manifest, parts = read_manifest(data, plain=plain)
-        check_parts(archive, parts, check_weights=compare)
-        return packaged_program(archive, manifest)
+        return packaged_program(manifest, read_parts(archive, parts, check_weights=compare))
     except (DamagedPackage, ForeignPackage, UntrustedPackage):
         raise
     except DamagedProgram as problem:
@@ -101,29 +106,35 @@ def load_package(
 
 def trusted_manifest(archive: PackageArchive, digest: str | None, key: bytes | None) -> bytes:
     """The manifest, if it is the one that `digest` and `key` vouch for."""
-    data = bytes(archive.member(MANIFEST))
+    data = archive.read(MANIFEST)
     if digest is not None and not hmac.compare_digest(digest_of(data), digest.lower()):
         raise UntrustedPackage(problem=f"its digest is {digest_of(data)}, not the one that was given")
     if key is not None:
         if SIGNATURE not in archive:
             raise UntrustedPackage(problem="it is not signed")
-        if not hmac.compare_digest(signature_of(data, key), bytes(archive.member(SIGNATURE))):
+        if not hmac.compare_digest(signature_of(data, key), archive.read(SIGNATURE)):
             raise UntrustedPackage(problem="its signature was made with another key, or for another package")
     return data
 
 
-def check_parts(archive: PackageArchive, parts: Mapping[str, Part], *, check_weights: bool) -> None:
-    """Raise DamagedPackage unless the members are those of the manifest."""
+Members = Mapping[str, bytes | memoryview]
+
+
+def read_parts(archive: PackageArchive, parts: Mapping[str, Part], *, check_weights: bool) -> Members:
+    """The members, if they are those of the manifest; weights are mapped. Raises DamagedPackage."""
     if archive.names() - {SIGNATURE} != {MANIFEST, *parts}:
         raise DamagedPackage(problem="its members are not those that its manifest names")
+    found: dict[str, bytes | memoryview] = {}
     for name, part in parts.items():
-        data = archive.member(name)
-        compare = check_weights or name not in (WEIGHTS, CONSTANTS)
-        if len(data) != part.length or (compare and digest_of(data) != part.digest):
+        is_code = name not in (WEIGHTS, CONSTANTS)
+        data = archive.read(name) if is_code else archive.map(name)
+        if len(data) != part.length or ((is_code or check_weights) and digest_of(data) != part.digest):
             raise DamagedPackage(problem=f"its member {name[:80]!r} has other contents than its manifest says")
+        found[name] = data
+    return found
 
 
-def packaged_program(archive: PackageArchive, manifest: Manifest) -> PackagedProgram:
+def packaged_program(manifest: Manifest, members: Members) -> PackagedProgram:
     """The program, with its machine code loaded."""
     target = parse_target(manifest.target)
     if target is None:
@@ -132,15 +143,15 @@ def packaged_program(archive: PackageArchive, manifest: Manifest) -> PackagedPro
     interface = manifest.interface
     count = len(interface.signature.states)
     rows = zip(interface.names[:count], interface.specs[:count], strict=True)
-    state = mapped_tensors(archive, WEIGHTS, {name: spec for name, spec in rows if isinstance(spec, TensorSpec)})
+    state = mapped_tensors(members, WEIGHTS, {name: spec for name, spec in rows if isinstance(spec, TensorSpec)})
     if len(state) != count:
         raise DamagedPackage(problem="a parameter or buffer is a number, or two have one name")
-    constants = mapped_tensors(archive, CONSTANTS, dict(manifest.constants))
-    libraries = loaded_kernels(archive, manifest)
+    constants = mapped_tensors(members, CONSTANTS, dict(manifest.constants))
+    libraries = loaded_kernels(members, manifest)
     explain = Explain(manifest.name, interface.names, libraries)
     ordered = [constants[key] for key, _ in manifest.constants]
-    executor = load_executor(bytes(archive.member(PROGRAM)), libraries, ordered, explain)
-    return PackagedProgram(manifest.name, manifest.target, interface, state, executor, manifest, archive)
+    executor = load_executor(bytes(members[PROGRAM]), libraries, ordered, explain)
+    return PackagedProgram(manifest.name, manifest.target, interface, state, executor, manifest, bytes(members[PLAN]))
 
 
 def check_device(target: PackageTarget) -> None:
@@ -153,12 +164,12 @@ def check_device(target: PackageTarget) -> None:
         raise ForeignPackage(kind="machine", needed=f"a GPU for {target}", found=shown)
 
 
-def loaded_kernels(archive: PackageArchive, manifest: Manifest) -> Libraries:
+def loaded_kernels(members: Members, manifest: Manifest) -> Libraries:
     """The kernels as functions. The library is copied: its file could change while it is mapped."""
-    cubins = {symbol: Cubin.decode(bytes(archive.member(CUBIN + symbol))) for symbol in manifest.cubins}
+    cubins = {symbol: Cubin.decode(bytes(members[CUBIN + symbol])) for symbol in manifest.cubins}
     if not manifest.kernels:
         return Libraries({}, (), cubins)
-    path = loadable_file(bytes(archive.member(LIBRARY)))
+    path = loadable_file(bytes(members[LIBRARY]))
     try:
         return Libraries(dict.fromkeys(manifest.kernels, path), (), cubins)
     except OSError as problem:
@@ -167,9 +178,9 @@ def loaded_kernels(archive: PackageArchive, manifest: Manifest) -> Libraries:
         remove_file(path)
 
 
-def mapped_tensors(archive: PackageArchive, member: str, specs: Mapping[str, TensorSpec]) -> dict[str, torch.Tensor]:
+def mapped_tensors(members: Members, member: str, specs: Mapping[str, TensorSpec]) -> dict[str, torch.Tensor]:
     """The tensors of a member in the layouts of `specs`, in the memory of the file."""
-    data = archive.member(member)
+    data = memoryview(members[member])
     places, start = tensor_places(data)
     found = {place.name: stored_tensor(place, data[start:]) for place in places if place.name in specs}
     if found.keys() != specs.keys():
@@ -205,7 +216,7 @@ class PackagedProgram:
     state: dict[str, torch.Tensor]
     executor: Executor
     manifest: Manifest
-    archive: PackageArchive
+    plan: bytes
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Run it. Raises WrongProgramInput before anything is computed."""
@@ -241,7 +252,7 @@ class PackagedProgram:
 
     def text(self) -> str:
         """The plan that it runs."""
-        return plan_text(decode_plan(bytes(self.archive.member(PLAN))))
+        return plan_text(decode_plan(self.plan))
 
     def __repr__(self) -> str:
         return f"PackagedProgram({self.name}, {self.target}; takes {self.interface.signature.call_text()})"

@@ -25,12 +25,12 @@ from typing import final
 from kiln.packages.errors import DamagedPackage
 from kiln.packages.machine import Requirements, requirements_from_json
 from kiln.programs.call.fields import LARGEST, Fields, Json, read_json
-from kiln.programs.call.interface import CallInterface
+from kiln.programs.call.interface import CallInterface, require_known
 from kiln.programs.call.shapes import rules_from_fields
 from kiln.programs.call.signature import signature_from_json
 from kiln.programs.call.specs import spec_from_json, spec_to_json
 from kiln.support.records import dataclass
-from kiln.symbolic import Int, parse_int
+from kiln.symbolic import Expr, Int, parse_int
 from kiln.tensor.spec import ScalarSpec, TensorSpec
 
 KIND, VERSION = "kiln.package", 1
@@ -129,6 +129,10 @@ def read_manifest(data: bytes, *, plain: bool = False) -> tuple[Manifest, dict[s
     )
     parts = _parts(fields.take("parts"))
     fields.finish()
+    bound = interface.bound_symbols()
+    for leaf in interface.signature.results:
+        if leaf.kind == "size" and isinstance(leaf.value, Expr) and leaf.value not in made.data_sizes:
+            require_known(bound, leaf.value.free_symbols())
     expected = {*NEEDED, *[CUBIN + name for name in made.cubins], *([LIBRARY] if made.kernels else [])}
     if len(made.constants) != len(constants) or parts.keys() != expected:
         raise DamagedPackage(problem="its parts are not those of its program")

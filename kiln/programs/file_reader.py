@@ -26,7 +26,7 @@ from kiln.programs.call.signature import signature_from_json
 from kiln.programs.call.tensors import read_tensors
 from kiln.programs.file_writer import CONSTANTS, FORMAT, GRAPH, MANIFEST, MEMBERS, STATE, VERSION
 from kiln.programs.operators import called_overloads, refusal
-from kiln.programs.program import LEVELS, Level, Program
+from kiln.programs.program import LEVELS, Level, Program, interface_of
 from kiln.programs.symbols import check_symbols
 from kiln.support.errors import KilnError
 from kiln.tensor.spec import TensorSpec
@@ -77,7 +77,7 @@ def _read(data: bytes, libraries: Collection[str]) -> Program:
     tied = _tied(fields.take("tied"))
     are_complex = set(fields.texts("complex"))
     fields.finish()
-    check_symbols(graph, signature, rules)
+    check_symbols(graph, interface_of(graph, signature, rules))
     state = {key: restored(key, each, are_complex) for key, each in read_tensors(members[STATE]).items()}
     constants = {key: restored(key, each, are_complex) for key, each in read_tensors(members[CONSTANTS]).items()}
     for row, node in zip(signature.states, graph.inputs, strict=False):

@@ -122,17 +122,7 @@ class Program:
     @cached_property
     def interface(self) -> CallInterface:
         """How arguments become inputs of the graph, and its outputs the results."""
-        graph = self.graph
-        numbers = {node: number for number, node in enumerate(graph.inputs)}
-        shared = [output.alias.index for output in graph.outputs if output.alias and output.alias.of == "input"]
-        return CallInterface(
-            self.signature,
-            self.rules,
-            tuple([str(node.attrs["name"]) for node in graph.inputs]),
-            tuple([cast(TensorSpec | ScalarSpec, node.spec) for node in graph.inputs]),
-            tuple(sorted({numbers[write.target] for write in graph.writes})),
-            tuple(sorted(set(shared))),
-        )
+        return interface_of(self.graph, self.signature, self.rules)
 
     @property
     def constraints(self) -> list[str]:
@@ -273,6 +263,19 @@ class Program:
             )
             made.append(rebuilt_view(alias, owners[alias.index], owner[alias.index].tensor, run))
         return made
+
+
+def interface_of(graph: Graph, signature: ProgramSignature, rules: ShapeRules) -> CallInterface:
+    numbers = {node: number for number, node in enumerate(graph.inputs)}
+    shared = [output.alias.index for output in graph.outputs if output.alias and output.alias.of == "input"]
+    return CallInterface(
+        signature,
+        rules,
+        tuple([str(node.attrs["name"]) for node in graph.inputs]),
+        tuple([cast(TensorSpec | ScalarSpec, node.spec) for node in graph.inputs]),
+        tuple(sorted({numbers[write.target] for write in graph.writes})),
+        tuple(sorted(set(shared))),
+    )
 
 
 def rebuilt_view(alias: Alias, base: RuntimeValue, spec: TensorSpec, run: GraphRun) -> RuntimeValue:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import operator
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from importlib import import_module
@@ -28,6 +28,7 @@ from kiln.programs.call.errors import NoTorchExport
 from kiln.programs.call.interface import CallInterface
 from kiln.programs.call.shapes import ShapeRules
 from kiln.programs.call.signature import ArgumentLeaf, ProgramSignature, ResultLeaf
+from kiln.programs.call.specs import bound_by
 from kiln.programs.call.tree import Tree, flatten
 from kiln.programs.dims import AnyDim, Dim
 from kiln.symbolic import Expr, FloorDiv, Int, Max, Min, Mod, Symbol, symbol
@@ -90,7 +91,7 @@ class TorchSizes:
         shapes = import_module("torch.fx.experimental.symbolic_shapes")
         self.rules, self.env = interface.rules, shapes.ShapeEnv()
         self.symbols: dict[Symbol, torch.SymInt] = {}
-        names = [found for spec in interface.specs for found in plain_symbols(spec)]
+        names = [found for spec in interface.specs for found in sorted(bound_by(spec), key=str)]
         for each, size in example_sizes(interface.rules, list(dict.fromkeys(names))).items():
             source = import_module("torch._dynamo.source").ConstantSource(each.name)
             made = self.env.create_symbol(
@@ -380,12 +381,6 @@ class Exporter:
 def allowed(target: Callable[..., object] | str) -> Callable[..., object] | str:
     """What an exported program calls instead."""
     return FUNCTIONS.get(target, target)
-
-
-def plain_symbols(spec: TensorSpec | ScalarSpec) -> Iterator[Symbol]:
-    """The symbols that an input binds."""
-    sizes = (spec.value,) if isinstance(spec, ScalarSpec) else spec.sizes
-    yield from [size for size in sizes if isinstance(size, Symbol)]
 
 
 # From torch.

@@ -7,16 +7,17 @@ interface.results(leaves, states, outputs, evaluate)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import cast, final
 
 import torch
 
-from kiln.programs.call.errors import WrongProgramInput
+from kiln.programs.call.errors import DamagedProgram, WrongProgramInput
 from kiln.programs.call.shapes import ShapeRules, Values, in_layout
 from kiln.programs.call.signature import ProgramSignature
+from kiln.programs.call.specs import bound_by, used_by
 from kiln.support.records import dataclass
-from kiln.symbolic import Int
+from kiln.symbolic import Int, Symbol, symbol
 from kiln.tensor.spec import ScalarSpec, TensorSpec
 
 
@@ -86,6 +87,19 @@ class CallInterface:
                     problem = f"`{changed}` and `{other}` share memory"
                     raise WrongProgramInput(problem=problem, reason=f"the program changes `{changed}`")
 
+    def bound_symbols(self) -> set[Symbol]:
+        """The symbols that the arguments tell. Raises DamagedProgram where the interface needs others."""
+        first = len(self.signature.states)
+        if any(used_by(spec) for spec in self.specs[:first]):
+            raise DamagedProgram(problem="a parameter or buffer has a symbolic size")
+        bound = {found for spec in self.specs[first:] for found in bound_by(spec)}
+        if len({symbol(each.name) for each in self.rules.ranges} & bound) != len(self.rules.ranges):
+            raise DamagedProgram(problem="a range is of no size, or of one twice")
+        needed = [used_by(spec) for spec in self.specs[first:]]
+        needed += [set(constraint.relation.free_symbols()) for constraint in self.rules.constraints]
+        require_known(bound, set().union(*needed))
+        return bound
+
     def results(
         self,
         leaves: Sequence[object],
@@ -108,6 +122,12 @@ class CallInterface:
                 case _:
                     made.append(leaf.value)
         return self.signature.out_tree.build(made)
+
+
+def require_known(bound: set[Symbol], needed: Collection[Symbol]) -> None:
+    """Raise DamagedProgram for a symbol that nothing binds."""
+    if unknown := sorted(set(needed) - bound, key=str):
+        raise DamagedProgram(problem=f"nothing says what the size {unknown[0]} is")
 
 
 def same_constant(expected: object, found: object) -> bool:

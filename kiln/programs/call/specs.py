@@ -12,7 +12,7 @@ import torch
 
 from kiln.programs.call.errors import DamagedProgram
 from kiln.programs.call.fields import LARGEST, Fields, Json
-from kiln.symbolic import Int, parse_int
+from kiln.symbolic import Expr, Int, Symbol, parse_int
 from kiln.tensor.dtypes import DTYPE_NAMES, DTYPES_BY_NAME
 from kiln.tensor.spec import ScalarSpec, TensorSpec
 
@@ -66,3 +66,15 @@ def _size_from_json(data: Json) -> Int:
     if not isinstance(data, str):
         raise DamagedProgram(problem=f"a size is {str(data)[:40]!r}")
     return parse_int(data)
+
+
+def bound_by(spec: TensorSpec | ScalarSpec) -> set[Symbol]:
+    """The symbols whose numbers an input with this spec tells."""
+    sizes = (spec.value,) if isinstance(spec, ScalarSpec) else spec.sizes
+    return {size for size in sizes if isinstance(size, Symbol)}
+
+
+def used_by(spec: TensorSpec | ScalarSpec) -> set[Symbol]:
+    """The symbols in a spec."""
+    numbers = (spec.value,) if isinstance(spec, ScalarSpec) else (*spec.sizes, *spec.strides, spec.offset)
+    return {found for number in numbers if isinstance(number, Expr) for found in number.free_symbols()}
