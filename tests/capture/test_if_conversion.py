@@ -157,6 +157,20 @@ def returned_input(x: Tensor, w: Tensor) -> Any:
     return x
 
 
+def varying_gradients(x: Tensor, w: Tensor) -> Any:
+    x = x.detach() * 2
+    if x.sum() > 0:
+        x = x @ w
+    return x.sin()
+
+
+def changes_an_argument(x: Tensor, w: Tensor) -> Any:
+    part = x.detach()
+    if x.sum() > 0:
+        part[0].add_(1)
+    return part @ w
+
+
 def early(x: Tensor, w: Tensor) -> Any:
     if x.sum() > 0:
         return x @ w
@@ -193,7 +207,17 @@ def repeats(x: Tensor, w: Tensor) -> Any:
     return x + 1
 
 
-BROKEN = [changed_later, copied_input, returned_input, early, lists, numbers, gradient_within, repeats]
+BROKEN = [
+    changed_later,
+    copied_input,
+    returned_input,
+    changes_an_argument,
+    early,
+    lists,
+    numbers,
+    gradient_within,
+    repeats,
+]
 
 
 def outcome(call: Program, seed: int, gradients: bool) -> list[Any]:
@@ -205,7 +229,8 @@ def outcome(call: Program, seed: int, gradients: bool) -> list[Any]:
     if last.requires_grad and gradients:
         last.square().sum().backward()
     same = [[a is b for b in (x, w)] for a in results]
-    return [*[result.detach() for result in results], x.detach(), x.grad, w.grad, same]
+    needs = [result.requires_grad for result in results]
+    return [*[result.detach() for result in results], x.detach(), x.grad, w.grad, same, needs]
 
 
 def check(program: Program, compiled: Program, gradients: bool) -> None:
@@ -265,6 +290,38 @@ def test_skipped_layers_have_no_gradients() -> None:
             call(x).square().sum().backward()
         for ours, expected in zip(model.parameters(), eager.parameters(), strict=True):
             torch.testing.assert_close(ours.grad, expected.grad)
+
+
+class Counting(nn.Module):
+    """A skipped part changes its buffers where it runs, and only there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.part = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if torch.rand([]) < 0.5:
+            x = self.part(x)
+        return x * 2
+
+
+@pytest.mark.parametrize("backend", ["eager", "kiln"])
+def test_a_side_changes_buffers(backend: str) -> None:
+    torch.manual_seed(0)
+    model, eager = Counting(), Counting()
+    eager.load_state_dict(model.state_dict())
+    compiled = kiln.compile(model, fullgraph=True, backend=backend, options={"random": "eager"})
+    for seed in range(4):
+        x = torch.randn(3, 4)
+        for call in (compiled, eager):
+            torch.manual_seed(seed)
+            call.zero_grad()
+            call(x).square().sum().backward()
+        torch.testing.assert_close(dict(model.state_dict()), dict(eager.state_dict()))
+        for ours, expected in zip(model.parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, expected.grad, rtol=1e-3, atol=1e-4)
 
 
 def test_a_backward_inside_that_depends_on_the_side_runs_in_python() -> None:

@@ -79,7 +79,7 @@ from kiln.capture.interpreter.data_values import (
 )
 from kiln.capture.interpreter.frame import SymbolicFrame
 from kiln.capture.interpreter.host_draws import DRAWN, Draws, Outline, call_outlined, check_read_numbers
-from kiln.capture.interpreter.if_conversion import refuse_visible_copies
+from kiln.capture.interpreter.if_conversion import refuse_varying_gradients, refuse_visible_copies
 from kiln.capture.interpreter.native_calls import release
 from kiln.capture.interpreter.object_model import PythonObjectModel
 from kiln.capture.interpreter.opcodes import build, control, match, operators, stack
@@ -485,6 +485,7 @@ def finish(
         refuse_shared_history(s, trace)
         make_final_checks(s, writer.outputs)
         refuse_visible_copies(s, writer.outputs)
+        refuse_varying_gradients(s, writer.outputs)
         region = callbacks.compile_region(recorder, trace)
         regions.append(Region(trace, region))
         collect = bound_sources(trace, prologue)

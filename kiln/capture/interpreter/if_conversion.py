@@ -10,8 +10,10 @@ Each side is interpreted up to where the sides meet. What they leave there, in l
 joined: equal values stay, tensors become results of the `cond`. Where other values differ, the sides go on to the next
 instruction at which they meet. Sides that cannot be nested graphs break the graph, like any test of a tensor.
 
+Inputs that a side changes in place, such as running statistics, are results of the `cond` too, written back behind it.
 In eager a side may leave a tensor that existed before; a result of `cond` is a copy of it. Where a program could see
-the difference, the graph is broken too (`refuse_visible_copies`).
+the difference, the graph is broken too (`refuse_visible_copies`), and so it is where one side alone makes a result of
+the region require gradients.
 """
 
 from __future__ import annotations
@@ -38,10 +40,11 @@ from kiln.capture.interpreter.nested_calls import (
 )
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor
+from kiln.graph.ir.node import Node
 from kiln.graph.ops.breaks import TraceBreak
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.nested_graphs import NotNested
-from kiln.graph.trace.storage_view import FakeStorage
+from kiln.graph.trace.storage_view import FakeStorage, root_of
 from kiln.runtime.control_flow import run_branch
 from kiln.support.records import dataclass
 
@@ -75,6 +78,8 @@ class Conversions:
     active: set[tuple[int, int]] = field(default_factory=set)
     copies: dict[int, Copy] = field(default_factory=dict)
     """By the `id` of the result's storage."""
+    varying: list[tuple[FakeTensor, ValueNeeded]] = field(default_factory=list)
+    """Results that require gradients after one side alone."""
 
 
 @final
@@ -102,6 +107,8 @@ class SideValues:
 
     calls: Calls
     values: list[Value | None]
+    changed: list[FakeTensor]
+    """The inputs of the region that it changes in place, such as running statistics."""
 
 
 def take_both_sides(frame: SymbolicFrame, condition: Value, targets: tuple[int, int]) -> bool:
@@ -145,14 +152,44 @@ def take_both_sides(frame: SymbolicFrame, condition: Value, targets: tuple[int, 
 
 def interpreted_side(frame: SymbolicFrame, entry: AtJump, target: int, meeting: int) -> SideValues:
     """Raises NotNested."""
+    s = frame.state
     entry.restore(frame, target)
-    roots = [*entry.locals.values(), *entry.stack, *frame.cells.values(), *list(frame_values(frame.state))[1:]]
-    calls, _ = taken_from_log(
-        frame.state, roots, partial(run_to, frame, meeting, [*entry.locals.values(), *entry.stack])
-    )
+    before = contents_of_inputs(s)
+    held = [*entry.locals.values(), *entry.stack]
+    roots = [*held, *frame.cells.values(), *list(frame_values(s))[1:]]
+    calls, _ = taken_from_log(s, roots, partial(run_to, frame, meeting, held))
     if frame.handled != entry.handled:
         raise NotNested("it leaves an exception handler")
-    return SideValues(calls, [*[frame.locals.get(name) for name in live_names(frame, meeting)], *frame.stack])
+    values = [*[frame.locals.get(name) for name in live_names(frame, meeting)], *frame.stack]
+    return SideValues(calls, values, restored_inputs(s, before))
+
+
+Contents = dict[int, tuple[int, Node]]
+"""Version and value of the storages of inputs, by `id`."""
+
+
+def contents_of_inputs(s: CaptureState) -> Contents:
+    found: Contents = {}
+    for given in s.recorder.inputs:
+        if type(given.fake) is FakeTensor:
+            storage = given.fake.storage_view.storage
+            found[id(storage)] = storage.version, root_of(storage).node
+    return found
+
+
+def restored_inputs(s: CaptureState, before: Contents) -> list[FakeTensor]:
+    """The inputs that a side has changed in place; they have their contents of before again."""
+    changed: list[FakeTensor] = []
+    for given in s.recorder.inputs:
+        if type(given.fake) is not FakeTensor:
+            continue
+        storage = given.fake.storage_view.storage
+        version, value = before.get(id(storage), (0, given.node))
+        if storage.version != version:
+            changed.append(given.fake)
+            root = root_of(storage)
+            storage.version, root.version, root.node = version, version, value
+    return changed
 
 
 def live_names(frame: SymbolicFrame, at: int) -> list[str]:
@@ -214,7 +251,8 @@ def joined_tensors(
 ) -> Results:
     """Record the `cond` whose results are the `pairs`."""
     distinct = {(id(a.fake), id(b.fake)): (a, b) for a, b in pairs}
-    if not distinct:
+    changed = list({id(fake): fake for side in sides for fake in side.changed}.values())
+    if not distinct and not changed:
         if any(side.calls for side in sides):
             raise NotNested("nothing is left of its calls")
         return {}
@@ -225,11 +263,26 @@ def joined_tensors(
         if len({id(fake.storage_view.storage) for fake in outputs}) < len(outputs):
             raise NotNested("its results share memory")
     captured = captured_by(done, ())
-    target = operator_of("cond", done, captured, run_branch, lets_gradients_be_absent=True)
+    require_own_memory(changed, [*captured, *[tensor.fake for pair in distinct.values() for tensor in pair]])
+    places = {id(fake): number for number, fake in enumerate(captured)}
+    changes = tuple([places[id(fake)] for fake in changed])
+    target = operator_of("cond", done, captured, run_branch, lets_gradients_be_absent=True, changes=changes)
     results = record(s, target, [condition.fake, *captured])
     for pair, result in zip(distinct.values(), results, strict=True):
         note_copy(s, pair, result, captured, failed)
+        if pair[0].fake.requires_grad is not pair[1].fake.requires_grad:
+            s.part(Conversions).varying.append((result.fake, failed))  # type: ignore[attr-defined]
     return dict(zip(distinct, results, strict=True))
+
+
+def require_own_memory(changed: Sequence[FakeTensor], used: Sequence[FakeTensor]) -> None:
+    """Refuse changes of tensors that have gradients or that are also used through views."""
+    for fake in changed:
+        storage = fake.storage_view.storage
+        if fake.requires_grad or fake.storage_view.step is not None or storage.tangled:
+            raise NotNested("it changes a view or a tensor with gradients")
+        if any(other is not fake and other.storage_view.storage is storage for other in used):
+            raise NotNested("it changes a tensor that it uses through a view")
 
 
 def require_alike(a: Tensor, b: Tensor) -> None:
@@ -269,3 +322,26 @@ def refuse_visible_copies(s: CaptureState, outputs: Sequence[FakeTensor]) -> Non
         shared = any(id(storage) in seen | given for storage in copy.sources)
         if changed or (id(copy.result) in seen and shared):
             raise ValueNeeded(copy.made_at, copy.step)
+
+
+def refuse_varying_gradients(s: CaptureState, outputs: Sequence[FakeTensor]) -> None:
+    """Break where a result of the region requires gradients after one side of a branch alone."""
+    varying = s.part(Conversions).varying
+    blocked = [fake.grad_fn for fake, _ in varying]
+    for output in outputs if varying else ():
+        if output.requires_grad and not reaches_leaf(output, blocked):
+            raise varying[0][1]
+
+
+def reaches_leaf(output: FakeTensor, blocked: Sequence[object]) -> bool:
+    """Whether a path through autograd's graph leads from `output` to a leaf, beside the `blocked` nodes."""
+    waiting, seen = [output.grad_fn], set[object]()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen or any(node is other for other in blocked):
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            return True
+        waiting += [found for found, _ in node.next_functions]
+    return output.is_leaf

@@ -28,7 +28,6 @@ from kiln.capture.interpreter.variables.tensor import Tensor, from_torch
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.log import ControlFlow, NestedLog, OperatorKind, RegisterHook, TorchCall, leaves
 from kiln.graph.trace.nested_graphs import NotNested
-from kiln.graph.trace.nested_logs import WritesArgument
 from kiln.graph.trace.recorder import forget_effects
 from kiln.graph.trace.set_data import set_data
 from kiln.graph.trace.torch_graph import numbers_from_outside, torch_graph
@@ -48,13 +47,7 @@ def is_single(condition: Tensor) -> bool:
 
 def record(s: CaptureState, target: ControlFlow, args: Sequence[FakeTensor]) -> list[Value]:
     """One call in the log."""
-    try:
-        results = s.recorder.call(target, args, {}, stack=running_frame(s).locations())
-    except WritesArgument:
-        if not torch.is_grad_enabled():
-            raise
-        text = f"torch.{target.kind}: a function changes a tensor from outside in place, which has no gradient"
-        raise s.error(RuntimeError, text) from None
+    results = s.recorder.call(target, args, {}, stack=running_frame(s).locations())
     return [from_torch(s, result) for result in results]  # type: ignore[attr-defined]
 
 
@@ -83,12 +76,13 @@ def operator_of(
     carried: int = 0,
     rows: int = 0,
     lets_gradients_be_absent: bool = False,
+    changes: tuple[int, ...] = (),
 ) -> ControlFlow:
     """An operator whose nested logs are the calls and outputs of `sides`."""
     found = [number for calls, _ in sides for number in numbers_from_outside(calls, captured)]
     numbers = tuple(dict.fromkeys(found))
     logs = tuple([logged(calls, captured, outputs, numbers) for calls, outputs in sides])
-    return ControlFlow(kind, logs, run, carried, rows, lets_gradients_be_absent, numbers)
+    return ControlFlow(kind, logs, run, carried, rows, lets_gradients_be_absent, numbers, changes)
 
 
 def logged(

@@ -48,30 +48,34 @@ from kiln.tensor.spec import TensorSpec
 
 
 def cond(recorder: Calls, scope: Scope, target: ControlFlow, args: Sequence[FakeTensor]) -> tuple[FakeTensor, ...]:
-    origin = recorder.emit.origin
+    origin, changes = recorder.emit.origin, target.changes
     condition, captured = truth_value(recorder, args[0]), args[1:]
     values = operands(recorder, captured)
     needs = [is_differentiated([fake]) for fake in captured]
     with scope():
-        branches = [traced(recorder, log, inputs_like(values, "operand"), needs) for log in target.logs]
+        branches = [
+            traced(recorder, log, inputs_like(values, "operand"), needs, changes=changes) for log in target.logs
+        ]
         require_same_outputs(recorder, *[branch.outputs for branch in branches])
-        count, numbers = len(branches[0].outputs), differentiable_results(target, branches, needs)
+        count, numbers = len(branches[0].results), differentiable_results(target, branches, needs)
         sides = [recorded_backward(recorder, branch, values, needs, numbers) for branch in branches if numbers]
         add_saved_values(recorder, branches if numbers else [], sides)
     recorder.emit.origin = origin
-    results = emit_cond(recorder, condition, values, branches)
+    made = emit_cond(recorder, condition, values, branches)
+    results, contents, saved = made[:count], made[count : count + len(changes)], made[count + len(changes) :]
+    for number, content in zip(changes, contents, strict=True):
+        recorder._mode.write(captured[number], recorder.node_of(content), "torch.cond")
     if not numbers:
         return tuple(results)
-    saved = [recorder.node_of(fake) for fake in results[count:]]
-    backward = CondBackward(recorder, target, condition, [*values, *saved], sides, numbers)
+    backward = CondBackward(recorder, target, condition, [*values, *map(recorder.node_of, saved)], sides, numbers)
     leaves = [fake for fake, need in zip(captured, needs, strict=True) if need]
     plain = [number for number in range(count) if number not in numbers]
-    return cast(tuple[FakeTensor, ...], attach(leaves, results[:count], plain, backward))
+    return cast(tuple[FakeTensor, ...], attach(leaves, results, plain, backward))
 
 
 def differentiable_results(target: ControlFlow, branches: Sequence[Traced], needs: Sequence[bool]) -> list[int]:
     """Those that have a gradient on some side; of `torch.cond`, as in torch, all with such a dtype."""
-    places = range(len(branches[0].outputs))
+    places = range(len(branches[0].results))
     if target.lets_gradients_be_absent:
         return [n for n in places if any(branch.gradients[n] for branch in branches)]
     return [n for n in places if any(needs) and is_real(branches[0].results[n])]

@@ -77,7 +77,8 @@ class ControlFlow:
 
     `carried` and `rows` count these arguments. `lets_gradients_be_absent`: what one side of a `cond` does not use has
     no gradient, as in eager's branch, rather than zeros. `numbers`: symbolic numbers from outside that the logs use,
-    which fx graphs of the logs take last.
+    which fx graphs of the logs take last. `changes`: which captured arguments the branches of a `cond` may change in
+    place.
     """
 
     kind: OperatorKind
@@ -87,6 +88,7 @@ class ControlFlow:
     rows: int = 0
     lets_gradients_be_absent: bool = False
     numbers: tuple[Expr | Real, ...] = ()
+    changes: tuple[int, ...] = ()
 
     @property
     def __name__(self) -> str:

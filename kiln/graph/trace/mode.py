@@ -125,7 +125,7 @@ class RecordingMode(DispatchMode):
             return type(result)([self.wrap(part) for part in result])
         return self.symbols.sym(result) if isinstance(result, Expr) else result
 
-    def write(self, target: object, value: Node, op: OpOverload, *, uniform: bool = False) -> None:
+    def write(self, target: object, value: Node, op: OpOverload | str, *, uniform: bool = False) -> None:
         """New contents of a tensor; only `uniform` ones may be written to overlapping elements."""
         view = self.view_of(target)
         if not uniform:

@@ -83,15 +83,16 @@ def traced(
     *,
     packed: bool = False,
     kept: int = 0,
+    changes: Sequence[int] = (),
 ) -> Traced:
     """Record `log` on `inputs`; `gradients`: which of them require gradients. `packed`: its outputs are contiguous.
 
-    The first `kept` inputs are outputs, too.
+    The first `kept` inputs are outputs, too, and so are the contents of those that it changes in place.
     """
     with nested(recorder, inputs) as made:
         fakes = arguments(recorder, inputs, gradients)
-        results = run_log(recorder, log, fakes)
-        values = [*[recorder.node_of(result) for result in results], *inputs[:kept]]
+        results = run_log(recorder, log, fakes, changes)
+        values = [*map(recorder.node_of, results), *inputs[:kept], *[recorder.node_of(fakes[n]) for n in changes]]
         outputs = made.fresh(values, [dense(value.tensor) for value in values] if packed else None)
     return Traced(made, outputs, fakes, results)
 
@@ -104,8 +105,10 @@ def arguments(recorder: Calls, inputs: Sequence[Node], gradients: Sequence[bool]
     return fakes
 
 
-def run_log(recorder: Calls, log: NestedLog, fakes: Sequence[FakeTensor]) -> list[FakeTensor]:
-    """The outputs of `log` on other arguments, which it must not change."""
+def run_log(
+    recorder: Calls, log: NestedLog, fakes: Sequence[FakeTensor], changes: Sequence[int] = ()
+) -> list[FakeTensor]:
+    """The outputs of `log` on other arguments, of which it must not change others than `changes`."""
     successors = Successors()
     for old, new in zip(log.arguments, fakes, strict=False):
         successors.add(old, new)
@@ -120,7 +123,7 @@ def run_log(recorder: Calls, log: NestedLog, fakes: Sequence[FakeTensor]) -> lis
             successors.add(call.result, recorder.call(call.target, args, kwargs, stack=call.stack))
     finally:
         torch._C._set_grad_enabled(enabled)
-    if any(fake.storage_view.storage.version for fake in fakes):
+    if any(fake.storage_view.storage.version for n, fake in enumerate(fakes) if n not in changes):
         raise WritesArgument("it changes a tensor from outside in place")
     return [successors.of(output) for output in log.outputs]
 

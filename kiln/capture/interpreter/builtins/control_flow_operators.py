@@ -47,8 +47,9 @@ from kiln.capture.interpreter.variables.tensor import Tensor
 from kiln.graph.ops.breaks import TraceBreak
 from kiln.graph.prims.meta import equal
 from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.log import ControlFlow
 from kiln.graph.trace.nested_graphs import NotNested, input_node
-from kiln.graph.trace.nested_logs import is_differentiated
+from kiln.graph.trace.nested_logs import WritesArgument, is_differentiated
 from kiln.runtime.control_flow import run_cond, run_scan, run_while
 from kiln.support.records import dataclass
 from kiln.tensor.spec import TensorSpec
@@ -122,6 +123,17 @@ def program_frame(s: CaptureState) -> SymbolicFrame:
     return frame
 
 
+def record_operator(s: CaptureState, target: ControlFlow, args: Sequence[FakeTensor]) -> list[Value]:
+    """Raises as torch where a function changes a tensor in place and gradients are on."""
+    try:
+        return record(s, target, args)
+    except WritesArgument:
+        if not torch.is_grad_enabled():
+            raise
+        text = f"torch.{target.kind}: a function changes a tensor from outside in place, which has no gradient"
+        raise s.error(RuntimeError, text) from None
+
+
 COND = ("pred", "true_fn", "false_fn", "operands")
 
 
@@ -152,7 +164,7 @@ def nested_cond(s: CaptureState, condition: Tensor, branches: Sequence[Value], o
     sides = [branch.side for branch in done]
     captured = captured_by(sides, ())
     target = operator_of("cond", sides, captured, run_cond)
-    return rebuilt(true, record(s, target, [condition.fake, *captured]))
+    return rebuilt(true, record_operator(s, target, [condition.fake, *captured]))
 
 
 @handles_at_site(torch._higher_order_ops.while_loop, torch.ops.higher_order.while_loop)
@@ -186,7 +198,7 @@ def nested_while(s: CaptureState, test: Value, body: Value, carried: Flat, site:
         loop = s.wrap(control_flow.differentiable_loop, None)
         return loop.call(s, [test, body, rebuilt(carried, carried.tensors)], {}, site)
     target = operator_of("while_loop", sides, [*fakes, *captured], run_while, carried=len(fakes))
-    return rebuilt(carried, record(s, target, [*[tensor.fake for tensor in carried.tensors], *captured]))
+    return rebuilt(carried, record_operator(s, target, [*[tensor.fake for tensor in carried.tensors], *captured]))
 
 
 @handles_at_site(control_flow.scanned)
@@ -210,7 +222,7 @@ def nested_scan(s: CaptureState, function: Value, init: Flat, xs: Flat) -> Value
     captured = captured_by([done.side], fakes)
     target = operator_of("scan", [done.side], [*fakes, *captured], run_scan, carried=len(states), rows=len(rows))
     given = [tensor.fake for tensor in (*init.tensors, *xs.tensors)]
-    results = record(s, target, [*given, *captured])
+    results = record_operator(s, target, [*given, *captured])
     return Tuple([rebuilt(init, results[: len(states)]), rebuilt(pair[1], results[len(states) :])])
 
 
