@@ -101,6 +101,7 @@ from kiln.capture.interpreter.speculation import (
 from kiln.capture.interpreter.variables import builtin, classes, constant, descriptors, logger, module, tensor
 from kiln.capture.interpreter.variables import object as objects
 from kiln.capture.interpreter.variables.function import Outlined, namespace, shared_cell, unguarded_modules
+from kiln.capture.interpreter.variables.hashed_key import KeyComparisons
 from kiln.capture.interpreter.variables.iterators import suspended_generator
 from kiln.capture.interpreter.variables.made_class import detach, refuse_stand_ins
 from kiln.capture.interpreter.variables.tensor import RegionInputs
@@ -301,7 +302,7 @@ def capture_frame(
                 drop_tracebacks(error)
                 return (skip_guarded if isinstance(error, BackwardRaises) else skip)(function, error, state)
             except Exception as fault:
-                return skip(function, internal_fault(function, fault), state)
+                return skip(function, internal_fault(function, fault, state), state)
             finally:
                 asked = state.asked_is_compiling
                 leave(state)
@@ -360,10 +361,12 @@ def describe(raised: Raised) -> str:
     return f"{value.type_name()}({', '.join(items)})"
 
 
-def internal_fault(function: types.FunctionType, fault: Exception) -> KilnError:
+def internal_fault(function: types.FunctionType, fault: Exception, state: CaptureState) -> KilnError:
     """An internal error: the frame runs eager and the report says where. A program that recurses has done so here."""
     if isinstance(fault, RecursionError):
         return SkippedCode(function=function.__qualname__, why="it recurses too deeply")
+    if isinstance(fault, KeyError | RuntimeError) and state.part(KeyComparisons).vary:
+        return SkippedCode(function=function.__qualname__, why="keys of its containers answer differently each time")
     if (where := outside_of_compiler(fault)) is not None:
         why = f"{where}, which was run while tracing, raises {type(fault).__name__}"
         return SkippedCode(function=function.__qualname__, why=why)

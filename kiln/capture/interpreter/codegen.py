@@ -23,6 +23,7 @@ from kiln.capture.bytecode.assemble import Assembler, FreeVar, arguments_of
 from kiln.capture.interpreter.breaks import UnsupportedValue
 from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.data_values import DataValues, refuse_changed
+from kiln.capture.interpreter.identities import PlainReads
 from kiln.capture.interpreter.speculation import ComputedNumber
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import Cell
@@ -302,6 +303,23 @@ def call_with(
     return function(*arguments, **dict(keywords))
 
 
+def past_class(name: str, write: SourceEmitter, items: Callable[[Assembler, Any], object]) -> SourceEmitter:
+    """`write`; if the object at the base has a `name` of its own that is not to be run, the method of its container."""
+
+    def emit(a: Assembler, source: Any, writer: CodeWriter) -> None:
+        found = writer.state.part(PlainReads).bases.get(id(source.base))
+        if found is None:
+            write(a, source, writer)
+            return
+        if name != "__getitem__":
+            a.const(list)
+        a.const(getattr(found[1], name))
+        emit_source(a, source.base, writer)
+        items(a, source)
+
+    return emit
+
+
 EMITTERS: dict[type[Source], SourceEmitter] = {
     sources.FormulaSource: lambda a, source, writer: a.op("LOAD_FAST", writer.computed_name(source.name)),
     LocalSource: lambda a, source, writer: a.op("LOAD_FAST", source.name),
@@ -315,7 +333,9 @@ EMITTERS: dict[type[Source], SourceEmitter] = {
     sources.ImportSource: lambda a, source, writer: a.const(sys.modules[source.module]),
     sources.AttrSource: on_base(lambda a, source: a.attr(source.name)),
     sources.DictAttrSource: on_base(lambda a, source: a.attr("__dict__").item(source.name)),
-    sources.ItemSource: on_base(lambda a, source: a.item(source.key)),
+    sources.ItemSource: past_class(
+        "__getitem__", on_base(lambda a, source: a.item(source.key)), lambda a, source: a.const(source.key).call(2)
+    ),
     sources.DefaultSource: on_base(
         lambda a, source: a.attr("__defaults__" if isinstance(source.key, int) else "__kwdefaults__").item(source.key)
     ),
@@ -324,8 +344,16 @@ EMITTERS: dict[type[Source], SourceEmitter] = {
     sources.MethodFuncSource: on_base(lambda a, source: a.attr("__func__")),
     sources.MethodSelfSource: on_base(lambda a, source: a.attr("__self__")),
     sources.GradSource: on_base(lambda a, source: a.attr("grad")),
-    sources.KeysSource: on_base(lambda a, source: a.call(1).item(source.index), list),
-    sources.ValuesSource: on_base(lambda a, source: a.attr("values").call(0).call(1).item(source.index), list),
+    sources.KeysSource: past_class(
+        "__iter__",
+        on_base(lambda a, source: a.call(1).item(source.index), list),
+        lambda a, source: a.call(1).call(1).item(source.index),
+    ),
+    sources.ValuesSource: past_class(
+        "values",
+        on_base(lambda a, source: a.attr("values").call(0).call(1).item(source.index), list),
+        lambda a, source: a.call(1).call(1).item(source.index),
+    ),
     sources.MroSource: on_base(lambda a, source: a.attr("__mro__").item(source.index)),
     sources.ArraySource: on_base(lambda a, source: a.attr("__array__").call(0).call(1), torch.from_numpy),
     sources.ClassFieldSource: on_base(lambda a, source: a.attr(source.name)),

@@ -353,7 +353,8 @@ class Counters:
     frames: int = 0
     steps: int = 0
     consumed: int = 0
-    """How often something other than its own instruction advanced an iterator that the program may hold."""
+    """How often something was changed, or something other than its own instruction advanced an iterator. An instruction
+    that breaks after that has begun is taken back, and the break comes in front of it."""
     repeated_steps: int = 0
     unguarded: int = 0
     checkpoints: int = 0
@@ -396,10 +397,10 @@ class CaptureState:
         self.frame: RunningFrame | None = None
         """The current frame."""
         self.guards = GuardCollector()
-        self.effects: EffectLog[Effect] = EffectLog()
         self.identities: Identities[Value] = Identities()
         self.classes: ClassLookups[Value] = ClassLookups()
         self.counters = Counters()
+        self.effects: EffectLog[Effect] = EffectLog(self.counters)
         self.global_state = current_state()
         """Torch's state at the entry of the frame."""
         self.asked_is_compiling = False

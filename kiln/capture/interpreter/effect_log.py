@@ -25,6 +25,12 @@ class Keyed(Protocol):
         """It outlives the call of a layer; a context variable does not."""
 
 
+class Consumed(Protocol):
+    """Counts what a break behind it cannot undo: `core.Counters`."""
+
+    consumed: int
+
+
 E = TypeVar("E", bound=Keyed)
 
 
@@ -32,14 +38,16 @@ E = TypeVar("E", bound=Keyed)
 class EffectLog(Generic[E]):
     """Noted effects by key."""
 
-    def __init__(self) -> None:
+    def __init__(self, counters: Consumed) -> None:
         self._effects: dict[Hashable, E] = {}
+        self._counters = counters
         self.changes = 0
         """How often something from outside was changed; modes do not count."""
 
     def note(self, effect: E) -> None:
         """Add it unless the thing has an effect already."""
         self.changes += 1
+        self._counters.consumed += 1
         self._effects.setdefault(effect.key, effect)
 
     def replace(self, effect: E) -> None:
@@ -48,11 +56,13 @@ class EffectLog(Generic[E]):
 
     def move_to_end(self, effect: E) -> None:
         self.changes += 1
+        self._counters.consumed += 1
         self._effects.pop(effect.key, None)
         self._effects[effect.key] = effect
 
     def drop(self, key: Hashable) -> None:
         self.changes += 1
+        self._counters.consumed += 1
         self._effects.pop(key, None)
 
     def find(self, key: Hashable) -> E | None:

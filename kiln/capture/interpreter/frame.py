@@ -369,7 +369,7 @@ class SymbolicFrame:
             stop.frames = []
             stop.resumable = False
         elif not stop.frames and self.consumed != self.state.counters.consumed:
-            # The instruction has taken items from iterators: begin again and break in front of it.
+            # The instruction has changed something: begin again and break in front of it.
             stop.resumable = False
         stop.frames.append(self)
 

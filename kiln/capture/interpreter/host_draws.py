@@ -70,6 +70,15 @@ CHANGES = frozenset((
     "YIELD_VALUE", "SEND",
 ))  # fmt: skip
 """Instructions that reach beyond the function."""
+READS = ("LOAD_ATTR", "LOAD_METHOD")
+NUMPY_EFFECTS = frozenset((
+    "save", "savez", "savez_compressed", "savetxt", "load", "loadtxt", "genfromtxt", "fromfile", "fromregex", "tofile",
+    "memmap", "dump", "DataSource", "open_memmap", "seterr", "seterrcall", "errstate", "geterr", "geterrcall",
+    "setbufsize", "getbufsize", "set_printoptions", "get_printoptions", "printoptions", "array2string", "array_str",
+    "array_repr", "show_config", "show_runtime", "info", "test", "testing", "lib", "core", "_core", "f2py",
+    "ctypeslib", "distutils", "frombuffer", "from_dlpack", "setflags", "getenv",
+))  # fmt: skip
+"""Names in NumPy, and of methods of arrays, that use files or settings."""
 
 
 class Outline(Exception):
@@ -225,6 +234,8 @@ def is_self_contained(function: types.FunctionType, seen: set[types.CodeType]) -
         for instruction in dis.get_instructions(code):
             if instruction.opname in CHANGES and not (instruction.opname == "YIELD_VALUE" and code.co_name[0] == "<"):
                 return False
+            if instruction.opname in READS and instruction.argval in NUMPY_EFFECTS:
+                return False
             if instruction.opname not in ("LOAD_GLOBAL", "LOAD_NAME"):
                 continue
             name = instruction.argval
@@ -248,6 +259,8 @@ def is_known(value: object, seen: set[types.CodeType]) -> bool:
         return True
     if isinstance(value, int | float | str | bool | type(None)) or is_exception(value):
         return True
+    if getattr(value, "__name__", "") in NUMPY_EFFECTS:
+        return False
     return str(getattr(value, "__module__", "")).partition(".")[0] == "numpy" or value in (math.floor, math.ceil)
 
 

@@ -7,9 +7,11 @@ a is b  (False)  two values; a guard says that they stay two
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import field
 from typing import Generic, Protocol, TypeVar, final
 
 from kiln.runtime.guards.source import Source
+from kiln.support.records import dataclass
 
 
 class Sourced(Protocol):
@@ -18,6 +20,15 @@ class Sourced(Protocol):
 
 
 V = TypeVar("V", bound=Sourced)
+
+
+@final
+@dataclass
+class PlainReads:
+    """Paths to containers whose classes read items by code of the program, which transformed code must not run."""
+
+    bases: dict[int, tuple[Source, type]] = field(default_factory=dict)
+    """By the `id` of a path: the path, and the built-in class whose methods read the items."""
 
 
 @final

@@ -35,7 +35,7 @@ from kiln.capture.interpreter.variables.exception import GROUPS, fields_of, nati
 from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, fresh, has_key
 from kiln.capture.interpreter.variables.native_object import NativeObject
 from kiln.capture.interpreter.variables.object import ALIASES, Object, guard_protocol
-from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items
+from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items, listed
 from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record, replaced, settled, tensor_truth
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import HEAP_TYPE
@@ -627,7 +627,7 @@ def extend_in_place(s: CaptureState, left: Value, right: Value) -> Value | None:
     reflected = s.classes.lookup(right.python_type(), "__radd__")
     if left.cls is list and reflected is not None and reflected[0] is not torch.Size:
         return None
-    items = all_items(s, right)
+    items = listed(s, right)
     left.change(s).extend(items)
     return left
 

@@ -53,7 +53,7 @@ from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, dict
 from kiln.capture.interpreter.variables.native_object import NativeObject
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.partial import Partial
-from kiln.capture.interpreter.variables.sequence import List, ReversedList, Slice, Tuple, all_items, consumed
+from kiln.capture.interpreter.variables.sequence import List, ReversedList, Slice, Tuple, all_items, consumed, listed
 from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record
 from kiln.runtime.guards.guard import GuardKind
 from kiln.symbolic.node import function_of
@@ -265,14 +265,14 @@ def builds(cls: type, make: Callable[[CaptureState, list[Value]], Value]) -> Non
 
     @handles(cls)
     def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-        return make(s, all_items(s, args[0]) if args else [])
+        return make(s, listed(s, args[0]) if args else [])
 
 
 @handles(tuple)
 def tuple_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if args and isinstance(args[0], Tuple) and args[0].cls is tuple:
         return args[0]
-    return Tuple(all_items(s, args[0]) if args else [])
+    return Tuple(listed(s, args[0]) if args else [])
 
 
 builds(list, lambda s, items: List(items))
@@ -453,7 +453,7 @@ def reversed_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(sorted)
 def sorted_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return List(sort(s, all_items(s, args[0]), kwargs))
+    return List(sort(s, listed(s, args[0]), kwargs))
 
 
 def sort(s: CaptureState, items: list[Value], kwargs: Kwargs) -> list[Value]:

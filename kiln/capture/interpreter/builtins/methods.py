@@ -19,7 +19,7 @@ from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.iterators import Generator
 from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, found_at, tokens_of
 from kiln.capture.interpreter.variables.object import Object, find_attr, new_object
-from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items
+from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items, listed
 
 NONE = Constant(None)
 DICTS = (dict, OrderedDict, defaultdict, types.MappingProxyType)
@@ -70,7 +70,7 @@ def list_append(s: CaptureState, target: List, args: Args, kwargs: Kwargs) -> No
 
 @method(List, (list,), "extend")
 def list_extend(s: CaptureState, target: List, args: Args, kwargs: Kwargs) -> None:
-    items = all_items(s, args[0])
+    items = listed(s, args[0])
     target.change(s).extend(items)
 
 
@@ -400,13 +400,13 @@ def container_init(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -
         target.change(s).clear()
         target.combine_in_place(s, "update", items)
     elif isinstance(target, List):
-        found = all_items(s, args[0]) if args else []
+        found = listed(s, args[0]) if args else []
         target.change(s)[:] = found
 
 
 @handles(tuple.__new__)
 def tuple_new(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return Tuple(all_items(s, args[1]) if len(args) > 1 else [], args[0].constant(s))
+    return Tuple(listed(s, args[1]) if len(args) > 1 else [], args[0].constant(s))
 
 
 @handles(object.__new__, dict.__new__, list.__new__, OrderedDict.__new__, set.__new__)

@@ -12,7 +12,7 @@ from kiln.capture.interpreter.operations import format_value, unary
 from kiln.capture.interpreter.variables.deferred_text import DeferredText, deferred_text
 from kiln.capture.interpreter.variables.function import Function
 from kiln.capture.interpreter.variables.mapping import Dict, Set
-from kiln.capture.interpreter.variables.sequence import List, Sequence, Slice, Tuple, all_items, consumed
+from kiln.capture.interpreter.variables.sequence import List, Sequence, Slice, Tuple, all_items, consumed, listed
 
 
 @opcode("BUILD_TUPLE")
@@ -67,7 +67,7 @@ def format_value_op(frame: SymbolicFrame, flags: int) -> None:
 
 @opcode("LIST_EXTEND", pops=argument_plus(1), pushes=argument)
 def list_extend(frame: SymbolicFrame, depth: int) -> None:
-    items = all_items(frame.state, frame.pop())
+    items = listed(frame.state, frame.pop())
     target = frame.stack[-depth]
     assert isinstance(target, List)
     target.change(frame.state).extend(items)
@@ -179,7 +179,7 @@ def make_function(frame: SymbolicFrame, flags: int) -> None:
 @opcode("INTRINSIC", pops=1)
 def intrinsic(frame: SymbolicFrame, name: str) -> None:
     if name == "LIST_TO_TUPLE":
-        frame.push(Tuple(all_items(frame.state, frame.pop())))
+        frame.push(Tuple(listed(frame.state, frame.pop())))
     elif name == "UNARY_POSITIVE":
         frame.push(unary(frame.state, operator.pos, frame.pop()))
     elif name == "STOPITERATION_ERROR":

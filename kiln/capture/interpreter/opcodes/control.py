@@ -23,7 +23,7 @@ from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.exception import nothing_handled_outside
 from kiln.capture.interpreter.variables.iterators import Generator, sent
 from kiln.capture.interpreter.variables.mapping import Dict
-from kiln.capture.interpreter.variables.sequence import all_items
+from kiln.capture.interpreter.variables.sequence import listed
 
 NONE = Constant(None)
 ITERABLES: tuple[Iterable[object], ...] = (
@@ -198,7 +198,7 @@ def call_function_ex(frame: SymbolicFrame, flags: int) -> None:
         mapping = getattr(mapping, "native", None) or mapping
         assert isinstance(mapping, Dict)
         kwargs = {str(name): value for name, (_, value) in mapping.items(frame.state).items()}
-    args = all_items(frame.state, frame.pop())
+    args = listed(frame.state, frame.pop())
     function = frame.pop()
     frame.stack.pop()
     frame.stack.append(function.call(frame.state, args, kwargs, PUSH))

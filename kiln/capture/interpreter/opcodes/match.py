@@ -7,7 +7,6 @@ case Point(x=0):         MATCH_CLASS: the attributes in a tuple, or None
 
 from __future__ import annotations
 
-import collections
 from typing import Any
 
 from kiln.capture.interpreter.builtins.class_checks import instance_of
@@ -28,10 +27,7 @@ def type_flags(s: CaptureState, value: Value) -> int:
     kind = value.python_type()
     if not value.is_torch:
         s.guard_type(value)
-    known = kind.__flags__
-    if issubclass(kind, collections.abc.Mapping):
-        known |= MAPPING
-    return known
+    return kind.__flags__
 
 
 def match_flag(name: str, flag: int) -> None:

@@ -8,16 +8,32 @@ from __future__ import annotations
 import builtins
 import dis
 import types
+from dataclasses import field
 from typing import final
 
 from kiln.capture.interpreter.breaks import UnsupportedValue
 from kiln.capture.interpreter.core import CaptureState, Token, Value
 from kiln.runtime.guards.constant import is_constant
+from kiln.support.records import dataclass
 
 QUIET = (hash, isinstance, type, len, tuple, NotImplemented)
 """The globals that a `__hash__` or `__eq__` may name which transformed code calls again; and classes."""
 WRITES = ("STORE_", "DELETE_", "IMPORT_", "YIELD_", "RAISE_")
 LOCAL = frozenset(("STORE_FAST", "DELETE_FAST"))
+
+
+@final
+@dataclass
+class KeyComparisons:
+    """What keys answered in one capture, by the `id`s of their values."""
+
+    answers: dict[tuple[int, ...], int] = field(default_factory=dict)
+    vary: bool = False
+    """A key answered in two ways, or a comparison changed something."""
+
+    def note(self, key: tuple[int, ...], answer: int) -> int:
+        self.vary |= self.answers.setdefault(key, answer) != answer
+        return answer
 
 
 @final
@@ -37,7 +53,8 @@ class HashedKey:
     def __eq__(self, other: object) -> bool:
         s = self.state
         if isinstance(other, HashedKey):
-            return s.model.equal(s, self.value, other.value)
+            equal, known = s.model.equal(s, self.value, other.value), s.part(KeyComparisons)
+            return bool(known.note((id(self.value), id(other.value)), equal))
         if isinstance(other, Value):
             return s.model.equal(s, self.value, other)
         if is_constant(other):
@@ -49,7 +66,17 @@ def hashed_key(s: CaptureState, value: Value) -> Token:
     found = s.call_special(value, "__hash__", [], {})
     if not issubclass(found.python_type(), int):
         raise s.error(TypeError, "__hash__ method should return an integer")
-    return HashedKey(s, value, hash(found.constant(s)))
+    return HashedKey(s, value, s.part(KeyComparisons).note((id(value),), hash(found.constant(s))))
+
+
+def is_hashed_by_program(container: Value, item: object) -> bool:
+    """Whether hashing an item from outside runs code of the program, which Python does not do again to read it."""
+    function = type(item).__hash__
+    if not isinstance(function, types.FunctionType):
+        return False
+    if not is_quiet(function):
+        raise container.unsupported("read", "hashing its items may have side effects")
+    return True
 
 
 def refuse_loud_keys(s: CaptureState, tokens: list[Token]) -> None:

@@ -32,10 +32,11 @@ from kiln.capture.interpreter.core import (
     wraps,
 )
 from kiln.capture.interpreter.effects import Container, note_change
+from kiln.capture.interpreter.identities import PlainReads
 from kiln.capture.interpreter.variables.constant import Constant
-from kiln.capture.interpreter.variables.hashed_key import refuse_loud_keys
+from kiln.capture.interpreter.variables.hashed_key import HashedKey, is_hashed_by_program, refuse_loud_keys
 from kiln.capture.interpreter.variables.key_iterator import KeyIterator
-from kiln.capture.interpreter.variables.sequence import List, Tuple, all_items
+from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items
 from kiln.runtime.guards.constant import is_constant
 from kiln.runtime.guards.guard import AliasExpectation, GuardKind, SetExpectation
 from kiln.runtime.guards.reference import path_of
@@ -143,6 +144,7 @@ class Dict(Container):
             else:
                 key = s.wrap(real, KeysSource(self.source, index))
                 source = ValuesSource(self.source, index)
+            is_hashed_by_program(self, real)
             token = real if self.counted else key.key(s)
             value = self._found.get(token)
             items[token] = (key, value if value is not None else s.wrap(base.__getitem__(self.original, real), source))
@@ -445,7 +447,7 @@ class Set(Container):
             if self.source is not None and not is_constant(item):
                 source = paths[id(item)] or KeysSource(self.source, index)
             value = s.wrap(item, source)
-            if source is None or value.real() is not item:
+            if source is None or value.real() is not item or is_hashed_by_program(self, item):
                 items[value.key(s)] = value
             else:
                 items[item] = value.identified()
@@ -485,8 +487,10 @@ class Set(Container):
     def table(self, s: CaptureState) -> set[Token] | frozenset[Token]:
         """A real set of the tokens with the same history; not to be changed."""
         items = self.items(s)
-        if self.original is not None and len(items) == len(self.original) and items.keys() == self.original:
-            return cast("set[Token]", self.original)
+        if self.original is not None and len(items) == len(self.original):
+            same = all(value.real() is item for value, item in zip(items.values(), self.original, strict=True))
+            if same or (not any(isinstance(token, HashedKey) for token in items) and items.keys() == self.original):
+                return cast("set[Token]", self.original)
         own = self._own_table(s)
         if own is None:
             raise self.unsupported("iterate", "its order depends on what it held before")
@@ -703,3 +707,23 @@ def wrap_dict(s: CaptureState, real: Mapping[Token, object], source: Source | No
 @wraps(set, frozenset)
 def wrap_set(s: CaptureState, real: set[Token] | frozenset[Token], source: Source | None) -> Value:
     return s.identities.same_object(real, source, lambda: Set(None, type(real), source, real))
+
+
+Native = Dict | Set | Sequence
+"""The container inside an object whose class derives from a container."""
+
+
+def native_of(s: CaptureState, real: Any, base: type, source: Source | None) -> Native:
+    """The container inside an object from outside."""
+    if source is not None and any(
+        (found := s.classes.lookup(type(real), name)) is not None and type(found[1]) is types.FunctionType
+        for name in ("__getitem__", "__iter__", "values")
+    ):
+        s.part(PlainReads).bases[id(source)] = source, base
+    if issubclass(base, dict):
+        return Dict(None, type(real), source, real)
+    if base in (list, tuple):
+        items: Sequence = List(None, source, real) if base is list else Tuple(None, tuple, source, real)
+        items.cls = type(real)
+        return items
+    return Set(None, type(real), source, real)

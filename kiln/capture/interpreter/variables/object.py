@@ -10,6 +10,8 @@ container has that container in `native`.
 
 from __future__ import annotations
 
+import functools
+import sys
 import threading
 import types
 import typing
@@ -63,8 +65,8 @@ from kiln.capture.interpreter.variables.foreign import ForeignPart, is_written
 from kiln.capture.interpreter.variables.function import handler_of
 from kiln.capture.interpreter.variables.hashed_key import hashed_key
 from kiln.capture.interpreter.variables.made_descriptor import MadeDescriptor, lacks_accessor
-from kiln.capture.interpreter.variables.mapping import Dict, Set
-from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple
+from kiln.capture.interpreter.variables.mapping import Dict, Native, Set, native_of
+from kiln.capture.interpreter.variables.sequence import List, Tuple
 from kiln.native._frames import Dispatcher
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import TWIN_OF
@@ -78,6 +80,9 @@ OWN_READS = (threading.local, weakref.ProxyType, weakref.CallableProxyType)
 """Classes written in C whose attributes are not stored in the object."""
 PLAIN_ARGUMENTS = (int, float, complex, torch.Tensor)
 """What torch gets for an instance of a class that derives from one of these."""
+BINDS_TWICE = sys.version_info < (3, 13)
+"""A class method calls the `__get__` of what it holds."""
+PLAIN_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, Dispatcher, functools.partial)
 MODELLED_CALLS = (types.FunctionType, staticmethod, classmethod)
 """Types of `__call__` attributes that can be called as values."""
 
@@ -96,10 +101,6 @@ def store_field(s: CaptureState, error: Object, name: str, value: Value | None) 
         raise s.error(TypeError, f"{name} may not be deleted") if name in OWN_FIELDS else error.lacks(s, name)
     set_field(s, error, name, value)
     error.put_attr(s, name, converted(s, name, value))
-
-
-Native = Dict | Set | Sequence
-"""The container inside an object whose class derives from a container."""
 
 
 class Object(Value):
@@ -247,6 +248,7 @@ class Object(Value):
 
     def put_attr(self, s: CaptureState, name: str, value: Value | None) -> None:
         """Write the instance's dict; an attribute that was deleted before comes last."""
+        s.counters.consumed += 1
         if s.counters.changed is not None:
             s.counters.changed.append(self)
         recreated = value is not None and self.attrs.get(name, MISSING) is None
@@ -736,6 +738,8 @@ def unbound(s: CaptureState, base: Source | None, cls: type, name: str, raw: Any
     cache = s.classes.unbound
     function = cache.get((cls, name))
     static = type(raw) is staticmethod
+    if not static and BINDS_TWICE and type(raw.__func__) not in PLAIN_FUNCTIONS and hasattr(raw.__func__, "__get__"):
+        raise UnsupportedAttribute(name=name, type=cls.__name__, why="a class method of another descriptor binds it")
     if function is None and (held := s.classes.made_attr(cls, name)) is not None:
         function = held.part("__func__") if isinstance(held, MadeDescriptor) else held
     if function is None:
@@ -780,7 +784,7 @@ def wrap_object(s: CaptureState, real: Any, source: Source | None) -> Value:
         value = Object(type(real), source, real)
         base = next((kind for kind in CONTAINERS if kind in type(real).__mro__), None)
         if base is not None:
-            value.native = native_of(real, base, source)
+            value.native = native_of(s, real, base, source)
             if plain_dict(real) is real and isinstance(value.native, Dict):
                 value.attrs = OwnItems(s, value.native)
                 if source is not None:
@@ -788,13 +792,3 @@ def wrap_object(s: CaptureState, real: Any, source: Source | None) -> Value:
         return value
 
     return s.identities.same_object(real, source, make)
-
-
-def native_of(real: Any, base: type, source: Source | None) -> Native:
-    if issubclass(base, dict):
-        return Dict(None, type(real), source, real)
-    if base in (list, tuple):
-        items: Sequence = List(None, source, real) if base is list else Tuple(None, tuple, source, real)
-        items.cls = type(real)
-        return items
-    return Set(None, type(real), source, real)

@@ -12,6 +12,7 @@ from typing import Any, final
 
 import torch
 
+from kiln.capture.interpreter.breaks import Raised
 from kiln.capture.interpreter.core import (
     NOT_RESUMABLE,
     CallSite,
@@ -432,11 +433,56 @@ def all_items(s: CaptureState, value: Value) -> list[Value]:
     """Everything an iterable yields."""
     if isinstance(value, Sequence) and value.cls in (list, tuple, torch.Size):
         return list(value.items(s))
-    iterator = consumed(s, value)
+    return rest(s, consumed(s, value))
+
+
+def rest(s: CaptureState, iterator: Value) -> list[Value]:
     items = []
     while (item := iterator.next(s)) is not None:
         items.append(item)
     return items
+
+
+def listed(s: CaptureState, value: Value) -> list[Value]:
+    """The items of a list or tuple made of an iterable, whose length Python asks for before it takes them."""
+    if isinstance(value, Sequence) and value.cls in PLAIN:
+        return list(value.items(s))
+    iterator = consumed(s, value)
+    ask_length(s, value)
+    return rest(s, iterator)
+
+
+def ask_length(s: CaptureState, value: Value) -> None:
+    """`operator.length_hint`, for the code of the program that it runs."""
+    if value.is_torch:
+        if s.see is not None:
+            value.length(s)
+        return
+    if runs_code(s, value, "__len__"):
+        try:
+            value.length(s)
+            return
+        except Raised as raised:
+            if not issubclass(raised.value.python_type(), TypeError):
+                raise
+    if runs_code(s, value, "__length_hint__"):
+        hint = s.call_special(value, "__length_hint__", [], {})
+        if hint.is_constant and hint.real() is NotImplemented:
+            return
+        if not issubclass(hint.python_type(), int):
+            raise s.error(TypeError, f"__length_hint__ must be an integer, not {hint.type_name()}")
+        if hint.constant(s) < 0:
+            raise s.error(ValueError, "__length_hint__() should return >= 0")
+
+
+def runs_code(s: CaptureState, value: Value, name: str) -> bool:
+    """Whether a special method is the program's; those of torch's own containers have no effects."""
+    found = s.classes.lookup(value.python_type(), name)
+    return (
+        found is not None
+        and type(found[1]) is types.FunctionType
+        and not found[1].__module__.startswith("torch.nn.modules.")
+    )
 
 
 def consumed(s: CaptureState, value: Value) -> Value:
