@@ -64,6 +64,7 @@ from kiln.runtime.variant import Makers, Variant
 from kiln.support.dump import Dump
 from kiln.support.errors import InternalFault, KilnError, drop_tracebacks
 from kiln.support.events import EventSink
+from kiln.support.frame_room import with_frame_room
 from kiln.support.gc_pause import GC_PAUSE
 from kiln.support.options import Options
 from kiln.support.real_builtins import real_builtins, replaced_builtins
@@ -194,6 +195,7 @@ class CompileSession:
     def _new_budget(self) -> CompileBudget:
         return CompileBudget(self.name, 0 if self.settings.fullgraph else self.settings.options.compile_budget)
 
+    @with_frame_room
     def miss(self, dispatcher: Dispatcher, arguments: dict[str, object]) -> Entry | None:
         """A new variant for these arguments, published; None: run the original this time."""
         if replaced := replaced_builtins():
