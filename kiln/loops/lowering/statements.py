@@ -16,6 +16,7 @@ from kiln.loops.body.indexing import Axis, symbols_of
 from kiln.loops.lowering.body import Body
 from kiln.loops.lowering.column import STATEMENT
 from kiln.loops.lowering.data_movement import indexed, picked_sizes
+from kiln.loops.lowering.errors import NoLowering
 from kiln.loops.lowering.indexing import loop_axes, loop_symbol
 from kiln.loops.lowering.lower import Lowering, origin_text
 from kiln.loops.program.nodes import Buffer, Extern, Pointwise, ReduceOp, Reduction, Scan, Scatter
@@ -148,7 +149,22 @@ def _indexed_sizes(x: TensorSpec, indices: list[Node], axes: tuple[int, ...], en
 
 @STATEMENT("as_strided")
 def as_strided(lowering: Lowering, node: Node) -> None:
-    _view(lowering, node, "aten.as_strided.default", node.tensor.sizes, node.tensor.strides, node.tensor.offset)
+    """A view by its distance from the base: an input may be an aligned copy, which has another place in its storage."""
+    base = lowering.buffers_by_name[lowering.argument(node.inputs[0]).name]
+    if lowering.target.is_gpu and not _lies_within(node.tensor, base.spec):
+        raise NoLowering(op="as_strided", problem="it reads memory outside of its argument, of which a copy has none")
+    out = lowering.buffers[node] = lowering.new_buffer(node.tensor, base=base.name)
+    lowering.emit(Extern((out,), "kiln.view", (), origin=origin_text(node)))
+
+
+def _lies_within(part: TensorSpec, whole: TensorSpec) -> bool:
+    """Is it known that the first and the last element of `part` are between those of `whole`?"""
+    before, behind = part.offset - whole.offset, _end(whole) - _end(part)
+    return isinstance(before, int) and isinstance(behind, int) and before >= 0 and behind >= 0
+
+
+def _end(spec: TensorSpec) -> Int:
+    return spec.offset + sum((size - 1) * stride for size, stride in zip(spec.sizes, spec.strides, strict=True))
 
 
 @STATEMENT("view_dtype")
