@@ -129,11 +129,16 @@ def cells(s: CaptureState) -> None:
 
 def memory(s: CaptureState) -> None:
     """Guard which inputs share a storage, and their offsets, if an input is written or some overlap: a result that is
-    a view of one may be a view of the other."""
+    a view of one may be a view of the other. On a GPU `as_strided` takes the offset as given."""
     inputs = [tensor for tensor in s.part(RegionInputs).tensors if has_storage(tensor.real)]
     groups: dict[int, list[RegionInput]] = {}
     for tensor in inputs:
         groups.setdefault(tensor.real.untyped_storage()._cdata, []).append(tensor)
+    viewed = {node.inputs[0] for node in s.recorder.nodes if node.op.name == "as_strided"}
+    for tensor in inputs:
+        record = s.recorder.table.find(tensor.real)
+        if tensor.real.is_cuda and record is not None and record.node in viewed:
+            guard_offset(s, tensor)
     written = any(is_written(tensor) for tensor in inputs)
     if written:
         several_groups(s, ([tensor.source for tensor in group] for group in groups.values()), "storage")
@@ -143,9 +148,14 @@ def memory(s: CaptureState) -> None:
             several_groups(s, [[tensor.source for tensor in group]], "storage")
         if len(group) > 1 and (overlapping or any(is_written(tensor) for tensor in group)):
             for tensor in group:
-                offset = ("o", OffsetSource(tensor.source))
-                expected = ShapeRelation(f"o == {tensor.real.storage_offset()}", (offset,))
-                s.guards.add(tensor.source, GuardKind.SHAPE_RELATION, expected)
+                guard_offset(s, tensor)
+
+
+def guard_offset(s: CaptureState, tensor: RegionInput) -> None:
+    """Guard where in its storage an input begins."""
+    offset = ("o", OffsetSource(tensor.source))
+    expected = ShapeRelation(f"o == {tensor.real.storage_offset()}", (offset,))
+    s.guards.add(tensor.source, GuardKind.SHAPE_RELATION, expected)
 
 
 def is_written(tensor: RegionInput) -> bool:

@@ -149,9 +149,12 @@ def _indexed_sizes(x: TensorSpec, indices: list[Node], axes: tuple[int, ...], en
 
 @STATEMENT("as_strided")
 def as_strided(lowering: Lowering, node: Node) -> None:
-    """A view by its distance from the base: an input may be an aligned copy, which has another place in its storage."""
+    """On a GPU by its distance from the base, whose offset is guarded: an argument may be a copy that is aligned."""
+    if not lowering.target.is_gpu:
+        _view(lowering, node, "aten.as_strided.default", node.tensor.sizes, node.tensor.strides, node.tensor.offset)
+        return
     base = lowering.buffers_by_name[lowering.argument(node.inputs[0]).name]
-    if lowering.target.is_gpu and not _lies_within(node.tensor, base.spec):
+    if not _lies_within(node.tensor, base.spec):
         raise NoLowering(op="as_strided", problem="it reads memory outside of its argument, of which a copy has none")
     out = lowering.buffers[node] = lowering.new_buffer(node.tensor, base=base.name)
     lowering.emit(Extern((out,), "kiln.view", (), origin=origin_text(node)))
