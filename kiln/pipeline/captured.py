@@ -123,6 +123,7 @@ class FrameCapture:
                 speculate_values=side_exits(self.dispatcher) < SPECULATED_VALUES,
                 compile_speculation=lambda graph, constants: compile_speculation(graph, constants, context),
                 check_time=context.check_time,
+                control_flow=context.options.control_flow,
             )
         finally:
             stop()

@@ -34,6 +34,9 @@ class BadOption(KilnError):
     try_ = ("see `kiln.Options` for what each value does",)
 
 
+ControlFlowOption = Literal["auto", "graph", "python"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """The options and their defaults."""
@@ -46,6 +49,9 @@ class Options:
     """The most compiled variants of one function; beyond that it runs eager, with a warning."""
     is_compiling: Literal["auto", "true", "false"] = "auto"
     """The answer of `torch.compiler.is_compiling()` inside; auto: eager's, unless that breaks the graph."""
+    control_flow: ControlFlowOption = "auto"
+    """Which `if` on a tensor becomes a branch in the graph: auto: of tensors on the CPU, where the sides meet in the
+    function; graph: on any device, and where the sides return; python: none. Sides that change objects never do."""
     random: Literal["own", "eager"] = "own"
     """Random numbers: counter-based, drawn inside kernels; or the numbers that eager draws for the same seed."""
     numerics: Literal["fast", "rounded", "strict"] = "fast"

@@ -220,6 +220,42 @@ BROKEN = [
 ]
 
 
+def early_tuple(x: Tensor, w: Tensor) -> Any:
+    y = x * 1
+    if x.sum() > 2:
+        return 3, y @ w
+    if x.sum() > 0:
+        return 3, y @ w.t()
+    z = y + w.sum()
+    return 3, z.sin()
+
+
+def early_in_callee(x: Tensor, w: Tensor) -> Any:
+    return early(x * 2, w) + early(x + 1, w.t())
+
+
+def early_in_context(x: Tensor, w: Tensor) -> Any:
+    with torch.no_grad():
+        if x.sum() > 0:
+            return x @ w
+        y = x * 2
+    return y - 1
+
+
+def nested_conditional(x: Tensor, w: Tensor) -> Any:
+    return (x @ w).sin() if x.sum() > 0 else x * 2 if x.mean() > -1 else x - w[0]
+
+
+def numbers_then(x: Tensor, w: Tensor) -> Any:
+    n = 1
+    if x.sum() > 0:
+        n = 2
+    return x @ w * n
+
+
+RETURNING = [early, early_tuple, early_in_callee, nested_conditional, numbers_then]
+
+
 def outcome(call: Program, seed: int, gradients: bool) -> list[Any]:
     torch.manual_seed(seed)
     x = (torch.randn(4, 3) + (seed - 2) * 0.5).requires_grad_(gradients)
@@ -251,6 +287,34 @@ def test_a_branch_that_is_no_nested_graph_breaks(program: Program) -> None:
     compiled = kiln.compile(program, backend="eager")
     check(program, compiled, True)
     assert "KILN1007" in {found.code for found in report_of(compiled).breaks}
+
+
+@pytest.mark.parametrize("program", RETURNING, ids=lambda program: program.__name__)
+def test_sides_that_return_are_one_graph_if_asked_for(program: Program) -> None:
+    options: dict[str, object] = {"control_flow": "graph"}
+    check(program, kiln.compile(program, backend="eager", fullgraph=True, options=options), False)
+    # Whether `w` has a gradient depends on both tests of the programs in which a branch is within a branch.
+    whole = program not in (early_tuple, nested_conditional)
+    check(program, kiln.compile(program, backend="eager", fullgraph=whole, options=options), True)
+
+
+def test_a_return_out_of_a_context_breaks() -> None:
+    check(early_in_context, kiln.compile(early_in_context, backend="eager", options={"control_flow": "graph"}), True)
+
+
+def test_no_branch_is_in_the_graph_if_asked_for() -> None:
+    compiled = kiln.compile(two_sides, backend="eager", options={"control_flow": "python"})
+    check(two_sides, compiled, False)
+    assert {found.code for found in report_of(compiled).breaks} == {"KILN1007"}
+
+
+@pytest.mark.parametrize(
+    ("program", "says"), [(lists, "it changes objects of the program"), (repeats, ""), (numbers, "that differ")]
+)
+def test_a_break_says_why_not_both_sides_are_in_the_graph(program: Program, says: str) -> None:
+    compiled = kiln.compile(program, backend="eager")
+    compiled(torch.ones(2, 3), torch.ones(3, 3))
+    assert says in report_of(compiled).breaks[0].reason
 
 
 @pytest.mark.parametrize("program", [two_sides, two_branches, draws], ids=lambda program: program.__name__)

@@ -108,8 +108,21 @@ class TorchCallFailed(GraphBreak):
 class DataDependentBranch(GraphBreak):
     code = "KILN1007"
     what = "`{statement}` depends on the value of a tensor"
-    why = "while tracing, a tensor has a shape and a dtype but no values"
-    try_ = ("keep both sides in the graph with `torch.where`", "move the test out of the compiled function")
+    why = "while tracing, a tensor has a shape and a dtype but no values{sides}"
+    try_ = (
+        "keep both sides in the graph with `torch.where`",
+        'where the sides return, or on a GPU, put both into the graph with the option `control_flow="graph"`',
+        "move the test out of the compiled function",
+    )
+
+    def __init__(self, *, sides: str = "", **details: object) -> None:
+        super().__init__(sides=sides, **details)
+
+    def because(self, reason: str) -> Self:
+        """With the reason why not both sides are in the graph."""
+        if reason:
+            self.details["sides"] = f", and its sides are not both in the graph: {reason}"
+        return self
 
 
 class DataDependentValue(GraphBreak):

@@ -120,6 +120,7 @@ from kiln.runtime.numbers import number_tensor
 from kiln.support.errors import InternalFault, KilnError, drop_tracebacks
 from kiln.support.events import EventSink
 from kiln.support.location import is_compiler
+from kiln.support.options import ControlFlowOption
 from kiln.support.records import dataclass
 from kiln.symbolic import DataDependentSize, NoHint
 
@@ -228,6 +229,7 @@ class Callbacks:
     compile_speculation: CompileSpeculation = run_eagerly
     check_time: Callable[[], None] = lambda: None
     speculate_values: bool = True
+    control_flow: ControlFlowOption = "auto"
 
 
 def capture_frame(
@@ -245,6 +247,7 @@ def capture_frame(
     compile_speculation: CompileSpeculation = run_eagerly,
     check_time: Callable[[], None] = lambda: None,
     speculate_values: bool = True,
+    control_flow: ControlFlowOption = "auto",
 ) -> Capture:
     """Capture a call of `function` with the arguments `locals` (by name, `*args` and `**kwargs` as they are bound).
 
@@ -259,17 +262,19 @@ def capture_frame(
         compile_speculation: compiles the graph of the speculated conditions, given its constants.
         check_time: called often; raises a KilnError, which ends the capture.
         speculate_values: speculate on the values of small integer tensors, not only on truth values.
+        control_flow: which `if` on a tensor becomes a branch in the graph, as the option says.
     """
     sink = events if events is not None else EventSink()
     callbacks = Callbacks(
         *(compile_region, recorder_factory, make_resume, dims, scalars, make_exit, compile_speculation, check_time),
         speculate_values,
+        control_flow,
     )
     stops: dict[tuple[int, int], GraphBreak] = {}
-    needed, asked, outlined = set[Instruction](), False, frozenset[types.CodeType]()
+    needed, asked, outlined = dict[Instruction, str](), False, frozenset[types.CodeType]()
     with sink.stage("capture", function=function.__qualname__):
         for _ in range(MAX_RESTARTS):
-            state = new_state(function, callbacks, sink, is_compiling, stops, frozenset(needed))
+            state = new_state(function, callbacks, sink, is_compiling, stops, dict(needed))
             state.part(Outlined).codes, state.part(Outlined).call = outlined, call_outlined
             state.asked_is_compiling = asked
             try:
@@ -320,11 +325,11 @@ def leave(state: CaptureState) -> None:
     state.close()
 
 
-def keep_value(need: ValueNeeded, stops: dict[tuple[int, int], GraphBreak], needed: set[Instruction]) -> None:
+def keep_value(need: ValueNeeded, stops: dict[tuple[int, int], GraphBreak], needed: dict[Instruction, str]) -> None:
     """Let the next attempt read the number that Python needs, or break in front of the instruction that makes it."""
     if need.made_at in needed:
         stops[need.step.number, need.step.step] = data_dependent(need.step, "a number that depends on data")
-    needed.add(need.made_at)
+    needed.setdefault(need.made_at, need.reason)
 
 
 def new_state(
@@ -333,7 +338,7 @@ def new_state(
     sink: EventSink,
     is_compiling: bool,
     stops: Mapping[tuple[int, int], GraphBreak],
-    needed: frozenset[Instruction],
+    needed: Mapping[Instruction, str],
 ) -> CaptureState:
     speculate = callbacks.make_exit is not None
     policy = Policy(
@@ -343,6 +348,7 @@ def new_state(
         speculate,
         speculate and callbacks.speculate_values,
         callbacks.check_time,
+        callbacks.control_flow,
     )
     recorder = callbacks.recorder_factory()
     recorder.env.assumes_data = speculate

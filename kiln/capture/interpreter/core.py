@@ -47,6 +47,7 @@ from kiln.runtime.guards.source import AttrSource, DictAttrSource, MroSource, So
 from kiln.runtime.guards.state import current_state
 from kiln.support.events import EventSink
 from kiln.support.location import Location
+from kiln.support.options import ControlFlowOption
 from kiln.support.records import dataclass
 
 Args = list["Value"]
@@ -339,6 +340,7 @@ class Policy:
     speculate_values: bool = False
     """Likewise for whole values, such as a list of sizes."""
     check_time: Callable[[], None] = lambda: None
+    control_flow: ControlFlowOption = "auto"
 
 
 @final
@@ -385,7 +387,7 @@ class CaptureState:
         globals_: dict[str, object],
         policy: Policy,
         stops: Mapping[tuple[int, int], GraphBreak],
-        needed: frozenset[tuple[types.CodeType, int]] = frozenset(),
+        needed: Mapping[tuple[types.CodeType, int], str] | None = None,
     ) -> None:
         self.model = model
         self.recorder = recorder
@@ -393,7 +395,7 @@ class CaptureState:
         self.globals = globals_
         self.policy = policy
         self.stops = stops
-        self.needed = needed
+        self.needed = needed or {}
         self.frame: RunningFrame | None = None
         """The current frame."""
         self.guards = GuardCollector()

@@ -77,12 +77,13 @@ class DataValues:
 
 @final
 class ValueNeeded(Exception):
-    """Python needs a number that the instruction `made_at` kept symbolic."""
+    """Python needs a number that the instruction `made_at` kept symbolic, or it takes both sides, which it cannot."""
 
-    def __init__(self, made_at: Instruction, step: PastStep) -> None:
+    def __init__(self, made_at: Instruction, step: PastStep, reason: str = "") -> None:
         super().__init__(made_at)
         self.made_at = made_at
         self.step = step
+        self.reason = reason
 
 
 def past_step(frame: SymbolicFrame) -> PastStep:

@@ -21,6 +21,7 @@ from weakref import ref
 from kiln.capture.bytecode.assemble import Instr, parsed
 from kiln.capture.bytecode.decode import CodeFacts, DecodedCode
 from kiln.capture.bytecode.liveness import READS_FRAME
+from kiln.capture.bytecode.postdominators import RETURNS
 from kiln.capture.bytecode.resume import NULL, InnerCall, ResumeOrigin
 from kiln.capture.interpreter.breaks import GraphBreak, Raised, UnsupportedOpcode
 from kiln.capture.interpreter.core import NOT_RESUMABLE, PUSH, Args, CallSite, CaptureState, Value
@@ -426,13 +427,15 @@ class SymbolicFrame:
 
 
 def run_to(frame: SymbolicFrame, end: int, held: Sequence[Value | None]) -> None:
-    """Execute the instructions in front of `end`; `held` are the values from before.
+    """Execute the instructions in front of `end`, behind the last: in front of a return; `held` are the values from
+    before.
 
     Raises:
         NotNested: if the frame is left, or advances an iterator that it had before.
     """
     state, iterators = frame.state, {id(value) for value in held}
-    while frame.ip != end:
+    returning = end == len(frame.decoded)
+    while frame.ip != end and not (returning and frame.decoded.instruction(frame.ip).name in RETURNS):
         at = frame.at = frame.ip
         if frame.decoded.instruction(at).name == "FOR_ITER" and id(frame.stack[-1]) in iterators:
             raise NotNested("it takes items from an iterator of the program")

@@ -107,6 +107,8 @@ class SideValues:
 
     calls: Calls
     values: list[Value | None]
+    end: int
+    """The instruction in front of which it stopped."""
     changed: list[FakeTensor]
     """The inputs of the region that it changes in place, such as running statistics."""
 
@@ -122,12 +124,15 @@ def take_both_sides(frame: SymbolicFrame, condition: Value, targets: tuple[int, 
     s, here = frame.state, (frame.code, frame.at)
     if here in s.needed or s.function_modes or not isinstance(condition, Tensor) or not is_single(condition):
         return False
-    if condition.fake.device.type != "cpu":  # the regions of both sides can be CUDA graphs, one with a branch cannot
+    option = s.policy.control_flow
+    # The regions of both sides can be CUDA graphs, one with a branch cannot.
+    if option == "python" or (option == "auto" and condition.fake.device.type != "cpu"):
         return False
-    meetings = meeting_points(frame.decoded, frame.at)[:MOST_MEETINGS]
+    meetings = meetings_of(frame)
     if not meetings:
         return False
-    failed, active, key = ValueNeeded(here, past_step(frame)), s.part(Conversions).active, (frame.number, frame.at)
+    active, key = s.part(Conversions).active, (frame.number, frame.at)
+    failed = ValueNeeded(here, past_step(frame), "they leave values that no tensor is, and that differ")
     if key in active:
         raise failed
     active.add(key)
@@ -141,13 +146,25 @@ def take_both_sides(frame: SymbolicFrame, condition: Value, targets: tuple[int, 
                 continue
             results = joined_tensors(s, condition, sides, pairs, failed)
             values = [rebuilt(s, *both, results) for both in zip(sides[0].values, sides[1].values, strict=True)]
-            leave(frame, entry, meeting, values)
+            if meeting == len(frame.decoded):
+                leave_by_return(frame, entry, [side.end for side in sides], values)
+            else:
+                leave(frame, entry, meeting, values)
             return True
-    except (NotNested, TraceBreak):
-        pass
+    except (NotNested, TraceBreak) as problem:
+        failed.reason = problem.reason if isinstance(problem, TraceBreak) else str(problem)
     finally:
         active.discard(key)
     raise failed
+
+
+def meetings_of(frame: SymbolicFrame) -> list[int]:
+    """Where it is tried to join the sides; behind the last instruction: where they return."""
+    found = meeting_points(frame.decoded, frame.at)[:MOST_MEETINGS]
+    in_loop = bool(found) and (found[-1] <= frame.at or frame.decoded.instruction(found[-1]).name == "FOR_ITER")
+    if frame.state.policy.control_flow == "graph" and not in_loop and len(found) < MOST_MEETINGS:
+        found.append(len(frame.decoded))
+    return found
 
 
 def interpreted_side(frame: SymbolicFrame, entry: AtJump, target: int, meeting: int) -> SideValues:
@@ -160,8 +177,16 @@ def interpreted_side(frame: SymbolicFrame, entry: AtJump, target: int, meeting: 
     calls, _ = taken_from_log(s, roots, partial(run_to, frame, meeting, held))
     if frame.handled != entry.handled:
         raise NotNested("it leaves an exception handler")
+    if meeting == len(frame.decoded):
+        return SideValues(calls, [returned(frame)], frame.ip, restored_inputs(s, before))
     values = [*[frame.locals.get(name) for name in live_names(frame, meeting)], *frame.stack]
-    return SideValues(calls, values, restored_inputs(s, before))
+    return SideValues(calls, values, meeting, restored_inputs(s, before))
+
+
+def returned(frame: SymbolicFrame) -> Value | None:
+    """What the return in front of the frame gives."""
+    instruction = frame.decoded.instruction(frame.ip)
+    return frame.stack[-1] if instruction.name == "RETURN_VALUE" else frame.state.const(instruction.arg)
 
 
 Contents = dict[int, tuple[int, Node]]
@@ -206,6 +231,13 @@ def leave(frame: SymbolicFrame, entry: AtJump, meeting: int, values: Sequence[Va
         if value is not None:
             frame.locals[name] = value
     frame.stack[:] = values[len(names) :]
+
+
+def leave_by_return(frame: SymbolicFrame, entry: AtJump, ends: Sequence[int], values: Sequence[Value | None]) -> None:
+    """Go on at a return with the joined value."""
+    taking = [end for end in ends if frame.decoded.instruction(end).name == "RETURN_VALUE"]
+    entry.restore(frame, taking[0] if taking else ends[0])
+    frame.stack[:] = values if taking else []
 
 
 # Joining the values of both sides.

@@ -59,10 +59,10 @@ def pop_jump_if(name: str, when: bool, test: Callable[[CaptureState, Value], boo
         value = frame.pop()
         try:
             truth = test(frame.state, value)
-        except DataDependentBranch:
+        except DataDependentBranch as stop:
             targets = (target, frame.ip) if when else (frame.ip, target)
             if not take_both_sides(frame, value, targets):
-                raise
+                raise stop.because(frame.state.needed.get((frame.code, frame.at), "")) from None
             return
         if truth is when:
             frame.ip = target
