@@ -362,6 +362,12 @@ class Counters:
     checkpoints: int = 0
     changed: list[Value] | None = None
     """Objects made in the frame that were changed since, where that is asked for."""
+    changes: int = 0
+    """How many of `consumed` are changes, of objects from the frame or from outside."""
+
+    def change(self) -> None:
+        self.consumed += 1
+        self.changes += 1
 
 
 @final

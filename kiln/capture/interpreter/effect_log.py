@@ -28,7 +28,7 @@ class Keyed(Protocol):
 class Consumed(Protocol):
     """Counts what a break behind it cannot undo: `core.Counters`."""
 
-    consumed: int
+    def change(self) -> None: ...
 
 
 E = TypeVar("E", bound=Keyed)
@@ -47,7 +47,7 @@ class EffectLog(Generic[E]):
     def note(self, effect: E) -> None:
         """Add it unless the thing has an effect already."""
         self.changes += 1
-        self._counters.consumed += 1
+        self._counters.change()
         self._effects.setdefault(effect.key, effect)
 
     def replace(self, effect: E) -> None:
@@ -56,13 +56,13 @@ class EffectLog(Generic[E]):
 
     def move_to_end(self, effect: E) -> None:
         self.changes += 1
-        self._counters.consumed += 1
+        self._counters.change()
         self._effects.pop(effect.key, None)
         self._effects[effect.key] = effect
 
     def drop(self, key: Hashable) -> None:
         self.changes += 1
-        self._counters.consumed += 1
+        self._counters.change()
         self._effects.pop(key, None)
 
     def find(self, key: Hashable) -> E | None:

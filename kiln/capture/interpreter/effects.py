@@ -120,7 +120,7 @@ class CallEffect(SideEffect):
 
 def note_change(s: CaptureState, value: Container) -> None:
     """Call before changing a container: one from outside gets an effect."""
-    s.counters.consumed += 1
+    s.counters.change()
     if s.counters.changed is not None:
         s.counters.changed.append(value)
     if value.source is not None:

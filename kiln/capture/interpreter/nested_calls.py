@@ -150,7 +150,12 @@ def without_effects(s: CaptureState, roots: Sequence[object]) -> Iterator[None]:
 
 def progress(s: CaptureState) -> tuple[int, int, int, int]:
     """What grows with each effect: items taken, changes outside, numbers drawn by Python, assumptions on values."""
-    return s.counters.consumed, s.effects.changes, len(s.part(Draws).calls), len(s.part(DataValues).assumptions)
+    return (
+        s.counters.consumed - s.counters.changes,
+        s.effects.changes,
+        len(s.part(Draws).calls),
+        len(s.part(DataValues).assumptions),
+    )
 
 
 def mode_values(s: CaptureState) -> dict[tuple[Setter, Scope], object]:

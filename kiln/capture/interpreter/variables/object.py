@@ -248,7 +248,7 @@ class Object(Value):
 
     def put_attr(self, s: CaptureState, name: str, value: Value | None) -> None:
         """Write the instance's dict; an attribute that was deleted before comes last."""
-        s.counters.consumed += 1
+        s.counters.change()
         if s.counters.changed is not None:
             s.counters.changed.append(self)
         recreated = value is not None and self.attrs.get(name, MISSING) is None
