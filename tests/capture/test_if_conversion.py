@@ -223,11 +223,11 @@ BROKEN = [
 def early_tuple(x: Tensor, w: Tensor) -> Any:
     y = x * 1
     if x.sum() > 2:
-        return 3, y @ w
+        return x + 3, y @ w
     if x.sum() > 0:
-        return 3, y @ w.t()
+        return x + 3, y @ w.t()
     z = y + w.sum()
-    return 3, z.sin()
+    return x - 3, z.sin()
 
 
 def early_in_callee(x: Tensor, w: Tensor) -> Any:
