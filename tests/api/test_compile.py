@@ -144,7 +144,7 @@ def test_a_fault_raises_with_fullgraph() -> None:
 
 
 def test_fullgraph_raises_at_a_break() -> None:
-    @kiln.compile(fullgraph=True)
+    @kiln.compile(fullgraph=True, options={"control_flow": "python"})
     def branches(x: Tensor) -> Tensor:
         return x + 1 if x.sum() > 0 else x - 1
 
