@@ -66,11 +66,6 @@ bool parse_payload(Check* check, PyObject* payload) {
         return false;
       check->numbers[0] = by_storage;
       if (!int_list(nodes, &check->nodes) || !int_list(groups, &check->groups)) return false;
-      check->shared_groups.resize(check->nodes.size());
-      for (size_t i = 0; i < check->groups.size(); i++) {
-        for (size_t k = 0; k < i; k++)
-          check->shared_groups[check->groups[i]] |= check->groups[i] == check->groups[k];
-      }
       return true;
     }
     case Kind::kRelation: {

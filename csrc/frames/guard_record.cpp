@@ -191,7 +191,7 @@ class Recorder {
   }
 
   void record_aliases(const Check& check) {
-    AliasWord word{&check, {}, {}};
+    AliasWord word{&check, {}, {}, std::vector<uint8_t>(check.nodes.size())};
     bool by_storage = check.numbers[0] != 0;
     for (size_t i = 0; i < check.nodes.size(); i++) {
       int node = check.nodes[i];
@@ -201,7 +201,10 @@ class Recorder {
         continue;
       }
       const void* key = alias_key(value(node), by_storage);
-      if (key != nullptr) word.stable.emplace_back(key, check.groups[i]);
+      if (key != nullptr) {
+        word.stable.emplace_back(key, check.groups[i]);
+        word.grouped[check.groups[i]] = 1;
+      }
       // Another object here invalidates `stable`, even if nothing else of the node is checked.
       if (!by_storage) replay_.verified[node] = 1;
     }

@@ -99,24 +99,18 @@ Verdict GuardTree::run_tensors(const Replay& replay) {
 bool GuardTree::aliases_hold(const AliasWord& word, PyObject* const* values) {
   const Check& check = *word.check;
   bool by_storage = check.numbers[0] != 0;
-  for (size_t i = 0; i < word.loose.size(); i++) {
-    const void* key = alias_key(values[check.nodes[word.loose[i]]], by_storage);
-    int group = check.groups[word.loose[i]];
+  ++alias_stamp_;
+  for (int at : word.loose) alias_first_[check.groups[at]] = nullptr;
+  for (int at : word.loose) {
+    const void* key = alias_key(values[check.nodes[at]], by_storage);
+    int group = check.groups[at];
     if (key == nullptr) continue;
     auto equal =
         std::lower_bound(word.stable.begin(), word.stable.end(), std::make_pair(key, INT_MIN));
     bool found = equal != word.stable.end() && equal->first == key;
     if (found && equal->second != group) return false;
-    if (!found && check.shared_groups[group]) {
-      for (const auto& [other, its_group] : word.stable) {
-        if (its_group == group) return false;
-      }
-    }
-    for (size_t k = 0; k < i; k++) {
-      const void* other = alias_key(values[check.nodes[word.loose[k]]], by_storage);
-      if (other != nullptr && (other == key) != (check.groups[word.loose[k]] == group))
-        return false;
-    }
+    if (!found && word.grouped[group]) return false;
+    if (!joins_group(key, group)) return false;
   }
   return true;
 }

@@ -346,24 +346,26 @@ bool GuardTree::walk(int begin, int end, const Scope& scope, PyObject** values, 
 bool GuardTree::aliases_hold(const Check& check, PyObject* const* values) {
   // Open addressing by storage or object; stamps save clearing the table.
   bool by_storage = check.numbers[0] != 0;
-  size_t mask = alias_keys_.size() - 1;
-  uint32_t stamp = ++alias_stamp_;
-  const void** first = alias_first_.data();
-  for (size_t i = 0; i < check.nodes.size(); i++) first[i] = nullptr;
+  ++alias_stamp_;
+  for (size_t i = 0; i < check.nodes.size(); i++) alias_first_[i] = nullptr;
   for (size_t i = 0; i < check.nodes.size(); i++) {
-    PyObject* value = values[check.nodes[i]];
-    const void* key = alias_key(value, by_storage);
-    if (key == nullptr) continue;
-    int group = check.groups[i];
-    if (first[group] != nullptr && first[group] != key) return false;
-    first[group] = key;
-    size_t at = (reinterpret_cast<uintptr_t>(key) * 0x9E3779B97F4A7C15ull >> 32) & mask;
-    while (alias_stamps_[at] == stamp && alias_keys_[at] != key) at = (at + 1) & mask;
-    if (alias_stamps_[at] == stamp && alias_groups_[at] != group) return false;
-    alias_stamps_[at] = stamp;
-    alias_keys_[at] = key;
-    alias_groups_[at] = group;
+    const void* key = alias_key(values[check.nodes[i]], by_storage);
+    if (key != nullptr && !joins_group(key, check.groups[i])) return false;
   }
+  return true;
+}
+
+// Whether `key` is that of the group's members so far, and of no other group's.
+bool GuardTree::joins_group(const void* key, int group) {
+  if (alias_first_[group] != nullptr && alias_first_[group] != key) return false;
+  alias_first_[group] = key;
+  size_t mask = alias_keys_.size() - 1;
+  size_t at = (reinterpret_cast<uintptr_t>(key) * 0x9E3779B97F4A7C15ull >> 32) & mask;
+  while (alias_stamps_[at] == alias_stamp_ && alias_keys_[at] != key) at = (at + 1) & mask;
+  if (alias_stamps_[at] == alias_stamp_ && alias_groups_[at] != group) return false;
+  alias_stamps_[at] = alias_stamp_;
+  alias_keys_[at] = key;
+  alias_groups_[at] = group;
   return true;
 }
 

@@ -85,7 +85,6 @@ struct Check {
   std::unique_ptr<TensorExpectation> tensor;
   std::unique_ptr<ShapeProgram> relation;
   std::vector<int> nodes, groups;      // of kAliases
-  std::vector<uint8_t> shared_groups;  // by group: it has several members
 };
 
 // What a check is evaluated on; all borrowed.
@@ -138,7 +137,8 @@ struct TypeWord {
 struct AliasWord {
   const struct Check* check;
   std::vector<std::pair<const void*, int>> stable;
-  std::vector<int> loose;  // positions in check->nodes
+  std::vector<int> loose;        // positions in check->nodes
+  std::vector<uint8_t> grouped;  // by group: whether one of its members is stable
 };
 
 struct Replay {
@@ -213,6 +213,7 @@ class GuardTree {
   bool evaluate_tree_checks(PyObject* const* values);
   bool evaluate_tree_check(const Check& check, PyObject* const* values);
   bool aliases_hold(const Check& check, PyObject* const* values);
+  bool joins_group(const void* key, int group);
   bool full_check(const Scope& scope);
   bool allocates(int begin, int end) const;
   // The empty tuple of a tree that collects nothing is made once.

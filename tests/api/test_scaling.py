@@ -239,3 +239,43 @@ def test_time_is_linear(name: str) -> None:
         seconds.append(cpu_seconds() - start)
     print(f"{name:22}" + "".join(f"{value:8.3f}" for value in seconds))
     assert seconds[3] <= 3 * max(seconds[2], 0.01)
+
+
+def optimizer(count: int) -> Callable[[], object]:
+    parameters = [nn.Parameter(torch.ones(3)) for _ in range(count)]
+    for parameter in parameters:
+        parameter.grad = torch.ones(3)
+    return torch.optim.SGD(parameters, 0.1, momentum=0.9).step
+
+
+def in_place(count: int) -> Callable[[], object]:
+    tensors = [torch.ones(3) for _ in range(count)]
+
+    def add(tensors: list[Tensor]) -> None:
+        for tensor in tensors:
+            tensor.add_(1)
+
+    return lambda: add(tensors)
+
+
+ENTERED: dict[str, Callable[[int], Callable[[], object]]] = {
+    "an optimizer": optimizer,
+    "tensors changed in place": in_place,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENTERED)
+def test_the_time_of_a_later_call_is_linear(name: str) -> None:
+    """For eight times as many tensors a call takes less than sixteen times as long."""
+    seconds = []
+    for count in (100, 800):
+        compiled: Any = kiln.compile(ENTERED[name](count), backend="eager", options={"cache": False})
+        for _ in range(3):
+            compiled()
+        start = cpu_seconds()
+        for _ in range(50):
+            compiled()
+        seconds.append(cpu_seconds() - start)
+    print(f"{name:26}" + "".join(f"{value:8.3f}" for value in seconds))
+    assert seconds[1] <= 16 * max(seconds[0], 0.01)

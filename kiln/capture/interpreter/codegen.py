@@ -296,6 +296,25 @@ def on_base(write: Callable[[Assembler, Any], object], function: object = None) 
     return emit
 
 
+def in_list(view: Callable[[Assembler], object]) -> SourceEmitter:
+    """An item of `list(view(base))`. Code that loads all items of a dict makes one list."""
+
+    def emit(a: Assembler, source: Any, writer: CodeWriter) -> None:
+        known = writer.sources if a is writer.loads else {}
+        text = source.text().rpartition("[")[0]
+        if text not in known:
+            a.const(list)
+            emit_source(a, source.base, writer)
+            view(a)
+            a.call(1)
+            known[text] = writer.temporary()
+            a.op("STORE_FAST", known[text])
+        a.op("LOAD_FAST", known[text])
+        a.item(source.index)
+
+    return emit
+
+
 def call_with(
     function: Callable[..., object], arguments: tuple[object, ...], keywords: tuple[tuple[str, object], ...]
 ) -> object:
@@ -345,13 +364,11 @@ EMITTERS: dict[type[Source], SourceEmitter] = {
     sources.MethodSelfSource: on_base(lambda a, source: a.attr("__self__")),
     sources.GradSource: on_base(lambda a, source: a.attr("grad")),
     sources.KeysSource: past_class(
-        "__iter__",
-        on_base(lambda a, source: a.call(1).item(source.index), list),
-        lambda a, source: a.call(1).call(1).item(source.index),
+        "__iter__", in_list(lambda a: None), lambda a, source: a.call(1).call(1).item(source.index)
     ),
     sources.ValuesSource: past_class(
         "values",
-        on_base(lambda a, source: a.attr("values").call(0).call(1).item(source.index), list),
+        in_list(lambda a: a.attr("values").call(0)),
         lambda a, source: a.call(1).call(1).item(source.index),
     ),
     sources.MroSource: on_base(lambda a, source: a.attr("__mro__").item(source.index)),

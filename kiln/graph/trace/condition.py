@@ -59,8 +59,12 @@ def size_read(recorder: Recorder, symbol: Symbol) -> Node | None:
 
 def inputs_of(recorder: Recorder, root: Node) -> list[InputRecord]:
     """The inputs that a node is computed from."""
-    needed = _dependencies([root], _host_reads(recorder))
-    return [record for record in recorder.inputs if record.node in needed]
+    return _records(recorder, _dependencies([root], _host_reads(recorder)))
+
+
+def _records(recorder: Recorder, needed: Iterable[Node]) -> list[InputRecord]:
+    """The inputs among some nodes, in the order of registration."""
+    return [recorder.inputs[number] for number in sorted([n.attrs["index"] for n in needed if n.op.name == "input"])]
 
 
 def _value(recorder: Recorder, fake: torch.Tensor, largest: int, scalars: bool) -> Node | None:
@@ -75,7 +79,7 @@ def _admitted(recorder: Recorder, root: Node, scalars: bool) -> Node | None:
     """`root`, if it can be computed before the region."""
     reads = _host_reads(recorder)
     needed = _dependencies([root], reads)
-    if any(record.is_drawn and record.node in needed for record in recorder.inputs):
+    if any([record.is_drawn for record in _records(recorder, needed)]):
         return None
     if not all(_is_admitted(node, scalars) for node in needed) or not _marks_only(recorder, needed, scalars):
         return None
@@ -87,10 +91,10 @@ def condition_graph(recorder: Recorder, roots: Sequence[Node]) -> tuple[Graph, l
     """The graph of `roots`, and its inputs."""
     reads = _host_reads(recorder)
     needed = _dependencies(roots, reads)
-    kept = [node for node in recorder.nodes if node in needed]
-    records = [record for record in recorder.inputs if record.node in needed]
+    kept = [node for node in needed if node.op.name != "input"]
+    records = _records(recorder, needed)
     missing = symbols_of(needed) - _bound_symbols(records) - reads.keys()
-    for record in recorder.inputs:
+    for record in recorder.inputs if missing else ():
         if record.node not in needed and missing & _bound_symbols([record]):
             records.append(record)
             missing -= _bound_symbols([record])
@@ -129,16 +133,20 @@ def _host_reads(recorder: Recorder) -> dict[Symbol, Node]:
 
 
 def _dependencies(roots: Sequence[Node], reads: Mapping[Symbol, Node]) -> dict[Node, None]:
-    """The roots and all that they are computed from, with the reads of their sizes."""
+    """The roots and all that they are computed from, with the reads of their sizes; each node behind its inputs."""
     found: dict[Node, None] = {}
-    pending = list(roots)
+    opened = set[Node]()
+    pending = list(reversed(roots))
     while pending:
-        node = pending.pop()
-        if node not in found:
-            found[node] = None
-            pending += node.inputs
-            if reads:
-                pending += [reads[symbol] for symbol in symbols_of([node]) if symbol in reads]
+        node = pending[-1]
+        if node in opened:
+            found[pending.pop()] = None
+            continue
+        opened.add(node)
+        pending += [value for value in node.inputs if value not in opened]
+        if reads:
+            sizes = [reads[symbol] for symbol in symbols_of([node]) if symbol in reads]
+            pending += [read for read in sizes if read not in opened]
     return found
 
 
@@ -161,14 +169,14 @@ def _is_admitted(node: Node, scalars: bool) -> bool:
 def _marks_only(recorder: Recorder, needed: Mapping[Node, None], scalars: bool) -> bool:
     """Whether floats of the inputs, but for settings, are moved and compared for equality, and no more."""
     varying = set[Node]()
-    for record in recorder.inputs:
+    for record in _records(recorder, needed):
         spec = record.spec
-        if record.node not in needed or not isinstance(spec, TensorSpec) or not spec.dtype.is_floating_point:
+        if not isinstance(spec, TensorSpec) or not spec.dtype.is_floating_point:
             continue
         if not (scalars and _is_setting(record, spec)):
             varying.add(record.node)
-    for node in recorder.nodes if varying else ():
-        if node not in needed or not varying.intersection(node.inputs) or node.op.name in MARKS:
+    for node in needed if varying else ():
+        if not varying.intersection(node.inputs) or node.op.name in MARKS:
             continue
         if node.op.kind not in MOVES and node.op.name != "convert":
             return False

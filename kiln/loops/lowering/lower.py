@@ -56,6 +56,8 @@ class Lowering:
         self.buffers_by_name: dict[str, Buffer] = {}
         self.results_of_graph = frozenset([base_of(output.value) for output in graph.outputs if output.alias is None])
         self.written = frozenset([write.target for write in graph.writes])
+        self._overwritten: set[str] = set()
+        """The inputs that the region overwrites."""
         self.given_away: dict[str, str] = {}
         """Memory of the outputs so far, and which buffer each is: what is made in place there is no other output."""
         self.results: dict[Node, tuple[Buffer | None, ...]] = {}
@@ -80,6 +82,7 @@ class Lowering:
                 self._realise(node, realised[node])
             elif ELEMENT.get(node.op.name) is None or node.op.name in THROUGH_STORAGE:
                 self._statement(node)
+        self._overwritten = {self.buffers[node].name for node in self.written}
         writes = tuple([self._write(write.target, write.value) for write in self.graph.writes])
         outputs = tuple([self._output(output) for output in self.graph.outputs])
         self.events.emit("realise", reasons=dict(self._reasons))
@@ -230,8 +233,7 @@ class Lowering:
 
     def _is_overwritten(self, buffer: Buffer) -> bool:
         """Does it lie in an input that the region overwrites?"""
-        memory = memory_of(buffer.name, self.buffers_by_name)
-        return any(self.buffers[node].name == memory for node in self.written)
+        return memory_of(buffer.name, self.buffers_by_name) in self._overwritten
 
 
 def origin_text(node: Node) -> str:

@@ -65,6 +65,7 @@ from kiln.graph.trace.fake import FakeTensor, is_wrapped
 from kiln.graph.trace.gradients import accumulated_gradients
 from kiln.graph.trace.log import Target, target_name
 from kiln.graph.trace.recorder import changes_state
+from kiln.graph.trace.set_data import set_data
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import DictAttrSource, ItemSource, LocalSource, OffsetSource, Source
 from kiln.support.records import dataclass
@@ -614,7 +615,9 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
         raise DataDependentValue(operation=target_name(target))
     unbacked = len(s.recorder.env.unbacked)
     changed = None if target == "requires_grad_" else first  # which marks one view, not its memory
-    before = needing_gradients(s, changed) if changes_tensors(target, kwargs) else None
+    changes = changes_tensors(target, kwargs)
+    may_need = changes and (torch.is_grad_enabled() or target in WITHOUT_GRADIENTS)
+    before = needing_gradients(s, changed) if may_need else None
     try:
         result = s.recorder.call(target, plain, named, stack=running_frame(s).locations())
     except GraphBreak:  # of a hook that autograd calls
@@ -640,7 +643,7 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
         stop = UnsupportedCall(function=target_name(target), why="it makes an input of the region require gradients")
         stop.resumable = False  # the call is recorded already: restart and break in front of it
         raise stop
-    if before is not None:
+    if changes:
         s.part(RegionInputs).in_place.append(here(s))
     if target in ("requires_grad_", torch.nn.Parameter) or "requires_grad" in kwargs:
         assert isinstance(result, torch.Tensor)
@@ -686,6 +689,10 @@ def recorded(function: Target) -> Handler:
         return record(s, function, args, kwargs)
 
     return handler
+
+
+WITHOUT_GRADIENTS = ("requires_grad_", set_data)
+"""Calls that may make a tensor require gradients although none are recorded."""
 
 
 def changes_tensors(target: Target, kwargs: Kwargs) -> bool:
