@@ -33,7 +33,7 @@ def made(source: list[str], name: str) -> Callable[..., Any]:
 
 def breaking(breaks: int, depth: int = 0) -> Callable[..., Any]:
     """A function with `breaks` graph breaks, `depth` calls deep."""
-    source = ["def g0(x):", *(f"    if x.sum() > {-number}: x = x + 1" for number in range(breaks)), "    return x"]
+    source = ["def g0(x):", *(f"    x = x + {number}; print(end='')" for number in range(breaks)), "    return x"]
     for level in range(1, depth + 1):
         source += [f"def g{level}(x):", f"    x = g{level - 1}(x) + 1", "    return x"]
     return made(source, f"g{depth}")
@@ -200,7 +200,7 @@ def inlined(count: int) -> Callable[..., Any]:
 
 OUTPUT = "    x = x + NUMBER; print(end='')"
 COSTS: dict[str, Callable[[int], None]] = {
-    "branches on data": lambda count: run_once(breaking(count), X),
+    "branches on data": lambda count: run_once(lines("def f(x):", "    if x.sum() > -NUMBER: x = x + 1", count), X),
     "breaks": lambda count: run_once(lines("def f(x):", OUTPUT, count), X),
     "breaks, with kernels": lambda count: run_once(lines("def f(x):", OUTPUT, count), X, options={"cache": False}),
     "breaks in try": lambda count: run_once(
