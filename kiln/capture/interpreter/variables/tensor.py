@@ -616,8 +616,8 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
     unbacked = len(s.recorder.env.unbacked)
     changed = None if target == "requires_grad_" else first  # which marks one view, not its memory
     changes = changes_tensors(target, kwargs)
-    may_need = changes and (torch.is_grad_enabled() or target in WITHOUT_GRADIENTS)
-    before = needing_gradients(s, changed) if may_need else None
+    may_need = torch.is_grad_enabled() or target in ("requires_grad_", set_data)
+    before = needing_gradients(s, changed) if changes and may_need else None
     try:
         result = s.recorder.call(target, plain, named, stack=running_frame(s).locations())
     except GraphBreak:  # of a hook that autograd calls
@@ -689,10 +689,6 @@ def recorded(function: Target) -> Handler:
         return record(s, function, args, kwargs)
 
     return handler
-
-
-WITHOUT_GRADIENTS = ("requires_grad_", set_data)
-"""Calls that may make a tensor require gradients although none are recorded."""
 
 
 def changes_tensors(target: Target, kwargs: Kwargs) -> bool:
