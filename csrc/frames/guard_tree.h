@@ -84,7 +84,7 @@ struct Check {
   int64_t numbers[3];
   std::unique_ptr<TensorExpectation> tensor;
   std::unique_ptr<ShapeProgram> relation;
-  std::vector<int> nodes, groups;      // of kAliases
+  std::vector<int> nodes, groups;  // of kAliases
 };
 
 // What a check is evaluated on; all borrowed.
