@@ -414,7 +414,7 @@ def test_sides_meet_behind_a_branch_or_at_the_head_of_a_loop() -> None:
     decoded = decode(turns.__code__)
     instructions = decoded.instructions
     (jump,) = [at for at, found in enumerate(instructions) if found.name.startswith("POP_JUMP_IF")][:1]
-    assert [instructions[at].name for at in meeting_points(decoded, jump)] == ["FOR_ITER"]
+    assert [instructions[at].name for at in meeting_points(decoded, jump, 3)] == ["FOR_ITER"]
     decoded = decode(three_sides.__code__)
     (jump,) = [at for at, found in enumerate(decoded.instructions) if found.name.startswith("POP_JUMP_IF")][:1]
-    assert decoded.line(meeting_points(decoded, jump)[0]) == three_sides.__code__.co_firstlineno + 8
+    assert decoded.line(meeting_points(decoded, jump, 3)[0]) == three_sides.__code__.co_firstlineno + 8

@@ -68,7 +68,7 @@ class CodeFacts:
     It does not refer to the code, so that it can be kept by code.
     """
 
-    __slots__ = ("handlers", "instructions", "lines", "live", "locations", "units")
+    __slots__ = ("handlers", "instructions", "lines", "live", "locations", "meetings", "units")
 
     def __init__(self, code: CodeType) -> None:
         self.units: list[int] = []
@@ -86,6 +86,8 @@ class CodeFacts:
         self.handlers: tuple[Handler | None, ...] | None = None
         self.live: list[frozenset[str]] = []
         """Filled by `liveness.live_locals`."""
+        self.meetings: list[tuple[int, bool]] = []
+        """By instruction: its nearest postdominator, and whether several lead to it. Filled by `postdominators`."""
 
     def index(self, unit: int) -> int:
         """The instruction at a code unit, or that an EXTENDED_ARG there belongs to: jumps may lead to it."""

@@ -17,19 +17,22 @@ from kiln.capture.bytecode.decode import ENDS, JUMPS, DecodedCode
 RETURNS = frozenset(("RETURN_VALUE", "RETURN_CONST"))
 
 
-def meeting_points(decoded: DecodedCode, jump: int) -> list[int]:
-    """The instructions at which paths from `jump` meet, nearest first, up to the head of the innermost loop."""
-    following = successors(decoded)
-    before = predecessors(following)
-    dominators = postdominators(before, following)
+def meeting_points(decoded: DecodedCode, jump: int, most: int) -> list[int]:
+    """The first instructions at which paths from `jump` meet, nearest first, up to the head of the innermost loop."""
+    meetings = decoded.facts.meetings
+    if not meetings:
+        following = successors(decoded)
+        before = predecessors(following)
+        several = [len(nodes) > 1 for nodes in before]
+        meetings.extend(zip(postdominators(before, following), several, strict=True))
     found: list[int] = []
-    node = dominators[jump]
-    while 0 <= node < len(decoded):
-        if len(before[node]) > 1 or not found:
+    node = meetings[jump][0]
+    while 0 <= node < len(decoded) and len(found) < most:
+        if meetings[node][1] or not found:
             found.append(node)
         if node <= jump or decoded.instruction(node).name == "FOR_ITER":
             break
-        node = dominators[node]
+        node = meetings[node][0]
     return found
 
 

@@ -160,7 +160,7 @@ def take_both_sides(frame: SymbolicFrame, condition: Value, targets: tuple[int, 
 
 def meetings_of(frame: SymbolicFrame) -> list[int]:
     """Where it is tried to join the sides; behind the last instruction: where they return."""
-    found = meeting_points(frame.decoded, frame.at)[:MOST_MEETINGS]
+    found = meeting_points(frame.decoded, frame.at, MOST_MEETINGS)
     in_loop = bool(found) and (found[-1] <= frame.at or frame.decoded.instruction(found[-1]).name == "FOR_ITER")
     if frame.state.policy.control_flow == "graph" and not in_loop and len(found) < MOST_MEETINGS:
         found.append(len(frame.decoded))
