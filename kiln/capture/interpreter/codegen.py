@@ -299,7 +299,7 @@ def on_base(write: Callable[[Assembler, Any], object], function: object = None) 
 def in_list(view: Callable[[Assembler], object]) -> SourceEmitter:
     """An item of `list(view(base))`. Code that loads all items of a dict makes one list."""
 
-    def emit(a: Assembler, source: Any, writer: CodeWriter) -> None:
+    def emit(a: Assembler, source: sources.KeysSource | sources.ValuesSource, writer: CodeWriter) -> None:
         known = writer.sources if a is writer.loads else {}
         text = source.text().rpartition("[")[0]
         if text not in known:
