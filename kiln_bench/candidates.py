@@ -12,6 +12,7 @@ import torch
 import kiln.api as api
 from kiln.support.optional import load
 from kiln.support.records import dataclass
+from kiln_bench.models import Case
 from kiln_bench.task import Finding
 
 
@@ -35,6 +36,13 @@ class Candidate:
     prepare: Callable[[], None] = _nothing
     forget: Callable[[], None] = _nothing
     facts: Callable[[object], Finding] = field(default=_no_facts)
+    in_parts: bool = False
+    """Whether it compiles the model and the optimizer, not the whole step."""
+
+    def compile_case(self, case: Case) -> Callable[..., object]:
+        if self.in_parts and case.optimizer is not None:
+            return case.whole_step(self.compile(case.model), self.compile(case.optimizer.step))
+        return self.compile(case.subject)
 
 
 def _import_peer() -> None:
@@ -88,7 +96,7 @@ def candidate(name: str, mode: str | None) -> Candidate:
 CANDIDATES: Mapping[str, Callable[[str | None], Candidate]] = {
     "eager": lambda mode: Candidate(lambda model: model),
     "torch.compile": lambda mode: Candidate(
-        lambda model: torch.compile(model, mode=mode), _import_peer, _forget_peer, _peer_facts
+        lambda model: torch.compile(model, mode=mode), _import_peer, _forget_peer, _peer_facts, in_parts=True
     ),
     "kiln": lambda mode: Candidate(lambda model: api.compile(model, mode=mode), _import_kiln, facts=_kiln_facts),
     "kiln, True": _kiln_that_answers(True),

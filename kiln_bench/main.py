@@ -2,6 +2,7 @@
 
     python -m kiln bench --suite cpu --against eager,torch.compile --json out.json
     python -m kiln bench --suite cpu --train --models bert-base,gpt2,resnet50
+    python -m kiln bench --suite cpu --train-step --models gpt2      # with AdamW, the whole step compiled
 
 For each row: the first call of each candidate in a fresh process with empty caches, after a tiny program whose time is
 reported as set-up; then one process in which each round calls all candidates in random order. Where a program asks
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--suite", choices=(*MODELS, *MEASURES), default="cpu")
     parser.add_argument("--against", default="eager,torch.compile", help="comma list of eager, torch.compile")
     parser.add_argument("--train", action="store_true", help="training step: loss and all gradients")
+    parser.add_argument("--train-step", action="store_true", help="the same with AdamW, compiled as a whole")
     parser.add_argument("--mode", choices=("default", "reduce-overhead"), default="default", help="of both compilers")
     parser.add_argument("--models", default="", help="comma list; default: all of the suite")
     parser.add_argument("--pairs", type=int, default=30, help="rounds of calls (at least 30 to report)")
@@ -52,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     candidates = [name for name in arguments.against.split(",") if name and name != "eager"] + ["kiln"]
+    arguments.train |= arguments.train_step
     if arguments.suite in MEASURES:
         return MEASURES[arguments.suite](arguments, candidates)
     wanted = set(filter(None, arguments.models.split(",")))
@@ -165,7 +168,8 @@ def start(tasks: list[Task], arguments: argparse.Namespace, caches: Path) -> lis
     workers = []
     for number, task in enumerate(tasks):
         common: Task = {
-            "suite": arguments.suite, "train": arguments.train, "threads": arguments.threads,
+            "suite": arguments.suite, "train": arguments.train, "step": arguments.train_step,
+            "threads": arguments.threads,
             "cores": cores_of(number, arguments.threads) if len(tasks) > 1 else [],
             "mode": None if arguments.mode == "default" else arguments.mode,
         }  # fmt: skip

@@ -28,7 +28,7 @@ class Case:
     """A model (or function) with inputs. `run` is one inference call or one training step with its gradients.
 
     `autocast`: the dtype of a training step under autocast. `labels`: for a model that does not compute its loss, which
-    is then the cross entropy of its result.
+    is then the cross entropy of its result. With an `optimizer`, what `run` gets is a whole step (`whole_step`).
     """
 
     model: Any
@@ -38,17 +38,44 @@ class Case:
     device: str = "cpu"
     autocast: torch.dtype | None = None
     labels: Tensor | None = None
+    optimizer: torch.optim.Optimizer | None = None
+
+    @property
+    def subject(self) -> Callable[..., Any]:
+        """What eager runs, and compilers compile."""
+        return self.model if self.optimizer is None else self.whole_step(self.model, self.optimizer.step)
+
+    def whole_step(self, model: Callable[..., Any], update: Callable[[], object]) -> Callable[..., Tensor]:
+        """The step with `model`, which may be compiled, and the `update` of its parameters."""
+        optimizer = self.optimizer
+        assert optimizer is not None
+
+        def step(case: Case) -> Tensor:
+            optimizer.zero_grad()
+            loss = case.loss(model)
+            loss.backward()
+            update()
+            return loss.detach()
+
+        return step
+
+    def loss(self, model: Callable[..., Any]) -> Tensor:
+        with torch.autocast(self.device, self.autocast, enabled=self.autocast is not None):
+            result = model(*self.args, **self.kwargs)
+            loss: Tensor = result.loss if self.labels is None else nn.functional.cross_entropy(result, self.labels)
+        return loss
 
     def run(self, model: Callable[..., Any]) -> list[Tensor]:
         """The outputs; for a training step the loss, then the gradient of each parameter."""
         if not self.train:
             with torch.no_grad():
                 return tensors_of(model(*self.args, **self.kwargs))
-        self.model.zero_grad(set_to_none=True)
-        with torch.autocast(self.device, self.autocast, enabled=self.autocast is not None):
-            result = model(*self.args, **self.kwargs)
-            loss = result.loss if self.labels is None else nn.functional.cross_entropy(result, self.labels)
-        loss.backward()
+        if self.optimizer is not None:
+            loss = model(self)
+        else:
+            self.model.zero_grad(set_to_none=True)
+            loss = self.loss(model)
+            loss.backward()
         return [loss.detach(), *(p.grad for p in self.model.parameters() if p.grad is not None)]
 
 
@@ -64,8 +91,9 @@ def in_float64(case: Case) -> Case:
     return Case(model, args, kwargs, case.train, case.device, labels=case.labels)
 
 
-def build(row: SuiteRow, *, train: bool, seed: int) -> Case:
-    """Model and inputs of a row, with weights and data of `seed`, in the row's device and dtype."""
+def build(row: SuiteRow, *, train: bool, seed: int, step: bool = False) -> Case:
+    """Model and inputs of a row, with weights and data of `seed`, in the row's device and dtype; for a whole `step`
+    with AdamW."""
     torch.manual_seed(seed)
     case = _function(row) if "function" in row.data else _timm(row, train) if "timm" in row.data else _hub(row, train)
     narrow = None if row.dtype is torch.float32 else row.dtype
@@ -79,6 +107,8 @@ def build(row: SuiteRow, *, train: bool, seed: int) -> Case:
 
     case.args, case.kwargs = tuple(map(moved, case.args)), {name: moved(value) for name, value in case.kwargs.items()}
     case.labels, case.device, case.autocast = moved(case.labels), row.device, narrow if train else None
+    if step:
+        case.optimizer = torch.optim.AdamW(case.model.parameters(), lr=1e-4)
     return case
 
 

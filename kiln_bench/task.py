@@ -12,6 +12,7 @@ class Task(TypedDict, total=False):
     suite: str
     row: str
     train: bool
+    step: bool
     threads: int
     cores: list[int]
     mode: str | None

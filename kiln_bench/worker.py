@@ -32,9 +32,13 @@ CALLS_PER_SAMPLE = {"cpu": 1, "cuda": 2}
 """A GPU runs asynchronously: a sample is several calls between two synchronisations."""
 
 
-def find_row(suite: str, title: str, train: bool) -> SuiteRow:
-    rows = {row.title: row for row in load_suite(suite, train=train).rows}
-    return rows[title]
+def find_row(task: Task) -> SuiteRow:
+    rows = {row.title: row for row in load_suite(task["suite"], train=task["train"]).rows}
+    return rows[task["row"]]
+
+
+def build_case(task: Task, seed: int = 0) -> Case:
+    return build(find_row(task), train=task["train"], seed=seed, step=task.get("step", False))
 
 
 Steps = Iterator[Finding]
@@ -48,13 +52,13 @@ def measure_first(task: Task) -> Steps:
     """
     chosen = candidate(task["candidate"], task["mode"])
     chosen.prepare()
-    case = build(find_row(task["suite"], task["row"], task["train"]), train=task["train"], seed=0)
+    case = build_case(task)
     if case.device == "cuda":
-        case.run(case.model)  # initialises the libraries, which is not the compiler's time
+        case.run(case.subject)  # initialises the libraries, which is not the compiler's time
         torch.cuda.reset_peak_memory_stats()
     setup = set_up(chosen, case.device)
     start = time.perf_counter()
-    compiled = chosen.compile(case.model)
+    compiled = chosen.compile_case(case)
     case.run(compiled)
     wait_for(case.device)
     found: Finding = {"setup_seconds": setup, "first_seconds": time.perf_counter() - start}
@@ -86,7 +90,7 @@ def asks_is_compiling(case: Case) -> bool:
     before = sys.getprofile()
     sys.setprofile(note)
     try:
-        case.run(case.model)
+        case.run(case.subject)
     finally:
         sys.setprofile(before)
     return asked
@@ -115,12 +119,12 @@ def measure_steady(task: Task) -> Steps:
     """Compile and warm up; take samples, one per candidate and round, each round in random order; measure errors."""
     names, order = list(task["candidates"]), random.Random(task["row"])
     order.shuffle(names)
-    case = build(find_row(task["suite"], task["row"], task["train"]), train=task["train"], seed=0)
+    case = build_case(task)
     compiled = {}
     for name in names:
         chosen = candidate(name, task["mode"])
         chosen.prepare()
-        compiled[name] = chosen.compile(case.model)
+        compiled[name] = chosen.compile_case(case)
         for _ in range(WARM_UP):
             case.run(compiled[name])
     release(case.device)
@@ -149,16 +153,22 @@ def timed(case: Case, model: Callable[..., object]) -> float:
 
 def errors(task: Task, base: Case, compiled: Mapping[str, Callable[..., object]]) -> dict[str, Errors]:
     """The verdict over the seeds, per candidate. Seeds change weights and data of the compiled model."""
-    row = find_row(task["suite"], task["row"], task["train"])
     seeds: dict[str, list[Seed]] = {name: [] for name in compiled}
     for seed in SEEDS[: task["seeds"]]:
-        case = build(row, train=task["train"], seed=seed)
-        if isinstance(base.model, torch.nn.Module):
-            base.model.load_state_dict(case.model.state_dict())
-            case.model = base.model
-        reference, eager = reference_of(case), copies(case.run(case.model))
+        case = build_case(task, seed)
+        weights = case.model.state_dict() if isinstance(base.model, torch.nn.Module) else {}
+
+        def fresh(weights: Mapping[str, object] = weights) -> None:
+            """Steps change the weights."""
+            if weights:
+                base.model.load_state_dict(weights)
+
+        fresh()
+        case.model, case.optimizer = base.model, base.optimizer
+        reference, eager = reference_of(case), copies(case.run(case.subject))
         release(case.device)
         for name, model in compiled.items():
+            fresh()
             seeds[name].append(compare(copies(case.run(model)), eager, reference, case.autocast))
     return {name: summary(found) for name, found in seeds.items()}
 

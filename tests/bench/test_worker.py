@@ -73,3 +73,19 @@ def test_the_table_judges_every_candidate_by_the_same_rule() -> None:
     _, peer, ours = rows_of(result)
     assert "2.00" in ours and "0.50 " in ours and "1.20!" in ours and ours.endswith("True")
     assert "1.002!" in peer and "1.20!" in peer
+
+
+def test_a_whole_step_is_compiled_and_leaves_the_gradients() -> None:
+    def case() -> Case:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2)
+        made = Case(model, (torch.randn(4, 3),), {}, train=True, labels=torch.tensor([0, 1, 1, 0]))
+        made.optimizer = torch.optim.AdamW(model.parameters())
+        return made
+
+    eager, ours = case(), case()
+    compiled = candidate("kiln", None).compile_case(ours)
+    for _ in range(3):
+        for mine, expected in zip(ours.run(compiled), eager.run(eager.subject), strict=True):
+            torch.testing.assert_close(mine, expected)
+    assert api.report_of(compiled).breaks == []
