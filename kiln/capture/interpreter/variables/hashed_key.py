@@ -11,6 +11,8 @@ import types
 from dataclasses import field
 from typing import final
 
+import torch
+
 from kiln.capture.interpreter.breaks import UnsupportedValue
 from kiln.capture.interpreter.core import CaptureState, Token, Value
 from kiln.runtime.guards.constant import is_constant
@@ -72,7 +74,7 @@ def hashed_key(s: CaptureState, value: Value) -> Token:
 def is_hashed_by_program(container: Value, item: object) -> bool:
     """Whether hashing an item from outside runs code of the program, which Python does not do again to read it."""
     function = type(item).__hash__
-    if not isinstance(function, types.FunctionType):
+    if not isinstance(function, types.FunctionType) or function is torch.Tensor.__hash__:
         return False
     if not is_quiet(function):
         raise container.unsupported("read", "hashing its items may have side effects")
