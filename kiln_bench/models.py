@@ -20,6 +20,7 @@ from kiln.support.optional import load_required
 from kiln_bench.suite import SuiteRow
 
 T = TypeVar("T")
+Runnable = Callable[..., Any]
 
 
 @final
@@ -41,11 +42,11 @@ class Case:
     optimizer: torch.optim.Optimizer | None = None
 
     @property
-    def subject(self) -> Callable[..., Any]:
+    def subject(self) -> Runnable:
         """What eager runs, and compilers compile."""
         return self.model if self.optimizer is None else self.whole_step(self.model, self.optimizer.step)
 
-    def whole_step(self, model: Callable[..., Any], update: Callable[[], object]) -> Callable[..., Tensor]:
+    def whole_step(self, model: Runnable, update: Callable[[], object]) -> Callable[..., Tensor]:
         """The step with `model`, which may be compiled, and the `update` of its parameters."""
         optimizer = self.optimizer
         assert optimizer is not None
@@ -59,13 +60,13 @@ class Case:
 
         return step
 
-    def loss(self, model: Callable[..., Any]) -> Tensor:
+    def loss(self, model: Runnable) -> Tensor:
         with torch.autocast(self.device, self.autocast, enabled=self.autocast is not None):
             result = model(*self.args, **self.kwargs)
             loss: Tensor = result.loss if self.labels is None else nn.functional.cross_entropy(result, self.labels)
         return loss
 
-    def run(self, model: Callable[..., Any]) -> list[Tensor]:
+    def run(self, model: Runnable) -> list[Tensor]:
         """The outputs; for a training step the loss, then the gradient of each parameter."""
         if not self.train:
             with torch.no_grad():
