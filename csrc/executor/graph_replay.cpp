@@ -181,7 +181,7 @@ class GraphReplay {
 
   // False: a Python error is set.
   bool record(PyObject* given, PyObject* used, PyObject* results, PyObject* constants,
-              PyObject* mutated, bool standalone);
+              PyObject* bumped, bool standalone);
 
   PyObject* check(PyObject* args) const { return PyLong_FromLong(verdict(args)); }
   PyObject* moved(PyObject* args) const;
@@ -200,7 +200,7 @@ class GraphReplay {
 
   std::vector<Argument> arguments_;
   std::vector<size_t> copied_;  // numbers of arguments, in order
-  std::vector<size_t> mutated_;
+  std::vector<size_t> bumped_;
   std::vector<Result> results_;
   std::vector<Memory> memories_;
   bool standalone_ = false;
@@ -287,7 +287,7 @@ void GraphReplay::add_result(PyObject* object, PyObject* used, PyObject* constan
 }
 
 bool GraphReplay::record(PyObject* given, PyObject* used, PyObject* results, PyObject* constants,
-                         PyObject* mutated, bool standalone) {
+                         PyObject* bumped, bool standalone) {
   standalone_ = standalone;
   if (PyTuple_GET_SIZE(given) != PyTuple_GET_SIZE(used)) {
     PyErr_SetString(PyExc_ValueError, "the graph was recorded with another number of arguments");
@@ -300,10 +300,10 @@ bool GraphReplay::record(PyObject* given, PyObject* used, PyObject* results, PyO
     add_result(PyTuple_GET_ITEM(results, n), used, constants);
     if (PyErr_Occurred()) return false;
   }
-  for (Py_ssize_t n = 0; n < PyTuple_GET_SIZE(mutated); n++) {
-    size_t place = PyLong_AsSize_t(PyTuple_GET_ITEM(mutated, n));
+  for (Py_ssize_t n = 0; n < PyTuple_GET_SIZE(bumped); n++) {
+    size_t place = PyLong_AsSize_t(PyTuple_GET_ITEM(bumped, n));
     if (PyErr_Occurred()) return false;
-    if (arguments_.at(place).is_tensor) mutated_.push_back(place);
+    if (arguments_.at(place).is_tensor) bumped_.push_back(place);
   }
   return true;
 }
@@ -414,7 +414,7 @@ PyObject* GraphReplay::hand_out(PyObject* args) {
   std::vector<StoragePtr> lent;
   lent.reserve(memories_.size());
   for (Memory& memory : memories_) lent.push_back(memory.lend());
-  for (size_t n : mutated_) {
+  for (size_t n : bumped_) {
     c10::TensorImpl& tensor = *tensor_at(args, n);
     if (!tensor.is_inference()) tensor.bump_version();
   }
@@ -439,10 +439,10 @@ GraphReplay& replay_of(PyObject* self) {
 }
 
 PyObject* make_replay(PyTypeObject* type, PyObject* args, PyObject*) {
-  PyObject *given, *used, *results, *constants, *mutated;
+  PyObject *given, *used, *results, *constants, *bumped;
   int standalone;
   if (!PyArg_ParseTuple(args, "O!O!O!O!O!p", &PyTuple_Type, &given, &PyTuple_Type, &used,
-                        &PyTuple_Type, &results, &PyTuple_Type, &constants, &PyTuple_Type, &mutated,
+                        &PyTuple_Type, &results, &PyTuple_Type, &constants, &PyTuple_Type, &bumped,
                         &standalone)) {
     return nullptr;
   }
@@ -450,7 +450,7 @@ PyObject* make_replay(PyTypeObject* type, PyObject* args, PyObject*) {
   if (!self) return nullptr;
   new (&replay_of(self)) GraphReplay();
   PyObject* done = guarded([&]() -> PyObject* {
-    bool good = replay_of(self).record(given, used, results, constants, mutated, standalone != 0);
+    bool good = replay_of(self).record(given, used, results, constants, bumped, standalone != 0);
     return good ? self : nullptr;
   });
   if (!done) Py_DECREF(self);
@@ -490,8 +490,7 @@ PyTypeObject replay_type = {
     .tp_basicsize = sizeof(GraphReplayObject),
     .tp_dealloc = dealloc,
     .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_doc =
-        "GraphReplay(given, used, results, constants, mutated, standalone): calls of a graph.",
+    .tp_doc = "GraphReplay(given, used, results, constants, bumped, standalone): calls of a graph.",
     .tp_methods = replay_methods,
     .tp_new = make_replay,
 };

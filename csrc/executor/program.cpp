@@ -217,6 +217,7 @@ std::unique_ptr<Program> read_program(Reader in, const std::vector<std::string>&
   read_registers(in, *program);
   program->mutated = in.list();
   program->donated = in.list();
+  program->bumped = in.list();
   return program;
 }
 

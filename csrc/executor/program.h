@@ -111,7 +111,7 @@ struct Program {
   std::vector<int64_t> ints;
   std::vector<double> floats;
   std::vector<std::vector<Operation>> segments;
-  std::vector<Slot> mutated, donated;
+  std::vector<Slot> mutated, donated, bumped;
   std::vector<std::string> strings;
 };
 

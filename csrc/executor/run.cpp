@@ -295,7 +295,7 @@ void Run::steps() {
     throw;
   }
   restore_inputs();
-  for (Slot slot : program_.mutated) {
+  for (Slot slot : program_.bumped) {
     if (slots_[slot].is_tensor() && !slots_[slot].tensor()->is_inference()) {
       slots_[slot].tensor()->bump_version();
     }

@@ -65,8 +65,8 @@ class GraphReplay:
     """Checks the arguments of a recorded graph and makes its results; used by `kiln.runtime.cuda_graphs.recording`.
 
     `given`: the arguments it was recorded for; `used`: the same objects, or the buffers into which they are copied;
-    `results`: what the recorded call returned; `constants`: tensors that results may be; `mutated`: arguments that it
-    writes.
+    `results`: what the recorded call returned; `constants`: tensors that results may be; `bumped`: arguments whose
+    versions it raises.
     """
 
     def __new__(
@@ -75,7 +75,7 @@ class GraphReplay:
         used: tuple[Any, ...],
         results: tuple[Any, ...],
         constants: tuple[torch.Tensor, ...],
-        mutated: tuple[int, ...],
+        bumped: tuple[int, ...],
         standalone: bool,
         /,
     ) -> GraphReplay: ...

@@ -102,10 +102,17 @@ def graph_to_plan(graph: Graph, context: CompileContext, label: str = "") -> Pla
     if context.dump.folder is None and "repeated-layers" not in context.without:
         plan = repeated_layers_to_plan(graph, context)
         if plan is not None:
-            return plan
+            return with_versions(plan, graph)
     *_, plan = run_stages(graph, context, label)
     assert isinstance(plan, Plan)
-    return plan
+    return with_versions(plan, graph)
+
+
+def with_versions(plan: Plan, graph: Graph) -> Plan:
+    """`plan`, which raises the versions of what `graph` writes as often as eager."""
+    counts = {write.target: write.versions for write in graph.writes}
+    bumped = [slot for slot, node in enumerate(graph.inputs) for _ in range(counts.get(node, 0))]
+    return replace(plan, bumped=tuple(bumped)) if counts else plan
 
 
 def run_stages(graph: Graph, context: CompileContext, label: str = "") -> list[Any]:

@@ -86,6 +86,7 @@ class ProgramEncoder:
         layouts = [len(self.operands.layouts), *self.operands.layout_words]
         parts = [head, inputs, bindings, layouts, self.kernel_words(), buffers, steps, outputs]
         parts += [self.register_words(), counted(self.plan.mutated), counted(self.plan.donated)]
+        parts += [counted(self.plan.version_bumps)]
         return [word for part in parts for word in part]
 
     # Inputs, symbols, layouts.

@@ -260,8 +260,9 @@ class PlanOutput:
 @final
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A compiled region. `num_slots` counts arguments and temporaries; `mutated`: inputs whose version is bumped;
-    `donated`: inputs whose memory the plan may reuse (saved tensors of a backward plan without retain_graph).
+    """A compiled region. `num_slots` counts arguments and temporaries; `mutated`: inputs that it writes to; `bumped`:
+    inputs whose version rises, once for each entry, None for each of `mutated`; `donated`: inputs whose memory the plan
+    may reuse (saved tensors of a backward plan without retain_graph).
     """
 
     name: str
@@ -274,6 +275,12 @@ class Plan:
     constants: tuple[str, ...] = ()  # content keys of constant tensors
     mutated: tuple[int, ...] = ()
     donated: tuple[int, ...] = ()
+    bumped: tuple[int, ...] | None = None
+
+    @property
+    def version_bumps(self) -> tuple[int, ...]:
+        """As `bumped`."""
+        return self.mutated if self.bumped is None else self.bumped
 
     def landing_slot(self, symbol: str) -> Slot | None:
         """Where a `HostReadStep` stores the value of `symbol`, if anywhere."""

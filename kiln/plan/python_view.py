@@ -46,7 +46,7 @@ class PythonPrinter:
                 self.lines.append(f"{binding.name} = {_BINDINGS[binding.kind](self.names[binding.slot], binding.dim)}")
         for step in self.plan.steps:
             self.lines.append(step.python(self) + (f"  # {step.origin}" if step.origin else ""))
-        self.lines += [f"bump({self.names[slot]})" for slot in self.plan.mutated]
+        self.lines += [f"bump({self.names[slot]})" for slot in self.plan.version_bumps]
         self.lines += self.results()
         head = f"def {identifier(self.plan.name)}({', '.join(self.names[: len(self.plan.inputs)])}):"
         return "\n".join([*self.above, head, *(f"    {line}" for line in self.lines)])

@@ -131,7 +131,7 @@ class ReferenceRun:
 
     def results(self) -> tuple[object, ...]:
         """The outputs, after the last step."""
-        for slot in self.plan.mutated:
+        for slot in self.plan.version_bumps:
             if not self.values[slot].is_inference():
                 torch.autograd.graph.increment_version(self.values[slot])
         done: list[object] = []

@@ -25,7 +25,8 @@ def plan_text(plan: Plan, indent: str = "") -> str:
     lines = [f"plan {plan.name}({inputs})" + (f"  where {where}" if where else "")]
     lines += [f"    {line}" for step in plan.steps for line in step_text(step).split("\n")]
     lines.append("    return " + ", ".join(_output(output) for output in plan.outputs))
-    for name, slots in (("mutates", plan.mutated), ("may reuse", plan.donated)):
+    bumped = None if plan.version_bumps == plan.mutated else plan.bumped
+    for name, slots in (("mutates", plan.mutated), ("raises the versions of", bumped), ("may reuse", plan.donated)):
         if slots:
             lines.append(f"    {name} {slots_text(slots)}")
     return "\n".join(indent + line for line in lines)

@@ -13,7 +13,7 @@ from typing import final
 
 import torch
 
-from kiln.graph.ir.graph import Graph, Write
+from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import rebuilt, symbols_in, with_inputs
 from kiln.graph.prims.rows import PRIMS
@@ -204,5 +204,5 @@ class Assembly:
             nodes.append(replaced[node])
         made = rebuilt(graph, nodes, replaced)
         outputs = tuple([output.renumbered(numbers) for output in made.outputs])
-        writes = tuple([Write(replaced[write.target], write.value) for write in made.writes])
+        writes = tuple([replace(write, target=replaced[write.target]) for write in made.writes])
         return Graph(tuple(inputs), nodes, outputs, writes)

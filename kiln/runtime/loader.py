@@ -133,7 +133,7 @@ class LoadedBundle:
         """The executor, recorded as CUDA graphs where that is possible."""
         constants = self._constants(name)
         written = self.entries[name]["graph"]
-        facts = GraphFacts(**{**written, "mutated": tuple(written["mutated"])})
+        facts = GraphFacts(**{**written, "mutated": tuple(written["mutated"]), "bumped": tuple(written["bumped"])})
         plain = self._load("program", name, constants)
         return graphs.wrap(
             plain, lambda every: self._load("seeded", name, every), facts, constants, standalone=standalone

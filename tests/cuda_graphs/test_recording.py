@@ -46,7 +46,7 @@ def graphed(
     *,
     standalone: bool = True,
 ) -> GraphedPlan:
-    facts = GraphFacts("plan", "cpu", mutated=mutated)
+    facts = GraphFacts("plan", "cpu", mutated=mutated, bumped=mutated)
     return GraphedPlan(function, Recordable(function, facts, constants, None, standalone), device, Log())
 
 

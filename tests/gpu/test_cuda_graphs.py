@@ -90,7 +90,9 @@ class Log:
 
 
 def graphed(function: Callable[..., Sequence[Any]], mutated: tuple[int, ...] = ()) -> GraphedPlan:
-    what = Recordable(function, GraphFacts("plan", "cuda:0", mutated=mutated), (), None, standalone=True)
+    what = Recordable(
+        function, GraphFacts("plan", "cuda:0", mutated=mutated, bumped=mutated), (), None, standalone=True
+    )
     return GraphedPlan(function, what, gpu(0), Log())
 
 

@@ -53,10 +53,12 @@ class Output:
 @final
 @dataclass(frozen=True, slots=True)
 class Write:
-    """The contents of input `target` become `value` (same sizes)."""
+    """The contents of input `target` become `value` (same sizes). `versions`: how often eager raises its version, which
+    a write through `.data` does not."""
 
     target: Node
     value: Node
+    versions: int = 1
 
 
 @final

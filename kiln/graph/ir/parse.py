@@ -29,7 +29,7 @@ from kiln.tensor.spec import CPU, ScalarSpec, Spec, TensorSpec, contiguous_strid
 HEAD = re.compile(r"(?:@\d+ = )?graph ?(?P<name>\w*)\((?P<inputs>.*)\):$")
 INPUT = re.compile(r'%(?P<value>\d+): (?P<spec>.+?) (?P<name>"(?:[^"\\]|\\.)*")(?:, |$)')
 NODE = re.compile(r"%(?P<value>\d+): (?P<spec>.+?) = (?P<call>(?:[a-z]+ )?[\w.]+\(.*)$")
-WRITE = re.compile(r"write %(\d+) <- %(\d+)$")
+WRITE = re.compile(r"write %(\d+) <- %(\d+)(?: versions=(\d+))?$")
 OUTPUT = re.compile(
     r"%(?P<value>\d+)(?: is (?P<same>input|output) (?P<same_index>\d+)"
     r"| views (?P<of>input|output) (?P<index>\d+) as (?P<view>\w+\[[^\]]*\]))?(?P<grad> requires_grad)?(?:, |$)"
@@ -115,7 +115,8 @@ def _read_graph(reader: _LineReader) -> Graph:
     writes: list[Write] = []
     while not reader.next().text.startswith("return"):
         if write := WRITE.match(reader.current.text):
-            writes.append(Write(_value(reader, values, write[1]), _value(reader, values, write[2])))
+            target, value = (_value(reader, values, name) for name in (write[1], write[2]))
+            writes.append(Write(target, value, int(write[3] or 1)))
         else:
             nodes.append(_read_node(reader, values))
     outputs = _read_outputs(reader, values)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 
 from kiln.graph.ir.build import Builder
-from kiln.graph.ir.graph import Graph, Output, Write
+from kiln.graph.ir.graph import Graph, Output
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.size_oracle import UnknownRelation
 from kiln.graph.prims.table import Kind
@@ -72,7 +72,7 @@ def applied(rule: NodeRule, builder: Builder, node: Node) -> Node | None:
 def rebuilt(graph: Graph, nodes: list[Node], replaced: Mapping[Node, Node]) -> Graph:
     """`graph` with other nodes; outputs and writes take the values that replace theirs."""
     outputs = tuple([_with_value(output, replaced.get(output.value, output.value)) for output in graph.outputs])
-    writes = tuple([Write(write.target, replaced.get(write.value, write.value)) for write in graph.writes])
+    writes = tuple([replace(write, value=replaced.get(write.value, write.value)) for write in graph.writes])
     return Graph(graph.inputs, nodes, outputs, writes, graph.name)
 
 

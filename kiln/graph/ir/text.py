@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from kiln.graph.ir.graph import Alias, Graph, Output
+from kiln.graph.ir.graph import Alias, Graph, Output, Write
 from kiln.graph.ir.node import Arg, Attr, Node, Origin
 from kiln.symbolic import Expr
 from kiln.tensor.dtypes import DTYPE_NAMES
@@ -41,9 +41,14 @@ def graph_text(graph: Graph, around: Node | None = None, lines: int = 5, origins
     title = "graph" if graph.name == "graph" else f"graph {graph.name}"
     text = [f"{title}({inputs}):"]
     text += [INDENT + line for _, node in body for line in node]
-    text += [f"{INDENT}write {names[write.target]} <- {names[write.value]}" for write in graph.writes]
+    text += [f"{INDENT}{write_text(write, names)}" for write in graph.writes]
     text.append(INDENT + ("return " + ", ".join(output_text(output, names) for output in graph.outputs)).rstrip())
     return "\n".join(text)
+
+
+def write_text(write: Write, names: Mapping[Node, str]) -> str:
+    versions = "" if write.versions == 1 else f" versions={write.versions}"
+    return f"write {names[write.target]} <- {names[write.value]}{versions}"
 
 
 class _ValueNames(dict[Node, str]):

@@ -18,7 +18,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import final
 
-from kiln.graph.ir.graph import Graph, Output, Write
+from kiln.graph.ir.graph import Graph, Output
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import with_inputs
 from kiln.graph.passes.cse import exact
@@ -246,7 +246,7 @@ def _shortened(graph: Graph, layers: Layers) -> ShortGraph | None:
     results = list(_short_outputs(graph, inputs, outputs, successor))
     if len(results) != len(outputs):
         return None
-    writes = tuple([Write(write.target, successor.get(write.value, write.value)) for write in graph.writes])
+    writes = tuple([replace(write, value=successor.get(write.value, write.value)) for write in graph.writes])
     kept = tuple([graph.inputs[number] for number in inputs])
     short = Graph(kept, nodes, tuple(results), writes, graph.name)
     return ShortGraph(short, layers, tuple(inputs), tuple(outputs))

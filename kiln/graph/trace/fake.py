@@ -38,6 +38,8 @@ class FakeTensor(torch.Tensor):
     is_input = False
     is_outer = False
     """Whether it stands for a wrapper (`outer.py`): it has no `storage_view`."""
+    is_data = False
+    """Whether it is the `.data` of another, which has a version of its own."""
     _is_param: bool
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]

@@ -52,8 +52,18 @@ def build_graph(mode: RecordingMode, records: Sequence[InputRecord], outputs: Se
     used = [index for index, record in enumerate(records) if record.used]
     numbers = {index: number for number, index in enumerate(used)}
     inputs = tuple([records[index].node for index in used])
-    writes = tuple([Write(record.node, value) for record, value in written])
+    writes = tuple([Write(record.node, value, versions_of(mode, record, records)) for record, value in written])
     return Graph(inputs, nodes, tuple([output.renumbered(numbers) for output in made]), writes)
+
+
+def versions_of(mode: RecordingMode, written: InputRecord, records: Sequence[InputRecord]) -> int:
+    """How often an input, and others in its memory, were changed in place; at least once if any change counts, as some
+    operators do not count on fakes."""
+    tensors = [record for record in records if isinstance(record.fake, FakeTensor)]
+    root = root_of(written.view.storage)
+    sharing = [record for record in tensors if root_of(record.view.storage) is root]
+    counted = sum(record.version - record.first_version for record in sharing)
+    return max(counted, int(id(root) in mode.versioned))
 
 
 def read_through_roots(mode: RecordingMode, records: Sequence[InputRecord]) -> dict[Node, Node]:

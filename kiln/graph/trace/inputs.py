@@ -60,6 +60,17 @@ class InputRecord:
     """It is drawn at random in front of the region, and differs in each call."""
     kept: bool = False
     """Whether it is an input of the graph even if no node reads it."""
+    first_version: int = 0
+    """Of the fake, before the first call."""
+
+    def __post_init__(self) -> None:
+        self.first_version = self.version
+
+    @property
+    def version(self) -> int:
+        """How often calls have changed the tensor in place; a write through `.data` does not count."""
+        is_counted = isinstance(self.fake, torch.Tensor) and not self.fake.is_inference()
+        return cast(torch.Tensor, self.fake)._version if is_counted else 0
 
     @property
     def has_history(self) -> bool:

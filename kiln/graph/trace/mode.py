@@ -20,7 +20,7 @@ from kiln.graph.ops import Emit
 from kiln.graph.trace.constants import Constants
 from kiln.graph.trace.fake import FakeTensor, make_fake, make_symbolic_fake
 from kiln.graph.trace.functionalise import Functionaliser, refuse_overlap
-from kiln.graph.trace.storage_view import StorageView, new_storage
+from kiln.graph.trace.storage_view import StorageView, new_storage, root_of
 from kiln.graph.trace.symbols import TraceSymbols, is_symbolic
 from kiln.graph.trace.tagged_numbers import with_symbolic_numbers
 from kiln.support.dispatch_mode import DispatchMode
@@ -48,6 +48,8 @@ class RecordingMode(DispatchMode):
         self.constants = constants
         self.resolve = resolve
         self.mutations = 0
+        self.versioned: set[int] = set()
+        """The memory of which a write has raised the version, by the identity of its first view."""
         self.symbolic = False
         self.autocast = False
         """Whether the call is made under autocast; torch's own flags are off below the mode."""
@@ -131,6 +133,8 @@ class RecordingMode(DispatchMode):
         if not uniform:
             refuse_overlap(view.spec, str(op))
         self.mutations += 1
+        if isinstance(target, FakeTensor) and is_counted(target, op):
+            self.versioned.add(id(root_of(view.storage)))
         self.memory.write(view, value, str(op))
 
 
@@ -145,3 +149,9 @@ def real_in(mode: RecordingMode, node: Node) -> Real:
         node = emit.node("reshape", node, sizes=())
     emit.givens[given] = emit.convert(node, torch.float64)
     return Real("given", (given,))
+
+
+def is_counted(target: FakeTensor, op: OpOverload) -> bool:
+    """Whether eager raises the version of what `op` writes: not through `.data`, and not in its batch norm."""
+    owner = target if target._base is None else target._base
+    return not getattr(owner, "is_data", False) and "batch_norm" not in op.name()

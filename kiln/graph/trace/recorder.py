@@ -221,6 +221,8 @@ class Recorder:
             _pop(None)
         if type(result) is not FakeTensor:
             refuse_real(result, name)
+        elif target is getattr and args[1] == "data":
+            result.is_data = True
         kind: CallKind = "method" if isinstance(target, str) else "function"
         effects = self._mode.mutations != mutations or changes_state(target)
         self.writes += effects

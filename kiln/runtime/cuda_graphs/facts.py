@@ -42,12 +42,14 @@ INDEXING = frozenset(("index", "index_put", "index_put_", "_index_put_impl_", "_
 @final
 @dataclass(frozen=True, slots=True)
 class GraphFacts:
-    """`device`: where the plan runs. `mutated`: inputs that it writes to. `seeds`: how many random seeds it draws."""
+    """`device`: where the plan runs. `mutated`: inputs that it writes to. `bumped`: see `Plan`. `seeds`: how many
+    random seeds it draws."""
 
     name: str
     device: str
     refusal: str = ""
     mutated: tuple[int, ...] = ()
+    bumped: tuple[int, ...] = ()
     seeds: int = 0
 
 
@@ -56,7 +58,7 @@ def graph_facts(plan: Plan) -> GraphFacts:
     device = device_of(specs, specs) or CPU
     refusal = next(_refusals(plan, device, specs), "")
     seeds = sum(isinstance(step, RandomSeedStep) for step in plan.steps)
-    return GraphFacts(plan.name, str(device), refusal, plan.mutated, seeds)
+    return GraphFacts(plan.name, str(device), refusal, plan.mutated, plan.version_bumps, seeds)
 
 
 def _refusals(plan: Plan, device: torch.device, specs: Mapping[int, TensorSpec]) -> Iterator[str]:

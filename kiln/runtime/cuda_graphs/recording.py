@@ -89,7 +89,7 @@ class Recording:
         results = tuple(results)
         count = len(results) - what.facts.seeds
         constants = (*what.constants, *(what.seeds.tensors if what.seeds else ()))
-        state = GraphReplay(args, used, results[:count], constants, what.facts.mutated, what.standalone)
+        state = GraphReplay(args, used, results[:count], constants, what.facts.bumped, what.standalone)
         positions = list(flats)
         written_back = [positions.index(position) for position in what.facts.mutated if position in flats]
         made = Recording(graph, device, state, list(flats.values()), frozenset(flats), written_back)
