@@ -47,6 +47,16 @@ class Asking(Function):
         return given + (7 if second is None else second * 100)
 
 
+class Rows(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, ...]:
+        return x.unbind(0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:  # type: ignore[override]
+        return torch.stack(grads) * 2
+
+
 class Extra(Reversed):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
@@ -106,6 +116,7 @@ PROGRAMS: dict[str, Program] = {
     "gradients that may be missing": lambda x: Asking.apply(x),
     "outputs used together": used_together,
     "one output unused": one_unused,
+    "views of the argument": lambda x: Rows.apply(x),
     "an extra gradient": lambda x: Extra.apply(x),
     "an extra None": lambda x: ExtraNone.apply(x),
     "a number": lambda x: Number.apply(x),

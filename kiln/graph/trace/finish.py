@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
-import torch
+from torch.autograd.function import BackwardCFunction
 
 from kiln.graph.ir.graph import Alias, Graph, Output, Write
 from kiln.graph.ir.node import Node, base_of
@@ -202,7 +202,7 @@ class _Outputs:
                 refuse_overlapping_base(first.storage_view.spec)
             refuse_other_dtype(view.spec, first.storage_view.spec)
             refuse_separate_gradients(fake, first)
-            refuse_custom_view(fake, first)
+            refuse_custom_view(self.mode, fake, first)
             alias = Alias(of, index, None if fake is first else view.spec)
         self.made += 1
         return Output(value, alias, fake.requires_grad)
@@ -250,12 +250,18 @@ def refuse_separate_gradients(fake: FakeTensor, first: FakeTensor) -> None:
         raise UnsupportedOp(op="detach", reason="a detached tensor that was changed requires gradients of its own")
 
 
-def refuse_custom_view(fake: FakeTensor, first: FakeTensor) -> None:
+def refuse_custom_view(mode: RecordingMode, fake: FakeTensor, first: FakeTensor) -> None:
     """A result of an `autograd.Function` in the memory of its argument has a backward of its own, which a view that is
     rebuilt outside has not."""
-    for result in (fake, first) if fake is not first else ():
-        if result.requires_grad and result._is_view() and torch._C._autograd._get_creation_meta(result).value == 1:
-            raise UnsupportedOp(op="view", reason="a result of an `autograd.Function` is its argument, or a view of it")
+    views = [view for view in (fake, first) if fake is not first and view.requires_grad and view._base is not None]
+    for view in views:
+        with mode:  # autograd computes the gradient function of a view on demand
+            node, end = view.grad_fn, view._base.grad_fn  # type: ignore[union-attr]
+        while node is not None and node is not end:
+            if isinstance(node, BackwardCFunction):
+                reason = "a result of an `autograd.Function` is its argument, or a view of it"
+                raise UnsupportedOp(op="view", reason=reason)
+            node = node.next_functions[0][0] if node.next_functions else None
 
 
 def refuse_other_dtype(view: TensorSpec, base: TensorSpec) -> None:
