@@ -171,6 +171,25 @@ def changes_an_argument(x: Tensor, w: Tensor) -> Any:
     return part @ w
 
 
+def two_copies_of_one(x: Tensor, w: Tensor) -> Any:
+    y = x * 2
+    z = y.view(12)
+    if x.sum() > 0:
+        z = y.view(-1)
+    if x.mean() > 1:
+        y = y * 1
+    return y, z
+
+
+def changes_what_a_gradient_needs(x: Tensor, w: Tensor) -> Any:
+    y = x.tanh()
+    if x.sum() > 0:
+        y = y @ w
+        y = y.tanh()
+        y.mul_(0.5)
+    return w * 2 if y.shape[0] == 4 else y
+
+
 def early(x: Tensor, w: Tensor) -> Any:
     if x.sum() > 0:
         return x @ w
@@ -212,6 +231,8 @@ BROKEN = [
     copied_input,
     returned_input,
     changes_an_argument,
+    changes_what_a_gradient_needs,
+    two_copies_of_one,
     early,
     lists,
     numbers,
@@ -322,6 +343,21 @@ def test_plans_of_branches(program: Program) -> None:
     """With gradients that do not exist where the side that was taken does not use a tensor."""
     compiled = kiln.compile(program, fullgraph=True, options={"random": "eager"})
     check(program, compiled, True)
+
+
+@pytest.mark.parametrize("backend", ["eager", "kiln"])
+def test_a_draw_that_nothing_reads_is_made(backend: str) -> None:
+    def chosen(x: Tensor) -> Tensor:
+        if torch.rand([]) < 0.5:
+            x = x
+        return x
+
+    compiled = kiln.compile(chosen, backend=backend, options={"random": "eager"})
+    found = []
+    for call in (compiled, chosen):
+        torch.manual_seed(0)
+        found.append([call(torch.ones(2)), torch.rand([])])
+    torch.testing.assert_close(*found)
 
 
 class Skipping(nn.Module):

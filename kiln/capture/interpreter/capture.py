@@ -109,6 +109,7 @@ from kiln.graph.autograd.errors import BackwardRaises
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.history import mark_freed
 from kiln.graph.trace.inputs import Dims, InputRecord
+from kiln.graph.trace.nested_graphs import draws_random
 from kiln.graph.trace.recorder import Recorder
 from kiln.graph.trace.trace import Trace
 from kiln.runtime.checked_region import run_checked
@@ -654,7 +655,8 @@ def break_before(step: PastStep, function: str, why: str) -> None:
 
 
 def has_effects(recorder: Recorder) -> bool:
-    return any(getattr(call, "effects", False) for call in recorder.calls)
+    """Whether its calls change something: memory, or the state of a random generator."""
+    return any(getattr(call, "effects", False) for call in recorder.calls) or draws_random(recorder.nodes)
 
 
 def bound_sources(trace: Trace, prologue: Prologue | None) -> list[Source]:

@@ -299,7 +299,10 @@ def joined_tensors(
     places = {id(fake): number for number, fake in enumerate(captured)}
     changes = tuple([places[id(fake)] for fake in changed])
     target = operator_of("cond", done, captured, run_branch, lets_gradients_be_absent=True, changes=changes)
-    results = record(s, target, [condition.fake, *captured])
+    try:
+        results = record(s, target, [condition.fake, *captured])
+    except RuntimeError as problem:  # of autograd: a value that a gradient needs was changed in place
+        raise NotNested("its torch calls raise apart from the region") from problem
     for pair, result in zip(distinct.values(), results, strict=True):
         note_copy(s, pair, result, captured, failed)
         if pair[0].fake.requires_grad is not pair[1].fake.requires_grad:
@@ -351,9 +354,11 @@ def refuse_visible_copies(s: CaptureState, outputs: Sequence[FakeTensor]) -> Non
     given = {id(record.fake.storage_view.storage) for record in s.recorder.inputs if type(record.fake) is FakeTensor}
     for copy in copies.values():
         changed = [storage.version for storage in (copy.result, *copy.sources)] != copy.versions
-        shared = any(id(storage) in seen | given for storage in copy.sources)
-        if changed or (id(copy.result) in seen and shared):
+        sources = {id(storage) for storage in copy.sources}
+        if changed or (id(copy.result) in seen and not sources.isdisjoint(seen | given)):
             raise ValueNeeded(copy.made_at, copy.step)
+        if id(copy.result) in seen:
+            given |= sources  # another copy of them is seen, too
 
 
 def refuse_varying_gradients(s: CaptureState, outputs: Sequence[FakeTensor]) -> None:

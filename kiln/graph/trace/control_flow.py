@@ -16,7 +16,6 @@ from typing import cast, final
 
 import torch
 
-from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Attr, Node
 from kiln.graph.prims.meta.create import scan_meta
 from kiln.graph.prims.rows import PRIMS
@@ -90,7 +89,7 @@ def scan(recorder: Calls, scope: Scope, target: ControlFlow, args: Sequence[Fake
     count = len(body.gradients)
     if not differentiated:
         return tuple(results)
-    if draws_random(Graph((), body.nested.nodes, ())):
+    if draws_random(body.nested.nodes):
         raise NotNested("it draws random numbers, which the backward would draw again")
     before = [recorder.node_of(fake) for fake in results[count:]]
     backward = ScanBackward(recorder, scope, target, values, needs, before, body.gradients)

@@ -17,7 +17,7 @@ from typing import Protocol, final
 
 from kiln.graph.ir.graph import Graph, Output
 from kiln.graph.ir.node import Node, base_of
-from kiln.graph.ir.rewrite import all_nodes, without_dead_code
+from kiln.graph.ir.rewrite import nested_graphs, without_dead_code
 from kiln.graph.ops import Emit
 from kiln.graph.prims.meta import preserved, same_strides
 from kiln.graph.prims.rows import PRIMS
@@ -138,6 +138,11 @@ def further(made: Nested) -> Iterator[None]:
         made.read_as[node] = node
 
 
-def draws_random(graph: Graph) -> bool:
+def draws_random(nodes: Iterable[Node]) -> bool:
     """Whether a second run would draw other numbers; calls with unknown effects may."""
-    return any(node.op.kind is Kind.RANDOM or node.op.name == "opaque" for node in all_nodes(graph))
+    return any(
+        node.op.kind is Kind.RANDOM
+        or node.op.name == "opaque"
+        or any(draws_random(graph.nodes) for graph in nested_graphs(node))
+        for node in nodes
+    )
