@@ -16,7 +16,6 @@ The kinds of steps are in `kiln/plan/steps`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, final
 
 import torch
@@ -131,6 +130,8 @@ def slots_in(value: Any, found: list[Slot], *, refs_only: bool = False) -> list[
 
 def rename_in(value: Any, rename: Rename, *, refs_only: bool = False) -> Any:
     """The same field with `rename` applied to the slots that `slots_in` finds."""
+    if type(value) is int:
+        return value if refs_only else rename(value)
     if isinstance(value, tuple):
         return tuple([rename_in(item, rename, refs_only=refs_only) for item in value])
     if isinstance(value, Ref):
@@ -174,9 +175,13 @@ class Step:
     def renamed(self, rename: Rename) -> Self:
         """The same step on other slots. `rename` is called once per mention of a slot, in an order that depends only on
         the kind of step, so that the mentions of two similar steps can be compared pairwise."""
-        changed = {name: rename_in(getattr(self, name), rename) for name in (*self.uses, *self.defines)}
-        refs = {name: rename_in(getattr(self, name), rename, refs_only=True) for name in self.refers}
-        return replace(self, **changed, **refs)  # type: ignore[type-var]
+        kind = type(self)
+        fields = {name: getattr(self, name) for name in kind.__match_args__}  # type: ignore[attr-defined]
+        for name in (*kind.uses, *kind.defines):
+            fields[name] = rename_in(fields[name], rename)
+        for name in kind.refers:
+            fields[name] = rename_in(fields[name], rename, refs_only=True)
+        return kind(**fields)
 
     def reads_host(self) -> bool:
         """Does the host wait for a value in device memory?"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -32,3 +33,9 @@ def test_every_kind_of_step_is_listed_and_complete() -> None:
 def test_every_field_of_a_native_step_has_an_encoding() -> None:
     kinds = {kind for native in NATIVE_STEPS for _, kind in native.encoded}
     assert kinds == set(FIELD_WORDS)
+
+
+def test_steps_are_made_of_their_positional_fields() -> None:
+    """`Step.renamed` copies these."""
+    for kind in STEPS:
+        assert [field.name for field in dataclasses.fields(kind)] == list(kind.__match_args__)
