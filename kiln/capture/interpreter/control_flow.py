@@ -53,7 +53,8 @@ def while_loop(
 
 def differentiable_loop(cond_fn: Branch, body_fn: Branch, carried: Sequence[Tensor]) -> object:
     """A loop that only counts its turns, then a scan of that many: it keeps what the gradient of each turn needs."""
-    count = torch.zeros((), dtype=torch.int64, device=carried[0].device)
+    device = next((value.device for value in carried if value.is_cuda), carried[0].device)
+    count = torch.zeros((), dtype=torch.int64, device=device)
     with torch.no_grad():
         counted = torch._higher_order_ops.while_loop(  # type: ignore[attr-defined]
             lambda count, *state: cond_fn(*state),
@@ -62,7 +63,7 @@ def differentiable_loop(cond_fn: Branch, body_fn: Branch, carried: Sequence[Tens
         )
     turns = counted[0].item()
     torch._check(turns >= 0)
-    return scanned(lambda state, _: (tuple(body_fn(*state)), ()), tuple(carried), torch.arange(turns))[0]
+    return scanned(lambda state, _: (tuple(body_fn(*state)), ()), tuple(carried), torch.arange(turns, device=device))[0]
 
 
 def mapped(f: Branch, xs: object, *args: object) -> object:

@@ -25,6 +25,7 @@ from kiln.graph.passes.pool_channels_last import PoolChannelsLast
 from kiln.graph.passes.separate_outputs import SeparateOutputs
 from kiln.graph.passes.simplify import Simplify
 from kiln.graph.passes.unfuse_bias import UnfuseBias
+from kiln.graph.passes.unused_states import UnusedStates
 from kiln.graph.passes.view_rules import VIEWS
 from kiln.support import passes as runner
 from kiln.support.events import EventSink
@@ -38,6 +39,7 @@ JOINT_PASSES: tuple[GraphPass, ...] = (
     Simplify((ARITHMETIC, VIEWS)),
     Cse(),
     ChannelsLast(),
+    UnusedStates(),
     DeadCode(),
 )
 """On the joint graph, before the partition."""
@@ -55,6 +57,7 @@ GRAPH_PASSES: tuple[GraphPass, ...] = (
     AlignProducts(),
     ChannelsLast(),
     PoolChannelsLast(),
+    UnusedStates(),
     DeadCode(),
     SeparateOutputs(),
 )
@@ -68,6 +71,7 @@ check_order(
     before("cse",           "one-hot-sums",     because="it matches a single index and condition"),
     before("one-hot-sums",  "dead-code",        because="the rows have no reader"),
     before("cse",           "add-embedding",    because="it needs all readers of a table"),
+    before("unused-states", "dead-code",        because="what dropped results were computed from has no reader"),
     before("add-embedding", "dead-code",        because="the replaced table has no reader"),
     before("cse",           "unfuse-bias",      because="it needs all readers of a product"),
     before("unfuse-bias",   "dead-code",        because="the replaced product has no reader"),
