@@ -54,6 +54,9 @@ class Region:
     @property
     def name(self) -> str: ...
 
+def is_observed_leaf(tensor: torch.Tensor, /) -> bool:
+    """Whether a hook is registered on the node that accumulates the tensor's gradient (as DDP does)."""
+
 def release_memory() -> int:
     """Free the memory that is kept for the next calls of plans; returns its bytes."""
 

@@ -374,3 +374,34 @@ def test_gradients_that_are_dropped_are_free_while_the_region_runs() -> None:
     net.first.weight.register_hook(lambda grad: held.append(net.first.weight.grad))  # runs eager from here
     compiled(torch.ones(2, 4))
     assert held == [None] and net.first.weight.grad is not old
+
+
+def tensor_hook(net: Net, seen: list[Any]) -> None:
+    net.first.weight.register_hook(lambda grad: seen.append("hook") or grad * 2)
+
+
+def accumulated_hook(net: Net, seen: list[Any]) -> None:
+    net.first.weight.register_post_accumulate_grad_hook(lambda p: seen.append("accumulated"))
+
+
+def node_hook(net: Net, seen: list[Any]) -> None:
+    """As wrappers that reduce gradients over processes register them."""
+    node = net.first.weight.expand_as(net.first.weight).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+    node.register_hook(lambda *grads: seen.append("node"))  # type: ignore[union-attr]
+    net.node = node  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("register", [tensor_hook, accumulated_hook, node_hook])
+def test_hooks_of_leaves_are_called(register: Callable[[Net, list[Any]], None]) -> None:
+    outcomes: list[Any] = []
+    for compiles in (False, True):
+        torch.manual_seed(0)
+        net, seen = Net(), list[Any]()
+        register(net, seen)
+        function = kiln.compile(cleared_first, backend="eager", options={"cache": False}) if compiles else cleared_first
+        for _ in range(3):
+            function(net, torch.ones(2, 4))
+        assert net.first.weight.grad is not None
+        outcomes.append((seen, net.first.weight.grad))
+    assert outcomes[0][0] == outcomes[1][0] and len(outcomes[0][0]) == 3
+    torch.testing.assert_close(outcomes[0][1], outcomes[1][1])

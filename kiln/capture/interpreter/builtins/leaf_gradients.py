@@ -35,6 +35,7 @@ from kiln.graph.trace.fake import FakeTensor, is_wrapped
 from kiln.graph.trace.gradients import accumulated_gradients
 from kiln.graph.trace.history import leaves_behind
 from kiln.graph.trace.inputs import InputRecord
+from kiln.native._executor import is_observed_leaf
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import AttrSource, GradSource
 from kiln.support.records import dataclass
@@ -246,7 +247,7 @@ def accept(s: CaptureState, leaf: Tensor) -> Tensor:
         raise unsupported("it stores gradients on tensors outside of the region")
     if id(leaf.fake) not in gradients.hooked:
         gradients.hooked.add(id(leaf.fake))
-        if any(getattr(leaf.original, name) for name in HOOKS):
+        if is_observed_leaf(leaf.original) or any(getattr(leaf.original, name) for name in HOOKS):
             raise unsupported("a tensor that gets a gradient has a hook")
         for name in HOOKS:
             s.guard(AttrSource(leaf.source, name), GuardKind.EMPTY_DICT)
