@@ -45,6 +45,7 @@ from kiln.pipeline.dispatchers import (
     side_exit_maker,
     side_exits,
 )
+from kiln.pipeline.growing_lists import wait_for_length
 from kiln.pipeline.modes import UnknownMode, mode_to_run_eager, watch_current_device, without_autograd_observers
 from kiln.pipeline.original import in_python, taking_slots
 from kiln.pipeline.second_run import EagerTrial, second_run
@@ -224,6 +225,10 @@ class CompileSession:
             self.events.stage("compile", function=original_of(dispatcher).__qualname__),
         ):
             try:
+                if not self.settings.fullgraph and (growing := wait_for_length(dispatcher, arguments)) is not None:
+                    if growing.is_news:
+                        self.report_eager(growing)
+                    return Entry(None, taking_slots(assembled(in_python(original_of(dispatcher)))), growing)
                 with self.budget.compiling():
                     entry = self._new_variant(dispatcher, arguments)
             except UninitialisedParameter as lazy:
