@@ -121,6 +121,16 @@ MAP = {
             "build_class",
         ),
         (
+            "What becomes of loss.backward() inside?",
+            "kiln/capture/interpreter/builtins/leaf_gradients.py",
+            "run_backward",
+        ),
+        (
+            "Where is a step with its backward divided?",
+            "kiln/graph/autograd/split_step.py",
+            "split_step",
+        ),
+        (
             "What becomes of a hook on a tensor inside?",
             "kiln/capture/interpreter/builtins/tensor_hooks.py",
             "register_hook",
