@@ -67,3 +67,32 @@ def test_like_eager(first: int) -> None:
         whole += kiln.explain(function)(given.copy(), items).breaks == []
         kiln.reset()
     assert whole > 90
+
+
+def popped(s: set[Any]) -> Any:
+    s |= {8, 16, 24}
+    s -= {3}
+    return s.pop(), [*s]
+
+
+def emptied(s: set[Any]) -> Any:
+    s.clear()
+    s.update([9, 1, 17])
+    first = s.pop()
+    rest = []
+    while s:
+        rest.append(s.pop())
+    return first, rest
+
+
+def displayed(a: set[Any]) -> Any:
+    b = {8, 16, 3}
+    return {*a, *b}, a | b, a ^ {8}, frozenset(b)
+
+
+@pytest.mark.parametrize("function", [popped, emptied, displayed])
+def test_sets_over_breaks_and_in_results(function: Callable[..., Any]) -> None:
+    compiled = kiln.compile(function, backend="eager", options={"cache": False})
+    for given in ({1, 3, 33}, {1, 3, 33, 7, 99}, {8, 16, 9, 1}):
+        expected, found = function(given.copy()), compiled(given.copy())
+        assert [repr(item) for item in found] == [repr(item) for item in expected]

@@ -17,7 +17,7 @@ from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.classes import Class, refuse_finalizer, refuse_in_init, refuse_in_new
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.iterators import Generator
-from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, found_at, tokens_of
+from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, dict_iterator, found_at, tokens_of
 from kiln.capture.interpreter.variables.object import Object, find_attr, new_object
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items, listed
 
@@ -184,6 +184,11 @@ def iterate(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -> Value
     return target.iterate(s)
 
 
+@method(Dict, DICTS, "__reversed__")
+def reverse_dict(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> Value:
+    return dict_iterator(s, target, "keys", backwards=True)
+
+
 @method(Value, (*SEQUENCES, *SETS, *DICTS), "__contains__")
 def contains_(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -> Value:
     return Constant(contains(s, target, args[0]))
@@ -209,7 +214,10 @@ def iterate_constant(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 
 def clear(s: CaptureState, target: List | Dict | Set, args: Args, kwargs: Kwargs) -> None:
-    target.change(s).clear()
+    if isinstance(target, Set):  # its table becomes small
+        target.combine_in_place(s, "intersection_update", [Tuple([])])
+    else:
+        target.change(s).clear()
 
 
 method(List, (list,), "clear")(clear)

@@ -13,6 +13,7 @@ from collections.abc import Set as AbstractSet
 from typing import Protocol, final
 
 from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Codegen, Token, Value
+from kiln.capture.interpreter.effects import contents_key
 from kiln.capture.interpreter.variables.sequence import List
 
 ERRORS = {
@@ -145,12 +146,33 @@ class KeyIterator(Value):
             g.body.op("GET_ITER")
             g.remember(self)
             return
+        if self._is_plain(g):
+            g.body.const(advanced)
+            g.emit(self.container)
+            g.body.const(walk.index)
+            g.body.call(2)
+            g.remember(self)
+            return
         g.body.const(resumed)
         g.emit(self.container)
         g.emit(List(list(self.keys.values())))
         g.body.const((walk.kind, self.what, walk.index, walk.left, walk.size))
         g.body.call(3)
         g.remember(self)
+
+    def _is_plain(self, g: Codegen) -> bool:
+        """Whether it is over a set from outside that is as it was: Python's own iterator gives the same items."""
+        walk, container = self.walk, self.container
+        unchanged = container.source is not None and g.state.effects.find(contents_key(container)) is None
+        return walk.kind == "set" and unchanged and walk.size == len(walk.container)
+
+
+def advanced(items: AbstractSet[object], count: int) -> Iterator[object]:
+    """An iterator over a set, past its first items; its class may iterate otherwise."""
+    iterator = frozenset.__iter__(items) if isinstance(items, frozenset) else set.__iter__(items)  # type: ignore[arg-type]
+    for _ in range(count):
+        next(iterator)
+    return iterator
 
 
 def resumed(container: Indexable, keys: list[Hashable], state: tuple[str, str, int, int, int]) -> Iterator[object]:

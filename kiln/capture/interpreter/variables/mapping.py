@@ -37,6 +37,7 @@ from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.hashed_key import HashedKey, is_hashed_by_program, refuse_loud_keys
 from kiln.capture.interpreter.variables.key_iterator import KeyIterator
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items
+from kiln.capture.interpreter.variables.set_tables import Table, alike, filled, grown, made, of_kind, order_for, slots
 from kiln.runtime.guards.constant import is_constant
 from kiln.runtime.guards.guard import AliasExpectation, GuardKind, SetExpectation
 from kiln.runtime.guards.reference import path_of
@@ -491,12 +492,12 @@ class Set(Container):
             same = all(value.real() is item for value, item in zip(items.values(), self.original, strict=True))
             if same or (not any(isinstance(token, HashedKey) for token in items) and items.keys() == self.original):
                 return cast("set[Token]", self.original)
-        own = self._own_table(s)
+        own = self.own_table(s)
         if own is None:
             raise self.unsupported("iterate", "its order depends on what it held before")
         return own
 
-    def _own_table(self, s: CaptureState) -> set[Token] | frozenset[Token] | None:
+    def own_table(self, s: CaptureState) -> set[Token] | frozenset[Token] | None:
         """The same, to be changed if the set may be; None if the history is not known."""
         table = self._table = self._copy() if self._table is None else self._table
         if isinstance(table, set):  # changed one by one: larger changes make the table of a set larger or smaller
@@ -523,7 +524,7 @@ class Set(Container):
 
     def combine_in_place(self, s: CaptureState, operation: str, others: Args) -> None:
         """`update`, `intersection_update`, `difference_update` or `symmetric_difference_update`."""
-        others, own = iterated(s, others), self._own_table(s)
+        others, own = iterated(s, others), self.own_table(s)
         table = own if isinstance(own, set) else set(self.items(s))
         getattr(table, operation)(*[real_items(s, other) for other in others])
         kept = chosen(s, table, [self, *others])
@@ -536,13 +537,9 @@ class Set(Container):
         """A set that orders items as the original does."""
         if self.original is None:
             return set()
-        grown: set[Token] = set()
-        for item in self.original:
-            grown.add(item)
-        for made in (set(self.original), grown):
-            if table_bytes(made) == table_bytes(self.original) and list(made) == list(self.original):
-                return made
-        return None
+        return next(
+            (found for found in (set(self.original), grown(self.original)) if alike(found, self.original)), None
+        )
 
     def constant(self, s: CaptureState) -> Any:
         items = self.in_order(s)
@@ -560,9 +557,10 @@ class Set(Container):
         refuse_loud_keys(g.state, list(items))
         if self.cls is not set:
             emit_class(g, self.cls)
-        for item in items.values():
-            g.emit(item)
-        g.body.op("BUILD_SET", len(items))
+        if not emit_table(self, g, made, None, of_kind(self.cls, grown(items))):
+            for item in items.values():
+                g.emit(item)
+            g.body.op("BUILD_SET", len(items))
         if self.cls is not set:
             g.body.call(1)
         g.remember(self)
@@ -575,6 +573,13 @@ class Set(Container):
             emit_refill(g, self, Set(self._items), set)
             return
         added = [value for token, value in items.items() if token not in original]
+        changed = self._copy()
+        if changed is not None and self._table is not None:
+            for token in removed:
+                changed.discard(token)
+            if emit_table(self, g, filled, self, grown(items, changed)):
+                g.body.op("POP_TOP")
+                return
         for name, values in (("discard", map(Constant, removed)), ("add", added)):
             for value in values:
                 g.body.const(vars(set)[name])
@@ -582,6 +587,26 @@ class Set(Container):
                 g.emit(value)
                 g.body.call(2)
                 g.body.op("POP_TOP")
+
+
+def emit_table(
+    value: Set, g: Codegen, function: Callable[..., object], target: Value | None, plain: Table[Token]
+) -> bool:
+    """Call `function` with the items and the slots of their table, unless a `plain` set has the same order."""
+    items = value.items(g.state)
+    table = value.own_table(g.state) if all(map(is_constant, items)) else None
+    if table is None or alike(plain, table):
+        return False
+    order = order_for(table, [list(table), list(items)])
+    if order is None:
+        return False
+    g.body.const(function)
+    if target is not None:
+        g.emit(target)
+    g.emit(Tuple([items[token] for token in order]))
+    g.body.const(slots(table))
+    g.body.call(2 + (target is not None))
+    return True
 
 
 def iterated(s: CaptureState, values: Args) -> list[Value]:
@@ -615,11 +640,6 @@ def chosen(s: CaptureState, table: set[Token], values: Args) -> dict[Token, Valu
         for token, item in tokens_of(s, value).items():
             known.setdefault(token, item)
     return {token: item for token, item in known.items() if token in table}
-
-
-def table_bytes(items: set[Token]) -> int:
-    """The size of the table that a set has grown to, on which the order of its items depends."""
-    return items.__sizeof__() - type(items).__basicsize__
 
 
 def import_source(value: object) -> Source | None:

@@ -1,0 +1,45 @@
+"""Iterators over sets that outlive a graph break or the frame: of Python's own type, at the same item."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kiln
+
+
+class Own(set):  # type: ignore[type-arg]
+    def __iter__(self) -> Any:
+        return reversed([*set.__iter__(self)])
+
+
+@pytest.mark.parametrize("make", [set, frozenset])
+def test_sets_from_outside(make: Any) -> None:
+    def returned(items: Any, skip: int) -> Any:
+        found = iter(items)
+        for _ in range(skip):
+            next(found)
+        return found
+
+    def broken(items: Any, skip: int) -> Any:
+        found = returned(items, skip)
+        print(end="")
+        return type(found).__name__, [*found], [*found]
+
+    items = make([5, 3, 16, 8])
+    for skip in (0, 3):
+        run = kiln.compile(broken, backend="eager", options={"cache": False})
+        assert [run(items, skip) for _ in range(2)] == [broken(items, skip)] * 2
+        ours, theirs = kiln.compile(returned, backend="eager")(items, skip), returned(items, skip)
+        assert type(ours) is type(theirs) and [*ours] == [*theirs]
+
+
+def test_a_set_that_iterates_otherwise() -> None:
+    def program(items: Any) -> Any:
+        found = iter(items)
+        print(end="")
+        return next(found), [*found]
+
+    items = Own([5, 3, 16, 8])
+    assert kiln.compile(program, backend="eager", options={"cache": False})(items) == program(items)
