@@ -9,11 +9,6 @@ import pytest
 import kiln
 
 
-class Own(set):  # type: ignore[type-arg]
-    def __iter__(self) -> Any:
-        return reversed([*set.__iter__(self)])
-
-
 @pytest.mark.parametrize("make", [set, frozenset])
 def test_sets_from_outside(make: Any) -> None:
     def returned(items: Any, skip: int) -> Any:
@@ -33,13 +28,3 @@ def test_sets_from_outside(make: Any) -> None:
         assert [run(items, skip) for _ in range(2)] == [broken(items, skip)] * 2
         ours, theirs = kiln.compile(returned, backend="eager")(items, skip), returned(items, skip)
         assert type(ours) is type(theirs) and [*ours] == [*theirs]
-
-
-def test_a_set_that_iterates_otherwise() -> None:
-    def program(items: Any) -> Any:
-        found = iter(items)
-        print(end="")
-        return next(found), [*found]
-
-    items = Own([5, 3, 16, 8])
-    assert kiln.compile(program, backend="eager", options={"cache": False})(items) == program(items)
