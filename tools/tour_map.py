@@ -48,6 +48,7 @@ kiln_bench                  demo and bench: suites of models, measures of parts,
 benchmarks                  results
 csrc/frames                 C++: dispatchers, guard checks, frame hook
 csrc/executor               C++: plan executor, launches, memory pool, autograd node
+csrc/runtime                C++: packages loaded and run without Python
 """
 
 MAP = {
@@ -251,6 +252,7 @@ MAP = {
         ("Where is a fault narrowed down?", "kiln/debug/bisect.py", "bisect_reproduction"),
         ("What is in a package, and what is checked first?", "kiln/packages/manifest.py", "Manifest"),
         ("How is a package compiled and written?", "kiln/programs/package_writer.py", "compile_program"),
+        ("How does a package run without Python?", "csrc/runtime/package.cpp", "run"),
         ("How do arguments become inputs of a program?", "kiln/programs/call/interface.py", "CallInterface"),
         ("How is a program an `ExportedProgram` of torch?", "kiln/programs/torch_export.py", "Exporter"),
         ("Which options are there?", "kiln/support/options.py", "Options"),

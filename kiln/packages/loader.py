@@ -45,7 +45,6 @@ from kiln.runtime.kernels import Cubin, Libraries, MissingKernel
 from kiln.runtime.loader import loadable_file, remove_file
 from kiln.support.errors import KilnError
 from kiln.support.records import dataclass
-from kiln.symbolic import Int, evaluate
 from kiln.tensor.spec import TensorSpec
 
 
@@ -233,12 +232,8 @@ class PackagedProgram:
         with torch.no_grad():
             outputs = self.executor(*inputs)
         count = self.manifest.outputs
-        from_data = dict(zip(self.manifest.data_sizes, outputs[count:], strict=True))
-
-        def size(value: Int) -> int:
-            return from_data[value] if value in from_data else evaluate(value, bound)
-
-        return interface.results(leaves, states, outputs, size)
+        sizes = dict(zip(self.manifest.sizes, outputs[count:], strict=True))
+        return interface.results(leaves, states, outputs, lambda size: sizes.get(size, size))
 
     def check_shapes(self, *args: object, **kwargs: object) -> dict[str, int]:
         """The sizes that the symbols stand for in this call; nothing runs. Raises WrongProgramInput."""

@@ -25,12 +25,12 @@ from typing import final
 from kiln.packages.errors import DamagedPackage
 from kiln.packages.machine import Requirements, requirements_from_json
 from kiln.programs.call.fields import LARGEST, Fields, Json, read_json
-from kiln.programs.call.interface import CallInterface, require_known
+from kiln.programs.call.interface import CallInterface
 from kiln.programs.call.shapes import rules_from_fields
 from kiln.programs.call.signature import signature_from_json
 from kiln.programs.call.specs import spec_from_json, spec_to_json
 from kiln.support.records import dataclass
-from kiln.symbolic import Expr, Int, parse_int
+from kiln.symbolic import Int, parse_int
 from kiln.tensor.spec import ScalarSpec, TensorSpec
 
 KIND, VERSION = "kiln.package", 1
@@ -53,8 +53,8 @@ class Part:
 @final
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """`outputs` counts those of the program's graph; behind them the plan returns `data_sizes`, sizes that depend on
-    data. `constants` are specs by key, in the order of the plan.
+    """`outputs` counts those of the program's graph; behind them the plan returns `sizes`, those among the
+    results. `constants` are specs by key, in the order of the plan.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Manifest:
     requirements: Requirements
     interface: CallInterface
     outputs: int
-    data_sizes: tuple[Int, ...]
+    sizes: tuple[Int, ...]
     constants: tuple[tuple[str, TensorSpec], ...]
     kernels: tuple[str, ...]
     cubins: tuple[str, ...]
@@ -84,7 +84,7 @@ class Manifest:
             "written": list(interface.written),
             "shared": list(interface.shared),
             "outputs": self.outputs,
-            "data_sizes": [str(size) for size in self.data_sizes],
+            "sizes": [str(size) for size in self.sizes],
             "constants": [{"name": key, "spec": spec_to_json(spec)} for key, spec in self.constants],
             "kernels": list(self.kernels),
             "cubins": list(self.cubins),
@@ -122,17 +122,17 @@ def read_manifest(data: bytes, *, plain: bool = False) -> tuple[Manifest, dict[s
         needed,
         interface,
         outputs,
-        tuple([parse_int(text) for text in fields.texts("data_sizes")]),
+        tuple([parse_int(text) for text in fields.texts("sizes")]),
         tuple([(key, spec) for key, spec in constants if isinstance(spec, TensorSpec)]),
         fields.texts("kernels"),
         fields.texts("cubins"),
     )
     parts = _parts(fields.take("parts"))
     fields.finish()
-    bound = interface.bound_symbols()
-    for leaf in interface.signature.results:
-        if leaf.kind == "size" and isinstance(leaf.value, Expr) and leaf.value not in made.data_sizes:
-            require_known(bound, leaf.value.free_symbols())
+    interface.bound_symbols()
+    wanted = {leaf.value for leaf in interface.signature.results if leaf.kind == "size"}
+    if wanted - {int(leaf) for leaf in wanted if isinstance(leaf, int)} != set(made.sizes):
+        raise DamagedPackage(problem="its plan does not return the sizes among its results")
     expected = {*NEEDED, *[CUBIN + name for name in made.cubins], *([LIBRARY] if made.kernels else [])}
     if len(made.constants) != len(constants) or parts.keys() != expected:
         raise DamagedPackage(problem="its parts are not those of its program")

@@ -24,7 +24,6 @@ from kiln.build.cubins import start_cubins
 from kiln.build.limits import CompileLimits
 from kiln.build.one_library import one_library
 from kiln.graph.ir.graph import Graph
-from kiln.graph.ir.rewrite import symbols_in
 from kiln.packages.archive import PackageWriter
 from kiln.packages.machine import LEVELS, TARGETS, PackageTarget, parse_target, requirements
 from kiln.packages.manifest import (
@@ -46,8 +45,9 @@ from kiln.pipeline.reproduce import plain_context
 from kiln.pipeline.stages import graph_to_plan
 from kiln.pipeline.targets import region_target
 from kiln.plan.encode import encode_program
-from kiln.plan.plan import Plan, PlanOutput
+from kiln.plan.plan import Plan, PlanOutput, Step
 from kiln.plan.serialize import encode_plan
+from kiln.plan.steps import CheckStep
 from kiln.programs.call.errors import BadExportArgument, NotSavable
 from kiln.programs.call.interface import CallInterface
 from kiln.programs.call.shapes import ShapeRules
@@ -55,7 +55,7 @@ from kiln.programs.call.tensors import tensor_file
 from kiln.runtime.kernels import Cubin
 from kiln.support.options import Options
 from kiln.support.records import dataclass
-from kiln.symbolic import Expr, Int, ShapeEnv
+from kiln.symbolic import Expr, Int, Relation, ShapeEnv, rel_le, symbol
 from kiln.tensor.spec import TensorSpec
 
 
@@ -77,10 +77,10 @@ class PackagedParts(Protocol):
 @final
 @dataclass(frozen=True, slots=True)
 class CompiledProgram:
-    """A program's plan and machine code. `data_sizes` are outputs of the plan behind those of the graph."""
+    """A program's plan and machine code. `sizes` are outputs of the plan behind those of the graph."""
 
     plan: Plan
-    data_sizes: tuple[Int, ...]
+    sizes: tuple[Int, ...]
     library: bytes
     cubins: Mapping[str, Cubin]
 
@@ -124,9 +124,10 @@ def compile_program(program: PackagedParts, target: PackageTarget, context: Comp
     env = shape_env(interface.rules)
     plan = graph_to_plan(program.graph, replace(context, host=host, target=host, env=env))
     inputs = [replace(given, name=name) for given, name in zip(plan.inputs, interface.names, strict=True)]
-    sizes = tuple(dict.fromkeys(data_sizes(interface)))
+    sizes = tuple(dict.fromkeys(result_sizes(interface)))
     outputs = (*plan.outputs, *[PlanOutput(value=size) for size in sizes])
-    plan = replace(plan, name=program.name, inputs=tuple(inputs), outputs=outputs)
+    steps = (*size_checks(interface.rules), *plan.steps)
+    plan = replace(plan, name=program.name, inputs=tuple(inputs), outputs=outputs, steps=steps)
     limits = CompileLimits(context.options.compile_seconds, context.options.compile_megabytes)
     workers = context.options.compile_workers
     cubins = start_cubins(plan.kernels, context.store, context.events, workers, limits)
@@ -146,12 +147,22 @@ def shape_env(rules: ShapeRules) -> ShapeEnv:
     return env
 
 
-def data_sizes(interface: CallInterface) -> Iterator[Int]:
-    """The sizes among the results that no size of an argument tells."""
-    told = frozenset().union(*[symbols_in(spec) for spec in interface.specs])
+def result_sizes(interface: CallInterface) -> Iterator[Int]:
+    """The sizes among the results: the plan computes them, also those that depend on data."""
     for leaf in interface.signature.results:
-        if leaf.kind == "size" and isinstance(leaf.value, Expr) and not symbols_in(leaf.value) <= told:
+        if leaf.kind == "size" and isinstance(leaf.value, Expr):
             yield leaf.value
+
+
+def size_checks(rules: ShapeRules) -> Iterator[Step]:
+    """Steps that check what the sizes must satisfy, for callers that do not read the manifest."""
+    for within in rules.ranges:
+        size = symbol(within.name)
+        for relation in (rel_le(within.low, size), rel_le(size, within.high) if within.high is not None else True):
+            if isinstance(relation, Relation):
+                yield CheckStep(relation, None, f"the package needs {within.text()}")
+    for constraint in rules.constraints:
+        yield CheckStep(constraint.relation, None, f"the package needs {constraint.text()}")
 
 
 def write_package(
@@ -171,8 +182,8 @@ def write_package(
         str(target),
         requirements(target, uses_cpu_code=bool(compiled.library)),
         interface,
-        len(plan.outputs) - len(compiled.data_sizes),
-        compiled.data_sizes,
+        len(plan.outputs) - len(compiled.sizes),
+        compiled.sizes,
         tuple(specs.items()),
         tuple(sorted({kernel.symbol for kernel in plan.kernels if kernel.language == "cpp"})),
         tuple(sorted(compiled.cubins)),
@@ -181,8 +192,8 @@ def write_package(
     writer.add_bytes(PLAN, encode_plan(plan))
     if compiled.library:
         writer.add_bytes(LIBRARY, compiled.library)
-    for symbol, cubin in sorted(compiled.cubins.items()):
-        writer.add_bytes(CUBIN + symbol, cubin.encode())
+    for kernel, cubin in sorted(compiled.cubins.items()):
+        writer.add_bytes(CUBIN + kernel, cubin.encode())
     states = interface.signature.states
     rows = {state.name: interface.specs[number] for number, state in enumerate(states)}
     add_tensors(writer, WEIGHTS, {name: (program.state[name], cast(TensorSpec, spec)) for name, spec in rows.items()})

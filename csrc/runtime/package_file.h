@@ -1,0 +1,52 @@
+// The zip file of a package: stored members, read or mapped.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace kiln {
+
+// Part of a file in private memory: writing to it changes no file.
+class Mapping {
+ public:
+  Mapping(int file, int64_t start, int64_t length);
+  ~Mapping();
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+  char* data() const { return start_; }
+  std::string_view view() const { return {start_, static_cast<size_t>(length_)}; }
+
+ private:
+  void* memory_ = nullptr;
+  char* start_ = nullptr;
+  int64_t length_, mapped_;
+};
+
+class PackageFile {
+ public:
+  // Throws PackageError, also if the file is not `trusted` and others may have written it.
+  PackageFile(const std::string& path, bool trusted);
+  ~PackageFile();
+  PackageFile(const PackageFile&) = delete;
+  PackageFile& operator=(const PackageFile&) = delete;
+
+  bool has(const std::string& name) const { return places_.count(name) != 0; }
+  size_t size() const { return places_.size(); }
+  std::string read(const std::string& name) const;
+  std::shared_ptr<Mapping> map(const std::string& name) const;
+
+ private:
+  void read_directory(int64_t size);
+  std::string bytes(int64_t start, int64_t length) const;
+  std::pair<int64_t, int64_t> place(const std::string& name) const;
+
+  int file_;
+  std::map<std::string, std::pair<int64_t, int64_t>> places_;
+};
+
+}  // namespace kiln
