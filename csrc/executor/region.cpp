@@ -7,10 +7,13 @@
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/python_hook.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
 #include <algorithm>
+#include <cstring>
 #include <type_traits>
+#include <typeinfo>
 
 #include "executor/aten.h"
 #include "executor/check.h"
@@ -63,6 +66,16 @@ bool any_wrapped(const ag::variable_list& tangents) {
   throw carried;
 }
 
+// The number of the value that a hook registered in Python is for; torch_python hides the type's
+// information, not its layout.
+int64_t hooked_value(const ag::FunctionPreHook& hook) {
+  if (!std::strstr(typeid(hook).name(), "PyFunctionTensorPreHook")) return -1;
+  const auto& python = static_cast<const ag::PyFunctionTensorPreHook&>(hook);
+  TakeGil gil;
+  bool is_empty = python.dict && PyDict_Check(python.dict) && PyDict_GET_SIZE(python.dict) == 0;
+  return is_empty ? -1 : static_cast<int64_t>(python.value_idx);
+}
+
 class RegionNode final : public ag::Node {
  public:
   std::string name() const override { return state_->name; }
@@ -110,6 +123,7 @@ class RegionNode final : public ag::Node {
     std::lock_guard<std::mutex> lock(mutex_);
     for (size_t n = 0; n < tangents.size(); n++) prepare(tangents[n], n);
     begin(tangents);
+    refuse_inner_hooks();
     std::vector<bool> mask(num_outputs());
     for (size_t n = 0; n < mask.size(); n++) mask[n] = should_compute_output(n);
     bool wrapped;
@@ -190,6 +204,20 @@ class RegionNode final : public ag::Node {
       finishing_[n] = true;
       if (!apart) continue;
       for (int32_t other : state_->ends[n]) finishing_[other] = ending_[other] = true;
+    }
+  }
+
+  // A hook on a result has run with the tangent of that result, without the part that comes through
+  // results which are computed from it.
+  void refuse_inner_hooks() {
+    if (state_->inner.empty()) return;
+    std::vector<int64_t> hooked;
+    for (const auto& hook : tensor_pre_hooks()) hooked.push_back(hooked_value(*hook));
+    for (const auto& [value, hook] : retains_grad_hooks()) hooked.push_back(value);
+    for (int32_t n : state_->inner) {
+      bool is_hooked = std::find(hooked.begin(), hooked.end(), n) != hooked.end();
+      bool alone = std::count(given_.begin(), given_.end(), true) == 1 && given_.at(n);
+      if (is_hooked && !alone) throw std::runtime_error(state_->no_inner_hooks);
     }
   }
 

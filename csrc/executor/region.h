@@ -50,6 +50,8 @@ struct RegionState {
   std::vector<SavedEntry> saved;
   // For each tangent those for which no backward can follow, once the graph is freed; empty: all.
   std::vector<std::vector<int32_t>> ends;
+  // The tangents of results on which others depend.
+  std::vector<int32_t> inner;
   // Inputs that get the value of a result written into them, seen by autograd.
   std::vector<std::pair<int32_t, int32_t>> written;
   Callable forward;
@@ -61,6 +63,7 @@ struct RegionState {
   std::string no_second_derivative;
   std::string no_wrapped_tangents;
   std::string no_forward_mode;
+  std::string no_inner_hooks;
 
   // Does `make_backward` also take the mask of defined tangents?
   bool optional_tangents = false;

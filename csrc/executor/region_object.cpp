@@ -122,29 +122,31 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
                                 "saved",
                                 "readers",
                                 "ends",
+                                "inner",
                                 "written",
                                 "backward",
                                 "differentiate",
                                 "no_second_derivative",
                                 "no_wrapped_tangents",
                                 "no_forward_mode",
+                                "no_inner_hooks",
                                 "optional_tangents",
                                 "detached",
                                 "unreached",
                                 "drawn",
                                 "accepts",
                                 nullptr};
-  const char *name, *no_second_derivative, *no_wrapped_tangents, *no_forward_mode;
+  const char *name, *no_second_derivative, *no_wrapped_tangents, *no_forward_mode, *no_inner_hooks;
   int optional_tangents;
   Py_ssize_t num_inputs;
   PyObject *forward, *results, *saved, *written, *backward, *differentiate, *detached, *unreached;
-  PyObject *readers, *ends, *drawn;
+  PyObject *readers, *ends, *inner, *drawn;
   PyObject* accepts = Py_None;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "snOOOOOOOOssspOOO|O", const_cast<char**>(names),
-                                   &name, &num_inputs, &forward, &results, &saved, &readers, &ends,
-                                   &written, &backward, &differentiate, &no_second_derivative,
-                                   &no_wrapped_tangents, &no_forward_mode, &optional_tangents,
-                                   &detached, &unreached, &drawn, &accepts)) {
+  if (!PyArg_ParseTupleAndKeywords(
+          args, kwargs, "snOOOOOOOOOsssspOOO|O", const_cast<char**>(names), &name, &num_inputs,
+          &forward, &results, &saved, &readers, &ends, &inner, &written, &backward, &differentiate,
+          &no_second_derivative, &no_wrapped_tangents, &no_forward_mode, &no_inner_hooks,
+          &optional_tangents, &detached, &unreached, &drawn, &accepts)) {
     return nullptr;
   }
   auto state = std::make_shared<RegionState>();
@@ -152,6 +154,7 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   state->num_inputs = static_cast<size_t>(num_inputs);
   if (!read_spec(results, saved, written, *state)) return nullptr;
   if (!read_tangents(readers, ends, *state)) return nullptr;
+  if (!read_numbers(inner, state->inner)) return nullptr;
   if (!read_numbers(detached, state->detached)) return nullptr;
   if (!read_numbers(unreached, state->unreached)) return nullptr;
   if (!read_numbers(drawn, state->drawn)) return nullptr;
@@ -162,6 +165,7 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   state->no_second_derivative = no_second_derivative;
   state->no_wrapped_tangents = no_wrapped_tangents;
   state->no_forward_mode = no_forward_mode;
+  state->no_inner_hooks = no_inner_hooks;
   state->optional_tangents = optional_tangents != 0;
   PyObject* self = type->tp_alloc(type, 0);
   if (!self) return nullptr;

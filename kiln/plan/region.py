@@ -54,6 +54,7 @@ class RegionSpec:
     without a gradient of tensors with a gradient. `unreached`: inputs that no result depends on differentiably.
     `creations`: (result, torch's `CreationMeta`) of the views that eager forbids to change in place.
     `draws`: (torch call, position in `saved`) of the random numbers that a second derivative uses again.
+    `inner`: the tangents of results on which other results depend: a hook on one would see only a part of its gradient.
     `ends`: for each tangent those for which no backward can follow, if the graph is freed; empty: all.
     """
 
@@ -71,6 +72,7 @@ class RegionSpec:
     creations: tuple[tuple[int, int], ...] = ()
     draws: tuple[tuple[int, int], ...] = ()
     ends: tuple[tuple[int, ...], ...] = ()
+    inner: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         require(len(self.outputs) == len(self.differentiable), "one flag per result")

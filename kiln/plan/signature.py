@@ -54,12 +54,13 @@ class Tangent:
     """The gradient that arrives for output `output` of the forward plan, in the layout the backward takes.
 
     `ends`: the tangents for which no backward can follow one for this that frees the graph, as both go through a
-    formula that reads saved values. None: all.
+    formula that reads saved values. None: all. `inner`: whether other outputs depend on this one.
     """
 
     output: int
     spec: TensorSpec
     ends: tuple[int, ...] | None = None
+    inner: bool = False
 
 
 @final

@@ -60,6 +60,13 @@ class WrappedTangents(KilnError, NotImplementedError):
     try_ = ("call the function that is transformed outside kiln.compile",)
 
 
+class HookOfInnerResult(KilnError, RuntimeError):
+    code = "KILN4017"
+    what = "a result of {name}, from which another result is computed, has a hook or retains its gradient"
+    why = "the compiled backward has no gradient of the first that contains the part of the second"
+    try_ = ("register the hook, or call `retain_grad`, in the compiled function",)
+
+
 def make_region(
     forward: Function,
     backward: Callable[..., Function | None],
@@ -86,12 +93,14 @@ def make_region(
         [saved.row() for saved in spec.saved],
         [saved.readers for saved in spec.saved],
         spec.ends,
+        spec.inner,
         spec.written,
         backward,
         differentiate,
         str(NoSecondDerivative(name=spec.name, reason=no_replay)),
         str(WrappedTangents(name=spec.name, reason=no_replay)),
         str(NoForwardDerivative(name=spec.name)),
+        str(HookOfInnerResult(name=spec.name)),
         spec.optional_tangents,
         spec.detached,
         spec.unreached,

@@ -47,8 +47,8 @@ class JointGraph:
     `tangent_of`: for each tangent the number of its forward output; of a wrapper (`graph/trace/outer.py`) there is one
     for each tensor inside. `grads`: for each forward input the number of its gradient in `graph.outputs`, or None; a
     wrapper is as many inputs as its gradient has tensors inside. `wrappers` says which are wrappers. `env` has the
-    hints of symbolic sizes. `eager_saves`: inputs and outputs that eager saves, known before passes merge values; None
-    if no pass has run.
+    hints of symbolic sizes. `inner`: outputs on which others depend. `eager_saves`: inputs and outputs that eager
+    saves, known before passes merge values; None if no pass has run.
     """
 
     graph: Graph
@@ -60,6 +60,7 @@ class JointGraph:
     env: ShapeEnv | None = None
     wrappers: RegionWrappers | None = None
     eager_saves: EagerSaves | None = None
+    inner: frozenset[int] = frozenset()
 
     @property
     def tangents(self) -> tuple[Node, ...]:
@@ -84,6 +85,7 @@ def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
     tangent_of = [index for index, output in enumerate(outputs) if output.requires_grad and output.alias is None]
     roots = [results[index] for index in tangent_of]
     refuse_missing_gradients(recorder, roots)
+    inner = frozenset([index for index, root in zip(tangent_of, inner_roots(recorder, roots), strict=True) if root])
     tangents = Tangents(recorder, len(trace.inputs))
     given = [tangents.make(root) for root in roots]
     wanted = [record for record in trace.used_inputs if record.requires_grad]
@@ -111,6 +113,7 @@ def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
         trace.env,
         wrappers,
         eager_saves(graph, len(positions), len(outputs)),
+        inner,
     )
 
 
@@ -197,6 +200,23 @@ def gradients_of(
         return recorder.run_backward(roots, tangents, leaves)
     except RuntimeError as problem:
         raise BackwardRaises(problem=str(problem).partition("\n")[0]) from problem
+
+
+def inner_roots(recorder: Recorder, roots: Sequence[FakeTensor]) -> list[bool]:
+    """Of each root whether another is computed from it, by autograd."""
+    with recording(recorder):
+        edges = [(root.grad_fn, root.output_nr) for root in roots]
+    waiting = list(dict.fromkeys([node for node, _ in edges if node is not None])) if len(roots) > 1 else []
+    known = set(waiting)
+    reached: set[tuple[object, int]] = set()
+    while waiting:
+        following = waiting.pop().next_functions
+        reached.update(following)
+        for node, _ in following:
+            if node is not None and node not in known:
+                known.add(node)
+                waiting.append(node)
+    return [edge in reached for edge in edges]
 
 
 def refuse_missing_gradients(recorder: Recorder, roots: Sequence[FakeTensor]) -> None:

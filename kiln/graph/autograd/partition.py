@@ -55,6 +55,7 @@ class Partition:
     tangent_of: tuple[int, ...]
     tangent_specs: tuple[TensorSpec, ...]
     tangent_ends: tuple[Readers, ...]
+    tangent_inner: tuple[bool, ...]
     grads: tuple[int | None, ...]
     draws: tuple[tuple[int, int], ...] = ()
 
@@ -68,7 +69,7 @@ class Partition:
             num_outputs=first,
             carried=tuple([Carried(index, first + number) for number, index in enumerate(self.carried)]),
             saved=self.saved,
-            tangents=tuple(map(Tangent, self.tangent_of, self.tangent_specs, self.tangent_ends)),
+            tangents=tuple(map(Tangent, self.tangent_of, self.tangent_specs, self.tangent_ends, self.tangent_inner)),
             gradients=tuple([owners[grad] for grad in range(len(owners))]),
         )
 
@@ -129,6 +130,7 @@ def partition(joint: JointGraph, *, recompute: bool = True, keep_draws: bool = F
         joint.tangent_of,
         joint.tangent_specs,
         tuple(ends),
+        tuple([output in joint.inner for output in joint.tangent_of]),
         grads,
         draws,
     )
