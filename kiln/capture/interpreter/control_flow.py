@@ -21,6 +21,22 @@ LONGEST_UNROLLED = 64
 
 
 def cond(pred: object, true_fn: Branch, false_fn: Branch, operands: Sequence[object] = ()) -> object:
+    if not isinstance(pred, (bool, int, float, Tensor)):
+        raise RuntimeError(f"Expected pred to be bool or tensor, but got {pred}.")
+    if isinstance(pred, Tensor) and callable(true_fn) and callable(false_fn) and not all_tensors(operands):
+        raise RuntimeError(
+            "Expect operands to be a tuple of possibly nested dict/list/tuple that only consists of tensor leaves."
+        )
+    return cond_operator(pred, true_fn, false_fn, operands)
+
+
+def all_tensors(operands: object) -> bool:
+    leaves = tree_flatten(operands)[0]
+    return isinstance(operands, (tuple, list)) and all(isinstance(part, Tensor) for part in leaves)
+
+
+def cond_operator(pred: object, true_fn: Branch, false_fn: Branch, operands: Sequence[object] = ()) -> object:
+    """The operator behind `torch.cond`, which takes sizes as operands too: graphs of torch's compiler have them."""
     if isinstance(pred, (bool, int, float)):
         return true_fn(*operands) if pred else false_fn(*operands)
     if not isinstance(pred, Tensor):
@@ -29,12 +45,6 @@ def cond(pred: object, true_fn: Branch, false_fn: Branch, operands: Sequence[obj
         raise RuntimeError(f"Expected pred to be bool or single-element tensor, but got {pred.shape}.")
     if not callable(true_fn) or not callable(false_fn):
         raise RuntimeError("Expect both branches to be callable.")
-    if not isinstance(operands, (tuple, list)) or not all(
-        isinstance(part, Tensor) for part in tree_flatten(operands)[0]
-    ):
-        raise RuntimeError(
-            "Expect operands to be a tuple of possibly nested dict/list/tuple that only consists of tensor leaves."
-        )
     result = true_fn(*operands) if pred else false_fn(*operands)
     return fresh(result, operands)
 
@@ -199,7 +209,7 @@ def fresh(result: object, operands: Sequence[object]) -> object:
 
 OPERATORS: Mapping[int, Branch] = {
     id(torch.cond): cond,
-    id(torch.ops.higher_order.cond): cond,
+    id(torch.ops.higher_order.cond): cond_operator,
     id(torch._higher_order_ops.while_loop): while_loop,  # type: ignore[attr-defined]
     id(torch.ops.higher_order.while_loop): while_loop,
     id(torch._higher_order_ops.map): mapped,  # type: ignore[attr-defined]

@@ -16,9 +16,10 @@ from torch.fx import graph_module as fx_graph_module
 def graph_module(root: torch.nn.Module, graph: torch.fx.Graph) -> torch.fx.GraphModule:
     """The module of `graph`, with the attributes of `root`."""
     module = torch.fx.GraphModule(root, graph)
-    code = getattr(type(module).forward, "__code__", None)
-    if code is not None:
-        weakref.finalize(module, forget_source, code.co_filename).atexit = False
+    for made in module.modules():  # those inside have been generated again, under other names
+        code = getattr(type(made).forward, "__code__", None)
+        if isinstance(made, torch.fx.GraphModule) and code is not None:
+            weakref.finalize(made, forget_source, code.co_filename).atexit = False
     return module
 
 

@@ -137,9 +137,18 @@ def record_operator(s: CaptureState, target: ControlFlow, args: Sequence[FakeTen
 COND = ("pred", "true_fn", "false_fn", "operands")
 
 
-@handles_at_site(torch.cond, torch.ops.higher_order.cond)
+@handles_at_site(torch.cond)
 def cond(s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
-    given, plain = arguments(args, kwargs, COND), partial(interpret, s, control_flow.cond, args, kwargs, site)
+    return nested_cond_or_plain(s, args, kwargs, partial(interpret, s, control_flow.cond, args, kwargs, site))
+
+
+@handles_at_site(torch.ops.higher_order.cond)
+def cond_operator(s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
+    return nested_cond_or_plain(s, args, kwargs, partial(interpret, s, control_flow.cond_operator, args, kwargs, site))
+
+
+def nested_cond_or_plain(s: CaptureState, args: Args, kwargs: Kwargs, plain: Callable[[], Value]) -> Value:
+    given = arguments(args, kwargs, COND)
     if len(given) < len(COND):
         given.append(Tuple([]))
     condition, true, false, operands = given

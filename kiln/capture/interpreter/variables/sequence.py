@@ -481,7 +481,7 @@ def runs_code(s: CaptureState, value: Value, name: str) -> bool:
     return (
         found is not None
         and type(found[1]) is types.FunctionType
-        and not found[1].__module__.startswith("torch.nn.modules.")
+        and not (found[1].__module__ or "").startswith("torch.nn.modules.")
     )
 
 
