@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import kiln
+from kiln.runtime.guards.reference import class_content, content_of
 from tests.faults.outcome import assert_like_eager
 
 X = torch.linspace(-1.0, 1.0, 4)
@@ -175,3 +176,13 @@ def test_a_module_without_its_tables(member: str) -> None:
         return found
 
     assert_like_eager(kiln.compile(by_name, backend="eager"), by_name, X)
+
+
+def test_the_name_of_a_class_whose_member_has_lost_its_value() -> None:
+    class Level(enum.Enum):
+        LOW, HIGH = 1, 2
+
+    before = class_content(Level)
+    del Level.HIGH._value_
+    assert class_content(Level) not in (before, "")
+    assert content_of(Level.HIGH) != content_of(Level.LOW)

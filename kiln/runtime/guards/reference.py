@@ -143,10 +143,15 @@ def content_of(value: object) -> str:
     if isinstance(value, types.FunctionType):
         return code_key(value.__code__)
     if isinstance(value, enum.Enum):
-        return repr(_content(value._value_, WeakKeyDictionary()))
+        return repr(_content(member_value(value), WeakKeyDictionary()))
     if isinstance(value, type):
         return class_content(value)
     return f"{type(value).__qualname__} {getattr(value, '__qualname__', '')}"
+
+
+def member_value(member: enum.Enum) -> object:
+    """The value of an enum member; a text where the program has deleted it."""
+    return getattr(member, "_value_", "deleted")
 
 
 def class_content(cls: type) -> str:
@@ -155,7 +160,7 @@ def class_content(cls: type) -> str:
         return type(cls).__qualname__
     bases = ",".join(f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__[1:-1])
     names: list[object] = [*getattr(cls, "_fields", ()), *getattr(cls, "__dataclass_fields__", ())]
-    names += [(name, member._value_) for name, member in getattr(cls, "_member_map_", {}).items()]
+    names += [(name, member_value(member)) for name, member in getattr(cls, "_member_map_", {}).items()]
     return f"{type(cls).__qualname__} {bases} {_content(tuple(names), WeakKeyDictionary())}"
 
 
