@@ -9,10 +9,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
+#include <cctype>
+#include <cstdio>
+#include <memory>
 #include <mutex>
 #include <set>
-#include <sstream>
 
 #include "executor/run.h"
 #include "kiln/runtime.h"
@@ -91,16 +92,21 @@ void link(Program& program, const Library* library) {
 }
 
 std::set<std::string> cpu_flags() {
-  std::ifstream file("/proc/cpuinfo");
-  std::string line, flag;
-  while (std::getline(file, line)) {
-    if (line.rfind("flags", 0) != 0) continue;
-    std::istringstream words(line.substr(line.find(':') + 1));
-    std::set<std::string> found;
-    while (words >> flag) found.insert(flag);
-    return found;
+  std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen("/proc/cpuinfo", "r"), &std::fclose);
+  std::set<std::string> found;
+  std::string word;
+  bool in_flags = false;
+  for (int c = file ? std::getc(file.get()) : EOF; c != EOF; c = std::getc(file.get())) {
+    if (!std::isspace(c)) {
+      word.push_back(static_cast<char>(c));
+      continue;
+    }
+    if (in_flags && !word.empty()) found.insert(word);
+    in_flags = in_flags || word == "flags";
+    word.clear();
+    if (c == '\n' && in_flags) break;
   }
-  return {};
+  return found;
 }
 
 void check_requirements(const Json& needed) {

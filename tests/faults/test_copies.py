@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import kiln
+from kiln.tensor.content import element_view, elements
 
 READ: list[str] = []
 
@@ -48,3 +49,10 @@ def test_copies_of_objects_with_a_getattribute() -> None:
             assert READ[-len(reads) :] == reads
             torch.testing.assert_close(found[0], expected[0])
             assert found[1:] == expected[1:]
+
+
+def test_a_tensor_whose_elements_were_read_can_be_resized() -> None:
+    tensor, empty = torch.arange(3, dtype=torch.int16), torch.empty(0)
+    assert elements(tensor) == b"\x00\x00\x01\x00\x02\x00" and elements(empty) == b""
+    assert bytes(element_view(torch.arange(2, dtype=torch.int8).expand(2, 2))) == b"\x00\x01\x00\x01"
+    assert tensor.resize_(100).shape == (100,) and empty.resize_(4).shape == (4,)

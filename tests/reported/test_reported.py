@@ -27,7 +27,6 @@ PROGRAMS = {f"{table.subject}: {reported.name}": reported for table in TABLES fo
 FORMS: dict[str, dict[str, Any]] = {"auto": {}, "dynamic": {"dynamic": True}}
 DIFFERENT = {
     "aliasing: an assignment to itself": "`x.copy_(x)` is not seen as a write: the version stays",
-    "aliasing: data written": "a write through `.data` counts as a write of the tensor itself: the version grows",
     "aliasing: fill of a view of a new tensor": "a result whose base nobody holds has memory of its own, with offset 0",
     "special values: gelu of infinity": "eager's vectors give NaN for gelu(inf), its single elements inf",
     "special values: fmod of denormals": "eager's vectors give NaN for fmod(3e38, 1e-40), its single elements a number",
