@@ -237,8 +237,7 @@ class PackagedProgram:
 
     def check_shapes(self, *args: object, **kwargs: object) -> dict[str, int]:
         """The sizes that the symbols stand for in this call; nothing runs. Raises WrongProgramInput."""
-        bound = self.interface.bind(self.interface.leaves(args, kwargs))
-        return {symbol.name: number for symbol, number in bound.items()}
+        return self.interface.check_shapes(args, kwargs)
 
     @property
     def constraints(self) -> list[str]:

@@ -147,7 +147,11 @@ def _named_spec(data: Json) -> tuple[str, TensorSpec | ScalarSpec]:
 
 
 def _numbers(fields: Fields, name: str, below: int) -> tuple[int, ...]:
-    found = [number for number in fields.items(name) if type(number) is int and 0 <= number < below]
+    found: list[int] = []
+    for number in fields.items(name):
+        if type(number) is not int or not 0 <= number < below:
+            raise DamagedPackage(problem=f"`{name}` has {str(number)[:40]}, which is no input")
+        found.append(number)
     return tuple(found)
 
 

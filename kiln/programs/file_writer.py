@@ -10,26 +10,18 @@ Equal programs give equal bytes.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
-import tempfile
 import zipfile
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Protocol
 
-import torch
-
-from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.text import graph_text
 from kiln.programs.call.errors import NotSavable
 from kiln.programs.call.fields import Json
-from kiln.programs.call.shapes import ShapeRules
-from kiln.programs.call.signature import ProgramSignature
 from kiln.programs.call.tensors import write_tensors
 from kiln.programs.operators import called_overloads, refusal
+from kiln.programs.program_parts import ProgramParts
+from kiln.support.replaced_file import replaced_file
 
 FORMAT, VERSION = "kiln.program", 1
 MANIFEST, GRAPH, STATE, CONSTANTS = "manifest.json", "graph.txt", "state.safetensors", "constants.safetensors"
@@ -37,28 +29,7 @@ MEMBERS = (MANIFEST, GRAPH, STATE, CONSTANTS)
 DATE = (1980, 1, 1, 0, 0, 0)
 
 
-class SavedParts(Protocol):
-    """What is saved of a program."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def level(self) -> str: ...
-    @property
-    def graph(self) -> Graph: ...
-    @property
-    def signature(self) -> ProgramSignature: ...
-    @property
-    def rules(self) -> ShapeRules: ...
-    @property
-    def state(self) -> Mapping[str, torch.Tensor]: ...
-    @property
-    def constants(self) -> Mapping[str, torch.Tensor]: ...
-    @property
-    def tied(self) -> Mapping[str, str]: ...
-
-
-def program_bytes(program: SavedParts) -> bytes:
+def program_bytes(program: ProgramParts) -> bytes:
     """The file. Raises NotSavable."""
     for target in called_overloads(program.graph):
         if target.startswith("aten.") and (problem := refusal(target, ())):
@@ -76,14 +47,14 @@ def program_bytes(program: SavedParts) -> bytes:
     return file.getvalue()
 
 
-def manifest(program: SavedParts) -> dict[str, Json]:
+def manifest(program: ProgramParts) -> dict[str, Json]:
     return {
         "format": FORMAT,
         "version": VERSION,
         "name": program.name,
         "level": program.level if program.level != "torch" else "core",
-        "signature": program.signature.to_json(),
-        **program.rules.to_json(),
+        "signature": program.interface.signature.to_json(),
+        **program.interface.rules.to_json(),
         "tied": dict(program.tied),
         "complex": [
             name for name, tensor in {**program.state, **program.constants}.items() if tensor.is_complex()
@@ -91,15 +62,8 @@ def manifest(program: SavedParts) -> dict[str, Json]:
     }  # fmt: skip
 
 
-def save_program(program: SavedParts, path: str | os.PathLike[str]) -> None:
+def save_program(program: ProgramParts, path: str | os.PathLike[str]) -> None:
     """Write the file, or leave what was there."""
-    data, target = program_bytes(program), Path(path)
-    handle, name = tempfile.mkstemp(prefix=target.name, dir=target.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(name, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
+    data = program_bytes(program)
+    with replaced_file(path) as file:
+        file.write(data)

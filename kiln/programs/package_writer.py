@@ -8,22 +8,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
-from typing import Protocol, cast, final
+from typing import cast, final
 
 import torch
 
 from kiln.build.cubins import start_cubins
 from kiln.build.limits import CompileLimits
 from kiln.build.one_library import one_library
-from kiln.graph.ir.graph import Graph
 from kiln.packages.archive import PackageWriter
 from kiln.packages.machine import LEVELS, TARGETS, PackageTarget, parse_target, requirements
 from kiln.packages.manifest import (
@@ -52,26 +48,13 @@ from kiln.programs.call.errors import BadExportArgument, NotSavable
 from kiln.programs.call.interface import CallInterface
 from kiln.programs.call.shapes import ShapeRules
 from kiln.programs.call.tensors import tensor_file
+from kiln.programs.program_parts import ProgramParts
 from kiln.runtime.kernels import Cubin
 from kiln.support.options import Options
 from kiln.support.records import dataclass
+from kiln.support.replaced_file import replaced_file
 from kiln.symbolic import Expr, Int, Relation, ShapeEnv, rel_le, symbol
 from kiln.tensor.spec import TensorSpec
-
-
-class PackagedParts(Protocol):
-    """What is packaged of a program."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def graph(self) -> Graph: ...
-    @property
-    def interface(self) -> CallInterface: ...
-    @property
-    def state(self) -> Mapping[str, torch.Tensor]: ...
-    @property
-    def constants(self) -> Mapping[str, torch.Tensor]: ...
 
 
 @final
@@ -86,7 +69,7 @@ class CompiledProgram:
 
 
 def package_program(
-    program: PackagedParts,
+    program: ProgramParts,
     path: str | os.PathLike[str],
     target: str,
     key: bytes | None,
@@ -97,20 +80,11 @@ def package_program(
     if wanted is None:
         raise BadExportArgument(name="target", value=target, allowed=", ".join(TARGETS))
     compiled = compile_program(program, wanted, plain_context(options))
-    place = Path(path)
-    handle, name = tempfile.mkstemp(prefix=place.name, dir=place.parent)
-    try:
-        with os.fdopen(handle, "w+b") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-            digest = write_package(PackageWriter(archive), program, compiled, wanted, key)
-        os.replace(name, place)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
-    return digest
+    with replaced_file(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        return write_package(PackageWriter(archive), program, compiled, wanted, key)
 
 
-def compile_program(program: PackagedParts, target: PackageTarget, context: CompileContext) -> CompiledProgram:
+def compile_program(program: ProgramParts, target: PackageTarget, context: CompileContext) -> CompiledProgram:
     """All stages. Raises KilnError."""
     host = context.host
     if target.level:
@@ -167,7 +141,7 @@ def size_checks(rules: ShapeRules) -> Iterator[Step]:
 
 def write_package(
     writer: PackageWriter,
-    program: PackagedParts,
+    program: ProgramParts,
     compiled: CompiledProgram,
     target: PackageTarget,
     key: bytes | None,

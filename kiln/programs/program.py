@@ -116,8 +116,7 @@ class Program:
         Raises:
             WrongProgramInput: names the argument, the size, and the constraint with the line that needs it.
         """
-        bound = self.interface.bind(self.interface.leaves(args, kwargs))
-        return {symbol.name: number for symbol, number in bound.items()}
+        return self.interface.check_shapes(args, kwargs)
 
     @cached_property
     def interface(self) -> CallInterface:

@@ -23,7 +23,6 @@ import torch
 from torch.utils import _pytree as pytree
 
 from kiln.graph.ir.fx_view import FxView
-from kiln.graph.ir.graph import Graph
 from kiln.programs.call.errors import NoTorchExport
 from kiln.programs.call.interface import CallInterface
 from kiln.programs.call.shapes import ShapeRules
@@ -31,6 +30,7 @@ from kiln.programs.call.signature import ArgumentLeaf, ProgramSignature, ResultL
 from kiln.programs.call.specs import bound_by
 from kiln.programs.call.tree import Tree, flatten
 from kiln.programs.dims import AnyDim, Dim
+from kiln.programs.program_parts import ProgramParts
 from kiln.symbolic import Expr, FloorDiv, Int, Max, Min, Mod, Symbol, symbol
 from kiln.tensor.spec import ScalarSpec, TensorSpec
 
@@ -47,22 +47,7 @@ FUNCTIONS: Mapping[object, Callable[..., object]] = {min: torch.sym_min, max: to
 """What an exported program calls instead of builtins."""
 
 
-class ExportedParts(Protocol):
-    """What is handed over of a program."""
-
-    @property
-    def graph(self) -> Graph: ...
-    @property
-    def interface(self) -> CallInterface: ...
-    @property
-    def state(self) -> Mapping[str, torch.Tensor]: ...
-    @property
-    def constants(self) -> Mapping[str, torch.Tensor]: ...
-    @property
-    def tied(self) -> Mapping[str, str]: ...
-
-
-def to_exported_program(program: ExportedParts) -> ExportedProgram:
+def to_exported_program(program: ProgramParts) -> ExportedProgram:
     """The same program for torch's tools. Raises NoTorchExport."""
     return Exporter(program).build()
 
@@ -149,7 +134,7 @@ class TorchSizes:
 class Exporter:
     """Writes one program as an ExportedProgram."""
 
-    def __init__(self, program: ExportedParts) -> None:
+    def __init__(self, program: ProgramParts) -> None:
         self.program, self.interface, self.signature = program, program.interface, program.interface.signature
         self.torch_export = import_module("torch.export.graph_signature")
         self.shapes = import_module("torch.fx.experimental.symbolic_shapes")
@@ -160,6 +145,7 @@ class Exporter:
         self.view = FxView(program.graph, program.constants)
         self.fx = torch.fx.Graph()
         self.copies: dict[FxNode, FxNode] = {}
+        self.places: dict[FxNode, int] = {}
         self.inputs: list[InputSpec] = []
         self.outputs: list[OutputSpec] = []
         self.lifted: dict[str, torch.Tensor] = {}
@@ -209,10 +195,9 @@ class Exporter:
             self.add_argument(leaf, None if leaf.number is None else olds[leaf.number])
 
     def placeholder(self, name: str, value: object) -> FxNode:
-        taken = {node.target for node in self.fx.find_nodes(op="placeholder")}
-        names = [name, *[f"{name}_{number}" for number in range(len(taken))]]
-        unique = next(each for each in names if each not in taken)
-        made = self.fx.placeholder(unique)
+        made = self.fx.placeholder(name)
+        made.target = made.name  # unique
+        self.places[made] = len(self.places)
         made.meta["val"] = value
         return made
 
@@ -280,12 +265,12 @@ class Exporter:
     def add_output(self) -> None:
         kinds, graph = self.torch_export, self.program.graph
         changed = {write.target: write.value for write in graph.writes}
-        numbers = {node: number for number, node in enumerate(graph.inputs)}
         results: list[object] = []
         for target, value in changed.items():
             node = self.copied(self.view.values[value])
-            given = self.inputs[self.place_of(self.copies[self.fx_input(numbers[target])])]
-            kind, name = "USER_INPUT_MUTATION", self.copies[self.fx_input(numbers[target])].name
+            placeholder = self.copied(self.view.values[target])
+            given = self.inputs[self.places[placeholder]]
+            kind, name = "USER_INPUT_MUTATION", placeholder.name
             if given.kind is kinds.InputKind.BUFFER:
                 kind, name = "BUFFER_MUTATION", str(given.target)
             elif given.kind is not kinds.InputKind.USER_INPUT:
@@ -296,14 +281,6 @@ class Exporter:
         for leaf in self.signature.results:
             self.add_result(self.result(leaf), results)
         self.fx.output(tuple(results))  # type: ignore[arg-type]
-
-    def fx_input(self, number: int) -> FxNode:
-        found = self.view.values[self.program.graph.inputs[number]]
-        assert isinstance(found, FxNode)
-        return found
-
-    def place_of(self, placeholder: FxNode) -> int:
-        return [node.name for node in self.fx.find_nodes(op="placeholder")].index(placeholder.name)
 
     def copied(self, value: object) -> FxNode:
         if not isinstance(value, FxNode):

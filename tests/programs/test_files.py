@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from kiln.programs.call.tree import LARGEST_DEPTH, flatten, tree_from_json
 from kiln.programs.file_reader import VERSION, program_from_bytes, read_members
 from kiln.programs.file_writer import program_bytes
 from kiln.support.errors import KilnError
+from kiln.support.replaced_file import replaced_file
 from kiln.symbolic import parse_int
 from kiln.tensor.content import elements
 from tests.programs.models import Classifier, Counter, Loss
@@ -417,3 +419,18 @@ def test_elements_whatever_the_default_device() -> None:
     expected = elements(MATRIX)
     with torch.device("meta"):
         assert elements(MATRIX) == expected
+
+
+def test_a_file_has_the_rights_of_the_umask_and_nothing_is_left_of_a_failure(tmp_path: Path) -> None:
+    place = tmp_path / "f"
+    old = os.umask(0o022)
+    try:
+        with replaced_file(place) as file:
+            file.write(b"new")
+    finally:
+        os.umask(old)
+    with pytest.raises(KeyError), replaced_file(place) as file:
+        file.write(b"half")
+        raise KeyError
+    assert place.stat().st_mode & 0o777 == 0o644
+    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("f", b"new")]

@@ -40,6 +40,10 @@ class CallInterface:
         """The leaves of a call's arguments. Raises WrongProgramInput for another structure."""
         return self.signature.leaves_of(args, kwargs)
 
+    def check_shapes(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, int]:
+        """The sizes of a call by the names of their symbols. Raises WrongProgramInput."""
+        return {symbol.name: number for symbol, number in self.bind(self.leaves(args, kwargs)).items()}
+
     def bind(self, leaves: Sequence[object]) -> Values:
         """The sizes that the symbols stand for. Raises WrongProgramInput."""
         names, specs, values = [], [], []
