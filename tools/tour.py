@@ -83,7 +83,8 @@ STAGES = {
     ),
     "plan": (
         "Plan",
-        "What the region does, as data (`kiln/plan/plan.py`). The native executor (`csrc/executor`) runs it, the cache stores it.",
+        "What the region does, as data (`kiln/plan/plan.py`). The native executor (`csrc/executor`) runs it, the cache stores it;\n"
+        "`KILN_DUMP` writes it as Python, too (`kiln/plan/python_view.py`).",
     ),
     "kernels": (
         "Kernel",

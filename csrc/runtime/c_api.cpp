@@ -2,14 +2,22 @@
 #include <ATen/DLConvertor.h>
 
 #include <cstring>
+#include <memory>
 
-#include "kiln/runtime.h"
+#include "runtime/errors.h"
 
 struct KilnPackage {
   kiln::Package package;
 };
 
 namespace {
+
+struct Deleter {
+  void operator()(DLManagedTensor* tensor) const {
+    if (tensor && tensor->deleter) tensor->deleter(tensor);
+  }
+};
+using Owned = std::unique_ptr<DLManagedTensor, Deleter>;
 
 // The text of what goes wrong, for the caller to free.
 template <typename Work>
@@ -44,21 +52,21 @@ void kiln_free_text(char* text) { free(text); }
 char* kiln_run(const KilnPackage* package, DLManagedTensor** arguments, int num_arguments,
                DLManagedTensor** results, int* num_results) {
   return reported([&] {
+    std::vector<Owned> owned(arguments, arguments + num_arguments), made;
     std::vector<at::Tensor> given;
-    for (int n = 0; n < num_arguments; n++) given.push_back(at::fromDLPack(arguments[n]));
-    int room = *num_results;
+    for (Owned& argument : owned) {
+      given.push_back(at::fromDLPack(argument.get()));
+      argument.release();
+    }
+    auto room = static_cast<size_t>(*num_results);
     *num_results = 0;
-    std::vector<DLManagedTensor*> made;
     for (const c10::IValue& leaf : package->package.run(given)) {
-      if (leaf.isTensor()) made.push_back(at::toDLPack(leaf.toTensor()));
+      if (leaf.isTensor()) made.emplace_back(at::toDLPack(leaf.toTensor()));
     }
-    if (static_cast<int>(made.size()) > room) {
-      for (DLManagedTensor* tensor : made) tensor->deleter(tensor);
-      throw kiln::PackageError("KILN5104  there is no room for " + std::to_string(made.size()) +
-                               " results");
+    if (made.size() > room) {
+      kiln::wrong_input("there is no room for " + std::to_string(made.size()) + " results");
     }
-    std::copy(made.begin(), made.end(), results);
-    *num_results = static_cast<int>(made.size());
+    for (Owned& result : made) results[(*num_results)++] = result.release();
   });
 }
 

@@ -1,9 +1,9 @@
 #include "runtime/json.h"
 
-#include <cstdlib>
+#include <charconv>
 #include <cstring>
 
-#include "kiln/runtime.h"
+#include "runtime/errors.h"
 
 namespace kiln {
 
@@ -11,22 +11,18 @@ namespace {
 
 constexpr int kDeepest = 256;
 
-[[noreturn]] void refuse(const char* problem) {
-  throw PackageError(std::string("KILN6103  the package cannot be read: ") + problem);
-}
+[[noreturn]] void malformed() { damaged("its JSON is malformed, or cut short"); }
+
+bool is_one_of(char letter, const char* letters) { return letter && std::strchr(letters, letter); }
 
 void append_utf8(std::string& to, uint32_t point) {
-  auto add = [&](uint32_t byte) { to.push_back(static_cast<char>(byte)); };
-  if (point < 0x80) {
-    add(point);
-  } else if (point < 0x800) {
-    add(0xC0 | point >> 6), add(0x80 | (point & 0x3F));
-  } else if (point < 0x10000) {
-    add(0xE0 | point >> 12), add(0x80 | (point >> 6 & 0x3F)), add(0x80 | (point & 0x3F));
-  } else {
-    add(0xF0 | point >> 18), add(0x80 | (point >> 12 & 0x3F));
-    add(0x80 | (point >> 6 & 0x3F)), add(0x80 | (point & 0x3F));
-  }
+  int rest = point < 0x80      ? 0
+             : point < 0x800   ? 1
+             : point < 0x10000 ? 2
+                               : 3;  // bytes behind the first
+  constexpr uint32_t kFirst[] = {0, 0xC0, 0xE0, 0xF0};
+  to.push_back(static_cast<char>(kFirst[rest] | point >> 6 * rest));
+  while (rest-- > 0) to.push_back(static_cast<char>(0x80 | (point >> 6 * rest & 0x3F)));
 }
 
 }  // namespace
@@ -37,64 +33,59 @@ class JsonReader {
 
   Json document() {
     Json made = value(0);
-    skip();
-    if (at_ != end_) refuse("its JSON goes on behind its end");
+    if (peek() || at_ != end_) malformed();
     return made;
   }
 
  private:
-  void skip() {
-    while (at_ != end_ && std::strchr(" \t\r\n", *at_) && *at_) at_++;
-  }
+  // The next character behind white space; 0 at the end.
   char peek() {
-    skip();
+    while (at_ != end_ && is_one_of(*at_, " \t\r\n")) at_++;
     return at_ == end_ ? '\0' : *at_;
   }
+  // The next character, whatever it is.
+  char next() {
+    if (at_ == end_) malformed();
+    return *at_++;
+  }
   void expect(char wanted) {
-    if (peek() != wanted) refuse("its JSON is malformed");
+    if (peek() != wanted) malformed();
     at_++;
   }
   bool take(std::string_view word) {
-    if (static_cast<size_t>(end_ - at_) < word.size()) return false;
-    if (std::memcmp(at_, word.data(), word.size()) != 0) return false;
-    at_ += word.size();
-    return true;
+    bool found = std::string_view(at_, static_cast<size_t>(end_ - at_)).starts_with(word);
+    if (found) at_ += word.size();
+    return found;
   }
 
   Json value(int depth) {
-    if (depth > kDeepest) refuse("its JSON is nested too deeply");
+    if (depth > kDeepest) damaged("its JSON is nested too deeply");
     Json made;
-    switch (peek()) {
-      case '{':
-        made.value_ = object(depth);
-        break;
-      case '[':
-        made.value_ = list(depth);
-        break;
-      case '"':
-        made.value_ = text();
-        break;
-      default:
-        if (take("true")) {
-          made.value_ = true;
-        } else if (take("false")) {
-          made.value_ = false;
-        } else if (!take("null")) {
-          number(made);
-        }
+    char first = peek();
+    if (first == '{') {
+      made.value_ = object(depth);
+    } else if (first == '[') {
+      made.value_ = list(depth);
+    } else if (first == '"') {
+      made.value_ = text();
+    } else if (take("true")) {
+      made.value_ = true;
+    } else if (take("false")) {
+      made.value_ = false;
+    } else if (!take("null")) {
+      number(made);
     }
     return made;
   }
 
   Json::Object object(int depth) {
     Json::Object made;
-    expect('{');
-    while (peek() != '}') {
+    for (expect('{'); peek() != '}';) {
       if (!made.empty()) expect(',');
-      if (peek() != '"') refuse("its JSON is malformed");
+      if (peek() != '"') malformed();
       std::string name = text();
       expect(':');
-      made.emplace_back(std::move(name), value(depth + 1));
+      if (!made.try_emplace(std::move(name), value(depth + 1)).second) malformed();
     }
     at_++;
     return made;
@@ -102,8 +93,7 @@ class JsonReader {
 
   Json::List list(int depth) {
     Json::List made;
-    expect('[');
-    while (peek() != ']') {
+    for (expect('['); peek() != ']';) {
       if (!made.empty()) expect(',');
       made.push_back(value(depth + 1));
     }
@@ -112,59 +102,56 @@ class JsonReader {
   }
 
   uint32_t hex() {
-    if (end_ - at_ < 4) refuse("its JSON is cut short");
     uint32_t made = 0;
     for (int n = 0; n < 4; n++) {
-      const char* digits = "0123456789abcdef";
-      char letter = *at_++;
-      if (letter >= 'A' && letter <= 'F') letter += 'a' - 'A';
-      const char* found = letter ? std::strchr(digits, letter) : nullptr;
-      if (!found) refuse("its JSON is malformed");
-      made = made << 4 | static_cast<uint32_t>(found - digits);
+      char letter = next();
+      uint32_t digit = 0;
+      if (std::from_chars(&letter, &letter + 1, digit, 16).ec != std::errc()) malformed();
+      made = made << 4 | digit;
     }
     return made;
   }
 
+  // Behind \u; two halves make a character beyond the first 65,536.
+  uint32_t code_point() {
+    uint32_t point = hex();
+    if (point < 0xD800 || point > 0xDFFF) return point;
+    uint32_t low = take("\\u") ? hex() : 0;
+    if (point > 0xDBFF || low < 0xDC00 || low > 0xDFFF) malformed();
+    return 0x10000 + ((point - 0xD800) << 10) + (low - 0xDC00);
+  }
+
   std::string text() {
+    constexpr char kFrom[] = "\"\\/bfnrt", kTo[] = "\"\\/\b\f\n\r\t";
     std::string made;
     at_++;
-    while (at_ != end_ && *at_ != '"') {
-      if (*at_ != '\\') {
-        made.push_back(*at_++);
-        continue;
-      }
-      if (++at_ == end_) break;
-      char letter = *at_++;
-      const char *from = "\"\\/bfnrt", *to = "\"\\/\b\f\n\r\t";
-      if (letter == 'u') {
-        uint32_t point = hex();
-        if (point >= 0xD800 && point < 0xDC00 && take("\\u")) {
-          point = 0x10000 + ((point - 0xD800) << 10) + ((hex() - 0xDC00) & 0x3FF);
-        }
-        append_utf8(made, point);
-      } else if (const char* found = letter ? std::strchr(from, letter) : nullptr) {
-        made.push_back(to[found - from]);
+    for (char letter = next(); letter != '"'; letter = next()) {
+      if (static_cast<unsigned char>(letter) < 0x20) malformed();
+      if (letter != '\\') {
+        made.push_back(letter);
+      } else if (letter = next(); letter == 'u') {
+        append_utf8(made, code_point());
+      } else if (is_one_of(letter, kFrom)) {
+        made.push_back(kTo[std::strchr(kFrom, letter) - kFrom]);
       } else {
-        refuse("its JSON is malformed");
+        malformed();
       }
     }
-    if (at_ == end_) refuse("its JSON is cut short");
-    at_++;
     return made;
   }
 
   void number(Json& made) {
     const char* start = at_;
-    while (at_ != end_ && *at_ && std::strchr("+-.eE0123456789", *at_)) at_++;
-    std::string digits(start, at_);
-    if (digits.empty()) refuse("its JSON is malformed");
-    char* rest = nullptr;
-    if (digits.find_first_of(".eE") == std::string::npos) {
-      made.value_ = static_cast<int64_t>(std::strtoll(digits.c_str(), &rest, 10));
+    take("-");
+    const char* digits = at_;
+    while (at_ != end_ && is_one_of(*at_, "0123456789")) at_++;
+    if (at_ == digits || (*digits == '0' && at_ - digits > 1)) malformed();
+    int64_t whole = 0;
+    if (std::from_chars(start, at_, whole).ec == std::errc()) {
+      made.value_ = whole;
     } else {
-      made.value_ = std::strtod(digits.c_str(), &rest);
+      made.value_ = Json::Wide();
     }
-    if (*rest) refuse("its JSON is malformed");
   }
 
   const char *at_, *end_;
@@ -172,43 +159,12 @@ class JsonReader {
 
 Json Json::parse(std::string_view text) { return JsonReader(text).document(); }
 
-const std::string& Json::text() const {
-  if (!is_text()) refuse("a field is not a text");
-  return std::get<std::string>(value_);
-}
-
-int64_t Json::integer() const {
-  if (!is_integer()) refuse("a field is not an integer");
-  return std::get<int64_t>(value_);
-}
-
-bool Json::flag() const {
-  if (!is_bool()) refuse("a field is not true or false");
-  return std::get<bool>(value_);
-}
-
-const Json::List& Json::list() const {
-  if (!std::holds_alternative<List>(value_)) refuse("a field is not a list");
-  return std::get<List>(value_);
-}
-
-const Json::Object& Json::object() const {
-  if (!std::holds_alternative<Object>(value_)) refuse("a field is not an object");
-  return std::get<Object>(value_);
-}
-
-bool Json::has(std::string_view name) const {
-  for (const auto& [key, value] : object()) {
-    if (key == name) return true;
-  }
-  return false;
-}
+void Json::refuse(const char* kind) { damaged(std::string("a field is not ") + kind); }
 
 const Json& Json::at(std::string_view name) const {
-  for (const auto& [key, value] : object()) {
-    if (key == name) return value;
-  }
-  refuse("a field is missing");
+  auto found = object().find(name);
+  if (found == object().end()) damaged("it lacks the field " + std::string(name));
+  return found->second;
 }
 
 }  // namespace kiln

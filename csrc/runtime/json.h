@@ -1,10 +1,11 @@
-// JSON as the manifests of packages use it.
+// JSON as packages use it: without fractions, which are texts there.
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <variant>
 #include <vector>
 
@@ -13,28 +14,37 @@ namespace kiln {
 class Json {
  public:
   using List = std::vector<Json>;
-  using Object = std::vector<std::pair<std::string, Json>>;
+  using Object = std::map<std::string, Json, std::less<>>;
 
-  // Throws PackageError.
+  // Throws PackageError. What it accepts of UTF-8, Python's json reads as the same value.
   static Json parse(std::string_view text);
 
-  bool is_null() const { return std::holds_alternative<std::monostate>(value_); }
-  bool is_text() const { return std::holds_alternative<std::string>(value_); }
-  bool is_integer() const { return std::holds_alternative<int64_t>(value_); }
-  bool is_bool() const { return std::holds_alternative<bool>(value_); }
+  // The value if it is of this kind: std::monostate (null), bool, int64_t, std::string; else null.
+  template <typename Kind>
+  const Kind* as() const {
+    return std::get_if<Kind>(&value_);
+  }
 
   // Each throws PackageError for a value of another kind.
-  const std::string& text() const;
-  int64_t integer() const;
-  bool flag() const;
-  const List& list() const;
-  const Object& object() const;
+  const std::string& text() const { return get<std::string>("a text"); }
+  int64_t integer() const { return get<int64_t>("an integer"); }
+  const List& list() const { return get<List>("a list"); }
+  const Object& object() const { return get<Object>("an object"); }
   const Json& at(std::string_view name) const;
-  bool has(std::string_view name) const;
+  bool has(std::string_view name) const { return object().count(name) != 0; }
 
  private:
   friend class JsonReader;
-  std::variant<std::monostate, bool, int64_t, double, std::string, List, Object> value_;
+  struct Wide {};  // an integer of more than 64 bits
+
+  template <typename Kind>
+  const Kind& get(const char* kind) const {
+    if (const Kind* found = as<Kind>()) return *found;
+    refuse(kind);
+  }
+  [[noreturn]] static void refuse(const char* kind);
+
+  std::variant<std::monostate, bool, int64_t, Wide, std::string, List, Object> value_;
 };
 
 }  // namespace kiln

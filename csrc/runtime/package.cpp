@@ -16,8 +16,8 @@
 #include <set>
 
 #include "executor/run.h"
-#include "kiln/runtime.h"
 #include "runtime/digest.h"
+#include "runtime/errors.h"
 #include "runtime/json.h"
 #include "runtime/package_file.h"
 
@@ -27,15 +27,7 @@ namespace {
 
 constexpr int64_t kVersion = 1;
 constexpr size_t kDigestBytes = 32;
-const char* const kData[] = {"weights.safetensors", "constants.safetensors"};
-
-[[noreturn]] void damaged(const std::string& problem) {
-  throw PackageError("KILN6103  the file is not a package that this version can load: " + problem);
-}
-
-[[noreturn]] void foreign(const std::string& needed, const std::string& found) {
-  throw PackageError("KILN6104  the package needs " + needed + ", here is " + found);
-}
+constexpr const char *kWeights = "weights.safetensors", *kConstants = "constants.safetensors";
 
 const std::map<std::string, at::ScalarType>& dtypes() {
   static const std::map<std::string, at::ScalarType> found = {
@@ -58,18 +50,20 @@ const std::map<std::string, at::ScalarType>& dtypes() {
 // A dlopened library, unloaded with this object.
 struct Library {
   explicit Library(const std::string& code) {
-    int file = memfd_create("kiln", MFD_CLOEXEC);
-    size_t done = 0;
-    while (file >= 0 && done < code.size()) {
-      ssize_t count = write(file, code.data() + done, code.size() - done);
+    File file(memfd_create("kiln", MFD_CLOEXEC));
+    for (size_t done = 0; done < code.size();) {
+      ssize_t count = write(file.number(), code.data() + done, code.size() - done);
       if (count <= 0) damaged("its kernels cannot be written to memory");
       done += static_cast<size_t>(count);
     }
-    handle = dlopen(("/proc/self/fd/" + std::to_string(file)).c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (file >= 0) close(file);
+    std::string path = "/proc/self/fd/" + std::to_string(file.number());
+    handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!handle) damaged(std::string("its kernels cannot be loaded: ") + dlerror());
   }
   ~Library() { dlclose(handle); }
+  Library(const Library&) = delete;
+  Library& operator=(const Library&) = delete;
+
   void* handle;
 };
 
@@ -129,9 +123,9 @@ void check_requirements(const Json& needed) {
   }
 }
 
-// Static sizes, strides or the offset of a weight.
+// A static size or stride, an offset, a position.
 int64_t static_size(const Json& value) {
-  if (!value.is_integer() || value.integer() < 0) damaged("the layout of a tensor is not static");
+  if (value.integer() < 0) damaged("a size or position is negative");
   return value.integer();
 }
 
@@ -191,20 +185,56 @@ class Weights {
   std::string_view body_;
 };
 
-// A leaf of the results.
+// A leaf of the results: what the plan returns, or an input, by number; or a constant.
 struct Result {
-  std::string kind;
-  int64_t number = 0;  // of an output, an input or a size
+  enum class Kind : uint8_t { kPlan, kInput, kConstant };
+
+  Kind kind;
+  size_t number = 0;
   c10::IValue constant;
 };
 
 c10::IValue constant_of(const Json& value) {
-  const auto& [kind, plain] = value.object().at(0);
+  if (value.object().size() != 1) damaged("a constant has no value");
+  const auto& [kind, plain] = *value.object().begin();
   if (kind == "float") return std::strtod(plain.text().c_str(), nullptr);
-  if (plain.is_bool()) return plain.flag();
-  if (plain.is_integer()) return plain.integer();
-  if (plain.is_text()) return plain.text();
+  if (const auto* flag = plain.as<bool>()) return *flag;
+  if (const auto* number = plain.as<int64_t>()) return *number;
+  if (const auto* text = plain.as<std::string>()) return *text;
+  if (!plain.as<std::monostate>()) damaged("a result has more than 64 bits");
   return {};
+}
+
+// The members: machine code in memory of its own, weights in that of the file.
+struct Parts {
+  Parts(const PackageFile& file, const Json& listed, bool check_weights);
+  const std::string& code(const std::string& name) const;
+
+  std::map<std::string, std::string> read;
+  std::map<std::string, std::shared_ptr<Mapping>> mapped;
+};
+
+Parts::Parts(const PackageFile& file, const Json& listed, bool check_weights) {
+  if (file.size() != listed.object().size() + 1 + file.has("signature")) {
+    damaged("its members are not those that its manifest names");
+  }
+  for (const char* name : {kWeights, kConstants}) mapped[name] = file.map(name);
+  for (const auto& [name, part] : listed.object()) {
+    auto data = mapped.find(name);
+    bool is_code = data == mapped.end();
+    std::string_view view = is_code ? read[name] = file.read(name) : data->second->view();
+    bool same = static_cast<int64_t>(view.size()) == part.at("length").integer();
+    if (same && (is_code || check_weights)) {
+      same = hex(blake2b(view, kDigestBytes)) == part.at("digest").text();
+    }
+    if (!same) damaged("its member " + name + " has other contents than its manifest says");
+  }
+}
+
+const std::string& Parts::code(const std::string& name) const {
+  auto found = read.find(name);
+  if (found == read.end()) damaged("its parts are not those of its program");
+  return found->second;
 }
 
 }  // namespace
@@ -214,16 +244,20 @@ struct Package::Impl {
   std::vector<std::string> arguments;
   std::map<std::string, size_t> numbers;  // of states
   std::vector<at::Tensor> states;
-  std::vector<int64_t> written;  // inputs
+  std::vector<size_t> written;  // inputs
   std::vector<Result> results;
   std::unique_ptr<Library> library;
   std::unique_ptr<const Executor> executor;
 
   void load(const std::string& path, const LoadOptions& options);
-  void check_parts(const PackageFile& file, const Json& parts, bool all) const;
-  void read_interface(const Json& manifest, const PackageFile& file);
+  void read_interface(const Json& manifest, const Parts& parts);
   void read_results(const Json& manifest);
-  void read_program(const Json& manifest, const PackageFile& file);
+  void read_program(const Json& manifest, const Parts& parts);
+  void check_numbers() const;
+
+  const at::Tensor& input(const std::vector<at::Tensor>& given, size_t number) const {
+    return number < states.size() ? states[number] : given[number - states.size()];
+  }
   void refuse_overlap(const std::vector<at::Tensor>& given) const;
 };
 
@@ -232,41 +266,27 @@ void Package::Impl::load(const std::string& path, const LoadOptions& options) {
   PackageFile file(path, options.trust || named);
   std::string text = file.read("manifest.json");
   if (!options.digest.empty() && hex(blake2b(text, kDigestBytes)) != options.digest) {
-    throw PackageError("KILN6105  the package has another digest than the one that was given");
+    untrusted("it has another digest than the one that was given");
   }
   if (!options.key.empty() &&
       (!file.has("signature") || file.read("signature") != hmac_blake2b(options.key, text))) {
-    throw PackageError("KILN6105  the package is not signed with this key");
+    untrusted("it is not signed with this key");
   }
   Json manifest = Json::parse(text);
   if (manifest.at("kind").text() != "kiln.package") damaged("it is another kind of file");
   if (manifest.at("version").integer() != kVersion) damaged("its format has another version");
   check_requirements(manifest.at("requirements"));
   if (manifest.at("target").text().rfind("cpu", 0) != 0) foreign("a GPU", "the runtime for CPUs");
-  check_parts(file, manifest.at("parts"), named || options.check_weights);
+  Parts parts(file, manifest.at("parts"), named || options.check_weights);
   name = manifest.at("name").text();
-  read_interface(manifest, file);
+  read_interface(manifest, parts);
   read_results(manifest);
-  read_program(manifest, file);
+  read_program(manifest, parts);
+  check_numbers();
 }
 
-void Package::Impl::check_parts(const PackageFile& file, const Json& parts, bool all) const {
-  if (file.size() != parts.object().size() + 1 + file.has("signature")) {
-    damaged("its members are not those that its manifest names");
-  }
-  for (const auto& [member, part] : parts.object()) {
-    bool is_code = std::find(std::begin(kData), std::end(kData), member) == std::end(kData);
-    std::shared_ptr<Mapping> mapped = file.map(member);
-    bool same = static_cast<int64_t>(mapped->view().size()) == part.at("length").integer();
-    if (same && (is_code || all)) {
-      same = hex(blake2b(mapped->view(), kDigestBytes)) == part.at("digest").text();
-    }
-    if (!same) damaged("its member " + member + " has other contents than its manifest says");
-  }
-}
-
-void Package::Impl::read_interface(const Json& manifest, const PackageFile& file) {
-  Weights weights(file.map("weights.safetensors"));
+void Package::Impl::read_interface(const Json& manifest, const Parts& parts) {
+  Weights weights(parts.mapped.at(kWeights));
   const Json::List& inputs = manifest.at("inputs").list();
   size_t count = manifest.at("signature").at("states").list().size();
   if (count > inputs.size()) damaged("it has more parameters than inputs");
@@ -280,78 +300,79 @@ void Package::Impl::read_interface(const Json& manifest, const PackageFile& file
     numbers[input] = n;
     states.push_back(weights.tensor(input, inputs[n].at("spec")));
   }
-  for (const Json& number : manifest.at("written").list()) written.push_back(static_size(number));
+  for (const Json& number : manifest.at("written").list()) {
+    written.push_back(static_cast<size_t>(static_size(number)));
+  }
 }
 
 void Package::Impl::read_results(const Json& manifest) {
   const Json& signature = manifest.at("signature");
   const Json::List& leaves = signature.at("arguments").list();
   const Json::List& sizes = manifest.at("sizes").list();
-  int64_t outputs = static_size(manifest.at("outputs"));
+  auto outputs = static_cast<size_t>(static_size(manifest.at("outputs")));
   for (const Json& leaf : signature.at("results").list()) {
-    Result made{leaf.at("kind").text(), static_size(leaf.at("number")), {}};
-    if (made.kind == "argument") {
-      if (made.number >= static_cast<int64_t>(leaves.size())) damaged("a result is no argument");
-      made.number = static_size(leaves[static_cast<size_t>(made.number)].at("number"));
-    } else if (made.kind == "size") {
+    const std::string& kind = leaf.at("kind").text();
+    auto number = static_cast<size_t>(static_size(leaf.at("number")));
+    if (kind == "output") {
+      results.push_back({Result::Kind::kPlan, number});
+    } else if (kind == "size") {
       auto same = [&](const Json& size) { return size.text() == leaf.at("value").text(); };
       auto found = std::find_if(sizes.begin(), sizes.end(), same);
       if (found == sizes.end()) damaged("its plan does not return the sizes among its results");
-      made.number = outputs + (found - sizes.begin());
-    } else if (made.kind == "constant") {
-      made.constant = constant_of(leaf.at("value"));
-    } else if (made.kind != "output" && made.kind != "state") {
+      results.push_back({Result::Kind::kPlan, outputs + (found - sizes.begin())});
+    } else if (kind == "constant") {
+      results.push_back({Result::Kind::kConstant, 0, constant_of(leaf.at("value"))});
+    } else if (kind == "state") {
+      results.push_back({Result::Kind::kInput, number});
+    } else if (kind == "argument" && number < leaves.size()) {
+      auto input = static_cast<size_t>(static_size(leaves[number].at("number")));
+      results.push_back({Result::Kind::kInput, input});
+    } else {
       damaged("a result is of an unknown kind");
     }
-    results.push_back(std::move(made));
   }
 }
 
-void Package::Impl::read_program(const Json& manifest, const PackageFile& file) {
-  Weights weights(file.map("constants.safetensors"));
+void Package::Impl::read_program(const Json& manifest, const Parts& parts) {
+  Weights weights(parts.mapped.at(kConstants));
   std::vector<TensorPtr> constants;
   for (const Json& row : manifest.at("constants").list()) {
     at::Tensor constant = weights.tensor(row.at("name").text(), row.at("spec"));
     constants.push_back(constant.getIntrusivePtr());
   }
-  auto compared = [&](const std::string& member) {  // what is run is what has been compared
-    std::string data = file.read(member);
-    if (hex(blake2b(data, kDigestBytes)) != manifest.at("parts").at(member).at("digest").text()) {
-      damaged("it changes while it is loaded");
-    }
-    return data;
-  };
   if (!manifest.at("kernels").list().empty()) {
-    library = std::make_unique<Library>(compared("kernels.so"));
+    library = std::make_unique<Library>(parts.code("kernels.so"));
   }
-  std::string words = compared("program.bin");
+  const std::string& words = parts.code("program.bin");
   std::unique_ptr<Program> program = decode_program(words.data(), words.size());
   link(*program, library.get());
-  auto outputs = static_cast<int64_t>(program->outputs.size());
-  auto count = static_cast<int64_t>(program->inputs.size());
-  if (program->inputs.size() != states.size() + arguments.size()) {
-    damaged("its plan takes other inputs");
+  executor = std::make_unique<Executor>(std::move(program), std::move(constants), KernelImages());
+}
+
+void Package::Impl::check_numbers() const {
+  size_t count = states.size() + arguments.size(), outputs = executor->program().outputs.size();
+  if (executor->program().inputs.size() != count) damaged("its plan takes other inputs");
+  for (size_t number : written) {
+    if (number >= count) damaged("it changes an input that it does not take");
   }
   for (const Result& result : results) {
-    bool of_plan = result.kind == "output" || result.kind == "size";
-    if (result.kind != "constant" && result.number >= (of_plan ? outputs : count)) {
+    if (result.number >= (result.kind == Result::Kind::kPlan ? outputs : count) &&
+        result.kind != Result::Kind::kConstant) {
       damaged("its plan has other outputs");
     }
   }
-  executor = std::make_unique<Executor>(std::move(program), std::move(constants), KernelImages());
 }
 
 // An argument that is written has its memory for itself: otherwise others would change with it.
 void Package::Impl::refuse_overlap(const std::vector<at::Tensor>& given) const {
-  auto count = static_cast<int64_t>(states.size());
-  auto input = [&](int64_t n) { return n < count ? states[n] : given[n - count]; };
-  for (int64_t changed : written) {
-    at::Tensor target = input(changed);
-    for (int64_t n = changed < count ? count : 0; n < count + static_cast<int64_t>(given.size());
-         n++) {
-      if (n == changed || !target.numel() || !input(n).numel()) continue;
-      if (input(n).storage().data() == target.storage().data()) {
-        throw PackageError("KILN5104  the package changes an argument that shares memory");
+  for (size_t changed : written) {
+    const at::Tensor& target = input(given, changed);
+    size_t first = changed < states.size() ? states.size() : 0;
+    for (size_t n = first; n < states.size() + given.size(); n++) {
+      const at::Tensor& other = input(given, n);
+      if (n == changed || !target.numel() || !other.numel()) continue;
+      if (other.storage().data() == target.storage().data()) {
+        wrong_input("the package changes an argument that shares memory");
       }
     }
   }
@@ -378,46 +399,44 @@ const std::vector<std::string>& Package::arguments() const { return impl_->argum
 
 at::Tensor Package::state(const std::string& name) const {
   auto found = impl_->numbers.find(name);
-  if (found == impl_->numbers.end()) throw PackageError("KILN5104  there is no state " + name);
+  if (found == impl_->numbers.end()) wrong_input("there is no state " + name);
   return impl_->states[found->second];
 }
 
 std::vector<c10::IValue> Package::run(const std::vector<at::Tensor>& arguments) const {
   const Impl& impl = *impl_;
   if (arguments.size() != impl.arguments.size()) {
-    throw PackageError("KILN5104  the package takes " + std::to_string(impl.arguments.size()) +
-                       " tensors, not " + std::to_string(arguments.size()));
+    wrong_input("the package takes " + std::to_string(impl.arguments.size()) + " tensors, not " +
+                std::to_string(arguments.size()));
   }
   for (const at::Tensor& argument : arguments) {
-    if (!argument.defined()) throw PackageError("KILN5104  an argument is undefined");
+    if (!argument.defined()) wrong_input("an argument is undefined");
   }
   impl.refuse_overlap(arguments);
   at::NoGradGuard without_gradients;
   const Program& program = impl.executor->program();
-  std::vector<at::Tensor> inputs = impl.states;
-  inputs.insert(inputs.end(), arguments.begin(), arguments.end());
   std::vector<c10::IValue> leaves;
   try {
     Executor::Call call(*impl.executor);
-    for (size_t n = 0; n < inputs.size(); n++) {
-      call.inputs()[n].borrow(inputs[n].unsafeGetTensorImpl());
+    for (size_t n = 0; n < program.inputs.size(); n++) {
+      call.inputs()[n].borrow(impl.input(arguments, n).unsafeGetTensorImpl());
     }
     call.run([](void*) {}, nullptr);
     if (program.has_views) rebuild_views(program, call.inputs(), call.results().data());
     for (const Result& result : impl.results) {
-      if (result.kind == "output") {
-        leaves.emplace_back(at::Tensor(call.results()[static_cast<size_t>(result.number)].share()));
-      } else if (result.kind == "size") {
-        leaves.emplace_back(call.results()[static_cast<size_t>(result.number)].integer());
-      } else if (result.kind == "constant") {
+      if (result.kind == Result::Kind::kConstant) {
         leaves.push_back(result.constant);
+      } else if (result.kind == Result::Kind::kInput) {
+        leaves.emplace_back(impl.input(arguments, result.number));
+      } else if (const Value& value = call.results()[result.number]; value.is_tensor()) {
+        leaves.emplace_back(at::Tensor(value.share()));
       } else {
-        leaves.emplace_back(inputs[static_cast<size_t>(result.number)]);
+        leaves.emplace_back(value.integer());
       }
     }
   } catch (const PlanError& error) {
     std::string at = error.origin.empty() ? "" : " (" + error.origin + ")";
-    throw PackageError("KILN5104  the package cannot run on these arguments: " + error.detail + at);
+    wrong_input("the package cannot run on these arguments: " + error.detail + at);
   }
   return leaves;
 }

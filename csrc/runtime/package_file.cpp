@@ -8,21 +8,13 @@
 #include <cerrno>
 #include <cstring>
 
-#include "kiln/runtime.h"
+#include "runtime/errors.h"
 
 namespace kiln {
 
 namespace {
 
 constexpr int64_t kEndSize = 22, kEntrySize = 46, kLocalSize = 30, kLongestComment = 65535;
-
-[[noreturn]] void damaged(const std::string& problem) {
-  throw PackageError("KILN6103  the file is not a package: " + problem);
-}
-
-[[noreturn]] void untrusted(const std::string& problem) {
-  throw PackageError("KILN6105  nobody vouches for the package: " + problem);
-}
 
 // A little-endian number.
 uint64_t number(const std::string& from, size_t at, size_t bytes) {
@@ -34,12 +26,17 @@ uint64_t number(const std::string& from, size_t at, size_t bytes) {
 
 void check_owner(const struct stat& facts) {
   if (facts.st_uid != geteuid() && facts.st_uid != 0) {
-    untrusted("it belongs to user " + std::to_string(facts.st_uid));
+    untrusted("nobody vouches for it, and it belongs to user " + std::to_string(facts.st_uid));
   }
-  if (facts.st_mode & (S_IWGRP | S_IWOTH)) untrusted("others may write it");
+  if (facts.st_mode & (S_IWGRP | S_IWOTH))
+    untrusted("nobody vouches for it, and others may write it");
 }
 
 }  // namespace
+
+File::~File() {
+  if (number_ >= 0) close(number_);
+}
 
 Mapping::Mapping(int file, int64_t start, int64_t length) : length_(length) {
   int64_t page = start - start % sysconf(_SC_PAGESIZE);
@@ -55,28 +52,23 @@ Mapping::~Mapping() {
   if (start_) munmap(memory_, static_cast<size_t>(mapped_));
 }
 
-PackageFile::PackageFile(const std::string& path, bool trusted) {
-  file_ = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file_ < 0) throw PackageError("KILN6103  " + path + ": " + std::strerror(errno));
-  try {
-    struct stat facts;
-    if (fstat(file_, &facts) != 0 || !S_ISREG(facts.st_mode)) damaged("it is not a regular file");
-    if (!trusted) check_owner(facts);
-    read_directory(facts.st_size);
-  } catch (...) {
-    close(file_);
-    throw;
+PackageFile::PackageFile(const std::string& path, bool trusted)
+    : file_(open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+  if (file_.number() < 0) throw PackageError("KILN6103  " + path + ": " + std::strerror(errno));
+  struct stat facts;
+  if (fstat(file_.number(), &facts) != 0 || !S_ISREG(facts.st_mode)) {
+    damaged("it is not a regular file");
   }
+  if (!trusted) check_owner(facts);
+  read_directory(facts.st_size);
 }
-
-PackageFile::~PackageFile() { close(file_); }
 
 std::string PackageFile::bytes(int64_t start, int64_t length) const {
   if (start < 0 || length < 0) damaged("its directory is damaged");
   std::string made(static_cast<size_t>(length), '\0');
   for (int64_t done = 0; done < length;) {
     ssize_t got =
-        pread(file_, made.data() + done, static_cast<size_t>(length - done), start + done);
+        pread(file_.number(), made.data() + done, static_cast<size_t>(length - done), start + done);
     if (got <= 0) damaged("it is cut short");
     done += got;
   }
@@ -147,7 +139,7 @@ std::string PackageFile::read(const std::string& name) const {
 
 std::shared_ptr<Mapping> PackageFile::map(const std::string& name) const {
   auto [start, length] = place(name);
-  return std::make_shared<Mapping>(file_, start, length);
+  return std::make_shared<Mapping>(file_.number(), start, length);
 }
 
 }  // namespace kiln

@@ -10,6 +10,20 @@
 
 namespace kiln {
 
+// An open file, closed with this object.
+class File {
+ public:
+  explicit File(int number) : number_(number) {}
+  ~File();
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+
+  int number() const { return number_; }
+
+ private:
+  int number_;
+};
+
 // Part of a file in private memory: writing to it changes no file.
 class Mapping {
  public:
@@ -31,9 +45,6 @@ class PackageFile {
  public:
   // Throws PackageError, also if the file is not `trusted` and others may have written it.
   PackageFile(const std::string& path, bool trusted);
-  ~PackageFile();
-  PackageFile(const PackageFile&) = delete;
-  PackageFile& operator=(const PackageFile&) = delete;
 
   bool has(const std::string& name) const { return places_.count(name) != 0; }
   size_t size() const { return places_.size(); }
@@ -45,7 +56,7 @@ class PackageFile {
   std::string bytes(int64_t start, int64_t length) const;
   std::pair<int64_t, int64_t> place(const std::string& name) const;
 
-  int file_;
+  File file_;
   std::map<std::string, std::pair<int64_t, int64_t>> places_;
 };
 

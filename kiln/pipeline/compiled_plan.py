@@ -18,6 +18,7 @@ from kiln.pipeline.context import CompileContext
 from kiln.pipeline.stages import Executable
 from kiln.plan.encode import encode_program
 from kiln.plan.plan import Plan
+from kiln.plan.python_view import plan_python
 from kiln.runtime.cuda_graphs.facts import graph_facts, seeded_plan
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
 from kiln.runtime.executor import make_executor
@@ -78,6 +79,7 @@ def compile_plan(
     plan: Plan, constants: Mapping[str, torch.Tensor], context: CompileContext, adapt: Collection[int] = ()
 ) -> CompiledPlan:
     """Start to compile the kernels missing in the store, and encode the plan meanwhile."""
+    context.dump.write("plan_python", lambda: plan_python(plan))
     context.dump.write("kernels", lambda: "\n".join(kernel.source for kernel in plan.kernels))
     with context.events.stage("kernels"):
         options = context.options
