@@ -541,6 +541,14 @@ class CaptureState:
             return function.call(self, args, kwargs, site)
         return function.call(self, [value, *args], kwargs, site)
 
+    def is_none(self, value: Value | None, none: object = None) -> bool:
+        """Whether it is None, or an argument that is not given, or what stands in the place of None; guarded."""
+        if value is None or (value.is_constant and value.real() is none):
+            return value is None or value.constant(self) is none
+        if not value.is_torch:
+            self.guard_type(value)
+        return False
+
     def error(self, kind: type, *args: object) -> Raised:
         """An exception of the user's program, to be raised."""
         return Raised(self.model.exception(self, kind, args))
@@ -562,15 +570,11 @@ def read_attr(s: CaptureState, value: Value, name: str, site: CallSite = NOT_RES
         return value.get_attr(s, name, site)
     except Raised as raised:
         fields: dict[str, Value | None] = getattr(raised.value, "attrs", {})
-        if all(is_none(fields.get(field)) for field in ("name", "obj")) and issubclass(
-            raised.value.python_type(), AttributeError
+        if issubclass(raised.value.python_type(), AttributeError) and all(
+            field in fields and s.is_none(fields[field]) for field in ("name", "obj")
         ):
             fields.update(name=s.const(name), obj=value)
         raise
-
-
-def is_none(value: Value | None) -> bool:
-    return value is not None and value.is_constant and value.real() is None
 
 
 @final

@@ -281,7 +281,7 @@ def dispatch(s: CaptureState, function: Function2, left: Value, right: Value) ->
         if is_number and not special_of_program(s, owner, name):
             continue  # numbers return NotImplemented for other types
         result = s.call_special(owner, name, [other], {})
-        if not (result.is_constant and result.real() is NotImplemented):
+        if not s.is_none(result, NotImplemented):
             return Constant(not result.truth(s)) if opposite else result
     if function in (operator.eq, operator.ne):
         return Constant(same(s, left, right) is (function is operator.eq))
@@ -540,8 +540,8 @@ def printable(s: CaptureState, value: Value) -> object:
     made: BaseException = native.__new__(value.cls, *(printable(s, item) for item in items))
     for name in () if native in GROUPS else fields_of(native):
         held = value.attrs.get(name) if value.original is MISSING else known_field(s, value, name)
-        if held is not None and not (held.is_constant and held.real() is None):
-            setattr(made, name, printable(s, held))
+        if not s.is_none(held):
+            setattr(made, name, printable(s, cast(Value, held)))
     return made
 
 

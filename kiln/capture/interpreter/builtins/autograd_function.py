@@ -209,10 +209,10 @@ class InterpretedBackward:
         assert isinstance(result, Tuple)
         found = list(result.items(s))
         extra = found[len(self.arguments) :]
-        if len(found) < len(self.arguments) or not all(map(is_none, extra)):
+        if len(found) < len(self.arguments) or not all(s.is_none(grad) for grad in extra):
             raise UnsupportedCall(function=self.name, why=f"it returns {len(found)} gradients")
         pairs = list(zip(self.arguments, found, strict=False))
-        if not all(is_none(grad) or fake_of(grad) is not None for _, grad in pairs):
+        if not all(s.is_none(grad) or fake_of(grad) is not None for _, grad in pairs):
             raise UnsupportedCall(function=self.name, why="one of the gradients that it returns is no tensor")
         return [fake_of(grad) for argument, grad in pairs if fake_of(argument) is not None]
 
@@ -225,7 +225,3 @@ class InterpretedBackward:
     def materializes(self) -> bool:
         asked = self.context.attrs["kiln_materialize"]
         return asked is not None and bool(asked.constant(self.state))
-
-
-def is_none(value: Value) -> bool:
-    return isinstance(value, Constant) and value.value is None

@@ -147,6 +147,6 @@ def copy_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 @handles(copy.deepcopy)
 def deepcopy(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     memo = args[1] if len(args) > 1 else kwargs.get("memo")
-    if memo is not None and not (memo.is_constant and memo.real() is None):
+    if not s.is_none(memo):
         raise UnsupportedCall(function="copy.deepcopy", why="it is given a memo")
     return Copier(s, True).copy(args[0])

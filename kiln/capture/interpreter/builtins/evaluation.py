@@ -139,7 +139,7 @@ def space_of(s: CaptureState, function: str, names: Value) -> Namespace | MadeNa
 
 
 def is_given(s: CaptureState, args: Args, position: int) -> bool:
-    return len(args) > position and not (args[position].is_constant and args[position].constant(s) is None)
+    return len(args) > position and not s.is_none(args[position])
 
 
 def run(s: CaptureState, function: str, args: Args, kwargs: Kwargs) -> Value:

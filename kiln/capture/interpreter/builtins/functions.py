@@ -343,7 +343,7 @@ dict_of(OrderedDict)
 @handles(defaultdict)
 def default_dict(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     made = Dict({}, defaultdict)
-    if args and not (args[0].is_constant and args[0].constant(s) is None):
+    if args and not s.is_none(args[0]):
         if s.classes.lookup(args[0].python_type(), "__call__") is None:
             raise s.error(TypeError, "first argument must be callable or None")
         made.factory = args[0]
@@ -423,8 +423,7 @@ def map_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(filter)
 def filter_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    function = None if args[0].is_constant and args[0].constant(s) is None else args[0]
-    return filtered(function, args[1].iterate(s))
+    return filtered(None if s.is_none(args[0]) else args[0], args[1].iterate(s))
 
 
 @handles(itertools.chain)
@@ -458,8 +457,8 @@ def sorted_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 def sort(s: CaptureState, items: list[Value], kwargs: Kwargs) -> list[Value]:
     key = kwargs.get("key")
-    keyed = [(key.call(s, [item], {}) if key is not None and not key.is_constant else item, item) for item in items]
-
+    key = None if s.is_none(key) else key
+    keyed = [(item if key is None else key.call(s, [item], {}), item) for item in items]
     reverse = "reverse" in kwargs and kwargs["reverse"].truth(s)
     ordered = sorted([(SortKey(s, rank), item) for rank, item in keyed], key=operator.itemgetter(0), reverse=reverse)
     return [item for _, item in ordered]
@@ -522,7 +521,7 @@ def extreme(function: Function2) -> Callable[[CaptureState, Args, Kwargs], Value
         if not args or (len(args) > 1 and "default" in kwargs):
             return natives(s).call(max if function is operator.gt else min, args, kwargs)
         key = kwargs.get("key")
-        key = None if key is not None and key.is_constant and key.constant(s) is None else key
+        key = None if s.is_none(key) else key
         items = all_items(s, args[0]) if len(args) == 1 and key is None else list(args)
         if key is None and any(isinstance(item, Symbolic) for item in items) and of_one_kind(items):
             if items[0].python_type() is float:  # torch's own forget which comes first, which matters for NaN

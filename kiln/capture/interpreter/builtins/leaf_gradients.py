@@ -164,24 +164,20 @@ def tensor_backward(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 def autograd_backward(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     names = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
     given = bound(names, args, kwargs)
-    if not is_none(s, given.get("grad_variables")):
+    if not s.is_none(given.get("grad_variables")):
         raise unsupported("it is given `grad_variables`")
-    return run_backward(s, listed(s, given["tensors"]), given.get("grad_tensors"), given)
+    return run_backward(s, one_or_several(s, given["tensors"]), given.get("grad_tensors"), given)
 
 
 def bound(names: Sequence[str], args: Args, kwargs: Kwargs) -> dict[str, Value]:
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
-def is_none(s: CaptureState, value: Value | None) -> bool:
-    return value is None or (value.is_constant and value.constant(s) is None)
-
-
-def listed(s: CaptureState, value: Value | None) -> list[Value]:
+def one_or_several(s: CaptureState, value: Value | None) -> list[Value]:
     """A tensor, or the items of a list or tuple."""
     if isinstance(value, List | Tuple):
         return list(value.items(s))
-    return [] if is_none(s, value) or value is None else [value]
+    return [] if value is None or s.is_none(value) else [value]
 
 
 def unsupported(why: str) -> UnsupportedCall:
@@ -190,8 +186,8 @@ def unsupported(why: str) -> UnsupportedCall:
 
 def run_backward(s: CaptureState, roots: list[Value], tangents: Value | None, given: dict[str, Value]) -> Value:
     """Differentiate the recording so far; the gradients of leaves from outside are effects."""
-    given_tangents = listed(s, tangents) or [NONE] * len(roots)
-    wanted = None if is_none(s, given.get("inputs")) else listed(s, given.get("inputs"))
+    given_tangents = one_or_several(s, tangents) or [NONE] * len(roots)
+    wanted = None if s.is_none(given.get("inputs")) else one_or_several(s, given.get("inputs"))
     if wanted == [] or len(given_tangents) != len(roots):
         raise unsupported("eager raises an error")
     plain = [tensor_of(value) for value in (*roots, *(wanted or ()))]
@@ -199,7 +195,7 @@ def run_backward(s: CaptureState, roots: list[Value], tangents: Value | None, gi
     leaves = [from_torch(s, fake) for fake in reached(s, tensors)] if wanted is None else plain[len(roots) :]
     flags = [given.get(name) for name in ("retain_graph", "create_graph")]
     create = flags[1] is not None and bool(flags[1].constant(s))
-    retain = create if flags[0] is None or is_none(s, flags[0]) else bool(flags[0].constant(s))
+    retain = create if flags[0] is None or s.is_none(flags[0]) else bool(flags[0].constant(s))
     targets = [accept(s, tensor_of(leaf)) for leaf in leaves]
     before = [leaf.get_attr(s, "grad") for leaf in targets]
     s.counters.unguarded += 1  # a repeated layer would write other gradients

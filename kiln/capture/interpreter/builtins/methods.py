@@ -519,7 +519,7 @@ def generator_send(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 def generator_throw(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     generator, kind, *rest = args
     generator = own_generator(generator)
-    given = rest[0] if rest and not (rest[0].is_constant and rest[0].real() is None) else None
+    given = rest[0] if rest and not s.is_none(rest[0]) else None
     error = kind
     if isinstance(kind, Class) and issubclass(kind.cls, BaseException):
         known = given is not None and issubclass(given.python_type(), kind.cls)
@@ -554,5 +554,4 @@ def bound_method(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 @handles(types.FunctionType.__get__)
 def function_get(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     function, *owner = args
-    unbound = not owner or (owner[0].is_constant and owner[0].constant(s) is None)
-    return function if unbound else BoundMethod(function, owner[0])
+    return function if not owner or s.is_none(owner[0]) else BoundMethod(function, owner[0])

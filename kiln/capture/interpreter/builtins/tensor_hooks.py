@@ -161,7 +161,7 @@ class InterpretedHook:
             raise self._stop(f"it raises {problem.value.type_name()}", None) from problem
         if isinstance(result, Tensor):
             return result.fake
-        if result.is_constant and result.constant(s) is None:
+        if s.is_none(result):
             return None
         raise self._stop(f"it returns a {result.type_name()}", None)
 

@@ -216,12 +216,8 @@ def raise_varargs(frame: SymbolicFrame, count: int) -> None:
         raise Raised(current).again()
     value = instantiate(s, frame.pop(), "exceptions")
     if count == 2:
-        value.set_attr(s, "__cause__", cause if is_none(cause) else instantiate(s, cause, "exception causes"))
+        value.set_attr(s, "__cause__", cause if s.is_none(cause) else instantiate(s, cause, "exception causes"))
     raise Raised(value)
-
-
-def is_none(value: Value) -> bool:
-    return value.is_constant and value.real() is None
 
 
 def instantiate(s: CaptureState, value: Value, what: str) -> Value:

@@ -275,7 +275,7 @@ def emit_exception(value: ExceptionValue, itself: Value, g: Codegen) -> None:
     for name, held in value.attrs.items():
         if held is None or name in OWN_FIELDS or (native in GROUPS and name in ("message", "exceptions")):
             continue
-        if name not in fields or not (held.is_constant and held.real() is None):
+        if name not in fields or not g.state.is_none(held):
             emit_attribute(g, value.cls, name, held)
     if "__context__" not in value.attrs and "__traceback__" in value.attrs:
         g.body.const(sys.exception)

@@ -614,7 +614,7 @@ def bind(s: CaptureState, function: Function, args: Args, kwargs: Kwargs) -> dic
     bound = dict(zip(names[:count], args, strict=False))
     flags = code.co_flags
     if len(args) > count and not flags & VARARGS:
-        raise s.error(TypeError, too_many(function, len(args)))
+        raise s.error(TypeError, too_many(s, function, len(args)))
     rest = _bind_keywords(s, function, bound, kwargs) if kwargs else {}
     if len(bound) < count + code.co_kwonlyargcount:
         _bind_defaults(s, function, bound)
@@ -627,14 +627,14 @@ def bind(s: CaptureState, function: Function, args: Args, kwargs: Kwargs) -> dic
     return bound
 
 
-def too_many(function: Function, given: int) -> str:
+def too_many(s: CaptureState, function: Function, given: int) -> str:
     """CPython's message for too many positional arguments."""
     code = function.code
     count, optional = code.co_argcount, len(function.defaults)
     taken = f"from {count - optional} to {count}" if optional else str(count)
     plural = "" if count == 1 and not optional else "s"
     verb = "was" if given == 1 else "were"
-    return f"{qualified(function)}() takes {taken} positional argument{plural} but {given} {verb} given"
+    return f"{qualified(s, function)}() takes {taken} positional argument{plural} but {given} {verb} given"
 
 
 def _bind_keywords(s: CaptureState, function: Function, bound: dict[str, Value], kwargs: Kwargs) -> Kwargs:
@@ -644,16 +644,16 @@ def _bind_keywords(s: CaptureState, function: Function, bound: dict[str, Value],
     for name, value in kwargs.items():
         if name in names:
             if name in bound:
-                raise s.error(TypeError, f"{qualified(function)}() got multiple values for argument '{name}'")
+                raise s.error(TypeError, f"{qualified(s, function)}() got multiple values for argument '{name}'")
             bound[name] = value
         elif code.co_flags & VARKEYWORDS:
             rest[name] = value
         elif name in code.co_varnames[: code.co_posonlyargcount]:
             given = ", ".join(each for each in code.co_varnames[: code.co_posonlyargcount] if each in kwargs)
             what = "some positional-only arguments passed as keyword arguments"
-            raise s.error(TypeError, f"{qualified(function)}() got {what}: '{given}'")
+            raise s.error(TypeError, f"{qualified(s, function)}() got {what}: '{given}'")
         else:
-            raise s.error(TypeError, f"{qualified(function)}() got an unexpected keyword argument '{name}'")
+            raise s.error(TypeError, f"{qualified(s, function)}() got an unexpected keyword argument '{name}'")
     return rest
 
 
@@ -673,25 +673,27 @@ def _bind_defaults(s: CaptureState, function: Function, bound: dict[str, Value])
             missing.append(name)
     if missing:
         positional = [name for name in missing if name in code.co_varnames[:count]]
-        raise s.error(TypeError, lacking(function, positional or missing, "" if positional else "keyword-only"))
+        raise s.error(TypeError, lacking(s, function, positional or missing, "" if positional else "keyword-only"))
 
 
-def lacking(function: Function, names: list[str], kind: str) -> str:
+def lacking(s: CaptureState, function: Function, names: list[str], kind: str) -> str:
     """CPython's message for arguments that are not given."""
     quoted = [f"'{name}'" for name in names]
     if len(quoted) > 1:
         quoted[-1] = f"and {quoted[-1]}"
     listed = (", " if len(quoted) > 2 else " ").join(quoted)
     plural = "s" if len(quoted) > 1 else ""
-    return f"{qualified(function)}() missing {len(quoted)} required {kind or 'positional'} argument{plural}: {listed}"
+    return (
+        f"{qualified(s, function)}() missing {len(quoted)} required {kind or 'positional'} argument{plural}: {listed}"
+    )
 
 
-def qualified(function: Function) -> str:
+def qualified(s: CaptureState, function: Function) -> str:
     """The name of a function in CPython's messages."""
     if function.original is not None:
         return function.original.__qualname__
     renamed = function.renamed.get("__qualname__")
-    return str(renamed.real()) if renamed is not None and renamed.is_constant else function.code.co_qualname
+    return str(renamed.constant(s)) if renamed is not None and renamed.is_constant else function.code.co_qualname
 
 
 @wraps(Dispatcher)

@@ -94,7 +94,7 @@ class Generator(Value):
         frame = self.frame
         if frame.finished:
             return None
-        if not self.started and not (value.is_constant and value.real() is None):
+        if not self.started and not s.is_none(value):
             raise s.error(TypeError, "can't send non-None value to a just-started generator")
         begun = self.started
         self._enter(s)
@@ -247,7 +247,7 @@ class Generator(Value):
     def stop(self, s: CaptureState) -> Raised:
         """The StopIteration at the end."""
         result = self.take_result()
-        return s.error(StopIteration, *([] if result.is_constant and result.real() is None else [result]))
+        return s.error(StopIteration, *([] if s.is_none(result) else [result]))
 
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
         frame = self.frame
@@ -310,7 +310,7 @@ def sent(s: CaptureState, iterator: Value, value: Value) -> tuple[Value | None, 
     if isinstance(iterator, Generator):
         item = iterator.send(s, value)
         return item, iterator.take_result() if item is None else value
-    plain = value.is_constant and value.real() is None
+    plain = s.is_none(value)
     found = s.classes.lookup(iterator.python_type(), "__next__")
     if plain and (found is None or type(found[1]) is not types.FunctionType):
         return iterator.next(s), value

@@ -37,10 +37,6 @@ COPIED = ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__"
 """What a static or class method has from its function."""
 
 
-def is_none(value: Value) -> bool:
-    return value.is_constant and value.real() is None
-
-
 def is_abstract(s: CaptureState, function: Value) -> bool:
     try:
         return function.get_attr(s, "__isabstractmethod__").truth(s)
@@ -87,7 +83,7 @@ class MadeDescriptor(Value):
     def _doc(self, s: CaptureState) -> Value:
         """That of a property, by default the one of its getter."""
         given, getter = self.part("doc"), self.part("fget")
-        if not is_none(given) or is_none(getter):
+        if not s.is_none(given) or s.is_none(getter):
             return given
         return getter.get_attr(s, "__doc__")
 

@@ -467,7 +467,7 @@ def ask_length(s: CaptureState, value: Value) -> None:
                 raise
     if runs_code(s, value, "__length_hint__"):
         hint = s.call_special(value, "__length_hint__", [], {})
-        if hint.is_constant and hint.real() is NotImplemented:
+        if s.is_none(hint, NotImplemented):
             return
         if not issubclass(hint.python_type(), int):
             raise s.error(TypeError, f"__length_hint__ must be an integer, not {hint.type_name()}")

@@ -236,7 +236,7 @@ def by_torch_function(s: CaptureState, target: Target, args: Args, kwargs: Kwarg
         assert override is not None
         bound = s.model.bound_attr(s, value, "__torch_function__", override[1], NOT_RESUMABLE)
         result = unwatched(s, bound, [function, kinds, Tuple(args), named(s, kwargs)])
-        if not (result.is_constant and result.real() is NotImplemented):
+        if not s.is_none(result, NotImplemented):
             return result
     names = [value.cls for value in classes]
     raise s.error(TypeError, f"no implementation found for '{target_name(target)}' on types that implement: {names}")
@@ -371,7 +371,7 @@ class InnerCalls(DispatchMode):
             return record(s, func, values, keywords).torch_arg(s)
         for value in overloaded(wrappers):
             result = call_dispatch(s, value, func, [*values], keywords)
-            if not (result.is_constant and result.real() is NotImplemented):
+            if not s.is_none(result, NotImplemented):
                 return lowered(s, result)
         raise s.error(TypeError, f"Multiple dispatch failed for '{func}': all `__torch_dispatch__` gave NotImplemented")
 
