@@ -21,7 +21,7 @@ from kiln.support.errors import KilnError
 GROWING = "growing"
 """The key in the `__dict__` of a dispatcher."""
 LENGTHS, CALLS = 3, 3
-"""So many lengths besides the first have a variant at once; another one in its so-manieth call."""
+"""How many lengths besides the first have a variant at once, and in which of its calls a later one gets a variant."""
 
 
 class GrowingList(KilnError):

@@ -3,7 +3,7 @@
     torch.layer_norm(x, (8,), w, b, eps)              C++ takes a double: it gets a tag near the number of this call
     aten.native_layer_norm(x, (8,), w, b, tag)       the recording finds `eps` again
 
-The last bits of a tag are like no other number's, so what C++ computes from it by one of `DERIVED` is recognised, and
+The last bits of a tag are like no other number's, so what C++ computes from it as in `derived_from` is recognised, and
 what it computes otherwise is noticed: within the call, `find` refuses a float that is neither in the call nor a round
 number. C++ may treat 0, 1 and what lies between them on their own: a tag is of the same class as its number, and the
 code that is compiled checks the class in each call (`same_class`).
@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Mapping
-from typing import final
+from collections.abc import Iterator
+from typing import TypeVar, final
 
 from kiln.symbolic.values import Real
 
@@ -34,17 +34,16 @@ def same_class(number: float, expected: float) -> bool:
     return class_of(number) == expected
 
 
-DERIVED: Mapping[str, tuple[Callable[[float], float], Callable[[Real], Real]]] = {
-    "m":           (lambda m: m,             lambda m: m),
-    "1 - m":       (lambda m: 1 - m,         lambda m: 1 - m),
-    "-m":          (lambda m: -m,            lambda m: -m),
-    "1 / m":       (lambda m: 1 / m,         lambda m: 1 / m),
-    "-1 / m":      (lambda m: -1 / m,        lambda m: -1 / m),
-    "1 / (1 - m)": (lambda m: 1 / (1 - m),   lambda m: 1 / (1 - m)),
-    "m * m":       (lambda m: m * m,         lambda m: m * m),
-    "sqrt(m)":     (lambda m: math.sqrt(m),  lambda m: Real("sqrt", (m,))),
-}  # fmt: skip
-"""What C++ computes from the doubles that it takes."""
+Number = TypeVar("Number", float, Real)
+
+
+def derived_from(m: Number) -> Iterator[Number]:
+    """What C++ computes from the doubles that it takes."""
+    yield from (m, 1 - m, -m, 1 / m, -1 / m, 1 / (1 - m), m * m)
+    if isinstance(m, Real):
+        yield Real("sqrt", (m,))
+    elif m > 0:
+        yield math.sqrt(m)
 
 
 def in_float32(number: float) -> float:
@@ -107,11 +106,9 @@ class Tags:
 
     def _learn(self, number: float, made: Real, source: Real) -> None:
         """`number` stands for `made`, and what C++ may compute from it."""
-        for name, (on_float, on_real) in DERIVED.items():
-            if number > 0 or name != "sqrt(m)":
-                derived = on_float(number)
-                self._known[derived] = self._known[in_float32(derived)] = on_real(made)
-                self._sources[derived] = self._sources[in_float32(derived)] = source
+        for derived, value in zip(derived_from(number), derived_from(made), strict=False):
+            self._known[derived] = self._known[in_float32(derived)] = value
+            self._sources[derived] = self._sources[in_float32(derived)] = source
 
     def find(self, number: float) -> Real | None:
         """What a float stands for; None for a number of its own. Raises UnknownNumber where that is not sure."""

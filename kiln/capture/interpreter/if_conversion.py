@@ -18,7 +18,7 @@ the region require gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import field
 from functools import partial
 from typing import final
@@ -42,6 +42,7 @@ from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.breaks import TraceBreak
+from kiln.graph.trace.autograd_edges import edge_of, edges_behind, leaf_of
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.nested_graphs import NotNested
 from kiln.graph.trace.storage_view import FakeStorage, root_of
@@ -364,21 +365,13 @@ def refuse_visible_copies(s: CaptureState, outputs: Sequence[FakeTensor]) -> Non
 def refuse_varying_gradients(s: CaptureState, outputs: Sequence[FakeTensor]) -> None:
     """Break where a result of the region requires gradients after one side of a branch alone."""
     varying = s.part(Conversions).varying
-    blocked = [fake.grad_fn for fake, _ in varying]
+    blocked = {fake.grad_fn for fake, _ in varying}
     for output in outputs if varying else ():
         if output.requires_grad and not reaches_leaf(output, blocked):
             raise varying[0][1]
 
 
-def reaches_leaf(output: FakeTensor, blocked: Sequence[object]) -> bool:
-    """Whether a path through autograd's graph leads from `output` to a leaf, beside the `blocked` nodes."""
-    waiting, seen = [output.grad_fn], set[object]()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen or any(node is other for other in blocked):
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            return True
-        waiting += [found for found, _ in node.next_functions]
-    return output.is_leaf
+def reaches_leaf(output: FakeTensor, blocked: Collection[object]) -> bool:
+    """Whether a path through autograd's graph leads from `output` to a leaf, beside the `blocked` functions."""
+    edges = edges_behind([edge_of(output)], blocked.__contains__)
+    return output.is_leaf or any(leaf_of(function) is not None for function, _ in edges)

@@ -131,7 +131,7 @@ def taken_from_log(s: CaptureState, roots: Sequence[object], interpret: Callable
 def without_effects(s: CaptureState, roots: Sequence[object]) -> Iterator[None]:
     """Raise NotNested if the program changes an object that it had before, found from `roots`, or a mode."""
     outer, changed = s.counters.changed, list[Value]()
-    before, modes = progress(s), mode_values(s)
+    before, modes = effects_so_far(s), mode_values(s)
     s.counters.changed = changed
     try:
         yield
@@ -142,13 +142,13 @@ def without_effects(s: CaptureState, roots: Sequence[object]) -> Iterator[None]:
     now = {
         key: value for key, value in mode_values(s).items() if modes.get(key, s.part(TorchModes).at_entry[key]) != value
     }
-    if progress(s) != before or now:
+    if effects_so_far(s) != before or now:
         raise NotNested("it changes objects of the program")
     if changed and not {id(value) for value in changed}.isdisjoint(reachable(roots)):
         raise NotNested("it changes objects of the program")
 
 
-def progress(s: CaptureState) -> tuple[int, int, int, int]:
+def effects_so_far(s: CaptureState) -> tuple[int, int, int, int]:
     """What grows with each effect: items taken, changes outside, numbers drawn by Python, assumptions on values."""
     return (
         s.counters.consumed - s.counters.changes,

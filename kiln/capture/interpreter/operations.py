@@ -243,7 +243,7 @@ def is_positive(s: CaptureState, base: Symbolic) -> bool:
 
 def float_comparison(s: CaptureState, function: Function2, left: Value, right: Value) -> bool | None:
     """A comparison with a float from outside, on which the capture speculates. None: guards hold it, or data decide."""
-    values = [value.node.node.value if isinstance(value, Symbolic) else value.constant(s) for value in (left, right)]
+    values = [number_of(s, value) for value in (left, right)]
     if all(as_integer(value) is not None for value in values) or bool in (left.python_type(), right.python_type()):
         return None
     return number_truth(s, function, *values)

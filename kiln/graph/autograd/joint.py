@@ -14,7 +14,7 @@ Needs: a recorder whose trace has just been finished.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import cast, final
 
 import torch
@@ -27,6 +27,7 @@ from kiln.graph.ir.rewrite import live_nodes, without_dead_code
 from kiln.graph.prims.meta import preserved
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.trace import Recorder, Trace
+from kiln.graph.trace.autograd_edges import Edge, edge_of, edges_behind
 from kiln.graph.trace.constants import spec_of_real
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.inputs import InputRecord
@@ -204,18 +205,12 @@ def gradients_of(
 
 def inner_roots(recorder: Recorder, roots: Sequence[FakeTensor]) -> list[bool]:
     """Of each root whether another is computed from it, by autograd."""
+    if len(roots) < 2:
+        return [False] * len(roots)
     with recording(recorder):
-        edges = [(root.grad_fn, root.output_nr) for root in roots]
-    waiting = list(dict.fromkeys([node for node, _ in edges if node is not None])) if len(roots) > 1 else []
-    known = set(waiting)
-    reached: set[tuple[object, int]] = set()
-    while waiting:
-        following = waiting.pop().next_functions
-        reached.update(following)
-        for node, _ in following:
-            if node is not None and node not in known:
-                known.add(node)
-                waiting.append(node)
+        edges = list(map(edge_of, roots))
+    following = [edge for function, _ in edges if function is not None for edge in function.next_functions]
+    reached = set[Edge](edges_behind(following))
     return [edge in reached for edge in edges]
 
 
@@ -225,24 +220,16 @@ def refuse_missing_gradients(recorder: Recorder, roots: Sequence[FakeTensor]) ->
     for outputs, refuse in recorder.unmaterialised if len(roots) > 1 else ():
         with recording(recorder):
             node = outputs[0].grad_fn if outputs else None
-            reached = {frozenset(outputs_reached(root, node)) for root in roots}
+            edges = list(map(edge_of, roots))
+        reached = {frozenset(outputs_reached(edge, node)) for edge in edges}
         if len(reached - {frozenset()}) > 1:
             refuse()
 
 
-def outputs_reached(root: FakeTensor, function: object) -> Iterator[int]:
-    """The numbers of the outputs of `function`, an autograd node, on which `root` depends."""
-    waiting = [(root.grad_fn, root.output_nr)]
-    seen = set()
-    while waiting:
-        node, number = waiting.pop()
-        if node is None:
-            continue
-        if node is function:
-            yield number
-        elif node not in seen:
-            seen.add(node)
-            waiting += node.next_functions
+def outputs_reached(root: Edge, wanted: object) -> list[int]:
+    """The numbers of the outputs of an autograd function on which `root` depends."""
+    edges = edges_behind([root], lambda function: function is wanted)
+    return [number for function, number in edges if function is wanted]
 
 
 def use_for_backward(recorder: Recorder, trace: Trace, gradients: Sequence[Node]) -> None:

@@ -13,6 +13,7 @@ Writes are done by the second. The two plans are joined into one (`kiln/plan/joi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import final
 
@@ -49,9 +50,10 @@ def split_step(graph: Graph, env: ShapeEnv | None, *, recompute: bool = True) ->
     if not start:
         return None
     later = computed_from(graph.nodes, graph.nodes[start:])
-    place = outputs_of_halves(graph, later)
-    if place is None:
+    places = outputs_of_halves(graph, later)
+    if places is None:
         return None
+    own = [own_outputs(graph, places, half) for half in (0, 1)]
     earlier = [output.value for output in graph.outputs if output.value not in later]
     roots = [output.value for output in graph.outputs if output.value in later]
     roots += [write.value for write in graph.writes]
@@ -60,8 +62,8 @@ def split_step(graph: Graph, env: ShapeEnv | None, *, recompute: bool = True) ->
     kept = [node for node in graph.nodes if node in chosen]
     if not all(type(node.spec) is TensorSpec for node in kept) or chosen & later:
         return None
-    first, numbers = first_half(graph, later, sides, kept)
-    return SplitStep(first, second_half(graph, later, kept, env), numbers, place)
+    first, numbers = first_half(graph, own[0], sides, kept)
+    return SplitStep(first, second_half(graph, own[1], later, kept, env), numbers, places)
 
 
 def outputs_of_halves(graph: Graph, later: set[Node]) -> tuple[Place, ...] | None:
@@ -78,24 +80,20 @@ def outputs_of_halves(graph: Graph, later: set[Node]) -> tuple[Place, ...] | Non
     return tuple(places)
 
 
-def own_outputs(graph: Graph, later: set[Node], half: int) -> list[Output]:
+def own_outputs(graph: Graph, places: Sequence[Place], half: int) -> list[Output]:
     """The outputs of a half, with aliases in its numbers."""
-    places = outputs_of_halves(graph, later)
-    assert places is not None
     found: list[Output] = []
     for output, place in zip(graph.outputs, places, strict=True):
         if place[0] == half:
             alias = output.alias
-            moved = alias is not None and alias.of == "output"
-            found.append(
-                replace(output, alias=replace(alias, index=places[alias.index][1])) if moved and alias else output
-            )
+            if alias is not None and alias.of == "output":
+                output = replace(output, alias=replace(alias, index=places[alias.index][1]))
+            found.append(output)
     return found
 
 
-def first_half(graph: Graph, later: set[Node], sides: Sides, kept: list[Node]) -> tuple[Graph, tuple[int, ...]]:
+def first_half(graph: Graph, outputs: list[Output], sides: Sides, kept: list[Node]) -> tuple[Graph, tuple[int, ...]]:
     """The forward, and the numbers of its outputs that are `kept`."""
-    outputs = own_outputs(graph, later, 0)
     numbers = {output.value: number for number, output in enumerate(outputs) if output.alias is None}
     for node in kept:
         if node not in numbers:
@@ -106,8 +104,7 @@ def first_half(graph: Graph, later: set[Node], sides: Sides, kept: list[Node]) -
     return Graph(graph.inputs, nodes, tuple(outputs), (), "forward"), tuple([numbers[node] for node in kept])
 
 
-def second_half(graph: Graph, later: set[Node], kept: list[Node], env: ShapeEnv | None) -> Graph:
-    outputs = own_outputs(graph, later, 1)
+def second_half(graph: Graph, outputs: list[Output], later: set[Node], kept: list[Node], env: ShapeEnv | None) -> Graph:
     effects = [node for node in graph.nodes if has_effect(node) and node in later]
     values = [*effects, *[output.value for output in outputs], *[write.value for write in graph.writes]]
     known = {*graph.inputs, *kept}

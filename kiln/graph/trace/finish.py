@@ -21,6 +21,7 @@ from kiln.graph.ops.breaks import UnsupportedMutation, UnsupportedOp
 from kiln.graph.prims.meta import has_repeated_elements, same_strides
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.table import Kind
+from kiln.graph.trace.autograd_edges import edge_of, edges_behind, leaf_of
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.inputs import InputRecord
 from kiln.graph.trace.mode import RecordingMode
@@ -109,7 +110,8 @@ def use_for_gradients(mode: RecordingMode, records: Sequence[InputRecord], outpu
     if not waiting:
         return
     with mode:  # autograd may regenerate the history of a view
-        reached = history_of(outputs)
+        edges = list(map(edge_of, outputs))
+    reached = {id(leaf_of(function)) for function, _ in edges_behind(edges)}
     for record in waiting:
         record.used = id(record.leaf) in reached
 
@@ -125,22 +127,6 @@ def refuse_lost_history(mode: RecordingMode, outputs: Sequence[FakeTensor]) -> N
                 view.grad_fn  # noqa: B018  (computed on demand)
             except RuntimeError as error:
                 raise UnsupportedMutation(op="view", reason=str(error)) from error
-
-
-def history_of(outputs: Sequence[FakeTensor]) -> dict[int, object]:
-    """The autograd nodes behind `outputs`, and the leaves at their ends, by id."""
-    found: dict[int, object] = {}
-    waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
-    while waiting:
-        node = waiting.pop()
-        if id(node) in found:
-            continue
-        found[id(node)] = node
-        leaf = getattr(node, "variable", None)
-        if leaf is not None:
-            found[id(leaf)] = leaf
-        waiting.extend([following for following, _ in node.next_functions if following is not None])
-    return found
 
 
 def use_for_sizes(records: Sequence[InputRecord], nodes: Sequence[Node]) -> None:

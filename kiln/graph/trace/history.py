@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 import torch
 
 from kiln.graph.ir.rewrite import has_effect
+from kiln.graph.trace.autograd_edges import edge_of, edges_behind, leaf_of
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.gradients import BACKWARDS
 from kiln.graph.trace.inputs import DERIVED
@@ -20,21 +22,14 @@ from kiln.graph.trace.trace import Trace
 
 def leaves_behind(recorder: Recorder, roots: Sequence[FakeTensor]) -> list[FakeTensor] | None:
     """The leaves that a backward of `roots` reaches, in its order; None if it goes on behind an input."""
-    with recording(recorder):  # autograd computes the gradient function of a view on demand
-        waiting = [root.grad_fn for root in roots if root.grad_fn is not None]
+    with recording(recorder):
+        edges = list(map(edge_of, roots))
         found = {id(root): root for root in roots if root.grad_fn is None and root.requires_grad}
-    seen = set(waiting)
-    while waiting:
-        node = waiting.pop()
-        if node.name() == DERIVED:
+    for function, _ in edges_behind(edges):
+        if function.name() == DERIVED:
             return None
-        leaf = getattr(node, "variable", None)
-        if leaf is not None:
-            found[id(leaf)] = leaf
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                waiting.append(following)
+        if (leaf := leaf_of(function)) is not None:
+            found[id(leaf)] = cast(FakeTensor, leaf)
     return list(found.values())
 
 

@@ -62,7 +62,7 @@ TAKES_NUMBERS: Mapping[str, frozenset[int]] = {
     ), CHANCE),
 }  # fmt: skip
 """The classes of numbers (`class_of`) that an operator may take: others raise in eager. It decides nothing by a number
-but what its class says, and in its gradient the number comes again as it is, or as one of `DERIVED`."""
+but what its class says, and in its gradient the number comes again as it is, or as in `derived_from`."""
 
 
 TAKES_SYMBOLS: Mapping[str, frozenset[int]] = {

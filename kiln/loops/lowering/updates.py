@@ -112,7 +112,12 @@ class _Finder:
             return
         chain = _Chain(target, self.oracle, self.calls)
         try:
-            placed = chain.place(value, spec) and self._has_views(chain)
+            placed = chain.place(value, spec)
+            for node in (
+                self.nodes if placed else ()
+            ):  # calls and results may need the views; an unknown relation raises
+                if node.op.kind is Kind.VIEW and node not in chain.layout:
+                    layout_of(node, chain.layout, self.oracle)
         except (UnknownRelation, ShapeMismatch, ImpossibleView):
             return
         if not placed or not chain.updates or any(node in self.found for node in chain.layout):
@@ -131,13 +136,6 @@ class _Finder:
         self.found.kept |= kept
         if not is_input:
             self.found.kept.add(target)
-
-    def _has_views(self, chain: _Chain) -> bool:
-        """Lays out the views of the chain, which calls and results may need; an unknown relation raises."""
-        for node in self.nodes:
-            if node.op.kind is Kind.VIEW and node not in chain.layout:
-                layout_of(node, chain.layout, self.oracle)
-        return True
 
     def start(self, node: Node) -> Node | None:
         """What the chain of updates that ends with `node` starts from: memory that the graph makes for it."""

@@ -286,8 +286,7 @@ def set_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(frozenset)
 def frozenset_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    given = args[0] if args else None
-    return given if isinstance(given, Set) and given.cls is frozenset else made_set(s, args, frozenset)
+    return made_set(s, args, frozenset)
 
 
 def made_set(s: CaptureState, args: Args, cls: type) -> Set:
