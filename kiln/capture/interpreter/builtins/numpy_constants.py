@@ -31,6 +31,7 @@ from kiln.capture.interpreter.core import (
 )
 from kiln.capture.interpreter.operations import ERRORS
 from kiln.capture.interpreter.variables.array import array_input, is_usable
+from kiln.capture.interpreter.variables.bound_method import NamedMethod
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.mapping import fresh
 from kiln.capture.interpreter.variables.object import wrap_object
@@ -91,15 +92,11 @@ class NumpyArray(Value):
 
 
 @final
-class ArrayMethod(Value):
+class ArrayMethod(NamedMethod):
     """A bound method of an array of constants."""
 
-    __slots__ = ("name", "owner")
-
-    def __init__(self, owner: NumpyArray, name: str) -> None:
-        self.owner = owner
-        self.name = name
-        self.source = None
+    __slots__ = ()
+    owner: NumpyArray
 
     def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
         return computed(s, getattr(self.owner.array, self.name), args, kwargs)

@@ -43,12 +43,6 @@ def nop(frame: SymbolicFrame, arg: int) -> None:
     pass
 
 
-@opcode("RETURN_GENERATOR")
-def return_generator(frame: SymbolicFrame, arg: int) -> None:
-    """The caller made the generator; the following POP_TOP drops what `send` would push."""
-    frame.stack.append(None)
-
-
 @opcode("LOAD_CONST", prepare=prepare_const)
 def load_const(frame: SymbolicFrame, value: Value) -> None:
     frame.stack.append(value if value.__class__ is not Live else frame.state.wrap(value.live, None))  # type: ignore[attr-defined]
@@ -108,8 +102,9 @@ def pop_top(frame: SymbolicFrame, arg: int) -> None:
     frame.stack.pop()
 
 
-@opcode("PUSH_NULL")
+@opcode("PUSH_NULL", "RETURN_GENERATOR")
 def push_null(frame: SymbolicFrame, arg: int) -> None:
+    """Of a generator, which the caller made: the following POP_TOP drops what `send` would push."""
     frame.stack.append(None)
 
 

@@ -27,6 +27,7 @@ from kiln.capture.interpreter.core import (
     Value,
     wraps,
 )
+from kiln.capture.interpreter.variables.bound_method import NamedMethod
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.object import wrap_object
 from kiln.capture.interpreter.variables.sequence import List, Slice, Tuple
@@ -154,25 +155,14 @@ class TracedArray(Value):
 
 
 @final
-class TracedMethod(Value):
+class TracedMethod(NamedMethod):
     """A bound method of an array."""
 
-    __slots__ = ("name", "owner")
-
-    def __init__(self, owner: TracedArray, name: str) -> None:
-        self.owner = owner
-        self.name = name
-        self.source = None
-
-    def python_type(self) -> type:
-        return type([].append)
+    __slots__ = ()
+    owner: TracedArray
 
     def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
         return ARRAY_METHODS[self.name](s, self.owner, args, kwargs)
-
-    def emit(self, g: Codegen) -> None:
-        g.emit(self.owner)
-        g.body.op("LOAD_ATTR", self.name)
 
 
 def plain_index(s: CaptureState, key: Value) -> NumpyObject:

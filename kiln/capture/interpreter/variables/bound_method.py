@@ -32,6 +32,25 @@ BOUND_TYPES: Mapping[type, type] = types.MappingProxyType(
 """Descriptors written in C: the type of what `__get__` makes."""
 
 
+class NamedMethod(Value):
+    """A method of C that a kind of values has a model of, bound to such a value."""
+
+    __slots__ = ("name", "owner")
+    owner: Value
+
+    def __init__(self, owner: Value, name: str) -> None:
+        self.owner = owner
+        self.name = name
+        self.source = None
+
+    def python_type(self) -> type:
+        return types.BuiltinMethodType
+
+    def emit(self, g: Codegen) -> None:
+        g.emit(self.owner)
+        g.body.op("LOAD_ATTR", self.name)
+
+
 @final
 class BoundMethod(Value):
     """A method bound to its object."""

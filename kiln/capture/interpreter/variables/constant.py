@@ -140,16 +140,7 @@ def own_attribute(value: enum.Enum, name: str) -> object:
         return len
 
 
-@wraps(*PLAIN, *TORCH)
-def wrap_constant(s: CaptureState, real: object, source: Source | None) -> Value:
-    return Constant(real, source)
-
-
+@wraps(*PLAIN, *TORCH, slice)
 @wraps(enum.Enum, subclasses=True)
-def wrap_enum(s: CaptureState, real: enum.Enum, source: Source | None) -> Value:
-    return Constant(real, source)
-
-
-@wraps(slice)
-def wrap_slice(s: CaptureState, real: slice, source: Source | None) -> Value:
+def wrap_constant(s: CaptureState, real: object, source: Source | None) -> Value:
     return Constant(real, source)

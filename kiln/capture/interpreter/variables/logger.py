@@ -9,11 +9,13 @@ to the class (such as `warning_once`) are assumed to log.
 from __future__ import annotations
 
 import logging
+import types
 from typing import final
 
 from kiln.capture.interpreter.breaks import SideEffectCall
-from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Codegen, Kwargs, Value, wraps
+from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Kwargs, Value, wraps
 from kiln.capture.interpreter.effects import CallEffect
+from kiln.capture.interpreter.variables.bound_method import NamedMethod
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import is_fixed
@@ -44,18 +46,13 @@ class Logger(Object):
 
 
 @final
-class LogMethod(Value):
+class LogMethod(NamedMethod):
     """A method that logs, bound to its logger."""
 
-    __slots__ = ("logger", "name")
-
-    def __init__(self, logger: Logger, name: str) -> None:
-        self.logger = logger
-        self.name = name
-        self.source = None
+    __slots__ = ()
 
     def python_type(self) -> type:
-        return type(logging.getLogger().info)
+        return types.MethodType
 
     def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
         for arg in (*args, *kwargs.values()):
@@ -64,10 +61,6 @@ class LogMethod(Value):
                 raise SideEffectCall(function=f"Logger.{self.name}", why=why)
         s.effects.note(CallEffect(self, tuple(args), dict(kwargs)))
         return Constant(None)
-
-    def emit(self, g: Codegen) -> None:
-        g.emit(self.logger)
-        g.body.op("LOAD_ATTR", self.name)
 
 
 @wraps(logging.Logger, subclasses=True)

@@ -58,6 +58,7 @@ from kiln.capture.interpreter.data_values import (
 from kiln.capture.interpreter.effects import SideEffect, emit_deletion
 from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.speculation import known_truth, number_truth
+from kiln.capture.interpreter.variables.bound_method import NamedMethod
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import List, Slice, Tuple
@@ -490,48 +491,37 @@ def tensors_of(result: object) -> list[FakeTensor]:
 
 
 @final
-class TensorMethod(Value):
+class TensorMethod(NamedMethod):
     """A bound method of a tensor."""
 
-    __slots__ = ("name", "tensor")
-
-    def __init__(self, tensor: Tensor, name: str) -> None:
-        self.tensor = tensor
-        self.name = name
-        self.source = None
-
-    def python_type(self) -> type:
-        return type(torch.Tensor.add)
+    __slots__ = ()
+    owner: Tensor
 
     def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
-        name = self.name
-        if s.see is not None and (seen := s.see(s, name, [self.tensor, *args], kwargs, True)) is not None:
+        name, tensor = self.name, self.owner
+        if s.see is not None and (seen := s.see(s, name, [tensor, *args], kwargs, True)) is not None:
             return seen
-        if name == "is_inference" and self.tensor.original is None:
+        if name == "is_inference" and tensor.original is None:
             raise UnsupportedCall(function="Tensor.is_inference", why="it depends on modes that are not recorded")
         if name in METADATA_METHODS:
             plain = [arg.torch_arg(s) for arg in args]
-            if name == "is_inference" and self.tensor.original is not None:
-                return s.const(self.tensor.original.is_inference())
+            if name == "is_inference" and tensor.original is not None:
+                return s.const(tensor.original.is_inference())
             if name == "storage_offset":
-                guard_offsets(s, self.tensor)
+                guard_offsets(s, tensor)
             named = {key: value.torch_arg(s) for key, value in kwargs.items()}
             try:
-                return s.wrap(getattr(self.tensor.fake, name)(*plain, **named), None)
+                return s.wrap(getattr(tensor.fake, name)(*plain, **named), None)
             except (IndexError, TypeError, RuntimeError) as error:
                 raise TorchCallFailed(function=f"Tensor.{name}", why=str(error)) from error
         if name in VALUE_METHODS:
             if args or kwargs:
                 raise UnsupportedCall(function=f"Tensor.{name}", why="it is given arguments")
-            return tensor_value(s, self.tensor, name)
+            return tensor_value(s, tensor, name)
         if (handler := HANDLERS.get(HANDLED_METHODS.get(name))) is not None:
             refuse_unread(HANDLED_METHODS[name], handler, kwargs)
-            return handler(s, [self.tensor, *args], kwargs)
-        return record(s, name, [self.tensor, *args], kwargs)
-
-    def emit(self, g: Codegen) -> None:
-        g.emit(self.tensor)
-        g.body.op("LOAD_ATTR", self.name)
+            return handler(s, [tensor, *args], kwargs)
+        return record(s, name, [tensor, *args], kwargs)
 
 
 @final
