@@ -66,6 +66,18 @@ def check_layers(found: list[Module], limits: Limits) -> Iterator[str]:
                 yield f"{module.file}:{line}: {here} (layer {height}) imports {there} (layer {depth})"
 
 
+def check_late(found: list[Module], limits: Limits) -> Iterator[str]:
+    """A function that is loaded late is also imported under TYPE_CHECKING, where the other rules see it."""
+    for module in found:
+        imports = [node for node in module.nodes if isinstance(node, ast.ImportFrom)]
+        imported = {(node.module, alias.name) for node in imports for alias in node.names}
+        for node in module.nodes:
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "late":
+                named = tuple([argument.value for argument in node.args if isinstance(argument, ast.Constant)])
+                if named not in imported:
+                    yield f"{module.file}:{node.lineno}: late{named} has no import under TYPE_CHECKING"
+
+
 def check_cycles(found: list[Module], limits: Limits) -> Iterator[str]:
     known = {module.name for module in found}
     graph = {module.name: {name for name, _, _ in imports_of(module, known) if name in known} for module in found}
@@ -161,6 +173,7 @@ def check_cpp() -> Iterator[str]:
 
 CHECKS = (
     check_layers,
+    check_late,
     check_cycles,
     check_sizes,
     check_module_state,

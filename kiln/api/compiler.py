@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 from weakref import WeakKeyDictionary
 
 import torch
@@ -25,13 +25,19 @@ from kiln.backends import Backend
 from kiln.native._frames import Dispatcher, forget_codes, set_enabled
 from kiln.pipeline.dispatchers import original_of
 from kiln.pipeline.session import CompileSession, SessionSettings
-from kiln.pipeline.switches import PASSES, switched_off
+from kiln.pipeline.switched_off import switched_off
 from kiln.report import ProgressBar, Report, log_names, log_stages
 from kiln.support.compiling import is_compiling
 from kiln.support.events import Event, EventSink
+from kiln.support.late import late
 from kiln.support.options import Options
 from kiln.support.target import host_cpu
 from kiln.support.torch_settings import is_torch_compiler_loaded
+
+if TYPE_CHECKING:
+    from kiln.pipeline.switches import pass_names
+else:
+    pass_names = late("kiln.pipeline.switches", "pass_names")
 
 REPORTS: WeakKeyDictionary[CompileSession, Report] = WeakKeyDictionary()
 """The report of each live session."""
@@ -166,7 +172,7 @@ def _new_session(name: str, options: Options, backend: Backend | None, fullgraph
     session, report = CompileSession(name, settings, events), Report(name)
     events.listen(report.record)
     if stages := os.environ.get("KILN_LOG"):
-        events.listen(log_stages(log_names(stages, PASSES)))
+        events.listen(log_stages(log_names(stages, pass_names())))
     if settings.options.progress:
         events.listen(_progress(name))
     REPORTS[session] = report

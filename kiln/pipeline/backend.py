@@ -9,7 +9,7 @@ from torch._C import _functorch as levels
 
 from kiln.graph.trace import InputRecord, Trace
 from kiln.pipeline.context import CompileContext
-from kiln.pipeline.stages import Executable
+from kiln.runtime.executor import Executable
 from kiln.support.errors import KilnError
 from kiln.symbolic import Expr, ShapeEnv
 from kiln.tensor.spec import ScalarSpec

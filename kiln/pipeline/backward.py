@@ -12,29 +12,30 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import compress
-from typing import ClassVar, final
+from typing import TYPE_CHECKING, ClassVar, final
 
 import torch
 
-from kiln.graph.autograd.absent_gradients import with_existence
-from kiln.graph.autograd.partition import backward_for
-from kiln.graph.autograd.tangents import without_inputs, without_tangents
-from kiln.graph.ir.graph import Graph
-from kiln.graph.ir.text import graph_text
 from kiln.pipeline.compile_key import compile_key
-from kiln.pipeline.compiled_plan import CompiledPlan, compile_plan, load_plan
 from kiln.pipeline.context import CompileContext
-from kiln.pipeline.stages import Executable, graph_to_plan
-from kiln.plan.arena import with_donations
-from kiln.plan.plan import Plan, PlanOutput
 from kiln.plan.serialize import encode_plan
-from kiln.plan.signature import SavedTensor, Signature
+from kiln.plan.signature import Signature
 from kiln.runtime.cache.store import content_key
-from kiln.runtime.loader import encode_tensor
+from kiln.runtime.executor import Executable
+from kiln.runtime.loader import encode_tensor, load_plan
 from kiln.runtime.variant import UNREADABLE
 from kiln.support.errors import InternalFault, KilnError
 from kiln.support.events import Event, EventSink
+from kiln.support.late import late
+
+if TYPE_CHECKING:
+    from kiln.graph.ir.graph import Graph
+    from kiln.graph.ir.text import graph_text
+    from kiln.pipeline.backward_compile import compile_backward
+    from kiln.pipeline.compiled_plan import CompiledPlan
+else:
+    graph_text = late("kiln.graph.ir.text", "graph_text")
+    compile_backward = late("kiln.pipeline.backward_compile", "compile_backward")
 
 Mask = tuple[bool, ...]
 
@@ -118,19 +119,8 @@ class BackwardCompiler:
                 compiled = self.compile(needed, given, replace(self.context, events=sink))
                 self.precompiled[needed, given] = compiled, sink.events
 
-    def compile(self, needed: Sequence[bool], given: Sequence[bool], context: CompileContext) -> CompiledPlan:
-        full, absent = without_tangents(self.make_graph(), given)
-        saved = [not isinstance(value, SavedTensor) or value.read_with(given) for value in self.signature.saved]
-        full = without_inputs(full, [number for number, read in enumerate(saved) if not read])
-        signature = replace(self.signature, saved=tuple(compress(self.signature.saved, saved)))
-        needed = [need and gradient not in absent for need, gradient in zip(needed, self.grads, strict=True)]
-        graph = backward_for(full, self.grads, needed)
-        graph, existence = with_existence(graph, graph.inputs[len(graph.inputs) - sum(given) :])
-        # Without the environment: it may name a size by an equal symbol, which is no input of the backward.
-        plan = graph_to_plan(graph, replace(context, env=None), "backward")
-        plan = backward_plan(plan, signature, needed, existence, donates="memory-reuse" not in context.without)
-        # Tangents arrive in any layout, and so do saved values that a hook of the user has stored elsewhere.
-        return compile_plan(plan, self.constants, context, range(len(plan.inputs)))
+    def compile(self, needed: Mask, given: Mask, context: CompileContext) -> CompiledPlan:
+        return compile_backward(self.make_graph(), self.signature, self.grads, self.constants, context, needed, given)
 
     def written(self) -> str:
         if not self.text:
@@ -148,45 +138,3 @@ def likely_tangents(signature: Signature) -> Mask:
     """The tangents of the likely first backward: that of the loss (the first scalar result), or all."""
     scalars = [number for number, tangent in enumerate(signature.tangents) if not tangent.spec.sizes]
     return tuple([not scalars or number == scalars[0] for number in range(len(signature.tangents))])
-
-
-def backward_plan(
-    plan: Plan,
-    signature: Signature,
-    needed: Sequence[bool],
-    existence: Sequence[int | None],
-    *,
-    donates: bool = True,
-) -> Plan:
-    """`plan` with an output per input of the forward: its gradient, or None.
-
-    `existence`: for each gradient the output that says whether it exists. If there are such, an output per input that
-    says so follows, or None. `donates`: it may overwrite saved values.
-    """
-    inputs = [number for number in signature.gradients if needed[number]]
-    first_extra = signature.num_outputs + len(signature.carried)
-    donated = [
-        number
-        for number, saved in enumerate(signature.saved)
-        if isinstance(saved, SavedTensor) and saved.of == "output" and saved.index >= first_extra
-    ]
-    plan = with_donations(plan, donated) if donates else plan
-    outputs = [PlanOutput()] * signature.num_inputs
-    for number, gradient in zip(inputs, plan.outputs, strict=False):
-        # A tensor may be the gradient of several inputs; `alias_output` counts gradients, not inputs.
-        shared = gradient.alias_output
-        outputs[number] = gradient if shared is None else replace(gradient, alias_output=inputs[shared])
-    return replace(plan, outputs=(*outputs, *existence_outputs(plan, inputs, existence, signature.num_inputs)))
-
-
-def existence_outputs(
-    plan: Plan, inputs: Sequence[int], existence: Sequence[int | None], count: int
-) -> list[PlanOutput]:
-    outputs = [PlanOutput()] * count
-    first: dict[int, int] = {}
-    for number, answer in zip(inputs, existence, strict=True):
-        if answer is not None:
-            owner = first.setdefault(answer, count + number)
-            shared = None if owner == count + number else owner
-            outputs[number] = replace(plan.outputs[answer], alias_output=shared)
-    return outputs if first else []

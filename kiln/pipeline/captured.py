@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dis
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import final
 
@@ -22,12 +22,12 @@ from kiln.native._frames import Dispatcher
 from kiln.pipeline.backend import Backend, run_backend, uncompiled
 from kiln.pipeline.compiled_region import CompiledRegion
 from kiln.pipeline.context import CompileContext
-from kiln.pipeline.dispatchers import MakeDispatcher, collecting, original_of, remember_break, side_exits
+from kiln.pipeline.dispatchers import Arguments, MakeDispatcher, collecting, original_of, remember_break, side_exits
 from kiln.pipeline.modes import mode_guards
 from kiln.pipeline.region import compile_region
 from kiln.pipeline.seen_inputs import SeenInputs
 from kiln.pipeline.speculation_plan import compile_speculation
-from kiln.pipeline.stages import Executable
+from kiln.runtime.executor import Executable
 from kiln.runtime.variant import Fact
 from kiln.support.dump import Dump
 from kiln.support.events import Event
@@ -38,9 +38,6 @@ from kiln.symbolic.reference import prove
 
 FACTS = frozenset(("graph_break", "region", "kernels", "launches", "library_calls", "traffic", "note"))
 """Kinds of events that describe a variant."""
-
-Arguments = Mapping[str, object]
-
 
 CHEAP_CONDITIONS = 3
 """As many conditions in front of a region cost less than capturing and compiling it again, with another answer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import asdict
 from functools import lru_cache
@@ -10,7 +11,6 @@ from pathlib import Path
 import torch
 
 from kiln.build.toolchain import compiler_file, machine_name
-from kiln.pipeline.targets import gpu_names
 from kiln.runtime.bytecode_file import MAGIC
 from kiln.runtime.cache.key_builder import KeyBuilder
 from kiln.runtime.cache.store import content_key
@@ -37,6 +37,15 @@ def compile_key(label: str, options: Options, target: Target) -> KeyBuilder:
 @lru_cache(maxsize=1)
 def compiler_contents() -> str:
     """A digest of this compiler's sources, which change within a version too."""
-    folder = Path(__file__).parents[1]
-    sources = sorted(path for pattern in ("*.py", "*.h", "*.triton") for path in folder.rglob(pattern))
-    return content_key(*(path.read_bytes() for path in sources))
+    sources = []
+    for folder, _, names in os.walk(Path(__file__).parents[1]):
+        sources += [os.path.join(folder, name) for name in names if name.endswith((".py", ".h", ".triton"))]
+    return content_key(*(Path(source).read_bytes() for source in sorted(sources)))
+
+
+def gpu_names() -> str:
+    """The GPU models of this process, for cache keys; empty until CUDA is used."""
+    if not torch.cuda.is_initialized():
+        return ""
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return names[0] if len(set(names)) == 1 else ", ".join(names)

@@ -2,7 +2,7 @@
 
 compiled = compile_plan(plan, constants, context)
 run = compiled.executor()                 # in this process
-run = load_plan(compiled.bundle())        # in another one
+run = load_plan(compiled.bundle())        # in another one (kiln/runtime/loader.py)
 """
 
 from __future__ import annotations
@@ -15,19 +15,16 @@ import torch
 from kiln.build.cpp_compile import Compilation, start_compile
 from kiln.build.limits import CompileLimits
 from kiln.pipeline.context import CompileContext
-from kiln.pipeline.stages import Executable
 from kiln.plan.encode import encode_program
 from kiln.plan.plan import Plan
 from kiln.plan.python_view import plan_python
 from kiln.runtime.cuda_graphs.facts import graph_facts, seeded_plan
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
-from kiln.runtime.executor import make_executor
+from kiln.runtime.executor import Executable, make_executor
 from kiln.runtime.kernels import Libraries
-from kiln.runtime.loader import load_bundle, save_bundle
+from kiln.runtime.loader import MAIN, save_bundle
 from kiln.support.events import EventSink
 from kiln.support.records import dataclass
-
-NAME = "main"
 
 
 @final
@@ -71,8 +68,8 @@ class CompiledPlan:
     def bundle(self) -> bytes:
         """The file that `load_plan` reads."""
         constants = {key: self.constants[key] for key in self.plan.constants}
-        programs = {NAME: self.program}
-        return save_bundle({NAME: self.plan}, self.libraries, constants, programs=programs, readable=False)
+        programs = {MAIN: self.program}
+        return save_bundle({MAIN: self.plan}, self.libraries, constants, programs=programs, readable=False)
 
 
 def compile_plan(
@@ -88,11 +85,3 @@ def compile_plan(
     with context.events.stage("encode"):
         program = encode_program(plan, adapt)
     return CompiledPlan(plan, program, started, constants, context.events, adapt)
-
-
-def load_plan(data: bytes, graphs: CudaGraphs | None = None, *, standalone: bool = True) -> Executable:
-    """The executor of a bundle, as `CompiledPlan.executor`. Raises KilnError."""
-    loaded = load_bundle(data)
-    if graphs is None:
-        return loaded.executor(NAME)
-    return loaded.graphed(NAME, graphs, standalone=standalone)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import final
 
-from kiln.pipeline.stages import Executable
+from kiln.runtime.executor import Executable
 from kiln.support.errors import InternalFault
 from kiln.support.records import dataclass
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import final
+from typing import Protocol, final
 
 from kiln.runtime.cache.store import DiskStore
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
@@ -15,6 +15,10 @@ from kiln.support.options import Options
 from kiln.support.records import dataclass
 from kiln.support.target import Target
 from kiln.symbolic import ShapeEnv
+
+
+class ReportEager(Protocol):
+    def __call__(self, problem: KilnError, cause: Exception | None = None) -> None: ...
 
 
 @final
@@ -30,7 +34,7 @@ class CompileContext:
     store: DiskStore
     env: ShapeEnv | None = None
     graphs: CudaGraphs | None = None
-    report_eager: Callable[[KilnError, Exception | None], None] | None = None
+    report_eager: ReportEager | None = None
     """Warns that something runs eager (or raises, with fullgraph); for what is compiled after the capture."""
     check_time: Callable[[], None] = lambda: None
     """Called between stages; raises a KilnError when the compile takes too long."""

@@ -17,26 +17,26 @@ import torch
 from kiln.build.cubins import compiles_elsewhere
 from kiln.graph.autograd import Partition, make_joint, partition, with_alias_bases
 from kiln.graph.ir.graph import Graph
-from kiln.graph.ir.parse import parse_graph
 from kiln.graph.ir.text import graph_text
 from kiln.graph.passes import JOINT_PASSES, run_passes
 from kiln.graph.trace import Recorder, Trace
 from kiln.pipeline.backward import BackwardCompiler
-from kiln.pipeline.compiled_plan import compile_plan, load_plan
+from kiln.pipeline.compiled_plan import compile_plan
 from kiln.pipeline.compiled_region import CompiledRegion
 from kiln.pipeline.context import CompileContext
-from kiln.pipeline.eager_replay_writer import EagerReplayData, read_eager_replay, write_eager_replay
+from kiln.pipeline.eager_replay_writer import write_eager_replay
+from kiln.pipeline.region_file import join_plans
 from kiln.pipeline.saved_layout import saved_as_made
-from kiln.pipeline.stages import Executable, graph_to_plan
+from kiln.pipeline.stages import graph_to_plan
 from kiln.pipeline.targets import region_target
 from kiln.plan.plan import Plan, PlanOutput, SymbolBinding
 from kiln.plan.region import RegionSpec, Saved
-from kiln.plan.serialize import decode_plan, encode_plan
+from kiln.plan.serialize import encode_plan
 from kiln.plan.signature import Signature
-from kiln.runtime.autograd import make_region, saved_extra
+from kiln.runtime.autograd import saved_extra
 from kiln.runtime.cache.bundle import pack
-from kiln.runtime.eager_replay import EagerReplay
-from kiln.runtime.loader import decode_tensor
+from kiln.runtime.eager_replay import EagerReplayData
+from kiln.runtime.executor import Executable
 from kiln.runtime.subclasses import RegionWrappers
 from kiln.symbolic import symbol
 
@@ -112,44 +112,6 @@ def differentiable_region(
         return pack({**sections, **replay.sections()})
 
     return CompiledRegion(finish, write if wrappers is None else None)
-
-
-def load_differentiable(sections: Mapping[str, memoryview], context: CompileContext) -> Executable:
-    """The region that was written; its backward is looked up, or compiled, when it is first needed."""
-    text = bytes(sections["backward"]).decode()
-    signature, grads = decode_plan(bytes(sections["signature"]))
-    prefix = BackwardCompiler.CONSTANT
-    constants = {
-        name.removeprefix(prefix): decode_tensor(bytes(data))
-        for name, data in sections.items()
-        if name.startswith(prefix)
-    }
-    replay = read_eager_replay(sections)
-    backward = BackwardCompiler(
-        lambda: parse_graph(text), signature, grads, constants, context, bool(replay.data), text
-    )
-    forward = load_plan(bytes(sections["forward"]), context.graphs, standalone=False)
-    spec: RegionSpec = decode_plan(bytes(sections["spec"]))
-    return join_plans(forward, backward, spec, replay)
-
-
-def join_plans(
-    forward: Executable,
-    backward: BackwardCompiler,
-    spec: RegionSpec,
-    data: EagerReplayData,
-    wrappers: RegionWrappers | None = None,
-) -> Executable:
-    """The callable with one autograd node, which returns the user's results."""
-    replay = EagerReplay(data.data, data.constants) if data.data else None
-    region: Executable = make_region(forward, backward, spec, replay=replay, no_replay=data.reason, wrappers=wrappers)
-    if spec.enables_grad:
-        region = torch.enable_grad()(region)
-    signature = backward.signature
-    results = slice(signature.hidden_outputs, signature.num_outputs)
-    if signature.carried or signature.hidden_outputs:
-        return lambda *inputs: region(*inputs)[results]
-    return region
 
 
 def forward_plan(plan: Plan, signature: Signature) -> Plan:

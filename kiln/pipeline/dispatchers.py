@@ -11,7 +11,7 @@ the number of variants grows with the sum of what changes in each part of a func
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
 
 from kiln.capture.bytecode.resume import origin_of
@@ -22,6 +22,8 @@ SIDE_EXITS, BREAKS, RESUMES, SIDE_EXIT = "side_exits", "breaks", "resumes", "sid
 CALLED = "called"
 """Keys in the `__dict__` of a dispatcher; the last of one that was called under the stance `eager_then_compile`."""
 
+Arguments = Mapping[str, object]
+"""Those of a call, by name."""
 BreakLines = tuple[str, ...]
 """The line of a graph break, followed by those of the calls that led to it."""
 MakeDispatcher = Callable[[FunctionType], Dispatcher]

@@ -10,7 +10,7 @@ Needs: a recorder whose trace has just been finished.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import final
 
 import torch
@@ -22,42 +22,17 @@ from kiln.graph.trace.inputs import InputRecord
 from kiln.graph.trace.log import ControlFlow, NestedLog, Target, TorchCall, leaves
 from kiln.graph.trace.recorder import changes_state
 from kiln.graph.trace.set_data import set_data
-from kiln.runtime.eager_replay import SET_STATE
+from kiln.runtime.eager_replay import SET_STATE, EagerReplayData
 from kiln.runtime.guards.constant import Json, NotSerialisable, constant_to_json
 from kiln.runtime.guards.reference import named_path
-from kiln.runtime.loader import decode_tensor, encode_tensor
-from kiln.support.records import dataclass
 from kiln.symbolic import Expr, Symbol
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat)
-TENSOR = "replayed/"
-"""Prefix of the sections that hold tensors."""
 
 
 @final
 class NotReplayable(Exception):
     """The reason why a region cannot be replayed."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class EagerReplayData:
-    """What `kiln.runtime.eager_replay` runs; `data` is empty where there is a reason not to."""
-
-    data: bytes
-    constants: tuple[torch.Tensor, ...] = ()
-    reason: str = ""
-
-    def sections(self) -> dict[str, bytes]:
-        """What `read_eager_replay` reads."""
-        tensors = {f"{TENSOR}{number}": encode_tensor(tensor) for number, tensor in enumerate(self.constants)}
-        return {"replay": self.data, "no_replay": self.reason.encode(), **tensors}
-
-
-def read_eager_replay(sections: Mapping[str, memoryview]) -> EagerReplayData:
-    count = sum(name.startswith(TENSOR) for name in sections)
-    constants = tuple(decode_tensor(bytes(sections[f"{TENSOR}{number}"])) for number in range(count))
-    return EagerReplayData(bytes(sections["replay"]), constants, bytes(sections["no_replay"]).decode())
 
 
 def write_eager_replay(recorder: Recorder, trace: Trace) -> EagerReplayData:

@@ -27,7 +27,7 @@ from kiln.pipeline.context import CompileContext
 from kiln.pipeline.differences import differences
 from kiln.pipeline.observation import Observation, observe, same_modes
 from kiln.pipeline.reproducer import Reproducer
-from kiln.pipeline.stages import Executable
+from kiln.runtime.executor import Executable
 from kiln.support.errors import KilnError
 from kiln.support.records import dataclass
 

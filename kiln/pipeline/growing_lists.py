@@ -13,8 +13,7 @@ from typing import final
 
 from kiln.capture.guards.explanation import explain_failure
 from kiln.native._frames import Dispatcher
-from kiln.pipeline.captured import Arguments
-from kiln.pipeline.dispatchers import original_of
+from kiln.pipeline.dispatchers import Arguments, original_of
 from kiln.runtime.guards.guard import Guard, GuardKind
 from kiln.support.errors import KilnError
 

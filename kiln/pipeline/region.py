@@ -13,16 +13,17 @@ from kiln.graph.autograd.split_step import split_step
 from kiln.graph.ir.graph import Graph
 from kiln.graph.passes import JOINT_PASSES, run_passes
 from kiln.graph.trace import Recorder, Trace
-from kiln.pipeline.compiled_plan import compile_plan, load_plan
+from kiln.pipeline.compiled_plan import compile_plan
 from kiln.pipeline.compiled_region import CompiledRegion
 from kiln.pipeline.context import CompileContext
-from kiln.pipeline.differentiable import compile_differentiable, load_differentiable
+from kiln.pipeline.differentiable import compile_differentiable
 from kiln.pipeline.first_run import verified
-from kiln.pipeline.stages import Executable, graph_to_plan
+from kiln.pipeline.stages import graph_to_plan
 from kiln.plan.join import joined
 from kiln.plan.plan import Plan
 from kiln.plan.text import plan_text
-from kiln.runtime.cache.bundle import pack, unpack
+from kiln.runtime.cache.bundle import pack
+from kiln.runtime.executor import Executable
 
 
 def compile_region(recorder: Recorder, trace: Trace, context: CompileContext) -> CompiledRegion:
@@ -64,11 +65,3 @@ def step_to_plan(graph: Graph, context: CompileContext) -> Plan:
                 context.dump.write("plan", lambda: plan_text(plan))
                 return plan
     return graph_to_plan(graph, context)
-
-
-def load_region(data: bytes, context: CompileContext) -> Executable:
-    """The region that was written. Raises KilnError."""
-    sections = unpack(data)
-    if "plan" in sections:
-        return load_plan(bytes(sections["plan"]), context.graphs)
-    return load_differentiable(sections, context)

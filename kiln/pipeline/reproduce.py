@@ -20,10 +20,11 @@ from kiln.pipeline.compiled_plan import compile_plan
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.differences import differences
 from kiln.pipeline.observation import Observation, Run, observe
-from kiln.pipeline.stages import Executable, graph_to_plan
-from kiln.pipeline.switches import target_for
+from kiln.pipeline.stages import graph_to_plan
+from kiln.pipeline.switched_off import target_for
 from kiln.plan.plan import Plan
 from kiln.runtime.cache.store import DiskStore, default_folder
+from kiln.runtime.executor import Executable
 from kiln.support.dump import Dump
 from kiln.support.events import EventSink
 from kiln.support.options import Options, options_from

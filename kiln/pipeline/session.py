@@ -17,24 +17,19 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FunctionType
-from typing import final
+from typing import TYPE_CHECKING, final
 from weakref import WeakSet, WeakValueDictionary
 
 from torch import nn
 
-from kiln.build.cubins import prepare_compiling
 from kiln.capture.bytecode.resume import assembled
 from kiln.capture.guards.explanation import Failure, explain_failure
-from kiln.capture.interpreter.breaks import UninitialisedParameter
-from kiln.capture.interpreter.capture import Capture
-from kiln.native._frames import BoundCall, Dispatcher, Entry, ExpectedToRaise
-from kiln.pipeline.backend import Backend
-from kiln.pipeline.captured import Arguments, Captured, FrameCapture
+from kiln.native._frames import Dispatcher, Entry
 from kiln.pipeline.compile_budget import CompileBudget, CompileBudgetSpent
 from kiln.pipeline.compile_key import compile_key, compiler_contents
-from kiln.pipeline.compiled_region import finish_regions
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.dispatchers import (
+    Arguments,
     MakeDispatcher,
     breaks_before,
     collecting,
@@ -48,30 +43,36 @@ from kiln.pipeline.dispatchers import (
 from kiln.pipeline.growing_lists import wait_for_length
 from kiln.pipeline.modes import UnknownMode, mode_to_run_eager, watch_current_device, without_autograd_observers
 from kiln.pipeline.original import in_python, taking_slots
-from kiln.pipeline.second_run import EagerTrial, second_run
+from kiln.pipeline.second_run import EagerTrial
 from kiln.pipeline.seen_inputs import SeenInputs
 from kiln.pipeline.speed_check import Round, SpeedCheck, slower_than_eager
 from kiln.pipeline.stance import runs_eager
 from kiln.pipeline.stopwatch import Clock
-from kiln.pipeline.switches import switched_off, target_for
-from kiln.pipeline.variant_sections import load_part, part_writer
+from kiln.pipeline.switched_off import switched_off, target_for
+from kiln.pipeline.variant_sections import load_part
 from kiln.pipeline.variant_store import VariantStore
 from kiln.runtime.cache.key_builder import KeyBuilder
 from kiln.runtime.cache.store import DiskStore, default_folder
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
 from kiln.runtime.guards.reference import TWIN_OF
-from kiln.runtime.guards.tree import build_tree, tree_rows
 from kiln.runtime.variant import Makers, Variant
 from kiln.support.dump import Dump
 from kiln.support.errors import InternalFault, KilnError, drop_tracebacks
 from kiln.support.events import EventSink
 from kiln.support.frame_room import with_frame_room
 from kiln.support.gc_pause import GC_PAUSE
+from kiln.support.late import late
 from kiln.support.options import Options
 from kiln.support.real_builtins import real_builtins, replaced_builtins
 from kiln.support.records import dataclass
 from kiln.support.target import Target
 from kiln.support.torch_settings import warn_of_settings
+
+if TYPE_CHECKING:
+    from kiln.pipeline.backend import Backend
+    from kiln.pipeline.variant_compile import compile_variant
+else:
+    compile_variant = late("kiln.pipeline.variant_compile", "compile_variant")
 
 
 class TooManyVariants(KilnError):
@@ -89,13 +90,6 @@ class TooManyBreaks(KilnError):
     what = "`{function}` breaks the graph {count} times in one call"
     why = "each part between breaks costs a compile and an entry; the rest of the call runs eager (from {place})"
     try_ = ("remove the breaks that the report lists", "compile the functions that compute instead of their caller")
-
-
-class FalseGuard(KilnError):
-    code = "KILN9001"
-    what = "a guard does not hold for the arguments it was made from: {guard}"
-    why = "it found {actual}"
-    try_ = ("report this: it is a fault of the compiler",)
 
 
 class KilnWarning(UserWarning):
@@ -231,9 +225,6 @@ class CompileSession:
                     return Entry(None, taking_slots(assembled(in_python(original_of(dispatcher)))), growing)
                 with self.budget.compiling():
                     entry = self._new_variant(dispatcher, arguments)
-            except UninitialisedParameter as lazy:
-                self.events.emit("eager", code=lazy.code, reason=lazy.reason)
-                return None
             except CompileBudgetSpent:
                 return None  # the next call says so
             except KilnError as problem:
@@ -269,7 +260,7 @@ class CompileSession:
             dispatcher.set_entries([eager if entry is slow else entry for entry in dispatcher.entries])
         self.report_eager(slower_than_eager(shown_name(function, self.name), shortest))
 
-    def _new_variant(self, dispatcher: Dispatcher, arguments: Arguments) -> Entry:
+    def _new_variant(self, dispatcher: Dispatcher, arguments: Arguments) -> Entry | None:
         function, options = original_of(dispatcher), self.settings.options
         breaks = breaks_before(dispatcher)
         if len(breaks) >= MOST_BREAKS:
@@ -285,6 +276,14 @@ class CompileSession:
         self._report_recompile(dispatcher, arguments)
         entry = self._load(dispatcher, arguments)
         return entry if entry is not None else self._compile(dispatcher, arguments)
+
+    def _compile(self, dispatcher: Dispatcher, arguments: Arguments) -> Entry | None:
+        return compile_variant(
+            *(dispatcher, arguments, self._context(original_of(dispatcher)), self.settings.backend, self.seen),
+            *(shared_resumes(dispatcher, self.dispatcher), self._side_exit_maker(dispatcher)),
+            fullgraph=self.settings.fullgraph,
+            stored=self.stored,
+        )
 
     def _side_exit_maker(self, origin: Dispatcher) -> MakeDispatcher | None:
         return side_exit_maker(origin, self.dispatcher, self.settings.options.variants)
@@ -310,63 +309,6 @@ class CompileSession:
                 self.events.emit(kind, **data)
             self.seen.merge(entry.info.seen)
         return entry
-
-    def _compile(self, dispatcher: Dispatcher, arguments: Arguments) -> Entry:
-        function = original_of(dispatcher)
-        self.events.emit("compile", function=function.__qualname__)
-        if self.settings.backend is None:
-            prepare_compiling(self.settings.options.compile_workers)
-        captured = self._capture(dispatcher, arguments)
-        capture = captured.capture
-        if capture.function is None:
-            assert capture.skipped is not None
-            if capture.raises or capture.guarded:
-                return self._eager_for(function, capture, arguments)
-            raise capture.skipped
-        if capture.breaks and self.settings.fullgraph:
-            raise capture.breaks[0]
-        with self.events.stage("guards"):
-            rows = tree_rows(capture.guards, collect=capture.collect, function=function)
-            tree = rows.tree()
-        self.events.emit("guards", count=len(capture.guards))
-        self.seen.add_guarded(capture.guards)
-        failed = tree.explain(list(arguments.values()), function.__globals__, function.__closure__)
-        if failed is not None:
-            raise FalseGuard(guard=capture.guards[failed[0]].text(), actual=failed[1])
-        facts = [*captured.facts, ("guards", {"count": len(capture.guards)})]
-        variant = Variant(
-            *(capture.function, capture.guards, capture.collect, capture.modules, facts, self.seen.data()),
-            second_run=second_run(capture),
-        )
-        if self.stored is not None:
-            with self.events.stage("save"):
-                part = part_writer(captured.regions)
-                self.stored.save(function, side_exits(dispatcher), arguments, variant, rows, part)
-        finish_regions(capture.function, captured.regions)
-        run: Callable[..., object] = capture.function
-        if capture.collect:
-            run = BoundCall(tree, capture.function)
-        return Entry(tree, run, variant)  # not the capture, which holds the arguments of this call
-
-    def _eager_for(self, function: FunctionType, capture: Capture, arguments: Arguments) -> Entry:
-        """Eager, for arguments that pass the guards, be it that they lead to an exception of the program."""
-        assert capture.skipped is not None
-        tree = build_tree(capture.guards, collect=(), function=function)
-        if tree.explain(list(arguments.values()), function.__globals__, function.__closure__) is not None:
-            raise capture.skipped
-        run = taking_slots(assembled(function))
-        if capture.raises:
-            self.seen.add_guarded(capture.guards)
-            run = ExpectedToRaise(run, partial(self.report_eager, capture.skipped))
-        else:
-            self.report_eager(capture.skipped)
-        return Entry(tree, run, Variant(function, capture.guards, [], frozenset(), [], {}))
-
-    def _capture(self, dispatcher: Dispatcher, arguments: Arguments) -> Captured:
-        context, make_exit = self._context(original_of(dispatcher)), self._side_exit_maker(dispatcher)
-        backend, seen = self.settings.backend, self.seen
-        make_resume = shared_resumes(dispatcher, self.dispatcher)
-        return FrameCapture(dispatcher, arguments, context, backend, seen, make_resume, make_exit).best()
 
     def _context(self, function: FunctionType) -> CompileContext:
         dump = Dump(self.settings.dump_folder, function.__qualname__)

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 
 import torch
 
-from kiln.capture.interpreter.speculation import SpeculationPlan
 from kiln.graph.ir.build import to_template
 from kiln.graph.ir.graph import Graph, Output
 from kiln.graph.ir.node import Attr, Node
@@ -23,9 +22,10 @@ from kiln.graph.ir.single_call import single_call
 from kiln.graph.passes import run_passes
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.table import Kind
-from kiln.pipeline.compiled_plan import compile_plan, load_plan
+from kiln.pipeline.compiled_plan import compile_plan
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.stages import graph_to_plan
+from kiln.runtime.speculation_check import SpeculationPlan
 from kiln.symbolic import symbol
 from kiln.tensor.spec import ScalarSpec, TensorSpec
 
@@ -39,11 +39,6 @@ def compile_speculation(
     passed = run_passes(graph, context.events)
     compiled = compile_plan(graph_to_plan(with_host_reads(with_calls(passed)), context, "check"), constants, context)
     return SpeculationPlan(compiled.executor(), compiled.bundle)
-
-
-def load_speculation(data: bytes) -> SpeculationPlan:
-    """What `SpeculationPlan.write` of an earlier process wrote. Raises KilnError."""
-    return SpeculationPlan(load_plan(data), lambda: data)
 
 
 def with_calls(graph: Graph) -> Graph:

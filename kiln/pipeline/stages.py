@@ -39,9 +39,6 @@ from kiln.plan.text import plan_text
 from kiln.support.events import EventSink
 from kiln.support.records import dataclass
 
-Executable = Callable[..., tuple[Any, ...]]
-"""A compiled region: its inputs -> its outputs."""
-
 
 @final
 @dataclass(frozen=True, slots=True)

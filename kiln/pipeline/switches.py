@@ -1,17 +1,11 @@
 """What can be switched off: passes, rules of fusion, reuse of memory.
 
-    options={"disable": "cse+memory-reuse"}        switched_off(options) == ("cse", "memory-reuse")
-
-`python -m kiln bisect` turns them to find the one that makes a difference; `numerics` switches off what its contract
-does not allow. Names travel in `Target.without`, which every pass sees.
+`python -m kiln bisect` turns them to find the one that makes a difference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-
-import torch
+from collections.abc import Mapping, Sequence, Set
 
 from kiln.graph.passes.arithmetic import ARITHMETIC
 from kiln.graph.passes.pipeline import FORWARD_PASSES, GRAPH_PASSES, JOINT_PASSES
@@ -20,9 +14,7 @@ from kiln.loops.fusion.rules import FUSION_RULES
 from kiln.loops.kernel.passes.pipeline import CPP_PASSES, TRITON_PASSES
 from kiln.loops.program.passes.pipeline import CPU_PROGRAM_PASSES, GPU_PROGRAM_PASSES
 from kiln.support.errors import KilnError
-from kiln.support.options import Options
 from kiln.support.passes import Named
-from kiln.support.target import Target
 
 NEEDED = frozenset(("choose-tiles", "choose-vector", "separate-outputs", "dead-code", "strips-to-runs"))
 """Passes without which later stages do not work."""
@@ -45,8 +37,6 @@ KINDS: Mapping[str, Sequence[Named]] = {
     "fusion rule": FUSION_RULES,
     "kernel pass": (*CPP_PASSES, *TRITON_PASSES),
 }
-PASSES = frozenset(entry.name for kind, named in KINDS.items() if kind.endswith("pass") for entry in named)
-"""The names of all passes: each is a stage of its own in events."""
 
 
 def _switches() -> dict[str, str]:
@@ -61,16 +51,6 @@ def _switches() -> dict[str, str]:
 SWITCHES: Mapping[str, str] = _switches()
 """Each switch, and what it is."""
 
-NUMERICS: Mapping[str, tuple[str, ...]] = {
-    "fast": (),
-    "rounded": ("fast-math",),
-    "strict": (
-        "add-embedding", "align-products", "channels-last", "fast-math", "fuse-erf", "one-hot-sums", "online-softmax",
-        "pool-channels-last", "unfuse-bias",
-    ),
-}  # fmt: skip
-"""What a contract switches off: other orders of sums, other functions, other algorithms of libraries."""
-
 
 class UnknownSwitch(KilnError):
     code = "KILN5006"
@@ -79,16 +59,12 @@ class UnknownSwitch(KilnError):
     try_ = ("join several with `+`",)
 
 
-def switched_off(options: Options) -> tuple[str, ...]:
-    """In the order of the alphabet. Raises UnknownSwitch."""
-    given = {name for name in options.disable.split("+") if name}
-    for name in sorted(given - SWITCHES.keys()):
+def check_switches(names: Set[str]) -> None:
+    """Raises UnknownSwitch."""
+    for name in sorted(names - SWITCHES.keys()):
         raise UnknownSwitch(name=name, allowed=", ".join(SWITCHES))
-    return tuple(sorted(given.union(NUMERICS[options.numerics])))
 
 
-def target_for(options: Options, host: Target) -> Target:
-    """`host` with what `options` and torch's settings ask for."""
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    rounds = options.numerics != "fast"
-    return replace(host, deterministic=deterministic, rounds=rounds, without=switched_off(options))
+def pass_names() -> frozenset[str]:
+    """The names of all passes: each is a stage of its own in events."""
+    return frozenset(entry.name for kind, named in KINDS.items() if kind.endswith("pass") for entry in named)

@@ -56,11 +56,3 @@ def gpu_of(index: int) -> Target:
         return cuda_gpu((9, 0), 132)
     properties = torch.cuda.get_device_properties(index)
     return cuda_gpu((properties.major, properties.minor), properties.multi_processor_count)
-
-
-def gpu_names() -> str:
-    """The GPU models of this process, for cache keys; empty until CUDA is used."""
-    if not torch.cuda.is_initialized():
-        return ""
-    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return names[0] if len(set(names)) == 1 else ", ".join(names)

@@ -1,6 +1,6 @@
 """Sections of a variant's file for what its transformed code calls: regions and checks of speculations.
 
-{"region": ...}                   `region.py` writes and reads it
+{"region": ...}                   `region.py` writes it, `region_file.py` reads it
 {"check": ..., "expected": ...}   the plan that computes the speculated truth values, and what they must be
 """
 
@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 
-from kiln.capture.interpreter.speculation import SpeculationCheck
 from kiln.pipeline.compiled_region import CompiledRegion
 from kiln.pipeline.context import CompileContext
-from kiln.pipeline.region import load_region
-from kiln.pipeline.speculation_plan import load_speculation
+from kiln.pipeline.region_file import load_region, load_speculation
 from kiln.runtime.bytecode_file import PartWriter
 from kiln.runtime.cache.bundle import pack, unpack
+from kiln.runtime.speculation_check import SpeculationCheck
 
 REGION, CHECK = "region", "check"
 

@@ -11,7 +11,7 @@ candidate requires.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import FunctionType
 from typing import final
 from weakref import WeakKeyDictionary
@@ -22,7 +22,7 @@ from torch import nn
 from kiln.capture.bytecode.resume import origin_of
 from kiln.native import _frames
 from kiln.native._frames import Entry
-from kiln.pipeline.dispatchers import original_of
+from kiln.pipeline.dispatchers import Arguments, original_of
 from kiln.runtime.bytecode_file import PartWriter
 from kiln.runtime.cache.key_builder import KeyBuilder, explain_miss, remember
 from kiln.runtime.cache.store import DiskStore, content_key
@@ -34,8 +34,6 @@ from kiln.support.events import EventSink
 
 SLOTS = 16
 """The most variants kept per key."""
-
-Arguments = Mapping[str, object]
 
 
 @final

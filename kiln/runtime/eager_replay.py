@@ -26,11 +26,14 @@ from torch._ops import OpOverload
 
 from kiln.runtime.guards.constant import Json, constant_from_json
 from kiln.runtime.guards.reference import load_named
+from kiln.runtime.loader import decode_tensor, encode_tensor
 from kiln.support.dispatch_mode import DispatchMode
 from kiln.support.records import dataclass
 from kiln.symbolic import parse_int
 from kiln.symbolic.expr import evaluate
 
+TENSOR = "replayed/"
+"""Prefix of the sections that hold tensors."""
 SETTERS: dict[str, Callable[..., object]] = {
     "grad_enabled": torch._C._set_grad_enabled,
     "autocast": torch.set_autocast_enabled,
@@ -233,3 +236,24 @@ def ambient(state: Mapping[str, Any]) -> Iterator[None]:
             stack.callback(torch.set_default_dtype, dtype)
             torch.set_default_dtype(wanted)
         yield
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class EagerReplayData:
+    """What `kiln.runtime.eager_replay` runs; `data` is empty where there is a reason not to."""
+
+    data: bytes
+    constants: tuple[torch.Tensor, ...] = ()
+    reason: str = ""
+
+    def sections(self) -> dict[str, bytes]:
+        """What `read_eager_replay` reads."""
+        tensors = {f"{TENSOR}{number}": encode_tensor(tensor) for number, tensor in enumerate(self.constants)}
+        return {"replay": self.data, "no_replay": self.reason.encode(), **tensors}
+
+
+def read_eager_replay(sections: Mapping[str, memoryview]) -> EagerReplayData:
+    count = sum(name.startswith(TENSOR) for name in sections)
+    constants = tuple(decode_tensor(bytes(sections[f"{TENSOR}{number}"])) for number in range(count))
+    return EagerReplayData(bytes(sections["replay"]), constants, bytes(sections["no_replay"]).decode())

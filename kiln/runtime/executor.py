@@ -24,6 +24,8 @@ from kiln.support.errors import KilnError
 # ErrorKind of csrc/executor/program.h
 STATUS, INPUT, CHECK, OPERATOR, PROGRAM, DEVICE = range(6)
 
+Executable = Callable[..., tuple[Any, ...]]
+"""A compiled region: its inputs -> its outputs."""
 Observer = Callable[[Plan, Libraries, Sequence[torch.Tensor], Collection[int], Any], Any]
 """Receives an executor and what it was made from; returns what is called instead."""
 

@@ -32,13 +32,15 @@ from kiln.runtime.cache.store import content_key
 from kiln.runtime.cuda_graphs.facts import GraphFacts, graph_facts, seeded_plan
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
 from kiln.runtime.cuda_graphs.recording import flat_view
-from kiln.runtime.executor import Explain, load_executor
+from kiln.runtime.executor import Executable, Explain, load_executor
 from kiln.runtime.kernels import Cubin, Libraries, instruction_sets
 from kiln.support.errors import KilnError
 from kiln.tensor.content import elements
 from kiln.tensor.dtypes import DTYPE_NAMES, DTYPES_BY_NAME
 
 VERSION = 3
+MAIN = "main"
+"""The name of the plan in a bundle of one plan."""
 
 
 class WrongMachine(KilnError, RuntimeError):
@@ -94,6 +96,14 @@ def kernel_sections(libraries: Libraries, sections: dict[str, bytes]) -> dict[st
         "cubins": sorted(libraries.cubins),
         "needs": sorted(instruction_sets()) if files else [],
     }
+
+
+def load_plan(data: bytes, graphs: CudaGraphs | None = None, *, standalone: bool = True) -> Executable:
+    """The executor of a bundle, as `CompiledPlan.executor` makes it. Raises KilnError."""
+    loaded = load_bundle(data)
+    if graphs is None:
+        return loaded.executor(MAIN)
+    return loaded.graphed(MAIN, graphs, standalone=standalone)
 
 
 def load_bundle(data: bytes) -> LoadedBundle:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-import kiln.pipeline.session as session
+import kiln.pipeline.variant_compile as variant_compile
 from kiln.runtime.guards.guard import Guard
 from kiln_bench.overhead import CHANGES, missed_changes, small_bert
 
@@ -26,10 +26,10 @@ def test_every_change_is_noticed() -> None:
 
 
 def test_the_check_notices_that_guards_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows: Callable[..., object] = session.tree_rows
+    rows: Callable[..., object] = variant_compile.tree_rows
 
     def without_guards(guards: list[Guard], **rest: object) -> object:
         return rows([], **rest)
 
-    monkeypatch.setattr(session, "tree_rows", without_guards)
+    monkeypatch.setattr(variant_compile, "tree_rows", without_guards)
     assert {change.name for change in CHANGES} - set(missed()) == READ_IN_EACH_CALL

@@ -62,6 +62,15 @@ def in_process(folder: Path, file: Path, *names: str) -> subprocess.Popen[bytes]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
 
 
+def test_what_is_loaded_from_disk_loads_no_compiler(tmp_path: Path) -> None:
+    names = ("plain", "one_break", "speculation_holds", "differentiable")
+    for name in names:
+        compiled_run(name, tmp_path)
+    assert in_process(tmp_path, tmp_path / "results", *names).wait() == 0
+    found = torch.load(tmp_path / "results", weights_only=False)
+    assert [(found[name]["compiles"], found[name]["compiler"]) for name in names] == [(0, [])] * len(names)
+
+
 @pytest.mark.slow  # two processes; the first compiles everything
 def test_another_process_compiles_nothing(tmp_path: Path) -> None:
     written, read = tmp_path / "first", tmp_path / "second"
@@ -73,6 +82,7 @@ def test_another_process_compiles_nothing(tmp_path: Path) -> None:
         assert (first[name]["unsaved"], first[name]["eager"], first[name]["loaded"]) == ([], 0, 0), name
         assert (second[name]["compiles"], second[name]["loaded"]) == (0, first[name]["compiles"]), name
         assert not {"capture", "joint", "lowering", "kernels"} & set(second[name]["stages"]), name
+        assert not second[name]["compiler"], name
         assert_same(second[name]["result"], first[name]["result"])
 
 

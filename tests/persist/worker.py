@@ -15,6 +15,9 @@ import kiln
 from kiln.api.compiler import session_of
 from tests.persist.programs import PROGRAMS, run
 
+COMPILER = ("kiln.capture.interpreter.", "kiln.graph.", "kiln.loops.", "kiln.build.cpp", "kiln.pipeline.stages")
+"""The beginnings of the names of modules that only compile."""
+
 
 def record(name: str, folder: str) -> dict[str, Any]:
     """Result, counts and stages of one program."""
@@ -31,6 +34,7 @@ def record(name: str, folder: str) -> dict[str, Any]:
         "eager": report.eager,
         "unsaved": report.unsaved,
         "stages": sorted(stages),
+        "compiler": [name for name in sys.modules if name.startswith(COMPILER)],
     }
 
 

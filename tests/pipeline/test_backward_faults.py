@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import kiln
-from kiln.pipeline import backward
+from kiln.pipeline import backward_compile
 from kiln.pipeline.session import KilnWarning
 from kiln.support.errors import InternalFault
 
@@ -26,7 +26,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: Any) -> Any:
         raise ZeroDivisionError("a fault of the compiler")
 
-    monkeypatch.setattr(backward, "backward_for", fail)
+    monkeypatch.setattr(backward_compile, "backward_for", fail)
 
 
 @pytest.mark.usefixtures("broken")

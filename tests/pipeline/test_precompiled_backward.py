@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import kiln
-from kiln.pipeline import backward, differentiable
+from kiln.pipeline import backward_compile, differentiable
 from kiln.pipeline.backward import BackwardCompiler
 from kiln.support.target import cuda_gpu
 
@@ -72,7 +72,7 @@ def test_what_fails_ahead_is_told_when_it_is_asked_for(monkeypatch: pytest.Monke
     def fail(*args: Any) -> Any:
         raise ZeroDivisionError("a fault of the compiler")
 
-    monkeypatch.setattr(backward, "backward_for", fail)
+    monkeypatch.setattr(backward_compile, "backward_for", fail)
     compiled = kiln.compile(with_loss, options={"cache": False})
     loss, _ = compiled(*leaves())
     assert kiln.report_of(compiled).eager == 0

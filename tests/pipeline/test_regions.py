@@ -55,7 +55,7 @@ def test_guards_are_made_while_kernels_compile(monkeypatch: pytest.MonkeyPatch) 
         stages.append("finish")
         kept(function, regions)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("kiln.pipeline.session.finish_regions", noted)
+    monkeypatch.setattr("kiln.pipeline.variant_compile.finish_regions", noted)
     record = EventSink.record
 
     def listen(self: EventSink, event: object) -> None:

@@ -10,7 +10,8 @@ from torch import nn
 import kiln
 from kiln.graph.ir.parse import parse_graph
 from kiln.pipeline.reproduce import graph_plan
-from kiln.pipeline.switches import NUMERICS, SWITCHES, switched_off
+from kiln.pipeline.switched_off import NUMERICS, switched_off
+from kiln.pipeline.switches import SWITCHES
 from kiln.plan.steps import AllocateStep, FreeStep, LaunchStep
 from kiln.support.errors import KilnError
 from kiln.support.options import Options

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import cast, final
 
@@ -33,6 +33,7 @@ from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.recorder import Recorder
 from kiln.runtime.guards.source import FormulaSource, LocalSource, Source
 from kiln.runtime.numbers import attempted
+from kiln.runtime.speculation_check import SpeculationCheck, SpeculationPlan
 from kiln.support.location import Location
 from kiln.support.records import dataclass
 from kiln.symbolic.expr import Expr
@@ -54,32 +55,6 @@ class Speculation:
 
     def text(self) -> str:
         return f"speculates that the test at {self.location.text()} gives {self.expected}"
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class SpeculationPlan:
-    """Computes truth values from inputs. `write` gives the bytes from which another process can load it."""
-
-    run: Callable[..., Sequence[object]]
-    write: Callable[[], bytes] | None = None
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class SpeculationCheck:
-    """Whether all speculations hold for the inputs of a call."""
-
-    plan: SpeculationPlan
-    expected: tuple[bool, ...]
-
-    def __call__(self, *inputs: object) -> bool:
-        try:
-            found = self.plan.run(*inputs)
-        except (RuntimeError, IndexError):
-            # A condition that is reached only if earlier ones hold may be invalid to compute.
-            return False
-        return all(bool(truth) is expected for truth, expected in zip(found, self.expected, strict=True))
 
 
 def run_eagerly(graph: Graph, constants: Mapping[str, torch.Tensor]) -> SpeculationPlan:

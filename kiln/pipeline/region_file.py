@@ -1,0 +1,80 @@
+"""Regions and checks of speculations that another process compiled, made from the bytes that it wrote.
+
+Loads no compiler: the backward of a region is compiled, if it is in no store, when it is first needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from kiln.pipeline.backward import BackwardCompiler
+from kiln.pipeline.context import CompileContext
+from kiln.plan.region import RegionSpec
+from kiln.plan.serialize import decode_plan
+from kiln.runtime.autograd import make_region
+from kiln.runtime.cache.bundle import unpack
+from kiln.runtime.eager_replay import EagerReplay, EagerReplayData, read_eager_replay
+from kiln.runtime.executor import Executable
+from kiln.runtime.loader import decode_tensor, load_plan
+from kiln.runtime.speculation_check import SpeculationPlan
+from kiln.runtime.subclasses import RegionWrappers
+from kiln.support.late import late
+
+if TYPE_CHECKING:
+    from kiln.graph.ir.parse import parse_graph
+else:
+    parse_graph = late("kiln.graph.ir.parse", "parse_graph")
+
+
+def load_region(data: bytes, context: CompileContext) -> Executable:
+    """The region that was written. Raises KilnError."""
+    sections = unpack(data)
+    if "plan" in sections:
+        return load_plan(bytes(sections["plan"]), context.graphs)
+    return load_differentiable(sections, context)
+
+
+def load_differentiable(sections: Mapping[str, memoryview], context: CompileContext) -> Executable:
+    """The region that was written; its backward is looked up, or compiled, when it is first needed."""
+    text = bytes(sections["backward"]).decode()
+    signature, grads = decode_plan(bytes(sections["signature"]))
+    prefix = BackwardCompiler.CONSTANT
+    constants = {
+        name.removeprefix(prefix): decode_tensor(bytes(data))
+        for name, data in sections.items()
+        if name.startswith(prefix)
+    }
+    replay = read_eager_replay(sections)
+    backward = BackwardCompiler(
+        lambda: parse_graph(text), signature, grads, constants, context, bool(replay.data), text
+    )
+    forward = load_plan(bytes(sections["forward"]), context.graphs, standalone=False)
+    spec: RegionSpec = decode_plan(bytes(sections["spec"]))
+    return join_plans(forward, backward, spec, replay)
+
+
+def join_plans(
+    forward: Executable,
+    backward: BackwardCompiler,
+    spec: RegionSpec,
+    data: EagerReplayData,
+    wrappers: RegionWrappers | None = None,
+) -> Executable:
+    """The callable with one autograd node, which returns the user's results."""
+    replay = EagerReplay(data.data, data.constants) if data.data else None
+    region: Executable = make_region(forward, backward, spec, replay=replay, no_replay=data.reason, wrappers=wrappers)
+    if spec.enables_grad:
+        region = torch.enable_grad()(region)
+    signature = backward.signature
+    results = slice(signature.hidden_outputs, signature.num_outputs)
+    if signature.carried or signature.hidden_outputs:
+        return lambda *inputs: region(*inputs)[results]
+    return region
+
+
+def load_speculation(data: bytes) -> SpeculationPlan:
+    """What `SpeculationPlan.write` of an earlier process wrote. Raises KilnError."""
+    return SpeculationPlan(load_plan(data), lambda: data)
