@@ -49,6 +49,7 @@ benchmarks                  results
 csrc/frames                 C++: dispatchers, guard checks, frame hook
 csrc/executor               C++: plan executor, launches, memory pool, autograd node
 csrc/runtime                C++: packages loaded and run without Python
+csrc/support                C++: what the folders share
 """
 
 MAP = {

@@ -13,13 +13,14 @@
 
 #include "executor/python.h"
 #include "executor/python_types.h"
+#include "support/collected_type.h"
 
 namespace kiln {
 
 namespace {
 
 struct ExecutorObject {
-  PyObject_HEAD vectorcallfunc call;
+  PyObject_HEAD vectorcallfunc vectorcall;
   std::shared_ptr<const Executor> executor;
   PyObject* explain;  // (kind, value, origin, detail) -> exception
 };
@@ -197,7 +198,7 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
       if (self) {
         auto* object = reinterpret_cast<ExecutorObject*>(self);
         new (&object->executor) std::shared_ptr<const Executor>(std::move(executor));
-        object->call = call;
+        object->vectorcall = call;
         object->explain = Py_NewRef(explain);
       }
     }
@@ -206,23 +207,6 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   }
   PyBuffer_Release(&bytes);
   return self;
-}
-
-int traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(reinterpret_cast<ExecutorObject*>(self)->explain);
-  return 0;
-}
-
-int clear(PyObject* self) {
-  Py_CLEAR(reinterpret_cast<ExecutorObject*>(self)->explain);
-  return 0;
-}
-
-void dealloc(PyObject* self) {
-  PyObject_GC_UnTrack(self);
-  clear(self);
-  reinterpret_cast<ExecutorObject*>(self)->executor.~shared_ptr();
-  Py_TYPE(self)->tp_free(self);
 }
 
 PyObject* name(PyObject* self, void*) {
@@ -235,19 +219,13 @@ PyGetSetDef properties[] = {
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
-PyTypeObject executor_type = {
-    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "kiln.native._executor.Executor",
-    .tp_basicsize = sizeof(ExecutorObject),
-    .tp_dealloc = dealloc,
-    .tp_vectorcall_offset = offsetof(ExecutorObject, call),
-    .tp_call = PyVectorcall_Call,
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-    .tp_doc = "Executor(program, addresses, constants, explain, images): runs a plan.",
-    .tp_traverse = traverse,
-    .tp_clear = clear,
-    .tp_getset = properties,
-    .tp_new = make,
-};
+PyTypeObject executor_type = [] {
+  PyTypeObject type = collected_type<ExecutorObject, &ExecutorObject::explain>(
+      "kiln.native._executor.Executor",
+      "Executor(program, addresses, constants, explain, images): runs a plan.", make);
+  type.tp_getset = properties;
+  return type;
+}();
 
 }  // namespace
 
@@ -260,11 +238,7 @@ void raise_plan_error(PyObject* explain, const PlanError& error) {
   Py_DECREF(made);
 }
 
-bool add_executor_type(PyObject* module) {
-  return PyType_Ready(&executor_type) == 0 &&
-         PyModule_AddObjectRef(module, "Executor", reinterpret_cast<PyObject*>(&executor_type)) ==
-             0;
-}
+bool add_executor_type(PyObject* module) { return PyModule_AddType(module, &executor_type) == 0; }
 
 std::shared_ptr<const Executor> executor_of(PyObject* object) {
   if (!PyObject_TypeCheck(object, &executor_type)) return nullptr;

@@ -543,9 +543,8 @@ PyMethodDef functions[] = {
 }  // namespace
 
 bool add_graph_replay_type(PyObject* module) {
-  return PyType_Ready(&replay_type) == 0 && PyModule_AddFunctions(module, functions) == 0 &&
-         PyModule_AddObjectRef(module, "GraphReplay", reinterpret_cast<PyObject*>(&replay_type)) ==
-             0;
+  return PyModule_AddType(module, &replay_type) == 0 &&
+         PyModule_AddFunctions(module, functions) == 0;
 }
 
 }  // namespace kiln

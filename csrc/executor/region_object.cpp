@@ -8,14 +8,23 @@
 #include "executor/python.h"
 #include "executor/python_types.h"
 #include "executor/region.h"
+#include "support/collected_type.h"
 
 namespace kiln {
 
 namespace {
 
+// Autograd nodes share the state, so its objects count as ours only if no node is alive.
+struct SharedState : std::shared_ptr<RegionState> {
+  int traverse(visitproc visit, void* arg) const {
+    return use_count() == 1 ? (*this)->visit(visit, arg) : 0;
+  }
+  void clear() const { (*this)->drop(); }
+};
+
 struct RegionObject {
-  PyObject_HEAD vectorcallfunc call;
-  std::shared_ptr<RegionState> state;
+  PyObject_HEAD vectorcallfunc vectorcall;
+  SharedState state;
 };
 
 RegionState& state_of(PyObject* self) { return *reinterpret_cast<RegionObject*>(self)->state; }
@@ -170,26 +179,9 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   PyObject* self = type->tp_alloc(type, 0);
   if (!self) return nullptr;
   auto* object = reinterpret_cast<RegionObject*>(self);
-  new (&object->state) std::shared_ptr<RegionState>(std::move(state));
-  object->call = call;
+  new (&object->state) SharedState{std::move(state)};
+  object->vectorcall = call;
   return self;
-}
-
-// Autograd nodes share the state, so its objects count as ours only if no node is alive.
-int traverse(PyObject* self, visitproc visit, void* arg) {
-  const auto& state = reinterpret_cast<RegionObject*>(self)->state;
-  return state && state.use_count() == 1 ? state->visit(visit, arg) : 0;
-}
-
-int clear(PyObject* self) {
-  state_of(self).drop();
-  return 0;
-}
-
-void dealloc(PyObject* self) {
-  PyObject_GC_UnTrack(self);
-  reinterpret_cast<RegionObject*>(self)->state.~shared_ptr();
-  Py_TYPE(self)->tp_free(self);
 }
 
 PyObject* name(PyObject* self, void*) { return PyUnicode_FromString(state_of(self).name.c_str()); }
@@ -199,25 +191,16 @@ PyGetSetDef properties[] = {
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
-PyTypeObject region_type = {
-    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "kiln.native._executor.Region",
-    .tp_basicsize = sizeof(RegionObject),
-    .tp_dealloc = dealloc,
-    .tp_vectorcall_offset = offsetof(RegionObject, call),
-    .tp_call = PyVectorcall_Call,
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-    .tp_doc = "A differentiable region; see kiln.runtime.autograd.make_region.",
-    .tp_traverse = traverse,
-    .tp_clear = clear,
-    .tp_getset = properties,
-    .tp_new = make,
-};
+PyTypeObject region_type = [] {
+  PyTypeObject type = collected_type<RegionObject, &RegionObject::state>(
+      "kiln.native._executor.Region",
+      "A differentiable region; see kiln.runtime.autograd.make_region.", make);
+  type.tp_getset = properties;
+  return type;
+}();
 
 }  // namespace
 
-bool add_region_type(PyObject* module) {
-  return PyType_Ready(&region_type) == 0 &&
-         PyModule_AddObjectRef(module, "Region", reinterpret_cast<PyObject*>(&region_type)) == 0;
-}
+bool add_region_type(PyObject* module) { return PyModule_AddType(module, &region_type) == 0; }
 
 }  // namespace kiln

@@ -2,6 +2,7 @@
 
 #include "frames/moved_arguments.h"
 #include "frames/stance.h"
+#include "support/collected_type.h"
 
 namespace kiln {
 namespace {
@@ -203,15 +204,6 @@ PyObject* dispatcher_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   return reinterpret_cast<PyObject*>(self);
 }
 
-int dispatcher_traverse(PyObject* object, visitproc visit, void* arg) {
-  auto* self = reinterpret_cast<Dispatcher*>(object);
-  Py_VISIT(self->function);
-  Py_VISIT(self->miss);
-  Py_VISIT(self->entries);
-  Py_VISIT(self->dict);
-  return 0;
-}
-
 int dispatcher_clear(PyObject* object) {
   // The function stays: a finalizer in the same cycle may still call this dispatcher.
   auto* self = reinterpret_cast<Dispatcher*>(object);
@@ -225,13 +217,10 @@ void dispatcher_dealloc(PyObject* object) {
   auto* self = reinterpret_cast<Dispatcher*>(object);
   PyObject_GC_UnTrack(object);
   if (self->weakrefs != nullptr) PyObject_ClearWeakRefs(object);
-  Py_CLEAR(self->function);
-  Py_CLEAR(self->miss);
-  Py_CLEAR(self->entries);
-  Py_CLEAR(self->dict);
   Py_CLEAR(self->signature.names);
   Py_CLEAR(self->signature_code);
-  Py_TYPE(object)->tp_free(object);
+  deallocate<Dispatcher, &Dispatcher::function, &Dispatcher::miss, &Dispatcher::entries,
+             &Dispatcher::dict>(object);
 }
 
 PyObject* dispatcher_get(PyObject* self, PyObject* object, PyObject* type) {
@@ -269,25 +258,22 @@ PyGetSetDef getset[] = {
     {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
-PyTypeObject DispatcherType = {
-    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "kiln.native._frames.Dispatcher",
-    .tp_basicsize = sizeof(Dispatcher),
-    .tp_dealloc = dispatcher_dealloc,
-    .tp_vectorcall_offset = offsetof(Dispatcher, vectorcall),
-    .tp_call = PyVectorcall_Call,
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
-                Py_TPFLAGS_METHOD_DESCRIPTOR,
-    .tp_doc = "Dispatcher(function, miss): calls the first entry whose guards hold.",
-    .tp_traverse = dispatcher_traverse,
-    .tp_clear = dispatcher_clear,
-    .tp_weaklistoffset = offsetof(Dispatcher, weakrefs),
-    .tp_methods = methods,
-    .tp_members = members,
-    .tp_getset = getset,
-    .tp_descr_get = dispatcher_get,
-    .tp_dictoffset = offsetof(Dispatcher, dict),
-    .tp_new = dispatcher_new,
-};
+PyTypeObject DispatcherType = [] {
+  PyTypeObject type = collected_type<Dispatcher, &Dispatcher::function, &Dispatcher::miss,
+                                     &Dispatcher::entries, &Dispatcher::dict>(
+      "kiln.native._frames.Dispatcher",
+      "Dispatcher(function, miss): calls the first entry whose guards hold.", dispatcher_new);
+  type.tp_dealloc = dispatcher_dealloc;
+  type.tp_flags |= Py_TPFLAGS_METHOD_DESCRIPTOR;
+  type.tp_clear = dispatcher_clear;
+  type.tp_weaklistoffset = offsetof(Dispatcher, weakrefs);
+  type.tp_methods = methods;
+  type.tp_members = members;
+  type.tp_getset = getset;
+  type.tp_descr_get = dispatcher_get;
+  type.tp_dictoffset = offsetof(Dispatcher, dict);
+  return type;
+}();
 
 PyObject* set_enabled(PyObject*, PyObject* flag) {
   int on = PyObject_IsTrue(flag);

@@ -36,7 +36,7 @@ void read_signature(PyCodeObject* code, Signature* out);
 // Whether its guards hold; never for a cleared entry.
 inline bool entry_holds(Entry* entry, const Scope& scope) {
   if (entry->tree == Py_None || entry->tree == nullptr) return entry->tree == Py_None;
-  return reinterpret_cast<GuardTreeObject*>(entry->tree)->tree->check(scope);
+  return reinterpret_cast<GuardTreeObject*>(entry->tree)->tree.check(scope);
 }
 
 bool add_dispatcher(PyObject* module);

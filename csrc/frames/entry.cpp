@@ -3,6 +3,7 @@
 #include "frames/dispatcher.h"
 #include "frames/hook.h"
 #include "frames/moved_arguments.h"
+#include "support/collected_type.h"
 
 namespace kiln {
 namespace {
@@ -31,15 +32,6 @@ PyObject* entry_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   return reinterpret_cast<PyObject*>(self);
 }
 
-int entry_traverse(PyObject* object, visitproc visit, void* arg) {
-  auto* self = reinterpret_cast<Entry*>(object);
-  Py_VISIT(self->tree);
-  Py_VISIT(self->callable);
-  Py_VISIT(self->info);
-  Py_VISIT(self->sample);
-  return 0;
-}
-
 int entry_clear(PyObject* object) {
   auto* self = reinterpret_cast<Entry*>(object);
   Py_CLEAR(self->tree);
@@ -58,12 +50,6 @@ PyObject* sample_after(PyObject* object, PyObject* args) {
   self->sample_at = self->hits + calls;
   Py_XSETREF(self->sample, own(sample));
   Py_RETURN_NONE;
-}
-
-void entry_dealloc(PyObject* self) {
-  PyObject_GC_UnTrack(self);
-  entry_clear(self);
-  Py_TYPE(self)->tp_free(self);
 }
 
 PyMethodDef entry_methods[] = {
@@ -94,7 +80,7 @@ constexpr Py_ssize_t kOnStack = 32;
 PyObject* bound_call(PyObject* object, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   auto* self = reinterpret_cast<BoundCall*>(object);
   PyObject* tree = own(self->tree);
-  PyObject* bindings = reinterpret_cast<GuardTreeObject*>(tree)->tree->take_bindings();
+  PyObject* bindings = reinterpret_cast<GuardTreeObject*>(tree)->tree.take_bindings();
   if (bindings == nullptr || kwnames != nullptr) {
     Py_XDECREF(bindings);
     Py_DECREF(tree);
@@ -116,48 +102,22 @@ PyObject* bound_call(PyObject* object, PyObject* const* args, size_t nargsf, PyO
   PyObject* result =
       call_passing_on(target, args, out, (nargs + 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
   Py_DECREF(target);
-  reinterpret_cast<GuardTreeObject*>(tree)->tree->recycle(bindings);
+  reinterpret_cast<GuardTreeObject*>(tree)->tree.recycle(bindings);
   Py_DECREF(tree);
   if (all != small) PyMem_Free(all);
   return result;
 }
 
 PyObject* bound_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"tree", "target", nullptr};
-  PyObject *tree, *target;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O", const_cast<char**>(names), &GuardTreeType,
-                                   &tree, &target)) {
-    return nullptr;
+  if (PyTuple_GET_SIZE(args) && Py_TYPE(PyTuple_GET_ITEM(args, 0)) != &GuardTreeType) {
+    return PyErr_Format(PyExc_TypeError, "tree must be a GuardTree");
   }
-  auto* self = reinterpret_cast<BoundCall*>(type->tp_alloc(type, 0));
-  if (self == nullptr) return nullptr;
-  self->tree = own(tree);
-  self->target = own(target);
-  self->vectorcall = bound_call;
-  return reinterpret_cast<PyObject*>(self);
+  return make_from_fields<BoundCall, bound_call, &BoundCall::tree, &BoundCall::target>(type, args,
+                                                                                       kwargs);
 }
 
-int bound_traverse(PyObject* object, visitproc visit, void* arg) {
-  auto* self = reinterpret_cast<BoundCall*>(object);
-  Py_VISIT(self->tree);
-  Py_VISIT(self->target);
-  return 0;
-}
-
-int bound_clear(PyObject* object) {
-  // The tree stays: a call may still arrive while a cycle is cleared.
-  Py_CLEAR(reinterpret_cast<BoundCall*>(object)->target);
-  reinterpret_cast<BoundCall*>(object)->target = own(Py_None);
-  return 0;
-}
-
-void bound_dealloc(PyObject* object) {
-  auto* self = reinterpret_cast<BoundCall*>(object);
-  PyObject_GC_UnTrack(object);
-  Py_CLEAR(self->tree);
-  Py_CLEAR(self->target);
-  Py_TYPE(object)->tp_free(object);
-}
+// The tree stays: a call may still arrive while a cycle is cleared.
+int bound_clear(PyObject* object) { return clear_fields<BoundCall, &BoundCall::target>(object); }
 
 PyMemberDef bound_members[] = {
     {"tree", T_OBJECT, offsetof(BoundCall, tree), READONLY, "whose bindings are passed"},
@@ -166,32 +126,25 @@ PyMemberDef bound_members[] = {
 
 }  // namespace
 
-PyTypeObject EntryType = {
-    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "kiln.native._frames.Entry",
-    .tp_basicsize = sizeof(Entry),
-    .tp_dealloc = entry_dealloc,
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_doc = "Entry(tree, callable, info=None): one compiled variant.",
-    .tp_traverse = entry_traverse,
-    .tp_clear = entry_clear,
-    .tp_methods = entry_methods,
-    .tp_members = entry_members,
-    .tp_new = entry_new,
-};
+PyTypeObject EntryType = [] {
+  PyTypeObject type =
+      collected_type<Entry, &Entry::tree, &Entry::callable, &Entry::info, &Entry::sample>(
+          "kiln.native._frames.Entry", "Entry(tree, callable, info=None): one compiled variant.",
+          entry_new);
+  type.tp_clear = entry_clear;
+  type.tp_methods = entry_methods;
+  type.tp_members = entry_members;
+  return type;
+}();
 
-static PyTypeObject BoundCallType = {
-    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "kiln.native._frames.BoundCall",
-    .tp_basicsize = sizeof(BoundCall),
-    .tp_dealloc = bound_dealloc,
-    .tp_vectorcall_offset = offsetof(BoundCall, vectorcall),
-    .tp_call = PyVectorcall_Call,
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-    .tp_doc = "BoundCall(tree, target): calls target(*args, tree.bindings).",
-    .tp_traverse = bound_traverse,
-    .tp_clear = bound_clear,
-    .tp_members = bound_members,
-    .tp_new = bound_new,
-};
+static PyTypeObject BoundCallType = [] {
+  PyTypeObject type = collected_type<BoundCall, &BoundCall::tree, &BoundCall::target>(
+      "kiln.native._frames.BoundCall",
+      "BoundCall(tree, target): calls target(*args, tree.bindings).", bound_new);
+  type.tp_clear = bound_clear;
+  type.tp_members = bound_members;
+  return type;
+}();
 
 bool hook_entry_holds(PyObject* object, PyObject* const* slots, Py_ssize_t count, PyObject* globals,
                       PyObject* closure, PyObject** callable) {

@@ -1,11 +1,12 @@
 // The Python type GuardTree: parsing, garbage collection, methods.
 
 #include "frames/guard_tree.h"
+#include "support/collected_type.h"
 
 namespace kiln {
 namespace {
 
-GuardTree* tree_of(PyObject* self) { return reinterpret_cast<GuardTreeObject*>(self)->tree; }
+GuardTree* tree_of(PyObject* self) { return &reinterpret_cast<GuardTreeObject*>(self)->tree; }
 
 bool parse_node(PyObject* row, Node* node) {
   int access;
@@ -210,31 +211,13 @@ PyObject* tree_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   }
   PyObject* self = type->tp_alloc(type, 0);
   if (self == nullptr) return nullptr;
-  auto* tree = new GuardTree();
-  reinterpret_cast<GuardTreeObject*>(self)->tree = tree;
+  auto* tree = std::construct_at(tree_of(self));
   if (!tree->parse(nodes, checks, collect)) {
     if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "malformed guard tree");
     Py_DECREF(self);
     return nullptr;
   }
   return self;
-}
-
-void tree_dealloc(PyObject* self) {
-  PyObject_GC_UnTrack(self);
-  GuardTree* tree = tree_of(self);
-  reinterpret_cast<GuardTreeObject*>(self)->tree = nullptr;
-  delete tree;
-  Py_TYPE(self)->tp_free(self);
-}
-
-int tree_traverse(PyObject* self, visitproc visit, void* arg) {
-  return tree_of(self) ? tree_of(self)->traverse(visit, arg) : 0;
-}
-
-int tree_clear(PyObject* self) {
-  if (tree_of(self)) tree_of(self)->clear();
-  return 0;
 }
 
 // locals (sequence in slot order), globals=None, closure=None
@@ -362,18 +345,14 @@ PyGetSetDef getset[] = {{"bindings", tree_bindings, nullptr,
 
 }  // namespace
 
-PyTypeObject GuardTreeType = {
-    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "kiln.native._frames.GuardTree",
-    .tp_basicsize = sizeof(GuardTreeObject),
-    .tp_dealloc = tree_dealloc,
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_doc = "Native guards of one variant; made by kiln.runtime.guards.tree.",
-    .tp_traverse = tree_traverse,
-    .tp_clear = tree_clear,
-    .tp_methods = methods,
-    .tp_getset = getset,
-    .tp_new = tree_new,
-};
+PyTypeObject GuardTreeType = [] {
+  PyTypeObject type = collected_type<GuardTreeObject, &GuardTreeObject::tree>(
+      "kiln.native._frames.GuardTree",
+      "Native guards of one variant; made by kiln.runtime.guards.tree.", tree_new);
+  type.tp_methods = methods;
+  type.tp_getset = getset;
+  return type;
+}();
 
 bool add_guard_tree(PyObject* module) { return PyModule_AddType(module, &GuardTreeType) == 0; }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "support/collected_type.h"
+
 namespace kiln {
 namespace {
 
@@ -316,31 +318,15 @@ void GuardPaths::clear() {
 
 namespace {
 
-GuardPaths* paths_of(PyObject* self) { return reinterpret_cast<GuardPathsObject*>(self)->paths; }
+GuardPaths* paths_of(PyObject* self) { return &reinterpret_cast<GuardPathsObject*>(self)->paths; }
 
 PyObject* paths_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   PyObject* forms;
   if (!PyArg_ParseTuple(args, "O!", &PyDict_Type, &forms)) return nullptr;
   PyObject* self = type->tp_alloc(type, 0);
   if (self == nullptr) return nullptr;
-  auto* paths = reinterpret_cast<GuardPathsObject*>(self)->paths = new GuardPaths();
-  if (!paths->read_forms(forms)) Py_CLEAR(self);
+  if (!std::construct_at(paths_of(self))->read_forms(forms)) Py_CLEAR(self);
   return self;
-}
-
-void paths_dealloc(PyObject* self) {
-  PyObject_GC_UnTrack(self);
-  delete std::exchange(reinterpret_cast<GuardPathsObject*>(self)->paths, nullptr);
-  Py_TYPE(self)->tp_free(self);
-}
-
-int paths_traverse(PyObject* self, visitproc visit, void* arg) {
-  return paths_of(self) ? paths_of(self)->traverse(visit, arg) : 0;
-}
-
-int paths_clear(PyObject* self) {
-  if (paths_of(self)) paths_of(self)->clear();
-  return 0;
 }
 
 PyObject* paths_number(PyObject* self, PyObject* source) {
@@ -365,17 +351,12 @@ PyMethodDef methods[] = {
     {"rows", paths_rows, METH_O, "The rows of a guard tree."},
     {nullptr, nullptr, 0, nullptr}};
 
-PyTypeObject GuardPathsType = {
-    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "kiln.native._frames.GuardPaths",
-    .tp_basicsize = sizeof(GuardPathsObject),
-    .tp_dealloc = paths_dealloc,
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_doc = "Numbers of the places that guards look at.",
-    .tp_traverse = paths_traverse,
-    .tp_clear = paths_clear,
-    .tp_methods = methods,
-    .tp_new = paths_new,
-};
+PyTypeObject GuardPathsType = [] {
+  PyTypeObject type = collected_type<GuardPathsObject, &GuardPathsObject::paths>(
+      "kiln.native._frames.GuardPaths", "Numbers of the places that guards look at.", paths_new);
+  type.tp_methods = methods;
+  return type;
+}();
 
 }  // namespace
 

@@ -92,7 +92,7 @@ class GuardPaths {
 };
 
 struct GuardPathsObject {
-  PyObject_HEAD GuardPaths* paths;
+  PyObject_HEAD GuardPaths paths;
 };
 
 bool add_guard_paths(PyObject* module);

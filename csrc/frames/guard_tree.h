@@ -274,7 +274,7 @@ class GuardTree {
 
 extern PyTypeObject GuardTreeType;
 struct GuardTreeObject {
-  PyObject_HEAD GuardTree* tree;
+  PyObject_HEAD GuardTree tree;
 };
 
 bool add_guard_tree(PyObject* module);

@@ -4,6 +4,7 @@
 //                          called by one Driven: the stack does not grow with the breaks
 
 #include "frames/moved_arguments.h"
+#include "support/collected_type.h"
 
 namespace kiln {
 
@@ -113,36 +114,6 @@ PyObject* driven_call(PyObject* object, PyObject* const* args, size_t nargsf, Py
   return finish(result);
 }
 
-PyObject* driven_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"function", nullptr};
-  PyObject* function;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O", const_cast<char**>(names), &function))
-    return nullptr;
-  auto* self = reinterpret_cast<Driven*>(type->tp_alloc(type, 0));
-  if (self == nullptr) return nullptr;
-  self->function = own(function);
-  self->vectorcall = driven_call;
-  return reinterpret_cast<PyObject*>(self);
-}
-
-int driven_traverse(PyObject* object, visitproc visit, void* arg) {
-  Py_VISIT(reinterpret_cast<Driven*>(object)->function);
-  return 0;
-}
-
-int driven_clear(PyObject* object) {
-  // A call may still arrive while a cycle is cleared.
-  auto* self = reinterpret_cast<Driven*>(object);
-  Py_XSETREF(self->function, own(Py_None));
-  return 0;
-}
-
-void driven_dealloc(PyObject* object) {
-  PyObject_GC_UnTrack(object);
-  Py_CLEAR(reinterpret_cast<Driven*>(object)->function);
-  Py_TYPE(object)->tp_free(object);
-}
-
 extern PyTypeObject DrivenType;
 
 // Equal if their functions are the same object: equal breaks share their resume functions.
@@ -161,21 +132,16 @@ PyMemberDef driven_members[] = {
     {"function", T_OBJECT, offsetof(Driven, function), READONLY, "the resume function"},
     {nullptr, 0, 0, 0, nullptr}};
 
-PyTypeObject DrivenType = {
-    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "kiln.native._frames.Driven",
-    .tp_basicsize = sizeof(Driven),
-    .tp_dealloc = driven_dealloc,
-    .tp_vectorcall_offset = offsetof(Driven, vectorcall),
-    .tp_hash = driven_hash,
-    .tp_call = PyVectorcall_Call,
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-    .tp_doc = "Driven(function)([arguments]): calls a resume function and those that follow it.",
-    .tp_traverse = driven_traverse,
-    .tp_clear = driven_clear,
-    .tp_richcompare = driven_compare,
-    .tp_members = driven_members,
-    .tp_new = driven_new,
-};
+PyTypeObject DrivenType = [] {
+  PyTypeObject type = collected_type<Driven, &Driven::function>(
+      "kiln.native._frames.Driven",
+      "Driven(function)([arguments]): calls a resume function and those that follow it.",
+      make_from_fields<Driven, driven_call, &Driven::function>);
+  type.tp_hash = driven_hash;
+  type.tp_richcompare = driven_compare;
+  type.tp_members = driven_members;
+  return type;
+}();
 
 // --- ExpectedToRaise ---
 
@@ -196,52 +162,12 @@ PyObject* expected_call(PyObject* object, PyObject* const* args, size_t nargsf, 
   return result;
 }
 
-PyObject* expected_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"original", "on_return", nullptr};
-  PyObject *original, *on_return;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO", const_cast<char**>(names), &original,
-                                   &on_return))
-    return nullptr;
-  auto* self = reinterpret_cast<ExpectedToRaise*>(type->tp_alloc(type, 0));
-  if (self == nullptr) return nullptr;
-  self->original = own(original);
-  self->on_return = own(on_return);
-  self->vectorcall = expected_call;
-  return reinterpret_cast<PyObject*>(self);
-}
-
-int expected_traverse(PyObject* object, visitproc visit, void* arg) {
-  Py_VISIT(reinterpret_cast<ExpectedToRaise*>(object)->original);
-  Py_VISIT(reinterpret_cast<ExpectedToRaise*>(object)->on_return);
-  return 0;
-}
-
-int expected_clear(PyObject* object) {
-  auto* self = reinterpret_cast<ExpectedToRaise*>(object);
-  Py_XSETREF(self->original, own(Py_None));
-  Py_XSETREF(self->on_return, own(Py_None));
-  return 0;
-}
-
-void expected_dealloc(PyObject* object) {
-  PyObject_GC_UnTrack(object);
-  Py_CLEAR(reinterpret_cast<ExpectedToRaise*>(object)->original);
-  Py_CLEAR(reinterpret_cast<ExpectedToRaise*>(object)->on_return);
-  Py_TYPE(object)->tp_free(object);
-}
-
-PyTypeObject ExpectedToRaiseType = {
-    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "kiln.native._frames.ExpectedToRaise",
-    .tp_basicsize = sizeof(ExpectedToRaise),
-    .tp_dealloc = expected_dealloc,
-    .tp_vectorcall_offset = offsetof(ExpectedToRaise, vectorcall),
-    .tp_call = PyVectorcall_Call,
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-    .tp_doc = "ExpectedToRaise(original, on_return): calls the original, then `on_return`.",
-    .tp_traverse = expected_traverse,
-    .tp_clear = expected_clear,
-    .tp_new = expected_new,
-};
+PyTypeObject ExpectedToRaiseType =
+    collected_type<ExpectedToRaise, &ExpectedToRaise::original, &ExpectedToRaise::on_return>(
+        "kiln.native._frames.ExpectedToRaise",
+        "ExpectedToRaise(original, on_return): calls the original, then `on_return`.",
+        make_from_fields<ExpectedToRaise, expected_call, &ExpectedToRaise::original,
+                         &ExpectedToRaise::on_return>);
 
 }  // namespace
 

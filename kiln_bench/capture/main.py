@@ -17,7 +17,7 @@ import os
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -25,8 +25,8 @@ import torch
 
 from kiln.support.optional import load_required
 from kiln_bench.capture.architectures import Architecture, architectures
-from kiln_bench.capture.children import in_children
 from kiln_bench.capture.trial import CaptureFinding, Mode, trials
+from kiln_bench.children import Tell, Work, in_children
 
 MODES: tuple[Mode, ...] = ("eval", "train", "generate")
 SHOWN = 40
@@ -59,20 +59,27 @@ def place_of(architecture: Architecture) -> bytes:
     return hashlib.blake2b(architecture.title.encode()).digest()
 
 
-Task = tuple[tuple[str, str], Callable[[], Iterable[object]]]
+WAITING = 10
+"""A process is killed that is silent for so many times its processor time."""
+Task = tuple[tuple[str, str], Work]
 
 
 def tasks_of(chosen: list[Architecture], candidates: Sequence[str]) -> Iterator[Task]:
     for architecture in chosen:
         for candidate in candidates:
-            yield (architecture.title, candidate), functools.partial(trials, architecture, candidate, MODES)
+            yield (architecture.title, candidate), functools.partial(tell_trials, architecture, candidate)
+
+
+def tell_trials(architecture: Architecture, candidate: str, tell: Tell) -> None:
+    for found in trials(architecture, candidate, MODES):
+        tell(found)
 
 
 def measured(tasks: list[Task], jobs: int, seconds: float, out: Path | None) -> Iterator[CaptureFinding]:
     """The findings, also written to the file; a process that ends badly is one."""
     named = [(" ".join(key), task) for key, task in tasks]
     unwritten: dict[str, list[str]] = {}  # a class is written whole, so that a resumed run measures all of its modes
-    for told in in_children(named, jobs, seconds):
+    for told in in_children(named, jobs, WAITING * seconds, int(seconds)):
         name, _, candidate = told.name.partition(" ")
         if told.ended == "":
             keep(unwritten.pop(told.name, []), out)

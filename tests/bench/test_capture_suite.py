@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -22,9 +21,9 @@ from transformers import (
 )
 
 from kiln_bench.capture.architectures import Architecture, Shrinking, Size, small_config
-from kiln_bench.capture.children import Told, in_children
 from kiln_bench.capture.main import table
 from kiln_bench.capture.trial import Subject, difference, trial, trials
+from kiln_bench.children import Tell, Told, in_children
 
 
 def test_widths_are_divided_by_one_number() -> None:
@@ -102,24 +101,32 @@ def test_breaks_and_differences() -> None:
     assert difference([1], [1.0]) and difference([], [None]) and not difference([float("nan")], [float("nan")])
 
 
-def well() -> Iterator[object]:
-    yield {"a": 1}
+def well(tell: Tell) -> None:
+    tell({"a": 1})
 
 
-def crashing() -> Iterator[object]:
-    yield 2
+def crashing(tell: Tell) -> None:
+    tell(2)
     os._exit(3)
 
 
-def endless() -> Iterator[object]:
+def endless(tell: Tell) -> None:
     while True:
         time.sleep(0)
-    yield
+
+
+def silent(tell: Tell) -> None:
+    """Its own children hold its channel."""
+    tell(4)
+    if os.fork():
+        os._exit(0)
+    time.sleep(600)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_processes() -> None:
-    told = list(in_children([("well", well), ("crash", crashing), ("endless", endless)], jobs=2, seconds=1))
+    works = {"well": well, "crash": crashing, "endless": endless, "silent": silent}
+    told = list(in_children(works.items(), jobs=2, silence=3.0, processor_seconds=1))
     assert Told("well", '{"a": 1}') in told and Told("well", ended="") in told and Told("crash", "2") in told
     endings = {entry.name: entry.ended for entry in told if entry.ended}
-    assert endings["crash"].startswith("crash") and endings["endless"] == "timeout"
+    assert endings["crash"].startswith("crash") and endings["endless"] == "timeout" and "silent" not in endings

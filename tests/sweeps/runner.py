@@ -14,10 +14,7 @@ silent for too long is a finding of kind "crash" or "timeout", and the next chil
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
-import select
 import signal
 import sys
 import time
@@ -25,9 +22,11 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from kiln_bench.children import Tell, Work, in_children
 from tests.sweeps.table import RIGHT, table
 
 Note = Callable[[str, str], None]
@@ -123,75 +122,33 @@ def alarm(*_: object) -> None:
     raise OutOfTime
 
 
-def run_cases(sweep: Sweep, numbers: range, limit: int, deadline: float, channel: int) -> None:
+def run_cases(sweep: Sweep, numbers: range, limit: int, deadline: float, tell: Tell) -> None:
     """In the child: the cases in order, until the time is over."""
     signal.signal(signal.SIGPROF, alarm)
     for number in numbers:
         if time.time() > deadline:
             return
-        tell(channel, begin=number)
+        tell({"begin": number})
         signal.setitimer(signal.ITIMER_PROF, limit)
         try:
-            findings = sweep.run(number, lambda subject, program: tell(channel, note=subject, text=program))
+            findings = sweep.run(number, lambda subject, program: tell({"note": subject, "text": program}))
         except OutOfTime:
             findings = [Finding(f"case {number}", "timeout", f"took over {limit} s", innermost_frames())]
         except Unusable as problem:
-            tell(channel, case=number, **asdict(problem.finding))
-            tell(channel, position=number + numbers.step)
+            tell({"case": number, **asdict(problem.finding)})
+            tell({"position": number + numbers.step})
             return
         except Exception:
             findings = [Finding("the sweep", "fault of the sweep", traceback.format_exc()[-1500:])]
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
         for finding in findings:
-            tell(channel, case=number, **asdict(finding))
-        tell(channel, position=number + numbers.step)
+            tell({"case": number, **asdict(finding)})
+        tell({"position": number + numbers.step})
 
 
 def innermost_frames() -> str:
     return "".join(traceback.format_exc().splitlines(keepends=True)[-14:])
-
-
-def tell(channel: int, **message: Any) -> None:
-    os.write(channel, (json.dumps(message) + "\n").encode())
-
-
-def messages(channel: int, limit: float) -> Iterator[dict[str, Any]]:
-    """What a child tells, until it ends or is silent for longer than `limit`."""
-    rest = b""
-    while select.select([channel], [], [], limit)[0]:
-        read = os.read(channel, 1 << 16)
-        if not read:
-            return
-        *lines, rest = (rest + read).split(b"\n")
-        yield from map(json.loads, lines)
-
-
-def run_child(sweep: Sweep, numbers: range, tally: Tally, limit: int, silence: float, deadline: float) -> None:
-    """Some cases in a forked process."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(reading)
-        os.setsid()
-        with contextlib.suppress(BaseException):
-            run_cases(sweep, numbers, limit, deadline, writing)
-        os._exit(0)
-    os.close(writing)
-    for message in messages(reading, silence):
-        tally.take(message)
-    os.close(reading)
-    ended, status = os.waitpid(child, os.WNOHANG)
-    if not ended:
-        time.sleep(0.2)
-        ended, status = os.waitpid(child, os.WNOHANG)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)
-    if not ended:
-        os.waitpid(child, 0)
-    if tally.current is not None:
-        ending = f"ended with status {status}" if ended else "was silent for too long"
-        tally.crash("crash" if ended else "timeout", f"the process {ending}")
 
 
 def run(sweep: Sweep, arguments: argparse.Namespace) -> Tally:
@@ -207,10 +164,19 @@ def run(sweep: Sweep, arguments: argparse.Namespace) -> Tally:
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     with arguments.out.open("a" if arguments.resume else "w") as out:
         tally = Tally(out, start, parts)
-        while tally.position < end and time.time() < deadline:
-            behind = min(end, tally.position + CASES_OF_A_CHILD * parts)
-            limit, silence = arguments.case_seconds, arguments.silence or arguments.case_seconds * 10.0
-            run_child(sweep, range(tally.position, behind, parts), tally, limit, silence, deadline)
+        limit, silence = arguments.case_seconds, arguments.silence or arguments.case_seconds * 10.0
+
+        def works() -> Iterator[tuple[str, Work]]:
+            while tally.position < end and time.time() < deadline:
+                numbers = range(tally.position, min(end, tally.position + CASES_OF_A_CHILD * parts), parts)
+                yield "cases", partial(run_cases, sweep, numbers, limit, deadline)
+
+        for told in in_children(works(), 1, silence):
+            if told.ended is None:
+                tally.take(json.loads(told.line))
+                continue
+            if tally.current is not None:
+                tally.crash("timeout" if told.ended == "timeout" else "crash", f"the process ended: {told.ended}")
             print(json.dumps({"position": tally.position}), file=out, flush=True)
     return tally
 
