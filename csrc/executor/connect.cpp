@@ -27,6 +27,7 @@ void check_types(const KernelImage& image, const LaunchStep& launch) {
   bool good =
       numbers <= end && types.size() + static_cast<size_t>(image.trailing) <= Parameters::kMost;
   for (size_t n = 0; good && n < types.size(); n++) {
+    if (n < tensors && types[n] != ParameterType::kPointer) continue;  // passed by value
     bool pointer = n < tensors || n >= end;
     bool real = types[n] == ParameterType::kFloat16 || types[n] == ParameterType::kBFloat16 ||
                 types[n] == ParameterType::kFloat32 || types[n] == ParameterType::kFloat64;

@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <bit>
+#include <cstring>
 #include <limits>
 #include <mutex>
 
@@ -56,6 +57,13 @@ uint64_t float_word(ParameterType type, double value) {
     default:
       return std::bit_cast<uint64_t>(value);
   }
+}
+
+// The number at `element`, in CPU memory.
+uint64_t element_word(ParameterType type, const void* element) {
+  uint64_t word = 0;
+  std::memcpy(&word, element, static_cast<size_t>(parameter_size(type)));
+  return word;
 }
 
 }  // namespace
@@ -122,7 +130,8 @@ void Parameters::pack(const DeviceLaunch& launch, void* status, void* scratch) {
   const ParameterType* end = type + image.parameters.size() - (image.status ? 1 : 0);
   count_ = 0;
   for (int32_t n = 0; n < launch.num_tensors; n++, type++) {
-    put(reinterpret_cast<uint64_t>(launch.tensors[n]));
+    put(*type == ParameterType::kPointer ? reinterpret_cast<uint64_t>(launch.tensors[n])
+                                         : element_word(*type, launch.tensors[n]));
   }
   for (int32_t n = 0; n < launch.num_ints; n++, type++) put(int_word(image, *type, launch.ints[n]));
   for (int32_t n = 0; type != end; n++, type++) put(float_word(*type, launch.floats[n]));

@@ -50,7 +50,7 @@ std::string parameters_text(const DeviceLaunch& launch, Parameters& parameters) 
     text += static_cast<char>(type);
     void* pointer = nullptr;
     if (type == ParameterType::kPointer) std::memcpy(&pointer, at, sizeof pointer);
-    if (launched && n < launched->tensors.size()) {
+    if (launched && n < launched->tensors.size() && type == ParameterType::kPointer) {
       bool right = pointer == launch.tensors[n];
       text += right ? " " + slot_text(launched->tensors[n]) : " another pointer";
     } else if (type == ParameterType::kPointer) {

@@ -1,11 +1,12 @@
-"""Copies CPU arguments of GPU kernels to the GPU.
+"""Copies CPU arguments of GPU kernels to the GPU, unless they are passed by value (`Kernel.passed_by_value`).
 
     launch t(%0, %1, %2)                     %4 = aten.clone.default(%0) -> f32[]
         with %0: f32[] on the CPU      =>    %3 = aten._to_copy.default(%4, device=cuda:0) -> f32[ @cuda:0]
                                              launch t(%3, %1, %2)
                                              free %3, %4
 
-As in eager, a scalar tensor on the CPU can be combined with tensors on the GPU.
+As in eager, a scalar tensor on the CPU can be combined with tensors on the GPU. One of a type that no kernel takes as a
+number, such as bool or bf16, is copied.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import replace
 
 import torch
 
-from kiln.plan.plan import Plan, Ref, Slot, Step
+from kiln.plan.plan import Kernel, Plan, Ref, Slot, Step
 from kiln.plan.steps import AtenStep, FreeStep, LaunchStep
 from kiln.plan.verify import InvalidPlan, slot_specs
 from kiln.tensor.spec import TensorSpec
@@ -33,11 +34,12 @@ def with_device_copies(plan: Plan) -> Plan:
     steps: list[Step] = []
     slots = plan.num_slots
     for step in plan.steps:
-        away = cpu_slots(step, specs) if isinstance(step, LaunchStep) and step.kernel in triton else ()
-        if not isinstance(step, LaunchStep) or not away:
+        kernel = triton.get(step.kernel) if isinstance(step, LaunchStep) else None
+        away = cpu_slots(step, kernel, specs) if isinstance(step, LaunchStep) and kernel else ()
+        if not isinstance(step, LaunchStep) or not kernel or not away:
             steps.append(step)
             continue
-        access = dict(zip(step.tensors, (param.access for param in triton[step.kernel].params), strict=True))
+        access = dict(zip(step.tensors, (param.access for param in kernel.params), strict=True))
         for slot in away:
             if access[slot] != "read":
                 raise InvalidPlan(plan=plan.name, problem=f"{step.kernel} writes %{slot}, which is in CPU memory")
@@ -51,9 +53,11 @@ def with_device_copies(plan: Plan) -> Plan:
     return plan if slots == plan.num_slots else replace(plan, steps=tuple(steps), num_slots=slots)
 
 
-def cpu_slots(step: LaunchStep, specs: dict[Slot, TensorSpec]) -> tuple[Slot, ...]:
-    """Tensors of the launch in CPU memory, each once."""
-    return tuple(dict.fromkeys(slot for slot in step.tensors if slot in specs and specs[slot].device.type == "cpu"))
+def cpu_slots(step: LaunchStep, kernel: Kernel, specs: dict[Slot, TensorSpec]) -> tuple[Slot, ...]:
+    """Tensors of the launch in CPU memory whose address the kernel gets, each once."""
+    values = kernel.passed_by_value()
+    pointers = [slot for position, slot in enumerate(step.tensors) if position not in values]
+    return tuple(dict.fromkeys(slot for slot in pointers if slot in specs and specs[slot].device.type == "cpu"))
 
 
 def device_of(tensors: Iterable[Slot], specs: Mapping[Slot, TensorSpec]) -> torch.device | None:

@@ -82,7 +82,8 @@ class Kernel:
     tensor (offset applied), the ints, the floats, with `status` a pointer to the status slot, then the constants.
     `meta`, sorted by name: "capability" of the GPUs it is compiled for (90: 9.0); "constants", pairs (name, value);
     "divisible", positions of parameters that are multiples of 16; "num_stages" and "num_warps"; "signature", Triton's
-    type of each parameter that is not a constant; "status".
+    type of each parameter that is not a constant: of a tensor that is no pointer, a launch passes the element, which is
+    on the CPU; "status".
     """
 
     symbol: str  # derived from the source: equal kernels have equal symbols
@@ -93,6 +94,11 @@ class Kernel:
     num_floats: int = 0
     scratch_bytes: int = 0  # static part; a LaunchStep may ask for more
     meta: tuple[tuple[str, Any], ...] = ()
+
+    def passed_by_value(self) -> frozenset[int]:
+        """Positions of the tensors whose element is passed, not its address."""
+        types = dict(self.meta).get("signature", ())[: len(self.params)]
+        return frozenset([position for position, kind in enumerate(types) if not kind.startswith("*")])
 
 
 @final

@@ -139,12 +139,23 @@ def _start() -> None:
     builder.create_minnumf = lambda self, x, y: self.binary_op(x, y, numpy.fmin)
 
 
+def as_argument(tensor: torch.Tensor, kind: str) -> Any:
+    """The tensor, or the number in it: a Python number would be rounded to 32 bits."""
+    if kind.startswith("*"):
+        return tensor
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    tl = importlib.import_module("triton.language")
+    number = tl.str_to_ty(kind, None)
+    return tl.tensor(interpreter.TensorHandle(tensor.reshape(1).numpy().copy(), number), number)
+
+
 def _run(
     symbol: str, source: str, meta: Mapping[str, Any], programs: int, data: bytes, ints: Sequence[int]
 ) -> tuple[bytes, int]:
     tensors = torch.load(io.BytesIO(data))
     status = torch.zeros(1, dtype=torch.int64)
-    arguments = [*tensors, *ints, *([status] if meta["status"] else [])]
+    given = [as_argument(*each) for each in zip(tensors, meta.get("signature", ["*"] * len(tensors)), strict=False)]
+    arguments = [*given, *ints, *([status] if meta["status"] else [])]
     if programs:
         function = getattr(_module(symbol, source), symbol)
         function[(programs,)](*arguments, **dict(meta["constants"]))

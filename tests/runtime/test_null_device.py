@@ -12,7 +12,7 @@ import torch
 from kiln.build.cubins import parameter_letters
 from kiln.native import _executor
 from kiln.plan.errors import IndexOutOfRange, KernelDoesNotFit, LaunchFailed, NoDeviceRuntime
-from kiln.plan.plan import Kernel, Plan, PlanInput, PlanOutput, Ref, SymbolBinding
+from kiln.plan.plan import Kernel, KernelParam, Plan, PlanInput, PlanOutput, Ref, SymbolBinding
 from kiln.plan.steps import AllocateStep, AtenStep, CopyStep, FreeStep, LaunchStep, ViewStep
 from kiln.plan.verify import InvalidPlan
 from kiln.runtime.executor import DEVICE, Explain, make_executor
@@ -243,3 +243,17 @@ def test_what_an_operator_returns_is_aligned_for_kernels(null_device: None) -> N
     assert behind_padding(x).data_ptr() % 16 == 4
     (result,) = make_executor(plan, fake_libraries(plan))(x)
     assert result.data_ptr() % 16 == 0 and torch.equal(result, x)
+
+
+def test_scalar_tensors_that_a_kernel_takes_as_numbers(null_device: None) -> None:
+    """The launch reads the element; nothing is copied."""
+    rows = [(torch.float32, "read"), (torch.float64, "read"), (torch.float32, "write")]
+    params = tuple([KernelParam(dtype, access) for dtype, access in rows])  # type: ignore[arg-type]
+    meta = (("num_warps", 4), ("signature", ("*fp32", "fp64", "*fp32")), ("status", False))
+    kernel = Kernel("t_scale_by", "triton", "def t_scale_by(x, by, out):\n    pass\n", params, 0, meta=meta)
+    inputs = (PlanInput("x", on_cuda(spec(4))), PlanInput("by", spec(dtype=torch.float64)))
+    steps = (AllocateStep(2, on_cuda(spec(4))), LaunchStep("t_scale_by", (0, 1, 2), (), (), 1, grid=(1,)))
+    plan = Plan("scale", inputs, (), steps, (PlanOutput(slot=2),), (kernel,), num_slots=3)
+    assert run_log(plan, [torch.randn(4), torch.tensor(1.0, dtype=torch.float64)]).endswith(
+        "p %0, d 000000000000f03f, p %2, p null, p null\n"
+    )

@@ -187,11 +187,11 @@ def record_function_exit(self: Any, kind: object, error: object, traceback: obje
 def value_of_state(x: object) -> object:
     """`torch.optim.optimizer._get_value`: a count of steps or a learning rate, with which eager computes in double.
 
-    A program that is compiled gets the tensor itself, in which `1 - beta ** step` would be rounded to float32.
+    torch's own, when compiled, is the tensor itself, in which `1 - beta ** step` would be rounded to float32.
     """
     if not isinstance(x, torch.Tensor):
         return x
-    return x.double() if torch.compiler.is_compiling() and x.is_floating_point() else x.item()
+    return x.double() if x.is_floating_point() else x.item()
 
 
 def grouped_tensors(

@@ -291,11 +291,11 @@ def autocast_nesting(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 
 def with_scalars(target: Callable[..., object]) -> Handler:
-    """Of a call with a list of numbers, which optimizers of torch that know they are compiled compute as tensors."""
+    """Of a call with a list of numbers, which are tensors where a step of an optimizer is recorded."""
     recorded_call = recorded(target)
 
     def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-        scalars = args[3] if len(args) == 4 and s.policy.is_compiling else None
+        scalars = args[3] if len(args) == 4 else None
         if isinstance(scalars, List):
             items = scalars.items(s)
             numbers = [record(s, "item", [item], {}) if is_scalar(item) else item for item in items]

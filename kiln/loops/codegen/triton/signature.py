@@ -10,6 +10,7 @@ from kiln.loops.body.body import BodyOp, IndexValue, Indirect, Load, Random, Tes
 from kiln.loops.body.indexing import axis_range
 from kiln.loops.kernel.analyses import phase_stores
 from kiln.loops.kernel.kernel import KernelIR
+from kiln.loops.program.nodes import Buffer
 from kiln.symbolic import BoundAnalysis, Expr, Int, Range, Symbol, product
 from kiln.symbolic.expr import Extremum, Quotient
 from kiln.tensor.spec import TensorSpec
@@ -20,11 +21,25 @@ _TYPES = {
     torch.uint32: "u32", torch.uint64: "u64", torch.bool: "i1",
 }  # fmt: skip
 _MOST = (1 << 31) - (1 << 16)
+_PASSED = frozenset((torch.float64, torch.float32, torch.int64, torch.int32))
+"""Types in which a launch passes a number itself."""
 
 
-def pointer_type(dtype: torch.dtype) -> str:
-    """`*fp32`."""
-    return f"*{_TYPES[dtype]}"
+def parameter_type(param: Buffer, by_value: bool) -> str:
+    """`*fp32`, a pointer, or `fp32`, the number itself."""
+    kind = _TYPES[param.spec.dtype]
+    return kind if by_value else f"*{kind}"
+
+
+def passed_by_value(kernel: KernelIR) -> frozenset[str]:
+    """Scalar tensors on the CPU among tensors on a GPU: the launch reads them, and no copy has to wait for it."""
+    if all([param.spec.device.type == "cpu" for param in kernel.params]):
+        return frozenset()
+    return frozenset([
+        param.name for param in kernel.params
+        if param.spec.device.type == "cpu" and param.spec.sizes == () and param.spec.dtype in _PASSED
+        and param.name not in kernel.writes
+    ])  # fmt: skip
 
 
 def int_type(wide: bool) -> str:

@@ -188,6 +188,8 @@ class TritonStatements(StatementWriter):
         return text if dims == shape else f"tl.broadcast_to({text}, {self.frame.block_shape(shape)})"
 
     def load_text(self, storage: Storage, access: Access, mask: TextValue | None) -> str:
+        if storage.number:
+            return storage.name if mask is None else f"tl.where({mask.text}, {storage.name}, 0)"
         shape = access.dims | mask.dims if mask is not None else access.dims
         masks = self.frame.points_text(shape)
         if mask is not None:

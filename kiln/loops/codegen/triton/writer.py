@@ -24,7 +24,7 @@ from kiln.loops.codegen.printed_kernel import PrintedKernel, kernel_params, kern
 from kiln.loops.codegen.triton.dialect import TRITON_INTEGERS
 from kiln.loops.codegen.triton.phases import TritonPhaseWriter, index_lines
 from kiln.loops.codegen.triton.prelude import prelude_for
-from kiln.loops.codegen.triton.signature import int_type, is_wide, pointer_type
+from kiln.loops.codegen.triton.signature import int_type, is_wide, parameter_type, passed_by_value
 from kiln.loops.codegen.triton.statements import Frame, mask_name
 from kiln.loops.kernel.analyses import phase_writes
 from kiln.loops.kernel.facts import KernelFacts
@@ -73,7 +73,9 @@ class _TritonKernelWriter:
         self.bounds = BoundAnalysis(ranges)
         self.wide = is_wide(self.kernel, ranges)
         self.ints = IntPrinter(self.bounds, TRITON_INTEGERS)
-        storages = {param.name: Storage(param.name, param.spec) for param in self.kernel.params}
+        self.values = passed_by_value(self.kernel)
+        params = self.kernel.params
+        storages = {param.name: Storage(param.name, param.spec, param.name in self.values) for param in params}
         self.frame = Frame(self.tiling, storages, self.wide)
         self.locals = {local.name: local for local in self.kernel.locals}
         counts: list[tuple[Symbol, Int]] = [(axis.symbol, axis.size) for axis in self.tiling.numbers]
@@ -88,14 +90,16 @@ class _TritonKernelWriter:
         return ranges
 
     def meta(self, target: Target, aligned: tuple[bool, ...], status: bool) -> tuple[tuple[str, Any], ...]:
-        types = [pointer_type(param.spec.dtype) for param in self.kernel.params]
+        types = [parameter_type(param, param.name in self.values) for param in self.kernel.params]
         types += [int_type(self.wide)] * len(self.kernel.ints)
         types += ["*i64"] if status else []
+        pointers = [position for position, kind in enumerate(types) if kind.startswith("*")]
+        divisible = tuple([position for position in pointers if position < len(aligned) and aligned[position]])
         major, minor = target.capability
         return (
             ("capability", 10 * major + minor),
             ("constants", tuple((dim.name, dim.block) for dim in self.tiling.dims)),
-            ("divisible", tuple(position for position, is_aligned in enumerate(aligned) if is_aligned)),
+            ("divisible", divisible),
             ("enable_fp_fusion", False),  # fused operations are explicit
             ("num_stages", 1),
             ("num_warps", self.tiling.warps),
