@@ -2,21 +2,21 @@
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
-#include <torch/csrc/autograd/python_hook.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
 #include <algorithm>
-#include <cstring>
 #include <type_traits>
-#include <typeinfo>
+#include <unordered_set>
 
 #include "executor/aten.h"
 #include "executor/check.h"
+#include "executor/gradient_hooks.h"
 #include "executor/python.h"
 
 namespace kiln {
@@ -66,15 +66,18 @@ bool any_wrapped(const ag::variable_list& tangents) {
   throw carried;
 }
 
-// The number of the value that a hook registered in Python is for; torch_python hides the type's
-// information, not its layout.
-int64_t hooked_value(const ag::FunctionPreHook& hook) {
-  if (!std::strstr(typeid(hook).name(), "PyFunctionTensorPreHook")) return -1;
-  const auto& python = static_cast<const ag::PyFunctionTensorPreHook&>(hook);
-  TakeGil gil;
-  bool is_empty = python.dict && PyDict_Check(python.dict) && PyDict_GET_SIZE(python.dict) == 0;
-  return is_empty ? -1 : static_cast<int64_t>(python.value_idx);
-}
+// What one backward has of a region when gradients pass between its results.
+struct Turn {
+  int task = -1;
+  bool between = false;
+  std::shared_ptr<PyObject> replayed;  // `Replayed` of kiln/runtime/autograd.py, once it is needed
+};
+
+// The nodes of the results of a call that are computed from others, while they are alive.
+struct ResultNodes {
+  std::mutex mutex;
+  std::unordered_set<ag::Node*> alive;
+};
 
 class RegionNode final : public ag::Node {
  public:
@@ -82,6 +85,7 @@ class RegionNode final : public ag::Node {
 
   void start(std::shared_ptr<RegionState> state, const std::vector<Value>& inputs) {
     state_ = std::move(state);
+    if (!state_->depends.empty()) results_ = std::make_shared<ResultNodes>();
     ag::edge_list edges(inputs.size());
     for (size_t n = 0; n < inputs.size(); n++) {
       if (!inputs[n].is_tensor()) continue;
@@ -123,11 +127,10 @@ class RegionNode final : public ag::Node {
     std::lock_guard<std::mutex> lock(mutex_);
     for (size_t n = 0; n < tangents.size(); n++) prepare(tangents[n], n);
     begin(tangents);
-    refuse_inner_hooks();
-    std::vector<bool> mask(num_outputs());
-    for (size_t n = 0; n < mask.size(); n++) mask[n] = should_compute_output(n);
+    std::vector<bool> mask = needed();
     bool wrapped;
     try {
+      if (passes_between()) return finish_turn(tangents, mask);
       wrapped = state_->accepts ? !accepted(tangents) : any_wrapped(tangents);
       if (!c10::GradMode::is_enabled() && !wrapped) return run(tangents, mask);
       if (state_->differentiate) return differentiate(tangents, mask);
@@ -137,6 +140,26 @@ class RegionNode final : public ag::Node {
     TORCH_CHECK_NOT_IMPLEMENTED(!wrapped, state_->no_wrapped_tangents);
     return refuse_second_derivative(tangents, mask);
   }
+
+  // The gradients of the results from which `result` is computed; none if they meet in the region.
+  ag::variable_list through(int32_t result, const at::Tensor& tangent) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!passes_between()) return {};
+    try {
+      start_turn(needed());
+      std::vector<Value> given = values_of({tangent});
+      TakeGil gil;
+      std::vector<Value> gradients = taken(PyObject_CallMethod(
+          turn_.replayed.get(), "through", "iN", result, values_to_python(given)));
+      ag::variable_list found(gradients.size());
+      for (size_t n = 0; n < found.size(); n++) found[n] = at::Tensor(gradients[n].take());
+      return found;
+    } catch (const RaisedError& error) {
+      throw_to_engine(error);
+    }
+  }
+
+  const std::shared_ptr<ResultNodes>& results() { return results_; }
 
   // After a backward for some of the results, what the others need is kept.
   void release_variables() override {
@@ -207,18 +230,76 @@ class RegionNode final : public ag::Node {
     }
   }
 
-  // A hook on a result has run with the tangent of that result, without the part that comes through
-  // results which are computed from it.
-  void refuse_inner_hooks() {
-    if (state_->inner.empty()) return;
-    std::vector<int64_t> hooked;
-    for (const auto& hook : tensor_pre_hooks()) hooked.push_back(hooked_value(*hook));
-    for (const auto& [value, hook] : retains_grad_hooks()) hooked.push_back(value);
-    for (int32_t n : state_->inner) {
-      bool is_hooked = std::find(hooked.begin(), hooked.end(), n) != hooked.end();
-      bool alone = std::count(given_.begin(), given_.end(), true) == 1 && given_.at(n);
-      if (is_hooked && !alone) throw std::runtime_error(state_->no_inner_hooks);
+  std::vector<bool> needed() const {
+    std::vector<bool> mask(num_outputs());
+    for (size_t n = 0; n < mask.size(); n++) mask[n] = should_compute_output(n);
+    return mask;
+  }
+
+  // Decided once in a backward: does anything see the gradient of a result from which another one
+  // is computed, with a gradient of its own?
+  bool passes_between() {
+    if (state_->depends.empty()) return false;
+    int task = ag::get_current_graph_task_id();
+    if (turn_.task != task || task < 0) {
+      turn_ = Turn();
+      turn_.task = task;
+      Observed seen = inner_observed();
+      turn_.between = seen != Observed::kNo;
+      if (seen == Observed::kHooked && c10::GradMode::is_enabled()) {
+        throw std::runtime_error(state_->no_second_hooks);
+      }
     }
+    return turn_.between;
+  }
+
+  Observed inner_observed();
+
+  // Runs the region again by eager operators, unless this backward has done so.
+  void start_turn(const std::vector<bool>& mask) {
+    if (turn_.replayed) return;
+    if (!state_->differentiate) throw std::runtime_error(state_->no_inner_gradient);
+    Given given = replay_inputs();
+    TakeGil gil;
+    PyObject* made = PyObject_CallMethod(state_->differentiate.get(), "start", "NNN",
+                                         values_to_python(given.inputs),
+                                         values_to_python(given.drawn), mask_to_python(mask));
+    if (!made) throw RaisedError::fetch();
+    turn_.replayed = share_object(made);
+    Py_DECREF(made);
+    // Where this backward ends at a result, nothing else drops the replayed values.
+    ag::Engine::get_default_engine().queue_callback([node = getptr()] {
+      auto* region = static_cast<RegionNode*>(node.get());
+      std::lock_guard<std::mutex> lock(region->mutex_);
+      region->turn_ = Turn();
+    });
+  }
+
+  ag::variable_list finish_turn(const ag::variable_list& tangents, const std::vector<bool>& mask) {
+    start_turn(mask);
+    std::vector<Value> given = values_of(tangents);
+    TakeGil gil;
+    std::vector<Value> made = taken(
+        PyObject_CallMethod(turn_.replayed.get(), "gradients", "(N)", values_to_python(given)));
+    turn_ = Turn();
+    return gradients(std::move(made), mask);
+  }
+
+  // The values of a sequence, which it gives up; with the interpreter lock.
+  static std::vector<Value> taken(PyObject* made) {
+    std::vector<Value> results;
+    bool good = made && values_from_python(made, results);
+    Py_XDECREF(made);
+    if (!good) throw RaisedError::fetch();
+    return results;
+  }
+
+  static std::vector<Value> values_of(const ag::variable_list& tangents) {
+    std::vector<Value> given(tangents.size());
+    for (size_t n = 0; n < given.size(); n++) {
+      if (tangents[n].defined()) given[n].set_tensor(tangents[n].getIntrusivePtr());
+    }
+    return given;
   }
 
   // Does the present backward read the saved value?
@@ -266,10 +347,7 @@ class RegionNode final : public ag::Node {
   }
 
   bool accepted(const ag::variable_list& tangents) const {
-    std::vector<Value> given(tangents.size());
-    for (size_t n = 0; n < given.size(); n++) {
-      if (tangents[n].defined()) given[n].set_tensor(tangents[n].getIntrusivePtr());
-    }
+    std::vector<Value> given = values_of(tangents);
     TakeGil gil;
     PyObject* made = PyObject_CallFunction(state_->accepts.get(), "N", values_to_python(given));
     int truth = made ? PyObject_IsTrue(made) : -1;
@@ -337,32 +415,37 @@ class RegionNode final : public ag::Node {
     return made;
   }
 
+  struct Given {
+    std::vector<Value> inputs, drawn;
+  };
+
+  // What the region runs again with, by eager operators.
+  Given replay_inputs() {
+    Given given;
+    if (released_) throw std::runtime_error(ag::ERR_BACKWARD_TWICE);
+    for (Input& input : replayed_) {
+      given.inputs.push_back(input.saved ? value_of(*input.saved) : input.get(name()));
+    }
+    for (int32_t n : state_->drawn) {
+      given.drawn.push_back(value_of(saved_.at(static_cast<size_t>(n))));
+    }
+    return given;
+  }
+
   // For create_graph=True: runs the forward again by eager operators and differentiates that.
   ag::variable_list differentiate(const ag::variable_list& tangents,
                                   const std::vector<bool>& mask) {
-    std::vector<Value> inputs;
     if (released_) throw std::runtime_error(ag::ERR_BACKWARD_TWICE);
     for (size_t n = 0; n < saved_.size(); n++) {
       if (is_read(n)) value_of(saved_[n]);  // raises if it is gone or has changed
     }
-    for (Input& input : replayed_) {
-      inputs.push_back(input.saved ? value_of(*input.saved) : input.get(name()));
-    }
-    std::vector<Value> drawn;
-    for (int32_t n : state_->drawn) drawn.push_back(value_of(saved_.at(static_cast<size_t>(n))));
-    std::vector<Value> given(tangents.size());
-    for (size_t n = 0; n < given.size(); n++) {
-      if (tangents[n].defined()) given[n].set_tensor(tangents[n].getIntrusivePtr());
-    }
+    Given given = replay_inputs();
+    std::vector<Value> arrived = values_of(tangents);
     TakeGil gil;
     PyObject* masked = mask_to_python(mask);
-    PyObject* made =
-        PyObject_CallFunction(state_->differentiate.get(), "NNNN", values_to_python(inputs),
-                              values_to_python(drawn), values_to_python(given), masked);
-    std::vector<Value> results;
-    bool good = made && values_from_python(made, results);
-    Py_XDECREF(made);
-    if (!good) throw RaisedError::fetch();
+    std::vector<Value> results = taken(
+        PyObject_CallFunction(state_->differentiate.get(), "NNNN", values_to_python(given.inputs),
+                              values_to_python(given.drawn), values_to_python(arrived), masked));
     return gradients(std::move(results), mask);
   }
 
@@ -399,7 +482,91 @@ class RegionNode final : public ag::Node {
   // follow; those for which another would raise; the same after the present one.
   std::vector<bool> given_, finished_, ended_, finishing_, ending_;
   bool released_ = false;
+  Turn turn_;
+  std::shared_ptr<ResultNodes> results_;
 };
+
+// One of several results of a region: its gradient goes to the region, in which those of all meet.
+// Where a result from which this one is computed is observed, its part goes there, by edges behind
+// the first.
+class ResultNode final : public ag::Node {
+ public:
+  ResultNode(std::shared_ptr<RegionState> state, ag::Edge region, int32_t result)
+      : state_(std::move(state)), region_(std::move(region)), result_(result) {}
+
+  ~ResultNode() override {
+    if (!all_) return;
+    std::lock_guard<std::mutex> lock(all_->mutex);
+    all_->alive.erase(this);
+  }
+
+  std::string name() const override { return state_->name; }
+
+  // Sets the edges; the results from which it is computed are finished.
+  void connect(const std::vector<Value>& results) {
+    if (state_->depends.empty() || state_->depends[static_cast<size_t>(result_)].empty()) {
+      add_next_edge(std::move(region_));
+      return;
+    }
+    all_ = static_cast<RegionNode&>(*region_.function).results();
+    add_next_edge(std::move(region_));
+    for (int32_t other : state_->depends[static_cast<size_t>(result_)]) {
+      const Value& result = results[static_cast<size_t>(other)];
+      bool has_gradient = result.is_tensor() && result.tensor()->requires_grad();
+      add_next_edge(has_gradient ? ag::impl::gradient_edge(tensor_of(result)) : ag::Edge());
+    }
+    std::lock_guard<std::mutex> lock(all_->mutex);
+    all_->alive.insert(this);
+  }
+
+  ag::variable_list apply(ag::variable_list&& tangents) override {
+    ag::variable_list made(num_outputs());
+    if (all_ && tangents[0].defined()) {
+      auto& region = static_cast<RegionNode&>(*next_edge(0).function);
+      ag::variable_list found = region.through(result_, tangents[0]);
+      std::move(found.begin(), found.end(), made.begin() + 1);
+    }
+    made[0] = std::move(tangents[0]);
+    return made;
+  }
+
+  // Is the gradient of one from which it is computed observed? A view may stand in between.
+  Observed inner_observed() const {
+    Observed most = Observed::kNo;
+    for (size_t n = 1; n < num_outputs(); n++) {
+      const ag::Edge& edge = next_edge(n);
+      if (!edge.is_valid()) continue;
+      most = std::max(most, observed(edge));
+      for (const ag::Edge& behind : edge.function->next_edges()) {
+        bool is_result = dynamic_cast<ResultNode*>(behind.function.get());
+        if (is_result) most = std::max(most, observed(behind));
+      }
+    }
+    return most;
+  }
+
+ private:
+  std::shared_ptr<RegionState> state_;
+  ag::Edge region_;  // until it is connected
+  int32_t result_;
+  std::shared_ptr<ResultNodes> all_;  // if it is computed from others
+};
+
+Observed RegionNode::inner_observed() {
+  const std::unordered_set<ag::Node*>* nodes = ag::get_current_graph_task_nodes_in_graph();
+  std::vector<ag::Node*> present;  // in this backward, which keeps them alive
+  {
+    std::lock_guard<std::mutex> lock(results_->mutex);
+    for (ag::Node* node : results_->alive) {
+      if (nodes && nodes->count(node)) present.push_back(node);
+    }
+  }
+  Observed most = Observed::kNo;
+  for (ag::Node* node : present) {
+    most = std::max(most, static_cast<ResultNode*>(node)->inner_observed());
+  }
+  return most;
+}
 
 bool needs_gradient(const std::vector<Value>& inputs) {
   if (!c10::GradMode::is_enabled()) return false;
@@ -433,23 +600,21 @@ TensorPtr guarded_view(const Value& base, const Value& plain, const ResultEntry&
   return view;
 }
 
-// Results that are inputs, or views of inputs and other results, as autograd must see them.
-void rebuild(const RegionState& state, const std::vector<Value>& inputs,
+// A result that is an input, or a view of an input or another result, as autograd must see it.
+void rebuild(const RegionState& state, size_t n, const std::vector<Value>& inputs,
              std::vector<Value>& results) {
-  for (size_t n = 0; n < state.results.size(); n++) {
-    const ResultEntry& entry = state.results[n];
-    if (entry.base == BaseKind::kNone) {
-      if (entry.creation) results[n].set_tensor(guarded_view(results[n], results[n], entry));
-      continue;
-    }
-    auto index = static_cast<size_t>(entry.base_index);
-    const Value& base = entry.base == BaseKind::kInput ? inputs[index] : results[index];
-    if (!entry.is_view) {
-      results[n].set_tensor(base.share());
-      continue;
-    }
-    results[n].set_tensor(guarded_view(base, results[n], entry));
+  const ResultEntry& entry = state.results[n];
+  if (entry.base == BaseKind::kNone) {
+    if (entry.creation) results[n].set_tensor(guarded_view(results[n], results[n], entry));
+    return;
   }
+  auto index = static_cast<size_t>(entry.base_index);
+  const Value& base = entry.base == BaseKind::kInput ? inputs[index] : results[index];
+  results[n].set_tensor(entry.is_view ? guarded_view(base, results[n], entry) : base.share());
+}
+
+// Results that are views of tensors with a gradient, and have none.
+void detach(const RegionState& state, std::vector<Value>& results) {
   for (int32_t n : state.detached) {
     // A view of a tensor without a gradient stays a view: a later write may give both a history.
     Value& result = results[static_cast<size_t>(n)];
@@ -458,6 +623,42 @@ void rebuild(const RegionState& state, const std::vector<Value>& inputs,
     const ResultEntry& entry = state.results[static_cast<size_t>(n)];
     if (entry.creation) result.set_tensor(guarded_view(result, result, entry));
   }
+}
+
+// Gives each fresh result a history: the region's node, or, if there are several, each a node of
+// its own, which is returned.
+std::vector<NodePtr> set_histories(const std::shared_ptr<RegionState>& state, const NodePtr& region,
+                                   std::vector<Value>& results) {
+  const auto& entries = state->results;
+  auto count = std::count_if(entries.begin(), entries.end(),
+                             [](const ResultEntry& entry) { return entry.differentiable; });
+  bool several = state->optional_tangents && (count > 1 || !state->depends.empty());
+  std::vector<NodePtr> nodes(several ? entries.size() : 0);
+  for (size_t n = 0; n < entries.size(); n++) {
+    if (!entries[n].differentiable) continue;
+    KILN_CHECK(results[n].is_tensor(), state->name, ": result ", n, " is no tensor");
+    const at::Tensor& result = tensor_of(results[n]);
+    KILN_CHECK(!result.requires_grad(), state->name, ": result ", n, " is not a fresh tensor");
+    if (several) {
+      ag::Edge edge(region, region->add_input_metadata(result));
+      nodes[n] = new_node<ResultNode>(state, std::move(edge), static_cast<int32_t>(n));
+    }
+    ag::set_history(result, several ? nodes[n] : region);
+  }
+  return nodes;
+}
+
+void write(const RegionState& state, const std::vector<Value>& inputs,
+           const std::vector<Value>& results) {
+  for (auto [input, result] : state.written) {
+    copy_into(*inputs[static_cast<size_t>(input)].tensor(),
+              *results[static_cast<size_t>(result)].tensor());
+  }
+}
+
+bool is_written(const RegionState& state, int32_t result) {
+  return std::any_of(state.written.begin(), state.written.end(),
+                     [&](const auto& pair) { return pair.second == result; });
 }
 
 std::vector<Value> lend(std::vector<Value>& inputs) {
@@ -522,21 +723,22 @@ std::vector<Value> call_region(const std::shared_ptr<RegionState>& state,
   }
   KILN_CHECK(results.size() >= state->results.size(), state->name, ": forward returned ",
              results.size(), " results, expected ", state->results.size(), " or more");
+  std::vector<NodePtr> nodes;
   if (node) {
-    for (size_t n = 0; n < state->results.size(); n++) {
-      if (!state->results[n].differentiable) continue;
-      KILN_CHECK(results[n].is_tensor(), state->name, ": result ", n, " is no tensor");
-      const at::Tensor& result = tensor_of(results[n]);
-      KILN_CHECK(!result.requires_grad(), state->name, ": result ", n, " is not a fresh tensor");
-      ag::set_history(result, node);
-    }
+    nodes = set_histories(state, node, results);
     node->save(inputs, results);
   }
-  for (auto [input, result] : state->written) {
-    copy_into(*inputs[static_cast<size_t>(input)].tensor(),
-              *results[static_cast<size_t>(result)].tensor());
+  size_t to_write = state->written.size();
+  if (nodes.empty()) write(*state, inputs, results);
+  for (int32_t number : state->order) {
+    auto n = static_cast<size_t>(number);
+    if (!nodes.empty() && nodes[n]) static_cast<ResultNode&>(*nodes[n]).connect(results);
+    rebuild(*state, n, inputs, results);
+    if (!nodes.empty() && to_write && is_written(*state, number) && !--to_write) {
+      write(*state, inputs, results);
+    }
   }
-  rebuild(*state, inputs, results);
+  detach(*state, results);
   results.resize(state->results.size());
   return results;
 }

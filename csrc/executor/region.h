@@ -50,20 +50,23 @@ struct RegionState {
   std::vector<SavedEntry> saved;
   // For each tangent those for which no backward can follow, once the graph is freed; empty: all.
   std::vector<std::vector<int32_t>> ends;
-  // The tangents of results on which others depend.
-  std::vector<int32_t> inner;
+  // For each result those from which it is computed, without another in between; empty: none.
+  std::vector<std::vector<int32_t>> depends;
+  // The results, each behind those from which it is computed or of which it is a view.
+  std::vector<int32_t> order;
   // Inputs that get the value of a result written into them, seen by autograd.
   std::vector<std::pair<int32_t, int32_t>> written;
   Callable forward;
   std::shared_ptr<PyObject> make_backward;  // (mask) -> callable
-  std::shared_ptr<PyObject> differentiate;  // (inputs, drawn, tangents, mask) -> gradients
+  std::shared_ptr<PyObject> differentiate;  // `SecondDerivative` of kiln/runtime/autograd.py
   // (*tangents) -> does the backward take tangents of these classes? None: plain tensors only.
   std::shared_ptr<PyObject> accepts;
   // Messages of errors that only the node can find.
   std::string no_second_derivative;
   std::string no_wrapped_tangents;
   std::string no_forward_mode;
-  std::string no_inner_hooks;
+  std::string no_inner_gradient;
+  std::string no_second_hooks;
 
   // Does `make_backward` also take the mask of defined tangents?
   bool optional_tangents = false;

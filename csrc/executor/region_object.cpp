@@ -86,6 +86,18 @@ bool read_rows(PyObject* rows, size_t width, std::vector<std::vector<int32_t>>& 
   return !PyErr_Occurred();
 }
 
+// A sequence of sequences of small integers.
+bool read_lists(PyObject* lists, std::vector<std::vector<int32_t>>& made) {
+  Py_ssize_t count = PySequence_Size(lists);
+  for (Py_ssize_t n = 0; n < count; n++) {
+    PyObject* row = PySequence_GetItem(lists, n);
+    bool good = row && read_numbers(row, made.emplace_back());
+    Py_XDECREF(row);
+    if (!good) return false;
+  }
+  return count >= 0;
+}
+
 // For each saved value the numbers of its readers, or None; for each tangent those that it ends.
 bool read_tangents(PyObject* readers, PyObject* ends, RegionState& state) {
   std::vector<SavedEntry>& saved = state.saved;
@@ -96,14 +108,7 @@ bool read_tangents(PyObject* readers, PyObject* ends, RegionState& state) {
     Py_XDECREF(row);
     if (!good) return false;
   }
-  Py_ssize_t count = PySequence_Size(ends);
-  for (Py_ssize_t n = 0; n < count; n++) {
-    PyObject* row = PySequence_GetItem(ends, n);
-    bool good = row && read_numbers(row, state.ends.emplace_back());
-    Py_XDECREF(row);
-    if (!good) return false;
-  }
-  return count >= 0;
+  return read_lists(ends, state.ends);
 }
 
 bool read_spec(PyObject* results, PyObject* saved, PyObject* written, RegionState& state) {
@@ -131,31 +136,36 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
                                 "saved",
                                 "readers",
                                 "ends",
-                                "inner",
+                                "depends",
+                                "order",
                                 "written",
                                 "backward",
                                 "differentiate",
                                 "no_second_derivative",
                                 "no_wrapped_tangents",
                                 "no_forward_mode",
-                                "no_inner_hooks",
+                                "no_inner_gradient",
+                                "no_second_hooks",
                                 "optional_tangents",
                                 "detached",
                                 "unreached",
                                 "drawn",
                                 "accepts",
                                 nullptr};
-  const char *name, *no_second_derivative, *no_wrapped_tangents, *no_forward_mode, *no_inner_hooks;
+  const char *name, *no_second_derivative, *no_wrapped_tangents, *no_forward_mode,
+      *no_inner_gradient;
+  const char* no_second_hooks;
   int optional_tangents;
   Py_ssize_t num_inputs;
   PyObject *forward, *results, *saved, *written, *backward, *differentiate, *detached, *unreached;
-  PyObject *readers, *ends, *inner, *drawn;
+  PyObject *readers, *ends, *depends, *order, *drawn;
   PyObject* accepts = Py_None;
   if (!PyArg_ParseTupleAndKeywords(
-          args, kwargs, "snOOOOOOOOOsssspOOO|O", const_cast<char**>(names), &name, &num_inputs,
-          &forward, &results, &saved, &readers, &ends, &inner, &written, &backward, &differentiate,
-          &no_second_derivative, &no_wrapped_tangents, &no_forward_mode, &no_inner_hooks,
-          &optional_tangents, &detached, &unreached, &drawn, &accepts)) {
+          args, kwargs, "snOOOOOOOOOOssssspOOO|O", const_cast<char**>(names), &name, &num_inputs,
+          &forward, &results, &saved, &readers, &ends, &depends, &order, &written, &backward,
+          &differentiate, &no_second_derivative, &no_wrapped_tangents, &no_forward_mode,
+          &no_inner_gradient, &no_second_hooks, &optional_tangents, &detached, &unreached, &drawn,
+          &accepts)) {
     return nullptr;
   }
   auto state = std::make_shared<RegionState>();
@@ -163,7 +173,8 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   state->num_inputs = static_cast<size_t>(num_inputs);
   if (!read_spec(results, saved, written, *state)) return nullptr;
   if (!read_tangents(readers, ends, *state)) return nullptr;
-  if (!read_numbers(inner, state->inner)) return nullptr;
+  if (!read_lists(depends, state->depends)) return nullptr;
+  if (!read_numbers(order, state->order)) return nullptr;
   if (!read_numbers(detached, state->detached)) return nullptr;
   if (!read_numbers(unreached, state->unreached)) return nullptr;
   if (!read_numbers(drawn, state->drawn)) return nullptr;
@@ -174,7 +185,8 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   state->no_second_derivative = no_second_derivative;
   state->no_wrapped_tangents = no_wrapped_tangents;
   state->no_forward_mode = no_forward_mode;
-  state->no_inner_hooks = no_inner_hooks;
+  state->no_inner_gradient = no_inner_gradient;
+  state->no_second_hooks = no_second_hooks;
   state->optional_tangents = optional_tangents != 0;
   PyObject* self = type->tp_alloc(type, 0);
   if (!self) return nullptr;

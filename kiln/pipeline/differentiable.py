@@ -132,7 +132,7 @@ def region_spec(plan: Plan, signature: Signature) -> RegionSpec:
         mutated=plan.mutated,
         written=tuple((carried.input, carried.output) for carried in signature.carried),
         optional_tangents=True,
-        inner=tuple(sorted({number for number, tangent in enumerate(signature.tangents) if tangent.inner})),
+        depends=signature.depends,
         ends=tuple([tangent.ends for tangent in signature.tangents if tangent.ends is not None]),
     )
 

@@ -54,7 +54,7 @@ class RegionSpec:
     without a gradient of tensors with a gradient. `unreached`: inputs that no result depends on differentiably.
     `creations`: (result, torch's `CreationMeta`) of the views that eager forbids to change in place.
     `draws`: (torch call, position in `saved`) of the random numbers that a second derivative uses again.
-    `inner`: the tangents of results on which other results depend: a hook on one would see only a part of its gradient.
+    `depends`: for each result those from which it is computed, without another in between; empty if there are none.
     `ends`: for each tangent those for which no backward can follow, if the graph is freed; empty: all.
     """
 
@@ -72,7 +72,7 @@ class RegionSpec:
     creations: tuple[tuple[int, int], ...] = ()
     draws: tuple[tuple[int, int], ...] = ()
     ends: tuple[tuple[int, ...], ...] = ()
-    inner: tuple[int, ...] = ()
+    depends: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         require(len(self.outputs) == len(self.differentiable), "one flag per result")
@@ -87,6 +87,20 @@ class RegionSpec:
                 not differentiable or result_row(output, differentiable, self.num_inputs)[1] == NO_BASE,
                 "a result that is an input or a view is rebuilt outside the node: it is not differentiable by itself",
             )
+
+    def order(self) -> list[int]:
+        """The results, each behind those from which it is computed, and behind the one of which it is a view."""
+        made: dict[int, None] = {}
+        waiting = [*reversed(range(len(self.outputs))), *[output for _, output in self.written]]
+        while waiting:
+            base = self.outputs[waiting[-1]].alias_output
+            needed = (*(self.depends[waiting[-1]] if self.depends else ()), *(() if base is None else (base,)))
+            missing = [number for number in needed if number not in made]
+            if missing:
+                waiting += missing
+            else:
+                made[waiting.pop()] = None
+        return list(made)
 
     def result_rows(self) -> list[tuple[int, int, int, int, int]]:
         """For each result its `result_row`, and its `CreationMeta`."""

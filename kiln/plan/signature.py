@@ -54,13 +54,12 @@ class Tangent:
     """The gradient that arrives for output `output` of the forward plan, in the layout the backward takes.
 
     `ends`: the tangents for which no backward can follow one for this that frees the graph, as both go through a
-    formula that reads saved values. None: all. `inner`: whether other outputs depend on this one.
+    formula that reads saved values. None: all.
     """
 
     output: int
     spec: TensorSpec
     ends: tuple[int, ...] | None = None
-    inner: bool = False
 
 
 @final
@@ -70,6 +69,7 @@ class Signature:
 
     `hidden_outputs`: how many leading outputs are bases of later ones (views); the user does not get them.
     `gradients`: the inputs of the forward that have a gradient, in the order of the outputs of a backward for all.
+    `depends`: for each output and carried one those from which it is computed; empty if there are none.
     """
 
     num_inputs: int
@@ -79,3 +79,4 @@ class Signature:
     tangents: tuple[Tangent, ...]
     gradients: tuple[int, ...]
     hidden_outputs: int = 0
+    depends: tuple[tuple[int, ...], ...] = ()

@@ -13,7 +13,9 @@ in `given` is true. Both may be native executors (no Python is run) or Python fu
 As for eager operators, saved tensors go through SavedVariable (saved-tensor hooks, version checks, freed by backward),
 and results that are views are rebuilt outside the node. A missing tangent is zeros; a tangent of another layout is
 copied into the planned one (`encode_program(adapt=...)`). A backward for some of the results takes, checks and frees
-only what these need. Without retain_graph each saved tensor is freed at its last use in the backward plan and its
+only what these need. Each of several results has a node of its own in front of that of the region. Where a hook, or
+`torch.autograd.grad`, asks for the gradient of a result from which another one is computed, gradients pass from node to
+node, made by `replay`. Without retain_graph each saved tensor is freed at its last use in the backward plan and its
 memory may be reused. With create_graph=True, or for tangents that are wrappers (vmap
 over a backward), the gradients come from `replay`, the same function run eagerly; without a replay, gradients raise
 KILN4008 when differentiated.
@@ -22,7 +24,7 @@ KILN4008 when differentiated.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, final
 
 import torch
@@ -37,6 +39,7 @@ from kiln.support.records import dataclass
 
 Function = Callable[..., Sequence[object]]
 Mask = tuple[bool, ...]
+Gradients = tuple[torch.Tensor | None, ...]
 
 
 class NoSecondDerivative(KilnError, RuntimeError):
@@ -60,11 +63,11 @@ class WrappedTangents(KilnError, NotImplementedError):
     try_ = ("call the function that is transformed outside kiln.compile",)
 
 
-class HookOfInnerResult(KilnError, RuntimeError):
+class GradientOfInnerResult(KilnError, RuntimeError):
     code = "KILN4017"
-    what = "a result of {name}, from which another result is computed, has a hook or retains its gradient"
-    why = "the compiled backward has no gradient of the first that contains the part of the second"
-    try_ = ("register the hook, or call `retain_grad`, in the compiled function",)
+    what = "something asks for the gradient of a result of {name} from which another result is computed"
+    why = "the compiled backward does not make it, and the region cannot be run again by eager for it: {reason}"
+    try_ = ("register the hook, or call `torch.autograd.grad`, in the compiled function",)
 
 
 def make_region(
@@ -93,14 +96,16 @@ def make_region(
         [saved.row() for saved in spec.saved],
         [saved.readers for saved in spec.saved],
         spec.ends,
-        spec.inner,
+        spec.depends,
+        spec.order(),
         spec.written,
         backward,
         differentiate,
         str(NoSecondDerivative(name=spec.name, reason=no_replay)),
         str(WrappedTangents(name=spec.name, reason=no_replay)),
         str(NoForwardDerivative(name=spec.name)),
-        str(HookOfInnerResult(name=spec.name)),
+        str(GradientOfInnerResult(name=spec.name, reason=no_replay)),
+        str(GradientOfInnerResult(name=spec.name, reason="a second backward would not go through its hooks")),
         spec.optional_tangents,
         spec.detached,
         spec.unreached,
@@ -132,7 +137,7 @@ def saved_extra(plan: Plan, position: int) -> Saved:
 @final
 @dataclass(frozen=True, slots=True)
 class SecondDerivative:
-    """Differentiable gradients, computed from the saved inputs by a replay."""
+    """Gradients, computed from the saved inputs by a replay: differentiable ones, and those between results."""
 
     spec: RegionSpec
     replay: Function
@@ -143,11 +148,12 @@ class SecondDerivative:
         drawn: Sequence[torch.Tensor],
         tangents: Sequence[torch.Tensor | None],
         mask: Mask,
-    ) -> list[object]:
-        """The gradients, with a history if gradients are on. `drawn`: the random numbers of the forward.
+    ) -> list[torch.Tensor | None]:
+        """The gradients, with a history if gradients are on. `drawn`: the random numbers of the forward."""
+        return self.start(inputs, drawn, mask).differentiate(tangents)
 
-        The replay runs on views of the inputs: an input may itself have been computed from another input.
-        """
+    def start(self, inputs: Sequence[object], drawn: Sequence[torch.Tensor], mask: Mask) -> Replayed:
+        """The replay runs on views of the inputs: an input may itself have been computed from another input."""
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():
             fresh = [
@@ -156,25 +162,7 @@ class SecondDerivative:
             ]
             with outside_vmap() if drawn else nullcontext():
                 results = self._results(fresh, drawn)
-        roots = [result for result, fresh in zip(results, self.spec.differentiable, strict=False) if fresh]
-        wanted = [value for value, needed in zip(fresh, mask, strict=True) if needed]
-        pairs = zip(roots, tangents, strict=True)
-        kept = [(root, tangent) for root, tangent in pairs if root.requires_grad and tangent is not None]
-        if not kept:
-            return [None] * len(inputs)
-        # torch.autograd.grad would import torch's symbolic shapes.
-        found = iter(
-            torch.autograd.Variable._execution_engine.run_backward(
-                tuple(root for root, _ in kept),
-                tuple(tangent for _, tangent in kept),
-                True,
-                create_graph,
-                tuple(wanted),
-                allow_unreachable=True,
-                accumulate_grad=False,
-            )
-        )
-        return [next(found) if needed else None for needed in mask]
+        return Replayed(self.spec, fresh, results, mask, create_graph)
 
     def _results(self, inputs: Sequence[object], drawn: Sequence[torch.Tensor]) -> Sequence[Any]:
         """Raises NoSecondDerivative if the replay draws random numbers that were not saved: the forward drew others."""
@@ -189,6 +177,88 @@ class SecondDerivative:
         for state, generator in zip(before, generators, strict=True):
             generator.set_state(state)
         raise NoSecondDerivative(name=self.spec.name, reason="it draws random numbers, which would differ")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A region run again by eager operators: `results` of `inputs`, with a history."""
+
+    spec: RegionSpec
+    inputs: Sequence[object]
+    results: Sequence[torch.Tensor]
+    mask: Mask
+    create_graph: bool
+
+    @property
+    def inner(self) -> list[int]:
+        """The results from which others are computed."""
+        return sorted({number for row in self.spec.depends for number in row})
+
+    def differentiate(self, tangents: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """The gradient of each input that is needed."""
+        fresh = [result for result, fresh in zip(self.results, self.spec.differentiable, strict=False) if fresh]
+        wanted = [value for value, needed in zip(self.inputs, self.mask, strict=True) if needed]
+        found = iter(self._run(list(zip(fresh, tangents, strict=True)), wanted))
+        return [next(found) if needed else None for needed in self.mask]
+
+    def gradients(self, tangents: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """The same where the tangents of inner results are whole: they have the part of other results."""
+        fresh = [number for number, fresh in enumerate(self.spec.differentiable) if fresh]
+        whole = {number: tangent for number, tangent in zip(fresh, tangents, strict=True) if tangent is not None}
+        inner = self.inner
+        hooks = [self.results[number].register_hook(replaced_by(whole[number])) for number in inner if number in whole]
+        try:
+            with self._cut([number for number in inner if number not in whole]):
+                return self.differentiate(tangents)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def through(self, number: int, tangents: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """The gradients of the results from which result `number` is computed: its own part of them."""
+        with self._cut([other for other in self.inner if other != number]):
+            wanted = [self.results[other] for other in self.spec.depends[number]]
+            return self._run([(self.results[number], tangents[0])], wanted)
+
+    def _run(
+        self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor | None]], wanted: Sequence[object]
+    ) -> list[torch.Tensor | None]:
+        kept = [(root, tangent) for root, tangent in pairs if root.requires_grad and tangent is not None]
+        if not kept:
+            return [None] * len(wanted)
+        # torch.autograd.grad would import torch's symbolic shapes.
+        return list(
+            torch.autograd.Variable._execution_engine.run_backward(
+                tuple(root for root, _ in kept),
+                tuple(tangent for _, tangent in kept),
+                True,
+                self.create_graph,
+                tuple(wanted),
+                allow_unreachable=True,
+                accumulate_grad=False,
+            )
+        )
+
+    @contextmanager
+    def _cut(self, numbers: Sequence[int]) -> Iterator[None]:
+        """Inside, gradients reach these results, but go no further."""
+        with ExitStack() as stack:
+            for number in numbers:
+                result = self.results[number]
+                if result.grad_fn is not None:
+                    hook = result.grad_fn.register_prehook(without(result.output_nr))
+                    stack.callback(hook.remove)
+            yield
+
+
+def replaced_by(tangent: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda gradient: tangent
+
+
+def without(number: int) -> Callable[[Gradients], Gradients]:
+    """A hook on a node that drops the gradient of its output `number`."""
+    return lambda gradients: (*gradients[:number], None, *gradients[number + 1 :])
 
 
 @contextmanager

@@ -96,29 +96,3 @@ def test_what_one_result_needs_is_freed() -> None:
         return x * w, x.sin()
 
     assert alive(kiln.compile(program)) == alive(program) == [False]
-
-
-def test_hooks_of_results_from_which_others_are_computed() -> None:
-    """Eager's hook sees the whole gradient; a region has only the part from outside, and says so."""
-
-    def program(x: Tensor) -> tuple[Tensor, Tensor]:
-        h = x * 2
-        return h, h.sin()
-
-    def hooked(function: Callable[..., Any], result: int, wanted: tuple[int, ...], retain: bool) -> Any:
-        x = torch.linspace(0, 1, 3).requires_grad_()
-        results = function(x)
-        seen: list[Any] = []
-        if retain:
-            results[result].retain_grad()
-        else:
-            results[result].register_hook(lambda grad: seen.append(grad.numpy().round(4).tolist()))
-        sum(results[number].sum() for number in wanted).backward()
-        return seen, x.grad.numpy().round(4).tolist()  # type: ignore[union-attr]
-
-    compiled = kiln.compile(program)
-    for result, wanted, retain in ((1, (0, 1), False), (1, (1,), True), (0, (0,), False)):
-        assert hooked(compiled, result, wanted, retain) == hooked(program, result, wanted, retain)
-    for wanted, retain in (((0, 1), False), ((1,), True)):
-        with pytest.raises(RuntimeError, match="KILN4017"):
-            hooked(compiled, 0, wanted, retain)

@@ -19,6 +19,7 @@ from typing import cast, final
 
 import torch
 
+from kiln.graph.autograd.dependencies import Dependencies, dependencies
 from kiln.graph.autograd.eager_saves import EagerSaves, eager_saves
 from kiln.graph.autograd.errors import BackwardOfOutside, BackwardRaises
 from kiln.graph.ir.graph import Graph, Output, Write
@@ -48,8 +49,9 @@ class JointGraph:
     `tangent_of`: for each tangent the number of its forward output; of a wrapper (`graph/trace/outer.py`) there is one
     for each tensor inside. `grads`: for each forward input the number of its gradient in `graph.outputs`, or None; a
     wrapper is as many inputs as its gradient has tensors inside. `wrappers` says which are wrappers. `env` has the
-    hints of symbolic sizes. `inner`: outputs on which others depend. `eager_saves`: inputs and outputs that eager
-    saves, known before passes merge values; None if no pass has run.
+    hints of symbolic sizes. `depends`: for each forward output those from which it is computed, without another one in
+    between; empty if there are none. `eager_saves`: inputs and outputs that eager saves, known before passes merge
+    values; None if no pass has run.
     """
 
     graph: Graph
@@ -61,7 +63,7 @@ class JointGraph:
     env: ShapeEnv | None = None
     wrappers: RegionWrappers | None = None
     eager_saves: EagerSaves | None = None
-    inner: frozenset[int] = frozenset()
+    depends: Dependencies = ()
 
     @property
     def tangents(self) -> tuple[Node, ...]:
@@ -86,7 +88,7 @@ def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
     tangent_of = [index for index, output in enumerate(outputs) if output.requires_grad and output.alias is None]
     roots = [results[index] for index in tangent_of]
     refuse_missing_gradients(recorder, roots)
-    inner = frozenset([index for index, root in zip(tangent_of, inner_roots(recorder, roots), strict=True) if root])
+    depends = dependencies(recorder, outputs, results)
     tangents = Tangents(recorder, len(trace.inputs))
     given = [tangents.make(root) for root in roots]
     wanted = [record for record in trace.used_inputs if record.requires_grad]
@@ -114,7 +116,7 @@ def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
         trace.env,
         wrappers,
         eager_saves(graph, len(positions), len(outputs)),
-        inner,
+        depends,
     )
 
 
@@ -201,17 +203,6 @@ def gradients_of(
         return recorder.run_backward(roots, tangents, leaves)
     except RuntimeError as problem:
         raise BackwardRaises(problem=str(problem).partition("\n")[0]) from problem
-
-
-def inner_roots(recorder: Recorder, roots: Sequence[FakeTensor]) -> list[bool]:
-    """Of each root whether another is computed from it, by autograd."""
-    if len(roots) < 2:
-        return [False] * len(roots)
-    with recording(recorder):
-        edges = list(map(edge_of, roots))
-    following = [edge for function, _ in edges if function is not None for edge in function.next_functions]
-    reached = set[Edge](edges_behind(following))
-    return [edge in reached for edge in edges]
 
 
 def refuse_missing_gradients(recorder: Recorder, roots: Sequence[FakeTensor]) -> None:

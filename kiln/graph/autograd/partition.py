@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import final
 
+from kiln.graph.autograd.dependencies import Dependencies
 from kiln.graph.autograd.errors import UnsavedSymbol
 from kiln.graph.autograd.joint import JointGraph
 from kiln.graph.autograd.min_cut import Sides, values_to_save, values_without_recomputation
@@ -43,7 +44,7 @@ class Partition:
     """`forward.outputs`: the user's and the carried inputs (`num_user_outputs`), then values that are only saved.
 
     `backward.inputs`: the values of `saved`, then the tangents. `backward.outputs`: gradients; `grads`: for each input
-    of the forward the number of its gradient, or None. `carried`, `tangent_of`: see `JointGraph`.
+    of the forward the number of its gradient, or None. `carried`, `tangent_of`, `depends`: see `JointGraph`.
     `draws`: of the random numbers that are saved, (number of the torch call, position in `saved`).
     """
 
@@ -55,9 +56,9 @@ class Partition:
     tangent_of: tuple[int, ...]
     tangent_specs: tuple[TensorSpec, ...]
     tangent_ends: tuple[Readers, ...]
-    tangent_inner: tuple[bool, ...]
     grads: tuple[int | None, ...]
     draws: tuple[tuple[int, int], ...] = ()
+    depends: Dependencies = ()
 
     @property
     def signature(self) -> Signature:
@@ -69,8 +70,9 @@ class Partition:
             num_outputs=first,
             carried=tuple([Carried(index, first + number) for number, index in enumerate(self.carried)]),
             saved=self.saved,
-            tangents=tuple(map(Tangent, self.tangent_of, self.tangent_specs, self.tangent_ends, self.tangent_inner)),
+            tangents=tuple(map(Tangent, self.tangent_of, self.tangent_specs, self.tangent_ends)),
             gradients=tuple([owners[grad] for grad in range(len(owners))]),
+            depends=self.depends,
         )
 
 
@@ -130,9 +132,9 @@ def partition(joint: JointGraph, *, recompute: bool = True, keep_draws: bool = F
         joint.tangent_of,
         joint.tangent_specs,
         tuple(ends),
-        tuple([output in joint.inner for output in joint.tangent_of]),
         grads,
         draws,
+        joint.depends,
     )
 
 

@@ -1,0 +1,16 @@
+// Does the engine of autograd show a gradient to anybody on its way?
+#pragma once
+
+#include <torch/csrc/autograd/edge.h>
+
+namespace kiln {
+
+// By rising need: a hook that sees the gradient of a gradient cannot be called by a copy of the
+// graph.
+enum class Observed : uint8_t { kNo, kAskedFor, kHooked };
+
+// In the present backward: was the gradient of the tensor at this edge asked for, or is there a
+// hook on it, or on its node, or does it retain its gradient?
+Observed observed(const torch::autograd::Edge& edge);
+
+}  // namespace kiln
