@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch.autograd.graph import Node as Function
+
 from kiln.graph.ir.graph import Output
 from kiln.graph.trace import FakeTensor, Recorder
-from kiln.graph.trace.autograd_edges import Edge, Function, edge_of
+from kiln.graph.trace.autograd_edges import Edge, edge_of
 from kiln.graph.trace.recorder import recording
 
 Dependencies = tuple[tuple[int, ...], ...]
