@@ -50,14 +50,9 @@ std::vector<Value> Callable::operator()(std::vector<Value>& inputs, bool donate)
 }
 
 std::vector<Value> Callable::run_native(std::vector<Value>& inputs, bool donate) const {
-  const Program& program = native_->program();
-  std::vector<Value> outputs(program.outputs.size());
+  std::vector<Value> outputs(native_->program().outputs.size());
   try {
-    if (inputs.size() != program.inputs.size()) {
-      throw PlanError(ErrorKind::kInput, -1,
-                      "the plan takes " + std::to_string(program.inputs.size()) +
-                          " arguments, not " + std::to_string(inputs.size()));
-    }
+    native_->check_count(inputs.size());
     native_->run(inputs.data(), outputs.data(), donate);
   } catch (const PlanError& error) {
     TakeGil gil;

@@ -122,16 +122,23 @@ void connect_device(Program& program, const KernelImages& images) {
 
 }  // namespace
 
-void connect(Program& program, const KernelImages& images) {
-  connect_device(program, images);
+void connect(Program& program, const Kernels& kernels) {
+  for (KernelEntry& kernel : program.kernels) {
+    if (kernel.on_device) continue;
+    kernel.function = reinterpret_cast<KernelFunction>(kernels.find_cpp(kernel.symbol.c_str()));
+    if (!kernel.function) {
+      throw PlanError(ErrorKind::kProgram, -1, "there is no code of kernel " + kernel.symbol);
+    }
+  }
+  connect_device(program, kernels.images);
   for_each<AtenStep>(program, [](AtenStep& call) { call.resolved = resolve(call); });
   for_each<BranchStep>(program, [&](BranchStep& branch) {
-    connect(*branch.if_true, images);
-    connect(*branch.if_false, images);
+    connect(*branch.if_true, kernels);
+    connect(*branch.if_false, kernels);
   });
   for_each<LoopStep>(program, [&](LoopStep& loop) {
-    connect(*loop.body, images);
-    for (auto& test : loop.test) connect(*test, images);
+    connect(*loop.body, kernels);
+    for (auto& test : loop.test) connect(*test, kernels);
   });
 }
 

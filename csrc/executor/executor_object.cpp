@@ -73,13 +73,8 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t flags, PyObject* na
   const Executor& executor = *object->executor;
   const Program& program = executor.program();
   auto count = static_cast<size_t>(PyVectorcall_NARGS(flags));
-  if (count != program.inputs.size() || (names && PyTuple_GET_SIZE(names))) {
-    std::string problem = "the plan takes " + std::to_string(program.inputs.size()) +
-                          " arguments, not " + std::to_string(count);
-    raise_plan_error(object->explain, PlanError(ErrorKind::kInput, -1, problem));
-    return nullptr;
-  }
   try {
+    executor.check_count(count + (names ? static_cast<size_t>(PyTuple_GET_SIZE(names)) : 0));
     Executor::Call running(executor);
     Value* inputs = running.inputs();
     for (size_t n = 0; n < count; n++) {
@@ -97,31 +92,6 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t flags, PyObject* na
     raise_current(object->explain);
     return nullptr;
   }
-}
-
-bool link(Program& program, PyObject* addresses) {
-  for (KernelEntry& kernel : program.kernels) {
-    if (kernel.on_device) continue;
-    PyObject* address = PyDict_GetItemString(addresses, kernel.symbol.c_str());
-    if (!address) {
-      PyErr_Format(PyExc_KeyError, "no address of kernel %s", kernel.symbol.c_str());
-      return false;
-    }
-    kernel.function = reinterpret_cast<KernelFunction>(PyLong_AsVoidPtr(address));
-    if (PyErr_Occurred()) return false;
-  }
-  for (Step& step : program.steps) {
-    auto* branch = std::get_if<BranchStep>(&step.data);
-    if (branch && !(link(*branch->if_true, addresses) && link(*branch->if_false, addresses))) {
-      return false;
-    }
-    auto* loop = std::get_if<LoopStep>(&step.data);
-    if (loop && !link(*loop->body, addresses)) return false;
-    for (size_t n = 0; loop && n < loop->test.size(); n++) {
-      if (!link(*loop->test[n], addresses)) return false;
-    }
-  }
-  return true;
 }
 
 bool read_parameters(const char* letters, KernelImage& image) {
@@ -177,12 +147,10 @@ bool read_constants(PyObject* given, std::vector<TensorPtr>& constants) {
 }
 
 PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"program", "addresses", "constants", "explain", "images", nullptr};
   Py_buffer bytes;
   PyObject *addresses, *constants, *explain, *given_images = nullptr;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*O!OO|O!", const_cast<char**>(names), &bytes,
-                                   &PyDict_Type, &addresses, &constants, &explain, &PyDict_Type,
-                                   &given_images)) {
+  if (!PyArg_ParseTuple(args, "y*O!OO|O!", &bytes, &PyDict_Type, &addresses, &constants, &explain,
+                        &PyDict_Type, &given_images)) {
     return nullptr;
   }
   PyObject* self = nullptr;
@@ -190,10 +158,14 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     auto program =
         decode_program(static_cast<const char*>(bytes.buf), static_cast<size_t>(bytes.len));
     std::vector<TensorPtr> tensors;
-    KernelImages images;
-    if (link(*program, addresses) && read_constants(constants, tensors) &&
-        (!given_images || read_images(given_images, images))) {
-      auto executor = std::make_shared<Executor>(std::move(program), std::move(tensors), images);
+    Kernels kernels;
+    kernels.find_cpp = [&](const char* symbol) {
+      PyObject* address = PyDict_GetItemString(addresses, symbol);
+      return address ? PyLong_AsVoidPtr(address) : nullptr;
+    };
+    if (read_constants(constants, tensors) &&
+        (!given_images || read_images(given_images, kernels.images))) {
+      auto executor = std::make_shared<Executor>(std::move(program), std::move(tensors), kernels);
       self = type->tp_alloc(type, 0);
       if (self) {
         auto* object = reinterpret_cast<ExecutorObject*>(self);

@@ -8,6 +8,7 @@
 
 #include "executor/device.h"
 #include "executor/program.h"
+#include "support/hex.h"
 
 namespace kiln {
 
@@ -29,16 +30,6 @@ bool is_status(const void* pointer) {
 
 std::string slot_text(Slot slot) { return "%" + std::to_string(slot); }
 
-std::string bytes_text(const void* at, int32_t size) {
-  static constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  for (int32_t n = 0; n < size; n++) {
-    auto byte = static_cast<const unsigned char*>(at)[n];
-    text += {kDigits[byte >> 4], kDigits[byte & 15]};
-  }
-  return text;
-}
-
 // The parameters as the driver would read them; `launched` names the slots of the pointers.
 std::string parameters_text(const DeviceLaunch& launch, Parameters& parameters) {
   const std::vector<ParameterType>& types = launch.kernel->image.parameters;
@@ -56,7 +47,7 @@ std::string parameters_text(const DeviceLaunch& launch, Parameters& parameters) 
     } else if (type == ParameterType::kPointer) {
       text += is_status(pointer) ? " status" : pointer ? " scratch" : " null";
     } else {
-      text += " " + bytes_text(at, parameter_size(type));
+      text += " " + hex({static_cast<const char*>(at), static_cast<size_t>(parameter_size(type))});
     }
   }
   return text;

@@ -129,43 +129,18 @@ bool read_spec(PyObject* results, PyObject* saved, PyObject* written, RegionStat
 }
 
 PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"name",
-                                "num_inputs",
-                                "forward",
-                                "results",
-                                "saved",
-                                "readers",
-                                "ends",
-                                "depends",
-                                "order",
-                                "written",
-                                "backward",
-                                "differentiate",
-                                "no_second_derivative",
-                                "no_wrapped_tangents",
-                                "no_forward_mode",
-                                "no_inner_gradient",
-                                "no_second_hooks",
-                                "optional_tangents",
-                                "detached",
-                                "unreached",
-                                "drawn",
-                                "accepts",
-                                nullptr};
   const char *name, *no_second_derivative, *no_wrapped_tangents, *no_forward_mode,
-      *no_inner_gradient;
-  const char* no_second_hooks;
+      *no_inner_gradient, *no_second_hooks;
   int optional_tangents;
   Py_ssize_t num_inputs;
   PyObject *forward, *results, *saved, *written, *backward, *differentiate, *detached, *unreached;
   PyObject *readers, *ends, *depends, *order, *drawn;
   PyObject* accepts = Py_None;
-  if (!PyArg_ParseTupleAndKeywords(
-          args, kwargs, "snOOOOOOOOOOssssspOOO|O", const_cast<char**>(names), &name, &num_inputs,
-          &forward, &results, &saved, &readers, &ends, &depends, &order, &written, &backward,
-          &differentiate, &no_second_derivative, &no_wrapped_tangents, &no_forward_mode,
-          &no_inner_gradient, &no_second_hooks, &optional_tangents, &detached, &unreached, &drawn,
-          &accepts)) {
+  if (!PyArg_ParseTuple(args, "snOOOOOOOOOOssssspOOO|O", &name, &num_inputs, &forward, &results,
+                        &saved, &readers, &ends, &depends, &order, &written, &backward,
+                        &differentiate, &no_second_derivative, &no_wrapped_tangents,
+                        &no_forward_mode, &no_inner_gradient, &no_second_hooks, &optional_tangents,
+                        &detached, &unreached, &drawn, &accepts)) {
     return nullptr;
   }
   auto state = std::make_shared<RegionState>();

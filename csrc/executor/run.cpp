@@ -584,20 +584,28 @@ Frame::Frame(const Program& program)
 }
 
 static std::unique_ptr<Program> connected(std::unique_ptr<Program> program,
-                                          const KernelImages& images) {
-  connect(*program, images);
+                                          const Kernels& kernels) {
+  connect(*program, kernels);
   return program;
 }
 
 Executor::Executor(std::unique_ptr<Program> program, std::vector<TensorPtr> constants,
-                   const KernelImages& images)
-    : program_(connected(std::move(program), images)),
+                   const Kernels& kernels)
+    : program_(connected(std::move(program), kernels)),
       constants_(std::move(constants)),
       brevity_(*program_, constants_) {
   install_memory_pool();
 }
 
 Executor::~Executor() { delete idle_.load(); }
+
+void Executor::check_count(size_t given) const {
+  size_t count = program_->inputs.size();
+  if (given == count) return;
+  throw PlanError(
+      ErrorKind::kInput, -1,
+      "the plan takes " + std::to_string(count) + " arguments, not " + std::to_string(given));
+}
 
 std::unique_ptr<Frame> Executor::take_frame() const {
   std::unique_ptr<Frame> frame(idle_.exchange(nullptr, std::memory_order_acquire));

@@ -36,14 +36,17 @@ void rebuild_views(const Program& program, const Value* inputs, Value* outputs);
 
 class Executor {
  public:
-  // `constants` in the order of the plan; `images` of its device kernels. Throws PlanError.
+  // `constants` in the order of the plan. Throws PlanError.
   Executor(std::unique_ptr<Program> program, std::vector<TensorPtr> constants,
-           const KernelImages& images);
+           const Kernels& kernels);
   ~Executor();
 
   const Program& program() const { return *program_; }
   // Are its calls over too soon to release the interpreter lock for them?
   bool is_brief() const { return brevity_.always(); }
+
+  // Throws PlanError if a call has another number of arguments than the plan.
+  void check_count(size_t given) const;
 
   // One call whose inputs and results stand in a frame.
   class Call {

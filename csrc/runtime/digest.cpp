@@ -80,13 +80,4 @@ std::string hmac_blake2b(std::string_view key, std::string_view data) {
   return blake2b(outer + blake2b(inner + std::string(data), 64), 64);
 }
 
-std::string hex(std::string_view bytes) {
-  std::string made;
-  for (char byte : bytes) {
-    made += "0123456789abcdef"[static_cast<uint8_t>(byte) >> 4];
-    made += "0123456789abcdef"[byte & 15];
-  }
-  return made;
-}
-
 }  // namespace kiln

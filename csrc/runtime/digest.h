@@ -9,6 +9,5 @@ namespace kiln {
 // `length` bytes, at most 64.
 std::string blake2b(std::string_view data, size_t length);
 std::string hmac_blake2b(std::string_view key, std::string_view data);
-std::string hex(std::string_view bytes);
 
 }  // namespace kiln

@@ -20,6 +20,7 @@
 #include "runtime/errors.h"
 #include "runtime/json.h"
 #include "runtime/package_file.h"
+#include "support/hex.h"
 
 namespace kiln {
 
@@ -66,24 +67,6 @@ struct Library {
 
   void* handle;
 };
-
-void link(Program& program, const Library* library) {
-  for (KernelEntry& kernel : program.kernels) {
-    void* found = library ? dlsym(library->handle, kernel.symbol.c_str()) : nullptr;
-    if (!found || kernel.on_device) damaged("it lacks the kernel " + kernel.symbol);
-    kernel.function = reinterpret_cast<KernelFunction>(found);
-  }
-  for (Step& step : program.steps) {
-    if (auto* branch = std::get_if<BranchStep>(&step.data)) {
-      link(*branch->if_true, library);
-      link(*branch->if_false, library);
-    }
-    if (auto* loop = std::get_if<LoopStep>(&step.data)) {
-      link(*loop->body, library);
-      for (auto& test : loop->test) link(*test, library);
-    }
-  }
-}
 
 std::set<std::string> cpu_flags() {
   std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen("/proc/cpuinfo", "r"), &std::fclose);
@@ -344,9 +327,11 @@ void Package::Impl::read_program(const Json& manifest, const Parts& parts) {
     library = std::make_unique<Library>(parts.code("kernels.so"));
   }
   const std::string& words = parts.code("program.bin");
-  std::unique_ptr<Program> program = decode_program(words.data(), words.size());
-  link(*program, library.get());
-  executor = std::make_unique<Executor>(std::move(program), std::move(constants), KernelImages());
+  auto find = [this](const char* symbol) {
+    return library ? dlsym(library->handle, symbol) : nullptr;
+  };
+  executor = std::make_unique<Executor>(decode_program(words.data(), words.size()),
+                                        std::move(constants), Kernels{find, {}});
 }
 
 void Package::Impl::check_numbers() const {

@@ -131,16 +131,7 @@ class Compilation:
 
     def finish(self, unit: Unit) -> Path:
         """Wait for g++ and put the library into the store, or leave it in its folder if the store cannot be written."""
-        spent = time.perf_counter() - self.started
-        message = output_of(unit.process, self.limits.timeout(spent))
-        symbols = ", ".join(kernel.symbol for kernel in unit.kernels)
-        if message is None:
-            raise CompilerTooSlow(compiler="g++", seconds=self.limits.seconds, work=f"kernels {symbols}")
-        if unit.process.returncode:
-            if self.limits.megabytes and NO_MEMORY.search(message):
-                megabytes = self.limits.megabytes
-                raise CompilerOutOfMemory(compiler="g++", megabytes=megabytes, work=symbols, message=message[-300:])
-            raise KernelsDoNotCompile(symbols=symbols, message=message)
+        await_compiler(unit.process, self.limits, self.started, symbols_text(unit.kernels))
         assert self.toolchain is not None
         try:
             body = unit.output.read_bytes()
@@ -185,14 +176,10 @@ def start_compile(
     Raises NoCompiler, NoWorkingFolder, CompilerTooSlow.
     """
     cubins = start_cubins(kernels, store, events, workers, limits)
-    distinct = list({kernel.symbol: kernel for kernel in kernels if kernel.language == "cpp"}.values())
+    distinct = cpp_kernels(kernels)
     if not distinct:
         return Compilation(distinct, store, events, None, {}, cubins, limits)
-    compiler = toolchain(min(limits.seconds or VERSION_SECONDS, VERSION_SECONDS))
-    if compiler is None:
-        raise NoCompiler(count=len(distinct))
-    if isinstance(compiler, CompilerTooSlow):
-        raise compiler.with_traceback(None)
+    compiler = required_compiler(distinct, limits)
     known: dict[str, Path] = {}
     for kernel in distinct:
         name = store.get("kernel", kernel_key(kernel, compiler))
@@ -204,6 +191,36 @@ def start_compile(
     for group in balanced_groups(missing, workers or os.cpu_count() or 1):
         work.units.append(start_unit(group, compiler, store, limits))
     return work
+
+
+def cpp_kernels(kernels: Sequence[Kernel]) -> list[Kernel]:
+    """The C++ kernels, each once."""
+    return list({kernel.symbol: kernel for kernel in kernels if kernel.language == "cpp"}.values())
+
+
+def required_compiler(kernels: Sequence[Kernel], limits: CompileLimits) -> Toolchain:
+    """Raises NoCompiler, CompilerTooSlow."""
+    compiler = toolchain(min(limits.seconds or VERSION_SECONDS, VERSION_SECONDS))
+    if compiler is None:
+        raise NoCompiler(count=len(kernels))
+    if isinstance(compiler, CompilerTooSlow):
+        raise compiler.with_traceback(None)
+    return compiler
+
+
+def await_compiler(process: subprocess.Popen[bytes], limits: CompileLimits, started: float, symbols: str) -> None:
+    """Wait until g++ has compiled these kernels. Raises CompilerTooSlow, CompilerOutOfMemory, KernelsDoNotCompile."""
+    message = output_of(process, limits.timeout(time.perf_counter() - started))
+    if message is None:
+        raise CompilerTooSlow(compiler="g++", seconds=limits.seconds, work=f"kernels {symbols}")
+    if process.returncode and limits.megabytes and NO_MEMORY.search(message):
+        raise CompilerOutOfMemory(compiler="g++", megabytes=limits.megabytes, work=symbols, message=message[-300:])
+    if process.returncode:
+        raise KernelsDoNotCompile(symbols=symbols, message=message)
+
+
+def symbols_text(kernels: Sequence[Kernel]) -> str:
+    return ", ".join([kernel.symbol for kernel in kernels])
 
 
 def kernel_key(kernel: Kernel, compiler: Toolchain) -> str:

@@ -1,6 +1,6 @@
 """All C++ kernels of a plan in one shared library, for packages.
 
-    data = one_library(kernels, native(toolchain), store)
+    data = one_library(kernels, store, limits, workers=2, level="x86-64-v3")
 
 Units are compiled to objects at the same time and linked together; the store keeps the library.
 """
@@ -8,15 +8,24 @@ Units are compiled to objects at the same time and linked together; the store ke
 from __future__ import annotations
 
 import shutil
+import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kiln.build.cpp_compile import KernelsDoNotCompile, NoCompiler, balanced_groups, kernel_key
-from kiln.build.limits import CompileLimits, CompilerTooSlow, end_group, output_of, start_limited, working_folder
-from kiln.build.toolchain import VERSION_SECONDS, Toolchain, toolchain
+from kiln.build.cpp_compile import (
+    await_compiler,
+    balanced_groups,
+    cpp_kernels,
+    kernel_key,
+    required_compiler,
+    symbols_text,
+)
+from kiln.build.limits import CompileLimits, NoWorkingFolder, end_group, start_limited, working_folder
+from kiln.build.toolchain import Toolchain
 from kiln.plan.plan import Kernel
+from kiln.runtime.cache.private_folder import reason
 from kiln.runtime.cache.store import DiskStore, content_key
 
 KIND = "package"
@@ -29,23 +38,19 @@ def one_library(
 ) -> bytes:
     """The library, of functions that only the instructions of `level` ("x86-64-v3"; "": of this machine) need.
 
-    Raises NoCompiler, NoWorkingFolder, CompilerTooSlow, KernelsDoNotCompile.
+    Raises NoCompiler, NoWorkingFolder, CompilerTooSlow, CompilerOutOfMemory, KernelsDoNotCompile.
     """
-    distinct = list({kernel.symbol: kernel for kernel in kernels if kernel.language == "cpp"}.values())
-    compiler = toolchain(min(limits.seconds or VERSION_SECONDS, VERSION_SECONDS))
-    if compiler is None:
-        raise NoCompiler(count=len(distinct))
-    if isinstance(compiler, CompilerTooSlow):
-        raise compiler.with_traceback(None)
-    compiler = for_level(compiler, level)
+    distinct = cpp_kernels(kernels)
+    compiler = for_level(required_compiler(distinct, limits), level)
     key = content_key(*sorted(kernel_key(kernel, compiler) for kernel in distinct))
     known = store.get(KIND, key)
     if known is not None:
         return known
     folder = working_folder(store)
     try:
-        groups = balanced_groups(distinct, workers)
-        made = linked(compiled(groups, compiler, limits, folder), compiler, limits, folder)
+        made = built(balanced_groups(distinct, workers), compiler, limits, folder)
+    except OSError as error:
+        raise NoWorkingFolder(problem=reason(error)) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     store.put(KIND, key, made)
@@ -57,41 +62,27 @@ def for_level(compiler: Toolchain, level: str) -> Toolchain:
     return replace(compiler, options=tuple(options))
 
 
-def compiled(groups: Sequence[list[Kernel]], compiler: Toolchain, limits: CompileLimits, folder: Path) -> list[Path]:
-    """The objects of the units."""
+def built(groups: Sequence[list[Kernel]], compiler: Toolchain, limits: CompileLimits, folder: Path) -> bytes:
+    """The library of these units."""
     options = ["-c", *[option for option in compiler.options if option not in ("-shared", "-nostdlib")]]
-    units = [folder / f"unit{number}.cpp" for number in range(len(groups))]
     started = time.perf_counter()
-    running = []
+    running: list[subprocess.Popen[bytes]] = []
+
+    def start(options: Sequence[str]) -> None:
+        running.append(start_limited([*compiler.command, *options], limits, folder))
+
     try:
-        for unit, group in zip(units, groups, strict=True):
-            unit.write_text("\n".join(kernel.source for kernel in group))
-            command = [*compiler.command, *options, str(unit), "-o", str(unit.with_suffix(".o"))]
-            running.append(start_limited(command, limits, folder))
+        for number, group in enumerate(groups):
+            (folder / f"unit{number}.cpp").write_text("\n".join(kernel.source for kernel in group))
+            start([*options, str(folder / f"unit{number}.cpp"), "-o", str(folder / f"unit{number}.o")])
         for process, group in zip(running, groups, strict=True):
-            symbols = ", ".join(kernel.symbol for kernel in group)
-            finish(
-                output_of(process, limits.timeout(time.perf_counter() - started)), process.returncode, limits, symbols
-            )
+            await_compiler(process, limits, started, symbols_text(group))
+        objects = [str(folder / f"unit{number}.o") for number in range(len(groups))]
+        start([*compiler.options, *objects, *compiler.linked, "-o", str(folder / LINKED)])
+        await_compiler(
+            running[-1], limits, time.perf_counter(), symbols_text([kernel for group in groups for kernel in group])
+        )
+        return (folder / LINKED).read_bytes()
     finally:
         for process in running:
             end_group(process)
-    return [unit.with_suffix(".o") for unit in units]
-
-
-def linked(objects: Sequence[Path], compiler: Toolchain, limits: CompileLimits, folder: Path) -> bytes:
-    output = folder / LINKED
-    command = [*compiler.command, *compiler.options, *map(str, objects), *compiler.linked, "-o", str(output)]
-    process = start_limited(command, limits, folder)
-    try:
-        finish(output_of(process, limits.timeout()), process.returncode, limits, "linked together")
-    finally:
-        end_group(process)
-    return output.read_bytes()
-
-
-def finish(message: str | None, status: int, limits: CompileLimits, symbols: str) -> None:
-    if message is None:
-        raise CompilerTooSlow(compiler="g++", seconds=limits.seconds, work=f"kernels {symbols}")
-    if status:
-        raise KernelsDoNotCompile(symbols=symbols, message=message)

@@ -11,6 +11,7 @@ import torch
 from torch import nn, optim
 
 import kiln
+from kiln.report.report import Report
 
 Make = Callable[[list[nn.Parameter]], optim.Optimizer]
 OPTIMIZERS: dict[str, tuple[Make, int]] = {
@@ -181,6 +182,19 @@ def test_steps_that_call_the_program_back(search: str | None) -> None:
     assert compiled[0].report().compiles <= 50
 
 
+def report_of_training(train: Callable[[Callable[[Any], Any]], list[torch.Tensor]]) -> Report:
+    """Of the step that `train` compiles by what it is given; the results are eager's."""
+    made: list[Any] = []
+
+    def compiled(step: Any) -> Any:
+        made.append(kiln.compile(step, backend="eager", options={"cache": False}))
+        return made[0]
+
+    for mine, eager in zip(train(compiled), train(lambda step: step), strict=True):
+        torch.testing.assert_close(mine, eager)
+    return kiln.report_of(made[0])
+
+
 SCHEDULERS: dict[str, Callable[[optim.Optimizer], Any]] = {
     "multi-step": lambda o: optim.lr_scheduler.MultiStepLR(o, [3, 7]),
     "one after the other": lambda o: optim.lr_scheduler.SequentialLR(
@@ -211,15 +225,7 @@ def test_a_whole_step_with_a_scheduler(name: str) -> None:
         losses = [run(torch.randn(4, 6)) for _ in range(16)]
         return [torch.stack(losses), *[parameter.detach() for parameter in model.parameters()]]
 
-    made: list[Any] = []
-
-    def compiled(step: Any) -> Any:
-        made.append(kiln.compile(step, backend="eager", options={"cache": False}))
-        return made[0]
-
-    for mine, eager in zip(train(compiled), train(lambda step: step), strict=True):
-        torch.testing.assert_close(mine, eager)
-    report = made[0].report()
+    report = report_of_training(train)
     assert not report.breaks and not report.eager and report.compiles <= 6, report
 
 
@@ -247,12 +253,5 @@ def test_a_scaled_loss() -> None:
         scale = torch.tensor(scaler.get_scale())
         return [scale, *[parameter.detach() for parameter in model.parameters()]]
 
-    made: list[Any] = []
-
-    def compiled(step: Any) -> Any:
-        made.append(kiln.compile(step, backend="eager", options={"cache": False}))
-        return made[0]
-
-    for mine, eager in zip(train(compiled), train(lambda step: step), strict=True):
-        torch.testing.assert_close(mine, eager)
-    assert {found.code for found in made[0].report().breaks} == {"KILN1008"} and not made[0].report().eager
+    report = report_of_training(train)
+    assert {found.code for found in report.breaks} == {"KILN1008"} and not report.eager

@@ -16,6 +16,7 @@ import torch
 from torch.testing import assert_close
 
 import kiln
+from kiln.build.limits import CompilerOutOfMemory
 from kiln.packages.errors import DamagedPackage, ForeignPackage, UntrustedPackage
 from kiln.packages.machine import LEVELS
 from kiln.programs.call.errors import BadExportArgument, WrongProgramInput
@@ -257,3 +258,10 @@ def test_files_that_are_no_packages(tmp_path: Path) -> None:
         kiln.load("/dev/null", trust=True)
     with pytest.raises(FileNotFoundError):
         kiln.load(tmp_path / "missing")
+
+
+def test_a_compiler_without_memory_is_named(tmp_path: Path) -> None:
+    program = kiln.export(lambda x: x.sin() * 3, (torch.ones(7),))
+    options = {"compile_megabytes": 48, "cache_dir": str(tmp_path / "cache")}
+    with pytest.raises(CompilerOutOfMemory, match="KILN4107"):
+        program.package(tmp_path / "m", options=options)

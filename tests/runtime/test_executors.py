@@ -283,7 +283,7 @@ def test_programs_of_another_format_are_refused() -> None:
     for bad in (b"", good[:-1], good[:100], b"x" * len(good), good[:8] + bytes([9]) + good[9:]):
         with pytest.raises(InvalidProgram, match="KILN4007"):
             Executor(bad, {"k_gather": 1}, [], Explain("p", []))
-    with pytest.raises(KeyError, match="k_gather"):
+    with pytest.raises(InvalidProgram, match="k_gather"):
         Executor(good, {}, [], Explain("p", []))
 
 

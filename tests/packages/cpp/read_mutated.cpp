@@ -1,7 +1,8 @@
 // Reads files that nobody vouches for, under the sanitizers:
 //
-//   read_mutated json FILE          a line for each document, which end with a zero byte: its value, or "refused"
-//   read_mutated packages FILE...   a line for each package: "ran", or the error of loading or calling it
+//   read_mutated json FILE          a line for each document, which end with a zero byte: its
+//   value, or "refused" read_mutated packages FILE...   a line for each package: "ran", or the
+//   error of loading or calling it
 #include <ATen/ATen.h>
 
 #include <cstdio>
@@ -9,8 +10,8 @@
 #include <iterator>
 
 #include "kiln/runtime.h"
-#include "runtime/digest.h"
 #include "runtime/json.h"
+#include "support/hex.h"
 
 namespace {
 
