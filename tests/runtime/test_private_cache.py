@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import random
@@ -51,6 +52,19 @@ def test_folders_and_files_are_private_whatever_the_umask(tmp_path: Path, umask:
         os.umask(before)
     for path in [folder.parent, folder, *folder.rglob("*")]:
         assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+    assert store.get("plan", NAME) == b"contents"
+
+
+def test_an_old_entry_of_a_folder_that_is_mounted_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot be marked as used, and serves all the same."""
+    store = DiskStore(tmp_path / "kiln")
+    store.put("plan", NAME, b"contents")
+    os.utime(store.path("plan", NAME), (0, 0))
+
+    def read_only(path: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "utime", read_only)
     assert store.get("plan", NAME) == b"contents"
 
 

@@ -207,12 +207,12 @@ class DiskStore:
             _remove(path)
             return None
         descriptor, facts = opened
+        data: bytes | None = None
         with os.fdopen(descriptor, "rb") as file, contextlib.suppress(OSError):
             data = file.read() if facts.st_size <= self.max_bytes else None
             if time.time() - facts.st_mtime > MARK_USED_AFTER:
-                os.utime(path)
-            return data
-        return None
+                os.utime(path)  # raises where the folder is mounted read-only
+        return data
 
     def _write(self, kind: str, key: str, data: bytes) -> None:
         path = self.path(kind, key)
