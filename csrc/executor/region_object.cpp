@@ -71,31 +71,19 @@ bool read_numbers(PyObject* numbers, std::vector<int32_t>& made) {
   return !PyErr_Occurred();
 }
 
-// A sequence of tuples of `width` small integers.
+// A sequence of sequences of small integers, each of `width` (0: any number).
 bool read_rows(PyObject* rows, size_t width, std::vector<std::vector<int32_t>>& made) {
-  PyObject* items = PySequence_Fast(rows, "expected a sequence of tuples");
+  PyObject* items = PySequence_Fast(rows, "expected a sequence of sequences");
   if (!items) return false;
   made.assign(static_cast<size_t>(PySequence_Fast_GET_SIZE(items)), {});
   for (size_t n = 0; n < made.size() && !PyErr_Occurred(); n++) {
     bool read = read_numbers(PySequence_Fast_GET_ITEM(items, static_cast<Py_ssize_t>(n)), made[n]);
-    if (read && made[n].size() != width) {
+    if (read && width && made[n].size() != width) {
       PyErr_Format(PyExc_ValueError, "expected %zu numbers in a row", width);
     }
   }
   Py_DECREF(items);
   return !PyErr_Occurred();
-}
-
-// A sequence of sequences of small integers.
-bool read_lists(PyObject* lists, std::vector<std::vector<int32_t>>& made) {
-  Py_ssize_t count = PySequence_Size(lists);
-  for (Py_ssize_t n = 0; n < count; n++) {
-    PyObject* row = PySequence_GetItem(lists, n);
-    bool good = row && read_numbers(row, made.emplace_back());
-    Py_XDECREF(row);
-    if (!good) return false;
-  }
-  return count >= 0;
 }
 
 // For each saved value the numbers of its readers, or None; for each tangent those that it ends.
@@ -108,7 +96,7 @@ bool read_tangents(PyObject* readers, PyObject* ends, RegionState& state) {
     Py_XDECREF(row);
     if (!good) return false;
   }
-  return read_lists(ends, state.ends);
+  return read_rows(ends, 0, state.ends);
 }
 
 bool read_spec(PyObject* results, PyObject* saved, PyObject* written, RegionState& state) {
@@ -148,7 +136,7 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   state->num_inputs = static_cast<size_t>(num_inputs);
   if (!read_spec(results, saved, written, *state)) return nullptr;
   if (!read_tangents(readers, ends, *state)) return nullptr;
-  if (!read_lists(depends, state->depends)) return nullptr;
+  if (!read_rows(depends, 0, state->depends)) return nullptr;
   if (!read_numbers(order, state->order)) return nullptr;
   if (!read_numbers(detached, state->detached)) return nullptr;
   if (!read_numbers(unreached, state->unreached)) return nullptr;
