@@ -21,6 +21,8 @@ kiln/graph/prims            primitive ops as a table, with their shape rules and
 kiln/graph/ir               graphs: nodes, text, verifier, interpreter, torch.fx view
 kiln/graph/autograd         joint graph of forward and backward, partition, min-cut
 kiln/graph/passes           passes over graphs, and their order
+kiln/graph/offload          parts of a graph for another compiler
+kiln/onnx                   graphs as ONNX models: rules, data, file
 kiln/loops/lowering         from a graph to a loop program
 kiln/loops/body             what a loop computes at one point, as data
 kiln/loops/program          loop programs: data, text, verifier, interpreter, passes
@@ -255,6 +257,8 @@ MAP = {
         ("How is a package compiled and written?", "kiln/programs/package_writer.py", "compile_program"),
         ("How does a package run without Python?", "csrc/runtime/package.cpp", "run"),
         ("How do arguments become inputs of a program?", "kiln/programs/call/interface.py", "CallInterface"),
+        ("Which nodes does another compiler get?", "kiln/graph/offload/split.py", "Splitter"),
+        ("How does a graph become an ONNX model?", "kiln/onnx/writer.py", "to_onnx"),
         ("How is a program an `ExportedProgram` of torch?", "kiln/programs/torch_export.py", "Exporter"),
         ("Which options are there?", "kiln/support/options.py", "Options"),
     ),

@@ -9,6 +9,7 @@ from typing import Literal
 
 from kiln.api.modes import warn_of_mode
 from kiln.backends import Backend, find_backend
+from kiln.graph.offload import GraphBackend
 from kiln.support.errors import KilnError
 from kiln.support.options import MODES, Options, options_from, options_from_text
 
@@ -45,7 +46,7 @@ def check_arguments(
     """The options, and the backend (None: Kiln's own compiler). Raises KilnError."""
     for name, flag in (("fullgraph", fullgraph), ("disable", disable)):
         check_flag(name, flag)
-    if not isinstance(backend, str) and not callable(backend):
+    if isinstance(backend, type) or not (isinstance(backend, str | GraphBackend) or callable(backend)):
         raise BadArgument(name="backend", value=backend, allowed="a name of kiln.list_backends(), or a callable")
     return read_options(mode, options, dynamic), find_backend(backend)
 

@@ -1,14 +1,20 @@
-"""The registered backends by name."""
+"""The backends by name: those of this package, those that are registered, those of torch's entry point group.
+
+find_backend("onnxrt")         kiln.backends.onnxrt is imported now
+find_backend("tvm")            whatever a package offers as entry point `tvm` of `torch_dynamo_backends`
+"""
 
 from __future__ import annotations
 
 import difflib
 import importlib
 from collections.abc import Callable, Sequence
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import torch
 
+from kiln.graph.offload import Backend, GraphBackend
 from kiln.support.errors import KilnError
 
 
@@ -19,28 +25,33 @@ class UnknownBackend(KilnError):
     try_ = ("{hint}", "pass the compiler itself: backend=my_compiler")
 
 
-Backend = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
-"""(graph, example inputs) -> callable of the same inputs."""
-
 KILN = "kiln"
+GROUP = "torch_dynamo_backends"
 BACKENDS: dict[str, Backend] = {}
+OWN = {"onnxrt": "kiln.backends.onnxrt"}
+"""Modules that register a backend when they are imported, by its name."""
 
 
 def register_backend(backend: Backend | None = None, name: str | None = None) -> Any:
-    """Register `backend` as `name` (default: its `__name__`). A function and a decorator."""
+    """Register `backend` as `name` (default: its own name). A function and a decorator."""
     if backend is None:
         return lambda late: register_backend(late, name)
-    BACKENDS[name or backend.__name__] = backend
+    BACKENDS[name or (backend.name if isinstance(backend, GraphBackend) else backend.__name__)] = backend
     return backend
 
 
 def list_backends() -> list[str]:
     """The names that `backend=` takes, in alphabetical order."""
-    return sorted([KILN, *BACKENDS])
+    return sorted({KILN, *BACKENDS, *OWN, *offered()})
+
+
+def offered() -> dict[str, EntryPoint]:
+    """What installed packages offer to torch.compile; Kiln itself is among it."""
+    return {entry.name: entry for entry in entry_points(group=GROUP) if entry.name != KILN}
 
 
 def find_backend(backend: str | Backend) -> Backend | None:
-    """The backend as a callable; None for Kiln's own compiler.
+    """The backend itself; None for Kiln's own compiler.
 
     Raises:
         UnknownBackend: for a name that is not registered.
@@ -49,7 +60,13 @@ def find_backend(backend: str | Backend) -> Backend | None:
         return backend
     if backend == KILN:
         return None
+    if backend in OWN and backend not in BACKENDS:
+        importlib.import_module(OWN[backend])
     if backend not in BACKENDS:
+        others = offered()
+        if backend in others:
+            loaded: Backend = others[backend].load()
+            return loaded
         near = difflib.get_close_matches(backend, list_backends(), n=1)
         hint = f"did you mean `{near[0]}`?" if near else "kiln.register_backend registers one"
         raise UnknownBackend(name=backend, known=", ".join(list_backends()), hint=hint)

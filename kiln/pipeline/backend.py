@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch._C import _functorch as levels
 
+from kiln.graph.offload import TorchBackend
 from kiln.graph.trace import InputRecord, Trace
 from kiln.pipeline.context import CompileContext
 from kiln.runtime.executor import Executable
 from kiln.support.errors import KilnError
 from kiln.symbolic import Expr, ShapeEnv
 from kiln.tensor.spec import ScalarSpec
-
-Backend = Callable[[torch.fx.GraphModule, Sequence[object]], Executable]
 
 
 class BackendGaveNothing(KilnError):
@@ -38,7 +38,7 @@ def uncompiled(module: torch.fx.GraphModule, inputs: Sequence[object]) -> Execut
     return forward
 
 
-def run_backend(backend: Backend, trace: Trace, context: CompileContext) -> Executable:
+def run_backend(backend: TorchBackend, trace: Trace, context: CompileContext) -> Executable:
     """The region, compiled by `backend`. Its inputs are the placeholders of the torch-level graph."""
     context.events.emit("region")
     module = trace.torch_graph()
@@ -47,9 +47,10 @@ def run_backend(backend: Backend, trace: Trace, context: CompileContext) -> Exec
         record.used = record.name in placeholders
     context.dump.write("torch_graph", lambda: module.print_readable(print_output=False))
     with context.events.stage("backend"):
-        compiled = backend(module, [example(record, trace.env) for record in trace.used_inputs])
-    if not callable(compiled):
-        raise BackendGaveNothing(backend=getattr(backend, "__name__", backend), value=compiled)
+        made = backend(module, [example(record, trace.env) for record in trace.used_inputs])
+    if not callable(made):
+        raise BackendGaveNothing(backend=getattr(backend, "__name__", backend), value=made)
+    compiled = cast(Executable, made)
     opens = any(getattr(node.target, "__module__", "") == levels.__name__ for node in module.graph.nodes)
     return closing_levels(compiled) if opens else compiled
 

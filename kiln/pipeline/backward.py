@@ -97,7 +97,7 @@ class BackwardCompiler:
 
     def key(self, needed: Mask, given: Mask) -> str:
         """In the store; empty where nothing is kept."""
-        if not self.context.options.cache:
+        if not self.context.options.cache or self.context.offload is not None:
             return ""
         settings = compile_key("backward", self.context.options, self.context.host).digest()
         # The signature says which inputs the gradients belong to: equal graphs may differ in it.

@@ -16,14 +16,16 @@ from typing import final
 
 from kiln.capture.interpreter.breaks import TorchCallFailed
 from kiln.capture.interpreter.capture import Capture, capture_frame
+from kiln.graph.offload import Backend, GraphBackend
 from kiln.graph.ops.eager_kernels import EagerKernels
 from kiln.graph.trace import Recorder, Trace
 from kiln.native._frames import Dispatcher
-from kiln.pipeline.backend import Backend, run_backend, uncompiled
+from kiln.pipeline.backend import run_backend, uncompiled
 from kiln.pipeline.compiled_region import CompiledRegion
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.dispatchers import Arguments, MakeDispatcher, collecting, original_of, remember_break, side_exits
 from kiln.pipeline.modes import mode_guards
+from kiln.pipeline.offload import Offload
 from kiln.pipeline.region import compile_region
 from kiln.pipeline.seen_inputs import SeenInputs
 from kiln.pipeline.speculation_plan import compile_speculation
@@ -93,9 +95,16 @@ class FrameCapture:
         resumes: list[Dispatcher] = []
 
         def compile_trace(recorder: Recorder, trace: Trace) -> Executable:
-            if self.backend is not None or "compile" in context.without:
-                return run_backend(self.backend or uncompiled, trace, context)
-            regions.append(compile_region(recorder, trace, context))
+            backend = self.backend
+            if "compile" in context.without:
+                backend = uncompiled
+            if isinstance(backend, GraphBackend):
+                offload = Offload(backend, trace.constants)
+                regions.append(compile_region(recorder, trace, replace(context, offload=offload)))
+            elif backend is not None:
+                return run_backend(backend, trace, context)
+            else:
+                regions.append(compile_region(recorder, trace, context))
             return regions[-1]
 
         this_thread = threading.get_ident()  # meanwhile another thread may compile a backward

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, final
 
+from kiln.pipeline.offload import Offload
 from kiln.runtime.cache.store import DiskStore
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
 from kiln.support.dump import Dump
@@ -40,6 +41,9 @@ class CompileContext:
     """Called between stages; raises a KilnError when the compile takes too long."""
     counting: Callable[[], AbstractContextManager[None]] = nullcontext
     """Entered by a compile that starts later, when a program runs: it counts as time of compiling."""
+
+    offload: Offload | None = None
+    """Another compiler that gets parts of the graphs."""
 
     @property
     def without(self) -> tuple[str, ...]:

@@ -46,7 +46,8 @@ def compile_parts(recorder: Recorder, trace: Trace, context: CompileContext) -> 
 
     def finish() -> Executable:
         with context.events.stage("load"):
-            return compiled.executor(context.graphs)
+            run = compiled.executor(context.graphs)
+        return run if context.offload is None else context.offload.kept_by(run)
 
     return CompiledRegion(finish, lambda: pack({"plan": compiled.bundle()})), trace.graph
 

@@ -69,7 +69,7 @@ from kiln.support.target import Target
 from kiln.support.torch_settings import warn_of_settings
 
 if TYPE_CHECKING:
-    from kiln.pipeline.backend import Backend
+    from kiln.graph.offload import Backend
     from kiln.pipeline.variant_compile import compile_variant
 else:
     compile_variant = late("kiln.pipeline.variant_compile", "compile_variant")

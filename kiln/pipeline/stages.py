@@ -14,6 +14,7 @@ from typing import Any, final
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.rewrite import with_nested
 from kiln.graph.ir.text import graph_text
+from kiln.graph.offload import Direction
 from kiln.graph.passes import run_passes
 from kiln.graph.passes.repeated_layers import short_graph
 from kiln.loops.codegen.plan_writer import write_plan
@@ -64,6 +65,11 @@ def graph_after_passes(graph: Graph, at: CompileContext) -> Graph:
     return run_passes(graph, at.events, env=at.env, without=at.without)
 
 
+def graph_with_calls(graph: Graph, at: CompileContext) -> Graph:
+    assert at.offload is not None
+    return at.offload.rewritten(graph, at.env, at.events, at.dump)
+
+
 def loops_after_passes(loops: LoopProgram, at: CompileContext) -> LoopProgram:
     changed = run_program_passes(loops, at.target, at.events, at.dump)
     return with_nested_programs(changed, lambda nested: loops_after_passes(nested, at))
@@ -80,6 +86,9 @@ def write_kernels(program: KernelProgram, at: CompileContext) -> Plan:
     return write_plan(program, write, inputs_aligned=at.target.is_gpu)
 
 
+OFFLOAD = Stage("offload", graph_with_calls, graph_text)
+"""In front of the others, where another compiler gets parts of the graph."""
+
 # fmt: off
 GRAPH_TO_PLAN: tuple[Stage, ...] = (
     Stage("passes",   lambda graph, at: graph_after_passes(graph, at),                         graph_text),
@@ -94,9 +103,11 @@ GRAPH_TO_PLAN: tuple[Stage, ...] = (
 # fmt: on
 
 
-def graph_to_plan(graph: Graph, context: CompileContext, label: str = "") -> Plan:
+def graph_to_plan(graph: Graph, context: CompileContext, label: Direction = "") -> Plan:
     """Run all stages, on equal layers once; `label`: forward or backward, for dumps."""
-    if context.dump.folder is None and "repeated-layers" not in context.without:
+    if context.offload is not None:
+        context = replace(context, offload=replace(context.offload, direction=label))
+    elif context.dump.folder is None and "repeated-layers" not in context.without:
         plan = repeated_layers_to_plan(graph, context)
         if plan is not None:
             return with_versions(plan, graph)
@@ -112,13 +123,13 @@ def with_versions(plan: Plan, graph: Graph) -> Plan:
     return replace(plan, bumped=tuple(bumped)) if counts else plan
 
 
-def run_stages(graph: Graph, context: CompileContext, label: str = "") -> list[Any]:
+def run_stages(graph: Graph, context: CompileContext, label: Direction = "") -> list[Any]:
     """The program after each stage, the plan last."""
     context = replace(context, target=region_target(graph, context.host))
     made: list[Any] = [graph]
     prefix = f"{label}_" if label else ""
     context.dump.write(f"{prefix}graph", lambda: graph_text(graph))
-    for stage in GRAPH_TO_PLAN:
+    for stage in (OFFLOAD, *GRAPH_TO_PLAN) if context.offload is not None else GRAPH_TO_PLAN:
         context.check_time()
         with context.events.stage(stage.name):
             made.append(stage.run(made[-1], context))

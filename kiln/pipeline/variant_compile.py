@@ -10,8 +10,8 @@ from kiln.build.cubins import prepare_compiling
 from kiln.capture.bytecode.resume import assembled
 from kiln.capture.interpreter.breaks import UninitialisedParameter
 from kiln.capture.interpreter.capture import Capture
+from kiln.graph.offload import Backend
 from kiln.native._frames import BoundCall, Dispatcher, Entry, ExpectedToRaise
-from kiln.pipeline.backend import Backend
 from kiln.pipeline.captured import Captured, FrameCapture
 from kiln.pipeline.compiled_region import finish_regions
 from kiln.pipeline.context import CompileContext

@@ -37,6 +37,7 @@ from kiln.programs.call.interface import CallInterface
 from kiln.programs.call.shapes import ShapeRules, Values
 from kiln.programs.call.signature import ProgramSignature
 from kiln.programs.file_writer import save_program
+from kiln.programs.onnx_file import save_onnx
 from kiln.programs.text import head
 from kiln.programs.torch_export import from_exported_program, to_exported_program
 from kiln.symbolic import Expr, Int, evaluate, symbol
@@ -170,6 +171,13 @@ class Program:
         """
         return loaded_compiler("package a program").package(self, path, target, key, options)
 
+    def save_onnx(self, path: str | os.PathLike[str]) -> None:
+        """Write the program as an ONNX model (opset 18), with the same names and free sizes; needs no other package.
+
+        Weights of 2 GB or more go to a file `<path>.data` beside it. Raises NoOnnxForm.
+        """
+        save_onnx(self, path)
+
     def to_torch_export(self) -> ExportedProgram:
         """The program as torch's own tools take it: `torch.export.save`, `torch.onnx.export`, `run_decompositions`.
 
@@ -217,22 +225,14 @@ class Program:
     @property
     def graph_module(self) -> torch.fx.GraphModule:
         """The graph as `torch.fx` at the program's level: torch calls, or ATen overloads."""
-        return self._module(self.level)
-
-    def _module(self, level: Level) -> torch.fx.GraphModule:
-        if level != "torch":
-            return self.core_module
-        if self.torch_module is None:
-            allowed = "'core' or 'prims': a loaded program has no torch calls"
-            raise BadExportArgument(name="level", value=level, allowed=allowed)
-        return self.torch_module
+        return module_at(self, self.level)
 
     def text(self, level: Level | None = None) -> str:
         """Inputs, constraints and results, then the graph at a level (default: the program's)."""
         shown = level or self.level
         if shown not in LEVELS:
             raise BadExportArgument(name="level", value=shown, allowed=" or ".join(map(repr, LEVELS)))
-        body = graph_text(self.graph) if shown == "prims" else str(self._module(shown).graph)
+        body = graph_text(self.graph) if shown == "prims" else str(module_at(self, shown).graph)
         return "\n".join(
             [
                 f"program {self.name}",
@@ -262,6 +262,16 @@ class Program:
             )
             made.append(rebuilt_view(alias, owners[alias.index], owner[alias.index].tensor, run))
         return made
+
+
+def module_at(program: Program, level: Level) -> torch.fx.GraphModule:
+    """The torch calls, or the ATen overloads. Raises BadExportArgument."""
+    if level != "torch":
+        return program.core_module
+    if program.torch_module is None:
+        allowed = "'core' or 'prims': a loaded program has no torch calls"
+        raise BadExportArgument(name="level", value=level, allowed=allowed)
+    return program.torch_module
 
 
 def interface_of(graph: Graph, signature: ProgramSignature, rules: ShapeRules) -> CallInterface:

@@ -13,7 +13,9 @@ from typing import Literal
 
 from kiln.support.errors import KilnError
 
-OptionalPackage = Literal["sympy", "numpy", "matplotlib.figure", "triton", "transformers", "timm"]
+OptionalPackage = Literal[
+    "sympy", "numpy", "matplotlib.figure", "triton", "transformers", "timm", "onnxruntime", "openvino", "jax"
+]
 
 
 class MissingPackage(KilnError):

@@ -44,6 +44,15 @@ JOINT_PASSES: tuple[GraphPass, ...] = (
 )
 """On the joint graph, before the partition."""
 
+OFFLOAD_PASSES: tuple[GraphPass, ...] = (
+    ConstantFold(),
+    Simplify((ARITHMETIC, VIEWS)),
+    Cse(),
+    UnusedStates(),
+    DeadCode(),
+)
+"""Before parts of a graph go to another compiler: none that chooses a layout or a product's form for Kiln's kernels."""
+
 FORWARD_PASSES: tuple[GraphPass, ...] = (UnfuseBias(), AlignProducts())
 """On a forward after the partition: passes that change the layout of values that may be saved."""
 

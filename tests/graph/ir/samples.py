@@ -172,10 +172,10 @@ SAMPLES |= {
 # fmt: on
 
 
-def sample_graph(name: str) -> tuple[Graph, tuple[torch.Tensor, ...]]:
-    """A graph of one node and inputs for it."""
+def sample_graph(name: str, inputs: tuple[torch.Tensor, ...] | None = None) -> tuple[Graph, tuple[torch.Tensor, ...]]:
+    """A graph of one node and inputs for it, by default those of the sample."""
     one = SAMPLES[name]
-    inputs = one.make()
+    inputs = one.make() if inputs is None else inputs
     builder = Builder(STATIC)
     nodes = [builder.input(f"x{i}", spec_of(x)) for i, x in enumerate(inputs)]
     return builder.finish([builder.node(name, *nodes, **one.attrs)]), inputs

@@ -1,0 +1,63 @@
+"""What backends that read ONNX models share: which nodes they take, and the model of a part.
+
+takes = Kernels("onnxruntime", {"Erf": REAL, "MatMul": REAL | WHOLE, ...})
+takes.refusal(node)          "" or "onnxruntime has no BitShift of int64"
+model_of(part)               inputs x0, x1, ..., then the sizes that no input has; results y0, y1, ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import final
+
+import torch
+
+from kiln.graph.ir.node import Node
+from kiln.graph.offload import GraphPart
+from kiln.onnx import NoOnnxForm, OnnxModel, calls_of_node, to_onnx
+from kiln.support.records import dataclass
+from kiln.symbolic import Symbol
+from kiln.tensor.dtypes import DTYPE_NAMES
+from kiln.tensor.spec import TensorSpec
+
+Dtypes = frozenset[torch.dtype]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The dtypes for which `library` has a kernel of each ONNX operator; `default` for those that are not listed."""
+
+    library: str
+    dtypes: Mapping[str, Dtypes]
+    default: Dtypes
+
+    def refusal(self, node: Node) -> str:
+        """Why the library cannot run the calls that `node` becomes; "" if it can."""
+        specs = [value.spec for value in (node, *node.inputs)]
+        parts = [part for spec in specs for part in (spec if isinstance(spec, tuple) else (spec,))]
+        if any([isinstance(part, TensorSpec) and part.device.type != "cpu" for part in parts]):
+            return "it is on a GPU"
+        try:
+            calls = calls_of_node(node)
+        except NoOnnxForm as problem:
+            return str(problem.details["reason"])
+        for call in calls:
+            if call.dtype not in self.dtypes.get(call.op, self.default):
+                return f"{self.library} has no {call.op} of {DTYPE_NAMES[call.dtype]}"
+        return ""
+
+    def text(self) -> str:
+        """What it takes, by dtypes."""
+        groups: dict[str, list[str]] = {}
+        for op, dtypes in self.dtypes.items():
+            groups.setdefault(" ".join(sorted(DTYPE_NAMES[dtype] for dtype in dtypes)), []).append(op)
+        groups.setdefault(" ".join(sorted(DTYPE_NAMES[dtype] for dtype in self.default)), []).append("all others")
+        return "\n".join(f"{dtypes or 'nothing'}: {', '.join(ops)}" for dtypes, ops in groups.items())
+
+
+def model_of(part: GraphPart) -> tuple[OnnxModel, tuple[Symbol, ...]]:
+    """The model of a part, and the symbols that are its last inputs. Raises NoOnnxForm."""
+    inputs, hidden = [f"x{number}" for number in range(len(part.graph.inputs))], part.hidden_symbols()
+    outputs = [f"y{number}" for number in range(len(part.graph.outputs))]
+    return to_onnx(part.graph, part.constants, inputs, symbols=hidden, outputs=outputs), hidden

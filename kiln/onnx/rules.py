@@ -1,0 +1,438 @@
+"""The column `onnx`: each primitive as calls of ONNX's operators (opset 18).
+
+    rsqrt(x)                      Reciprocal(Sqrt(x))
+    sum(x, axes=(1,))             ReduceSum(x, [1]; keepdims=0)
+
+Absent are primitives for which opset 18 has no operator, and those that could only be written with an error near 0
+(`expm1`, `log1p`, `erfc`) or without their sign of zero (`copysign`, `signbit`): Kiln computes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kiln.graph.prims.rows import PRIMS
+from kiln.graph.prims.table import Column
+from kiln.onnx.call import OnnxCaller, OnnxRule
+from kiln.onnx.dtypes import ONNX_DTYPES
+from kiln.symbolic import Expr, Int
+from kiln.tensor.spec import TensorSpec
+
+ONNX_RULES: Column[OnnxRule] = PRIMS.column("onnx")
+rule = ONNX_RULES
+LOG2_E, LOG10_E = 1.4426950408889634, 0.4342944819032518
+LAST = 2**63 - 1
+
+
+def operator(op: str) -> OnnxRule:
+    def run(o: OnnxCaller, *inputs: str) -> str:
+        return o(op, *inputs)
+
+    return run
+
+
+# fmt: off
+for _name, _op in {
+    "neg": "Neg", "abs": "Abs", "add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "pow": "Pow",
+    "maximum": "Max", "minimum": "Min", "floor": "Floor", "ceil": "Ceil", "round": "Round", "sqrt": "Sqrt",
+    "reciprocal": "Reciprocal", "exp": "Exp", "log": "Log", "sin": "Sin", "cos": "Cos", "tan": "Tan", "asin": "Asin",
+    "acos": "Acos", "atan": "Atan", "sinh": "Sinh", "cosh": "Cosh", "tanh": "Tanh", "asinh": "Asinh",
+    "acosh": "Acosh", "atanh": "Atanh", "sigmoid": "Sigmoid", "erf": "Erf", "eq": "Equal", "lt": "Less",
+    "le": "LessOrEqual", "gt": "Greater", "ge": "GreaterOrEqual", "isnan": "IsNaN", "isinf": "IsInf",
+    "logical_not": "Not",
+}.items():
+    rule[_name] = operator(_op)
+# fmt: on
+
+
+# Pointwise.
+
+
+@rule("ne")
+def ne(o: OnnxCaller, x: str, y: str) -> str:
+    return o("Not", o("Equal", x, y))
+
+
+@rule("rsqrt")
+def rsqrt(o: OnnxCaller, x: str) -> str:
+    return o("Reciprocal", o("Sqrt", x))
+
+
+@rule("exp2")
+def exp2(o: OnnxCaller, x: str) -> str:
+    return o("Pow", o.number(2), x)
+
+
+@rule("log2")
+def log2(o: OnnxCaller, x: str) -> str:
+    return o("Mul", o("Log", x), o.number(LOG2_E))
+
+
+@rule("log10")
+def log10(o: OnnxCaller, x: str) -> str:
+    return o("Mul", o("Log", x), o.number(LOG10_E))
+
+
+@rule("fma")
+def fma(o: OnnxCaller, x: str, y: str, z: str) -> str:
+    return o("Add", o("Mul", x, y), z)
+
+
+@rule("sign")
+def sign(o: OnnxCaller, x: str) -> str:
+    if not o.input().dtype.is_floating_point:
+        return o("Sign", x)
+    return o("Where", o("IsNaN", x), o.number(0), o("Sign", x))
+
+
+@rule("trunc")
+def trunc(o: OnnxCaller, x: str) -> str:
+    return o("Where", o("Less", x, o.number(0)), o("Ceil", x), o("Floor", x))
+
+
+@rule("trunc_div")
+def trunc_div(o: OnnxCaller, x: str, y: str) -> str:
+    quotient = o("Div", x, y)
+    return trunc(o, quotient) if o.spec.dtype.is_floating_point else quotient
+
+
+@rule("fmod")
+def fmod(o: OnnxCaller, x: str, y: str) -> str:
+    return o("Mod", x, y, fmod=1)
+
+
+def has_other_sign(o: OnnxCaller, rest: str, y: str) -> str:
+    """Where a remainder is neither 0 nor of the sign of the divisor."""
+    zero = o.number(0)
+    signs = o("Xor", o("Less", rest, zero), o("Less", y, zero))
+    return o("And", o("Not", o("Equal", rest, zero)), signs)
+
+
+@rule("remainder")
+def remainder(o: OnnxCaller, x: str, y: str) -> str:
+    if not o.spec.dtype.is_floating_point:
+        return o("Mod", x, y)
+    rest = fmod(o, x, y)
+    return o("Where", has_other_sign(o, rest, y), o("Add", rest, y), rest)
+
+
+@rule("floor_div")
+def floor_div(o: OnnxCaller, x: str, y: str) -> str:
+    if o.spec.dtype.is_floating_point:
+        raise o.refused("eager's rounding of a floored quotient has no ONNX form")
+    quotient = o("Div", x, y)
+    rest = o("Sub", x, o("Mul", quotient, y))
+    return o("Where", has_other_sign(o, rest, y), o("Sub", quotient, o.number(1)), quotient)
+
+
+@rule("fmax", "fmin")
+def extreme_of_numbers(o: OnnxCaller, x: str, y: str) -> str:
+    op = "Max" if o.node.op.name == "fmax" else "Min"
+    if not o.spec.dtype.is_floating_point:
+        return o(op, x, y)
+    return o(op, o("Where", o("IsNaN", x), y, x), o("Where", o("IsNaN", y), x, y))
+
+
+@rule("where")
+def where(o: OnnxCaller, condition: str, x: str, y: str) -> str:
+    if o.spec.dtype is not torch.bool:
+        return o("Where", condition, x, y)
+    return o("Or", o("And", condition, x), o("And", o("Not", condition), y))
+
+
+def on_bits(truths: str, bits: str) -> OnnxRule:
+    def run(o: OnnxCaller, *inputs: str) -> str:
+        return o(truths if o.input().dtype is torch.bool else bits, *inputs)
+
+    return run
+
+
+rule["bitwise_and"] = on_bits("And", "BitwiseAnd")
+rule["bitwise_or"] = on_bits("Or", "BitwiseOr")
+rule["bitwise_xor"] = on_bits("Xor", "BitwiseXor")
+rule["bitwise_not"] = operator("BitwiseNot")
+
+
+@rule("convert")
+def convert(o: OnnxCaller, x: str, *, dtype: torch.dtype) -> str:
+    if dtype.is_floating_point and o.input().dtype.is_floating_point and dtype.itemsize < 2:
+        raise o.refused("ONNX rounds to floats of 8 bits in other ways")
+    return o("Cast", x, dtype=dtype, to=ONNX_DTYPES[dtype])
+
+
+# Reductions and scans.
+
+
+def reduction(op: str) -> OnnxRule:
+    def run(o: OnnxCaller, x: str, *, axes: tuple[int, ...]) -> str:
+        return o(op, x, o.ints(axes), keepdims=0) if axes else x
+
+    return run
+
+
+rule["sum"], rule["prod"] = reduction("ReduceSum"), reduction("ReduceProd")
+
+
+@rule("amax", "amin")
+def extreme(o: OnnxCaller, x: str, *, axes: tuple[int, ...]) -> str:
+    if any([o.input().sizes[axis] == 0 for axis in axes]):
+        raise o.refused("the extreme of no elements")
+    return str(reduction("ReduceMax" if o.node.op.name == "amax" else "ReduceMin")(o, x, axes=axes))
+
+
+@rule("any", "all")
+def quantifier(o: OnnxCaller, x: str, *, axes: tuple[int, ...]) -> str:
+    if not axes:
+        return x
+    op = "ReduceMax" if o.node.op.name == "any" else "ReduceMin"
+    if any([o.input().sizes[axis] == 0 for axis in axes]):
+        raise o.refused("the truth of no elements")
+    return o.cast(o(op, o.cast(x, torch.int32), o.ints(axes), keepdims=0), torch.bool)
+
+
+@rule("argmax", "argmin")
+def extreme_index(o: OnnxCaller, x: str, *, axes: tuple[int, ...]) -> str:
+    return o("ArgMax" if o.node.op.name == "argmax" else "ArgMin", x, axis=axes[0], keepdims=0)
+
+
+@rule("cumsum")
+def cumsum(o: OnnxCaller, x: str, *, axis: int) -> str:
+    return o("CumSum", x, o.number(axis, torch.int64))
+
+
+# Views: of the elements in logical order.
+
+
+@rule("expand")
+def expand(o: OnnxCaller, x: str, *, sizes: Sequence[Int]) -> str:
+    return o("Expand", x, o.ints(sizes))
+
+
+@rule("permute")
+def permute(o: OnnxCaller, x: str, *, dims: tuple[int, ...]) -> str:
+    return o("Transpose", x, perm=dims)
+
+
+@rule("view", "reshape")
+def view(o: OnnxCaller, x: str, *, sizes: Sequence[Int]) -> str:
+    return o("Reshape", x, o.ints(sizes), allowzero=1)
+
+
+@rule("unsqueeze")
+def unsqueeze(o: OnnxCaller, x: str, *, axis: int) -> str:
+    return o("Unsqueeze", x, o.ints((axis,)))
+
+
+@rule("squeeze")
+def squeeze(o: OnnxCaller, x: str, *, axes: tuple[int, ...]) -> str:
+    return o("Squeeze", x, o.ints(axes)) if axes else x
+
+
+@rule("slice")
+def slice_(o: OnnxCaller, x: str, *, axis: int, start: Int, stop: Int, step: Int) -> str:
+    return o("Slice", x, *[o.ints((value,)) for value in (start, stop, axis, step)])
+
+
+@rule("select")
+def select(o: OnnxCaller, x: str, *, axis: int, index: Int) -> str:
+    return o("Gather", x, o.scalar(index), axis=axis)
+
+
+@rule("as_strided")
+def as_strided(o: OnnxCaller, x: str, *, sizes: Sequence[Int], strides: Sequence[Int], offset: Int) -> str:
+    """Only the same elements in the same order: a view that sets strides of dimensions of size 1."""
+    spec = o.input()
+    same = tuple(sizes) == spec.sizes and offset == spec.offset
+    pairs = zip(spec.strides, strides, spec.sizes, strict=False)
+    if not same or any([a != b and size != 1 for a, b, size in pairs]):
+        raise o.refused("a view by strides")
+    return x
+
+
+@rule("diagonal")
+def diagonal(o: OnnxCaller, x: str, *, offset: int, axis1: int, axis2: int) -> str:
+    spec = o.input()
+    rows, columns, count = spec.sizes[axis1], spec.sizes[axis2], o.spec.sizes[-1]
+    if isinstance(columns, Expr) or isinstance(rows, Expr) or isinstance(count, Expr):
+        raise o.refused("the diagonal of a matrix of unknown size")
+    others = [axis for axis in range(spec.rank) if axis not in (axis1, axis2)]
+    last = o("Transpose", x, perm=(*others, axis1, axis2))
+    flat = o("Reshape", last, o.ints((*[spec.sizes[axis] for axis in others], rows * columns)), allowzero=1)
+    first = offset if offset >= 0 else -offset * columns
+    return o("Gather", flat, o.number([first + place * (columns + 1) for place in range(count)], torch.int64), axis=-1)
+
+
+@rule("unfold")
+def unfold(o: OnnxCaller, x: str, *, axis: int, size: Int, step: Int) -> str:
+    count = o.spec.sizes[axis]
+    if isinstance(count, Expr) or isinstance(size, Expr) or isinstance(step, Expr):
+        raise o.refused("windows of unknown size")
+    windows = [[place * step + item for item in range(size)] for place in range(count)]
+    gathered = o("Gather", x, o.number(windows, torch.int64), axis=axis)
+    rank = o.spec.rank
+    return o("Transpose", gathered, perm=(*[place for place in range(rank) if place != axis + 1], axis + 1))
+
+
+# Data movement and scatters.
+
+
+@rule("clone")
+def clone(o: OnnxCaller, x: str, *, strides: object) -> str:
+    return x
+
+
+@rule("cat")
+def cat(o: OnnxCaller, *inputs: str, axis: int) -> str:
+    return o("Concat", *inputs, axis=axis)
+
+
+@rule("flip")
+def flip(o: OnnxCaller, x: str, *, axes: tuple[int, ...]) -> str:
+    count = len(axes)
+    return o("Slice", x, o.ints([-1] * count), o.ints([-LAST] * count), o.ints(axes), o.ints([-1] * count))
+
+
+@rule("pad")
+def pad(o: OnnxCaller, x: str, value: str, *, low: Sequence[Int], high: Sequence[Int]) -> str:
+    if o.spec.dtype is not torch.bool:
+        return o("Pad", x, o.ints((*low, *high)), value, mode="constant")
+    padded = o("Pad", o.cast(x, torch.int32), o.ints((*low, *high)), o.cast(value, torch.int32), mode="constant")
+    return o.cast(padded, torch.bool)
+
+
+@rule("gather")
+def gather(o: OnnxCaller, x: str, index: str, *, axis: int) -> str:
+    return o("GatherElements", x, index, axis=axis)
+
+
+def is_adjacent(axes: tuple[int, ...]) -> bool:
+    return axes == tuple(range(axes[0], axes[0] + len(axes)))
+
+
+def tuples_of(o: OnnxCaller, indices: Sequence[str], sizes: Sequence[Int]) -> str:
+    """Indices as one tensor, whose last dimension has one of each."""
+    shape, last = o.ints(sizes), o.ints((-1,))
+    wide = [o("Unsqueeze", o("Expand", o.cast(index, torch.int64), shape), last) for index in indices]
+    return o("Concat", *wide, axis=-1) if len(wide) > 1 else wide[0]
+
+
+def broadcast_sizes(o: OnnxCaller, specs: Sequence[TensorSpec]) -> list[Int]:
+    """The sizes of indices that are broadcast to one another."""
+    rank = max(spec.rank for spec in specs)
+    sizes: list[Int] = [1] * rank
+    for spec in specs:
+        for place, size in enumerate(spec.sizes, rank - spec.rank):
+            if size != 1 and sizes[place] not in (1, size):
+                raise o.refused("indices whose sizes are not known to fit")
+            sizes[place] = size if size != 1 else sizes[place]
+    return sizes
+
+
+def indexed_first(rank: int, axes: tuple[int, ...]) -> tuple[int, ...]:
+    """The order of dimensions in which those with an index come first."""
+    return (*axes, *[axis for axis in range(rank) if axis not in axes])
+
+
+@rule("index")
+def index(o: OnnxCaller, x: str, *indices: str, axes: tuple[int, ...]) -> str:
+    specs = [o.input(place) for place in range(len(indices) + 1)]
+    if any([spec.dtype not in (torch.int64, torch.int32) for spec in specs[1:]]):
+        raise o.refused("an index of another dtype")
+    if len(axes) == 1:
+        return o("Gather", x, indices[0], axis=axes[0])
+    rank, sizes = specs[0].rank, broadcast_sizes(o, specs[1:])
+    order = indexed_first(rank, axes)
+    moved = o("Transpose", x, perm=order) if order != tuple(range(rank)) else x
+    found = o("GatherND", moved, tuples_of(o, indices, sizes))
+    if not is_adjacent(axes) or axes[0] == 0:
+        return found
+    front, count = axes[0], len(sizes)
+    total = count + rank - len(axes)
+    return o("Transpose", found, perm=(*range(count, count + front), *range(count), *range(count + front, total)))
+
+
+@rule("index_put")
+def index_put(o: OnnxCaller, x: str, *others: str, axes: tuple[int, ...], accumulate: bool) -> str:
+    *indices, values = others
+    specs = [o.input(place) for place in range(len(indices) + 1)]
+    if any([spec.dtype not in (torch.int64, torch.int32) for spec in specs[1:]]):
+        raise o.refused("an index of another dtype")
+    rank, sizes = specs[0].rank, broadcast_sizes(o, specs[1:])
+    order = indexed_first(rank, axes)
+    rest = [specs[0].sizes[axis] for axis in order[len(axes) :]]
+    if is_adjacent(axes) and axes[0] != 0:
+        front, count = axes[0], len(sizes)
+        values = o("Expand", values, o.ints([*rest[:front], *sizes, *rest[front:]]))
+        total = count + len(rest)
+        values = o(
+            "Transpose", values, perm=(*range(front, front + count), *range(front), *range(front + count, total))
+        )
+    else:
+        values = o("Expand", values, o.ints([*sizes, *rest]))
+    moved = o("Transpose", x, perm=order)
+    stored = o("ScatterND", moved, tuples_of(o, indices, sizes), values, reduction="add" if accumulate else "none")
+    return o("Transpose", stored, perm=tuple([order.index(axis) for axis in range(rank)]))
+
+
+@rule("select_scatter")
+def select_scatter(o: OnnxCaller, x: str, y: str, *, axis: int, index: Int) -> str:
+    return replaced(o, x, o("Unsqueeze", y, o.ints((axis,))), axis, index, index + 1)
+
+
+@rule("slice_scatter")
+def slice_scatter(o: OnnxCaller, x: str, y: str, *, axis: int, start: Int, stop: Int, step: Int) -> str:
+    if step != 1:
+        raise o.refused("a slice with steps is replaced")
+    return replaced(o, x, y, axis, start, stop)
+
+
+def replaced(o: OnnxCaller, x: str, y: str, axis: int, start: Int, stop: Int) -> str:
+    """`x` with `y` at start:stop along `axis`."""
+    size = o.input().sizes[axis]
+    before = slice_(o, x, axis=axis, start=0, stop=start, step=1) if start != 0 else None
+    behind = slice_(o, x, axis=axis, start=stop, stop=size, step=1) if stop != size else None
+    parts = [part for part in (before, y, behind) if part is not None]
+    return o("Concat", *parts, axis=axis) if len(parts) > 1 else y
+
+
+REDUCTIONS = {None: "none", "sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
+
+
+@rule("scatter")
+def scatter(o: OnnxCaller, x: str, index: str, src: str, *, axis: int, reduce: str | None) -> str:
+    if o.input(1).sizes != o.input(2).sizes:
+        raise o.refused("an index smaller than what it stores")
+    return o("ScatterElements", x, index, src, axis=axis, reduction=REDUCTIONS[reduce])
+
+
+# Creation.
+
+
+@rule("constant")
+def constant(o: OnnxCaller, *, value: object, dtype: torch.dtype, device: torch.device) -> str:
+    if isinstance(value, Expr):
+        return o.cast(o.scalar(value), dtype)
+    if isinstance(value, complex):
+        raise o.refused("a complex number")
+    return o.number(value, dtype)
+
+
+@rule("full")
+def full(o: OnnxCaller, x: str, *, sizes: Sequence[Int]) -> str:
+    return o("Expand", x, o.ints(sizes))
+
+
+@rule("iota")
+def iota(o: OnnxCaller, *, length: Int, start: Int, step: Int, dtype: torch.dtype, device: torch.device) -> str:
+    if isinstance(start, float) or isinstance(step, float):
+        raise o.refused("a range with steps that are not whole")
+    counted = o("Range", o.scalar(0), o.scalar(length), o.scalar(1))
+    scaled = counted if step == 1 else o("Mul", counted, o.scalar(step))
+    return o.cast(scaled if start == 0 else o("Add", scaled, o.scalar(start)), dtype)
+
+
+@rule("empty")
+def empty(o: OnnxCaller, *, sizes: Sequence[Int], strides: object, dtype: torch.dtype, device: torch.device) -> str:
+    return o("Expand", o.number(0, dtype), o.ints(sizes))

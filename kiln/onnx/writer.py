@@ -1,0 +1,297 @@
+"""From a graph to an ONNX model: each node by its rule, sizes by calls on the shapes of inputs.
+
+    %4: f32[s0, 16] = aten.addmm.default(%1, %2, %3)      v0 = Gemm(x2, x3, x1; transB=1)
+    %5: f32[s0*16] = view(%4, sizes=(s0*16,))             v1 = Shape(x2; start=0, end=1)
+                                                          v2 = Mul(v1, n0)
+                                                          v3 = Reshape(v0, v2; allowzero=1)
+
+Rules (`rules.py`, `library_rules.py`) get a `Call`, which appends nodes. Names of values are all that they see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import final
+
+import torch
+
+from kiln.graph.ir.graph import Graph
+from kiln.graph.ir.node import Arg, Attr, Node
+from kiln.graph.ir.rewrite import symbols_of
+from kiln.onnx.call import NO_ATTRS, Attributes
+from kiln.onnx.dtypes import ONNX_DTYPES
+from kiln.onnx.errors import NoOnnxForm
+from kiln.onnx.library_rules import LIBRARY_RULES
+from kiln.onnx.model import Attribute, OnnxModel, OnnxNode, OnnxValue
+from kiln.onnx.rules import ONNX_RULES
+from kiln.symbolic import Expr, FloorDiv, Int, Max, Min, Mod, Symbol
+from kiln.tensor.spec import ScalarSpec, TensorSpec
+
+OPSET = 18
+COMPARISONS = frozenset({
+    "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Not", "And", "Or", "Xor", "IsNaN", "IsInf",
+})  # fmt: skip
+INDICES = frozenset({"Shape", "ArgMax", "ArgMin"})
+DECIDED_BY_SECOND = frozenset({"Where"})
+Results = str | tuple[str, ...]
+
+
+@final
+class OnnxWriter:
+    """A model being written. `values`: the names of what nodes compute, of several results a tuple."""
+
+    def __init__(self, constants: Mapping[str, torch.Tensor]) -> None:
+        self.constants = constants
+        self.nodes: list[OnnxNode] = []
+        self.values: dict[Node, Results] = {}
+        self.dtypes: dict[str, torch.dtype] = {}
+        self.weights: dict[str, torch.Tensor] = {}
+        self.numbers: dict[str, torch.Tensor] = {}
+        self.sizes: dict[Expr, str] = {}
+        self.shapes: dict[Symbol, tuple[str, int]] = {}
+        """Where a symbol can be read: an input, and its axis."""
+        self._known: dict[tuple[torch.dtype, tuple[int, ...], tuple[object, ...]], str] = {}
+
+    def input(self, node: Node, name: str) -> OnnxValue:
+        """The next argument of the model."""
+        spec = node.tensor
+        self.values[node] = name
+        self.dtypes[name] = spec.dtype
+        for axis, size in enumerate(spec.sizes):
+            if isinstance(size, Symbol):
+                self.shapes.setdefault(size, (name, axis))
+        return OnnxValue(name, spec.dtype, tuple([size if isinstance(size, int) else str(size) for size in spec.sizes]))
+
+    def size_input(self, symbol: Symbol) -> OnnxValue:
+        """An argument for a symbol that no input has as a size: a vector of one number."""
+        self.sizes[symbol] = symbol.name
+        self.dtypes[symbol.name] = torch.int64
+        return OnnxValue(symbol.name, torch.int64, (1,))
+
+    def weight(self, name: str, tensor: torch.Tensor) -> str:
+        if tensor.dtype not in ONNX_DTYPES:
+            raise NoOnnxForm(op="a tensor", reason=f"ONNX has no elements of {tensor.dtype}")
+        self.weights[name], self.dtypes[name] = tensor, tensor.dtype
+        return name
+
+    def write(self, node: Node) -> None:
+        """Append the calls of a node. Raises NoOnnxForm."""
+        match node.op.name:
+            case "item":
+                self.values[node] = self.values[node.inputs[0]][node.attrs["index"]]
+            case "constant_tensor":
+                key = str(node.attrs["key"])
+                self.values[node] = self.weight(f"constant.{key[:16]}", self.constants[key])
+            case _:
+                self.values[node] = Call(self, node).made()
+
+    def add(
+        self, op: str, inputs: Sequence[str], attrs: Mapping[str, Attribute], dtype: torch.dtype, count: int = 1
+    ) -> tuple[str, ...]:
+        """Append a call whose results are of `dtype`."""
+        outputs = tuple([f"v{len(self.dtypes) + number}" for number in range(count)])
+        self.dtypes.update(dict.fromkeys(outputs, dtype))
+        named = [name for name in inputs if name]
+        decides = named[1 if op in DECIDED_BY_SECOND else 0] if named else ""
+        kernel = self.dtypes.get(decides, dtype)
+        self.nodes.append(OnnxNode(op, tuple(inputs), outputs, attrs, kernel))
+        return outputs
+
+    def number(self, values: object, dtype: torch.dtype) -> str:
+        """A small tensor, once for equal ones."""
+        tensor = torch.tensor(values, dtype=dtype)
+        key = (dtype, tuple(tensor.shape), tuple(map(repr, tensor.flatten().tolist())))
+        if key not in self._known:
+            name = self._known[key] = f"n{len(self.numbers)}"
+            self.numbers[name], self.dtypes[name] = tensor, dtype
+        return self._known[key]
+
+    # Sizes, as vectors of int64.
+
+    def vector(self, sizes: Sequence[Int]) -> str:
+        """All of them in one vector."""
+        if not any([isinstance(size, Expr) for size in sizes]):
+            return self.number(list(sizes), torch.int64)
+        parts = [self.size(size) for size in sizes]
+        return parts[0] if len(parts) == 1 else self.add("Concat", parts, {"axis": 0}, torch.int64)[0]
+
+    def size(self, value: Int) -> str:
+        """A vector of one number."""
+        if not isinstance(value, Expr):
+            return self.number([value], torch.int64)
+        found = self.sizes.get(value)
+        if found is None:
+            found = self.sizes[value] = self._computed(value)
+        return found
+
+    def _computed(self, value: Expr) -> str:
+        match value:
+            case Symbol():
+                if value not in self.shapes:
+                    raise NoOnnxForm(op=str(value), reason="no input has this size")
+                name, axis = self.shapes[value]
+                return self.add("Shape", [name], {"start": axis, "end": axis + 1}, torch.int64)[0]
+            case FloorDiv():
+                whole = self._fold("Sub", [self.size(value.dividend), self.size(value.dividend % value.divisor)])
+                return self._fold("Div", [whole, self.size(value.divisor)])
+            case Mod():
+                return self._fold("Mod", [self.size(value.dividend), self.size(value.divisor)])
+            case Min() | Max():
+                return self._fold(type(value).__name__, [self.size(part) for part in value.args])
+        terms = []
+        for monomial, coefficient in value.terms:
+            factors: list[Int] = [*monomial] if coefficient == 1 and monomial else [*monomial, coefficient]
+            terms.append(self._fold("Mul", [self.size(factor) for factor in factors]))
+        return self._fold("Add", terms)
+
+    def _fold(self, op: str, names: Sequence[str]) -> str:
+        result, *rest = names
+        for other in rest:
+            result = self.add(op, [result, other], {}, torch.int64)[0]
+        return result
+
+    def model(self, name: str, inputs: Sequence[OnnxValue], outputs: Sequence[OnnxValue]) -> OnnxModel:
+        """What is written, without calls that nothing reads."""
+        needed = {value.name for value in outputs}
+        kept = []
+        for node in reversed(self.nodes):
+            if not needed.isdisjoint(node.outputs):
+                kept.append(node)
+                needed.update(node.inputs)
+        weights = {key: tensor for key, tensor in self.weights.items() if key in needed}
+        numbers = {key: tensor for key, tensor in self.numbers.items() if key in needed}
+        return OnnxModel(name, OPSET, tuple(inputs), tuple(outputs), weights, numbers, tuple(reversed(kept)))
+
+
+@final
+class Call:
+    """One node, for its rule: appends ONNX nodes, whose results have the dtype of the first input unless told."""
+
+    __slots__ = ("node", "spec", "writer")
+
+    def __init__(self, writer: OnnxWriter, node: Node) -> None:
+        self.writer, self.node = writer, node
+        spec = node.spec[0] if isinstance(node.spec, tuple) else node.spec
+        if not isinstance(spec, TensorSpec) or any([isinstance(value.spec, ScalarSpec) for value in node.inputs]):
+            raise self.refused("it takes or gives a number of the host")
+        self.spec = spec
+
+    def made(self) -> Results:
+        """Run the rule of the node."""
+        node = self.node
+        specs = [node.spec, *[value.spec for value in node.inputs]]
+        parts = [part for spec in specs for part in (spec if isinstance(spec, tuple) else (spec,))]
+        for part in parts:
+            if isinstance(part, TensorSpec) and (part.dtype not in ONNX_DTYPES or part.dtype.is_complex):
+                raise self.refused(f"no elements of {part.dtype}")
+        inputs = [str(self.writer.values[value]) for value in node.inputs]
+        if "target" in node.attrs:
+            rule = LIBRARY_RULES.get(node.attrs["target"])
+            if rule is None:
+                raise self.refused("no ONNX form")
+            args = [self.filled(value, inputs) for value in node.attrs["args"]]
+            return rule(self, *args, **{name: self.filled(value, inputs) for name, value in node.attrs["kwargs"]})
+        found = ONNX_RULES.get(node.op.name)
+        if found is None:
+            raise self.refused("no ONNX form")
+        return found(self, *inputs, **node.attrs)
+
+    def filled(self, template: Attr, inputs: Sequence[str]) -> object:
+        """An argument of a call, with names for tensors."""
+        if isinstance(template, tuple):
+            return tuple([self.filled(part, inputs) for part in template])
+        return inputs[template.index] if isinstance(template, Arg) else template
+
+    def refused(self, reason: str) -> NoOnnxForm:
+        return NoOnnxForm(op=str(self.node.attrs.get("target", self.node.op.name)), reason=reason)
+
+    def input(self, place: int = 0) -> TensorSpec:
+        return self.node.inputs[place].tensor
+
+    def __call__(
+        self, op: str, *inputs: str, dtype: torch.dtype | None = None, attrs: Attributes = NO_ATTRS, **more: Attribute
+    ) -> str:
+        return self.many(op, *inputs, count=1, dtype=dtype, attrs={**attrs, **more})[0]
+
+    def many(
+        self, op: str, *inputs: str, count: int, dtype: torch.dtype | None = None, attrs: Attributes = NO_ATTRS,
+        **more: Attribute,
+    ) -> tuple[str, ...]:  # fmt: skip
+        known = self.writer.dtypes
+        if op in COMPARISONS:
+            dtype = torch.bool
+        elif op in INDICES:
+            dtype = torch.int64
+        elif dtype is None:
+            dtype = known[inputs[1 if op in DECIDED_BY_SECOND else 0]]
+        return self.writer.add(op, inputs, {**attrs, **more}, dtype, count)
+
+    def cast(self, x: str, dtype: torch.dtype) -> str:
+        if self.writer.dtypes[x] is dtype:
+            return x
+        return self("Cast", x, dtype=dtype, to=ONNX_DTYPES[dtype])
+
+    def number(self, value: object, dtype: torch.dtype | None = None) -> str:
+        """A small tensor of the dtype of the first input, unless told."""
+        return self.writer.number(value, dtype or self.input().dtype)
+
+    def ints(self, values: Sequence[Int]) -> str:
+        """A vector of int64."""
+        return self.writer.vector(values)
+
+    def scalar(self, value: Int) -> str:
+        """An int64 of rank 0."""
+        if not isinstance(value, Expr):
+            return self.writer.number(value, torch.int64)
+        return self("Squeeze", self.writer.size(value), self.ints((0,)))
+
+
+def to_onnx(
+    graph: Graph,
+    constants: Mapping[str, torch.Tensor],
+    names: Sequence[str],
+    weights: Mapping[str, torch.Tensor] | None = None,
+    symbols: Sequence[Symbol] = (),
+    outputs: Sequence[str] = (),
+) -> OnnxModel:
+    """The model of `graph`, which has no writes.
+
+    Args:
+        names: of its inputs, which are tensors; those with a tensor in `weights` are weights of the model.
+        symbols: those that no input has as a size: they become the last inputs, vectors of one number.
+        outputs: names of the results.
+
+    Raises NoOnnxForm.
+    """
+    writer, inputs = OnnxWriter(constants), []
+    given = weights or {}
+    for node, name in zip(graph.inputs, names, strict=True):
+        value = writer.input(node, name)
+        if name in given:
+            writer.weight(name, given[name])
+        else:
+            inputs.append(value)
+    inputs += [writer.size_input(symbol) for symbol in symbols]
+    for node in graph.nodes:
+        writer.write(node)
+    results = []
+    for number, output in enumerate(graph.outputs):
+        spec, name = output.value.tensor, outputs[number] if outputs else f"out{number}"
+        writer.nodes.append(OnnxNode("Identity", (str(writer.values[output.value]),), (name,), {}, spec.dtype))
+        sizes = tuple([size if isinstance(size, int) else str(size) for size in spec.sizes])
+        results.append(OnnxValue(name, spec.dtype, sizes))
+    return writer.model(graph.name, inputs, results)
+
+
+def calls_of_node(node: Node) -> list[OnnxNode]:
+    """What one node becomes, for a backend that is asked whether it takes it. Raises NoOnnxForm."""
+    writer = OnnxWriter({})
+    for number, value in enumerate(dict.fromkeys(node.inputs)):
+        writer.input(value, f"x{number}")
+    if node.op.name == "constant_tensor":
+        return []
+    symbols = symbols_of((node, *node.inputs))
+    writer.sizes.update((symbol, symbol.name) for symbol in symbols)
+    writer.dtypes.update((symbol.name, torch.int64) for symbol in symbols)
+    writer.write(node)
+    return writer.nodes
