@@ -14,6 +14,7 @@ import resource
 import select
 import signal
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -96,6 +97,8 @@ def started(name: str, work: Work, processor_seconds: int) -> Child:
         os.close(reading)
         work(partial(write_line, writing))
         status = 0
+    except Exception:
+        traceback.print_exc()
     finally:
         os._exit(status)
 

@@ -195,8 +195,8 @@ def peer_facts() -> CaptureFinding:
 
 def trial(subject: Subject, candidate: str, mode: Mode) -> CaptureFinding:
     """Compare one call with eager."""
-    model = subject.model.train(mode == "train")
-    eager_model, again = copy.deepcopy(model), copy.deepcopy(model)
+    # The subject's own model stays as it was: one that keeps results of a training step cannot be copied.
+    model, eager_model, again = [copy.deepcopy(subject.model).train(mode == "train") for _ in range(3)]
 
     def run(called: Callable[..., object], module: nn.Module) -> list[object]:
         if mode == "generate":

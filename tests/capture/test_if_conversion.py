@@ -330,7 +330,7 @@ def test_no_branch_is_in_the_graph_if_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "says"), [(lists, "it changes objects of the program"), (repeats, ""), (numbers, "that differ")]
+    ("program", "says"), [(lists, "it changes the length of a list"), (repeats, ""), (numbers, "Python reads")]
 )
 def test_a_break_says_why_not_both_sides_are_in_the_graph(program: Program, says: str) -> None:
     compiled = kiln.compile(program, backend="eager")

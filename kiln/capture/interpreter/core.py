@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, ClassVar, Protocol, TypeVar, final
 
 import torch
@@ -321,6 +321,7 @@ class ObjectModel(Protocol):
     def list_of(self, items: list[Value]) -> Value: ...
     def equal(self, s: CaptureState, left: Value, right: Value) -> bool: ...
     def sequence_iterator(self, s: CaptureState, value: Value) -> Value: ...
+    def state_of(self, s: CaptureState, value: Value, name: str) -> object: ...
 
 
 @final
@@ -344,6 +345,16 @@ class Policy:
 
 
 @final
+@dataclass(frozen=True, slots=True, eq=False)
+class StateChange:
+    """An attribute of `value`, or without a name its contents, was changed; `before`: its state (`side_changes.py`)."""
+
+    value: Value
+    name: str
+    before: object
+
+
+@final
 @dataclass(slots=True)
 class Counters:
     """How far the capture has come.
@@ -360,14 +371,20 @@ class Counters:
     repeated_steps: int = 0
     unguarded: int = 0
     checkpoints: int = 0
-    changed: list[Value] | None = None
-    """Objects made in the frame that were changed since, where that is asked for."""
+    changed: dict[tuple[int, str], StateChange] | None = None
+    """What was changed since, by the `id` of the value and the name of the attribute, where that is asked for."""
     changes: int = 0
     """How many of `consumed` are changes, of objects from the frame or from outside."""
 
     def change(self) -> None:
         self.consumed += 1
         self.changes += 1
+
+    def has_changed(self, changes: Iterable[StateChange]) -> None:
+        """Note changes that were made while they were noted elsewhere."""
+        if self.changed is not None:
+            for change in changes:
+                self.changed.setdefault((id(change.value), change.name), change)
 
 
 @final
@@ -562,6 +579,13 @@ class CaptureState:
 
     def location(self) -> Location | None:
         return self.frame.location() if self.frame is not None else None
+
+
+def will_change(s: CaptureState, value: Value, name: str = "") -> None:
+    """Call before an attribute of `value`, or its contents, are changed."""
+    changed = s.counters.changed
+    if changed is not None and (id(value), name) not in changed:
+        changed[id(value), name] = StateChange(value, name, s.model.state_of(s, value, name))
 
 
 def read_attr(s: CaptureState, value: Value, name: str, site: CallSite = NOT_RESUMABLE) -> Value:

@@ -74,6 +74,10 @@ class EffectLog(Generic[E]):
     def snapshot(self) -> dict[Hashable, E]:
         return dict(self._effects)
 
+    def restore(self, effects: dict[Hashable, E]) -> None:
+        """Replace all by those of a snapshot."""
+        self._effects = dict(effects)
+
     def lasting(self) -> dict[Hashable, E]:
         return {key: effect for key, effect in self._effects.items() if effect.lasting}
 

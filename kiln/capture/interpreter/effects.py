@@ -14,7 +14,7 @@ from collections.abc import Hashable
 from dataclasses import field
 from typing import ClassVar, final
 
-from kiln.capture.interpreter.core import CaptureState, Codegen, Value
+from kiln.capture.interpreter.core import CaptureState, Codegen, Value, will_change
 from kiln.support.records import dataclass
 
 
@@ -121,8 +121,7 @@ class CallEffect(SideEffect):
 def note_change(s: CaptureState, value: Container) -> None:
     """Call before changing a container: one from outside gets an effect."""
     s.counters.change()
-    if s.counters.changed is not None:
-        s.counters.changed.append(value)
+    will_change(s, value)
     if value.source is not None:
         s.effects.note(ContentsEffect(value))
     elif getattr(value, "original", None) is not None:

@@ -8,7 +8,10 @@
 
 Each side is interpreted up to where the sides meet. What they leave there, in local variables and on the stack, is
 joined: equal values stay, tensors become results of the `cond`. Where other values differ, the sides go on to the next
-instruction at which they meet. Sides that cannot be nested graphs break the graph, like any test of a tensor.
+instruction at which they meet; at last they are `Choice`s. Sides that cannot be nested graphs break the graph, like any
+test of a tensor.
+
+Changes of Python objects are taken back behind each side (`side_changes.py`), and joined (`joined_values.py`).
 
 Inputs that a side changes in place, such as running statistics, are results of the `cond` too, written back behind it.
 In eager a side may leave a tensor that existed before; a result of `cond` is a copy of it. Where a program could see
@@ -19,27 +22,34 @@ the region require gradients.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import field
 from functools import partial
+from itertools import product
 from typing import final
+
+import torch
 
 from kiln.capture.bytecode.liveness import live_locals
 from kiln.capture.bytecode.postdominators import meeting_points
 from kiln.capture.interpreter.breaks import PastStep
 from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.data_values import Instruction, ValueNeeded, past_step
-from kiln.capture.interpreter.frame import SymbolicFrame, run_to
+from kiln.capture.interpreter.frame import SymbolicFrame, run_to, running_frame
+from kiln.capture.interpreter.joined_values import Differs, Joining, Pair, made_by
 from kiln.capture.interpreter.nested_calls import (
     Calls,
+    all_values,
     captured_by,
-    frame_values,
     is_single,
     operator_of,
+    reachable,
     record,
     taken_from_log,
+    without_progress,
 )
-from kiln.capture.interpreter.variables.sequence import Tuple
-from kiln.capture.interpreter.variables.tensor import Tensor
+from kiln.capture.interpreter.side_changes import SideChanges, changes_taken_back, met, note_joined
+from kiln.capture.interpreter.variables.tensor import Tensor, from_torch
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.breaks import TraceBreak
 from kiln.graph.trace.autograd_edges import edge_of, edges_behind, leaf_of
@@ -51,12 +61,6 @@ from kiln.support.records import dataclass
 
 MOST_MEETINGS = 3
 """At so many places it is tried to join the sides."""
-EXACT = (bool, int, float, complex, str, bytes, type(None))
-"""Constants of these types are equal if their texts are."""
-
-
-class Differs(Exception):
-    """The sides leave values that cannot be joined here."""
 
 
 @final
@@ -79,6 +83,8 @@ class Conversions:
     active: set[tuple[int, int]] = field(default_factory=set)
     copies: dict[int, Copy] = field(default_factory=dict)
     """By the `id` of the result's storage."""
+    truths: dict[int, tuple[int, bool]] = field(default_factory=dict)
+    """Version and truth of the conditions of the sides that are interpreted, by the `id` of the tensor."""
     varying: list[tuple[FakeTensor, ValueNeeded]] = field(default_factory=list)
     """Results that require gradients after one side alone."""
 
@@ -112,6 +118,8 @@ class SideValues:
     """The instruction in front of which it stopped."""
     changed: list[FakeTensor]
     """The inputs of the region that it changes in place, such as running statistics."""
+    changes: SideChanges
+    """The changes of Python objects."""
 
 
 def take_both_sides(frame: SymbolicFrame, condition: Value, targets: tuple[int, int]) -> bool:
@@ -125,6 +133,10 @@ def take_both_sides(frame: SymbolicFrame, condition: Value, targets: tuple[int, 
     s, here = frame.state, (frame.code, frame.at)
     if here in s.needed or s.function_modes or not isinstance(condition, Tensor) or not is_single(condition):
         return False
+    known = s.part(Conversions).truths.get(id(condition.fake))
+    if known is not None and known[0] == condition.fake.storage_view.storage.version:
+        frame.ip = targets[0 if known[1] else 1]
+        return True
     option = s.policy.control_flow
     # The regions of both sides can be CUDA graphs, one with a branch cannot.
     if option == "python" or (option == "auto" and condition.fake.device.type != "cpu"):
@@ -139,14 +151,15 @@ def take_both_sides(frame: SymbolicFrame, condition: Value, targets: tuple[int, 
     active.add(key)
     entry = AtJump(dict(frame.locals), list(frame.stack), list(frame.handled))
     try:
-        for meeting in meetings:
-            sides = [interpreted_side(frame, entry, target, meeting) for target in targets]
+        for exact, meeting in product((True, False), meetings):
+            sides = [
+                interpreted_side(frame, entry, condition, truth, target, meeting)
+                for truth, target in zip((True, False), targets, strict=True)
+            ]
             try:
-                pairs = list(paired(s, sides[0].values, sides[1].values))
+                values = joined(frame, entry, condition, sides, failed, exact)
             except Differs:
                 continue
-            results = joined_tensors(s, condition, sides, pairs, failed)
-            values = [rebuilt(s, *both, results) for both in zip(sides[0].values, sides[1].values, strict=True)]
             if meeting == len(frame.decoded):
                 leave_by_return(frame, entry, [side.end for side in sides], values)
             else:
@@ -168,20 +181,40 @@ def meetings_of(frame: SymbolicFrame) -> list[int]:
     return found
 
 
-def interpreted_side(frame: SymbolicFrame, entry: AtJump, target: int, meeting: int) -> SideValues:
+def interpreted_side(
+    frame: SymbolicFrame, entry: AtJump, condition: Tensor, truth: bool, target: int, meeting: int
+) -> SideValues:
     """Raises NotNested."""
     s = frame.state
     entry.restore(frame, target)
     before = contents_of_inputs(s)
     held = [*entry.locals.values(), *entry.stack]
-    roots = [*held, *frame.cells.values(), *list(frame_values(s))[1:]]
-    calls, _ = taken_from_log(s, roots, partial(run_to, frame, meeting, held))
+    done = list[SideChanges]()
+    with known_truth(s, condition.fake, truth):
+        calls, _ = taken_from_log(s, python_taken_back(s, done), partial(run_to, frame, meeting, held))
     if frame.handled != entry.handled:
         raise NotNested("it leaves an exception handler")
     if meeting == len(frame.decoded):
-        return SideValues(calls, [returned(frame)], frame.ip, restored_inputs(s, before))
+        return SideValues(calls, [returned(frame)], frame.ip, restored_inputs(s, before), *done)
     values = [*[frame.locals.get(name) for name in live_names(frame, meeting)], *frame.stack]
-    return SideValues(calls, values, meeting, restored_inputs(s, before))
+    return SideValues(calls, values, meeting, restored_inputs(s, before), *done)
+
+
+@contextmanager
+def known_truth(s: CaptureState, condition: FakeTensor, truth: bool) -> Iterator[None]:
+    """A side may test the same condition again."""
+    truths = s.part(Conversions).truths
+    before = truths.get(id(condition))
+    truths[id(condition)] = condition.storage_view.storage.version, truth
+    yield
+    if before is None:
+        del truths[id(condition)]
+
+
+@contextmanager
+def python_taken_back(s: CaptureState, done: list[SideChanges]) -> Iterator[None]:
+    with without_progress(s), changes_taken_back(s, done):
+        yield
 
 
 def returned(frame: SymbolicFrame) -> Value | None:
@@ -241,62 +274,68 @@ def leave_by_return(frame: SymbolicFrame, entry: AtJump, ends: Sequence[int], va
     frame.stack[:] = values if taking else []
 
 
-# Joining the values of both sides.
-
-Pair = tuple[Tensor, Tensor]
-Results = dict[tuple[int, int], Value]
-"""By the `id`s of the fakes of a pair."""
+# What both sides leave.
 
 
-def paired(s: CaptureState, left: Sequence[Value | None], right: Sequence[Value | None]) -> Iterator[Pair]:
-    """The tensors that differ. Raises Differs if other values do."""
-    if len(left) != len(right):
+def joined(
+    frame: SymbolicFrame,
+    entry: AtJump,
+    condition: Tensor,
+    sides: Sequence[SideValues],
+    failed: ValueNeeded,
+    exact: bool,
+) -> list[Value | None]:
+    """The values of both sides as one, and the objects that they changed. `exact`: no value is a choice.
+
+    Raises:
+        Differs: if the values cannot be joined where the sides meet.
+    """
+    s = frame.state
+    left, right = sides
+    entry.restore(frame, frame.ip)
+    frame.saved = frame.stack.copy()  # it holds values of the sides
+    changes = [side.changes for side in sides]
+    known = reachable(all_values(s)) if any(found.changes for found in changes) else set()
+    joining = Joining(known, (made_by(left.calls), made_by(right.calls)))
+    if len(left.values) != len(right.values):
         raise Differs
-    for a, b in zip(left, right, strict=True):
-        if a is b:
-            continue
-        if isinstance(a, Tensor) and isinstance(b, Tensor):
-            if a.fake is not b.fake:
-                yield a, b
-        elif isinstance(a, Tuple) and isinstance(b, Tuple) and a.cls is b.cls:
-            yield from paired(s, a.items(s), b.items(s))
-        elif not equal_constants(s, a, b):
-            raise Differs
+    for both in zip(left.values, right.values, strict=True):
+        joining.note(s, *both, exact=exact or None in both)
+    meetings = met(s, changes, known)
+    for meeting in meetings:
+        joining.note_state(s, meeting)
+    if joining.chooses:
+        joining.condition, joining.need = kept_condition(s, condition), failed
+    joining.take_results(joined_tensors(s, condition, sides, joining.all_pairs(), failed))
+    for meeting in meetings:
+        joining.build_state(s, meeting)
+    note_joined(s, changes)
+    return [joining.build(s, *both) for both in zip(left.values, right.values, strict=True)]
 
 
-def equal_constants(s: CaptureState, a: Value | None, b: Value | None) -> bool:
-    if a is None or b is None or not (a.is_constant and b.is_constant):
-        return False
-    left, right = a.constant(s), b.constant(s)
-    return type(left) is type(right) and type(left) in EXACT and repr(left) == repr(right)
-
-
-def rebuilt(s: CaptureState, a: Value | None, b: Value | None, results: Results) -> Value | None:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return results.get((id(a.fake), id(b.fake)), a)
-    if isinstance(a, Tuple) and isinstance(b, Tuple) and a is not b:
-        return Tuple([rebuilt(s, *both, results) for both in zip(a.items(s), b.items(s), strict=True)], a.cls)  # type: ignore[misc]
-    return a
+def kept_condition(s: CaptureState, condition: Tensor) -> Value:
+    """The condition as it is now, for the code behind the region."""
+    return from_torch(s, s.recorder.call("clone", [condition.fake], {}, stack=running_frame(s).locations()))  # type: ignore[arg-type]
 
 
 def joined_tensors(
     s: CaptureState, condition: Tensor, sides: Sequence[SideValues], pairs: Sequence[Pair], failed: ValueNeeded
-) -> Results:
+) -> list[Value]:
     """Record the `cond` whose results are the `pairs`."""
-    distinct = {(id(a.fake), id(b.fake)): (a, b) for a, b in pairs}
     changed = list({id(fake): fake for side in sides for fake in side.changed}.values())
-    if not distinct and not changed:
+    if not pairs and not changed:
         if any(side.calls for side in sides):
             raise NotNested("nothing is left of its calls")
-        return {}
-    for a, b in distinct.values():
-        require_alike(a, b)
-    done = [(side.calls, [pair[n].fake for pair in distinct.values()]) for n, side in enumerate(sides)]
+        return []
+    for a, b in pairs:
+        if a is not None and b is not None:
+            require_alike(a, b)
+    done = [with_outputs(s, side.calls, pairs, n) for n, side in enumerate(sides)]
     for _, outputs in done:
         if len({id(fake.storage_view.storage) for fake in outputs}) < len(outputs):
             raise NotNested("its results share memory")
     captured = captured_by(done, ())
-    require_own_memory(changed, [*captured, *[tensor.fake for pair in distinct.values() for tensor in pair]])
+    require_own_memory(changed, [*captured, *[tensor.fake for pair in pairs for tensor in pair if tensor is not None]])
     places = {id(fake): number for number, fake in enumerate(captured)}
     changes = tuple([places[id(fake)] for fake in changed])
     target = operator_of("cond", done, captured, run_branch, lets_gradients_be_absent=True, changes=changes)
@@ -304,11 +343,35 @@ def joined_tensors(
         results = record(s, target, [condition.fake, *captured])
     except RuntimeError as problem:  # of autograd: a value that a gradient needs was changed in place
         raise NotNested("its torch calls raise apart from the region") from problem
-    for pair, result in zip(distinct.values(), results, strict=True):
-        note_copy(s, pair, result, captured, failed)
-        if pair[0].fake.requires_grad is not pair[1].fake.requires_grad:
+    for (a, b), result in zip(pairs, results, strict=True):
+        note_copy(s, [tensor for tensor in (a, b) if tensor is not None], result, captured, failed)
+        if a is not None and b is not None and a.fake.requires_grad is not b.fake.requires_grad:
             s.part(Conversions).varying.append((result.fake, failed))  # type: ignore[attr-defined]
-    return dict(zip(distinct, results, strict=True))
+    return results
+
+
+def with_outputs(s: CaptureState, calls: Calls, pairs: Sequence[Pair], side: int) -> tuple[Calls, list[FakeTensor]]:
+    """The calls and results of a side. What it does not leave is a tensor without contents, which nothing reads."""
+    outputs = list[FakeTensor]()
+    for pair in pairs:
+        own, other = pair[side], pair[1 - side]
+        if own is None:
+            assert other is not None
+            more, made = taken_from_log(s, nullcontext(), partial(unread, s, other.fake))
+            calls = (*calls, *more)
+            outputs.append(made)
+        else:
+            outputs.append(own.fake)
+    return calls, outputs
+
+
+def unread(s: CaptureState, like: FakeTensor) -> FakeTensor:
+    if any(isinstance(size, torch.SymInt) and not size.node.has_hint() for size in like.shape):
+        raise NotNested("it leaves a tensor whose size depends on data")
+    kwargs = {"dtype": like.dtype, "device": like.device}
+    made = s.recorder.call(torch.empty_strided, [tuple(like.shape), like.stride()], kwargs)
+    assert isinstance(made, FakeTensor)
+    return made
 
 
 def require_own_memory(changed: Sequence[FakeTensor], used: Sequence[FakeTensor]) -> None:
@@ -332,7 +395,9 @@ def require_alike(a: Tensor, b: Tensor) -> None:
 # Results that are copies.
 
 
-def note_copy(s: CaptureState, pair: Pair, result: Value, captured: Iterable[FakeTensor], failed: ValueNeeded) -> None:
+def note_copy(
+    s: CaptureState, pair: Sequence[Tensor], result: Value, captured: Iterable[FakeTensor], failed: ValueNeeded
+) -> None:
     assert isinstance(result, Tensor)
     outside = {id(fake.storage_view.storage) for fake in captured}
     copies, sources = s.part(Conversions).copies, list[FakeStorage]()

@@ -10,7 +10,7 @@ an object of the program) raises `NotNested`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
 from typing import TypeVar, final
 
@@ -18,10 +18,13 @@ import torch
 
 from kiln.capture.interpreter.breaks import GraphBreak, Raised
 from kiln.capture.interpreter.builtins.torch_functions import SETTERS, Scope, Setter, TorchModes
-from kiln.capture.interpreter.core import CaptureState, Value
+from kiln.capture.interpreter.core import CaptureState, StateChange, Value
 from kiln.capture.interpreter.data_values import DataValues
+from kiln.capture.interpreter.effects import SideEffect
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.host_draws import Draws
+from kiln.capture.interpreter.side_changes import CHANGES, Place
+from kiln.capture.interpreter.variables.function import Namespace
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import List, Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor, from_torch
@@ -98,7 +101,7 @@ def interpreted(s: CaptureState, function: Value, operands: list[Value]) -> Inte
     if issubclass(function.python_type(), torch.fx.GraphModule):  # of a graph that torch.compile hands over
         function = function.get_attr(s, "forward")
     roots = [*frame_values(s), function, *operands]
-    calls, returned = taken_from_log(s, roots, lambda: function.call(s, operands, {}))
+    calls, returned = taken_from_log(s, without_effects(s, roots), lambda: function.call(s, operands, {}))
     result = flat(s, returned)
     parts = [flat(s, item) for item in returned.items(s)] if isinstance(returned, Tuple | List) else []
     if not all(isinstance(leaf, Tensor) or leaf.is_constant for leaf in result.leaves):
@@ -108,15 +111,21 @@ def interpreted(s: CaptureState, function: Value, operands: list[Value]) -> Inte
     return Interpreted(calls, result, parts)
 
 
-def taken_from_log(s: CaptureState, roots: Sequence[object], interpret: Callable[[], Made]) -> tuple[Calls, Made]:
-    """The torch calls of `interpret()`, which leave the log, and its result. `roots`: what the program holds."""
+def taken_from_log(
+    s: CaptureState, effects: AbstractContextManager[None], interpret: Callable[[], Made]
+) -> tuple[Calls, Made]:
+    """The torch calls of `interpret()`, which leave the log, and its result. `effects` says what becomes of others."""
     recorder = s.recorder
     mark, first = recorder.mark(), len(recorder.nodes)
-    with without_effects(s, roots):
+    with effects:
         try:
             result = interpret()
-        except (GraphBreak, Raised) as problem:
-            raise NotNested("it cannot be traced") from problem
+        except GraphBreak as stop:
+            where = stop.at.text() if stop.at is not None else ""
+            inner = stop.details.get("sides", "")
+            raise NotNested(f"at {where}, {str(inner).rpartition(': ')[2] or stop.reason}") from stop
+        except Raised as raised:
+            raise NotNested("it raises an exception") from raised
     calls = tuple(recorder.calls[mark:])
     if any(
         isinstance(call.target, RegisterHook) or call.target in OUTSIDE or call.target is set_data for call in calls
@@ -130,29 +139,37 @@ def taken_from_log(s: CaptureState, roots: Sequence[object], interpret: Callable
 @contextmanager
 def without_effects(s: CaptureState, roots: Sequence[object]) -> Iterator[None]:
     """Raise NotNested if the program changes an object that it had before, found from `roots`, or a mode."""
-    outer, changed = s.counters.changed, list[Value]()
-    before, modes = effects_so_far(s), mode_values(s)
+    outer, changed = s.counters.changed, dict[Place, StateChange]()
+    before = s.effects.changes
     s.counters.changed = changed
     try:
-        yield
+        with without_progress(s):
+            yield
     finally:
         s.counters.changed = outer
-        if outer is not None:
-            outer += changed
+        s.counters.has_changed(changed.values())
+    if s.effects.changes != before:
+        raise NotNested(CHANGES)
+    if changed and not {value for value, _ in changed}.isdisjoint(reachable(roots)):
+        raise NotNested(CHANGES)
+
+
+@contextmanager
+def without_progress(s: CaptureState) -> Iterator[None]:
+    """Raise NotNested if items of an iterator of the program are taken, or a mode is changed."""
+    before, modes = effects_so_far(s), mode_values(s)
+    yield
     now = {
         key: value for key, value in mode_values(s).items() if modes.get(key, s.part(TorchModes).at_entry[key]) != value
     }
     if effects_so_far(s) != before or now:
-        raise NotNested("it changes objects of the program")
-    if changed and not {id(value) for value in changed}.isdisjoint(reachable(roots)):
-        raise NotNested("it changes objects of the program")
+        raise NotNested(CHANGES)
 
 
-def effects_so_far(s: CaptureState) -> tuple[int, int, int, int]:
-    """What grows with each effect: items taken, changes outside, numbers drawn by Python, assumptions on values."""
+def effects_so_far(s: CaptureState) -> tuple[int, int, int]:
+    """What grows with each effect: items taken, numbers drawn by Python, assumptions on values."""
     return (
         s.counters.consumed - s.counters.changes,
-        s.effects.changes,
         len(s.part(Draws).calls),
         len(s.part(DataValues).assumptions),
     )
@@ -170,6 +187,14 @@ def frame_values(s: CaptureState) -> Iterator[object]:
         frame = frame.parent
 
 
+def all_values(s: CaptureState) -> Iterator[object]:
+    """What the running frames and the capture hold."""
+    yield from frame_values(s)
+    yield from s.effects
+    for part in s._parts.values():
+        yield from getattr(part, "__dict__", {}).values()
+
+
 def reachable(roots: Iterable[object]) -> set[int]:
     """The `id`s of values that are found from `roots` through attributes of values and frames, and containers."""
     found: set[int] = set()
@@ -182,7 +207,7 @@ def reachable(roots: Iterable[object]) -> set[int]:
             waiting += item
         elif isinstance(item, dict):
             waiting += item.values()
-        elif isinstance(item, Value | SymbolicFrame):
+        elif isinstance(item, Value | SymbolicFrame | Namespace | SideEffect):
             found.add(id(item))
             slots = [name for cls in type(item).__mro__ for name in getattr(cls, "__slots__", ())]
             waiting += [getattr(item, name, None) for name in slots if name != "state"]

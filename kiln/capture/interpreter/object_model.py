@@ -7,6 +7,7 @@ from typing import final
 from kiln.capture.interpreter.core import CallSite, CaptureState, Value
 from kiln.capture.interpreter.native_calls import natives
 from kiln.capture.interpreter.operations import equal
+from kiln.capture.interpreter.side_changes import state_of
 from kiln.capture.interpreter.variables import object as objects
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.sequence import List
@@ -32,6 +33,9 @@ class PythonObjectModel:
 
     def equal(self, s: CaptureState, left: Value, right: Value) -> bool:
         return equal(s, left, right)
+
+    def state_of(self, s: CaptureState, value: Value, name: str) -> object:
+        return state_of(s, value, name)
 
     def sequence_iterator(self, s: CaptureState, value: Value) -> Value:
         """Over an object that has only `__getitem__`, or whose items are too many to be made at once."""

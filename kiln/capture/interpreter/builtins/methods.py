@@ -341,12 +341,15 @@ def dict_fromkeys(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 @method(Set, (set,), "add")
 def set_add(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> None:
     key = args[0].key(s)
-    target.change(s).setdefault(key, args[0])
+    if key not in target.items(s):
+        target.change(s)[key] = args[0]
 
 
 @method(Set, (set,), "discard")
 def set_discard(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> None:
-    target.change(s).pop(searched(s, args[0]), None)
+    key = searched(s, args[0])
+    if key in target.items(s):
+        del target.change(s)[key]
 
 
 @method(Set, (set,), "remove")

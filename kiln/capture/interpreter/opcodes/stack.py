@@ -161,10 +161,7 @@ def delete_deref(frame: SymbolicFrame, name: str) -> None:
 
 
 def store_cell(frame: SymbolicFrame, name: str, value: Value | None) -> None:
-    cell, changed = frame.cells[name], frame.state.counters.changed
-    if changed is not None:
-        changed.append(cell)
-    cell.store(frame.state, value)
+    frame.cells[name].store(frame.state, value)
 
 
 @opcode("LOAD_GLOBAL", pops=0, uses_globals=True)

@@ -33,6 +33,7 @@ from kiln.capture.interpreter.core import (
     Kwargs,
     Token,
     Value,
+    will_change,
     wraps,
 )
 from kiln.capture.interpreter.effects import SideEffect
@@ -134,6 +135,7 @@ class Cell(Value):
         return self.content
 
     def store(self, s: CaptureState, value: Value | None) -> None:
+        will_change(s, self)
         if self.original is not None:
             s.effects.note(CellEffect(self))
         self.content, self.emptied = value, value is None

@@ -9,7 +9,16 @@ from dataclasses import field
 from typing import final
 
 from kiln.capture.interpreter.breaks import PastStep, Raised, UnsupportedAttribute, UnsupportedValue
-from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Codegen, Kwargs, Value
+from kiln.capture.interpreter.core import (
+    NOT_RESUMABLE,
+    Args,
+    CallSite,
+    CaptureState,
+    Codegen,
+    Kwargs,
+    Value,
+    will_change,
+)
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.exception import link
@@ -48,7 +57,8 @@ class Lazy(Value):
         return self
 
     def next(self, s: CaptureState) -> Value | None:
-        s.counters.consumed += 1
+        s.counters.change()
+        will_change(s, self)
         return self.step(s)
 
     def emit(self, g: Codegen) -> None:
@@ -105,6 +115,7 @@ class Generator(Value):
     def _enter(self, s: CaptureState) -> None:
         if self.started and self.frame.running:
             raise s.error(ValueError, "generator already executing")
+        will_change(s, self)
         if not self.started:
             s.part(StartedGenerators).generators.append(self)
         self.started = self.frame.running = True

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterator, Reversible, Sized
 from collections.abc import Set as AbstractSet
 from typing import Protocol, final
 
-from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Codegen, Token, Value
+from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Codegen, Token, Value, will_change
 from kiln.capture.interpreter.effects import contents_key
 from kiln.capture.interpreter.variables.sequence import List
 
@@ -131,6 +131,7 @@ class KeyIterator(Value):
         return self
 
     def next(self, s: CaptureState) -> Value | None:
+        will_change(s, self)
         try:
             token = next(self.walk)
         except StopIteration:

@@ -29,6 +29,7 @@ from kiln.capture.interpreter.core import (
     Token,
     Value,
     emit_class,
+    will_change,
     wraps,
 )
 from kiln.capture.interpreter.effects import Container, note_change
@@ -181,6 +182,7 @@ class Dict(Container):
     def set_item(self, s: CaptureState, key: Value, value: Value, site: CallSite = NOT_RESUMABLE) -> None:
         if self.cls is types.MappingProxyType:
             raise s.error(TypeError, "'mappingproxy' object does not support item assignment")
+        will_change(s, self)  # which may read all items
         plain = self._items is None and self.source is not None and not self.counted
         if plain and key.python_type() in (int, str) and not is_namespace(self.original):
             s.guard_type(self)

@@ -36,11 +36,13 @@ from kiln.capture.interpreter.core import (
     Token,
     Value,
     emit_class,
+    will_change,
     wraps,
 )
 from kiln.capture.interpreter.effects import SideEffect, emit_attribute, emit_deletion
 from kiln.capture.interpreter.pure import is_written_in_c
 from kiln.capture.interpreter.variables.bound_method import BOUND_TYPES, BoundMethod
+from kiln.capture.interpreter.variables.choice import Choice, emit_present
 from kiln.capture.interpreter.variables.class_entries import (
     GETSET,
     SLOT,
@@ -131,7 +133,8 @@ class Object(Value):
     def instance_attr(self, s: CaptureState, name: str) -> Value | None:
         """From the instance's own dict."""
         if name in self.attrs:
-            return self.attrs[name]
+            found = self.attrs[name]
+            return found if not isinstance(found, Choice) else found.present()
         content = self.own_dict(s)
         if content is None or name not in content:
             return None
@@ -162,6 +165,8 @@ class Object(Value):
     def instance_names(self) -> list[str]:
         """The current keys of the instance's dict."""
         names = list(plain_dict(self.original)) if self.original is not MISSING else []
+        for value in self.attrs.values():
+            isinstance(value, Choice) and value.present()
         names += [name for name in self.attrs if name not in names and not is_slot(self.cls, name)]
         return [name for name in names if self.attrs.get(name, True) is not None and not self.is_field(name)]
 
@@ -249,8 +254,7 @@ class Object(Value):
     def put_attr(self, s: CaptureState, name: str, value: Value | None) -> None:
         """Write the instance's dict; an attribute that was deleted before comes last."""
         s.counters.change()
-        if s.counters.changed is not None:
-            s.counters.changed.append(self)
+        will_change(s, self, name)
         recreated = value is not None and self.attrs.get(name, MISSING) is None
         if recreated and not isinstance(self.attrs, OwnItems):
             del self.attrs[name]
@@ -320,7 +324,7 @@ class Object(Value):
             g.body.op("STORE_ATTR", "__dict__")
         for name, value in self.attrs.items():
             if value is not None:
-                emit_attribute(g, self.cls, name, value)
+                emit_present(g, value, functools.partial(emit_attribute, g, self.cls, name))
 
 
 def emit_bare(value: Object, g: Codegen) -> None:

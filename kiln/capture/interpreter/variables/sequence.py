@@ -21,6 +21,7 @@ from kiln.capture.interpreter.core import (
     Token,
     Value,
     emit_class,
+    will_change,
     wraps,
 )
 from kiln.capture.interpreter.effects import Container, ContentsEffect, SideEffect, contents_key, note_change
@@ -187,7 +188,7 @@ class List(Sequence, Container):
 
     def append(self, s: CaptureState, item: Value) -> None:
         """Without a guard on the length, so that a growing log does not recompile."""
-        if self._items is None and self.source is not None and self.cls is list:
+        if self._items is None and self.source is not None and self.cls is list and s.counters.changed is None:
             s.guard_type(self)
             s.effects.note(AppendEffect(self))
             self.appended.append(item)
@@ -293,6 +294,7 @@ class SequenceIterator(Value):
 
     def next(self, s: CaptureState) -> Value | None:
         items = self.sequence.items(s)
+        will_change(s, self)
         if self.ended or self.index >= len(items):
             self.ended = True
             return None
@@ -350,6 +352,7 @@ class ReversedList(Value):
 
     def next(self, s: CaptureState) -> Value | None:
         items = self.sequence.items(s)
+        will_change(s, self)
         if not 0 <= self.index < len(items):
             self.index = -1
             return None
@@ -488,7 +491,8 @@ def runs_code(s: CaptureState, value: Value, name: str) -> bool:
 def consumed(s: CaptureState, value: Value) -> Value:
     """An iterator over `value`, which the current instruction advances: a break behind it is one in front of it."""
     iterator = value.iterate(s)
-    s.counters.consumed += iterator is value
+    if iterator is value:
+        s.counters.change()
     return iterator
 
 

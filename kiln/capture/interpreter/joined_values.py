@@ -1,0 +1,224 @@
+"""The values that both sides of a branch leave, as one: equal ones stay, tensors become results of the `cond`.
+
+    y: t0 | t1           y = cond(...)[0]
+    cache.keys: k | None        cache.keys = Choice(gate, cond(...)[1], None)       `None` of a tensor: zeros
+
+Where other values differ in an object or container, the joined value is a `Choice`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import field
+from typing import final
+
+from kiln.capture.interpreter.core import MISSING, CaptureState, Value
+from kiln.capture.interpreter.data_values import ValueNeeded
+from kiln.capture.interpreter.nested_calls import Calls
+from kiln.capture.interpreter.side_changes import Meeting, may_be_absent
+from kiln.capture.interpreter.variables.choice import Choice
+from kiln.capture.interpreter.variables.mapping import Dict
+from kiln.capture.interpreter.variables.object import Object
+from kiln.capture.interpreter.variables.sequence import List, Tuple
+from kiln.capture.interpreter.variables.tensor import Tensor
+from kiln.graph.trace.log import leaves
+from kiln.graph.trace.nested_graphs import NotNested
+from kiln.support.records import dataclass
+
+EXACT = (bool, int, float, complex, str, bytes, type(None))
+"""Constants of these types are equal if their texts are."""
+LEFT, RIGHT = 0, 1
+
+Pair = tuple[Tensor | None, Tensor | None]
+"""What the sides leave; None: a side leaves no tensor there, and nothing reads the result after it."""
+
+
+class Differs(Exception):
+    """The sides leave values that cannot be joined here."""
+
+
+@final
+@dataclass(eq=False)
+class Joining:
+    """The tensors that the sides leave and, once the `cond` is recorded, what stands for them.
+
+    `known` are the values from before the branch, `made` the fakes that each side has made. First all values are
+    looked at (`note`, `note_state`), then the `pairs` are recorded, then the values are built (`build`, `build_state`).
+    """
+
+    known: set[int]
+    made: tuple[set[int], set[int]]
+    pairs: dict[tuple[int, int], Pair] = field(default_factory=dict)
+    """By the `id`s of the fakes, 0 for none."""
+    alone: tuple[dict[int, Tensor], dict[int, Tensor]] = field(default_factory=lambda: ({}, {}))
+    """Tensors that a side has made and that only a choice holds, by the `id` of the fake."""
+    results: dict[tuple[int, int], Value] = field(default_factory=dict)
+    condition: Value | None = None
+    chooses: bool = False
+    need: ValueNeeded | None = None
+    rebuilt: dict[int, Value] = field(default_factory=dict)
+    """What stands for values that one side has made, by `id`."""
+
+    def note(self, s: CaptureState, a: Value | None, b: Value | None, exact: bool) -> None:
+        """Raises Differs if they would be a choice and must not (`exact`)."""
+        if a is b:
+            return
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            if a.fake is not b.fake:
+                self.pairs[id(a.fake), id(b.fake)] = a, b
+        elif isinstance(a, Tuple) and isinstance(b, Tuple) and a.cls is b.cls and len(a.items(s)) == len(b.items(s)):
+            for both in zip(a.items(s), b.items(s), strict=True):
+                self.note(s, *both, exact)
+        elif not equal_constants(s, a, b):
+            if exact:
+                raise Differs
+            self.chooses = True
+            for side, value in enumerate((a, b)):
+                self._note_alone(s, value, side)
+
+    def _note_alone(self, s: CaptureState, value: Value | None, side: int) -> None:
+        for tensor in self._tensors_in(s, value, set()):
+            if id(tensor.fake) in self.made[side]:
+                self.alone[side][id(tensor.fake)] = tensor
+
+    def _tensors_in(self, s: CaptureState, value: Value | None, seen: set[int]) -> Iterator[Tensor]:
+        """The tensors in a value that a side may have made."""
+        if value is None or id(value) in seen:
+            return
+        seen.add(id(value))
+        if isinstance(value, Tensor):
+            yield value
+        elif not self._is_outer(value):
+            for part in parts(s, value):
+                yield from self._tensors_in(s, part, seen)
+
+    def _is_outer(self, value: Value) -> bool:
+        return value.is_constant or value.source is not None or id(value) in self.known
+
+    def note_state(self, s: CaptureState, meeting: Meeting) -> None:
+        left, right = meeting.left, meeting.right
+        if isinstance(left, list) and isinstance(right, list):
+            if len(left) != len(right):
+                raise NotNested("it changes the length of a list")
+            for both in zip(left, right, strict=True):
+                self.note(s, *both, exact=False)
+        elif isinstance(left, dict) and isinstance(right, dict):
+            if list(left) != list(right):
+                raise NotNested("it changes the keys of a dict")
+            for token in left:
+                self.note(s, left[token][1], right[token][1], exact=False)
+        else:
+            assert not isinstance(left, list | dict) and not isinstance(right, list | dict)
+            partial = (left is None) is not (right is None)
+            if partial and not may_be_absent(s, meeting.change.value, meeting.change.name):
+                raise NotNested("it sets an attribute that does not exist after the other side")
+            self.note(s, left, right, exact=False)
+
+    def all_pairs(self) -> list[Pair]:
+        """Those of both sides, then tensors of one side alone that are in no other pair."""
+        for side in (LEFT, RIGHT):
+            paired = {key[side] for key in self.pairs}
+            for number, tensor in self.alone[side].items():
+                if number not in paired:
+                    key = (number, 0) if side == LEFT else (0, number)
+                    self.pairs[key] = (tensor, None) if side == LEFT else (None, tensor)
+        return list(self.pairs.values())
+
+    def take_results(self, results: Sequence[Value]) -> None:
+        self.results = dict(zip(self.pairs, results, strict=True))
+
+    def build(self, s: CaptureState, a: Value | None, b: Value | None) -> Value | None:
+        if a is b:
+            return a
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            return self.results.get((id(a.fake), id(b.fake)), a)
+        if isinstance(a, Tuple) and isinstance(b, Tuple) and a.cls is b.cls and len(a.items(s)) == len(b.items(s)):
+            items = [self.build(s, *both) for both in zip(a.items(s), b.items(s), strict=True)]
+            return Tuple(items, a.cls)  # type: ignore[arg-type]
+        if equal_constants(s, a, b):
+            return a
+        assert self.condition is not None and self.need is not None
+        return Choice(self.condition, self._of_side(s, a, LEFT), self._of_side(s, b, RIGHT), self.need)
+
+    def build_state(self, s: CaptureState, meeting: Meeting) -> None:
+        left, right = meeting.left, meeting.right
+        if isinstance(left, list) and isinstance(right, list):
+            items = [self.build(s, *both) for both in zip(left, right, strict=True)]
+            meeting.settle([item for item in items if item is not None])
+        elif isinstance(left, dict) and isinstance(right, dict):
+            pairs = {token: (left[token][0], self.build(s, left[token][1], right[token][1])) for token in left}
+            meeting.settle({token: (key, item) for token, (key, item) in pairs.items() if item is not None})
+        else:
+            assert not isinstance(left, list | dict) and not isinstance(right, list | dict)
+            meeting.settle(self.build(s, left, right))
+
+    def _of_side(self, s: CaptureState, value: Value | None, side: int) -> Value | None:
+        """The value of one side with results of the `cond` in place of tensors that the side has made."""
+        if value is None:
+            return None
+        if isinstance(value, Tensor):
+            return self._result(value, side)
+        if self._is_outer(value):
+            return value
+        found = self.rebuilt.get(id(value))
+        if found is None:
+            if isinstance(value, Tuple):
+                items = [self._of_side(s, item, side) for item in value.items(s)]
+                found = Tuple(items, value.cls)  # type: ignore[arg-type]
+            elif isinstance(value, Choice):
+                left, right = self._of_side(s, value.left, side), self._of_side(s, value.right, side)
+                found = Choice(self._result(value.condition, side), left, right, value.need)
+            else:
+                found = value
+                self.rebuilt[id(value)] = found
+                self._fill(s, value, side)
+            self.rebuilt[id(value)] = found
+        return found
+
+    def _result(self, tensor: Value, side: int) -> Value:
+        assert isinstance(tensor, Tensor)
+        if id(tensor.fake) not in self.made[side]:
+            return tensor
+        return next(result for key, result in self.results.items() if key[side] == id(tensor.fake))
+
+    def _fill(self, s: CaptureState, value: Value, side: int) -> None:
+        """Replace the parts of an object or container that the side has made."""
+        if isinstance(value, List):
+            value._items = [part for item in value.items(s) if (part := self._of_side(s, item, side)) is not None]
+        elif isinstance(value, Dict):
+            for token, (key, item) in list(value.items(s).items()):
+                part = self._of_side(s, item, side)
+                assert part is not None
+                value.items(s)[token] = key, part
+        elif isinstance(value, Object):
+            value.attrs.update({name: self._of_side(s, item, side) for name, item in value.attrs.items()})
+            self._of_side(s, value.native, side)
+
+
+def parts(s: CaptureState, value: Value) -> list[Value | None]:
+    """What a value that one side has made consists of. Raises NotNested where that is not known."""
+    if isinstance(value, Tuple | List):
+        return list(value.items(s))
+    if isinstance(value, Dict) and type(value.items(s)) is dict:
+        return [item for _, item in value.items(s).values()]
+    if isinstance(value, Choice):
+        return [value.condition, value.left, value.right]
+    if isinstance(value, Object) and value.original is MISSING and type(value.attrs) is dict and value.foreign is None:
+        return [*value.attrs.values(), value.native]
+    raise NotNested("it leaves a new object in one that existed before")
+
+
+def equal_constants(s: CaptureState, a: Value | None, b: Value | None) -> bool:
+    if a is None or b is None or not (a.is_constant and b.is_constant):
+        return False
+    left, right = a.constant(s), b.constant(s)
+    return type(left) is type(right) and type(left) in EXACT and repr(left) == repr(right)
+
+
+def made_by(calls: Calls) -> set[int]:
+    """The `id`s of the tensors that calls make, besides those that they change in place."""
+    found, used = set[int](), set[int]()
+    for call in calls:
+        used.update([id(leaf) for leaf in leaves([call.args, call.kwargs]) if id(leaf) not in found])
+        found.update([id(leaf) for leaf in leaves(call.result) if id(leaf) not in used])
+    return found

@@ -1,0 +1,161 @@
+"""Changes of Python objects on one side of a branch: noted, and taken back before the other side is interpreted.
+
+    if gate < 0.1:               cache.__dict__:  keys: None -> k, is_initialized: False -> True
+        cache.update(k)          cache has keys None again
+
+What is changed is a place: an attribute of an object, the contents of a list or dict, a cell. Its state is an attribute
+or content (None where it does not exist), a list of items, or a dict of tokens with (key, value).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias, cast, final
+
+from kiln.capture.interpreter.builtins.torch_functions import ModeEffect
+from kiln.capture.interpreter.core import MISSING, CaptureState, Effect, StateChange, Token, Value
+from kiln.capture.interpreter.effects import ContentsEffect
+from kiln.capture.interpreter.variables.class_entries import is_slot
+from kiln.capture.interpreter.variables.function import Cell, CellEffect
+from kiln.capture.interpreter.variables.mapping import Dict
+from kiln.capture.interpreter.variables.object import AttributeEffect, AttributeTables, Object
+from kiln.capture.interpreter.variables.sequence import List
+from kiln.graph.trace.nested_graphs import NotNested
+from kiln.support.records import dataclass
+
+Place = tuple[int, str]
+"""The `id` of a value, and the name of an attribute or nothing."""
+State: TypeAlias = Value | list[Value] | dict[Token, tuple[Value, Value]] | None
+TAKEN_BACK = (AttributeEffect, ContentsEffect, CellEffect)
+CHANGES = "it changes objects of the program"
+
+
+def state_of(s: CaptureState, value: Value, name: str) -> object:
+    """What a place holds; MISSING if it cannot be set to that again."""
+    if isinstance(value, Object) and type(value.attrs) is dict and not value.is_field(name):
+        if name in value.attrs or value.original is MISSING:
+            return value.attrs.get(name)
+        return value.instance_attr(s, name) if not is_slot(value.cls, name) else MISSING
+    if isinstance(value, List):
+        return list(value.items(s))
+    if isinstance(value, Dict):
+        items = value.items(s)
+        return dict(items) if type(items) is dict else MISSING
+    if isinstance(value, Cell):
+        return value.load(s)
+    return MISSING
+
+
+def set_state(value: Value, name: str, state: State) -> None:
+    if isinstance(value, Object):
+        assert not isinstance(state, list | dict)
+        if state is None and not value.had_attr(name):
+            value.attrs.pop(name, None)
+        else:
+            value.attrs[name] = state
+    elif isinstance(value, List):
+        value._items = list(cast(list[Value], state))
+    elif isinstance(value, Dict):
+        value._items = dict(cast(dict[Token, tuple[Value, Value]], state))
+        value._pending = []
+    elif isinstance(value, Cell):
+        value.content = cast(Value | None, state)
+        value.emptied = state is None
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class SideChanges:
+    """What a side changes: the states behind it, and its effects."""
+
+    changes: dict[Place, StateChange]
+    after: dict[Place, object]
+    effects: dict[Hashable, Effect]
+
+
+@contextmanager
+def changes_taken_back(s: CaptureState, done: list[SideChanges]) -> Iterator[None]:
+    """Interpret a side; add what it has changed to `done`, and put back what was before."""
+    outer, changes = s.counters.changed, dict[Place, StateChange]()
+    before = s.effects.snapshot()
+    s.counters.changed = changes
+    try:
+        yield
+        after = {place: state_of(s, change.value, change.name) for place, change in changes.items()}
+    finally:
+        s.counters.changed = outer
+    effects = s.effects.snapshot()
+    for key in {*before, *effects}:
+        effect = effects.get(key)
+        if isinstance(effect or before[key], ModeEffect):
+            continue  # modes are what they were, see `without_progress`
+        if effect is not before.get(key) and (
+            not isinstance(effect, TAKEN_BACK) or place_of(effect) not in changes or getattr(effect, "recreated", False)
+        ):
+            raise NotNested(CHANGES)
+    done.append(SideChanges(changes, after, effects))
+    for change in reversed(changes.values()):
+        if change.before is not MISSING:
+            set_state(change.value, change.name, cast(State, change.before))
+    s.effects.restore(before)
+
+
+def place_of(effect: AttributeEffect | ContentsEffect | CellEffect) -> Place:
+    if isinstance(effect, CellEffect):
+        return id(effect.cell), ""
+    return id(effect.value), effect.name if isinstance(effect, AttributeEffect) else ""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Meeting:
+    """A place that existed before the branch, and its states behind both sides."""
+
+    change: StateChange
+    left: State
+    right: State
+
+    def settle(self, state: State) -> None:
+        set_state(self.change.value, self.change.name, state)
+
+
+def met(s: CaptureState, sides: Sequence[SideChanges], known: set[int]) -> list[Meeting]:
+    """The places to be joined; the changes of new objects are made again. `known`: the values from before the branch.
+
+    Raises:
+        NotNested: if a change cannot be taken back.
+    """
+    for side in sides:
+        for place, change in side.changes.items():
+            if is_new(change.value, known) and side.after[place] is not MISSING:
+                set_state(change.value, change.name, cast(State, side.after[place]))
+    found: list[Meeting] = []
+    for place, change in {**sides[0].changes, **sides[1].changes}.items():
+        if not is_new(change.value, known):
+            states = [side.after.get(place, change.before) for side in sides]
+            if MISSING in (change.before, *states):
+                raise NotNested(CHANGES)
+            found.append(Meeting(change, *cast(list[State], states)))
+    return found
+
+
+def is_new(value: Value, known: set[int]) -> bool:
+    """Whether a side has made it."""
+    return id(value) not in known and value.source is None
+
+
+def note_joined(s: CaptureState, sides: Sequence[SideChanges]) -> None:
+    """Note the effects and changes of both sides, now that their states are joined."""
+    s.effects.restore({**sides[0].effects, **sides[1].effects})
+    for side in sides:
+        s.counters.has_changed(side.changes.values())
+    if any(side.changes for side in sides):
+        s.counters.change()
+
+
+def may_be_absent(s: CaptureState, value: Value, name: str) -> bool:
+    """Whether an attribute of an object can exist after one side alone."""
+    if not isinstance(value, Object) or value.original is not MISSING or is_slot(value.cls, name):
+        return False
+    return value.foreign is None and id(value) not in s.part(AttributeTables).instance_dicts

@@ -1,0 +1,86 @@
+"""One of two values, by a condition that the region computes: what the sides of a branch leave in an object.
+
+    if gate < 0.1:               cache.keys = Choice(gate < 0.1, k, None)
+        cache.keys = k
+
+It may be stored, passed on and returned. Where Python needs to know which value it is, the capture begins again and
+breaks the graph at the branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn, final
+
+from kiln.capture.bytecode.assemble import Label
+from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Codegen, Token, Value
+from kiln.capture.interpreter.data_values import ValueNeeded
+from kiln.capture.interpreter.variables.constant import Constant
+
+
+@final
+class Choice(Value):
+    """`left` if `condition`, a tensor of one element, is true, else `right`; None: the attribute does not exist."""
+
+    __slots__ = ("condition", "left", "need", "right")
+
+    def __init__(self, condition: Value, left: Value | None, right: Value | None, need: ValueNeeded) -> None:
+        self.condition = condition
+        self.left = left
+        self.right = right
+        self.need = need
+        self.source = None
+
+    def _needed(self) -> NoReturn:
+        raise ValueNeeded(self.need.made_at, self.need.step, "Python reads what its sides leave in an object")
+
+    def present(self) -> Value:
+        """Itself, if both values exist."""
+        if self.left is None or self.right is None:
+            self._needed()
+        return self
+
+    def python_type(self) -> type:
+        self._needed()
+
+    def real(self) -> NoReturn:
+        self._needed()
+
+    def constant(self, s: CaptureState) -> NoReturn:
+        self._needed()
+
+    def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
+        self._needed()
+
+    def truth(self, s: CaptureState) -> bool:
+        self._needed()
+
+    def key(self, s: CaptureState) -> Token:
+        self._needed()
+
+    def emit(self, g: Codegen) -> None:
+        g.body.const(chosen)
+        for value in (self.condition, self.left, self.right):
+            g.emit(value if value is not None else Constant(None))
+        g.body.call(3)
+        g.remember(self)
+
+
+def chosen(condition: object, left: object, right: object) -> object:
+    return left if condition else right
+
+
+def emit_present(g: Codegen, value: Value, write: Callable[[Value], None]) -> None:
+    """`write(value)`, where one of two values does not exist only if the other was chosen."""
+    if not isinstance(value, Choice) or (value.left is not None and value.right is not None):
+        write(value)
+        return
+    existing = value.left if value.left is not None else value.right
+    assert existing is not None
+    end = Label()
+    g.emit(existing)  # what it builds is known on both ways
+    g.body.op("POP_TOP")
+    g.emit(value.condition)
+    g.body.jump_if(value.left is None, end)
+    write(existing)
+    g.body.label(end)
