@@ -251,6 +251,8 @@ MAP = {
         ("What does KILN_LOG print?", "kiln/report/listeners.py", ""),
         ("Where is a region compared with eager?", "kiln/pipeline/first_run.py", "FirstRun"),
         ("What can be switched off?", "kiln/pipeline/switches.py", "SWITCHES"),
+        ("What does a collective become?", "kiln/capture/interpreter/collective_polyfills.py", "all_reduce"),
+        ("When is a collective started and waited for?", "kiln/loops/fusion/overlap.py", "overlapped"),
         ("Which ops stay eager's kernels?", "kiln/graph/ops/eager_kernels.py", "EagerKernels"),
         ("Where is a fault narrowed down?", "kiln/debug/bisect.py", "bisect_reproduction"),
         ("What is in a package, and what is checked first?", "kiln/packages/manifest.py", "Manifest"),

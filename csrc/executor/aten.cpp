@@ -239,27 +239,32 @@ IValue fed(const Feed& feed, const CallView& call) {
 // The result if it has the planned layout, else a copy in it. Also copied: a result that starts at
 // an address which device kernels would wrongly take to be aligned, and one that is `fresh` by the
 // operator's schema but shares its memory (aten::unsafe_split), since plans write to fresh results.
-TensorPtr as_planned(at::Tensor result, const Layout& layout, bool fresh, const CallView& call) {
+// What a collective fills is held by it until it ends.
+enum class Memory : uint8_t { kAny, kFresh, kInFlight };
+
+TensorPtr as_planned(at::Tensor result, const Layout& layout, Memory memory, const CallView& call) {
   const int64_t* ints = call.ints;
   c10::TensorImpl* made = result.unsafeGetTensorImpl();
-  bool good = result.defined() && fits(*made, layout, ints) &&
-              !(fresh && made->has_storage() && made->storage().use_count() > 1) &&
-              (!call.program->aligned || is_aligned(made->data()));
+  bool good =
+      result.defined() && fits(*made, layout, ints) &&
+      !(memory == Memory::kFresh && made->has_storage() && made->storage().use_count() > 1) &&
+      (!call.program->aligned || is_aligned(made->data()));
   if (good) return result.unsafeReleaseIntrusivePtr();
   KILN_CHECK(result.defined(), "an ATen step returned no tensor where the plan has one");
   KILN_CHECK(made->sizes() == sizes_of(layout, ints), "an ATen step returned sizes ", made->sizes(),
              " where the plan has ", sizes_of(layout, ints));
+  if (memory == Memory::kInFlight) wait_for(*made);
   TensorPtr planned = empty_strided(layout, ints);
   copy_into(*planned, *made);
   return planned;
 }
 
-void put(Value& slot, IValue result, int32_t layout, bool fresh, const CallView& call) {
+void put(Value& slot, IValue result, int32_t layout, Memory memory, const CallView& call) {
   if (result.isTensor()) {
     at::Tensor tensor = std::move(result).toTensor();
     if (layout == kNone) return slot.set_tensor(tensor.unsafeReleaseIntrusivePtr());
     const Layout& planned = call.program->layouts[static_cast<size_t>(layout)];
-    return slot.set_tensor(as_planned(std::move(tensor), planned, fresh, call));
+    return slot.set_tensor(as_planned(std::move(tensor), planned, memory, call));
   }
   if (result.isInt()) return slot.set_int(result.toInt());
   if (result.isBool()) return slot.set_bool(result.toBool());
@@ -290,8 +295,9 @@ class BoxedCall final : public AtenCall {
     outs_ = step.outs;
     layouts_ = step.layouts;
     for (const c10::Argument& result : handle_.schema().returns()) {
-      fresh_ = fresh_ && result.alias_info() == nullptr;
+      if (result.alias_info() != nullptr) memory_ = Memory::kAny;
     }
+    if (step.target.rfind("_c10d_functional.", 0) == 0) memory_ = Memory::kInFlight;
   }
 
   void run(const CallView& call) const override {
@@ -302,7 +308,7 @@ class BoxedCall final : public AtenCall {
     if (stack.size() == 1 && stack[0].isList()) return spread(stack[0].toListRef(), call);
     for (size_t n = 0; n < outs_.size() && n < stack.size(); n++) {
       if (outs_[n] == kNone) continue;
-      put(call.slots[outs_[n]], std::move(stack[n]), layouts_[n], fresh_, call);
+      put(call.slots[outs_[n]], std::move(stack[n]), layouts_[n], memory_, call);
     }
   }
 
@@ -312,7 +318,7 @@ class BoxedCall final : public AtenCall {
                " tensors where the plan has ", outs_.size());
     for (size_t n = 0; n < outs_.size(); n++) {
       if (outs_[n] == kNone) continue;
-      put(call.slots[outs_[n]], results[n], layouts_[n], fresh_, call);
+      put(call.slots[outs_[n]], results[n], layouts_[n], memory_, call);
     }
   }
 
@@ -320,7 +326,7 @@ class BoxedCall final : public AtenCall {
   std::vector<Feed> feeds_;
   std::vector<Slot> outs_;
   std::vector<int32_t> layouts_;
-  bool fresh_ = true;  // by its schema no result is an argument or a view of one
+  Memory memory_ = Memory::kFresh;  // by its schema no result is an argument or a view of one
 };
 
 }  // namespace
@@ -405,6 +411,12 @@ c10::Scalar element(const c10::TensorImpl& tensor) {
 int64_t read_int(const c10::TensorImpl& tensor) { return element(tensor).toLong(); }
 double read_float(const c10::TensorImpl& tensor) { return element(tensor).toDouble(); }
 bool read_bool(const c10::TensorImpl& tensor) { return element(tensor).toBool(); }
+
+void wait_for(const c10::TensorImpl& tensor) {
+  static const auto wait =
+      operator_of<at::Tensor(const at::Tensor&)>("_c10d_functional::wait_tensor", "");
+  wait.call(wrap(tensor));
+}
 
 std::pair<int64_t, int64_t> draw_seed(int32_t device_index, int64_t increment) {
   c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device_index));

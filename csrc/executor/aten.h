@@ -40,6 +40,8 @@ TensorPtr view_of(const c10::TensorImpl& base, c10::IntArrayRef sizes, c10::IntA
 int64_t read_int(const c10::TensorImpl& tensor);
 double read_float(const c10::TensorImpl& tensor);
 bool read_bool(const c10::TensorImpl& tensor);
+// Until the collective that writes the tensor has ended.
+void wait_for(const c10::TensorImpl& tensor);
 // (seed, offset) of a CUDA device, drawn as kiln.plan.random.draw_seed does: the generator's
 // state on the host. An index of -1 is the current device.
 std::pair<int64_t, int64_t> draw_seed(int32_t device_index, int64_t increment);

@@ -35,6 +35,7 @@ Brevity::Brevity(const Program& program, const std::vector<TensorPtr>& constants
     } else if (std::holds_alternative<CopyStep>(step.data)) {
       calls_++;
     } else if (std::holds_alternative<BranchStep>(step.data) ||
+               std::holds_alternative<WaitStep>(step.data) ||
                std::holds_alternative<LoopStep>(step.data)) {
       return;
     }

@@ -30,7 +30,7 @@ struct DevicePlace {
 };
 
 inline constexpr int64_t kMagic = 0x4e4c494b;
-inline constexpr int64_t kFormat = 0x16ca8a28;
+inline constexpr int64_t kFormat = 0x8416356;
 
 // An argument of an ATen step: what the words behind the kind are.
 enum class ArgumentKind : int8_t { kNone = 0, kSlot, kInt, kIntRegister, kFloat, kFloatRegister,
@@ -106,6 +106,10 @@ struct RandomSeedStep {
   Register increment;
   auto fields() { return std::tie(out, device, increment); }
 };
+struct WaitStep {
+  Slot source;
+  auto fields() { return std::tie(source); }
+};
 struct HostReadStep {
   Slot source;
   ScalarKind kind;
@@ -147,7 +151,7 @@ struct LoopStep {
 };
 // In the order of the numbers that stand for them.
 using StepData = std::variant<AllocateStep, RawAllocateStep, ViewStep, CopyStep, ConstantStep,
-    FreeStep, LaunchStep, AtenStep, RandomSeedStep, HostReadStep, CheckRelationStep,
+    FreeStep, LaunchStep, AtenStep, RandomSeedStep, WaitStep, HostReadStep, CheckRelationStep,
     CheckTensorStep, BranchStep, LoopStep>;
 
 }  // namespace kiln

@@ -124,6 +124,7 @@ class Run {
   void run(const CopyStep& step) { copy_into(tensor(step.target), tensor(step.source)); }
   void run(const ConstantStep& step) { slots_[step.out].borrow(constants_[step.index].get()); }
   void run(const FreeStep& step);
+  void run(const WaitStep& step) { wait_for(tensor(step.source)); }
   void run(const LaunchStep& step);
   void run(const AtenStep& step) { step.resolved->run({&program_, slots_, ints_, floats_}); }
   void run(const RandomSeedStep& step);

@@ -2,6 +2,7 @@
 
 find_overload("aten.mm.default")     torch.ops.aten.mm.default
 is_random("aten.rand.default")       True
+is_collective("_c10d_functional.all_reduce.default")     True
 written_arguments("aten.add_.Tensor")    {0, "self"}
 number_arguments("aten.add.Tensor")      {2, "alpha"}
 """
@@ -25,6 +26,16 @@ def find_overload(target: str) -> Any:
         return getattr(getattr(getattr(torch.ops, namespace), name), overload)
     except (AttributeError, RuntimeError) as error:
         raise UnknownOperator(target=target, problem=str(error)) from error
+
+
+COLLECTIVES = frozenset(("c10d", "_c10d_functional", "c10d_functional", "_dtensor"))
+"""Namespaces of operators that talk to other processes."""
+WAIT_TENSOR = "_c10d_functional.wait_tensor.default"
+
+
+def is_collective(target: str) -> bool:
+    """Whether the overload talks to other processes, which run it too, in the same order."""
+    return target.partition(".")[0] in COLLECTIVES
 
 
 @lru_cache(maxsize=1024)

@@ -125,6 +125,7 @@ NATIVE_STEPS = (
     ATEN           := NativeStep("Aten", target=TEXT, args=ARGUMENTS, kwargs=KEYWORDS, outs=SLOTS, layouts=LAYOUTS,
                                  resolved=RESOLVED),
     RANDOM_SEED    := NativeStep("RandomSeed", out=SLOT, device=PLACE, increment=SIZE),
+    WAIT           := NativeStep("Wait", source=SLOT),
     HOST_READ      := NativeStep("HostRead", source=SLOT, kind=SCALAR, target=REGISTER, segment=INDEX),
     CHECK_RELATION := NativeStep("CheckRelation", relation=RELATION, difference=SIZE, message=TEXT),
     CHECK_TENSOR   := NativeStep("CheckTensor", condition=SLOT, message=TEXT),

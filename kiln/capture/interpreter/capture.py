@@ -38,6 +38,7 @@ from kiln.capture.interpreter.builtins import (
     checkpoint,
     class_checks,
     class_statements,
+    collectives,
     context,
     control_flow_operators,
     copying,
@@ -136,6 +137,7 @@ REGISTERED = (
         class_checks,
         class_statements,
         classes,
+        collectives,
         constant,
         context,
         control_flow_operators,
@@ -351,6 +353,7 @@ def new_state(
         callbacks.check_time,
         callbacks.control_flow,
     )
+    collectives.register_functional()
     recorder = callbacks.recorder_factory()
     recorder.env.assumes_data = speculate
     state = CaptureState(PythonObjectModel(), recorder, sink, function.__globals__, policy, stops, needed)

@@ -26,7 +26,7 @@ from kiln.graph.ir.fx_sizes import FxSizes
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.interpret import fill_template
 from kiln.graph.ir.node import Arg, Attr, Node
-from kiln.plan.overloads import find_overload, number_arguments, written_arguments
+from kiln.plan.overloads import WAIT_TENSOR, find_overload, number_arguments, written_arguments
 from kiln.symbolic import Expr, Symbol
 from kiln.symbolic.relation import relate
 from kiln.symbolic.values import Real
@@ -114,6 +114,8 @@ class FxView:
                 return self.fx.call_function(target, (inputs[0],), dict(attrs))
             case "local_scalar":
                 return self.read(node)
+            case "wait":
+                return self.fx.call_function(find_overload(WAIT_TENSOR), (inputs[0],))
             case "region":
                 return self.fx.call_module(self.submodule(attrs["body"]), tuple(inputs))
             case "cond" | "while_loop":

@@ -22,7 +22,7 @@ from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Arg, Argument, Attr, Node
 from kiln.graph.prims.meta import same_strides
 from kiln.graph.prims.table import Kind
-from kiln.plan.overloads import find_overload, with_numbers, written_arguments
+from kiln.plan.overloads import WAIT_TENSOR, find_overload, with_numbers, written_arguments
 from kiln.support.records import dataclass
 from kiln.symbolic import Expr, Int, Relation, Symbol, evaluate
 from kiln.symbolic.relation import relate
@@ -268,4 +268,5 @@ WALKERS: dict[str, Callable[[Interpreter, Node, Values], RuntimeValue]] = {
     "scan": _run_scan,
     "region": lambda walk, node, inputs: _nested(walk, node.attrs["body"], inputs),
     "local_scalar": _run_local_scalar,
+    "wait": lambda walk, node, inputs: cast(torch.Tensor, find_overload(WAIT_TENSOR)(inputs[0])),
 }

@@ -3,6 +3,7 @@
 from kiln.graph.ops import (  # noqa: F401  (they fill the tables)
     activations,
     attention,
+    collectives,
     convolution,
     creation,
     data_movement,

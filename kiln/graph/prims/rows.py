@@ -159,6 +159,7 @@ PRIMS = PrimTable(
     # effects
     Prim("assert",          1, "stop with `message` unless x (bool, rank 0)",       EFFECT, ("message",), flops=0),
     Prim("opaque",       None, "an op with unknown effects: `target` on `args`, `kwargs`", EFFECT, ("target", "args", "kwargs")),
+    Prim("wait",         None, "x, the result of a collective, once it is there; the other inputs keep their memory until then", EFFECT, flops=0),
     Prim("local_scalar",    1, "the value of x (rank 0) as a host scalar; stop unless `checks` hold", EFFECT, ("kind", "checks"), flops=0),
 
     # nested graphs

@@ -21,7 +21,7 @@ from kiln.loops.codegen.printed_kernel import PrintedKernel
 from kiln.loops.kernel.analyses import launch_grain, launch_units
 from kiln.loops.kernel.kernel import KernelIR
 from kiln.loops.kernel.launches.program import Allocation, KernelLaunch, KernelProgram, NestedCall
-from kiln.loops.program.nodes import COND, LOCAL_SCALAR, SCAN, WHILE_LOOP, Buffer, BufferArg, Extern, LoopOutput
+from kiln.loops.program.nodes import COND, LOCAL_SCALAR, SCAN, WAIT, WHILE_LOOP, Buffer, BufferArg, Extern, LoopOutput
 from kiln.plan import steps
 from kiln.plan.overloads import number_arguments
 from kiln.plan.plan import Kernel, Plan, PlanInput, PlanOutput, Ref, Slot, Step, SymbolBinding
@@ -287,6 +287,11 @@ def _assert(writer: _PlanWriter, step: Extern) -> None:
     writer.steps.append(steps.CheckStep(None, writer.view(condition.name, condition.spec), message))
 
 
+def _wait(writer: _PlanWriter, step: Extern) -> None:
+    source, held = step.args
+    writer.steps.append(steps.WaitStep(writer.slots[source.name], writer.arguments(held)))
+
+
 def _local_scalar(writer: _PlanWriter, step: Extern) -> None:
     source, kind, symbol, checks = step.args
     name = symbol.name if isinstance(symbol, Symbol) else str(symbol)
@@ -329,5 +334,6 @@ SPECIAL: dict[str, Callable[[_PlanWriter, Extern], None]] = {
     "kiln.random_seed": _random_seed,
     "kiln.assert": _assert,
     LOCAL_SCALAR: _local_scalar,
+    WAIT: _wait,
 }
 """Targets of extern steps that are not ATen overloads."""

@@ -8,6 +8,7 @@ schedule(program, target, events)      of a loop program that its passes have re
 
 fuse        loops become groups, by rules and vetoes, in a legal order (`fuse.py`)
 kernels     a group becomes a kernel, or a call of ATen (`group_kernel.py`, `library_calls.py`)
+overlap     collectives start early and are waited for late (`overlap.py`)
 lifetimes   memory is made before its first writer and freed after its last reader (`lifetimes.py`)
 """
 
@@ -22,6 +23,7 @@ from kiln.loops.fusion.group_kernel import group_launch
 from kiln.loops.fusion.kernel_table import KernelTable
 from kiln.loops.fusion.library_calls import library_call
 from kiln.loops.fusion.lifetimes import LastUses, ScheduledStep, allocations, frees, landing_targets
+from kiln.loops.fusion.overlap import overlapped
 from kiln.loops.fusion.scatter_kernel import copy_kernel, scatter_kernel
 from kiln.loops.kernel.analyses import kernel_reads
 from kiln.loops.kernel.launches.program import KernelLaunch, KernelProgram, NestedCall
@@ -42,6 +44,8 @@ def schedule(program: LoopProgram, target: Target, events: EventSink) -> KernelP
     targets = landing_targets(program, fused.graph, buffers) if reuse else {}
     uses, table = LastUses(fused.groups, fused.graph, buffers, targets, reuse=reuse), KernelTable()
     scheduled = [step for group in fused.groups for step in _steps(group, fused, uses, buffers, table, target, events)]
+    if "overlap-collectives" not in target.without:
+        scheduled = overlapped(scheduled, buffers)
     steps = tuple(entry.step for entry in scheduled)
     _report(fused, steps, events)
     dead = frees(scheduled, result_buffers(program) | given, buffers) if reuse else ((),) * len(scheduled)

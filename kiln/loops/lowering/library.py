@@ -17,7 +17,7 @@ from kiln.graph.prims.table import Kind
 from kiln.loops.lowering.column import STATEMENT
 from kiln.loops.lowering.errors import NoLowering
 from kiln.loops.lowering.lower import Lowering, origin_text
-from kiln.loops.program.nodes import LOCAL_SCALAR, Buffer, BufferArg, Extern
+from kiln.loops.program.nodes import LOCAL_SCALAR, WAIT, Buffer, BufferArg, Extern
 from kiln.plan.overloads import find_overload, written_arguments
 from kiln.symbolic import Expr
 from kiln.tensor.spec import ScalarSpec, TensorSpec
@@ -175,6 +175,14 @@ CALLS_OF_ANY_DTYPE: Mapping[str, Callable[[Node, list[BufferArg]], AtenCall[Buff
 def assert_(lowering: Lowering, node: Node) -> None:
     args = (lowering.argument(node.inputs[0]), node.attrs["message"])
     lowering.emit(Extern((), "kiln.assert", args, origin=origin_text(node)))
+
+
+@STATEMENT("wait")
+def wait(lowering: Lowering, node: Node) -> None:
+    """In place: the buffer that the collective writes."""
+    source, *held = [lowering.argument(given) for given in node.inputs]
+    lowering.buffers[node] = lowering.buffers[node.inputs[0]]
+    lowering.emit(Extern((), WAIT, (source, tuple(held)), mutates=(source.name,), origin=origin_text(node)))
 
 
 @STATEMENT("local_scalar")

@@ -1,8 +1,10 @@
-"""Steps that compute tensors: kernels, ATen operators, random seeds.
+"""Steps that compute tensors: kernels, ATen operators, collectives, random seeds.
 
 launch k0(%0, %1, %2; s0, 0.5) over s0 by 8
 %3 = aten.mm.default(%2, %1) -> f32[s0, 768]
 %4 = seed cpu + 4096
+%5 = _c10d_functional.all_reduce.default(%3, 'sum', '0') -> f32[s0, 768]
+wait %5 holding %3
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ from typing import Any, final
 import torch
 
 from kiln.plan.errors import status_error
-from kiln.plan.overloads import find_overload
+from kiln.plan.overloads import WAIT_TENSOR, find_overload
 from kiln.plan.plan import KernelArguments, PlanEncoder, PlanPrinter, PlanRun, Ref, Slot, Step
-from kiln.plan.program_format import ATEN, LAUNCH, RANDOM_SEED, Record
+from kiln.plan.program_format import ATEN, LAUNCH, RANDOM_SEED, WAIT, Record
 from kiln.plan.python_view import layout_python, tuple_python
 from kiln.plan.random import draw_seed
 from kiln.plan.text import argument_text, slots_text, step_text
@@ -121,6 +123,29 @@ class AtenStep(Step):
             if slot is not None:
                 shared = fresh and isinstance(result, torch.Tensor) and storages.count(_storage(result)) > 1
                 run.values[slot] = result if spec is None else run.as_planned(result, spec, shared)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class WaitStep(Step):
+    """Wait until the collective that fills `source` has ended; until then `held`, which it reads, keep their memory."""
+
+    source: Slot
+    held: tuple[Slot, ...] = ()
+
+    uses = ("source", "held")
+
+    def text(self) -> str:
+        return f"wait %{self.source}" + (f" holding {slots_text(self.held)}" if self.held else "")
+
+    def python(self, printer: PlanPrinter) -> str:
+        return f"torch.ops.{WAIT_TENSOR}({printer.names[self.source]})"
+
+    def native(self, encoder: PlanEncoder) -> Record:
+        return Record(WAIT, source=self.source)
+
+    def run(self, run: PlanRun) -> None:
+        find_overload(WAIT_TENSOR)(run.values[self.source])
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -19,15 +19,12 @@ from typing import final
 import torch
 
 from kiln.plan.device_copies import device_of
-from kiln.plan.overloads import is_random
+from kiln.plan.overloads import is_collective, is_random
 from kiln.plan.plan import Plan, PlanOutput, Ref, Step, slots_in
 from kiln.plan.steps import AtenStep, ConstantStep, LaunchStep, RandomSeedStep
 from kiln.plan.verify import slot_specs
 from kiln.support.records import dataclass
 from kiln.tensor.spec import CPU, TensorSpec
-
-COLLECTIVES = frozenset(("c10d", "_c10d_functional", "c10d_functional", "_dtensor"))
-"""Namespaces of operators that talk to other processes."""
 
 WAITING = frozenset((
     "_local_scalar_dense", "_unique", "_unique2", "bincount", "equal", "is_nonzero", "item", "masked_select", "nonzero",
@@ -88,7 +85,7 @@ SYMBOL_FROM = {"offset": "the offset of an argument", "unbacked": "known from da
 def _unrecordable(step: AtenStep, specs: Mapping[int, TensorSpec]) -> Iterator[str]:
     namespace, _, rest = step.target.partition(".")
     name = rest.partition(".")[0]
-    if namespace in COLLECTIVES:
+    if is_collective(step.target):
         yield f"{step.target} is a collective"
     if is_random(step.target):
         yield f"{step.target} draws from torch's generator"

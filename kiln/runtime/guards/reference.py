@@ -197,6 +197,12 @@ def _candidates(value: object) -> Iterator[tuple[str, str]]:
     if isinstance(value, enum.Enum):
         yield type(value).__module__, f"{type(value).__qualname__}.{value.name}"
         return
+    if (group := getattr(value, "group_name", None)) and type(value).__name__ == "ProcessGroup":
+        yield "kiln.runtime.process_groups", f"GROUPS.g{group}"
+        return
+    if type(value).__module__ == "torch._C._distributed_c10d":  # members of enums of pybind11
+        yield type(value).__module__, f"{type(value).__qualname__}.{getattr(value, 'name', '')}"
+        return
     if type(value).__module__ == "torch._ops":
         yield "torch", f"ops.{value}"  # "ops.aten.add.Tensor"
     name = getattr(value, "__name__", None)

@@ -84,6 +84,11 @@ def assert_meta(oracle: SizeOracle, x: TensorSpec, *, message: str) -> Spec:
     return ()
 
 
+@META("wait")
+def wait_meta(oracle: SizeOracle, x: TensorSpec, *held: TensorSpec) -> Spec:
+    return x
+
+
 def output_specs(graph: HasOutputs) -> Spec:
     return tuple([output.value.spec for output in graph.outputs])  # type: ignore[misc]
 

@@ -1,0 +1,81 @@
+"""Collectives run while kernels do: they start as early and are waited for as late as memory allows.
+
+    k0: x -> g                          k0: x -> g
+    k1: x -> h                          start: g -> r
+    start: g -> r              =>       k1: x -> h
+    wait r                              k2: h -> s
+    k2: h -> s                          wait r
+    k3: r, s -> y                       k3: r, s -> y
+
+Collectives stay in order among each other, which all ranks share, and behind calls with unknown effects. A wait comes
+in front of the first step that uses what the collective fills, or writes to what it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kiln.loops.fusion.lifetimes import ScheduledStep
+from kiln.loops.kernel.launches.program import KernelLaunch
+from kiln.loops.program.analyses import memory_of, written
+from kiln.loops.program.nodes import WAIT, Buffer, Extern
+from kiln.plan.overloads import is_collective
+
+
+def overlapped(steps: Sequence[ScheduledStep], buffers: Mapping[str, Buffer]) -> list[ScheduledStep]:
+    """The steps with their collectives moved."""
+    if not any(is_start(step) for step in steps):
+        return list(steps)
+    found = early_starts(steps, buffers)
+    waiting: list[ScheduledStep] = []
+    ordered: list[ScheduledStep] = []
+    for step in found:
+        if is_wait(step):
+            waiting.append(step)
+            continue
+        due = [wait for wait in waiting if depend(wait, step, buffers)]
+        waiting = [wait for wait in waiting if wait not in due]
+        ordered += [*due, step]
+    return ordered + waiting
+
+
+def early_starts(steps: Sequence[ScheduledStep], buffers: Mapping[str, Buffer]) -> list[ScheduledStep]:
+    ordered: list[ScheduledStep] = []
+    for step in steps:
+        place = len(ordered)
+        if is_start(step):
+            while place and not is_fence(ordered[place - 1]) and not depend(ordered[place - 1], step, buffers):
+                place -= 1
+        ordered.insert(place, step)
+    return ordered
+
+
+def is_start(step: ScheduledStep) -> bool:
+    return isinstance(step.step, Extern) and is_collective(step.step.target)
+
+
+def is_wait(step: ScheduledStep) -> bool:
+    return isinstance(step.step, Extern) and step.step.target == WAIT
+
+
+def is_fence(step: ScheduledStep) -> bool:
+    """Whether no collective may be moved in front of it: checks, numbers read on the host, effects."""
+    if isinstance(step.step, KernelLaunch) or is_wait(step):
+        return False
+    return not isinstance(step.step, Extern) or not step.step.target.startswith("aten.")
+
+
+def depend(first: ScheduledStep, second: ScheduledStep, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether one of two steps writes to memory that the other uses."""
+    touched = [{memory_of(name, buffers) for name in step.touched()} for step in (first, second)]
+    changed = [{memory_of(name, buffers) for name in changes(step)} for step in (first, second)]
+    return not changed[0].isdisjoint(touched[1]) or not changed[1].isdisjoint(touched[0])
+
+
+def changes(step: ScheduledStep) -> tuple[str, ...]:
+    """Names of the buffers that a step writes, or whose memory it takes over."""
+    node = step.step
+    if isinstance(node, KernelLaunch):
+        params = zip(node.kernel.params, node.args, strict=True)
+        return (*step.overwriting, *(name for param, name in params if param.name in node.kernel.writes))
+    return written(node) if isinstance(node, Extern) else step.touched()

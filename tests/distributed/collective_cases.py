@@ -1,0 +1,298 @@
+"""Cases on collectives: compiled programs equal eager on every rank, in one graph where `whole` says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as fc
+
+import kiln
+
+CASES: dict[str, Callable[[int, int], None]] = {}
+
+
+def case(function: Callable[[int, int], None]) -> Callable[[int, int], None]:
+    CASES[function.__name__] = function
+    return function
+
+
+def same(program: Callable[..., Any], *args: object, whole: bool = True, runs: int = 2) -> None:
+    """Results and changed arguments of compiled code equal eager's, in the first call and later ones."""
+    compiled = kiln.compile(program, fullgraph=whole)
+    for _ in range(runs):
+        mine, theirs = [[arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args] for _ in range(2)]
+        expected, found = program(*theirs), compiled(*mine)
+        torch.testing.assert_close(found, plain(expected), rtol=0, atol=0)
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+
+
+def plain(value: Any) -> Any:
+    """Functional collectives of eager return tensors that wait at their first use."""
+    if isinstance(value, (tuple, list)):
+        return type(value)([plain(part) for part in value])
+    return value.wait() if isinstance(value, fc.AsyncCollectiveTensor) else value
+
+
+def numbers(rank: int, *sizes: int) -> torch.Tensor:
+    return torch.randn(*sizes) + rank
+
+
+@case
+def all_reduce(rank: int, size: int) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        dist.all_reduce(y)
+        return y.abs() + x
+
+    same(program, numbers(rank, 4, 3))
+
+
+@case
+def all_reduce_of_an_argument(rank: int, size: int) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(x, op=dist.ReduceOp.MAX)
+        return x[1:]
+
+    same(program, numbers(rank, 5))
+
+
+@case
+def asynchronous(rank: int, size: int) -> None:
+    def program(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x @ x
+        work = dist.all_reduce(y, async_op=True)
+        z = x @ w
+        assert work.wait()
+        return y @ z, z
+
+    same(program, numbers(rank, 4, 4), numbers(rank, 4, 4))
+
+
+@case
+def a_work_object_leaves(rank: int, size: int) -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        return x, dist.all_reduce(x, async_op=True)
+
+    x, y = numbers(rank, 3), numbers(rank, 3)
+    y.copy_(x)
+    expected, work = program(x)
+    work.wait()
+    found, made = kiln.compile(program)(y)
+    assert made.wait() and made.is_completed()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@case
+def broadcast(rank: int, size: int) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        dist.broadcast(x, src=size - 1)
+        return x[0]
+
+    same(program, numbers(rank, 4))
+
+
+@case
+def all_gather(rank: int, size: int) -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        parts = [torch.empty_like(x) for _ in range(size)]
+        dist.all_gather(parts, x)
+        flat = x.new_empty(size * 3, 2)
+        dist.all_gather_into_tensor(flat, x)
+        return parts[0], parts[-1], flat
+
+    same(program, numbers(rank, 3, 2))
+
+
+@case
+def reduce_scatter(rank: int, size: int) -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        whole, parts = x.new_empty(3, 2), x.new_empty(3, 2)
+        dist.reduce_scatter_tensor(whole, x)
+        dist.reduce_scatter(parts, list(x.chunk(size)))
+        return whole, parts
+
+    same(program, numbers(rank, 3 * size, 2))
+
+
+@case
+def all_to_all_single(rank: int, size: int) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        dist.all_to_all_single(out, x)
+        return out
+
+    same(program, numbers(rank, 2 * size, 3))
+
+
+@case
+def unequal_parts(rank: int, size: int) -> None:
+    rows = [1 if rank == 0 else 2] * size
+    received = [1] + [2] * (size - 1)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        out = x.new_empty(sum(received), 3)
+        dist.all_to_all_single(out, x, received, rows)
+        return out
+
+    same(program, numbers(rank, sum(rows), 3))
+
+
+@case
+def ranks_and_sizes(rank: int, size: int) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        assert dist.is_initialized()
+        if dist.get_rank() == 0:
+            x = x * dist.get_world_size()
+        return x + dist.group.WORLD.rank() + dist.group.WORLD.size() + (dist.get_backend() == "gloo")
+
+    same(program, numbers(rank, 3))
+
+
+@case
+def groups(rank: int, size: int) -> None:
+    group = dist.new_group(list(range(size)))
+
+    def program(x: torch.Tensor, group: Any) -> torch.Tensor:
+        y = x @ x
+        dist.all_reduce(y, group=group)
+        return y[dist.get_rank(group)]
+
+    compiled = kiln.compile(program, fullgraph=True)
+    x = numbers(rank, size, size)
+    for given in (group, None, dist.group.WORLD, group):
+        torch.testing.assert_close(compiled(x, given), program(x, given), rtol=0, atol=0)
+
+
+@case
+def functional(rank: int, size: int) -> None:
+    def program(x: torch.Tensor) -> tuple[Any, ...]:
+        group = dist.group.WORLD
+        return (
+            fc.all_reduce(x, "sum", group) @ x.t(),
+            fc.all_gather_tensor(x, 0, group),
+            fc.all_gather_tensor(x, 1, group),
+            fc.reduce_scatter_tensor(x, "sum", 0, group),
+            fc.broadcast(x, 0, group),
+            fc.all_to_all_single(x, None, None, group),
+            fc.all_reduce_coalesced([x, x[1:]], "sum", group),
+        )
+
+    same(program, numbers(rank, 2 * size, 4))
+
+
+@case
+def functional_gradients(rank: int, size: int) -> None:
+    x = numbers(rank, 2 * size, 4)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        group = dist.group.WORLD
+        y = fc.all_gather_tensor_autograd(x, 0, group)
+        z = fc.reduce_scatter_tensor_autograd(y @ y.t() @ y, "sum", 0, group)
+        return z @ fc.all_reduce(x, "sum", group).t()
+
+    results = []
+    for function in (program, kiln.compile(program, fullgraph=True)):
+        leaf = x.clone().requires_grad_()
+        function(leaf).sum().backward()
+        results.append(leaf.grad)
+    torch.testing.assert_close(results[1], results[0])
+
+
+@case
+def in_training(rank: int, size: int) -> None:
+    """Gradients pass by an in-place collective, as in eager; those of the region are reduced in the same graph."""
+    w = torch.randn(4, 4)
+
+    def step(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        (grad,) = torch.autograd.grad((x @ w).relu().sum(), w)
+        dist.all_reduce(grad)
+        return w.detach() - 0.1 * grad / dist.get_world_size()
+
+    leaf = w.requires_grad_()
+    x = numbers(rank, 2, 4)
+    torch.testing.assert_close(kiln.compile(step, fullgraph=True)(leaf, x), step(leaf, x))
+
+
+@case
+def unused_results(rank: int, size: int) -> None:
+    """All ranks call what no rank reads, in the same order."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y, z = x @ x, x @ x.t()
+        dist.all_reduce(y)
+        dist.all_reduce(z)
+        dist.broadcast(y, 0)
+        return x @ x
+
+    same(program, numbers(rank, 3, 3))
+
+
+@case
+def breaks(rank: int, size: int) -> None:
+    """What has no functional form runs eager between two regions."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x @ x
+        dist.all_reduce(y)
+        y = y @ x
+        dist.barrier()
+        if rank == 0:
+            dist.send(y, 1)
+        elif rank == 1:
+            dist.recv(y, 0)
+        return y @ x
+
+    same(program, numbers(rank, 3, 3), whole=False)
+
+
+@case
+def strided_and_complex(rank: int, size: int) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x.clone()
+        dist.all_reduce(y)
+        return y
+
+    same(program, torch.complex(numbers(rank, 3), numbers(rank, 3)), whole=False)
+
+
+@case
+def symbolic_sizes(rank: int, size: int) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        out = x.new_empty(size * x.shape[0], 2)
+        dist.all_gather_into_tensor(out, x)
+        dist.all_reduce(x)
+        return out @ x.t()
+
+    compiled = kiln.compile(program, fullgraph=True)
+    for rows in (2, 3, 4, 5):
+        x = numbers(rank, rows, 2)
+        torch.testing.assert_close(compiled(x.clone()), program(x.clone()))
+    assert compiled.report().compiles <= 2
+
+
+@case
+def errors(rank: int, size: int) -> None:
+    def no_tensor(x: torch.Tensor) -> None:
+        dist.all_reduce([x])
+
+    def other_dtype(x: torch.Tensor) -> None:
+        dist.all_gather_into_tensor(torch.empty(3 * size, dtype=torch.int64), x)
+
+    def too_few(x: torch.Tensor) -> None:
+        dist.all_gather([x], x)
+
+    def no_group(x: torch.Tensor) -> None:
+        dist.all_reduce(x, group="none")
+
+    for program in (no_tensor, other_dtype, too_few, no_group):
+        kinds = []
+        for function in (program, kiln.compile(program)):
+            try:
+                function(torch.ones(3))
+                kinds.append("")
+            except Exception as error:
+                kinds.append(type(error).__name__)
+        assert kinds[0] == kinds[1] != "", (program.__name__, kinds)

@@ -1,0 +1,20 @@
+"""Compiled collectives equal eager's, in processes of one gloo group; the cases are in `collective_cases.py`."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.distributed.ranks import run_cases
+
+
+def assert_all_right(problems: dict[str, str]) -> None:
+    assert problems and not any(problems.values()), "\n".join(f"{case}: {text}" for case, text in problems.items())
+
+
+def test_two_ranks() -> None:
+    assert_all_right(run_cases("tests.distributed.collective_cases", 2))
+
+
+@pytest.mark.slow
+def test_four_ranks() -> None:
+    assert_all_right(run_cases("tests.distributed.collective_cases", 4))

@@ -1,0 +1,167 @@
+"""Collectives in graphs, schedules and plans, as text; in a group of this process alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from kiln.graph.passes.bucket_all_reduces import WORTH_A_MESSAGE, BucketAllReduces
+from kiln.graph.passes.pipeline import run_passes
+from kiln.loops.fusion.schedule import schedule
+from kiln.loops.kernel.launches.text import step_text
+from kiln.loops.lowering import lower
+from kiln.plan.text import plan_text
+from kiln.runtime.cuda_graphs.facts import graph_facts
+from kiln.support.events import EventSink
+from kiln.support.target import Target
+from tests.graph.passes.graphs import check_pass, check_unchanged, parsed
+from tests.loops.compiled_plans import compiled_plans
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+REDUCE = "_c10d_functional.all_reduce.default"
+
+
+def test_a_plan_waits_where_a_result_is_used(golden: Callable[..., None]) -> None:
+    """Also for an argument that is overwritten: not before the wait, which holds it."""
+
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = x.new_empty(4, 4)
+        work = dist.all_gather_into_tensor(y, x, async_op=True)
+        z = w @ w
+        work.wait()
+        x.zero_()
+        return y @ z
+
+    (plan,) = compiled_plans(program, torch.ones(4, 4), torch.ones(4, 4))
+    golden(plan_text(plan))
+    assert "collective" in graph_facts(plan).refusal
+
+
+def order(text: str, *without: str) -> list[str]:
+    """The steps of a graph, by the names of their kernels and calls."""
+    target = Target(vector_bytes=32, threads=2, without=without)
+    made = schedule(lower(parsed(text), target, EventSink()), target, EventSink())
+    return [step_text(step).split("#")[0].strip() for step in made.steps]
+
+
+SEVERAL = f"""
+graph(%0: f32[8, 8] "x", %1: f32[8, 8] "w"):
+    %2: f32[8, 8] = aten aten.mm.default(%0, %1)
+    %3: f32[8, 8] = aten aten.mm.default(%1, %1)
+    %4: f32[8, 8] = opaque {REDUCE}(%2, "sum", "0")
+    %5: f32[8, 8] = wait(%4, %2)
+    %6: f32[8, 8] = opaque {REDUCE}(%3, "sum", "0")
+    %7: f32[8, 8] = wait(%6, %3)
+    %8: f32[8, 8] = aten aten.mm.default(%3, %1)
+    %9: f32[8, 8] = aten aten.mm.default(%5, %8)
+    return %9
+"""
+
+
+def test_collectives_start_early_and_are_waited_for_late(golden: Callable[..., None]) -> None:
+    """One whose result nobody reads is waited for at the end: its memory must not be used before."""
+    golden("\n".join([*order(SEVERAL, "overlap-collectives"), "", *order(SEVERAL)]))
+
+
+def test_no_collective_passes_a_number_read_on_the_host() -> None:
+    text = f"""
+    graph(%0: f32[4] "x", %1: i64[] "n"):
+        %2: f32[4] = aten aten.abs.default(%0)
+        %3: f32[4] = opaque {REDUCE}(%0, "sum", "0")
+        %4: f32[4] = wait(%3, %0)
+        %5: b8[] = gt(%1, %1)
+        %6: () = assert(%5, message="no")
+        %7: f32[4] = opaque {REDUCE}(%0, "max", "0")
+        %8: f32[4] = wait(%7, %0)
+        return %2, %4, %8
+    """
+    steps = "\n".join(order(text))
+    assert steps.index("'sum'") < steps.index("aten.abs") < steps.index("kiln.assert") < steps.index("'max'")
+
+
+def test_unread_collectives_stay() -> None:
+    graph = parsed(f"""
+    graph(%0: f32[4] "x"):
+        %1: f32[4] = opaque {REDUCE}(%0, "sum", "0")
+        %2: f32[4] = wait(%1, %0)
+        %3: f32[4] = opaque {REDUCE}(%0, "sum", "0")
+        %4: f32[4] = wait(%3, %0)
+        return %0
+    """)
+    kept = run_passes(graph, EventSink(), without=("bucket-all-reduces",))
+    assert [node.op.name for node in kept.nodes if node.op.name != "clone"] == ["opaque", "wait"] * 2
+
+
+def test_small_all_reduces_share_a_message() -> None:
+    """The product of the first result moves behind the bucket; one of another reduction stays alone."""
+    check_pass(
+        BucketAllReduces(),
+        f"""
+        graph(%0: f32[4] "x", %1: f32[8] "y"):
+            %2: f32[4] = opaque {REDUCE}(%0, "sum", "0")
+            %3: f32[4] = wait(%2, %0)
+            %4: f32[4] = mul(%3, %0)
+            %5: f32[8] = neg(%1)
+            %6: f32[8] = opaque {REDUCE}(%5, "sum", "0")
+            %7: f32[8] = wait(%6, %5)
+            %8: f32[8] = opaque {REDUCE}(%7, "max", "0")
+            %9: f32[8] = wait(%8, %7)
+            return %4, %9
+        """,
+        """
+        graph(%0: f32[4] "x", %1: f32[8] "y"):
+            %2: f32[8] = neg(%1)
+            %3: (f32[4], f32[8]) = opaque _c10d_functional.all_reduce_coalesced.default((%0, %2), "sum", "0")
+            %4: f32[4] = item(%3, index=0)
+            %5: f32[8] = item(%3, index=1)
+            %6: f32[4] = wait(%4, %0, %2)
+            %7: f32[4] = mul(%6, %0)
+            %8: f32[8] = wait(%5, %0, %2)
+            %9: f32[8] = opaque _c10d_functional.all_reduce.default(%8, "max", "0")
+            %10: f32[8] = wait(%9, %8)
+            return %7, %10
+        """,
+    )
+
+
+def test_what_is_not_joined() -> None:
+    """A chain, another group, messages that are large alone, another effect in between."""
+    large = WORTH_A_MESSAGE["cpu"] // 4 + 1
+    check_unchanged(
+        BucketAllReduces(),
+        f"""
+        graph(%0: f32[4] "x"):
+            %1: f32[4] = opaque {REDUCE}(%0, "sum", "0")
+            %2: f32[4] = wait(%1, %0)
+            %3: f32[4] = opaque {REDUCE}(%2, "sum", "0")
+            %4: f32[4] = wait(%3, %2)
+            return %4
+        """,
+        f"""
+        graph(%0: f32[{large}] "x", %1: f32[{large}] "y"):
+            %2: f32[{large}] = opaque {REDUCE}(%0, "sum", "0")
+            %3: f32[{large}] = wait(%2, %0)
+            %4: f32[{large}] = opaque {REDUCE}(%1, "sum", "0")
+            %5: f32[{large}] = wait(%4, %1)
+            return %3, %5
+        """,
+        f"""
+        graph(%0: f32[4] "x", %1: b8[] "c"):
+            %2: f32[4] = opaque {REDUCE}(%0, "sum", "0")
+            %3: f32[4] = wait(%2, %0)
+            %4: () = assert(%1, message="no")
+            %5: f32[4] = opaque {REDUCE}(%0, "sum", "0")
+            %6: f32[4] = wait(%5, %0)
+            return %3, %6
+        """,
+    )
