@@ -141,10 +141,11 @@ class RegionNode final : public ag::Node {
     return refuse_second_derivative(tangents, mask);
   }
 
-  // The gradients of the results from which `result` is computed; none if they meet in the region.
-  ag::variable_list through(int32_t result, const at::Tensor& tangent) {
+  // The gradients of the results from which `result`, of this node, is computed; none if they meet
+  // in the region.
+  ag::variable_list through(ag::Node* node, int32_t result, const at::Tensor& tangent) {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!passes_between()) return {};
+    if (!passes_between(node)) return {};
     try {
       start_turn(needed());
       std::vector<Value> given = values_of({tangent});
@@ -238,13 +239,13 @@ class RegionNode final : public ag::Node {
 
   // Decided once in a backward: does anything see the gradient of a result from which another one
   // is computed, with a gradient of its own?
-  bool passes_between() {
+  bool passes_between(ag::Node* asking = nullptr) {
     if (state_->depends.empty()) return false;
     int task = ag::get_current_graph_task_id();
     if (turn_.task != task || task < 0) {
       turn_ = Turn();
       turn_.task = task;
-      Observed seen = inner_observed();
+      Observed seen = inner_observed(asking);
       turn_.between = seen != Observed::kNo;
       if (seen == Observed::kHooked && c10::GradMode::is_enabled()) {
         throw std::runtime_error(state_->no_second_hooks);
@@ -253,7 +254,7 @@ class RegionNode final : public ag::Node {
     return turn_.between;
   }
 
-  Observed inner_observed();
+  Observed inner_observed(ag::Node* asking);
 
   // Runs the region again by eager operators, unless this backward has done so.
   void start_turn(const std::vector<bool>& mask) {
@@ -523,7 +524,7 @@ class ResultNode final : public ag::Node {
     ag::variable_list made(num_outputs());
     if (all_ && tangents[0].defined()) {
       auto& region = static_cast<RegionNode&>(*next_edge(0).function);
-      ag::variable_list found = region.through(result_, tangents[0]);
+      ag::variable_list found = region.through(this, result_, tangents[0]);
       std::move(found.begin(), found.end(), made.begin() + 1);
     }
     made[0] = std::move(tangents[0]);
@@ -552,13 +553,14 @@ class ResultNode final : public ag::Node {
   std::shared_ptr<ResultNodes> all_;  // if it is computed from others
 };
 
-Observed RegionNode::inner_observed() {
+Observed RegionNode::inner_observed(ag::Node* asking) {
   const std::unordered_set<ag::Node*>* nodes = ag::get_current_graph_task_nodes_in_graph();
   std::vector<ag::Node*> present;  // in this backward, which keeps them alive
   {
     std::lock_guard<std::mutex> lock(results_->mutex);
     for (ag::Node* node : results_->alive) {
-      if (nodes && nodes->count(node)) present.push_back(node);
+      // The engine does not count the node at which it starts.
+      if (node == asking || (nodes && nodes->count(node))) present.push_back(node);
     }
   }
   Observed most = Observed::kNo;

@@ -37,7 +37,7 @@ class HooksOfSavedTensors(KilnError):
     why = "the hooks may change what eager's formulas of gradients read, which compiled code does not save"
     try_ = (
         "set `pack.preserves_values = True` on the function that packs, if what is unpacked equals what was packed",
-        "enter the hooks in the compiled function",
+        "enter hooks that unpack what they packed, or copies of it, in the compiled function",
     )
 
 

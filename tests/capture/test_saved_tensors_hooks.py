@@ -1,4 +1,4 @@
-"""`saved_tensors_hooks` that a frame enters: gradients as in eager, also where hooks change values, in one graph."""
+"""`saved_tensors_hooks` that a frame enters: gradients as in eager; hooks that change values run eager."""
 
 from __future__ import annotations
 
@@ -51,6 +51,11 @@ def in_inference(x: Tensor) -> Tensor:
         return x.sin()
 
 
+def copied(x: Tensor) -> Tensor:
+    with saved_tensors_hooks(lambda t: [t.detach().clone(), 1], lambda packed: packed[0].view(packed[0].shape)):
+        return (x.t().exp() * x).cpu()
+
+
 def with_effects(x: Tensor) -> Tensor:
     def pack(t: Tensor) -> Tensor:
         SEEN.append(t.dim())
@@ -75,13 +80,32 @@ def outcome(function: Any) -> Any:
 @pytest.mark.parametrize("backend", ["eager", "kiln"])
 def test_as_eager(backend: str) -> None:
     keywords: Any = {} if backend == "kiln" else {"backend": backend}
-    for function in (scaled, nested, on_cpu, from_outside, in_inference):
+    for function in (on_cpu, copied, in_inference):
         compiled = kiln.compile(function, options={"cache": False}, **keywords)
         expected = outcome(function)
         for _ in range(2):
             assert outcome(compiled) == expected, function
         report = compiled.report()
-        assert report.regions == 1 and not report.breaks and not report.eager_reasons, report
+        assert report.regions == 1 and not report.breaks and not report.eager_reasons, (function, report)
+
+
+def test_formulas_that_read_other_values_than_eager() -> None:
+    """A hook that changes values shows which ones the formula of a gradient reads."""
+
+    def program(x: Tensor) -> Tensor:
+        with saved_tensors_hooks(lambda t: t * 1.5, lambda t: t):
+            y = nn.functional.logsigmoid(x) + torch.logit(x, 0.1)
+        return y * 2
+
+    assert outcome(kiln.compile(program, options={"cache": False})) == outcome(program)
+
+
+@pytest.mark.filterwarnings("ignore:.*KILN1092")
+def test_hooks_that_change_values_run_eager() -> None:
+    for function in (scaled, nested, from_outside):
+        compiled = kiln.compile(function, options={"cache": False})
+        assert outcome(compiled) == outcome(compiled) == outcome(function), function
+        assert {reason.code for reason in compiled.report().eager_reasons} == {"KILN1092"}
 
 
 def test_effects_break() -> None:

@@ -110,6 +110,14 @@ def backward_to(results: tuple[Tensor, ...], x: Tensor, w: Tensor, seen: list[An
     return results[0].grad
 
 
+def from_one(results: tuple[Tensor, ...], x: Tensor, w: Tensor, seen: list[Any]) -> object:
+    """The engine begins at the node of a result itself."""
+    results[0].retain_grad()
+    results[1].backward(torch.ones_like(results[1]), retain_graph=True)
+    ones = torch.ones_like(results[2])
+    return results[0].grad, torch.autograd.grad(results[2], [results[0], x], ones, allow_unused=True)
+
+
 def second(results: tuple[Tensor, ...], x: Tensor, w: Tensor, seen: list[Any]) -> object:
     (gradient,) = torch.autograd.grad(total(results), results[0], create_graph=True)
     gradient.sum().backward()
@@ -137,6 +145,7 @@ SCENARIOS: dict[str, Scenario] = {
     "one after the other": one_after_the_other,
     "unused": unused,
     "backward to": backward_to,
+    "from one": from_one,
     "second": second,
     "freed": freed,
     "hook of a node": hook_of_node,

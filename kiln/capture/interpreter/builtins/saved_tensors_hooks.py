@@ -4,8 +4,9 @@
         y = x.sin()                              backward: unpack(packed), interpreted when the joint graph is made
 
 What the hooks do is a part of the graph, forward and backward; what of it is kept in between, the partition decides. In
-the log of torch calls the program's functions are pushed and popped, for user backends. A hook with side effects, or
-anything that breaks inside of the block, breaks in front of it.
+the log of torch calls the program's functions are pushed and popped, for user backends. A hook with side effects, hooks
+that change values (some formulas of gradients read other values than eager's), or anything that breaks inside of the
+block, break in front of it.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from kiln.capture.interpreter.builtins.tensor_hooks import captured_by
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, handles
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.variables.constant import Constant
-from kiln.capture.interpreter.variables.function import Function
+from kiln.capture.interpreter.variables.function import Function, Namespace
 from kiln.capture.interpreter.variables.tensor import Tensor, from_torch, here
+from kiln.graph.ir.node import Node
+from kiln.graph.prims.table import Kind
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.log import PopSavedHooks, PushSavedHooks
 from kiln.graph.trace.recorder import nested_calls, record_effect
@@ -78,6 +81,7 @@ class Packed:
     """What `pack` returned; autograd keeps it until the backward."""
 
     value: Value
+    node: Node
 
 
 @final
@@ -96,7 +100,7 @@ class InterpretedHooks:
         effects = s.effects.snapshot()
         try:
             with nested_calls(s.recorder):
-                made = Packed(self.pack.call(s, [from_torch(s, fake)], {}))
+                made = Packed(self.pack.call(s, [from_torch(s, fake)], {}), s.recorder.node_of(fake))
         except (GraphBreak, Raised) as problem:
             raise self._stop(problem) from problem
         if s.effects.snapshot() != effects:
@@ -117,6 +121,8 @@ class InterpretedHooks:
             raise self._refused("it has side effects")
         if not isinstance(result, Tensor):
             raise self._refused(f"it returns a {result.type_name()}")
+        if not is_torchs(self.pack) and not is_copy(s.recorder.node_of(result.fake), packed.node):
+            raise self._refused("they change values")
         return result.fake
 
     def _stop(self, problem: GraphBreak | Raised) -> GraphBreak:
@@ -127,3 +133,28 @@ class InterpretedHooks:
         stop = UnsupportedCall(function=HOOKS, why=why).before(self.call)
         stop.at = getattr(problem, "at", None) or self.call.at
         return stop
+
+
+def is_torchs(pack: Value) -> bool:
+    """A hook of `save_on_cpu`."""
+    space = pack.namespace if isinstance(pack, Function) else None
+    return isinstance(space, Namespace) and space.module == torch.autograd.graph.__name__
+
+
+def is_copy(copy: Node, value: Node) -> bool:
+    """Whether they are known to have equal elements, in equal places."""
+    while copy is not value and copies(copy):
+        copy = copy.inputs[0]
+    if copy is value:
+        return True
+    alike = copy.op is value.op and copy.attrs == value.attrs and len(copy.inputs) == len(value.inputs)
+    return alike and copy.op.kind is Kind.VIEW and is_copy(copy.inputs[0], value.inputs[0])
+
+
+def copies(node: Node) -> bool:
+    """Whether it is a copy of its input, perhaps with other strides or on another device."""
+    moved = node.op.name in ("clone", "view") or node.attrs.get("target") == "aten._to_copy.default"
+    if not moved:
+        return False
+    spec, before = node.tensor, node.inputs[0].tensor
+    return spec.sizes == before.sizes and spec.dtype == before.dtype
