@@ -9,7 +9,8 @@ captured graph; `"inductor"` passes it to torch's compiler. docs/backends.md lis
         return gm.forward
 """
 
+from kiln.backends.aot import aot
 from kiln.backends.registry import BACKENDS, find_backend, list_backends, register_backend
 from kiln.graph.offload import Backend
 
-__all__ = ["BACKENDS", "Backend", "find_backend", "list_backends", "register_backend"]
+__all__ = ["BACKENDS", "Backend", "aot", "find_backend", "list_backends", "register_backend"]

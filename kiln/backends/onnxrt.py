@@ -3,7 +3,8 @@
 Parts become ONNX models (`kiln/onnx`), with weights as inputs, so that a program may change them. Where it does not,
 ONNX Runtime packs them ahead of time if they are part of the model:
 
-    kiln.compile(model, backend=kiln.backends.onnxrt.OnnxRuntime(constant_weights=True))
+    from kiln.backends.onnxrt import OnnxRuntime
+    kiln.compile(model, backend=OnnxRuntime(constant_weights=True))
 """
 
 from __future__ import annotations

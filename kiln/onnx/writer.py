@@ -160,7 +160,8 @@ class OnnxWriter:
                 needed.update(node.inputs)
         weights = {key: tensor for key, tensor in self.weights.items() if key in needed}
         numbers = {key: tensor for key, tensor in self.numbers.items() if key in needed}
-        return OnnxModel(name, OPSET, tuple(inputs), tuple(outputs), weights, numbers, tuple(reversed(kept)))
+        arguments = tuple([value for value in inputs if value.name in needed or value.name not in self.sizes.values()])
+        return OnnxModel(name, OPSET, arguments, tuple(outputs), weights, numbers, tuple(reversed(kept)))
 
 
 @final

@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import kiln
 from kiln.backends.onnxrt import OnnxRuntime
+from tests.backends.models import Mixed
 from tests.backends.operators import taken
 
 pytest.importorskip("onnxruntime", reason="the package onnxruntime is not installed")
@@ -19,20 +20,6 @@ pytestmark = pytest.mark.unrecorded
 
 def test_what_it_takes(golden: Callable[..., None]) -> None:
     golden(taken(OnnxRuntime()))
-
-
-class Mixed(nn.Module):
-    """A convolution, attention, a running sum that ONNX Runtime takes, and numbers that it does not draw."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2))
-        self.out = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.conv(x).flatten(2).transpose(1, 2)
-        y = nn.functional.scaled_dot_product_attention(y[:, None], y[:, None], y[:, None])[:, 0]
-        return torch.special.log_softmax(self.out(y).cumprod(1), -1)
 
 
 def test_inference_of_any_batch() -> None:

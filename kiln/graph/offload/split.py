@@ -134,6 +134,8 @@ class Splitter:
         self.users = users_of(graph)
         self.results = set(graph.roots())
         self.refused: dict[Node, str] = {}
+        self.least = LEAST_NODES
+        """Of a part; a backend that takes everything gets everything."""
         self.free: set[Node] = set()
         """Taken views, and taken nodes without inputs: whoever reads them computes them."""
         self.depth: dict[Node, int] = {}
@@ -141,11 +143,12 @@ class Splitter:
 
     def run(self) -> Split:
         self.ask()
+        self.least = LEAST_NODES if self.refused else 1
         while True:
             self.measure()
             members = self.members()
             parts = [self.part(nodes) for nodes in members]
-            small = [nodes for nodes, part in zip(members, parts, strict=True) if not is_worth(part)]
+            small = [nodes for nodes, part in zip(members, parts, strict=True) if not self.is_worth(part)]
             if not small:
                 break
             self.refused.update((node, "too little for a call") for nodes in small for node in nodes)
@@ -222,6 +225,12 @@ class Splitter:
             return True
         return any(self.leaves(user, inside) if user in self.free else user not in inside for user in self.users[node])
 
+    def is_worth(self, part: PartNodes) -> bool:
+        """Whether a part computes enough for a call."""
+        computing = [node for node in part.nodes if node.inputs and node.op.kind is not Kind.VIEW]
+        enough = len(computing) >= self.least or any(node.op.kind is Kind.LIBRARY for node in computing)
+        return enough and bool(part.inputs and part.outputs)
+
     def kept(self, parts: Sequence[PartNodes]) -> tuple[tuple[Node, ...], ...]:
         """What runs outside, around the parts: what is not taken, and views of what parts give."""
         given = {value for part in parts for value in part.outputs}
@@ -236,10 +245,3 @@ class Splitter:
             if node in outside:
                 order[self.depth.get(self.base(node), -1) + 1].append(node)
         return tuple(map(tuple, order))
-
-
-def is_worth(part: PartNodes) -> bool:
-    """Whether a part computes enough for a call."""
-    computing = [node for node in part.nodes if node.inputs and node.op.kind is not Kind.VIEW]
-    enough = len(computing) >= LEAST_NODES or any(node.op.kind is Kind.LIBRARY for node in computing)
-    return enough and bool(part.inputs and part.outputs)

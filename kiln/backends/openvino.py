@@ -1,0 +1,82 @@
+"""OpenVINO on the CPU: `kiln.compile(model, backend="openvino")`.
+
+Parts become ONNX models (`kiln/onnx`), which OpenVINO reads. It computes float64 in 32 bits and int64 in int32, so that
+only float32 is computed there; other dtypes are moved, compared and used as indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, cast, final
+
+import torch
+
+from kiln.backends.onnx_parts import Kernels, model_of
+from kiln.backends.registry import register_backend
+from kiln.graph.ir.node import Node
+from kiln.graph.offload import GraphPart
+from kiln.onnx import model_bytes
+from kiln.runtime.offloaded import PartRun
+from kiln.support.optional import load_required
+from kiln.support.records import dataclass
+
+SINGLE = frozenset({torch.float32})
+TRUTHS = frozenset({torch.bool})
+
+# fmt: off
+KERNELS = Kernels("openvino", {
+    **dict.fromkeys(("Reshape", "Transpose", "Concat", "Slice", "Expand", "Squeeze", "Unsqueeze", "Identity"),
+                    SINGLE | TRUTHS | {torch.int32}),
+    **dict.fromkeys(("And", "Or", "Xor", "Not"), TRUTHS),
+    "Cast": SINGLE | TRUTHS | {torch.int32}, "Shape": SINGLE | TRUTHS | {torch.int32, torch.int64},
+    # Other answers than eager's: negative padding, indices smaller than the tensor, which of equal values.
+    **dict.fromkeys(("Pad", "GatherElements", "ArgMax", "ArgMin", "TopK", "BitwiseAnd", "BitwiseOr", "BitwiseXor",
+                     "BitwiseNot"), frozenset[torch.dtype]()),
+}, SINGLE)
+# fmt: on
+
+
+@final
+@dataclass(frozen=True)
+class OpenVino:
+    """Registered as `openvino`."""
+
+    name = "openvino"
+
+    def refusal(self, node: Node) -> str:
+        return KERNELS.refusal(node)
+
+    def compile(self, part: GraphPart) -> PartRun:
+        return CompiledModelRun(part)
+
+
+register_backend(OpenVino())
+
+
+class CompiledModel(Protocol):
+    """That of openvino; results by their place."""
+
+    def __call__(self, inputs: Mapping[str, object], /) -> Mapping[int, object]: ...
+
+
+@final
+class CompiledModelRun:
+    """A compiled model of a part."""
+
+    def __init__(self, part: GraphPart) -> None:
+        openvino = load_required("openvino", purpose="the backend `openvino`")
+        model, self.hidden = model_of(part)
+        self.places = [part.symbols.index(symbol) for symbol in self.hidden]
+        self.inputs = frozenset([value.name for value in model.inputs])
+        self.count = len(model.outputs)
+        settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        core = openvino.Core()
+        made = core.compile_model(core.read_model(model_bytes(model)), "CPU", settings)
+        self.compiled = cast(CompiledModel, made)
+
+    def __call__(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> Sequence[torch.Tensor]:
+        feed = {f"x{number}": tensor.detach().contiguous().numpy() for number, tensor in enumerate(tensors)}
+        for symbol, place in zip(self.hidden, self.places, strict=True):
+            feed[symbol.name] = torch.tensor([sizes[place]]).numpy()
+        found = self.compiled({name: value for name, value in feed.items() if name in self.inputs})
+        return [torch.from_numpy(found[number]) for number in range(self.count)]
