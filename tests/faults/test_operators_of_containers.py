@@ -97,3 +97,20 @@ def test_what_an_operator_returns(make: str) -> None:
             _, v, w = function(torch.ones(1), held)
             results.append((type(v), list(v), v is w, held.v is v, w is value, list(w), list(value)))
         assert results[1] == results[0], (change, start)
+
+
+PAIRS_OF_DICTS = (
+    ("dict(a=x, b=1)", "dict(a=2, c=1)"), ("dict(b=1, a=x)", "dict(a=2, c=1)"), ("dict(a=x)", "dict(a=2, c=1)"),
+    ("Ordered(a=1, b=2)", "Ordered(b=2, a=1)"), ("Ordered(a=1, b=2)", "dict(b=2, a=1)"),
+    ("Ordered(a=x, b=2)", "Ordered(b=2, a=1)"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("left", "right"), PAIRS_OF_DICTS)
+def test_dicts_compare_values_up_to_the_first_missing_key(left: str, right: str) -> None:
+    """The truth of a tensor with two elements is an error, where Python asks for it."""
+    scope: dict[str, Any] = dict(SCOPE)
+    lines = ["def program(x):", f" try: found = {left} == {right}", " except RuntimeError: found = 'raised'"]
+    exec("\n".join([*lines, " return found, x + 1"]), scope)
+    compiled = kiln.compile(scope["program"], backend="eager", options={"cache": False})
+    assert compiled(torch.ones(2))[0] == scope["program"](torch.ones(2))[0]

@@ -1015,3 +1015,48 @@ def test_another_process_is_not_given_stale_code(name: str, tmp_path: Path) -> N
     assert in_process(tmp_path, "stale_program", 0) == "1 0"
     assert in_process(tmp_path, "stale_program", 0) == "0 1"
     assert in_process(tmp_path, "stale_program", 1) == "1 0"
+
+
+class Plain:
+    def __init__(self, v: int) -> None:
+        self.v = v
+
+
+class Answers(Plain):
+    def __getattr__(self, name: str) -> int:
+        if name != "other":
+            raise AttributeError(name)
+        return 5
+
+
+class Computes(Plain):
+    def __getattribute__(self, name: str) -> object:
+        return 7 if name == "v" else super().__getattribute__(name)
+
+
+class Covers(Plain):
+    @property
+    def v(self) -> int:
+        return 9
+
+    @v.setter
+    def v(self, value: int) -> None:
+        pass
+
+
+READS: tuple[Callable[[Any], Any], ...] = (
+    lambda held: hasattr(held, "other"), lambda held: held.v, lambda held: getattr(held, "other", None),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("named", [Plain, Answers, Computes, Covers])
+def test_a_class_is_known_from_another_object(named: type[Plain], read: Callable[[Any], Any]) -> None:
+    """What guards say of a class on the path of one object holds for another only while that has the class."""
+
+    def program(x: torch.Tensor, held: Plain) -> Any:
+        return x + named(0).v, read(held)
+
+    compiled = kiln.compile(program, backend="eager")
+    for kind in (named, Plain, Answers, Computes, Covers):
+        assert_like_eager(compiled, program, X, kind(3))

@@ -35,8 +35,8 @@ class ClassLookups(Generic[V]):
         """Paths to classes that the program named: instances made in the frame have no other."""
         self.instances: dict[type, Source] = {}
         """Paths to values of these classes, whose types are guarded."""
-        self.guarded: set[type | tuple[type, str]] = set()
-        """Special methods whose absence or identity is guarded; a class alone: its attribute lookup."""
+        self.guarded: set[tuple[type, str]] = set()
+        """Special methods whose absence or identity is guarded."""
         self.lacking: set[tuple[type, str]] = set()
         """Names that are guarded to be absent from a class."""
         self.attributes: dict[tuple[type, str], V] = {}

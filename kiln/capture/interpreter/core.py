@@ -235,6 +235,7 @@ LACKING = {
     "__len__": "object of type '{}' has no len()",
     "__neg__": "bad operand type for unary -: '{}'",
     "__pos__": "bad operand type for unary +: '{}'",
+    "__abs__": "bad operand type for abs(): '{}'",
     "__invert__": "bad operand type for unary ~: '{}'",
 }
 """Python's messages for a class without a special method."""
@@ -508,6 +509,8 @@ class CaptureState:
             found = self.wrap(raw, self.class_path(base, owner, name, raw) if base is not None else None)
             if base is not None or not cls.__flags__ & HEAP_TYPE or name in MADE_WITH_CLASS:
                 self.classes.attributes[cls, name] = found
+        else:
+            self.guard_type(value)
         return found
 
     def attribute_base(self, cls: type, base: Source | None, name: str) -> tuple[type, Source | None]:
@@ -532,11 +535,11 @@ class CaptureState:
     def class_lacks(self, value: Value, name: str) -> None:
         """Guard that the class of `value` has no attribute `name`, once per class."""
         key = (value.python_type(), name)
-        if key not in self.classes.lacking:
-            base = self.class_source(value)
-            if base is not None:
-                self.classes.lacking.add(key)
-                self.guards.add(AttrSource(base, name), GuardKind.ABSENT, None, self.location())
+        if key in self.classes.lacking:
+            self.guard_type(value)  # the guard is on a path that may lead to another class next time
+        elif (base := self.class_source(value)) is not None:
+            self.classes.lacking.add(key)
+            self.guards.add(AttrSource(base, name), GuardKind.ABSENT, None, self.location())
 
     def hides_nothing(self, value: Value, name: str) -> None:
         """Guard that the instance's dict does not shadow the class attribute `name`."""

@@ -371,10 +371,10 @@ def equal_containers(s: CaptureState, left: Value, right: Value) -> bool | None:
         return len(a) == len(b) and all(equal(s, x, y) for x, y in zip(a, b, strict=True))
     if isinstance(left, Dict) and isinstance(right, Dict):
         c, d = left.items(s), right.items(s)
-        if issubclass(left.cls, OrderedDict) and issubclass(right.cls, OrderedDict) and list(c) != list(d):
-            return False
-        pairs = [(value, d[key][1]) for key, (_, value) in c.items() if key in d]
-        return len(pairs) == len(c) == len(d) and all(equal(s, mine, other) for mine, other in pairs)
+        if len(c) != len(d) or not all(key in d and equal(s, value, d[key][1]) for key, (_, value) in c.items()):
+            return False  # values are compared up to the first missing key, and may raise
+        ordered = issubclass(left.cls, OrderedDict) and issubclass(right.cls, OrderedDict)
+        return not ordered or list(c) == list(d)
     if isinstance(left, Set) and isinstance(right, Set):
         return left.items(s).keys() == right.items(s).keys()
     if compares_classes(s, left) or compares_classes(s, right):

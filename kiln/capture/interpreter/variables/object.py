@@ -438,6 +438,7 @@ def guard_protocol(s: CaptureState, value: Value, special: str) -> None:
     """
     key = (value.python_type(), special)
     if key in s.classes.guarded:
+        s.guard_type(value)  # the guard is on a path that may lead to another class next time
         return
     base = s.class_source(value)
     if base is None:
@@ -455,11 +456,8 @@ def guard_protocol(s: CaptureState, value: Value, special: str) -> None:
 def get_attr(s: CaptureState, value: Value, name: str, site: CallSite) -> Value:
     """`value.name`."""
     cls = value.python_type()
-    if cls not in s.classes.guarded:
-        guard_protocol(s, value, "__getattribute__")
-        guard_protocol(s, value, "__getattr__")
-        if (cls, "__getattr__") in s.classes.guarded:
-            s.classes.guarded.add(cls)
+    guard_protocol(s, value, "__getattribute__")
+    guard_protocol(s, value, "__getattr__")
     custom = s.classes.lookup(cls, "__getattribute__")
     if custom is not None and type(custom[1]) is types.FunctionType:
         function = s.class_attr(value, "__getattribute__", custom[1])
