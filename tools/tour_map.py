@@ -253,6 +253,7 @@ MAP = {
         ("What can be switched off?", "kiln/pipeline/switches.py", "SWITCHES"),
         ("What does a collective become?", "kiln/capture/interpreter/collective_polyfills.py", "all_reduce"),
         ("When is a collective started and waited for?", "kiln/loops/fusion/overlap.py", "overlapped"),
+        ("Which rank compiles?", "kiln/pipeline/shared_compiles.py", "SharedCompiles"),
         ("Which ops stay eager's kernels?", "kiln/graph/ops/eager_kernels.py", "EagerKernels"),
         ("Where is a fault narrowed down?", "kiln/debug/bisect.py", "bisect_reproduction"),
         ("What is in a package, and what is checked first?", "kiln/packages/manifest.py", "Manifest"),

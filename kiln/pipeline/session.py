@@ -45,6 +45,7 @@ from kiln.pipeline.modes import UnknownMode, mode_to_run_eager, watch_current_de
 from kiln.pipeline.original import in_python, taking_slots
 from kiln.pipeline.second_run import EagerTrial
 from kiln.pipeline.seen_inputs import SeenInputs
+from kiln.pipeline.shared_compiles import shared_compiles
 from kiln.pipeline.speed_check import Round, SpeedCheck, slower_than_eager
 from kiln.pipeline.stance import runs_eager
 from kiln.pipeline.stopwatch import Clock
@@ -275,7 +276,18 @@ class CompileSession:
             )
         self._report_recompile(dispatcher, arguments)
         entry = self._load(dispatcher, arguments)
-        return entry if entry is not None else self._compile(dispatcher, arguments)
+        return entry if entry is not None else self._compile_for_ranks(dispatcher, arguments)
+
+    def _compile_for_ranks(self, dispatcher: Dispatcher, arguments: Arguments) -> Entry | None:
+        """A variant that another rank compiles, where there are others; else one compiled here."""
+        compile_here = partial(self._compile, dispatcher, arguments)
+        ranks = shared_compiles(str(self.store.folder), self.events) if self.stored is not None else None
+        if ranks is None or self.stored is None:
+            return compile_here()
+        stored, function = self.stored, original_of(dispatcher)
+        key = stored.key(function, side_exits(dispatcher), arguments).digest()
+        load = partial(self._load, dispatcher, arguments)
+        return ranks.compiled(function.__qualname__, key, load, compile_here, lambda: stored.outcome)
 
     def _compile(self, dispatcher: Dispatcher, arguments: Arguments) -> Entry | None:
         return compile_variant(

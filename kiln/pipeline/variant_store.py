@@ -32,6 +32,7 @@ from kiln.runtime.variant import UNREADABLE, Makers, Variant, load_variant, writ
 from kiln.support.errors import InternalFault, KilnError
 from kiln.support.events import EventSink
 
+SAVED = "saved"
 SLOTS = 16
 """The most variants kept per key."""
 
@@ -45,6 +46,8 @@ class VariantStore:
         self.events = events
         self.start_key = start_key
         self.digests: CodeDigests = WeakKeyDictionary()
+        self.outcome = ""
+        """SAVED, or why the last variant was not."""
 
     def load(self, function: FunctionType, exits: int, arguments: Arguments, makers: Makers) -> Entry | None:
         """The first stored variant that fits the call. `exits`: how many side exits lead to it."""
@@ -81,6 +84,7 @@ class VariantStore:
         except Exception as fault:  # the compiled variant runs all the same
             problem = fault if isinstance(fault, KilnError) else InternalFault(stage="save", problem=repr(fault))
             self.events.emit("not_saved", code=problem.code, reason=problem.reason)
+            self.outcome = f"{problem.code} {problem.reason}"
             return
         key = self.key(function, exits, arguments)
         base = key.digest()
@@ -88,6 +92,7 @@ class VariantStore:
         self.store.put("variant", slot_key(base, next(free, SLOTS - 1)), data)
         remember(self.store, key)
         self.events.emit("saved", bytes=len(data))
+        self.outcome = SAVED
 
     def key(self, function: FunctionType, exits: int, arguments: Arguments) -> KeyBuilder:
         """What candidates share with the call."""

@@ -26,14 +26,14 @@ from tests.child import ROOT, search_path
 LIMIT = datetime.timedelta(seconds=60)
 
 
-def run_cases(module: str, size: int = 2, **options: str) -> dict[str, str]:
-    """The problems of each case, of all ranks; an empty text where all went well."""
+def run_cases(*modules: str, size: int = 2) -> dict[str, str]:
+    """The problems of each case, of all ranks; an empty text where all went well. The ranks share a cache."""
     with tempfile.TemporaryDirectory() as folder:
         commands = [
-            [sys.executable, "-m", "tests.distributed.ranks", module, str(rank), str(size), folder]
+            [sys.executable, "-m", "tests.distributed.ranks", ",".join(modules), str(rank), str(size), folder]
             for rank in range(size)
         ]
-        environment = {"PYTHONPATH": search_path(), "KILN_OPTIONS": "cache=false", "OMP_NUM_THREADS": "1"} | options
+        environment = {"PYTHONPATH": search_path(), "KILN_OPTIONS": f"cache_dir={folder}/cache", "OMP_NUM_THREADS": "1"}
         ranks = [
             subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True)
             for command in commands
@@ -49,12 +49,13 @@ def run_cases(module: str, size: int = 2, **options: str) -> dict[str, str]:
         return found
 
 
-def main(module: str, rank: int, size: int, folder: str) -> None:
+def main(modules: str, rank: int, size: int, folder: str) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(Path(folder) / "store"), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=LIMIT)
     problems = {}
-    for name, case in importlib.import_module(module).CASES.items():
+    cases = [item for name in modules.split(",") for item in importlib.import_module(name).CASES.items()]
+    for name, case in cases:
         torch.manual_seed(0)
         try:
             case(rank, size)

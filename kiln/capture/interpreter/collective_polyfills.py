@@ -9,10 +9,12 @@ What is not checked here leaves the graph (`refuse`), and eager runs it or raise
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
 
 from kiln.runtime.process_groups import EndedWork
 
@@ -195,3 +197,8 @@ def are_we_tracing() -> bool:
 def joined_chunks(res: torch.Tensor, group_size: int, gather_dim: int) -> torch.Tensor:
     """The parts of all ranks, stacked along the first dimension, side by side."""
     return res if gather_dim == 0 else torch.cat(torch.chunk(res, group_size, dim=0), dim=gather_dim)
+
+
+def inside_ddp_forward(self: DistributedDataParallel) -> AbstractContextManager[None]:
+    """It tells torch.compile which module is running."""
+    return nullcontext()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.builtins.polyfilled import interpreted
@@ -93,8 +94,16 @@ def refuse(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     raise UnsupportedCall(function=function, why=why)
 
 
-def barrier(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    raise UnsupportedCall(function="barrier", why="the effects in front of it come after the region")
+REDUCER = "it prepares the reducer, which is written in C++"
+
+
+def in_python(function: str, why: str) -> Handler:
+    """Of a function that breaks the graph."""
+
+    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        raise UnsupportedCall(function=function, why=why)
+
+    return handler
 
 
 def is_initialized(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
@@ -156,8 +165,11 @@ if dist.is_available():
         (c10d.get_rank, of_group("get_rank", rank_in)),
         (c10d.get_backend, of_group("get_backend", lambda facts: Constant(facts[2]))),
         (c10d.is_initialized, is_initialized),
-        (c10d.barrier, barrier),
+        (c10d.barrier, in_python("barrier", "the effects in front of it come after the region")),
         (c10d._get_group_size_by_name, named_size),
+        (DistributedDataParallel._pre_forward, in_python("_pre_forward", REDUCER)),
+        (DistributedDataParallel._post_forward, in_python("_post_forward", REDUCER)),
+        (DistributedDataParallel._inside_ddp_forward, interpreted(polyfills.inside_ddp_forward)),
     )
     for _function, _handler in QUERIES:
         handles(_function)(_handler)

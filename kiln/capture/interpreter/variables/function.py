@@ -82,6 +82,8 @@ OPAQUE = {
         "it is part of torch's own compiler",
     ),
     "torch._functorch": "it is part of torch's own compiler",
+    "torch.distributed.fsdp": "it gathers and frees parameters",
+    "torch.distributed.tensor": "it computes on tensors that are spread over ranks",
 }
 """Packages whose functions are called, not interpreted, and why. They trace, or switch torch's modes in C++."""
 TRANSFORMS = frozenset(("torch._functorch.vmap", "torch._functorch.eager_transforms"))

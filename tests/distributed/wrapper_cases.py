@@ -1,0 +1,152 @@
+"""Cases on wrappers of modules: DDP, FSDP2 and tensor parallel training steps equal eager's.
+
+The cache is on, so the ranks share compiles, too.
+"""
+
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+import kiln
+
+CASES: dict[str, Callable[[int, int], None]] = {}
+Wrap = Callable[[nn.Module], nn.Module]
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.down(self.up(x).relu())
+        return out
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.head = nn.ModuleList([Block(), Block()]), nn.Linear(8, 4)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        out: torch.Tensor = self.head(x)
+        return out
+
+
+def trained(rank: int, wrap: Wrap, *, accumulate: bool = False, same_data: bool = False) -> list[torch.Tensor]:
+    """Results and parameters of three steps."""
+    torch.manual_seed(0)
+    model = wrap(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = []
+    for step in range(3):
+        torch.manual_seed(step if same_data else 10 * step + rank)
+        x = torch.randn(3, 8)
+        if accumulate:
+            with model.no_sync() if hasattr(model, "no_sync") else contextlib.nullcontext():
+                model(x).sum().backward()
+        y = model(x)
+        y.square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(y.detach())
+    return found + [whole(p).detach().clone() for p in model.parameters()]
+
+
+def whole(parameter: Any) -> torch.Tensor:
+    made: torch.Tensor = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+    return made
+
+
+def compare(name: str, eager: Wrap, compiled: Wrap, **options: bool) -> None:
+    def run(rank: int, size: int) -> None:
+        expected = trained(rank, eager, **options)
+        torch.testing.assert_close(trained(rank, compiled, **options), expected, rtol=1e-5, atol=1e-5)
+
+    CASES[name] = run
+
+
+def halving(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """A communication hook."""
+    work = dist.all_reduce(bucket.buffer().div_(2 * dist.get_world_size()), async_op=True)
+    made: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda future: future.value()[0])
+    return made
+
+
+def data_parallel(model: nn.Module, *, hook: bool = False, **options: bool) -> nn.Module:
+    made = DistributedDataParallel(model, **({"find_unused_parameters": True} | options))
+    if hook:
+        made.register_comm_hook(None, halving)
+    return made
+
+
+def sharded(model: nn.Module, **options: Any) -> nn.Module:
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh(), **options)
+    return fully_shard(model, mesh=mesh(), **options)
+
+
+def mesh() -> Any:
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+def tensor_parallel(model: nn.Module) -> nn.Module:
+    for block in model.blocks:
+        parallelize_module(block, mesh(), {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    return model
+
+
+def blocks_compiled(model: nn.Module) -> nn.Module:
+    for place, block in enumerate(model.blocks):
+        model.blocks[place] = kiln.compile(block)
+    return model
+
+
+for _name, _options in (
+    ("ddp", {}), ("ddp_buckets", {"gradient_as_bucket_view": True}), ("ddp_hook", {"hook": True}),
+    ("ddp_static", {"static_graph": True, "find_unused_parameters": False}),
+):  # fmt: skip
+    _wrap = partial(data_parallel, **_options)
+    compare(f"{_name}_compiled", _wrap, lambda model, wrap=_wrap: kiln.compile(wrap(model)))
+    compare(f"{_name}_of_compiled", _wrap, lambda model, wrap=_wrap: wrap(kiln.compile(model)))
+compare("ddp_accumulates", data_parallel, lambda model: kiln.compile(data_parallel(model)), accumulate=True)
+compare("fsdp", sharded, lambda model: kiln.compile(sharded(model)))
+compare("fsdp_blocks", sharded, lambda model: sharded(blocks_compiled(model)))
+_half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+compare("tensor_parallel", tensor_parallel, lambda model: kiln.compile(tensor_parallel(model)), same_data=True)
+
+
+def mixed_precision(rank: int, size: int) -> None:
+    expected, found = [
+        trained(rank, wrap)
+        for wrap in (partial(sharded, mp_policy=_half), lambda m: kiln.compile(sharded(m, mp_policy=_half)))
+    ]
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
+
+
+CASES["fsdp_mixed_precision"] = mixed_precision
+
+
+def ddp_in_few_parts(rank: int, size: int) -> None:
+    """The module's forward is one region; the glue around it runs in Python, in two breaks."""
+    torch.manual_seed(0)
+    model = kiln.compile(data_parallel(Net(), find_unused_parameters=False, gradient_as_bucket_view=True))
+    with torch.no_grad():
+        model(torch.randn(3, 8))
+    report = model.report()
+    assert report.regions == 1 and len(report.breaks) == 2 and not report.eager, str(report)
+
+
+CASES["ddp_in_few_parts"] = ddp_in_few_parts
