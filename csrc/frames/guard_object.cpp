@@ -51,6 +51,14 @@ bool parse_payload(Check* check, PyObject* payload) {
       check->expected = own(code);
       return true;
     }
+    case Kind::kSetHolds: {
+      PyObject* item;
+      int held;
+      if (!PyArg_ParseTuple(payload, "Op", &item, &held)) return false;
+      check->numbers[0] = held;
+      check->expected = own(item);
+      return true;
+    }
     case Kind::kSetItems: {
       PyObject* items;
       int ordered;

@@ -7,6 +7,7 @@ namespace kiln {
 namespace {
 
 constexpr size_t kMaxReplays = 64;
+constexpr int kManyChecks = 64;
 
 bool type_can_change(PyObject* value) {
   return PyType_HasFeature(Py_TYPE(value), Py_TPFLAGS_HEAPTYPE) != 0;
@@ -17,6 +18,15 @@ bool can_anchor(PyObject* value, Access access) {
   if (access == Access::kGlobals || PyType_Check(value)) return true;
   if (PyDict_Check(value) || PyFunction_Check(value) || is_tensor(value)) return false;
   return dict_slot(value) != nullptr;
+}
+
+// A dict whose version is worth more than that its object may be another one in the next call.
+bool is_large_dict(PyObject* value) {
+#if PY_VERSION_HEX < 0x030E0000
+  return PyDict_CheckExact(value) && PyDict_GET_SIZE(value) > kManyChecks;
+#else
+  return false;
+#endif
 }
 
 uint32_t live_type_version(PyTypeObject* type) {
@@ -59,6 +69,7 @@ class Recorder {
     identity_[at] = reached_by_words(at, node);
     if (!identity_[at]) {
       bool plain = value == nullptr || node.end == at + 1 || !can_anchor(value, node.access);
+      plain = plain && !(value != nullptr && is_large_dict(value) && checks_items(at, node));
       if (plain || replay_.via[at] == Via::kTemporary) {
         (node.parent < 0 ? replay_.fronts : replay_.parts)
             .push_back({Step::kFull, at, node.end, nullptr, tree_.allocates(at, node.end)});
@@ -66,9 +77,23 @@ class Recorder {
       }
       (node.parent < 0 ? replay_.anchors : replay_.parts)
           .push_back({Step::kFetch, at, at, value, tree_.allocates(at, at + 1)});
+      if (PyDict_CheckExact(value)) {  // the words below read its version: it must be a dict still
+        probe(&value->ob_type, as_word(Py_TYPE(value)), Changed::kReplay, at);
+        cover_dict(at);
+        identity_[at] = 1;  // the address, and a version that no other dict has had
+      }
     }
     if (value != nullptr) record_checks(at, node, value);
     return at + 1;
+  }
+
+  // Whether the checks on a dict and below look at many of its items.
+  bool checks_items(int at, const Node& node) const {
+    if (node.end - at > kManyChecks) return true;
+    for (int i = node.first_check; i < node.last_check; i++) {
+      if (tree_.checks_[i].kind == Kind::kDictKeys) return true;
+    }
+    return false;
   }
 
   // Emits the words that prove that the parent still leads here; false if nothing can.
@@ -137,7 +162,7 @@ class Recorder {
     if (!identity_[at]) return false;
     if (kind == Kind::kTypeIs) return !type_can_change(value);
     if (kind == Kind::kEquals) return true;
-    if (kind == Kind::kSetItems) return PyFrozenSet_Check(value);
+    if (kind == Kind::kSetItems || kind == Kind::kSetHolds) return PyFrozenSet_Check(value);
     return kind == Kind::kLength &&
            (PyTuple_Check(value) || PyUnicode_Check(value) || PyBytes_Check(value));
   }

@@ -247,6 +247,32 @@ bool items_are(const Check& check, PyObject* set) {
   return true;
 }
 
+// Its equality and its hash run no Python code.
+bool is_plain(PyObject* value) {
+  return PyUnicode_CheckExact(value) || PyLong_CheckExact(value) || PyFloat_CheckExact(value) ||
+         PyBool_Check(value) || PyBytes_CheckExact(value) || value == Py_None;
+}
+
+// `numbers[0]`: whether the set holds the plain constant. The guard fails where another kind of
+// item has its hash.
+bool holds_item(const Check& check, PyObject* set) {
+  if (!PyAnySet_Check(set) || !is_plain(check.expected)) return false;
+  Py_hash_t hash = PyObject_Hash(check.expected);
+  auto* real = reinterpret_cast<PySetObject*>(set);
+  size_t mask = static_cast<size_t>(real->mask), perturb = static_cast<size_t>(hash);
+  for (size_t at = perturb & mask;; at = (at * 5 + 1 + perturb) & mask) {
+    size_t last = at + 9 <= mask ? at + 9 : at;  // LINEAR_PROBES of CPython
+    for (size_t i = at; i <= last; i++) {
+      const setentry& entry = real->table[i];
+      if (entry.key == nullptr) return !check.numbers[0];
+      if (entry.hash != hash) continue;
+      if (!is_plain(entry.key)) return false;
+      if (PyObject_RichCompareBool(entry.key, check.expected, Py_EQ) == 1) return check.numbers[0];
+    }
+    perturb >>= 5;  // PERTURB_SHIFT
+  }
+}
+
 bool function_is(const Check& check, PyObject* value) {
   if (!PyFunction_Check(value)) return false;
   auto* function = reinterpret_cast<PyFunctionObject*>(value);
@@ -306,6 +332,8 @@ bool GuardTree::evaluate(const Check& check, PyObject* value) {
       return function_is(check, value);
     case Kind::kSetItems:
       return items_are(check, value);
+    case Kind::kSetHolds:
+      return holds_item(check, value);
     default:
       return false;
   }

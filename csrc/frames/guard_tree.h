@@ -62,6 +62,7 @@ enum class Kind : uint8_t {
   kTensor,
   kFunctionCode,
   kSetItems,
+  kSetHolds,  // numbers[0]: whether `expected` is in the set
   kAliases,
   kRelation,
   kGlobalState,  // not of one node

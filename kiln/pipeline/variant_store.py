@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from kiln.capture.bytecode.resume import origin_of
+from kiln.capture.guards.explanation import failure_of
 from kiln.native import _frames
 from kiln.native._frames import Entry
 from kiln.pipeline.dispatchers import Arguments, original_of
@@ -63,9 +64,10 @@ class VariantStore:
             except UNREADABLE as problem:
                 self.events.emit("variant_unreadable", reason=f"{type(problem).__name__}: {problem}")
                 continue
-            if not isinstance(entry, str):
+            if isinstance(entry, Entry):
                 return entry
-            reasons.append(f"variant {slot}: {entry}")
+            why = entry if isinstance(entry, str) else failure_of(entry.guard, entry.actual).text()
+            reasons.append(f"variant {slot}: {why}")
         self.events.emit("variant_missing", reason="; ".join(reasons) or explain_miss(self.store, key))
         return None
 

@@ -131,7 +131,18 @@ def json_bytes(data: object) -> bytes:
     return json.dumps(data, separators=(",", ":")).encode()
 
 
-def load_variant(data: bytes, root: FunctionType, arguments: Sequence[object], makers: Makers) -> Entry | str:
+@final
+@dataclass(frozen=True, slots=True)
+class FailedGuard:
+    """A guard of a stored variant, and what it found in the call."""
+
+    guard: Guard
+    actual: str
+
+
+def load_variant(
+    data: bytes, root: FunctionType, arguments: Sequence[object], makers: Makers
+) -> Entry | FailedGuard | str:
     """The entry for a call of `root` with `arguments` in slot order, or why the variant does not fit.
 
     `entry.info` is the `Variant`. Raises KilnError, KeyError, TypeError or ValueError for a file that is damaged or
@@ -144,8 +155,9 @@ def load_variant(data: bytes, root: FunctionType, arguments: Sequence[object], m
         return f"module {edited[0]} was edited"
     tree = read_tree(checks["tree"], root, arguments)
     if isinstance(tree, Misfit):
-        text = StoredGuards(bytes(sections["guards"]))[tree.guard].text() if tree.guard >= 0 else "a path to an object"
-        return f"it requires {text}, but found {tree.actual}"
+        if tree.guard < 0:
+            return f"it requires a path to an object, but found {tree.actual}"
+        return FailedGuard(StoredGuards(bytes(sections["guards"]))[tree.guard], tree.actual)
     code = json.loads(bytes(sections["code"]))
     parts = [makers.part(bytes(sections[f"part/{number}"])) for number in range(code["parts"])]
     reader = CodeReader(root, parts, code["codes"], code["resumes"], makers.resume, makers.side_exit)

@@ -29,6 +29,7 @@ PROGRAMS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "range": lambda x, f: x + sum(range(int(f * 5))),
     "divmod": lambda x, f: x * divmod(f, 0.3)[0] + divmod(-f, 0.3)[1],
     "minimum": lambda x, f: x * min(f, 0.98) + max(f, 0.3, 0.1),
+    "linspace": lambda x, f: x + torch.linspace(-f, f, 4) + torch.linspace(f, 2, 7, dtype=torch.float64)[3:],
 }
 
 
@@ -77,6 +78,28 @@ def test_a_float_that_torch_takes_as_a_plain_double(name: str) -> None:
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-5)
     report = compiled.report()
     assert report.compiles <= (3 if name == "library calls" else 2) and not report.eager, str(report)
+
+
+def noise(x: Tensor, f: float) -> Tensor:
+    made = F.alpha_dropout(x, f, training=True) + torch.normal(f, f, (4, 8)) + torch.normal(0.0, f, (4, 8))
+    return made + torch.empty(4, 8).uniform_(-f, f)
+
+
+def test_bounds_of_noise_that_change() -> None:
+    compiled: Any = kiln.compile(noise, options={"cache": False, "random": "eager"})
+    for value in (0.1, 0.2, 0.5, 0.75):
+        torch.manual_seed(0)
+        expected = noise(ROWS, value)
+        torch.manual_seed(0)
+        torch.testing.assert_close(compiled(ROWS, value), expected)
+    assert compiled.report().compiles <= 2 and not compiled.report().eager
+    with pytest.raises(ValueError, match="dropout probability has to be"):
+        compiled(ROWS, -0.5)
+    bounded: Any = kiln.compile(lambda x, f: x + torch.empty(4, 8).uniform_(-f, f), options={"cache": False})
+    for value in (0.1, 0.2):
+        bounded(ROWS, value)
+    with pytest.raises(RuntimeError, match="uniform_ expects to return"):
+        bounded(ROWS, -0.5)
 
 
 @pytest.mark.parametrize("random", ["own", "eager"])

@@ -19,6 +19,7 @@ from kiln.runtime.guards.guard import (
     Guard,
     GuardKind,
     SetExpectation,
+    SetMember,
     ShapeRelation,
     function_expectation,
     guards_from_json,
@@ -111,6 +112,7 @@ def test_guards_come_back_from_disk() -> None:
         Guard(x, GuardKind.SHAPE_RELATION, ShapeRelation("s0 % 2 == 0", (("s0", SizeSource(x, 0)),))),
         Guard(x, GuardKind.TENSOR_ALIASES, AliasExpectation((x, LocalSource("y")), (0, 0))),
         Guard(x, GuardKind.SET_ITEMS, SetExpectation((1, "a", reference(torch.nn.Linear)), True)),
+        Guard(x, GuardKind.SET_HOLDS, SetMember("a", True)),
     ]
     assert from_disk(guards) == guards
 

@@ -21,6 +21,7 @@ from kiln.runtime.guards.guard import (
     Guard,
     GuardKind,
     SetExpectation,
+    SetMember,
     ShapeRelation,
     function_expectation,
     tensor_expectation,
@@ -132,6 +133,9 @@ class Color(enum.Enum):
         (GuardKind.EMPTY_DICT, None, [{}, None, OrderedDict()], [{1: 1}, [], 0]),
         (GuardKind.SET_ITEMS, SetExpectation((1, "a")), [{1, "a"}, frozenset({"a", 1})], [{1.0, "a"}, {1}, {1, 2}, ()]),
         (GuardKind.SET_ITEMS, SetExpectation(tuple({0, 8}), True), [{0, 8}, frozenset([0, 8])], [{8, 0}, {0, 9}]),
+        (GuardKind.SET_HOLDS, SetMember(1, True), [{1, 2}, {1.0}, frozenset({True, *range(40)})], [{2}, set(), [1]]),
+        (GuardKind.SET_HOLDS, SetMember("a", False), [{1}, set(), {*range(99)}], [{"a"}, {"a", *range(99)}, [1]]),
+        (GuardKind.SET_HOLDS, SetMember("RED", False), [{1}, {"r"}], [{Color.RED}]),
         (GuardKind.SET_ITEMS, SetExpectation((reference(Color.RED),)), [{Color.RED}], [{Color.BLUE}, {1}, set()]),
     ],
 )

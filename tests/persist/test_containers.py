@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = {"PYTHONPATH": search_path(), "CUDA_VISIBLE_DEVICES": ""}
 PROGRAM = """
 import os, sys, warnings
-import torch, kiln
+import torch, kiln, kiln.pipeline.variant_compile  # now: another user may not be let into Python's folders
 from kiln.runtime.cache.private_folder import CacheWarning
 from kiln.api.compiler import session_of
 from tests.persist.programs import pointwise

@@ -36,7 +36,7 @@ _IMPLIED: dict[GuardKind, tuple[GuardKind, ...]] = {
 """A guard of the key's kind makes guards of these kinds on the same source redundant."""
 _SEVERAL = (
     *(GuardKind.HAS_ATTR, GuardKind.NO_ATTR, GuardKind.TENSOR_ALIASES, GuardKind.SHAPE_RELATION),
-    GuardKind.SET_ITEMS,
+    *(GuardKind.SET_ITEMS, GuardKind.SET_HOLDS),
 )
 DETAILED = frozenset(kind.value for kind in _SEVERAL)
 """Kinds that may occur several times on one source."""

@@ -188,6 +188,7 @@ WORDS: dict[GuardKind, str] = {
     GuardKind.EMPTY_DICT: "empty",
     GuardKind.IS_NONE: "None",
     GuardKind.SET_ITEMS: "a set of {}",
+    GuardKind.SET_HOLDS: "a set {}",
 }
 """How the expected value of a guard is worded; `{}` is its text."""
 HINTS: dict[GuardKind, str] = {

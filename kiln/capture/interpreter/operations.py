@@ -32,7 +32,7 @@ from kiln.capture.interpreter.variables.builtin import Builtin
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.exception import GROUPS, fields_of, native_class
-from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, fresh, has_key
+from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, fresh, has_key, holds_constant
 from kiln.capture.interpreter.variables.native_object import NativeObject
 from kiln.capture.interpreter.variables.object import ALIASES, Object, guard_protocol
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items, listed
@@ -469,7 +469,8 @@ def contains(s: CaptureState, container: Value, item: Value) -> bool:
     if isinstance(native, Dict):
         return has_key(s, native, item)
     if isinstance(native, Set):
-        return searched(s, item) in native.items(s)
+        held = holds_constant(s, native, item)
+        return searched(s, item) in native.items(s) if held is None else held
     if native.is_constant and item.is_constant and not special_of_program(s, native, "__contains__"):
         return bool(fold(s, operator.contains, native.constant(s), item.constant(s)).constant(s))
     if native.is_constant and native.python_type() is frozenset:

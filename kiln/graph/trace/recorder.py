@@ -37,6 +37,7 @@ from kiln.graph.trace.gradients import BACKWARDS, accumulated_gradients
 from kiln.graph.trace.inputs import Dims, InputTable
 from kiln.graph.trace.log import NOWHERE, CallKind, ControlFlow, Target, TorchCall, target_name
 from kiln.graph.trace.mode import RecordingMode
+from kiln.graph.trace.number_calls import NUMBER_CALLS
 from kiln.graph.trace.outer import OuterTensors
 from kiln.graph.trace.repeated_calls import CallCopies
 from kiln.graph.trace.resolve import resolve
@@ -65,6 +66,9 @@ def _call(target: Target, args: Sequence[object], kwargs: Kwargs, strict: bool) 
     composite = COMPOSITES.get(target)
     if composite is not None and has_symbols(args):
         return composite(*args, **kwargs)
+    numbered = NUMBER_CALLS.get(target)
+    if numbered is not None and has_symbolic_numbers((*args, *kwargs.values())):
+        return numbered(*args, **kwargs)
     if not strict and (fused := FUSED.get(target)) is not None:
         return fused(*args, **kwargs)
     if (checked := CHECKED.get(target)) is not None:

@@ -50,6 +50,7 @@ class GuardKind(enum.Enum):
     GLOBAL_STATE = "global_state"  # [GlobalState]; `source` is ignored
     FUNCTION_CODE = "function_code"  # [FunctionExpectation]
     SET_ITEMS = "set_items"  # [SetExpectation] all that a set or frozenset holds
+    SET_HOLDS = "set_holds"  # [SetMember] whether it holds a constant
 
 
 PLAIN_TENSOR = reference(torch.Tensor)
@@ -168,6 +169,18 @@ class SetExpectation:
 
 @final
 @dataclass(frozen=True, slots=True)
+class SetMember:
+    """Whether an int, text or other plain constant is in a set."""
+
+    item: object
+    held: bool
+
+    def text(self) -> str:
+        return f"{'with' if self.held else 'without'} {self.item!r}"
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class FunctionExpectation:
     """A function identified by its code: a new closure over the same code passes.
 
@@ -183,8 +196,9 @@ class FunctionExpectation:
 
     def text(self) -> str:
         code = self.code.value
-        where = f"{code.co_qualname}, line {code.co_firstlineno}" if isinstance(code, types.CodeType) else "?"
-        return f"a function with the code of {where}"
+        if not isinstance(code, types.CodeType):  # read from a file
+            return "a function with other code"
+        return f"a function with the code of {code.co_qualname}, line {code.co_firstlineno}"
 
 
 def function_expectation(function: types.FunctionType) -> FunctionExpectation:
@@ -255,6 +269,7 @@ _EXPECTATIONS: dict[str, type] = {
     "state": GlobalState,
     "function": FunctionExpectation,
     "set": SetExpectation,
+    "member": SetMember,
 }
 _TAGS = {kind: tag for tag, kind in _EXPECTATIONS.items()}
 _FIELDS = {tag: tuple([field.name for field in fields(kind)]) for tag, kind in _EXPECTATIONS.items()}

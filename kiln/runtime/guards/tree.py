@@ -30,6 +30,7 @@ from kiln.runtime.guards.guard import (
     Guard,
     GuardKind,
     SetExpectation,
+    SetMember,
     ShapeRelation,
     TensorExpectation,
 )
@@ -54,7 +55,7 @@ from kiln.support.records import dataclass
 
 # fmt: off
 (TYPE_IS, EQUALS, IS, LENGTH, DICT_KEYS, HAS_ATTR, NO_ATTR, ABSENT, EMPTY_DICT,
- TENSOR, FUNCTION_CODE, SET_ITEMS, ALIASES, RELATION, GLOBAL_STATE) = range(15)
+ TENSOR, FUNCTION_CODE, SET_ITEMS, SET_HOLDS, ALIASES, RELATION, GLOBAL_STATE) = range(16)
 # fmt: on
 
 _EXTENTS: dict[type[Source], int] = {src.SizeSource: 0, src.StrideSource: 1, src.OffsetSource: 2}
@@ -186,6 +187,11 @@ def _set_items(guard: Guard) -> tuple[bool, tuple[object, ...]]:
     return expected.ordered, tuple(item.value if isinstance(item, ObjectRef) else item for item in expected.items)
 
 
+def _set_holds(guard: Guard) -> tuple[object, bool]:
+    expected = _expected(guard, SetMember)
+    return expected.item, expected.held
+
+
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -216,6 +222,7 @@ _NODE_CHECKS: dict[GuardKind, tuple[int, Callable[[Guard], object]]] = {
     GuardKind.TENSOR: (TENSOR, _tensor),
     GuardKind.FUNCTION_CODE: (FUNCTION_CODE, _function),
     GuardKind.SET_ITEMS: (SET_ITEMS, _set_items),
+    GuardKind.SET_HOLDS: (SET_HOLDS, _set_holds),
 }
 _ROWS = {kind.value: row for kind, row in _NODE_CHECKS.items()}
 

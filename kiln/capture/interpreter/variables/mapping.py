@@ -40,7 +40,7 @@ from kiln.capture.interpreter.variables.key_iterator import KeyIterator
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items
 from kiln.capture.interpreter.variables.set_tables import Table, alike, filled, grown, made, of_kind, order_for, slots
 from kiln.runtime.guards.constant import is_constant
-from kiln.runtime.guards.guard import AliasExpectation, GuardKind, SetExpectation
+from kiln.runtime.guards.guard import AliasExpectation, GuardKind, SetExpectation, SetMember
 from kiln.runtime.guards.reference import path_of
 from kiln.runtime.guards.source import (
     AttrSource,
@@ -393,6 +393,23 @@ def holds(value: Dict, token: Token) -> bool:
     return value._items is not None and token in value._items
 
 
+PLAIN = (int, float, bool, str, bytes, types.NoneType)
+
+
+def holds_constant(s: CaptureState, value: Set, item: Value) -> bool | None:
+    """Whether a set from outside holds a plain constant; only that is guarded. None where more has to be known."""
+    if value._items is not None or value.source is None or not item.is_constant:
+        return None
+    sought, original = item.constant(s), value.original
+    if type(sought) not in PLAIN or sought != sought or not all(type(held) in PLAIN for held in original):
+        return None
+    base = set if isinstance(original, set) else frozenset
+    found = base.__contains__(original, sought)  # type: ignore[operator]
+    s.guard_type(value)
+    s.guard(value.source, GuardKind.SET_HOLDS, SetMember(sought, found))
+    return found
+
+
 def refuse_other_mapping(value: Dict) -> None:
     if value.cls is types.MappingProxyType and not isinstance(gc.get_referents(value.original)[0], dict):
         raise value.unsupported("read", "it calls the methods of a mapping of the program")
@@ -467,7 +484,11 @@ class Set(Container):
         return items
 
     def length(self, s: CaptureState) -> int:
-        return len(self.items(s))
+        if self._items is None:
+            s.guard_type(self)
+            s.guard(self.source, GuardKind.LENGTH, len(self.original))
+            return len(self.original)
+        return len(self._items)
 
     def truth(self, s: CaptureState) -> bool:
         return self.length(s) != 0

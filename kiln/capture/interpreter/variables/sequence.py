@@ -33,12 +33,14 @@ from kiln.support.records import dataclass
 class Sequence(Value):
     """A tuple or list of values; items from outside are wrapped when first read."""
 
-    __slots__ = ("_items", "cls", "original")
+    __slots__ = ("_items", "_read", "cls", "original")
 
     def __init__(
         self, items: list[Value] | None, cls: type, source: Source | None = None, original: Any = None
     ) -> None:
         self._items = items
+        self._read: dict[int, Value] = {}
+        """Items from outside that were read alone."""
         self.cls = cls
         self.source = source
         self.original = original
@@ -57,13 +59,16 @@ class Sequence(Value):
     def _load(self, s: CaptureState) -> list[Value]:
         s.guard_type(self)
         s.guard(self.source, GuardKind.LENGTH, len(self.original))
-        source = self.source
-        return [
-            s.wrap(item, ItemSource(source, index) if source is not None else None)
-            for index, item in enumerate(
-                tuple.__iter__(self.original) if isinstance(self.original, tuple) else list.__iter__(self.original)
-            )
-        ]
+        return [self._item(s, index) for index in range(len(self.original))]
+
+    def _item(self, s: CaptureState, index: int) -> Value:
+        """An item from outside, wrapped once."""
+        found = self._read.get(index)
+        if found is None:
+            base = tuple if isinstance(self.original, tuple) else list
+            source = ItemSource(self.source, index) if self.source is not None else None
+            found = self._read[index] = s.wrap(base.__getitem__(self.original, index), source)
+        return found
 
     def torch_arg(self, s: CaptureState) -> object:
         plain = [item.torch_arg(s) for item in self.items(s)]
@@ -101,6 +106,10 @@ class Sequence(Value):
 
     def get_item(self, s: CaptureState, key: Value, site: CallSite = NOT_RESUMABLE) -> Value:
         index = as_index(s, key)
+        if self._items is None and type(index) is int:
+            length = self.length(s)
+            if self._items is None and -length <= index < length:
+                return self._item(s, index % length)
         items = self.items(s)
         if isinstance(index, slice):
             try:
