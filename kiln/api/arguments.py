@@ -9,7 +9,7 @@ from typing import Literal
 
 from kiln.api.modes import warn_of_mode
 from kiln.backends import Backend, find_backend
-from kiln.graph.offload import GraphBackend
+from kiln.graph.offload.part import GraphBackend
 from kiln.support.errors import KilnError
 from kiln.support.options import MODES, Options, options_from, options_from_text
 

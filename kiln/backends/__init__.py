@@ -11,6 +11,6 @@ captured graph; `"inductor"` passes it to torch's compiler. docs/backends.md lis
 
 from kiln.backends.aot import aot
 from kiln.backends.registry import BACKENDS, find_backend, list_backends, register_backend
-from kiln.graph.offload import Backend
+from kiln.graph.offload.part import Backend
 
 __all__ = ["BACKENDS", "Backend", "aot", "find_backend", "list_backends", "register_backend"]

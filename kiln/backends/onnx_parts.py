@@ -13,7 +13,7 @@ from typing import final
 import torch
 
 from kiln.graph.ir.node import Node
-from kiln.graph.offload import GraphPart
+from kiln.graph.offload.part import GraphPart
 from kiln.onnx import NoOnnxForm, OnnxModel, calls_of_node, to_onnx
 from kiln.support.records import dataclass
 from kiln.symbolic import Symbol

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from kiln.graph.offload import Backend, GraphBackend
+from kiln.graph.offload.part import Backend, GraphBackend
 from kiln.support.errors import KilnError
 
 

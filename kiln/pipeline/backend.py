@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch._C import _functorch as levels
 
-from kiln.graph.offload import TorchBackend
+from kiln.graph.offload.part import TorchBackend
 from kiln.graph.trace import InputRecord, Trace
 from kiln.pipeline.context import CompileContext
 from kiln.runtime.executor import Executable

@@ -16,7 +16,7 @@ from typing import final
 
 from kiln.capture.interpreter.breaks import TorchCallFailed
 from kiln.capture.interpreter.capture import Capture, capture_frame
-from kiln.graph.offload import Backend, GraphBackend
+from kiln.graph.offload.part import Backend, GraphBackend
 from kiln.graph.ops.eager_kernels import EagerKernels
 from kiln.graph.trace import Recorder, Trace
 from kiln.native._frames import Dispatcher

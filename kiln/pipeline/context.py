@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol, final
+from typing import TYPE_CHECKING, Protocol, final
 
-from kiln.pipeline.offload import Offload
 from kiln.runtime.cache.store import DiskStore
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
 from kiln.support.dump import Dump
@@ -16,6 +15,9 @@ from kiln.support.options import Options
 from kiln.support.records import dataclass
 from kiln.support.target import Target
 from kiln.symbolic import ShapeEnv
+
+if TYPE_CHECKING:
+    from kiln.pipeline.offload import Offload
 
 
 class ReportEager(Protocol):

@@ -17,7 +17,9 @@ import torch
 
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.rewrite import with_nested
-from kiln.graph.offload import Direction, GraphBackend, GraphPart, Split, split, with_calls
+from kiln.graph.offload.calls import with_calls
+from kiln.graph.offload.part import Direction, GraphBackend, GraphPart
+from kiln.graph.offload.split import Split, split
 from kiln.graph.passes import OFFLOAD_PASSES, run_passes
 from kiln.runtime.offloaded import OffloadedRun
 from kiln.support.dump import Dump

@@ -70,7 +70,7 @@ from kiln.support.target import Target
 from kiln.support.torch_settings import warn_of_settings
 
 if TYPE_CHECKING:
-    from kiln.graph.offload import Backend
+    from kiln.graph.offload.part import Backend
     from kiln.pipeline.variant_compile import compile_variant
 else:
     compile_variant = late("kiln.pipeline.variant_compile", "compile_variant")

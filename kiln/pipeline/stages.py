@@ -14,7 +14,7 @@ from typing import Any, final
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.rewrite import with_nested
 from kiln.graph.ir.text import graph_text
-from kiln.graph.offload import Direction
+from kiln.graph.offload.part import Direction
 from kiln.graph.passes import run_passes
 from kiln.graph.passes.repeated_layers import short_graph
 from kiln.loops.codegen.plan_writer import write_plan

@@ -10,7 +10,7 @@ from kiln.build.cubins import prepare_compiling
 from kiln.capture.bytecode.resume import assembled
 from kiln.capture.interpreter.breaks import UninitialisedParameter
 from kiln.capture.interpreter.capture import Capture
-from kiln.graph.offload import Backend
+from kiln.graph.offload.part import Backend
 from kiln.native._frames import BoundCall, Dispatcher, Entry, ExpectedToRaise
 from kiln.pipeline.captured import Captured, FrameCapture
 from kiln.pipeline.compiled_region import finish_regions

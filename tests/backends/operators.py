@@ -8,7 +8,7 @@ import torch
 
 from kiln.graph.ir.interpret import interpret
 from kiln.graph.ir.verify import verify
-from kiln.graph.offload import GraphBackend, GraphPart
+from kiln.graph.offload.part import GraphBackend, GraphPart
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.table import Kind
 from kiln.tensor.dtypes import DTYPE_NAMES

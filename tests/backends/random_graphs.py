@@ -13,7 +13,7 @@ from kiln.graph.ir.graph import Alias, Graph, Output, Write
 from kiln.graph.ir.interpret import interpret
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.size_oracle import GuardFreeOracle
-from kiln.graph.offload import GraphPart
+from kiln.graph.offload.part import GraphPart
 from kiln.graph.prims.table import Kind
 from kiln.runtime.offloaded import PartRun
 from kiln.tensor.spec import CPU, TensorSpec

@@ -13,8 +13,9 @@ from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import without_dead_code
 from kiln.graph.ir.text import graph_text
 from kiln.graph.ir.verify import verify
-from kiln.graph.offload import GraphPart, Split, split, with_calls
-from kiln.graph.offload.calls import part_graph
+from kiln.graph.offload.calls import part_graph, with_calls
+from kiln.graph.offload.part import GraphPart
+from kiln.graph.offload.split import Split, split
 from kiln.graph.prims.table import Kind
 from kiln.runtime.offloaded import OffloadedRun, PartRun
 from tests.backends.random_graphs import Interpreting, random_graph

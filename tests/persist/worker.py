@@ -15,7 +15,10 @@ import kiln
 from kiln.api.compiler import session_of
 from tests.persist.programs import PROGRAMS, run
 
-COMPILER = ("kiln.capture.interpreter.", "kiln.graph.", "kiln.loops.", "kiln.build.cpp", "kiln.pipeline.stages")
+COMPILER = (
+    "kiln.capture.interpreter.", "kiln.graph.ir.", "kiln.graph.trace.", "kiln.loops.", "kiln.build.cpp",
+    "kiln.pipeline.stages",
+)  # fmt: skip
 """The beginnings of the names of modules that only compile."""
 
 

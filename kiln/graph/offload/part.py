@@ -13,16 +13,21 @@ class Doubling:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol, final, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, final, runtime_checkable
 
 import torch
 
-from kiln.graph.ir.graph import Graph
-from kiln.graph.ir.node import Node
-from kiln.graph.ir.text import graph_text
 from kiln.runtime.offloaded import PartRun
+from kiln.support.late import late
 from kiln.support.records import dataclass
 from kiln.symbolic import Symbol
+
+if TYPE_CHECKING:
+    from kiln.graph.ir.graph import Graph
+    from kiln.graph.ir.node import Node
+    from kiln.graph.ir.text import graph_text
+else:
+    graph_text = late("kiln.graph.ir.text", "graph_text")
 
 Direction = Literal["", "forward", "backward", "step", "check"]
 """Of a graph: "" without gradients; "step" is a backward and what follows it in one region, "check" a speculation."""
