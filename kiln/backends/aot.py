@@ -20,7 +20,7 @@ import torch
 from kiln.graph.ir.fx_view import fx_view
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
-from kiln.graph.offload import GraphPart, TorchBackend
+from kiln.graph.offload.part import GraphPart, TorchBackend
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.table import Kind
 from kiln.runtime.offloaded import PartRun

@@ -14,7 +14,7 @@ import torch
 from kiln.backends.onnx_parts import Kernels, model_of
 from kiln.backends.registry import register_backend
 from kiln.graph.ir.node import Node
-from kiln.graph.offload import GraphPart
+from kiln.graph.offload.part import GraphPart
 from kiln.onnx import model_bytes
 from kiln.runtime.offloaded import PartRun
 from kiln.support.optional import load_required
