@@ -9,8 +9,15 @@ captured graph; `"inductor"` passes it to torch's compiler. docs/backends.md lis
         return gm.forward
 """
 
-from kiln.backends.aot import aot
+from typing import TYPE_CHECKING
+
 from kiln.backends.registry import BACKENDS, find_backend, list_backends, register_backend
 from kiln.graph.offload.part import Backend
+from kiln.support.late import late
+
+if TYPE_CHECKING:
+    from kiln.backends.aten_graphs import aot
+else:
+    aot = late("kiln.backends.aten_graphs", "aot")
 
 __all__ = ["BACKENDS", "Backend", "aot", "find_backend", "list_backends", "register_backend"]
