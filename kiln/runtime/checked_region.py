@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from kiln.plan.errors import CheckFailed, IndexOutOfRange, IntegerDivisionByZero
 from kiln.support.errors import KilnError
 
@@ -28,3 +30,16 @@ def run_checked(region: Region, *inputs: object) -> tuple[object, ...] | None:
         return None
     except Exception:  # of an operator behind a check: eager finds the right one
         return None
+
+
+def random_states(devices: tuple[str, ...]) -> list[tuple[torch.Generator, torch.Tensor]]:
+    """torch's default generators, of the CPU and of the GPUs among `devices`, with their states."""
+    found = [torch.device(name) for name in devices]
+    gpus = [torch.cuda.default_generators[device.index or 0] for device in found if device.type == "cuda"]
+    return [(generator, generator.get_state()) for generator in (torch.default_generator, *gpus)]
+
+
+def restore_random_states(states: list[tuple[torch.Generator, torch.Tensor]]) -> None:
+    """As if the region had drawn nothing."""
+    for generator, state in states:
+        generator.set_state(state)

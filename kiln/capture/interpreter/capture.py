@@ -79,12 +79,13 @@ from kiln.capture.interpreter.data_values import (
     value_needed,
 )
 from kiln.capture.interpreter.frame import SymbolicFrame
-from kiln.capture.interpreter.host_draws import DRAWN, Draws, Outline, call_outlined, check_read_numbers
+from kiln.capture.interpreter.host_draws import Draws, Outline, call_outlined, check_read_numbers
 from kiln.capture.interpreter.if_conversion import refuse_varying_gradients, refuse_visible_copies
 from kiln.capture.interpreter.native_calls import release
 from kiln.capture.interpreter.object_model import PythonObjectModel
 from kiln.capture.interpreter.opcodes import build, control, match, operators, stack
 from kiln.capture.interpreter.shape_guards import computed_symbols, finish_guards
+from kiln.capture.interpreter.side_exits import exit_unless, write_draws, write_leave, write_random_states
 from kiln.capture.interpreter.speculation import (
     CompileSpeculation,
     ComputedNumber,
@@ -96,7 +97,6 @@ from kiln.capture.interpreter.speculation import (
     make_prologue,
     number_truth,
     run_eagerly,
-    write_exit,
     write_prologue,
 )
 from kiln.capture.interpreter.variables import builtin, classes, constant, descriptors, logger, module, tensor
@@ -116,7 +116,6 @@ from kiln.graph.trace.trace import Trace
 from kiln.runtime.checked_region import run_checked
 from kiln.runtime.guards.guard import Guard
 from kiln.runtime.guards.source import CellObjectSource, CellSource, LocalSource, Source
-from kiln.runtime.host_draws import HostDraws
 from kiln.runtime.leaf_gradients import drop_gradients, with_freed_history
 from kiln.runtime.numbers import number_tensor
 from kiln.support.errors import InternalFault, KilnError, drop_tracebacks
@@ -514,7 +513,9 @@ def finish(
         collect = collect or prologue.sources()
         write_unbound = partial(write_argument, head, writer)
         write_prologue(head, prologue, leave, BINDINGS, collect, write_unbound)
-    exits = partial(leave, function) if is_checked(s) else None
+    exits: Callable[[], None] | None = partial(leave, function) if is_checked(s) else None
+    if exits is not None and draws_random(recorder.nodes):
+        exits = write_random_states(s, head, exits)
     for made_region in regions:
         if exits is None:
             write_dropped_gradients(s, head, writer, made_region.trace.used_inputs)
@@ -582,32 +583,6 @@ def write_number_checks(
         head.label(passed)
 
 
-def write_draws(
-    head: Assembler, draws: HostDraws, leaves: int, side_exit: Callable[..., object], code: types.CodeType
-) -> None:
-    """Draw in front of the region, or leave if what is drawn has another form."""
-    head.const(draws)
-    head.call(0)
-    head.op("COPY", 1)
-    head.const(None)
-    head.op("IS_OP", 0)
-    exit_unless(head, partial(write_exit, head, side_exit, code), False)
-    head.op("UNPACK_SEQUENCE", leaves + 1)
-    for number in range(leaves + 1):
-        head.op("STORE_FAST", f"{DRAWN}{number}")
-
-
-def write_leave(s: CaptureState, head: Assembler, code: types.CodeType, side_exit: Callable[..., object]) -> None:
-    """Call the side exit, which draws the random numbers of the call again."""
-    found = s.part(Draws)
-    if (draws := found.plan()) is not None:
-        head.const(draws.restore)
-        head.op("LOAD_FAST", f"{DRAWN}{found.leaves}")
-        head.call(1)
-        head.op("POP_TOP")
-    write_exit(head, side_exit, code)
-
-
 def relations_of_computed(s: CaptureState) -> Iterator[NumberCheck]:
     """What holds of sizes and integers that are computed in front of the region, which no guard can ask."""
     names = computed_symbols(s.recorder.inputs)
@@ -666,14 +641,6 @@ def bound_sources(trace: Trace, prologue: Prologue | None) -> list[Source]:
     """The sources that the guards collect: inputs of the region in order, then what only the prologue needs."""
     collect = [record.source for record in trace.used_inputs if is_bound(record)]
     return collect + [source for source in (prologue.sources() if prologue else ()) if source not in collect]
-
-
-def exit_unless(head: Assembler, write_side_exit: Callable[[], None], expected: bool) -> None:
-    """Pop a truth value, and leave through the side exit if it is not `expected`."""
-    passed = Label()
-    head.jump_if(expected, passed)
-    write_side_exit()
-    head.label(passed)
 
 
 def write_dropped_gradients(s: CaptureState, head: Assembler, writer: CodeWriter, records: list[InputRecord]) -> None:
