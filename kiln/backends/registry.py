@@ -28,7 +28,7 @@ class UnknownBackend(KilnError):
 KILN = "kiln"
 GROUP = "torch_dynamo_backends"
 BACKENDS: dict[str, Backend] = {}
-OWN = {"onnxrt": "kiln.backends.onnxrt", "openvino": "kiln.backends.openvino"}
+OWN = {"onnxrt": "kiln.backends.onnxrt", "openvino": "kiln.backends.openvino", "xla": "kiln.backends.xla"}
 """Modules that register a backend when they are imported, by its name."""
 
 

@@ -14,7 +14,7 @@ from kiln.graph.prims.table import Kind
 from kiln.tensor.dtypes import DTYPE_NAMES
 from tests.graph.ir.samples import SAMPLES, sample_graph
 
-DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.bool)
+DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32)
 FIXED = ("convert", "bitcast", "view_dtype", "constant", "iota")
 """Their attributes are for one dtype."""
 ANY = (Kind.POINTWISE, Kind.REDUCTION, Kind.VIEW, Kind.DATA_MOVEMENT)
@@ -28,7 +28,8 @@ def samples_of(name: str) -> dict[str, tuple[torch.Tensor, ...]]:
     if len(kinds) != 1 or name in FIXED or op.kind not in ANY or torch.bool in kinds:
         return found
     for dtype in DTYPES:
-        if dtype not in kinds and not (op.floating and not dtype.is_floating_point) and dtype is not torch.bool:
+        allowed = not op.floating if not dtype.is_floating_point else "bitwise" not in name
+        if dtype not in kinds and allowed:
             found[DTYPE_NAMES[dtype]] = tuple([tensor.to(dtype) for tensor in inputs])
     return found
 
