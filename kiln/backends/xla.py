@@ -14,7 +14,7 @@ import torch
 
 from kiln.backends.registry import register_backend
 from kiln.graph.ir.node import Arg, Attr, Node
-from kiln.graph.offload import GraphPart
+from kiln.graph.offload.part import GraphPart
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.table import Column, Kind
 from kiln.runtime.offloaded import PartRun
