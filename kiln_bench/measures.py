@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
+from kiln.support.late import late
 from kiln_bench import bandwidth, compile_time, launch, overhead, products, reductions
 from kiln_bench.capture import main as capture
 
@@ -14,10 +16,17 @@ def run_capture(given: argparse.Namespace, candidates: list[str]) -> int:
     return capture.run(models, candidates, given.shard, given.threads, given.seconds, given.json)
 
 
+if TYPE_CHECKING:
+    from kiln_bench.distributed import run as run_distributed
+else:
+    run_distributed = late("kiln_bench.distributed", "run")  # it loads torch's DTensor
+
+
 MEASURES: Mapping[str, Callable[[argparse.Namespace, list[str]], int]] = {
     "bandwidth": lambda given, candidates: bandwidth.run(given.pairs, candidates, given.json),
     "capture": run_capture,
     "compile": lambda given, candidates: compile_time.run(given.threads, given.json),
+    "distributed": lambda given, candidates: run_distributed(candidates, given.json),
     "launch": lambda given, candidates: launch.run(given.pairs, given.json),
     "overhead": lambda given, candidates: overhead.run(given.pairs, "torch.compile" in candidates, given.json),
     "products": lambda given, candidates: products.run(given.pairs, given.json),

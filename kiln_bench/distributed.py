@@ -1,0 +1,213 @@
+"""`python -m kiln bench --suite distributed`: training a Llama on several ranks, in tokens per second of all of them.
+
+    wrapper   ranks          eager  torch.compile           kiln  kiln/best efficiency
+    ddp           2          41200          52100          60800       1.17       0.95
+
+Wrappers: `ddp` of the compiled model, `fsdp` of compiled blocks, `tp` (columns and rows of the layers of each block).
+One process per GPU with NCCL, bf16; without GPUs two gloo processes and a tiny model, which shows that it runs. The
+loss after the last step is compared with eager's. Efficiency: Kiln's rate over that of one rank times the ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from kiln.support.records import dataclass
+from kiln_bench.candidates import candidate
+from kiln_bench.results import write_data
+
+Compile = Callable[[nn.Module], nn.Module]
+WRAPPERS = ("ddp", "fsdp", "tp")
+WARM, MEASURED = 4, 10
+"""Steps."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of a Llama and its batch on each rank."""
+
+    width: int
+    inner: int
+    heads: int
+    layers: int
+    vocabulary: int
+    batch: int
+    length: int
+
+
+LARGE = Sizes(2048, 5632, 16, 22, 32000, 4, 2048)
+"""1.2 billion parameters."""
+TINY = Sizes(64, 128, 4, 2, 256, 2, 32)
+
+
+@final
+class LlamaBlock(nn.Module):
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.head = sizes.width // sizes.heads
+        self.norm1, self.norm2 = nn.RMSNorm(sizes.width), nn.RMSNorm(sizes.width)
+        self.q, self.k, self.v, self.o = [nn.Linear(sizes.width, sizes.width, bias=False) for _ in range(4)]
+        self.gate, self.up = [nn.Linear(sizes.width, sizes.inner, bias=False) for _ in range(2)]
+        self.down = nn.Linear(sizes.inner, sizes.width, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        y = self.norm1(x)
+        q, k, v = [part(y).unflatten(-1, (-1, self.head)).transpose(1, 2) for part in (self.q, self.k, self.v)]
+        y = F.scaled_dot_product_attention(rotated(q, cos, sin), rotated(k, cos, sin), v, is_causal=True)
+        x = x + self.o(y.transpose(1, 2).flatten(2))
+        y = self.norm2(x)
+        made: Tensor = x + self.down(F.silu(self.gate(y)) * self.up(y))
+        return made
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+@final
+class BenchLlama(nn.Module):
+    """Returns the loss of the next tokens."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(sizes.vocabulary, sizes.width)
+        self.blocks = nn.ModuleList(LlamaBlock(sizes) for _ in range(sizes.layers))
+        self.norm, self.output = nn.RMSNorm(sizes.width), nn.Linear(sizes.width, sizes.vocabulary, bias=False)
+        head = sizes.width // sizes.heads
+        angles = torch.outer(torch.arange(sizes.length).float(), 1e4 ** (-torch.arange(0, head, 2) / head)).repeat(1, 2)
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x, self.cos, self.sin)
+        scores = self.output(self.norm(x))[:, :-1].flatten(0, 1).float()
+        return F.cross_entropy(scores, tokens[:, 1:].flatten())
+
+
+def ddp(model: BenchLlama, mesh: DeviceMesh, compile: Compile) -> nn.Module:
+    return DistributedDataParallel(compile(model), gradient_as_bucket_view=True)
+
+
+def compiled_blocks(model: BenchLlama, compile: Compile) -> None:
+    for place, block in enumerate(model.blocks):
+        model.blocks[place] = compile(block)
+
+
+def fsdp(model: BenchLlama, mesh: DeviceMesh, compile: Compile) -> nn.Module:
+    compiled_blocks(model, compile)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def tp(model: BenchLlama, mesh: DeviceMesh, compile: Compile) -> nn.Module:
+    columns, rows = ("q", "k", "v", "gate", "up"), ("o", "down")
+    plan: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in columns}
+    plan |= {name: RowwiseParallel() for name in rows}
+    for block in model.blocks:
+        parallelize_module(block, mesh, plan)
+    compiled_blocks(model, compile)
+    return model
+
+
+BUILD: Mapping[str, Callable[[BenchLlama, DeviceMesh, Compile], nn.Module]] = {"ddp": ddp, "fsdp": fsdp, "tp": tp}
+
+
+def run(candidates: Sequence[str], json_path: Path | None) -> int:
+    """The table; fails if a loss differs from eager's."""
+    gpus = torch.cuda.device_count()
+    counts = sorted({1, gpus}) if gpus else [1, 2]
+    names, found, right = ["eager", *candidates], dict[str, object](), True
+    print(f"{'wrapper':9} {'ranks':>5} " + " ".join(f"{name:>14}" for name in names) + f" {'kiln/best':>10} efficiency")
+    alone: dict[str, float] = {}
+    for wrapper in WRAPPERS:
+        for ranks in counts:
+            rows = {name: on_ranks(wrapper, name, ranks) for name in names}
+            rates = {name: row["rate"] for name, row in rows.items()}
+            wanted = rows["eager"]["loss"]
+            right &= all(abs(row["loss"] - wanted) <= 0.02 * wanted for row in rows.values())
+            best = max(rate for name, rate in rates.items() if name != "kiln")
+            alone.setdefault(wrapper, rates["kiln"])
+            share = rates["kiln"] / alone[wrapper] / ranks
+            line = " ".join(f"{rate:14.0f}" for rate in rates.values())
+            print(f"{wrapper:9} {ranks:5} {line} {rates['kiln'] / best:10.2f} {share:10.2f}", flush=True)
+            found[f"{wrapper}/{ranks}"] = rows
+    if json_path is not None:
+        write_data(json_path, {"tokens_per_second": found})
+    print("losses agree" if right else "A LOSS DIFFERS")
+    return 0 if right else 1
+
+
+def on_ranks(wrapper: str, name: str, ranks: int) -> dict[str, float]:
+    """What rank 0 found, in fresh processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        started = [
+            subprocess.Popen([sys.executable, "-m", __spec__.name, wrapper, name, str(rank), str(ranks), folder])
+            for rank in range(ranks)
+        ]
+        codes = [process.wait() for process in started]
+        if any(codes):
+            raise RuntimeError(f"{name} on {wrapper}: the ranks ended with {codes}")
+        made: dict[str, float] = json.loads((Path(folder) / "found").read_text())
+        return made
+
+
+def measure(wrapper: str, name: str, rank: int, ranks: int, folder: str) -> None:
+    """The median time of a step, as tokens of all ranks per second, and the last loss."""
+    gpu = torch.cuda.is_available()
+    device = torch.device("cuda", rank) if gpu else torch.device("cpu")
+    if gpu:
+        torch.cuda.set_device(device)
+    store = dist.FileStore(f"{folder}/store", ranks)  # type: ignore[attr-defined]
+    dist.init_process_group("nccl" if gpu else "gloo", store=store, rank=rank, world_size=ranks)
+    sizes, dtype = (LARGE, torch.bfloat16) if gpu else (TINY, torch.float32)
+    torch.manual_seed(0)
+    model = BenchLlama(sizes).to(device, dtype)
+    compile = (lambda module: module) if name == "eager" else candidate(name, None).compile
+    wrapped = BUILD[wrapper](model, init_device_mesh(device.type, (ranks,)), compile)  # type: ignore[arg-type]
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-4, foreach=wrapper != "tp")
+    torch.manual_seed(1 if wrapper == "tp" else 1 + rank)
+    tokens = torch.randint(0, sizes.vocabulary, (sizes.batch, sizes.length), device=device)
+    seconds, loss = list[float](), torch.zeros(())
+    for _ in range(WARM + MEASURED):
+        start = time.perf_counter()
+        loss = wrapped(tokens)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if gpu:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    if rank == 0:
+        batches = 1 if wrapper == "tp" else ranks
+        rate = tokens.numel() * batches / median(seconds[WARM:])
+        (Path(folder) / "found").write_text(json.dumps({"rate": rate, "loss": float(loss.detach())}))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    _, _wrapper, _name, _rank, _ranks, _folder = sys.argv
+    measure(_wrapper, _name, int(_rank), int(_ranks), _folder)
