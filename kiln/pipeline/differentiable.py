@@ -111,7 +111,7 @@ def differentiable_region(
         sections = {"forward": forward.bundle(), "spec": encode_plan(spec), **backward.sections()}
         return pack({**sections, **replay.sections()})
 
-    return CompiledRegion(finish, write if wrappers is None else None)
+    return CompiledRegion(finish, write if wrappers is None and not replay.functions else None)
 
 
 def forward_plan(plan: Plan, signature: Signature) -> Plan:

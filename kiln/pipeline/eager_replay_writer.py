@@ -10,7 +10,8 @@ Needs: a recorder whose trace has just been finished.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from types import MethodType
 from typing import final
 
 import torch
@@ -22,7 +23,7 @@ from kiln.graph.trace.inputs import InputRecord
 from kiln.graph.trace.log import ControlFlow, NestedLog, Target, TorchCall, leaves
 from kiln.graph.trace.recorder import changes_state
 from kiln.graph.trace.set_data import set_data
-from kiln.runtime.eager_replay import SET_STATE, EagerReplayData
+from kiln.runtime.eager_replay import METHOD, SET_STATE, EagerReplayData
 from kiln.runtime.guards.constant import Json, NotSerialisable, constant_to_json
 from kiln.runtime.guards.reference import named_path
 from kiln.symbolic import Expr, Symbol
@@ -53,7 +54,8 @@ def write_eager_replay(recorder: Recorder, trace: Trace) -> EagerReplayData:
         "written": written,
         "state": recorder.state_at_start,
     }
-    return EagerReplayData(json.dumps(program, separators=(",", ":")).encode(), tuple(writer.constants))
+    data = json.dumps(program, separators=(",", ":")).encode()
+    return EagerReplayData(data, tuple(writer.constants), functions=tuple(writer.functions))
 
 
 def written_inputs(trace: Trace) -> list[int]:
@@ -110,6 +112,7 @@ class EagerReplayWriter:
         self.bound = {name for name, *_ in self.symbols}
         self.constants: list[torch.Tensor] = []
         self.paths: dict[Target, str] = {}
+        self.functions: list[Callable[..., object]] = []
 
     def number(self, value: object) -> int:
         found = self.numbers.get(id(value))
@@ -138,12 +141,22 @@ class EagerReplayWriter:
     def target(self, call: TorchCall) -> Json:
         if isinstance(call.target, str):
             return call.target
+        if isinstance(call.target, MethodType) and isinstance(call.target.__self__, type):
+            return self.custom_function(call.target)
         path = self.paths.get(call.target)
         if path is None:
             path = self.paths[call.target] = named_path(call.target)
         if not path:
             raise NotReplayable(f"{call.name} cannot be imported by name")
         return [path]
+
+    def custom_function(self, apply: MethodType) -> Json:
+        """`apply` of an `autograd.Function`: by its class, or, where that has no import path, itself."""
+        if path := named_path(apply.__self__):
+            return [path, METHOD, apply.__name__]
+        if apply not in self.functions:
+            self.functions.append(apply)
+        return [self.functions.index(apply)]
 
     def operator(self, target: ControlFlow) -> Json:
         """Its function, its counts, and its logs, whose values have numbers of their own."""

@@ -40,7 +40,7 @@ def compile_region(recorder: Recorder, trace: Trace, context: CompileContext) ->
 
 def compile_parts(recorder: Recorder, trace: Trace, context: CompileContext) -> tuple[CompiledRegion, Graph]:
     """The region, and the graph that was compiled: that of the trace, or the joint graph."""
-    if trace.needs_grad:
+    if trace.needs_grad or (recorder.grad_at_start and trace.views_without_history):
         return compile_differentiable(recorder, trace, context)
     compiled = compile_plan(step_to_plan(trace.graph, context), trace.constants, context)
 

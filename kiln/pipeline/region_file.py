@@ -64,7 +64,7 @@ def join_plans(
     wrappers: RegionWrappers | None = None,
 ) -> Executable:
     """The callable with one autograd node, which returns the user's results."""
-    replay = EagerReplay(data.data, data.constants) if data.data else None
+    replay = EagerReplay(data.data, data.constants, data.functions) if data.data else None
     region: Executable = make_region(forward, backward, spec, replay=replay, no_replay=data.reason, wrappers=wrappers)
     if spec.enables_grad:
         region = torch.enable_grad()(region)

@@ -86,14 +86,17 @@ class NestedCalls(TypedDict):
 class EagerReplay:
     """`replay(*inputs)`: the results that the user sees. `data` is parsed at the first call."""
 
-    def __init__(self, data: bytes, constants: Sequence[torch.Tensor] = ()) -> None:
+    def __init__(
+        self, data: bytes, constants: Sequence[torch.Tensor] = (), functions: Sequence[Callable[..., object]] = ()
+    ) -> None:
         self.data = data
         self.constants = constants
+        self.functions = functions
 
     @cached_property
     def _program(self) -> dict[str, Any]:
         program: dict[str, Any] = json.loads(self.data)
-        find_targets(program["calls"])
+        find_targets(program["calls"], self.functions)
         return program
 
     def __call__(self, *inputs: Any, draws: Mapping[int, Sequence[torch.Tensor]] = NO_DRAWS) -> tuple[Any, ...]:
@@ -170,18 +173,23 @@ class ControlFlowTarget:
     logs: Sequence[NestedCalls]
 
 
-def find_targets(rows: Sequence[Row]) -> None:
-    """The functions of calls, in place of their paths."""
+METHOD = "method"
+
+
+def find_targets(rows: Sequence[Row], functions: Sequence[Callable[..., object]]) -> None:
+    """The functions of calls, in place of their paths, or of their numbers in `functions`."""
     for row in rows:
         if isinstance(row[0], str):
             continue
         path, *operator = cast(list[object], row[0])
-        row[0] = load_named(cast(str, path))
-        if operator:
+        row[0] = functions[path] if isinstance(path, int) else load_named(cast(str, path))
+        if operator[:1] == [METHOD]:
+            row[0] = getattr(row[0], cast(str, operator[1]))
+        elif operator:
             counts, logs = cast("tuple[tuple[int, int], Sequence[NestedCalls]]", operator)
             row[0] = ControlFlowTarget(cast(Run, row[0]), counts, logs)
             for log in logs:
-                find_targets(log["calls"])
+                find_targets(log["calls"], functions)
 
 
 SET_STATE = "set"
@@ -241,11 +249,13 @@ def ambient(state: Mapping[str, Any]) -> Iterator[None]:
 @final
 @dataclass(frozen=True, slots=True)
 class EagerReplayData:
-    """What `kiln.runtime.eager_replay` runs; `data` is empty where there is a reason not to."""
+    """What `kiln.runtime.eager_replay` runs; `data` is empty where there is a reason not to. `functions` cannot be
+    imported by name: with such, it is for this process only."""
 
     data: bytes
     constants: tuple[torch.Tensor, ...] = ()
     reason: str = ""
+    functions: tuple[Callable[..., object], ...] = ()
 
     def sections(self) -> dict[str, bytes]:
         """What `read_eager_replay` reads."""

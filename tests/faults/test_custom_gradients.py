@@ -148,3 +148,32 @@ def test_as_eager(name: str) -> None:
     if name in ONE_GRAPH:
         report = compiled.report()
         assert report.regions == 1 and not report.breaks and not report.eager_reasons, report
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return grad * 3 * x * x
+
+
+def test_second_gradients_of_custom_functions() -> None:
+    """The function runs again, found by its import path or, made in a function, kept by the region."""
+
+    class Local(Cube):
+        pass
+
+    def gradients(function: Any) -> list[Any]:
+        x = torch.linspace(0.5, 1, 3, dtype=torch.float64).requires_grad_()
+        (first,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.exp().sum(), x)
+        return [first.tolist(), second.tolist()]
+
+    for program in (lambda x: Cube.apply(x.sin()) * 2, lambda x: Local.apply(x.sin()) * 2):
+        for _ in range(2):
+            assert gradients(kiln.compile(program)) == [pytest.approx(part) for part in gradients(program)]

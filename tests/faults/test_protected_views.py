@@ -107,3 +107,22 @@ def test_a_view_made_without_gradients_of_what_has_some() -> None:
         y.mul_(3)
         with pytest.raises(RuntimeError, match="no_grad mode"):
             _ = part.grad_fn
+
+
+def test_views_made_without_gradients_have_no_history() -> None:
+    """As the only result, or beside others."""
+
+    def facts(results: object) -> list[tuple[bool, bool, bool]]:
+        made = results if isinstance(results, tuple) else (results,)
+        return [(part.requires_grad, part.is_leaf, part._is_view()) for part in made]
+
+    def two(t: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            view = t.t()
+        return view, view.detach() * 2
+
+    for program in (without_gradient, two):
+        compiled = kiln.compile(program, options={"cache": False})
+        assert facts(compiled(x())) == facts(program(x()))
+        with torch.no_grad():
+            assert facts(compiled(x())) == facts(program(x()))

@@ -63,6 +63,15 @@ class Trace:
         pairs = zip(self.graph.outputs, self.leaves, strict=True)
         return any(output.requires_grad and not leaf for output, leaf in pairs) or bool(self.carried_inputs)
 
+    @property
+    def views_without_history(self) -> bool:
+        """Whether a result is a view, made where gradients were off, of an input with one: a leaf."""
+        pairs = zip(self.graph.outputs, self.leaves, strict=True)
+        return any(
+            leaf and output.requires_grad and output.alias is not None and output.alias.view is not None
+            for output, leaf in pairs
+        )
+
     def torch_graph(self) -> torch.fx.GraphModule:
         """The log as a torch-level fx graph, with placeholders for the inputs in use."""
         inputs = [(record.name, record.fake) for record in self.inputs]
