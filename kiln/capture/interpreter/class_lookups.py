@@ -92,6 +92,10 @@ class ClassLookups(Generic[V]):
         found = self.lookup(cls, name)
         return next((base for base in self.outer_bases(cls) if self.lookup(base, name) == found), None)
 
+    def written(self, cls: type) -> V | type:
+        """What code refers to a class by: its value, if it was made in the frame."""
+        return self.values.get(cls, cls)
+
     def forget(self, cls: type) -> None:
         """The attributes of a class made in the frame have changed."""
         drop(self._found, cls)

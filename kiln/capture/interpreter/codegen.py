@@ -76,8 +76,11 @@ class CodeWriter:
             self.in_front[number] = self.temporary()
         return self.in_front[number]
 
-    def emit(self, value: Value) -> None:
-        """Push `value`."""
+    def emit(self, value: object) -> None:
+        """Push a value, or a constant."""
+        if not isinstance(value, Value):
+            self.body.const(value)
+            return
         name = self._names.get(id(value))
         if name is not None:
             self.body.op("LOAD_FAST", name)
@@ -91,6 +94,19 @@ class CodeWriter:
             self._building.add(id(value))
             value.emit(self)
             self._building.discard(id(value))
+
+    def make(self, value: Value | None, function: object, *arguments: object, names: tuple[str, ...] = ()) -> None:
+        """Push `function(*arguments)`, which is `value` from then on. The last arguments have `names`."""
+        for part in (function, *arguments):
+            self.emit(part)
+        self.body.call(len(arguments), names)
+        if value is not None:
+            self.remember(value)
+
+    def run(self, function: object, *arguments: object, names: tuple[str, ...] = ()) -> None:
+        """Call a function that is not called for its result."""
+        self.make(None, function, *arguments, names=names)
+        self.body.op("POP_TOP")
 
     def is_built(self, value: Value) -> bool:
         """Whether a temporary holds it."""
@@ -130,11 +146,9 @@ class CodeWriter:
         refuse_changed(self.state, found)
         self.emit(found.tensor)
         if found.dim is None:
-            self.body.op("LOAD_ATTR", "item")
-            self.body.call(0)
+            self.body.attr("item").call(0)
         else:
-            self.body.op("LOAD_ATTR", "size")
-            self.body.const(found.dim).call(1)
+            self.body.attr("size").const(found.dim).call(1)
 
     def _apply(self, function: Callable[..., object], args: Iterable[object]) -> None:
         operands = list(args)
@@ -213,7 +227,11 @@ class CodeWriter:
         assert isinstance(cell, Cell)
         source = cell.source
         if cell.original is None:
-            self._new_cell(cell)
+            self.make(cell, types.CellType)
+            if cell.content is not None:
+                self.emit(cell.content)
+                self.body.op("COPY", 2)
+                self.body.op("STORE_ATTR", "cell_contents")
         elif isinstance(source, sources.CellSource) and cell.name in self.code.co_freevars:
             self.body.op("LOAD_CLOSURE", FreeVar(cell.name))
         elif isinstance(source, sources.AttrSource):
@@ -223,15 +241,6 @@ class CodeWriter:
             self.body.op("LOAD_FAST", self.loaded(path))
         else:
             self.body.const(cell.original)
-
-    def _new_cell(self, cell: Cell) -> None:
-        self.body.const(types.CellType)
-        self.body.call(0)
-        self.remember(cell)
-        if cell.content is not None:
-            self.emit(cell.content)
-            self.body.op("COPY", 2)
-            self.body.op("STORE_ATTR", "cell_contents")
 
 
 def write_number(head: Assembler, writer: CodeWriter, value: object) -> None:

@@ -73,7 +73,9 @@ class Codegen(Protocol):
     def body(self) -> Assembler:
         """Where the code goes."""
 
-    def emit(self, value: Value) -> None: ...
+    def emit(self, value: object) -> None: ...
+    def make(self, value: Value | None, function: object, *arguments: object, names: tuple[str, ...] = ()) -> None: ...
+    def run(self, function: object, *arguments: object, names: tuple[str, ...] = ()) -> None: ...
     def tensor(self, fake: FakeTensor) -> None: ...
     def remember(self, value: Value) -> None: ...
     def is_built(self, value: Value) -> bool: ...
@@ -616,12 +618,3 @@ def note_innermost(s: CaptureState) -> None:
     """Set whether the innermost mode is one of the program."""
     of_torch = not s.function_modes or s.function_modes[-1].python_type().__module__.startswith("torch.")
     s.see = None if of_torch else s.part(ProgramModes).see
-
-
-def emit_class(g: Codegen, cls: type) -> None:
-    """Push the class, which may have been made in the frame."""
-    made = g.state.classes.values.get(cls)
-    if made is None:
-        g.body.const(cls)
-    else:
-        g.emit(made)

@@ -93,12 +93,7 @@ def emit_deletion(g: Codegen, value: Value, name: str) -> None:
     if value.python_type().__dictoffset__ == 0:
         g.body.op("DELETE_ATTR", name)
         return
-    g.body.op("LOAD_ATTR", "__dict__")
-    g.body.op("LOAD_ATTR", "pop")
-    g.body.const(name)
-    g.body.const(None)
-    g.body.call(2)
-    g.body.op("POP_TOP")
+    g.body.attr("__dict__").attr("pop").const(name).const(None).call(2).op("POP_TOP")
 
 
 @final
@@ -111,11 +106,7 @@ class CallEffect(SideEffect):
     kwargs: dict[str, Value] = field(default_factory=dict)
 
     def emit(self, g: Codegen) -> None:
-        g.emit(self.function)
-        for argument in (*self.args, *self.kwargs.values()):
-            g.emit(argument)
-        g.body.call(len(self.args) + len(self.kwargs), tuple(self.kwargs))
-        g.body.op("POP_TOP")
+        g.run(self.function, *self.args, *self.kwargs.values(), names=tuple(self.kwargs))
 
 
 def note_change(s: CaptureState, value: Container) -> None:

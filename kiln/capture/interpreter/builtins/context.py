@@ -41,10 +41,7 @@ class ContextToken(Value):
         if self.before is not None:
             g.emit(self.before)
             g.body.op("POP_TOP")
-        g.body.const(self.variable.set)
-        g.emit(self.content)
-        g.body.call(1)
-        g.remember(self)
+        g.make(self, self.variable.set, self.content)
 
 
 @final

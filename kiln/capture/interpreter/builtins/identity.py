@@ -68,10 +68,7 @@ class Address(Value):
         return id(real)  # a key from outside may be this number
 
     def emit(self, g: Codegen) -> None:
-        g.body.const(self.function)
-        if self.target is not None:
-            g.emit(self.target)
-        g.body.call(int(self.target is not None))
+        g.make(None, self.function, *([] if self.target is None else [self.target]))
 
 
 @handles(id)

@@ -86,9 +86,7 @@ class NumpyArray(Value):
 
     def emit(self, g: Codegen) -> None:
         assert numpy is not None
-        g.body.const(numpy.array)
-        g.body.const(self.array)
-        g.body.call(1)
+        g.make(self, numpy.array, self.array)
 
 
 @final

@@ -234,11 +234,7 @@ class ModeEffect(SideEffect):
         return mode_key(self.setter, self.arguments[:-1])
 
     def emit(self, g: Codegen) -> None:
-        g.body.const(self.setter)
-        for argument in self.arguments:
-            g.body.const(argument)
-        g.body.call(len(self.arguments))
-        g.body.op("POP_TOP")
+        g.run(self.setter, *self.arguments)
 
 
 SETTERS: dict[Setter, tuple[str, Setter]] = {

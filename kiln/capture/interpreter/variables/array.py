@@ -146,8 +146,7 @@ class TracedArray(Value):
 
     def emit(self, g: Codegen) -> None:
         g.emit(self.tensor)
-        g.body.op("LOAD_ATTR", "numpy")
-        g.body.call(0)
+        g.body.attr("numpy").call(0)
         if self.is_scalar:
             g.body.const(())
             g.body.op("BINARY_SUBSCR")

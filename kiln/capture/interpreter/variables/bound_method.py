@@ -88,10 +88,7 @@ class BoundMethod(Value):
         method = self.function.real()
         kind = type(method)
         if kind not in BOUND_TYPES:
-            g.body.const(types.MethodType)
-            g.emit(self.function)
-            g.emit(self.self_)
-            g.body.call(2)
+            g.make(None, types.MethodType, self.function, self.self_)
         elif self.self_.python_type() is types.NoneType:  # `__get__` takes None for no object
             g.emit(self.self_)
             g.body.op("LOAD_ATTR", getattr(method, "__name__", ""))

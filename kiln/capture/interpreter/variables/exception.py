@@ -24,7 +24,6 @@ from kiln.capture.interpreter.core import (
     Codegen,
     Kwargs,
     Value,
-    emit_class,
 )
 from kiln.capture.interpreter.effects import emit_attribute
 from kiln.capture.interpreter.variables.constant import Constant
@@ -90,10 +89,7 @@ class Traceback(Value):
     def emit(self, g: Codegen) -> None:
         if not self.lines:
             raise UnsupportedValue(type="traceback", why=self.why)
-        g.body.const(traceback_of)
-        g.body.const(tuple((line.file, line.line, line.function) for line in self.lines))
-        g.body.call(1)
-        g.remember(self)
+        g.make(self, traceback_of, tuple((line.file, line.line, line.function) for line in self.lines))
 
 
 def native_class(cls: type) -> type[BaseException]:
@@ -265,12 +261,7 @@ def emit_exception(value: ExceptionValue, itself: Value, g: Codegen) -> None:
     native = native_class(value.cls)
     args = value.attrs.get("args")
     items = args.items(g.state) if isinstance(args, Sequence) else []
-    g.body.const(native.__new__)
-    emit_class(g, value.cls)
-    for item in items:
-        g.emit(item)
-    g.body.call(1 + len(items))
-    g.remember(itself)
+    g.make(itself, native.__new__, g.state.classes.written(value.cls), *items)
     fields = () if native in GROUPS else fields_of(native)
     for name, held in value.attrs.items():
         if held is None or name in OWN_FIELDS or (native in GROUPS and name in ("message", "exceptions")):
@@ -278,8 +269,7 @@ def emit_exception(value: ExceptionValue, itself: Value, g: Codegen) -> None:
         if name not in fields or not g.state.is_none(held):
             emit_attribute(g, value.cls, name, held)
     if "__context__" not in value.attrs and "__traceback__" in value.attrs:
-        g.body.const(sys.exception)
-        g.body.call(0)
+        g.make(None, sys.exception)
         g.body.op("COPY", 2)
         g.body.op("STORE_ATTR", "__context__")
     for name in (*LINKS, FLAG, "__traceback__"):

@@ -459,10 +459,7 @@ class Function(Value):
         g.body.call(5)
         g.remember(self)
         if unfilled is not None:
-            g.body.const(dict.clear)
-            g.emit(unfilled)
-            g.body.call(1)
-            g.body.op("POP_TOP")
+            g.run(dict.clear, unfilled)
             g.emit(unfilled)
             unfilled.emit_fill(g)
             g.body.op("POP_TOP")

@@ -65,12 +65,7 @@ class Lazy(Value):
         if self.parts is None:
             super().emit(g)
             return
-        g.body.const(self.make)
-        parts = self.parts()
-        for part in parts:
-            g.emit(part)
-        g.body.call(len(parts))
-        g.remember(self)
+        g.make(self, self.make, *self.parts())
 
 
 @final
@@ -142,13 +137,9 @@ class Generator(Value):
         """Call the function again if the generator has not started; otherwise break in front of that call."""
         if self.started:
             raise UnsupportedValue(type="generator", why="it has started to run in the graph").before(self.made_at)
-        g.body.const(make_generator)
         assert self.frame.function is not None
-        g.emit(self.frame.function)
-        g.emit(Tuple(list(self.args)))
-        g.emit(Dict({name: (Constant(name), value) for name, value in self.kwargs.items()}))
-        g.body.call(3)
-        g.remember(self)
+        named = Dict({name: (Constant(name), value) for name, value in self.kwargs.items()})
+        g.make(self, make_generator, self.frame.function, Tuple(list(self.args)), named)
 
     def throw(self, s: CaptureState, error: Value) -> Value | None:
         """Raise `error` at the `yield`; the next item, None at the end."""

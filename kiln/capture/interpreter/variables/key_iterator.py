@@ -148,18 +148,15 @@ class KeyIterator(Value):
             g.remember(self)
             return
         if self._is_plain(g):
-            g.body.const(advanced)
-            g.emit(self.container)
-            g.body.const(walk.index)
-            g.body.call(2)
-            g.remember(self)
+            g.make(self, advanced, self.container, walk.index)
             return
-        g.body.const(resumed)
-        g.emit(self.container)
-        g.emit(List(list(self.keys.values())))
-        g.body.const((walk.kind, self.what, walk.index, walk.left, walk.size))
-        g.body.call(3)
-        g.remember(self)
+        g.make(
+            self,
+            resumed,
+            self.container,
+            List(list(self.keys.values())),
+            (walk.kind, self.what, walk.index, walk.left, walk.size),
+        )
 
     def _is_plain(self, g: Codegen) -> bool:
         """Whether it is over a set from outside that is as it was: Python's own iterator gives the same items."""

@@ -150,9 +150,7 @@ def emit_made_class(
     named = {name: value for name, value in values.items() if name in set_later or has_set_name(g.state, value)}
     cells = [cell for cell in cells_of(list(values.values())) if cell.original is None and not g.is_built(cell)]
     for cell in cells:
-        g.body.const(types.CellType)
-        g.body.call(0)
-        g.remember(cell)
+        g.make(cell, types.CellType)
         g.body.op("POP_TOP")
     g.body.const(type(cls) if metaclass is None else make_class)
     if metaclass is not None:
@@ -167,12 +165,7 @@ def emit_made_class(
     g.body.call(3 if metaclass is None else 4)
     g.remember(made)
     for name, value in named.items():
-        g.body.const(type.__setattr__)
-        g.emit(made)
-        g.body.const(name)
-        g.emit(value)
-        g.body.call(3)
-        g.body.op("POP_TOP")
+        g.run(type.__setattr__, made, name, value)
     for cell in cells:
         if cell.content is not None:
             g.emit(cell.content)

@@ -93,12 +93,8 @@ class MadeDescriptor(Value):
         return self.part("__func__").call(s, args, kwargs, site)
 
     def emit(self, g: Codegen) -> None:
-        g.body.const(self.kind)
         names = (*PARTS[self.kind], "doc") if "doc" in self.parts else PARTS[self.kind]
-        for name in names:
-            g.emit(self.part(name))
-        g.body.call(len(names))
-        g.remember(self)
+        g.make(self, self.kind, *[self.part(name) for name in names])
 
 
 def made(s: CaptureState, kind: type, args: Args, kwargs: Kwargs) -> Value:

@@ -28,7 +28,6 @@ from kiln.capture.interpreter.core import (
     Codegen,
     Token,
     Value,
-    emit_class,
     will_change,
     wraps,
 )
@@ -239,22 +238,16 @@ class Dict(Container):
             self._items.emit(g)  # the dict of an instance
             return
         if self.cls is defaultdict and self.factory is not None:
-            g.body.const(defaultdict)
-            g.emit(self.factory)
-            g.body.call(1)
+            g.make(None, defaultdict, self.factory)
         elif self.cls is dict:
             g.body.op("BUILD_MAP", 0)
         elif self.behind is not None:
-            g.body.const(self.cls)
-            g.emit(self.behind)
-            g.body.call(1)
-            g.remember(self)
+            g.make(self, self.cls, self.behind)
             return
         elif self.cls is types.MappingProxyType:
             super().emit(g)
         else:
-            emit_class(g, self.cls)
-            g.body.call(0)
+            g.make(None, g.state.classes.written(self.cls))
         g.remember(self)
         self.emit_fill(g)
 
@@ -273,11 +266,7 @@ class Dict(Container):
             return
         resolved = [(key, self._found[token]) for token, key in self._stored.items()]
         for key, value in (*resolved, *self._pending):
-            g.body.const(vars(base)["__setitem__"])
-            for operand in (self, key, value):
-                g.emit(operand)
-            g.body.call(3)
-            g.body.op("POP_TOP")
+            g.run(vars(base)["__setitem__"], self, key, value)
 
 
 def is_namespace(dictionary: Mapping[Token, object]) -> bool:
@@ -292,16 +281,9 @@ def emit_refill(g: Codegen, container: Value, fresh: Value, base: type) -> None:
     `fresh` is built first, as it may read the container.
     """
     g.emit(fresh)
-    g.body.const(vars(base)["clear"])
-    g.emit(container)
-    g.body.call(1)
     g.body.op("POP_TOP")
-    g.body.const(vars(base)["update"])
-    g.body.op("SWAP", 2)
-    g.emit(container)
-    g.body.op("SWAP", 2)
-    g.body.call(2)
-    g.body.op("POP_TOP")
+    g.run(vars(base)["clear"], container)
+    g.run(vars(base)["update"], container, fresh)
 
 
 def resolve_stores(s: CaptureState, mapping: Dict) -> None:
@@ -579,8 +561,8 @@ class Set(Container):
         items = self.items(g.state)
         refuse_loud_keys(g.state, list(items))
         if self.cls is not set:
-            emit_class(g, self.cls)
-        if not emit_table(self, g, made, None, of_kind(self.cls, grown(items))):
+            g.emit(g.state.classes.written(self.cls))
+        if not emit_table(self, g, made, [], of_kind(self.cls, grown(items))):
             for item in items.values():
                 g.emit(item)
             g.body.op("BUILD_SET", len(items))
@@ -600,21 +582,15 @@ class Set(Container):
         if changed is not None and self._table is not None:
             for token in removed:
                 changed.discard(token)
-            if emit_table(self, g, filled, self, grown(items, changed)):
+            if emit_table(self, g, filled, [self], grown(items, changed)):
                 g.body.op("POP_TOP")
                 return
         for name, values in (("discard", map(Constant, removed)), ("add", added)):
             for value in values:
-                g.body.const(vars(set)[name])
-                g.emit(self)
-                g.emit(value)
-                g.body.call(2)
-                g.body.op("POP_TOP")
+                g.run(vars(set)[name], self, value)
 
 
-def emit_table(
-    value: Set, g: Codegen, function: Callable[..., object], target: Value | None, plain: Table[Token]
-) -> bool:
+def emit_table(value: Set, g: Codegen, function: Callable[..., object], target: Args, plain: Table[Token]) -> bool:
     """Call `function` with the items and the slots of their table, unless a `plain` set has the same order."""
     items = value.items(g.state)
     table = value.own_table(g.state) if all(map(is_constant, items)) else None
@@ -623,12 +599,7 @@ def emit_table(
     order = order_for(table, [list(table), list(items)])
     if order is None:
         return False
-    g.body.const(function)
-    if target is not None:
-        g.emit(target)
-    g.emit(Tuple([items[token] for token in order]))
-    g.body.const(slots(table))
-    g.body.call(2 + (target is not None))
+    g.make(None, function, *target, Tuple([items[token] for token in order]), slots(table))
     return True
 
 
@@ -711,8 +682,7 @@ class DictView(Value):
 
     def emit(self, g: Codegen) -> None:
         g.emit(self.mapping)
-        g.body.op("LOAD_ATTR", self.what)
-        g.body.call(0)
+        g.body.attr(self.what).call(0)
         g.remember(self)
 
 

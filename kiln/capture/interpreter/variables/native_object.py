@@ -21,10 +21,8 @@ from kiln.capture.interpreter.core import (
     Kwargs,
     Token,
     Value,
-    emit_class,
 )
 from kiln.capture.interpreter.pure import is_confined, is_confined_class
-from kiln.capture.interpreter.variables.sequence import List
 
 STORED = (types.MemberDescriptorType, types.GetSetDescriptorType)
 """Descriptors of the fields of objects of C."""
@@ -107,11 +105,7 @@ class Foreign:
         base = built_in_base(value.python_type())
         if base is None:
             raise UnsupportedValue(type=value.type_name(), why="its base is written in C").before(self.made_at)
-        g.body.const(base.__new__)
-        emit_class(g, value.python_type())
-        g.body.const(self.plain())
-        g.body.call(2)
-        g.remember(value)
+        g.make(value, base.__new__, g.state.classes.written(value.python_type()), self.plain())
 
 
 def built_in_base(cls: type) -> type | None:
@@ -132,23 +126,14 @@ def emit_native(value: NativeObject, g: Codegen) -> None:
         raise UnsupportedValue(type=value.type_name(), why="it cannot be made again").before(made_at)
     function, args, state, items = [*made, None, None][:4]
     arguments = [found.lift(arg) for arg in args]
-    g.body.const(function)
-    for argument in arguments:
-        g.emit(argument)
-    g.body.call(len(arguments))
-    g.remember(value)
-    if state is not None:
-        g.body.op("COPY", 1)
-        g.body.op("LOAD_ATTR", "__setstate__")
-        g.emit(found.lift(state))
-        g.body.call(1)
-        g.body.op("POP_TOP")
-    if items is not None:
-        g.body.op("COPY", 1)
-        g.body.op("LOAD_ATTR", "extend")
-        g.emit(List([found.lift(item) for item in items]))
-        g.body.call(1)
-        g.body.op("POP_TOP")
+    g.make(value, function, *arguments)
+    for name, argument in (("__setstate__", state), ("extend", None if items is None else list(items))):
+        if argument is not None:
+            g.body.op("COPY", 1)
+            g.body.op("LOAD_ATTR", name)
+            g.emit(found.lift(argument))
+            g.body.call(1)
+            g.body.op("POP_TOP")
 
 
 def is_confined_maker(function: object) -> bool:

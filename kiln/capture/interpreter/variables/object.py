@@ -35,7 +35,6 @@ from kiln.capture.interpreter.core import (
     Kwargs,
     Token,
     Value,
-    emit_class,
     will_change,
     wraps,
 )
@@ -331,10 +330,7 @@ def emit_bare(value: Object, g: Codegen) -> None:
     base = next((kind for kind in CONTAINERS if issubclass(value.cls, kind)), object)
     if base in (tuple, frozenset):
         raise UnsupportedValue(type=value.type_name(), why="it derives from an immutable container")
-    g.body.const(base.__new__)
-    emit_class(g, value.cls)
-    g.body.call(1)
-    g.remember(value)
+    g.make(value, base.__new__, g.state.classes.written(value.cls))
     if value.native is not None:
         emit_native(value.native, base, g)
 

@@ -80,12 +80,8 @@ class Partial(Value):
         return state[3]
 
     def emit(self, g: Codegen) -> None:
-        g.body.const(functools.partial)
-        g.emit(self.function)
-        for arg in (*self.args, *self.kwargs.values()):
-            g.emit(arg)
-        g.body.call(1 + len(self.args) + len(self.kwargs), tuple(self.kwargs))
-        g.remember(self)
+        parts = (self.function, *self.args, *self.kwargs.values())
+        g.make(self, functools.partial, *parts, names=tuple(self.kwargs))
 
 
 @wraps(functools.partial, subclasses=True)

@@ -20,7 +20,6 @@ from kiln.capture.interpreter.core import (
     Codegen,
     Token,
     Value,
-    emit_class,
     will_change,
     wraps,
 )
@@ -165,23 +164,14 @@ class Tuple(Sequence):
             g.body.op("BUILD_TUPLE", len(items))
             g.remember(self)
             return
-        if self.cls in g.state.classes.made:
+        made = self.cls in g.state.classes.made
+        if made:
             g.body.const(tuple.__new__)
-            emit_class(g, self.cls)
-            for item in items:
-                g.emit(item)
-            g.body.op("BUILD_TUPLE", len(items))
-            g.body.call(2)
-            g.remember(self)
-            return
-        if hasattr(self.cls, "_make"):
-            g.body.const(self.cls._make)
-        else:
-            emit_class(g, self.cls)
+        g.emit(getattr(self.cls, "_make", self.cls) if not made else g.state.classes.written(self.cls))
         for item in items:
             g.emit(item)
         g.body.op("BUILD_TUPLE", len(items))
-        g.body.call(1)
+        g.body.call(1 + made)
         g.remember(self)
 
 
@@ -244,16 +234,7 @@ class List(Sequence, Container):
 
     def emit_contents(self, g: Codegen) -> None:
         """By list's own method, which a subclass may override."""
-        g.body.op("BUILD_LIST", 0)
-        self.emit_fill(g)
-        g.body.const(list.__setitem__)
-        g.body.op("SWAP", 2)
-        g.emit(self)
-        g.body.op("SWAP", 2)
-        g.body.const(slice(None))
-        g.body.op("SWAP", 2)
-        g.body.call(3)
-        g.body.op("POP_TOP")
+        g.run(list.__setitem__, self, slice(None), List(list(self.items(g.state))))
 
     def emit_fill(self, g: Codegen) -> None:
         """Fill the empty list on the stack; its items may refer to it."""
@@ -276,11 +257,7 @@ class AppendEffect(SideEffect):
 
     def emit(self, g: Codegen) -> None:
         for item in self.value.appended:
-            g.body.const(list.append)
-            g.emit(self.value)
-            g.emit(item)
-            g.body.call(2)
-            g.body.op("POP_TOP")
+            g.run(list.append, self.value, item)
 
 
 @final
@@ -319,20 +296,13 @@ class SequenceIterator(Value):
             return
         outside = self.sequence.original
         if isinstance(outside, list) and len(outside) < self.index:  # the effects that lengthen it come later
-            g.body.const(iterate_from)
-            g.emit(self.sequence)
-            g.body.const(self.index)
-            g.body.call(2)
-            g.remember(self)
+            g.make(self, iterate_from, self.sequence, self.index)
             return
         g.emit(self.sequence)
         g.body.op("GET_ITER")
         g.remember(self)
         if self.index:
-            g.body.op("LOAD_ATTR", "__setstate__")
-            g.body.const(self.index)
-            g.body.call(1)
-            g.body.op("POP_TOP")
+            g.body.attr("__setstate__").const(self.index).call(1).op("POP_TOP")
             g.emit(self)
 
 
@@ -371,20 +341,10 @@ class ReversedList(Value):
     def emit(self, g: Codegen) -> None:
         outside = self.sequence.original
         if isinstance(outside, list) and len(outside) <= self.index:  # the effects that lengthen it come later
-            g.body.const(iterate_down_from)
-            g.emit(self.sequence)
-            g.body.const(self.index)
-            g.body.call(2)
-            g.remember(self)
+            g.make(self, iterate_down_from, self.sequence, self.index)
             return
-        g.body.const(reversed)
-        g.emit(self.sequence)
-        g.body.call(1)
-        g.remember(self)
-        g.body.op("LOAD_ATTR", "__setstate__")
-        g.body.const(self.index)
-        g.body.call(1)
-        g.body.op("POP_TOP")
+        g.make(self, reversed, self.sequence)
+        g.body.attr("__setstate__").const(self.index).call(1).op("POP_TOP")
         g.emit(self)
 
 
@@ -422,11 +382,7 @@ class Slice(Value):
         return super().get_attr(s, name, site)
 
     def emit(self, g: Codegen) -> None:
-        g.body.const(slice)
-        for part in self.parts:
-            g.emit(part)
-        g.body.call(len(self.parts))
-        g.remember(self)
+        g.make(self, slice, *self.parts)
 
 
 def as_index(s: CaptureState, key: Value) -> Any:

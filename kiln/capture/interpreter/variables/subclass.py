@@ -30,7 +30,6 @@ from kiln.capture.interpreter.core import (
     Codegen,
     Kwargs,
     Value,
-    emit_class,
 )
 from kiln.capture.interpreter.variables.builtin import Builtin
 from kiln.capture.interpreter.variables.mapping import Dict
@@ -113,19 +112,13 @@ class TensorPart:
 
     def emit(self, value: Value, g: Codegen) -> None:
         if self.inner is not None:
-            g.emit(self.inner)
-            g.body.op("LOAD_ATTR", "as_subclass")
-            emit_class(g, value.python_type())
-            g.body.call(1)
+            g.make(None, torch.Tensor.as_subclass, self.inner, g.state.classes.written(value.python_type()))
         elif self.outer.requires_grad:  # with its autograd node, from the region
             g.tensor(self.outer)
         else:
             fake = self.outer
-            g.body.const(make_wrapper)
-            emit_class(g, value.python_type())
-            for part in (tuple(fake.shape), fake.stride(), fake.storage_offset(), fake.dtype, fake.device):
-                g.body.const(part)
-            g.body.call(6)
+            parts = (tuple(fake.shape), fake.stride(), fake.storage_offset(), fake.dtype, fake.device)
+            g.make(None, make_wrapper, g.state.classes.written(value.python_type()), *parts)
         g.remember(value)
 
 
