@@ -34,10 +34,11 @@ class Assembler:
         self.items: list[Any] = []
         self.line = line
 
-    def op(self, name: str, arg: Any = None) -> None:
+    def op(self, name: str, arg: Any = None) -> Assembler:
         if name == "LOAD_ATTR" and METHOD_BIT:
             arg = (False, arg)
         self.items.append(Instr(name, lineno=self.line) if arg is None else Instr(name, arg, lineno=self.line))
+        return self
 
     def const(self, value: object) -> Assembler:
         self.items.append(Instr("LOAD_CONST", value, lineno=self.line))
@@ -51,12 +52,10 @@ class Assembler:
         self.op("LOAD_SUPER_ATTR", (False, True, name))
 
     def attr(self, name: str) -> Assembler:
-        self.op("LOAD_ATTR", name)
-        return self
+        return self.op("LOAD_ATTR", name)
 
     def item(self, key: object) -> Assembler:
-        self.const(key).op("BINARY_SUBSCR")
-        return self
+        return self.const(key).op("BINARY_SUBSCR")
 
     def global_(self, name: str) -> None:
         self.items.append(Instr("LOAD_GLOBAL", (False, name), lineno=self.line))
@@ -71,8 +70,7 @@ class Assembler:
             self.op("KW_NAMES", names)
         if OLD_CALLS:
             self.op("PRECALL", count - 1)
-        self.op("CALL", count - 1)
-        return self
+        return self.op("CALL", count - 1)
 
     def jump_if(self, positive: bool, target: Label) -> None:
         """Pop a value and jump if its truth value is `positive`."""

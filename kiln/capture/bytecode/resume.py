@@ -131,14 +131,10 @@ def resume_function(
     body = Assembler(code.co_firstlineno)
     if CLASS_CELL in code.co_freevars:
         body.op("COPY_FREE_VARS", 1)
-    body.op("RESUME", 0)
-    body.const(waiting)
-    body.call(0)
+    body.op("RESUME", 0).const(waiting).call(0)
     for slot in parameters:
-        body.op("LOAD_FAST", slot)
-        body.op("DELETE_FAST", slot)
-    body.call(len(parameters))
-    body.op("RETURN_VALUE")
+        body.op("LOAD_FAST", slot).op("DELETE_FAST", slot)
+    body.call(len(parameters)).op("RETURN_VALUE")
     made = FunctionType(body.finish(code, parameters, (), kept_freevars(code)), dictionary, code.co_name, None, closure)
     made.__qualname__ = name
     made.__dict__[RESUMED] = origin
@@ -179,8 +175,7 @@ def resume_code(decoded: DecodedCode, entry: Entry, inner: InnerCall | None) -> 
     for position, slot in enumerate(entry.stack):
         head.op("PUSH_NULL") if slot is NULL else head.op("LOAD_FAST", slot)
         if position in entry.handled:
-            head.op("PUSH_EXC_INFO")
-            head.op("POP_TOP")
+            head.op("PUSH_EXC_INFO").op("POP_TOP")
     for slot in dict.fromkeys(slot for slot in entry.stack if slot is not NULL):
         head.op("DELETE_FAST", slot)  # neither kept alive nor seen by `locals()`
     if inner is not None:
@@ -220,8 +215,7 @@ def _inner_call(head: Assembler, inner: InnerCall, items: list[Any], positions: 
         head.items.append(begin)
     head.const(inner.function)
     for name in inner.arguments:
-        head.op("LOAD_FAST", name)
-        head.op("DELETE_FAST", name)
+        head.op("LOAD_FAST", name).op("DELETE_FAST", name)
     if isinstance(inner.function, Driven):
         head.op("BUILD_LIST", len(inner.arguments))
     head.call(1 if isinstance(inner.function, Driven) else len(inner.arguments))

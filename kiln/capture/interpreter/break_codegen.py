@@ -53,7 +53,7 @@ from kiln.runtime.guards.source import LocalSource
 
 MakeResume = Callable[[types.FunctionType], Callable[..., object]]
 
-NULL_BELOW: dict[str, Callable[[Assembler, str], None]] = {
+NULL_BELOW: dict[str, Callable[[Assembler, str], object]] = {
     "LOAD_METHOD": lambda body, name: body.op("LOAD_ATTR", name),
     "LOAD_GLOBAL_CALL": lambda body, name: body.global_(name),
     "LOAD_SUPER_METHOD": lambda body, name: body.super_attr(name),
@@ -104,8 +104,7 @@ class BreakWriter:
         """Drop what the frame of this code holds, as the frames of the program no longer do: it may be freed now."""
         for name in self.writer.local_names():
             if name not in but:
-                self.writer.body.const(None)
-                self.writer.body.op("STORE_FAST", name)
+                self.writer.body.const(None).op("STORE_FAST", name)
 
     def prepare(self) -> None:
         """Build the live state of all frames before the effects and the instruction can change it."""
@@ -259,8 +258,7 @@ class BreakWriter:
         if not as_data:
             self.drop()
             count = count if self.debugging else self.listed(count)
-        self.writer.body.call(count)
-        self.writer.body.op("RETURN_VALUE")
+        self.writer.body.call(count).op("RETURN_VALUE")
 
     def listed(self, count: int) -> int:
         """Put the arguments of a `Driven` on the stack into a list; how many arguments that makes."""
@@ -372,9 +370,7 @@ def handle(breaking: BreakWriter, error: Value | None) -> None:
     """Let the instruction see the exception that the program handles: `raise`, `sys.exc_info`, `__context__`."""
     if error is not None:
         breaking.handling = True
-        breaking.writer.body.op("LOAD_FAST", breaking.store(error))
-        breaking.writer.body.op("PUSH_EXC_INFO")
-        breaking.writer.body.op("POP_TOP")
+        breaking.writer.body.op("LOAD_FAST", breaking.store(error)).op("PUSH_EXC_INFO").op("POP_TOP")
 
 
 def refuse(breaking: BreakWriter, frame: SymbolicFrame, name: str, stop: GraphBreak) -> None:
@@ -409,8 +405,7 @@ def write_branch(breaking: BreakWriter, frame: SymbolicFrame, inst: Instruction,
     keep = inst.name in OR_POP
     value = breaking.store(frame.saved[-1])  # type: ignore[arg-type]
     if "NONE" in inst.name:
-        body.const(None)
-        body.op("IS_OP", 0)
+        body.const(None).op("IS_OP", 0)
     positive = "TRUE" in inst.name or inst.name == "POP_JUMP_IF_NONE"
     body.jump_if(positive, taken)
     end_try(breaking, begin)
@@ -512,10 +507,7 @@ def write_leaving(
     leave, *_, error = operands
     assert leave is not None and error is not None
     body = breaking.writer.body
-    body.const(leave_with)
-    body.op("LOAD_FAST", breaking.store(leave))
-    body.op("LOAD_FAST", breaking.store(error))
-    body.call(2)
+    body.const(leave_with).op("LOAD_FAST", breaking.store(leave)).op("LOAD_FAST", breaking.store(error)).call(2)
     end_try(breaking, begin)
     result = breaking.writer.temporary()
     body.op("STORE_FAST", result)
@@ -536,7 +528,6 @@ def write_handler(breaking: BreakWriter, landing: Label, index: int, handler: Ha
     results: list[str | None] = [name]
     if handler.lasti:
         zero = breaking.writer.temporary()
-        body.const(0)
-        body.op("STORE_FAST", zero)
+        body.const(0).op("STORE_FAST", zero)
         results.insert(0, zero)
     breaking.tail_call(breaking.resume(handler.target, 0, results, handler.depth, index))

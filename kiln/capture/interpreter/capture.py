@@ -465,8 +465,7 @@ def write_return(s: CaptureState, writer: CodeWriter, result: Value) -> None:
     """The result is built before the effects, which may change what it is built from."""
     name = writer.store(result)
     write_effects(s, writer)
-    writer.body.op("LOAD_FAST", name)
-    writer.body.op("RETURN_VALUE")
+    writer.body.op("LOAD_FAST", name).op("RETURN_VALUE")
 
 
 def write_effects(s: CaptureState, writer: CodeWriter) -> None:
@@ -647,11 +646,7 @@ def write_dropped_gradients(s: CaptureState, head: Assembler, writer: CodeWriter
     """Free the gradients that the program drops before it computes others. Not where the original may run instead."""
     bound = [record for record in records if is_bound(record)]
     if dropped := dropped_early(s, bound, writer.sources):
-        head.const(drop_gradients)
-        head.op("LOAD_FAST", BINDINGS)
-        head.const(tuple(dropped))
-        head.call(2)
-        head.op("POP_TOP")
+        head.const(drop_gradients).op("LOAD_FAST", BINDINGS).const(tuple(dropped)).call(2).op("POP_TOP")
 
 
 def write_region_call(
@@ -671,15 +666,12 @@ def write_region_call(
             write_argument(head, writer, record)
         head.call(len(records) + len(called) - 1)
     else:
-        head.op("PUSH_NULL")
-        head.op("SWAP", 2)
+        head.op("PUSH_NULL").op("SWAP", 2)
         write_argument_list(head, called[1:], records, total, writer)
         head.op("CALL_FUNCTION_EX", 0)
     names = writer.output_names()
     if exits is not None:
-        head.op("COPY", 1)
-        head.const(None)
-        head.op("IS_OP", 0)
+        head.op("COPY", 1).const(None).op("IS_OP", 0)
         exit_unless(head, exits, False)
     if not names:
         head.op("POP_TOP")
@@ -688,16 +680,10 @@ def write_region_call(
     for name in names:
         head.op("STORE_FAST", name)
     for number, message in region.trace.freed.items():
-        head.const(with_freed_history)
-        head.op("LOAD_FAST", names[number])
-        head.const(message)
-        head.call(2)
+        head.const(with_freed_history).op("LOAD_FAST", names[number]).const(message).call(2)
         head.op("STORE_FAST", names[number])
     for name, method in leaf_methods(region.trace, names):
-        head.op("LOAD_FAST", name)
-        head.op("LOAD_ATTR", method)
-        head.call(0)
-        head.op("STORE_FAST", name)
+        head.op("LOAD_FAST", name).op("LOAD_ATTR", method).call(0).op("STORE_FAST", name)
 
 
 MULTI_OUTPUT = torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE.value
@@ -760,8 +746,7 @@ def write_argument_list(
         count = index - start
         head.op("LOAD_FAST", BINDINGS)
         if count != total:
-            head.const(slice(taken, taken + count))
-            head.op("BINARY_SUBSCR")
+            head.const(slice(taken, taken + count)).op("BINARY_SUBSCR")
         head.op("LIST_EXTEND", 1)
         taken += count
     head.list_to_tuple()

@@ -165,10 +165,8 @@ class CodeWriter:
             self.body.const(math.prod)
             for operand in factors:
                 self.number(operand)
-            self.body.op("BUILD_TUPLE", len(factors))
-            self.body.call(1)
-        self.body.op("BUILD_TUPLE", len(value.terms))
-        self.body.call(1)
+            self.body.op("BUILD_TUPLE", len(factors)).call(1)
+        self.body.op("BUILD_TUPLE", len(value.terms)).call(1)
 
     def output(self, fake: FakeTensor) -> str:
         name = self._output_names.get(id(fake))
@@ -185,8 +183,7 @@ class CodeWriter:
         name = self.temporary()
         self._kept.append(value)
         self._names[id(value)] = name
-        self.body.op("COPY", 1)
-        self.body.op("STORE_FAST", name)
+        self.body.op("COPY", 1).op("STORE_FAST", name)
 
     def store(self, value: Value) -> str:
         """Build `value` into a temporary."""
@@ -230,8 +227,7 @@ class CodeWriter:
             self.make(cell, types.CellType)
             if cell.content is not None:
                 self.emit(cell.content)
-                self.body.op("COPY", 2)
-                self.body.op("STORE_ATTR", "cell_contents")
+                self.body.op("COPY", 2).op("STORE_ATTR", "cell_contents")
         elif isinstance(source, sources.CellSource) and cell.name in self.code.co_freevars:
             self.body.op("LOAD_CLOSURE", FreeVar(cell.name))
         elif isinstance(source, sources.AttrSource):
@@ -256,17 +252,12 @@ def write_number(head: Assembler, writer: CodeWriter, value: object) -> None:
 
 def write_computed(head: Assembler, writer: CodeWriter, number: ComputedNumber) -> None:
     """Compute a number into a temporary, None where that raises; push whether it is a number."""
-    head.const(computed)
-    head.const(number.kind)
-    head.const(REAL_OPS[number.formula.op])
+    head.const(computed).const(number.kind).const(REAL_OPS[number.formula.op])
     for arg in number.formula.args:
         write_number(head, writer, arg)
     head.call(2 + len(number.formula.args))
     name = writer.computed_name(number.name)
-    head.op("COPY", 1)
-    head.op("STORE_FAST", name)
-    head.const(None)
-    head.op("IS_OP", 1)
+    head.op("COPY", 1).op("STORE_FAST", name).const(None).op("IS_OP", 1)
 
 
 def number_sources(records: Iterable[InputRecord]) -> dict[object, Source]:
@@ -318,8 +309,7 @@ def in_list(view: Callable[[Assembler], object]) -> SourceEmitter:
             a.call(1)
             known[text] = writer.temporary()
             a.op("STORE_FAST", known[text])
-        a.op("LOAD_FAST", known[text])
-        a.item(source.index)
+        a.op("LOAD_FAST", known[text]).item(source.index)
 
     return emit
 

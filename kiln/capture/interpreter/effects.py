@@ -71,20 +71,13 @@ def emit_attribute(g: Codegen, cls: type, name: str, new: Value) -> None:
     """Set an attribute of the object on the stack, bypassing its class's `__setattr__` and properties."""
     found = g.state.classes.lookup(cls, name)
     if found is not None and not is_field(cls, found[1]) and hasattr(type(found[1]), "__set__"):
-        g.body.op("COPY", 1)
-        g.body.op("LOAD_ATTR", "__dict__")
-        g.body.const(name)
+        g.body.op("COPY", 1).op("LOAD_ATTR", "__dict__").const(name)
         g.emit(new)
-        g.body.op("SWAP", 3)
-        g.body.op("SWAP", 2)
-        g.body.op("STORE_SUBSCR")
+        g.body.op("SWAP", 3).op("SWAP", 2).op("STORE_SUBSCR")
         return
-    g.body.const(object.__setattr__)
-    g.body.op("COPY", 2)
-    g.body.const(name)
+    g.body.const(object.__setattr__).op("COPY", 2).const(name)
     g.emit(new)
-    g.body.call(3)
-    g.body.op("POP_TOP")
+    g.body.call(3).op("POP_TOP")
 
 
 def emit_deletion(g: Codegen, value: Value, name: str) -> None:

@@ -269,9 +269,7 @@ def write_prologue(
     head.const(prologue.check)
     for record in prologue.records:
         if is_bound(record):
-            head.op("LOAD_FAST", bindings)
-            head.const(collected.index(record.source))
-            head.op("BINARY_SUBSCR")
+            head.op("LOAD_FAST", bindings).const(collected.index(record.source)).op("BINARY_SUBSCR")
         else:
             write_unbound(record)
     head.call(len(prologue.records))
@@ -286,22 +284,17 @@ def write_exit(head: Assembler, side_exit: Callable[..., object], code: types.Co
     keywords = names.pop() if code.co_flags & VARKEYWORDS else None
     rest = names.pop() if code.co_flags & VARARGS else None
     count = code.co_argcount
-    head.op("PUSH_NULL")
-    head.const(side_exit)
+    head.op("PUSH_NULL").const(side_exit)
     for name in names[:count]:
         head.op("LOAD_FAST", name)
     head.op("BUILD_LIST", count)
     if rest is not None:
-        head.op("LOAD_FAST", rest)
-        head.op("LIST_EXTEND", 1)
+        head.op("LOAD_FAST", rest).op("LIST_EXTEND", 1)
     head.list_to_tuple()
     only = names[count:]
     for name in only:
-        head.const(name)
-        head.op("LOAD_FAST", name)
+        head.const(name).op("LOAD_FAST", name)
     head.op("BUILD_MAP", len(only))
     if keywords is not None:
-        head.op("LOAD_FAST", keywords)
-        head.op("DICT_UPDATE", 1)
-    head.op("CALL_FUNCTION_EX", 1)
-    head.op("RETURN_VALUE")
+        head.op("LOAD_FAST", keywords).op("DICT_UPDATE", 1)
+    head.op("CALL_FUNCTION_EX", 1).op("RETURN_VALUE")

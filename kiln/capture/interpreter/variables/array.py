@@ -148,8 +148,7 @@ class TracedArray(Value):
         g.emit(self.tensor)
         g.body.attr("numpy").call(0)
         if self.is_scalar:
-            g.body.const(())
-            g.body.op("BINARY_SUBSCR")
+            g.body.const(()).op("BINARY_SUBSCR")
         g.remember(self)
 
 

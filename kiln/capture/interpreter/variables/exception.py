@@ -270,11 +270,9 @@ def emit_exception(value: ExceptionValue, itself: Value, g: Codegen) -> None:
             emit_attribute(g, value.cls, name, held)
     if "__context__" not in value.attrs and "__traceback__" in value.attrs:
         g.make(None, sys.exception)
-        g.body.op("COPY", 2)
-        g.body.op("STORE_ATTR", "__context__")
+        g.body.op("COPY", 2).op("STORE_ATTR", "__context__")
     for name in (*LINKS, FLAG, "__traceback__"):
         held = value.attrs.get(name)
         if held is not None and not (isinstance(held, Traceback) and not held.lines):
             g.emit(held)
-            g.body.op("COPY", 2)
-            g.body.op("STORE_ATTR", name)
+            g.body.op("COPY", 2).op("STORE_ATTR", name)

@@ -250,9 +250,7 @@ class GlobalEffect(SideEffect):
 
     def emit(self, g: Codegen) -> None:
         g.emit(self.namespace.values[self.name])
-        g.body.const(self.namespace.dictionary)
-        g.body.const(self.name)
-        g.body.op("STORE_SUBSCR")
+        g.body.const(self.namespace.dictionary).const(self.name).op("STORE_SUBSCR")
 
 
 @final
@@ -448,15 +446,13 @@ class Function(Value):
         if self.original is not None:
             g.body.const(self.original)
             return
-        g.body.const(types.FunctionType)
-        g.body.const(self.code)
+        g.body.const(types.FunctionType).const(self.code)
         unfilled = self.namespace.emit(g)
         g.body.const(self.code.co_name)
         g.emit(Tuple(self.defaults) if self.defaults else g.state.const(None))
         for cell in self.cells:
             g.emit(cell)
-        g.body.op("BUILD_TUPLE", len(self.cells))
-        g.body.call(5)
+        g.body.op("BUILD_TUPLE", len(self.cells)).call(5)
         g.remember(self)
         if unfilled is not None:
             g.run(dict.clear, unfilled)
@@ -465,15 +461,13 @@ class Function(Value):
             g.body.op("POP_TOP")
         if self.kwdefaults:
             g.emit(Dict(named(g.state, self.kwdefaults)))
-            g.body.op("COPY", 2)
-            g.body.op("STORE_ATTR", "__kwdefaults__")
+            g.body.op("COPY", 2).op("STORE_ATTR", "__kwdefaults__")
         if self.annotations is not None:
             self.annotated(g.state)
         own = {str(name): value for name, (_, value) in self.attrs.items(g.state).items()}
         for name, value in {**self.renamed, **own}.items():
             g.emit(value)
-            g.body.op("COPY", 2)
-            g.body.op("STORE_ATTR", name)
+            g.body.op("COPY", 2).op("STORE_ATTR", name)
 
 
 def _doc(s: CaptureState, function: Function) -> Value:

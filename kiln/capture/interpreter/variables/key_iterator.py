@@ -143,8 +143,7 @@ class KeyIterator(Value):
     def emit(self, g: Codegen) -> None:
         walk = self.walk
         if walk.ended:
-            g.body.const(())
-            g.body.op("GET_ITER")
+            g.body.const(()).op("GET_ITER")
             g.remember(self)
             return
         if self._is_plain(g):

@@ -69,9 +69,7 @@ class MadeNamespace:
         space = self.names.find(g.state, BUILTINS)
         if space is not None:
             g.emit(space)
-            g.body.op("COPY", 2)
-            g.body.const(BUILTINS)
-            g.body.op("STORE_SUBSCR")
+            g.body.op("COPY", 2).const(BUILTINS).op("STORE_SUBSCR")
         return self.names
 
 

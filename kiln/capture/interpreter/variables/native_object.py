@@ -129,11 +129,9 @@ def emit_native(value: NativeObject, g: Codegen) -> None:
     g.make(value, function, *arguments)
     for name, argument in (("__setstate__", state), ("extend", None if items is None else list(items))):
         if argument is not None:
-            g.body.op("COPY", 1)
-            g.body.op("LOAD_ATTR", name)
+            g.body.op("COPY", 1).op("LOAD_ATTR", name)
             g.emit(found.lift(argument))
-            g.body.call(1)
-            g.body.op("POP_TOP")
+            g.body.call(1).op("POP_TOP")
 
 
 def is_confined_maker(function: object) -> bool:

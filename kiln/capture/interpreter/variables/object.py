@@ -318,9 +318,7 @@ class Object(Value):
         else:
             emit_bare(self, g)
         if isinstance(self.attrs, OwnItems):
-            g.body.op("COPY", 1)
-            g.body.op("COPY", 2)
-            g.body.op("STORE_ATTR", "__dict__")
+            g.body.op("COPY", 1).op("COPY", 2).op("STORE_ATTR", "__dict__")
         for name, value in self.attrs.items():
             if value is not None:
                 emit_present(g, value, functools.partial(emit_attribute, g, self.cls, name))
@@ -364,18 +362,14 @@ def emit_native(native: Native, base: type, g: Codegen) -> None:
     """Fill the object on the stack through the methods of the container, not of its class."""
     if isinstance(native, Dict):
         for key, value in native.items(g.state).values():
-            g.body.const(vars(base)["__setitem__"])
-            g.body.op("COPY", 2)
+            g.body.const(vars(base)["__setitem__"]).op("COPY", 2)
             g.emit(key)
             g.emit(value)
-            g.body.call(3)
-            g.body.op("POP_TOP")
+            g.body.call(3).op("POP_TOP")
         return
-    g.body.const(list.extend if isinstance(native, List) else set.update)
-    g.body.op("COPY", 2)
+    g.body.const(list.extend if isinstance(native, List) else set.update).op("COPY", 2)
     g.emit(native)
-    g.body.call(2)
-    g.body.op("POP_TOP")
+    g.body.call(2).op("POP_TOP")
 
 
 @final

@@ -170,8 +170,7 @@ class Tuple(Sequence):
         g.emit(getattr(self.cls, "_make", self.cls) if not made else g.state.classes.written(self.cls))
         for item in items:
             g.emit(item)
-        g.body.op("BUILD_TUPLE", len(items))
-        g.body.call(1 + made)
+        g.body.op("BUILD_TUPLE", len(items)).call(1 + made)
         g.remember(self)
 
 

@@ -271,8 +271,7 @@ class Tensor(Value):
             return
         g.body.const(torch.nn.Parameter)
         g.tensor(self.fake)
-        g.body.const(self.fake.requires_grad)
-        g.body.call(2)
+        g.body.const(self.fake.requires_grad).call(2)
         g.remember(self)
 
 
