@@ -8,7 +8,7 @@ failure.hint        what the user may do
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import final
 
@@ -89,6 +89,24 @@ def state_failure(guard: Guard, expected: GlobalState) -> Failure:
     return Failure("torch's state", before, after, guard.location, HINTS[guard.kind])
 
 
+BEHIND_BASE: Mapping[type[Source], str] = {
+    sources.AttrSource: "{0}.{1.name}",
+    sources.DictAttrSource: "{0}.{1.name}",
+    sources.ClassFieldSource: "{0}.{1.name}",
+    sources.ClosureSource: "a variable of the function {0}",
+    sources.TypeSource: "type({0})",
+    sources.MethodFuncSource: "{0}",
+    sources.ArraySource: "{0}",
+    sources.MethodSelfSource: "{0}.__self__",
+    sources.GradSource: "{0}.grad",
+    sources.SizeSource: "{0}.size({1.dim})",
+    sources.StrideSource: "{0}.stride({1.dim})",
+    sources.KeysSource: "item {1.index} of {0}",
+    sources.ValuesSource: "the value of item {1.index} of {0}",
+}
+"""A path in the words of a program: with that of its base, and its fields."""
+
+
 def user_text(source: Source) -> str:
     """The path as the program would write it."""
     match source:
@@ -98,29 +116,11 @@ def user_text(source: Source) -> str:
             return source.name
         case sources.ImportSource():
             return source.module
-        case sources.AttrSource() | sources.DictAttrSource() | sources.ClassFieldSource():
-            return f"{user_text(source.base)}.{source.name}"
         case ItemSource():
             return item_text(source)
-        case sources.ClosureSource():
-            return f"a variable of the function {user_text(source.base)}"
-        case sources.TypeSource():
-            return f"type({user_text(source.base)})"
-        case sources.MethodFuncSource() | sources.ArraySource():
-            return user_text(source.base)
-        case sources.MethodSelfSource():
-            return f"{user_text(source.base)}.__self__"
-        case sources.GradSource():
-            return f"{user_text(source.base)}.grad"
-        case sources.SizeSource():
-            return f"{user_text(source.base)}.size({source.dim})"
-        case sources.StrideSource():
-            return f"{user_text(source.base)}.stride({source.dim})"
-        case sources.KeysSource():
-            return f"item {source.index} of {user_text(source.base)}"
-        case sources.ValuesSource():
-            return f"the value of item {source.index} of {user_text(source.base)}"
-    return source.text()
+    base: Source | None = getattr(source, "base", None)
+    words = BEHIND_BASE.get(type(source))
+    return source.text() if words is None or base is None else words.format(user_text(base), source)
 
 
 def item_text(source: ItemSource) -> str:

@@ -29,7 +29,21 @@ def decays(weight_decay: float) -> bool:
     return not isinstance(weight_decay, int | float) or weight_decay != 0
 
 
-def adam(original: Callable[..., None], decoupled: bool) -> Callable[..., None]:
+def without_scaling(kernel: Callable[..., None], step: Callable[..., None]) -> Callable[..., None]:
+    """`step`, or the kernel where that scales gradients too, or leaves out the step after infinite ones."""
+
+    def call(
+        *args: object, grad_scale: Tensor | None = None, found_inf: Tensor | None = None, **options: object
+    ) -> None:
+        if grad_scale is None and found_inf is None:
+            step(*args, **options)
+        else:
+            kernel(*args, **options, grad_scale=grad_scale, found_inf=found_inf)
+
+    return call
+
+
+def adam(decoupled: bool) -> Callable[..., None]:
     """`_fused_adam_`, or with `decoupled` weight decay `_fused_adamw_`."""
 
     def step(
@@ -47,14 +61,7 @@ def adam(original: Callable[..., None], decoupled: bool) -> Callable[..., None]:
         eps: float,
         amsgrad: bool,
         maximize: bool,
-        grad_scale: Tensor | None = None,
-        found_inf: Tensor | None = None,
     ) -> None:
-        if grad_scale is not None or found_inf is not None:
-            numbers = {"lr": lr, "beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "eps": eps}
-            flags = {"amsgrad": amsgrad, "maximize": maximize, "grad_scale": grad_scale, "found_inf": found_inf}
-            original(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, **numbers, **flags)
-            return
         for number, param in enumerate(params):
             grad, mean, square = signed(grads[number], maximize), exp_avgs[number], exp_avg_sqs[number]
             if decays(weight_decay):
@@ -87,15 +94,8 @@ def sgd(
     nesterov: bool,
     maximize: bool,
     is_first_step: bool,
-    grad_scale: Tensor | None = None,
-    found_inf: Tensor | None = None,
 ) -> None:
     """`_fused_sgd_`; without momentum there are no buffers."""
-    if grad_scale is not None or found_inf is not None:
-        numbers = {"weight_decay": weight_decay, "momentum": momentum, "lr": lr, "dampening": dampening}
-        flags = {"nesterov": nesterov, "maximize": maximize, "is_first_step": is_first_step}
-        torch._fused_sgd_(params, grads, buffers, **numbers, **flags, grad_scale=grad_scale, found_inf=found_inf)  # type: ignore[call-overload]
-        return
     for number, param in enumerate(params):
         grad = signed(grads[number], maximize)
         if decays(weight_decay):
@@ -118,14 +118,8 @@ def adagrad(
     weight_decay: float,
     eps: float,
     maximize: bool,
-    grad_scale: Tensor | None = None,
-    found_inf: Tensor | None = None,
 ) -> None:
     """`_fused_adagrad_`."""
-    if grad_scale is not None or found_inf is not None:
-        numbers = {"lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps, "maximize": maximize}
-        torch._fused_adagrad_(params, grads, sums, state_steps, **numbers, grad_scale=grad_scale, found_inf=found_inf)  # type: ignore[call-overload]
-        return
     for number, param in enumerate(params):
         grad = signed(grads[number], maximize)
         if decays(weight_decay):
@@ -161,9 +155,9 @@ def update_scale(
 FUSED: Mapping[Target, Callable[..., object]] = {
     torch._amp_foreach_non_finite_check_and_unscale_: unscale,
     torch._amp_update_scale_: update_scale,
-    torch._fused_adam_: adam(torch._fused_adam_, decoupled=False),
-    torch._fused_adamw_: adam(torch._fused_adamw_, decoupled=True),
-    torch._fused_sgd_: sgd,
-    torch._fused_adagrad_: adagrad,
+    torch._fused_adam_: without_scaling(torch._fused_adam_, adam(decoupled=False)),
+    torch._fused_adamw_: without_scaling(torch._fused_adamw_, adam(decoupled=True)),
+    torch._fused_sgd_: without_scaling(torch._fused_sgd_, sgd),
+    torch._fused_adagrad_: without_scaling(torch._fused_adagrad_, adagrad),
 }
 """Functions of torch, and the same in torch calls."""

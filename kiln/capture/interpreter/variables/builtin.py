@@ -15,7 +15,7 @@ import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import final
+from typing import Any, final
 
 import torch
 
@@ -51,38 +51,51 @@ HIGHER_ORDER = torch._ops.HigherOrderOperator
 """Operators that take functions; graphs that torch.compile hands over contain them."""
 
 
-@final
-class Builtin(Value):
-    """A callable that is not Python code."""
+class Unique(Value):
+    """A function written in C, a class or a module: guarded to be the same object."""
 
-    __slots__ = ("_checked", "callable")
+    __slots__ = ("_checked",)
 
-    def __init__(self, callable_: Callable[..., object], source: Source | None = None) -> None:
-        self.callable = callable_
+    def __init__(self, source: Source | None) -> None:
         self.source = source
         self._checked = source is None
 
     def python_type(self) -> type:
-        return type(self.callable)
+        return type(self.real())
 
-    def real(self) -> object:
-        return self.callable
-
-    def constant(self, s: CaptureState) -> Callable[..., object]:
+    def constant(self, s: CaptureState) -> Any:
         if not self._checked:
             self._checked = True
-            s.guard(self.source, GuardKind.IS, s.reference(self.callable))
-        return self.callable
+            s.guard(self.source, GuardKind.IS, s.reference(self.real()))
+        return self.real()
 
     def identified(self) -> Value:
         self._checked = True
         return self
 
     def key(self, s: CaptureState) -> Token:
-        return self.constant(s)
+        token: Token = self.constant(s)
+        return token
 
     def truth(self, s: CaptureState) -> bool:
         return True
+
+    def emit(self, g: Codegen) -> None:
+        g.emit(self.real())
+
+
+@final
+class Builtin(Unique):
+    """A callable that is not Python code."""
+
+    __slots__ = ("callable",)
+
+    def __init__(self, callable_: Callable[..., object], source: Source | None = None) -> None:
+        super().__init__(source)
+        self.callable = callable_
+
+    def real(self) -> object:
+        return self.callable
 
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
         """Torch makes an overload of an operator when the attribute is first read."""
@@ -107,9 +120,6 @@ class Builtin(Value):
         if is_torch_call(function):
             return record(s, function, args, kwargs)
         return call_unknown(s, function, args, kwargs)
-
-    def emit(self, g: Codegen) -> None:
-        g.body.const(self.callable)
 
 
 def call_unknown(s: CaptureState, function: Callable[..., object], args: Args, kwargs: Kwargs) -> Value:
@@ -144,34 +154,18 @@ def call_unknown(s: CaptureState, function: Callable[..., object], args: Args, k
 
 
 @final
-class PythonModule(Value):
+class PythonModule(Unique):
     """A Python module, whose names are read like globals."""
 
-    __slots__ = ("_checked", "_found", "module")
+    __slots__ = ("_found", "module")
 
     def __init__(self, module: types.ModuleType, source: Source | None) -> None:
+        super().__init__(source)
         self.module = module
-        self.source = source
         self._found: dict[str, Value] = {}
-        self._checked = source is None
-
-    def python_type(self) -> type:
-        return type(self.module)
 
     def real(self) -> object:
         return self.module
-
-    def constant(self, s: CaptureState) -> types.ModuleType:
-        if not self._checked:
-            self._checked = True
-            s.guard(self.source, GuardKind.IS, s.reference(self.module))
-        return self.module
-
-    def truth(self, s: CaptureState) -> bool:
-        return True
-
-    def key(self, s: CaptureState) -> Token:
-        return self.constant(s)
 
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
         space = self.module.__dict__
@@ -226,9 +220,6 @@ class PythonModule(Value):
             function=f"setattr({vars(self.module).get('__name__')}, {name!r})",
             why="setting attributes of modules is not supported",
         )
-
-    def emit(self, g: Codegen) -> None:
-        g.body.const(self.module)
 
 
 @final

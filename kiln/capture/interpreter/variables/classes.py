@@ -11,7 +11,7 @@ import builtins
 import enum
 import types
 from collections import OrderedDict
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from typing import Any, final
 
 from kiln.capture.interpreter.breaks import Raised, UnsupportedAttribute, UnsupportedCall
@@ -23,7 +23,6 @@ from kiln.capture.interpreter.core import (
     CaptureState,
     Codegen,
     Kwargs,
-    Token,
     Value,
     handles,
     wraps,
@@ -32,7 +31,7 @@ from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.native_calls import call_handler, natives
 from kiln.capture.interpreter.pure import is_confined_class, is_pure_class, is_written_in_c
 from kiln.capture.interpreter.variables.bound_method import BoundMethod
-from kiln.capture.interpreter.variables.builtin import call_unknown
+from kiln.capture.interpreter.variables.builtin import Unique, call_unknown
 from kiln.capture.interpreter.variables.class_entries import is_data_descriptor
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.exception import fill
@@ -41,6 +40,7 @@ from kiln.capture.interpreter.variables.made_class import NAMING, emit_made_clas
 from kiln.capture.interpreter.variables.made_descriptor import MadeDescriptor
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import (
+    AttributeItems,
     Object,
     class_of,
     from_class,
@@ -66,44 +66,28 @@ from kiln.runtime.guards.source import (
 
 
 @final
-class Class(Value):
-    """A class from outside."""
+class Class(Unique):
+    """A class from outside, or made in the frame."""
 
-    __slots__ = ("_checked", "bases", "cls", "metaclass", "set_later")
+    __slots__ = ("bases", "cls", "metaclass", "set_later")
 
     def __init__(self, cls: type, source: Source | None = None) -> None:
+        super().__init__(source)
         self.cls = cls
         self.bases: list[Value] = []
         self.metaclass: Value | None = None
         """Of a class made here, if its metaclass is the program's."""
         self.set_later: dict[str, bool] = {}
         """Names set after a class was made here, and whether the class had them before."""
-        self.source = source
-        self._checked = source is None
-
-    def python_type(self) -> type:
-        return type(self.cls)
 
     def real(self) -> object:
         return self.cls
 
     def constant(self, s: CaptureState) -> type:
-        if not self._checked:
-            self._checked = True
-            s.guard(self.source, GuardKind.IS, s.reference(self.cls))
-            if self.source is not None:
-                s.classes.sources.setdefault(self.cls, self.source)
+        if not self._checked and self.source is not None:
+            s.classes.sources.setdefault(self.cls, self.source)
+        super().constant(s)
         return self.cls
-
-    def identified(self) -> Value:
-        self._checked = True
-        return self
-
-    def truth(self, s: CaptureState) -> bool:
-        return True
-
-    def key(self, s: CaptureState) -> Token:
-        return self.constant(s)
 
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
         cls = self.constant(s)
@@ -413,12 +397,8 @@ PARTS: dict[type, str] = {staticmethod: "__func__", classmethod: "__func__", pro
 
 
 @final
-class ClassItems(MutableMapping[str, tuple[Value, Value]]):
+class ClassItems(AttributeItems[Class]):
     """The names of a class made here, as `Dict` holds them."""
-
-    def __init__(self, s: CaptureState, owner: Class) -> None:
-        self.state = s
-        self.owner = owner
 
     def __getitem__(self, name: str) -> tuple[Value, Value]:
         raw = self.owner.cls.__dict__[name]
@@ -436,10 +416,6 @@ class ClassItems(MutableMapping[str, tuple[Value, Value]]):
 
     def __len__(self) -> int:
         return len(self.owner.cls.__dict__)
-
-    def emit(self, g: Codegen) -> None:
-        g.emit(self.owner)
-        g.body.op("LOAD_ATTR", "__dict__")
 
 
 @final

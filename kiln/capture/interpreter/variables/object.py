@@ -19,7 +19,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, MutableMapping
 from dataclasses import field
-from typing import Any, final
+from typing import Any, Generic, TypeVar, final
 
 import torch
 from torch.torch_version import TorchVersion
@@ -621,13 +621,24 @@ def instance_dict(s: CaptureState, value: Object) -> Value:
     return found
 
 
-@final
-class InstanceItems(MutableMapping[str, tuple[Value, Value]]):
-    """The items of an instance's dict, as `Dict` holds them; writes go to the attributes of the object."""
+Owner = TypeVar("Owner", bound=Value)
 
-    def __init__(self, s: CaptureState, owner: Object) -> None:
+
+class AttributeItems(MutableMapping[str, tuple[Value, Value]], Generic[Owner]):
+    """The items of `owner.__dict__`, as `Dict` holds them."""
+
+    def __init__(self, s: CaptureState, owner: Owner) -> None:
         self.state = s
         self.owner = owner
+
+    def emit(self, g: Codegen) -> None:
+        g.emit(self.owner)
+        g.body.attr("__dict__")
+
+
+@final
+class InstanceItems(AttributeItems[Object]):
+    """The items of an instance's dict; writes go to the attributes of the object."""
 
     def __getitem__(self, name: str) -> tuple[Value, Value]:
         found = self.owner.attrs.get(name)
@@ -655,10 +666,6 @@ class InstanceItems(MutableMapping[str, tuple[Value, Value]]):
     def popitem(self) -> tuple[str, tuple[Value, Value]]:
         name = list(self)[-1]
         return name, self.pop(name)
-
-    def emit(self, g: Codegen) -> None:
-        g.emit(self.owner)
-        g.body.op("LOAD_ATTR", "__dict__")
 
 
 @final
