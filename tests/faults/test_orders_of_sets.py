@@ -90,9 +90,13 @@ def displayed(a: set[Any]) -> Any:
     return {*a, *b}, a | b, a ^ {8}, frozenset(b)
 
 
-@pytest.mark.parametrize("function", [popped, emptied, displayed])
+def made_by_a_view(a: set[Any]) -> Any:
+    return {1: 2}.items() | dict.fromkeys(a), {1: 2}.items() ^ dict.fromkeys([3, *a])
+
+
+@pytest.mark.parametrize("function", [popped, emptied, displayed, made_by_a_view])
 def test_sets_over_breaks_and_in_results(function: Callable[..., Any]) -> None:
     compiled = kiln.compile(function, backend="eager", options={"cache": False})
-    for given in ({1, 3, 33}, {1, 3, 33, 7, 99}, {8, 16, 9, 1}):
+    for given in ({1, 3, 33}, {1, 3, 33, 7, 99}, {8, 16, 9, 1}, {3, 0}):
         expected, found = function(given.copy()), compiled(given.copy())
         assert [repr(item) for item in found] == [repr(item) for item in expected]

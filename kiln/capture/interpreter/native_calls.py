@@ -269,12 +269,16 @@ class Natives:
             made = self._lift_container(real, kind)
             if sys.getrefcount(real) > UNSHARED:  # an object of C holds it, too
                 self.mirrors[id(made)] = Mirror(made, self.keep(made, real), contents(real))
+            elif isinstance(made, Set):
+                made.take_order(self.state, real)
             return made
         if kind is tuple or is_named_tuple(kind):
             return Tuple([self.lift(item) for item in tuple.__iter__(real)], kind)
         if kind is frozenset:
             items = [self.lift(item) for item in real]
-            return Set({item.key(self.state): item for item in items}, kind)
+            frozen = Set({item.key(self.state): item for item in items}, kind)
+            frozen.take_order(self.state, real)
+            return frozen
         if kind is slice:
             return Slice([self.lift(part) for part in (real.start, real.stop, real.step)])
         return self._lift_object(real)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import types
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
@@ -25,6 +25,7 @@ NONE = Constant(None)
 DICTS = (dict, OrderedDict, defaultdict, types.MappingProxyType)
 SETS = (set, frozenset)
 SEQUENCES = (list, tuple)
+COMBINATIONS = ("union", "intersection", "difference", "symmetric_difference")
 K = TypeVar("K", bound=Value)
 Method = Callable[[CaptureState, K, Args, Kwargs], "Value | None"]
 
@@ -63,9 +64,64 @@ def on_native(kind: type[K], function: Callable[..., object], method: Method[K])
     return handler
 
 
-@method(List, (list,), "append")
-def list_append(s: CaptureState, target: List, args: Args, kwargs: Kwargs) -> None:
-    target.append(s, args[0])
+def methods(kind: type[K], types_: tuple[type, ...], handlers: Mapping[str, Method[K]]) -> None:
+    for name, handler in handlers.items():
+        method(kind, types_, name)(handler)
+
+
+def view(what: str) -> Method[Dict]:
+    return lambda s, items, args, kwargs: DictView(items, what)
+
+
+def new_set(name: str) -> Method[Set]:
+    return lambda s, items, args, kwargs: items.combine(s, name, args)
+
+
+def changed_set(name: str) -> Method[Set]:
+    return lambda s, items, args, kwargs: items.combine_in_place(s, name, args)
+
+
+# fmt: off
+methods(Value, (*SEQUENCES, *SETS, range, *DICTS), {
+    "__len__":      lambda s, items, args, kwargs: Constant(items.length(s)),
+})
+methods(Value, (*SEQUENCES, *SETS, *DICTS), {
+    "__iter__":     lambda s, items, args, kwargs: items.iterate(s),
+    "__contains__": lambda s, items, args, kwargs: Constant(contains(s, items, args[0])),
+})
+methods(Value, (list, *DICTS), {
+    "__setitem__":  lambda s, items, args, kwargs: items.set_item(s, args[0], args[1]),
+    "__delitem__":  lambda s, items, args, kwargs: items.del_item(s, args[0]),
+})
+methods(Value, SEQUENCES, {
+    "__getitem__":  lambda s, items, args, kwargs: items.get_item(s, args[0]),
+    "count":  lambda s, items, args, kwargs: Constant(sum(equal(s, item, args[0]) for item in all_items(s, items))),
+})
+methods(List, (list,), {
+    "append":       lambda s, items, args, kwargs: items.append(s, args[0]),
+    "reverse":      lambda s, items, args, kwargs: items.change(s).reverse(),
+    "copy":         lambda s, items, args, kwargs: List(all_items(s, items)),
+    "clear":        lambda s, items, args, kwargs: items.change(s).clear(),
+})
+methods(Dict, DICTS, {
+    "__reversed__": lambda s, items, args, kwargs: dict_iterator(s, items, "keys", backwards=True),
+    "clear":        lambda s, items, args, kwargs: items.change(s).clear(),
+    "__init__":     lambda s, items, args, kwargs: fill(s, items, args, kwargs),
+    "update":       lambda s, items, args, kwargs: fill(s, items, args, kwargs),
+    **{name: view(name) for name in ("keys", "values", "items")},
+})
+methods(Set, SETS, {
+    "isdisjoint":   lambda s, items, args, kwargs: Constant(not tokens_of(s, args[0]).keys() & items.items(s).keys()),
+    "issuperset":   lambda s, items, args, kwargs: Constant(tokens_of(s, args[0]).keys() <= items.items(s).keys()),
+    "issubset":     lambda s, items, args, kwargs: Constant(items.items(s).keys() <= tokens_of(s, args[0]).keys()),
+    "copy":         lambda s, items, args, kwargs: items if items.cls is frozenset else items.combine(s, "copy", args),
+    **{name: new_set(name) for name in COMBINATIONS},
+})
+methods(Set, (set,), {
+    "clear":        lambda s, items, args, kwargs: items.combine_in_place(s, "intersection_update", [Tuple([])]),
+    **{name: changed_set(name) for name in ("update", *[f"{name}_update" for name in COMBINATIONS[1:]])},
+})
+# fmt: on
 
 
 @method(List, (list,), "extend")
@@ -105,20 +161,10 @@ def list_remove(s: CaptureState, target: List, args: Args, kwargs: Kwargs) -> No
     del target.change(s)[index]
 
 
-@method(List, (list,), "reverse")
-def list_reverse(s: CaptureState, target: List, args: Args, kwargs: Kwargs) -> None:
-    target.change(s).reverse()
-
-
 @method(List, (list,), "sort")
 def list_sort(s: CaptureState, target: List, args: Args, kwargs: Kwargs) -> None:
     items = target.change(s)
     items[:] = sort(s, list(items), kwargs)
-
-
-@method(List, (list,), "copy")
-def list_copy(s: CaptureState, target: List, args: Args, kwargs: Kwargs) -> Value:
-    return List(all_items(s, target))
 
 
 @method(Value, SEQUENCES, "index")
@@ -141,16 +187,6 @@ def position(s: CaptureState, container: Value, wanted: Value) -> int | None:
     return None
 
 
-@method(Value, SEQUENCES, "count")
-def sequence_count(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(sum(equal(s, item, args[0]) for item in all_items(s, target)))
-
-
-@method(Value, (*SEQUENCES, *DICTS), "__getitem__")
-def get_item(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -> Value:
-    return target.get_item(s, args[0])
-
-
 @handles(*{kind.__getitem__ for kind in DICTS})
 def dict_get_item(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     """Asks the `__missing__` of a class that derives from `dict`."""
@@ -162,36 +198,6 @@ def dict_get_item(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         found = target.find(s, key.key(s))
         return found if found is not None else s.call_special(owner, "__missing__", [key], {})
     return target.get_item(s, key)
-
-
-@method(Value, (list, *DICTS), "__setitem__")
-def set_item(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -> None:
-    target.set_item(s, args[0], args[1])
-
-
-@method(Value, (list, *DICTS), "__delitem__")
-def del_item(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -> None:
-    target.del_item(s, args[0])
-
-
-@method(Value, (*SEQUENCES, *SETS, range, *DICTS), "__len__")
-def length(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(target.length(s))
-
-
-@method(Value, (*SEQUENCES, *SETS, *DICTS), "__iter__")
-def iterate(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -> Value:
-    return target.iterate(s)
-
-
-@method(Dict, DICTS, "__reversed__")
-def reverse_dict(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> Value:
-    return dict_iterator(s, target, "keys", backwards=True)
-
-
-@method(Value, (*SEQUENCES, *SETS, *DICTS), "__contains__")
-def contains_(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(contains(s, target, args[0]))
 
 
 @method(Value, (*SEQUENCES, *SETS, *DICTS), "__eq__")
@@ -213,39 +219,12 @@ def iterate_constant(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return List([s.wrap(item, None) for item in args[0].constant(s)]).iterate(s)
 
 
-def clear(s: CaptureState, target: List | Dict | Set, args: Args, kwargs: Kwargs) -> None:
-    if isinstance(target, Set):  # its table becomes small
-        target.combine_in_place(s, "intersection_update", [Tuple([])])
-    else:
-        target.change(s).clear()
-
-
-method(List, (list,), "clear")(clear)
-method(Dict, DICTS, "clear")(clear)
-method(Set, (set,), "clear")(clear)
-
-
 @method(Dict, DICTS, "get")
 def dict_get(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> Value | None:
     found = found_at(s, target, args[0])
     if found is not None:
         return found
     return args[1] if len(args) > 1 else kwargs.get("default")
-
-
-def dict_view(what: str) -> None:
-    @method(Dict, DICTS, what)
-    def view(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> Value:
-        return DictView(target, what)
-
-
-for _view in ("keys", "values", "items"):
-    dict_view(_view)
-
-
-@method(Dict, DICTS, "update", "__init__")
-def dict_update(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> None:
-    fill(s, target, args, kwargs)
 
 
 @method(Dict, DICTS, "__ior__")
@@ -366,39 +345,6 @@ def set_pop(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> Value:
     if len(items) > 1:
         raise UnsupportedCall(function="set.pop", why="which item it takes is not known while tracing")
     return items.popitem()[1]
-
-
-@method(Set, SETS, "isdisjoint")
-def set_is_disjoint(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(not tokens_of(s, args[0]).keys() & target.items(s).keys())
-
-
-@method(Set, SETS, "issuperset")
-def set_is_superset(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(tokens_of(s, args[0]).keys() <= target.items(s).keys())
-
-
-@method(Set, SETS, "issubset")
-def set_issubset(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(target.items(s).keys() <= tokens_of(s, args[0]).keys())
-
-
-def new_set(name: str) -> None:
-    @method(Set, SETS, name)
-    def handler(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> Value:
-        return target if target.cls is frozenset and name == "copy" else target.combine(s, name, args)
-
-
-def changed_set(name: str) -> None:
-    @method(Set, (set,), name)
-    def handler(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> None:
-        target.combine_in_place(s, name, args)
-
-
-for _name in ("copy", "union", "intersection", "difference", "symmetric_difference"):
-    new_set(_name)
-for _name in ("update", "intersection_update", "difference_update", "symmetric_difference_update"):
-    changed_set(_name)
 
 
 @method(Value, (list, set), "__init__")

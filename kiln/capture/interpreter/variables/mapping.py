@@ -513,6 +513,11 @@ class Set(Container):
                 table.add(token)
         return table
 
+    def take_order(self, s: CaptureState, real: set[Token] | frozenset[Token]) -> None:
+        """That of a real set that nothing else holds, if it has the same items."""
+        if self.items(s).keys() == real:
+            self._table = real
+
     def combine(self, s: CaptureState, operation: str, others: Args) -> Set:
         """A new set: `union`, `intersection`, `difference`, `symmetric_difference` or `copy`."""
         others = iterated(s, others)
@@ -596,7 +601,7 @@ def emit_table(value: Set, g: Codegen, function: Callable[..., object], target: 
     table = value.own_table(g.state) if all(map(is_constant, items)) else None
     if table is None or alike(plain, table):
         return False
-    order = order_for(table, [list(table), list(items)])
+    order = order_for(table, items)
     if order is None:
         return False
     g.make(None, function, *target, Tuple([items[token] for token in order]), slots(table))

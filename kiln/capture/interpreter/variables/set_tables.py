@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from itertools import permutations
 from typing import TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -46,8 +47,8 @@ def filled(target: set[Hashable], items: Sequence[Hashable], size: int) -> set[H
     return target
 
 
-def made(items: Sequence[Hashable], size: int) -> set[Hashable]:
-    return filled(set(), items, size)
+def made(items: Iterable[Hashable], size: int) -> set[Hashable]:
+    return filled(set(), tuple(items), size)
 
 
 def of_kind(kind: type, items: set[Hashable]) -> Table[Hashable]:
@@ -60,7 +61,15 @@ def alike(left: Table[K], right: Table[K]) -> bool:
     return slots(left) == slots(right) and list(left) == list(right)
 
 
-def order_for(table: Table[Hashable], orders: Iterable[list[Hashable]]) -> list[Hashable] | None:
-    """The order in which `made` has to add the items, None if it cannot make this table."""
-    tried = ((order, of_kind(type(table), made(order, slots(table)))) for order in orders)
+def order_for(table: Table[Hashable], items: Iterable[Hashable]) -> list[Hashable] | None:
+    """The order in which `made` has to add the items, None if it cannot make this table. Items whose places collide
+    come in the order in which they were added."""
+    size = slots(table)
+    by_place = sorted(table, key=lambda item: hash(item) % size)
+    few = permutations(table) if len(table) <= MOST_PERMUTED else ()
+    tried = ((list(order), of_kind(type(table), made(order, size))) for order in (table, items, by_place, *few))
     return next((order for order, found in tried if alike(found, table)), None)
+
+
+MOST_PERMUTED = 4
+"""Items of a set of the smallest size."""
