@@ -424,7 +424,7 @@ def protected_views(outputs: Sequence[FakeTensor]) -> tuple[tuple[int, int], ...
     return tuple([(number, creation) for number, creation in creations if creation])
 
 
-def record_outer(
+def replace_calls(
     recorder: Recorder,
     mark: int,
     target: Target,
@@ -434,7 +434,7 @@ def record_outer(
     *,
     stack: tuple[Location, ...] = (),
 ) -> None:
-    """Replace the calls since `mark`, which were made on the tensors inside of wrappers, by one on the wrappers."""
+    """Replace the calls since `mark`, such as those on the tensors inside of wrappers, by one of `target`."""
     effects = any(call.effects for call in recorder.calls[mark:])
     del recorder.calls[mark:]
     kind: CallKind = "method" if isinstance(target, str) else "function"
@@ -470,16 +470,9 @@ def record_function(
     tensors = {number: output for number, output in enumerate(outputs) if type(output) is FakeTensor}
     marked = [order for order, number in enumerate(tensors) if number in plain]
     results = list(outputs)
-    _push(recorder._mode)
-    try:
+    with recording(recorder):
         attached = attach(inputs, list(tensors.values()), marked, backward)
-    finally:
-        _pop(None)
     for number, fake in zip(tensors, attached, strict=True):
         results[number] = fake
-    effects = any(call.effects for call in recorder.calls[mark:])
-    del recorder.calls[mark:]
-    location = stack[-1] if stack else NOWHERE
-    result = results[0] if single else tuple(results)
-    recorder.calls.append(TorchCall(mark, "function", target, tuple(args), {}, result, location, stack, effects))
+    replace_calls(recorder, mark, target, args, {}, results[0] if single else tuple(results), stack=stack)
     return results

@@ -37,7 +37,7 @@ from kiln.capture.interpreter.variables.tensor import RegionInputs, Tensor, here
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.log import Target, target_name
 from kiln.graph.trace.outer import make_outer
-from kiln.graph.trace.recorder import record_outer
+from kiln.graph.trace.recorder import replace_calls
 from kiln.runtime.subclasses import PART, BuildWrapper, WrapperLayout
 
 HIDDEN = ("_is_param",)
@@ -161,7 +161,7 @@ class CapturedOuter:
         layout = self._template(value, parts)
         assert isinstance(layout, WrapperLayout)
         mark = s.recorder.mark()
-        record_outer(s.recorder, mark, BuildWrapper(layout), parts, {}, part.outer, stack=running_frame(s).locations())
+        replace_calls(s.recorder, mark, BuildWrapper(layout), parts, {}, part.outer, stack=running_frame(s).locations())
 
     def note(self, result: object) -> None:
         """Log reads of what is inside of the wrappers among the results of a call."""
@@ -175,7 +175,7 @@ class CapturedOuter:
                     continue
                 inner = lowered(self.state, value)
                 mark = self.state.recorder.mark()
-                record_outer(self.state.recorder, mark, getattr, (result, name), {}, inner)
+                replace_calls(self.state.recorder, mark, getattr, (result, name), {}, inner)
                 self.note(inner)
 
 
@@ -215,7 +215,7 @@ def call_with_gradients(s: CaptureState, target: Target, args: Args, kwargs: Kwa
         refuse(s, target, "it changes a wrapper from outside, seen by autograd")
     given = [arg.torch_arg(s) for arg in args]
     named = {name: value.torch_arg(s) for name, value in kwargs.items()}
-    record_outer(s.recorder, mark, target, given, named, result, stack=frame.locations())
+    replace_calls(s.recorder, mark, target, given, named, result, stack=frame.locations())
     outer.note(result)
     return mode.lift(result)
 
