@@ -11,7 +11,7 @@ import re
 import sys
 import types
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, final
 
 import torch
@@ -19,7 +19,7 @@ import torch
 from kiln.capture.interpreter.breaks import DebuggerCall, Raised, SideEffectCall, UnsupportedCall
 from kiln.capture.interpreter.builtins.class_statements import type_new
 from kiln.capture.interpreter.builtins.math_functions import computed_in_front
-from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, handles, read_attr
+from kiln.capture.interpreter.core import Args, CaptureState, Handler, Kwargs, Value, handles, read_attr
 from kiln.capture.interpreter.effects import Container
 from kiln.capture.interpreter.native_calls import natives
 from kiln.capture.interpreter.operations import (
@@ -128,11 +128,6 @@ def type_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if len(args) != 1:
         raise UnsupportedCall(function="type", why="it takes a value, or a name, bases and names")
     return s.wrap(s.guard_type(args[0]) if not args[0].is_torch else args[0].python_type(), None)
-
-
-@handles(callable)
-def callable_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(s.classes.lookup(s.guard_type(args[0]), "__call__") is not None)
 
 
 @handles(breakpoint, pdb.set_trace)
@@ -260,33 +255,11 @@ def repr_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return Constant(repr(printable(s, args[0])))
 
 
-def builds(cls: type, make: Callable[[CaptureState, list[Value]], Value]) -> None:
-    """Register the constructor of a container from an iterable."""
-
-    @handles(cls)
-    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-        return make(s, listed(s, args[0]) if args else [])
-
-
 @handles(tuple)
 def tuple_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if args and isinstance(args[0], Tuple) and args[0].cls is tuple:
         return args[0]
     return Tuple(listed(s, args[0]) if args else [])
-
-
-builds(list, lambda s, items: List(items))
-builds(torch.Size, lambda s, items: Tuple(items, torch.Size))
-
-
-@handles(set)
-def set_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return made_set(s, args, set)
-
-
-@handles(frozenset)
-def frozenset_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return made_set(s, args, frozenset)
 
 
 def made_set(s: CaptureState, args: Args, cls: type) -> Set:
@@ -327,16 +300,10 @@ def own_iteration(s: CaptureState, value: Value) -> bool:
     return found is not None and type(found[1]) is types.FunctionType
 
 
-def dict_of(cls: type) -> None:
-    @handles(cls)
-    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-        made = Dict({}, cls)
-        fill(s, made, args, kwargs)
-        return made
-
-
-dict_of(dict)
-dict_of(OrderedDict)
+def made_dict(s: CaptureState, args: Args, kwargs: Kwargs, cls: type) -> Dict:
+    made = Dict({}, cls)
+    fill(s, made, args, kwargs)
+    return made
 
 
 @handles(defaultdict)
@@ -350,12 +317,7 @@ def default_dict(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return made
 
 
-@handles(range)
-def range_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return fold(s, range, *(arg.constant(s) for arg in args))
-
-
-for _class in (torch.finfo, torch.iinfo, torch.device, bytes, complex):
+for _class in (range, torch.finfo, torch.iinfo, torch.device, bytes, complex):
 
     @handles(_class)
     def _immutable(s: CaptureState, args: Args, kwargs: Kwargs, cls: Any = _class) -> Value:
@@ -374,11 +336,6 @@ def compiled_pattern(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         return s.wrap(re.compile(*given), None)
     except re.error as error:
         raise UnsupportedCall(function="re.compile", why=f"it raises {error}") from error
-
-
-@handles(slice)
-def slice_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return Slice([s.const(None), *args] if len(args) == 1 else list(args))
 
 
 @handles(iter)
@@ -420,21 +377,6 @@ def map_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return mapped(args[0], [arg.iterate(s) for arg in args[1:]])
 
 
-@handles(filter)
-def filter_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return filtered(None if s.is_none(args[0]) else args[0], args[1].iterate(s))
-
-
-@handles(itertools.chain)
-def chain(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return chained(List(list(args)).iterate(s))
-
-
-@handles(itertools.chain.from_iterable)
-def chain_from_iterable(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return chained(args[0].iterate(s))
-
-
 @handles(reversed)
 def reversed_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(args[0], Object) and s.classes.lookup(args[0].cls, "__reversed__") is not None:
@@ -447,11 +389,6 @@ def reversed_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if any(s.classes.lookup(args[0].python_type(), name) is None for name in ("__len__", "__getitem__")):
         raise s.error(TypeError, f"'{args[0].type_name()}' object is not reversible")
     return List(all_items(s, args[0])[::-1]).iterate(s)
-
-
-@handles(sorted)
-def sorted_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return List(sort(s, listed(s, args[0]), kwargs))
 
 
 def sort(s: CaptureState, items: list[Value], kwargs: Kwargs) -> list[Value]:
@@ -645,11 +582,6 @@ for _name in ("lt", "le", "eq", "ne", "gt", "ge"):
     operator_handler(getattr(operator, _name), compare)
 
 
-@handles(operator.getitem)
-def getitem(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return args[0].get_item(s, args[1])
-
-
 @handles(operator.setitem)
 def setitem(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     target, key, value = args
@@ -665,18 +597,29 @@ def delitem(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return s.const(None)
 
 
-@handles(operator.is_)
-def is_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(same(s, args[0], args[1]))
+def sign(function: Callable[..., object]) -> Handler:
+    return lambda s, args, kwargs: unary(s, function, args[0])
 
 
-@handles(operator.is_not)
-def is_not(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(not same(s, args[0], args[1]))
-
-
-for _sign in (operator.neg, operator.pos, operator.invert):
-
-    @handles(_sign)
-    def _signed(s: CaptureState, args: Args, kwargs: Kwargs, function: Callable[..., object] = _sign) -> Value:
-        return unary(s, function, args[0])
+# fmt: off
+EXPRESSIONS: Mapping[Hashable, Handler] = {
+    callable:        lambda s, args, kwargs: Constant(s.classes.lookup(s.guard_type(args[0]), "__call__") is not None),
+    list:            lambda s, args, kwargs: List(listed(s, args[0]) if args else []),
+    torch.Size:      lambda s, args, kwargs: Tuple(listed(s, args[0]) if args else [], torch.Size),
+    set:             lambda s, args, kwargs: made_set(s, args, set),
+    frozenset:       lambda s, args, kwargs: made_set(s, args, frozenset),
+    dict:            lambda s, args, kwargs: made_dict(s, args, kwargs, dict),
+    OrderedDict:     lambda s, args, kwargs: made_dict(s, args, kwargs, OrderedDict),
+    slice:           lambda s, args, kwargs: Slice([s.const(None), *args] if len(args) == 1 else list(args)),
+    sorted:          lambda s, args, kwargs: List(sort(s, listed(s, args[0]), kwargs)),
+    filter:          lambda s, args, kwargs: filtered(None if s.is_none(args[0]) else args[0], args[1].iterate(s)),
+    itertools.chain: lambda s, args, kwargs: chained(List(list(args)).iterate(s)),
+    itertools.chain.from_iterable: lambda s, args, kwargs: chained(args[0].iterate(s)),
+    operator.getitem: lambda s, args, kwargs: args[0].get_item(s, args[1]),
+    operator.is_:     lambda s, args, kwargs: Constant(same(s, args[0], args[1])),
+    operator.is_not:  lambda s, args, kwargs: Constant(not same(s, args[0], args[1])),
+    **{function: sign(function) for function in (operator.neg, operator.pos, operator.invert)},
+}
+# fmt: on
+for _function, _handler in EXPRESSIONS.items():
+    handles(_function)(_handler)
