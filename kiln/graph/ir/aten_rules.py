@@ -84,11 +84,6 @@ for _name, _target in {
 # fmt: on
 
 
-@rule("trunc_div")
-def trunc_div(call: AtenCaller[V], x: V, y: V) -> V:
-    return call("div.Tensor_mode", x, y, rounding_mode="trunc")
-
-
 @rule("fma")
 def fma(call: AtenCaller[V], x: V, y: V, z: V) -> V:
     dtype = call.spec.dtype
@@ -99,22 +94,7 @@ def fma(call: AtenCaller[V], x: V, y: V, z: V) -> V:
     return call("_to_copy.default", call("add.Tensor", call("mul.Tensor", x, y), z), dtype=dtype)
 
 
-@rule("convert")
-def convert(call: AtenCaller[V], x: V, *, dtype: torch.dtype) -> V:
-    return call("_to_copy.default", x, dtype=dtype)
-
-
-@rule("bitcast")
-def bitcast(call: AtenCaller[V], x: V, *, dtype: torch.dtype) -> V:
-    return call("clone.default", call("view.dtype", x, dtype))
-
-
 # Reductions and scans.
-
-
-@rule("sum")
-def sum_(call: AtenCaller[V], x: V, *, axes: tuple[int, ...]) -> V:
-    return call("sum.dim_IntList", x, axes, dtype=call.spec.dtype) if axes else x
 
 
 def extreme(name: str, call: AtenCaller[V], x: V, *, axes: tuple[int, ...]) -> V:
@@ -178,22 +158,12 @@ def reshape(call: AtenCaller[V], x: V, *, sizes: Sizes) -> V:
     return call("_unsafe_view.default", call("clone.default", x, memory_format=torch.contiguous_format), sizes)
 
 
-@rule("cat")
-def cat(call: AtenCaller[V], *inputs: V, axis: int) -> V:
-    return call("cat.default", list(inputs), axis)
-
-
 @rule("pad")
 def pad(call: AtenCaller[V], x: V, value: V, *, low: Sizes, high: Sizes) -> V:
     """Pads with 0, then selects the value, a tensor, where a mask of ones padded with 0 is 0."""
     amounts = [amount for pair in zip(reversed(low), reversed(high), strict=True) for amount in pair]
     inside = call("constant_pad_nd.default", call("ones_like.default", x, dtype=torch.bool), amounts, 0)
     return call("where.self", inside, call("constant_pad_nd.default", x, amounts, 0), value)
-
-
-@rule("gather")
-def gather(call: AtenCaller[V], x: V, index: V, *, axis: int) -> V:
-    return call("gather.default", x, axis, index)
 
 
 def index_list(axes: tuple[int, ...], indices: tuple[V, ...]) -> list[V | None]:
@@ -285,3 +255,17 @@ def assert_(call: AtenCaller[V], x: V, *, message: str) -> tuple[()]:
 @rule("local_scalar")
 def local_scalar(call: AtenCaller[V], x: V, *, kind: object, checks: object) -> V:
     return call("_local_scalar_dense.default", x)
+
+
+# fmt: off
+EXPRESSIONS: dict[str, AtenRule] = {
+    "trunc_div": lambda call, x, y: call("div.Tensor_mode", x, y, rounding_mode="trunc"),
+    "convert":   lambda call, x, dtype: call("_to_copy.default", x, dtype=dtype),
+    "bitcast":   lambda call, x, dtype: call("clone.default", call("view.dtype", x, dtype)),
+    "sum":       lambda call, x, axes: call("sum.dim_IntList", x, axes, dtype=call.spec.dtype) if axes else x,
+    "cat":       lambda call, *inputs, axis: call("cat.default", list(inputs), axis),
+    "gather":    lambda call, x, index, axis: call("gather.default", x, axis, index),
+}
+# fmt: on
+for _name, _expression in EXPRESSIONS.items():
+    rule[_name] = _expression

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from kiln.graph.ops.emit import Emit
-from kiln.graph.ops.registry import ViewSteps, view
+from kiln.graph.ops.registry import ViewRule, ViewSteps, view
 from kiln.graph.ops.sizes import axes_of, axis_of, clamp_slice, filled, wrap_index
 from kiln.graph.prims.errors import ImpossibleView
 from kiln.graph.prims.meta import equal, less, view_strides
@@ -35,11 +35,6 @@ def view_sizes(e: Emit, x: TensorSpec, size: Sequence[Int]) -> ViewSteps:
     if view_strides(e.oracle, x, sizes) is None:
         raise ImpossibleView(sizes=x.sizes, strides=x.strides, new_sizes=sizes)
     return (("view", {"sizes": sizes}),)
-
-
-@view("_reshape_alias.default")
-def reshape_alias(e: Emit, x: TensorSpec, size: Sequence[Int], stride: Sequence[Int]) -> ViewSteps:
-    return (("view", {"sizes": tuple(size)}),)
 
 
 @view("permute.default")
@@ -73,29 +68,9 @@ def expand(e: Emit, x: TensorSpec, size: Sequence[Int], *, implicit: bool = Fals
     return (("expand", {"sizes": tuple(sizes)}),)
 
 
-@view("unsqueeze.default")
-def unsqueeze(e: Emit, x: TensorSpec, dim: int) -> ViewSteps:
-    return (("unsqueeze", {"axis": axis_of(dim, x.rank + 1)}),)
-
-
 def _squeezed(e: Emit, x: TensorSpec, axes: Sequence[int]) -> ViewSteps:
     removed = tuple([axis for axis in axes if equal(e.oracle, x.sizes[axis], 1)])
     return (("squeeze", {"axes": removed}),) if removed else ()
-
-
-@view("squeeze.default")
-def squeeze(e: Emit, x: TensorSpec) -> ViewSteps:
-    return _squeezed(e, x, range(x.rank))
-
-
-@view("squeeze.dim")
-def squeeze_dim(e: Emit, x: TensorSpec, dim: int) -> ViewSteps:
-    return _squeezed(e, x, axes_of((dim,), x.rank))
-
-
-@view("squeeze.dims")
-def squeeze_dims(e: Emit, x: TensorSpec, dims: Sequence[int]) -> ViewSteps:
-    return _squeezed(e, x, axes_of(dims, x.rank))
 
 
 @view("slice.Tensor")
@@ -192,6 +167,15 @@ def view_as_complex(e: Emit, x: TensorSpec) -> ViewSteps:
     return (("view_dtype", {"dtype": x.dtype.to_complex()}), ("squeeze", {"axes": (x.rank - 1,)}))
 
 
-@view("view.dtype")
-def view_dtype(e: Emit, x: TensorSpec, dtype: torch.dtype) -> ViewSteps:
-    return () if x.dtype is dtype else (("view_dtype", {"dtype": dtype}),)
+# fmt: off
+STEPS: dict[str, ViewRule] = {
+    "_reshape_alias.default": lambda e, x, size, stride: (("view", {"sizes": tuple(size)}),),
+    "unsqueeze.default":      lambda e, x, dim: (("unsqueeze", {"axis": axis_of(dim, x.rank + 1)}),),
+    "squeeze.default":        lambda e, x: _squeezed(e, x, range(x.rank)),
+    "squeeze.dim":            lambda e, x, dim: _squeezed(e, x, axes_of((dim,), x.rank)),
+    "squeeze.dims":           lambda e, x, dims: _squeezed(e, x, axes_of(dims, x.rank)),
+    "view.dtype":             lambda e, x, dtype: () if x.dtype is dtype else (("view_dtype", {"dtype": dtype}),),
+}
+# fmt: on
+for _name, _steps in STEPS.items():
+    view[_name] = _steps

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from kiln.graph.prims.meta.column import META
+from kiln.graph.prims.meta.column import META, MetaRule
 from kiln.graph.prims.meta.layout import Sizes
 from kiln.symbolic import Int
 from kiln.tensor.spec import ScalarSpec, SizeOracle, Spec, TensorSpec, contiguous_strides
@@ -33,28 +33,6 @@ class HasOutputs(Protocol):
 
     @property
     def outputs(self) -> Sequence[HasValue]: ...
-
-
-@META("constant")
-def constant_meta(oracle: SizeOracle, *, value: object, dtype: torch.dtype, device: torch.device) -> TensorSpec:
-    return TensorSpec(dtype, (), (), 0, device)
-
-
-@META("scalar_tensor")
-def scalar_tensor_meta(oracle: SizeOracle, x: ScalarSpec, *, dtype: torch.dtype, device: torch.device) -> TensorSpec:
-    return TensorSpec(dtype, (), (), 0, device)
-
-
-@META("full")
-def full_meta(oracle: SizeOracle, x: TensorSpec, *, sizes: Sizes) -> TensorSpec:
-    return x.with_sizes(sizes)
-
-
-@META("iota")
-def iota_meta(
-    oracle: SizeOracle, *, length: Int, start: object, step: object, dtype: torch.dtype, device: torch.device
-) -> TensorSpec:
-    return TensorSpec(dtype, (length,), (1,), 0, device)
 
 
 @META("empty")
@@ -79,11 +57,6 @@ def item_meta(oracle: SizeOracle, results: tuple[TensorSpec | ScalarSpec | None,
     return part
 
 
-@META("assert")
-def assert_meta(oracle: SizeOracle, x: TensorSpec, *, message: str) -> Spec:
-    return ()
-
-
 @META("wait")
 def wait_meta(oracle: SizeOracle, x: TensorSpec, *held: TensorSpec) -> Spec:
     return x
@@ -91,23 +64,6 @@ def wait_meta(oracle: SizeOracle, x: TensorSpec, *held: TensorSpec) -> Spec:
 
 def output_specs(graph: HasOutputs) -> Spec:
     return tuple([output.value.spec for output in graph.outputs])  # type: ignore[misc]
-
-
-@META("cond")
-def cond_meta(
-    oracle: SizeOracle,
-    *inputs: Spec,
-    true: HasOutputs,
-    false: HasOutputs,
-    only_true: tuple[int, ...],
-    only_false: tuple[int, ...],
-) -> Spec:
-    return output_specs(true)
-
-
-@META("while_loop")
-def while_loop_meta(oracle: SizeOracle, *inputs: Spec, test: HasOutputs, body: HasOutputs) -> Spec:
-    return output_specs(body)
 
 
 @META("scan")
@@ -125,6 +81,17 @@ def stacked(row: TensorSpec, count: Int) -> TensorSpec:
     return row.with_sizes((count, *row.sizes))
 
 
-@META("region")
-def region_meta(oracle: SizeOracle, *inputs: Spec, body: HasOutputs, tag: str) -> Spec:
-    return output_specs(body)
+# fmt: off
+SPECS: dict[str, MetaRule] = {
+    "constant":      lambda oracle, value, dtype, device: TensorSpec(dtype, (), (), 0, device),
+    "scalar_tensor": lambda oracle, x, dtype, device: TensorSpec(dtype, (), (), 0, device),
+    "full":          lambda oracle, x, sizes: x.with_sizes(sizes),
+    "iota":          lambda oracle, length, start, step, dtype, device: TensorSpec(dtype, (length,), (1,), 0, device),
+    "assert":        lambda oracle, x, message: (),
+    "cond":          lambda oracle, *inputs, true, false, only_true, only_false: output_specs(true),
+    "while_loop":    lambda oracle, *inputs, test, body: output_specs(body),
+    "region":        lambda oracle, *inputs, body, tag: output_specs(body),
+}
+# fmt: on
+for _name, _spec in SPECS.items():
+    META[_name] = _spec
