@@ -36,7 +36,7 @@ from kiln.capture.interpreter.pure import PURE_TYPES, holds, is_confined, is_con
 from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.exception import Traceback
 from kiln.capture.interpreter.variables.function import Cell
-from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set
+from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, take_order
 from kiln.capture.interpreter.variables.mirror import Mirror, Real, contents
 from kiln.capture.interpreter.variables.native_object import Foreign, NativeObject
 from kiln.capture.interpreter.variables.object import Object
@@ -270,14 +270,14 @@ class Natives:
             if sys.getrefcount(real) > UNSHARED:  # an object of C holds it, too
                 self.mirrors[id(made)] = Mirror(made, self.keep(made, real), contents(real))
             elif isinstance(made, Set):
-                made.take_order(self.state, real)
+                take_order(self.state, made, real)
             return made
         if kind is tuple or is_named_tuple(kind):
             return Tuple([self.lift(item) for item in tuple.__iter__(real)], kind)
         if kind is frozenset:
             items = [self.lift(item) for item in real]
             frozen = Set({item.key(self.state): item for item in items}, kind)
-            frozen.take_order(self.state, real)
+            take_order(self.state, frozen, real)
             return frozen
         if kind is slice:
             return Slice([self.lift(part) for part in (real.start, real.stop, real.step)])

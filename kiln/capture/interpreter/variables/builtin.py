@@ -15,7 +15,7 @@ import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import final
 
 import torch
 
@@ -63,11 +63,11 @@ class Unique(Value):
     def python_type(self) -> type:
         return type(self.real())
 
-    def constant(self, s: CaptureState) -> Any:
+    def check(self, s: CaptureState) -> None:
+        """Guard it once."""
         if not self._checked:
             self._checked = True
             s.guard(self.source, GuardKind.IS, s.reference(self.real()))
-        return self.real()
 
     def identified(self) -> Value:
         self._checked = True
@@ -95,6 +95,10 @@ class Builtin(Unique):
         self.callable = callable_
 
     def real(self) -> object:
+        return self.callable
+
+    def constant(self, s: CaptureState) -> Callable[..., object]:
+        self.check(s)
         return self.callable
 
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
@@ -165,6 +169,10 @@ class PythonModule(Unique):
         self._found: dict[str, Value] = {}
 
     def real(self) -> object:
+        return self.module
+
+    def constant(self, s: CaptureState) -> types.ModuleType:
+        self.check(s)
         return self.module
 
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:

@@ -86,7 +86,7 @@ class Class(Unique):
     def constant(self, s: CaptureState) -> type:
         if not self._checked and self.source is not None:
             s.classes.sources.setdefault(self.cls, self.source)
-        super().constant(s)
+        self.check(s)
         return self.cls
 
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:

@@ -513,11 +513,6 @@ class Set(Container):
                 table.add(token)
         return table
 
-    def take_order(self, s: CaptureState, real: set[Token] | frozenset[Token]) -> None:
-        """That of a real set that nothing else holds, if it has the same items."""
-        if self.items(s).keys() == real:
-            self._table = real
-
     def combine(self, s: CaptureState, operation: str, others: Args) -> Set:
         """A new set: `union`, `intersection`, `difference`, `symmetric_difference` or `copy`."""
         others = iterated(s, others)
@@ -593,6 +588,12 @@ class Set(Container):
         for name, values in (("discard", map(Constant, removed)), ("add", added)):
             for value in values:
                 g.run(vars(set)[name], self, value)
+
+
+def take_order(s: CaptureState, value: Set, real: set[Token] | frozenset[Token]) -> None:
+    """Give a set the order of a real one that nothing else holds, if they have the same items."""
+    if value.items(s).keys() == real:
+        value._table = real
 
 
 def emit_table(value: Set, g: Codegen, function: Callable[..., object], target: Args, plain: Table[Token]) -> bool:
