@@ -9,13 +9,13 @@ EDITS = [
     ),
     (
         "kiln/graph/ir/aten_rules.py",
-        '@rule("trunc_div")',
+        '@rule("fma")',
         """@rule("cube")
 def cube(call: AtenCaller, x: Any) -> Any:
     return call("mul.Tensor", call("mul.Tensor", x, x), x)
 
 
-@rule("trunc_div")""",
+@rule("fma")""",
     ),
     (
         "kiln/loops/body/reference.py",
