@@ -57,12 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     arguments.train |= arguments.train_step
     if arguments.suite in MEASURES:
         return MEASURES[arguments.suite](arguments, candidates)
-    wanted = set(filter(None, arguments.models.split(",")))
-    rows = [
-        row
-        for row in load_suite(arguments.suite, train=arguments.train).rows
-        if not wanted or {row.name, row.title} & wanted
-    ]
+    rows = chosen_rows(load_suite(arguments.suite, train=arguments.train).rows, arguments.models)
     results = []
     for begin in range(0, len(rows), arguments.together):
         done = measure(rows[begin : begin + arguments.together], candidates, arguments)
@@ -74,6 +69,15 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plot:
         plot(arguments.plot, results, candidates)
     return int(any([is_wrong(result.scores["kiln"]) for result in results]))
+
+
+def chosen_rows(rows: Sequence[SuiteRow], models: str) -> list[SuiteRow]:
+    """Those of a comma list of names or titles; all of an empty one. Exits for a name that no row has."""
+    wanted = list(filter(None, models.split(",")))
+    known = {name for row in rows for name in (row.name, row.title)}
+    if missing := [name for name in wanted if name not in known]:
+        raise SystemExit(f"the suite has no model {missing[0]!r}; it has {', '.join({row.name: 0 for row in rows})}")
+    return [row for row in rows if not wanted or row.name in wanted or row.title in wanted]
 
 
 def measure(rows: list[SuiteRow], candidates: list[str], arguments: argparse.Namespace) -> list[Result]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from torch import Tensor
 
 import kiln.api as api
 from kiln_bench.candidates import CANDIDATES, candidate
+from kiln_bench.main import chosen_rows
 from kiln_bench.models import Case
 from kiln_bench.results import Result, Score, is_wrong, rows_of
+from kiln_bench.suite import load_suite
 from kiln_bench.worker import asks_is_compiling, measure_steady, set_up
 
 
@@ -89,3 +92,11 @@ def test_a_whole_step_is_compiled_and_leaves_the_gradients() -> None:
         for mine, expected in zip(ours.run(compiled), eager.run(eager.subject), strict=True):
             torch.testing.assert_close(mine, expected)
     assert api.report_of(compiled).breaks == []
+
+
+def test_a_model_that_a_suite_does_not_have() -> None:
+    rows = load_suite("cpu", train=False).rows
+    assert {row.name for row in chosen_rows(rows, "gpt2")} == {"gpt2"}
+    assert chosen_rows(rows, "") == list(rows)
+    with pytest.raises(SystemExit, match="no model 'gtp2'; it has bert-base, "):
+        chosen_rows(rows, "gpt2,gtp2")
