@@ -20,6 +20,8 @@ from kiln.support.target import Target
 from tests.graph.passes.graphs import check_pass, check_unchanged, parsed
 from tests.loops.compiled_plans import compiled_plans
 
+pytestmark = pytest.mark.unrecorded  # the process that replays plans is in no group
+
 
 @pytest.fixture(autouse=True, scope="module")
 def one_rank() -> Iterator[None]:
