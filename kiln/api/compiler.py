@@ -23,13 +23,14 @@ from kiln.api.pickling import register_pickling
 from kiln.api.shared_sessions import SharedDispatchers
 from kiln.backends import Backend
 from kiln.native._frames import Dispatcher, forget_codes, set_enabled
-from kiln.pipeline.dispatchers import original_of
+from kiln.pipeline.dispatchers import calling, original_of
 from kiln.pipeline.session import CompileSession, SessionSettings
 from kiln.pipeline.switched_off import switched_off
 from kiln.report import ProgressBar, Report, log_names, log_stages
 from kiln.support.compiling import is_compiling
 from kiln.support.events import Event, EventSink
 from kiln.support.late import late
+from kiln.support.opaque import why_opaque
 from kiln.support.options import Options
 from kiln.support.target import host_cpu
 from kiln.support.torch_settings import is_torch_compiler_loaded
@@ -155,6 +156,7 @@ def compile_graph(
     """The `forward` of a graph that another capture made; `symbolic` names the inputs that change."""
     _ = module.code  # a lazy graph module writes its `forward` when it is asked for the text
     session = _new_session(name, options, None, fullgraph=False)
+    session.captures = False
     session.seen.add_symbolic(symbolic)
     return cast(Callable[..., object], _wrap(module.forward, session))
 
@@ -212,14 +214,8 @@ def _wrap(model: Callable[..., object], session: CompileSession) -> object:
 
 
 def _function(function: Callable[..., object], session: CompileSession) -> Dispatcher:
-    if not isinstance(function, types.FunctionType):
-        builtin = function
-
-        @functools.wraps(builtin)
-        def function(*args: object, **kwargs: object) -> object:
-            return builtin(*args, **kwargs)
-
-    assert isinstance(function, types.FunctionType)
+    if not isinstance(function, types.FunctionType) or why_opaque(function):
+        function = calling(function)
     dispatcher = session.dispatcher(function)
     for name in functools.WRAPPER_ASSIGNMENTS:  # `__wrapped__` is the dispatcher's own
         dispatcher.__dict__[name] = getattr(function, name)

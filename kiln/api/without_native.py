@@ -19,6 +19,7 @@ from kiln.report import Report
 from kiln.support.compiling import is_compiling
 from kiln.support.errors import KilnError
 from kiln.support.events import Event
+from kiln.support.location import user_stacklevel
 from kiln.support.options import Options
 
 __all__ = [
@@ -78,7 +79,7 @@ def compile_graph(
 @functools.lru_cache(maxsize=1)
 def warn_once() -> None:
     problem = NativeLayerMissing(problem=native.problem())
-    warnings.warn(problem.render(), RunsEager, stacklevel=3)
+    warnings.warn(problem.render(), RunsEager, stacklevel=user_stacklevel())
 
 
 def report_of(compiled: object) -> Report:

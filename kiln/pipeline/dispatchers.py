@@ -12,6 +12,7 @@ the number of variants grows with the sum of what changes in each part of a func
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
 from types import FunctionType
 
 from kiln.capture.bytecode.resume import origin_of
@@ -27,6 +28,17 @@ Arguments = Mapping[str, object]
 BreakLines = tuple[str, ...]
 """The line of a graph break, followed by those of the calls that led to it."""
 MakeDispatcher = Callable[[FunctionType], Dispatcher]
+
+
+def calling(function: Callable[..., object]) -> FunctionType:
+    """A plain function that calls `function`, whose own frames are not to be captured."""
+
+    @wraps(function)
+    def call(*args: object, **kwargs: object) -> object:
+        return function(*args, **kwargs)
+
+    assert isinstance(call, FunctionType)
+    return call
 
 
 def original_of(dispatcher: Dispatcher) -> FunctionType:

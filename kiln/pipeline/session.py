@@ -55,7 +55,9 @@ from kiln.pipeline.variant_store import VariantStore
 from kiln.runtime.cache.key_builder import KeyBuilder
 from kiln.runtime.cache.store import DiskStore, default_folder
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
+from kiln.runtime.guards.guard import Guard, GuardKind
 from kiln.runtime.guards.reference import TWIN_OF
+from kiln.runtime.guards.tree import build_tree
 from kiln.runtime.variant import Makers, Variant
 from kiln.support.dump import Dump
 from kiln.support.errors import InternalFault, KilnError, drop_tracebacks
@@ -63,6 +65,7 @@ from kiln.support.events import EventSink
 from kiln.support.frame_room import with_frame_room
 from kiln.support.gc_pause import GC_PAUSE
 from kiln.support.late import late
+from kiln.support.location import user_stacklevel
 from kiln.support.options import Options
 from kiln.support.real_builtins import real_builtins, replaced_builtins
 from kiln.support.records import dataclass
@@ -128,6 +131,18 @@ def shown_name(function: FunctionType, name: str) -> str:
     return f"{name}.forward" if is_module_call(function) else function.__qualname__
 
 
+Scope = tuple[list[object], dict[str, object], tuple[object, ...] | None]
+"""Values of the arguments, globals and closure of a function."""
+
+
+def value_at(guard: Guard, function: FunctionType, scope: Scope) -> object:
+    """What a guard on one object sees; None where there is nothing."""
+    if guard.kind in (GuardKind.GLOBAL_STATE, GuardKind.SHAPE_RELATION, GuardKind.TENSOR_ALIASES):
+        return None
+    reader = build_tree((), collect=(guard.source,), function=function)
+    return reader.bindings[0] if reader.check(*scope) and reader.bindings else None
+
+
 def argument_names(function: FunctionType, arguments: Arguments) -> Sequence[str]:
     """What the program calls the items of `args` of a compiled module."""
     module = arguments.get("self")
@@ -165,6 +180,8 @@ class CompileSession:
         self._dispatchers: WeakSet[Dispatcher] = WeakSet()
         self._lock = threading.RLock()
         self._warned: set[str] = set()
+        self.captures = True
+        """Whether Kiln itself reads the program: behind torch.compile it compiles the graphs of another capture."""
         self.clock: Clock = time.perf_counter
         """Times compiled and eager calls."""
         self.report: Callable[[], object] | None = None
@@ -199,7 +216,8 @@ class CompileSession:
                 mode = f"another `builtins.{min(replaced)}`"
                 self.report_eager(UnknownMode(function=original_of(dispatcher).__qualname__, mode=mode))
             return None
-        warn_of_settings()
+        if self.captures:
+            warn_of_settings()
         for twin in list(self.twins.values()):
             type(twin).__dict__[TWIN_OF].follow(twin)
         eager = "capture" in switched_off(self.settings.options)
@@ -337,10 +355,12 @@ class CompileSession:
         """Which guard of the last variant fails, and on what."""
         entry, function = dispatcher.entries[-1], original_of(dispatcher)
         values = list(arguments.values())
-        failed = entry.tree.explain(values, function.__globals__, function.__closure__) if entry.tree else None
-        if failed is None:
+        scope = values, function.__globals__, function.__closure__
+        if entry.tree is None or (failed := entry.tree.explain(*scope)) is None:
             return None
-        return explain_failure(entry.info.guards[failed[0]], failed[1], argument_names(function, arguments))
+        guard: Guard = entry.info.guards[failed[0]]
+        value = value_at(guard, function, scope)
+        return explain_failure(guard, failed[1], value, argument_names(function, arguments))
 
     def _report_recompile(self, dispatcher: Dispatcher, arguments: Arguments) -> None:
         """Say why no variant of the function fits."""
@@ -368,4 +388,5 @@ class CompileSession:
             origin = cause or problem.__cause__
             trace = "".join(traceback.format_exception(origin)) if origin else ""
             self.events.emit("fault", text=trace or problem.render())
-            warnings.warn(f"`{self.name}` runs eager: {problem.render()}", KilnWarning, stacklevel=4)
+            text = f"`{self.name}` runs eager: {problem.render()}"
+            warnings.warn(text, KilnWarning, stacklevel=user_stacklevel())

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from kiln.capture.bytecode.resume import origin_of
-from kiln.capture.guards.explanation import failure_of
+from kiln.capture.guards.explanation import explain_failure
 from kiln.native import _frames
 from kiln.native._frames import Entry
 from kiln.pipeline.dispatchers import Arguments, original_of
@@ -66,7 +66,7 @@ class VariantStore:
                 continue
             if isinstance(entry, Entry):
                 return entry
-            why = entry if isinstance(entry, str) else failure_of(entry.guard, entry.actual).text()
+            why = entry if isinstance(entry, str) else explain_failure(entry.guard, entry.actual).text()
             reasons.append(f"variant {slot}: {why}")
         self.events.emit("variant_missing", reason="; ".join(reasons) or explain_miss(self.store, key))
         return None

@@ -1,6 +1,6 @@
 """Listeners to events: the log of KILN_LOG, and a progress bar for long compiles.
 
-KILN_LOG=recompiles      kiln [compile] recompile function=f reason=n is 4, and was 3 (asked by model.py:7, in f) ...
+KILN_LOG=recompiles      kiln [compile] recompile function=f reason=n is 4, and was 3 (read at model.py:7, in f) ...
 KILN_LOG=lowering,eager  the events of a stage, and a kind of event
 KILN_LOG=cse             the time and the changes of a pass
 """

@@ -5,7 +5,7 @@
     kernels: 6 (72 launches, 96 library calls), 12.4 MB read, 6.1 MB written
     eager KILN1090 `Net.forward` was compiled 8 times for different arguments: self.step is 9, and was 8
         try: mark what changes as dynamic: kiln.compile(dynamic=True)
-    recompiled Net.forward: shape of x is [7, 4], and was [4, 4] (asked by model.py:40, in Net.forward)
+    recompiled Net.forward: shape of x is [7, 4], and was [4, 4] (read at model.py:40, in Net.forward)
     break KILN1007 model.py:41, in Net.forward: `if` asks for the value of a tensor
         try: keep both sides in the graph with `torch.where`
 

@@ -56,6 +56,11 @@ class Location:
         """Whether it belongs to an installed package, to Kiln or to Python itself, not to the program."""
         return self.file.startswith((*LIBRARIES, COMPILER)) or bool(PACKAGES.intersection(self.file.split(os.sep)))
 
+    @property
+    def in_compiler(self) -> bool:
+        """Whether it belongs to Kiln itself."""
+        return self.file.startswith(COMPILER)
+
     def source_line(self) -> str:
         """The text of the line, or `""` when the file cannot be read."""
         return linecache.getline(self.file, self.line)

@@ -310,4 +310,4 @@ def test_a_candidate_that_does_not_fit_is_explained(tmp_path: Path) -> None:
     compiled(torch.ones(4), 5)
     events = session_of(compiled).events.events
     (reason,) = [str(event.data["reason"]) for event in events if event.kind == "variant_missing"]
-    assert reason.startswith("variant 0: count is 5, and was 3 (asked by ")
+    assert reason.startswith("variant 0: count is 5, and was 3 (read at ")

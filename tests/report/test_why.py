@@ -64,7 +64,7 @@ def test_reasons_in_the_terms_of_the_program() -> None:
     found = reasons(compiled)
     assert found[0] == "Net.forward: shape of x is [3, 4], and was [2, 4]"
     assert re.fullmatch(
-        rf"Net.forward: self.mode is 'b', and was 'a' \(asked by .*{HERE}:\d+, in Net.forward\)", found[1]
+        rf"Net.forward: self.mode is 'b', and was 'a' \(read at .*{HERE}:\d+, in Net.forward\)", found[1]
     )
     assert found[2] == "Net.forward: torch's state is grad_mode=False, and was grad_mode=True"
     assert found[3] == "Net.forward: requires_grad of x is True, and was False"
@@ -82,7 +82,60 @@ def test_relations_of_sizes_and_classes() -> None:
     compiled(torch.ones(3), [1, 2])
     found = reasons(compiled)
     assert "x.size(0)" in found[0] and found[0].startswith(program.__qualname__)
-    assert "what" in found[1] and "a list of 2 items" in found[1]
+    assert "what is of class list, and was of class str" in found[1]
+
+
+class Marked(Tensor):
+    pass
+
+
+def test_what_differs_between_tensors() -> None:
+    x, conjugate = torch.ones(2, 3), torch.ones(2, 3, dtype=torch.complex64).conj()
+    pairs = {
+        "stride of x is [1, 2], and was [3, 1]": (x, torch.ones(3, 2).t()),
+        "type(x) is Marked, and was Tensor": (x, x.as_subclass(Marked)),
+        "x.is_conj() is True, and was False": (conjugate.conj().clone(), conjugate),
+        "device of x is meta, and was cpu": (x, x.to("meta")),
+        "shape of x is [2, 3, 1], and was [2, 3]": (x, x[..., None]),
+        "x is None, and was a Tensor (float32, [2, 3], cpu)": (x, None),
+        "x is a Tensor (float32, [2, 3], cpu), and was None": (None, x),
+    }
+    for expected, calls in pairs.items():
+        compiled = kiln.compile(lambda x: x if x is None else x + 1, options={"cache": False})
+        for x in calls:
+            compiled(x)
+        assert [entry.reason.partition(" (read at")[0] for entry in reported(compiled).recompiles] == [expected]
+
+
+def test_tensors_that_share_memory_and_functions() -> None:
+    def program(x: Tensor, y: Tensor, function: Any) -> Tensor:
+        x.add_(1)
+        return function(x) + y
+
+    compiled, shared = kiln.compile(program, options={"cache": False}), torch.ones(2)
+    compiled(torch.ones(2), torch.ones(2), torch.sin)
+    compiled(shared, shared, torch.sin)
+    compiled(torch.ones(2), torch.ones(2), torch.cos)
+    found = [entry.reason.partition(" (read at")[0] for entry in reported(compiled).recompiles]
+    assert found[0] == "x and y share memory, and did not"
+    assert found[1] in ("function is torch.cos, and was torch.sin", "x and y no longer share one memory as they did")
+
+
+def test_the_line_of_the_program_that_calls_a_library() -> None:
+    net = nn.Sequential(nn.Dropout(0.5))
+
+    def program(x: Tensor) -> Tensor:
+        return net(x) + 1
+
+    compiled = kiln.compile(program, options={"cache": False})
+    compiled(torch.ones(2))
+    net.eval()
+    compiled(torch.ones(2))
+    (reason,) = reasons(compiled)
+    assert re.search(rf"training is False, and was True \(read at .*{HERE}:\d+, in .*program\)", reason), reason
+    with pytest.warns(UserWarning, match="runs eager") as caught:
+        kiln.compile(lambda x: (yield x), options={"cache": False})(torch.ones(2))
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 class Loud:
@@ -232,3 +285,5 @@ def test_kernels_have_readable_names() -> None:
     assert report.kernels == len(report.kernel_names) == 1
     assert re.fullmatch(r"\w+: .*layer_norm.*gelu.*", report.kernel_names[0])
     assert report.kernel_names[0] in str(report)
+    names = kiln.explain(lambda x: (x.sin() + 1).view(-1).cos())(torch.ones(4)).kernel_names
+    assert names == ["sin_cos: Tensor.sin, operator.add, Tensor.cos"]

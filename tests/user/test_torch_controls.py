@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
 
 import kiln
 from kiln.api.compiler import compile_graph
@@ -167,6 +168,36 @@ def test_settings_that_are_not_followed_are_said_once(run: Run) -> None:
         """
     )
     assert done.stderr.count("KILN5014") == 1 and "torch._dynamo.config.recompile_limit = 64" in done.stderr
+
+
+def test_settings_that_torch_makes_for_itself_are_not_mentioned(run: Run) -> None:
+    done = run(
+        """
+        import torch
+        for dynamic in (True, False):
+            torch.compile(lambda x: x + 1, backend="kiln", dynamic=dynamic)(torch.ones(3))
+        """
+    )
+    assert "KILN5014" not in done.stderr, done.stderr
+
+
+def test_compiling_inside_compiled_code_is_one_break() -> None:
+    def program(x: Tensor) -> Tensor:
+        return kiln.compile(lambda y: y + 1)(x) * 2  # type: ignore[no-any-return]
+
+    compiled = kiln.compile(program, options={"cache": False})
+    assert torch.equal(compiled(X), (X + 1) * 2)
+    assert [entry.code for entry in kiln.report_of(compiled).breaks] == ["KILN1002"]
+
+
+def test_flex_attention_itself_is_compiled() -> None:
+    """`torch.compile(flex_attention)` is how its documentation asks to call it."""
+    compiled = kiln.compile(flex_attention, options={"cache": False})
+    x = torch.randn(1, 2, 16, 8)
+    causal = compiled(x, x, x, score_mod=lambda score, b, h, q, k: torch.where(q >= k, score, -float("inf")))
+    torch.testing.assert_close(causal, nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True))
+    report = kiln.report_of(compiled)
+    assert (report.compiles, report.breaks, report.eager) == (1, [], 0)
 
 
 # Objects that hold compiled functions.

@@ -1,6 +1,7 @@
 """A program that type checkers accept without an `Any`; `test_types.py` runs them on it."""
 # mypy: disallow-untyped-calls, disallow-untyped-decorators, disallow-subclassing-any, warn-unused-ignores
 
+from collections.abc import Callable
 from typing import assert_type
 
 import torch
@@ -49,6 +50,10 @@ def sent(x: Tensor) -> bool:
     return True
 
 
+def my_backend(module: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
+    return module.forward
+
+
 def main() -> None:
     x = torch.ones(2, 4)
     assert_type(scaled(x, factor=3.0), Tensor)
@@ -65,6 +70,7 @@ def main() -> None:
     assert_type(kiln.compile(Model().loss)(x, x), Tensor)
     assert_type(kiln.explain(scaled)(x).compiles, int)
     assert_type(kiln.report_of(compiled).text(), str)
+    assert_type(kiln.compile(shifted, backend=my_backend)(x, by=1), tuple[Tensor, int])
     kiln.reset()
     print(kiln.Options(variants=3).variants, kiln.list_backends())
 

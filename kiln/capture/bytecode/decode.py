@@ -68,9 +68,11 @@ class CodeFacts:
     It does not refer to the code, so that it can be kept by code.
     """
 
-    __slots__ = ("handlers", "instructions", "lines", "live", "locations", "meetings", "units")
+    __slots__ = ("handlers", "in_library", "instructions", "lines", "live", "locations", "meetings", "units")
 
     def __init__(self, code: CodeType) -> None:
+        self.in_library: bool | None = None
+        """Whether it belongs to an installed package; None until that is asked."""
         self.units: list[int] = []
         """The code unit of each instruction."""
         opcodes, units, unit = code.co_code[::2], self.units, 0
@@ -151,6 +153,13 @@ class DecodedCode:
             code = self.code
             known = facts.locations[index] = Location(code.co_filename, self.line(index), code.co_qualname)
         return known
+
+    @property
+    def in_library(self) -> bool:
+        facts = self.facts
+        if facts.in_library is None:
+            facts.in_library = self.location(0).in_library
+        return facts.in_library
 
     @property
     def handlers(self) -> tuple[Handler | None, ...]:

@@ -91,6 +91,17 @@ class UnsupportedOperation(GraphBreak):
     try_ = ("use built-in containers and numbers",)
 
 
+AS_CONSTANT = "use as a constant"
+"""The operation of values that code needs as such."""
+
+
+class NotConstant(UnsupportedOperation):
+    """Something was needed as a plain value that is not known before the code runs."""
+
+    what = "the value of a {type} is needed while tracing"
+    try_ = ("read the value outside of the compiled function",)
+
+
 class UnsupportedValue(GraphBreak):
     code = "KILN1005"
     what = "a {type} cannot be rebuilt after a graph break or as a result"
@@ -102,7 +113,17 @@ class TorchCallFailed(GraphBreak):
     code = "KILN1006"
     what = "`{function}` cannot be traced"
     why = "{why}"
-    try_ = ("check the shapes and dtypes of its arguments",)
+    try_ = ("{advice}",)
+
+    def __init__(self, *, advice: str = "check the shapes and dtypes of its arguments", **details: object) -> None:
+        super().__init__(advice=advice, **details)
+
+    @classmethod
+    def because_of(cls, function: str, error: Exception) -> Self:
+        """An error of Kiln's gives its own reason and advice."""
+        if isinstance(error, KilnError):
+            return cls(function=function, why=error.reason, advice=error.hint or "leave the call to eager")
+        return cls(function=function, why=f"{type(error).__name__}: {error}")
 
 
 class DataDependentBranch(GraphBreak):

@@ -26,7 +26,9 @@ import torch
 from kiln.capture.bytecode.assemble import Assembler
 from kiln.capture.guards.collector import GuardCollector
 from kiln.capture.interpreter.breaks import (
+    AS_CONSTANT,
     GraphBreak,
+    NotConstant,
     Raised,
     UnsupportedAttribute,
     UnsupportedOperation,
@@ -133,7 +135,7 @@ class Value:
 
     def constant(self, s: CaptureState) -> Any:
         """Its Python value, guarded."""
-        raise self.unsupported("use as a constant", "its value is not known while tracing")
+        raise self.unsupported(AS_CONSTANT, "its value is not known while tracing")
 
     def identified(self) -> Value:
         """Itself, marked as guarded: a guard on its container identifies it."""
@@ -220,7 +222,8 @@ class Value:
         return f"{cls.__module__}.{cls.__name__}" if written_in_c else cls.__name__
 
     def unsupported(self, operation: str, why: str) -> UnsupportedOperation:
-        return UnsupportedOperation(operation=operation, type=self.type_name(), why=why)
+        stop = NotConstant if operation == AS_CONSTANT else UnsupportedOperation
+        return stop(operation=operation, type=self.type_name(), why=why)
 
     def __repr__(self) -> str:
         where = f" at {self.source.text()}" if self.source else ""
@@ -310,7 +313,7 @@ class RunningFrame(Protocol):
     def number(self) -> int: ...
     @property
     def step(self) -> int: ...
-    def location(self) -> Location: ...
+    def location(self, of_program: bool = False) -> Location: ...
     def locations(self) -> tuple[Location, ...]: ...
 
 
@@ -478,13 +481,13 @@ class CaptureState:
     def guard(self, source: Source | None, kind: GuardKind, expected: object = None, why: str = "") -> None:
         """Without a source there is nothing to guard: it was made here."""
         if source is not None:
-            self.guards.add(source, kind, expected, self.location(), why)
+            self.guards.add(source, kind, expected, self.location(of_program=True), why)
 
     def guard_type(self, value: Value) -> type:
         kind = value.python_type()
         source = value.source
         if source is not None and not self.guards.has(source, TYPE_IS):
-            self.guards.add(source, GuardKind.TYPE_IS, self.reference(kind), self.location())
+            self.guards.add(source, GuardKind.TYPE_IS, self.reference(kind), self.location(of_program=True))
             self.classes.instances.setdefault(kind, source)
         return kind
 
@@ -541,7 +544,7 @@ class CaptureState:
             self.guard_type(value)  # the guard is on a path that may lead to another class next time
         elif (base := self.class_source(value)) is not None:
             self.classes.lacking.add(key)
-            self.guards.add(AttrSource(base, name), GuardKind.ABSENT, None, self.location())
+            self.guards.add(AttrSource(base, name), GuardKind.ABSENT, None, self.location(of_program=True))
 
     def hides_nothing(self, value: Value, name: str) -> None:
         """Guard that the instance's dict does not shadow the class attribute `name`."""
@@ -582,8 +585,9 @@ class CaptureState:
             raised.value.attrs["name"] = self.const(name)
         return raised
 
-    def location(self) -> Location | None:
-        return self.frame.location() if self.frame is not None else None
+    def location(self, of_program: bool = False) -> Location | None:
+        """The line that runs; with `of_program`, that of the program where it is in a library."""
+        return self.frame.location(of_program) if self.frame is not None else None
 
 
 def will_change(s: CaptureState, value: Value, name: str = "") -> None:

@@ -190,6 +190,7 @@ class SymbolicFrame:
         *("state", "code", "decoded", "rows", "locals", "cells", "stack", "saved", "consumed", "ip", "at", "kwnames"),
         "names",
         *("parent", "number", "step", "continuation", "globals", "function", "result", "running", "handled", "outer"),
+        "caller",
         *("is_generator", "is_resumed", "finished", "given", "pending"),
     )
 
@@ -227,6 +228,8 @@ class SymbolicFrame:
         self.handled: list[Value] = []
         """The exceptions that handlers handle, innermost last; on the stack lies a HANDLED_BEFORE for each."""
         self.outer: tuple[Location, ...] | None = None
+        self.caller: tuple[Location, bool] | None = None
+        """For a frame of a library: the line that led here, and whether it is the program's."""
         self.is_generator = bool(code.co_flags & 0x20)
         self.is_resumed = False
         self.given: tuple[Value, ...] = ()
@@ -398,10 +401,16 @@ class SymbolicFrame:
         self.kwnames = ()
         return True
 
-    def location(self) -> Location:
-        """The current line of the user's program."""
+    def location(self, of_program: bool = False) -> Location:
+        """The current line; with `of_program`, in a frame of a library, the line of the program that led there."""
         known = self.decoded.facts.locations[self.at]
-        return self.decoded.location(self.at) if known is None else known
+        here = self.decoded.location(self.at) if known is None else known
+        if not of_program or not self.decoded.in_library:
+            return here
+        if self.caller is None:
+            outer = self.parent.location(of_program) if self.parent is not None else here
+            self.caller = outer, not outer.in_library
+        return self.caller[0] if self.caller[1] else here
 
     def locations(self) -> tuple[Location, ...]:
         """The stack of lines, innermost last."""

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from typing import final
 
-from kiln.capture.interpreter.breaks import GraphBreak, SideEffectCall
+from kiln.capture.interpreter.breaks import AS_CONSTANT, GraphBreak, SideEffectCall
 from kiln.capture.interpreter.core import HANDLERS, Args, CaptureState, Handler, Kwargs, Value, handles, wraps
 from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.speculation import NumberCheck, Speculations
@@ -175,12 +175,12 @@ def constant(s: CaptureState, value: Value) -> object:
         s.guard(value.source, GuardKind.IS, s.reference(real))
         return real
     if isinstance(value, Tensor | TracedArray):
-        raise value.unsupported("use as a constant", "it is a tensor")
+        raise value.unsupported(AS_CONSTANT, "it is a tensor")
     if isinstance(value, Tuple):
         return tuple([constant(s, item) for item in value.items(s)])
     known = value.constant(s)
     if type(known).__hash__ is None:
-        raise value.unsupported("use as a constant", "the call may change it or return it")
+        raise value.unsupported(AS_CONSTANT, "the call may change it or return it")
     return known
 
 

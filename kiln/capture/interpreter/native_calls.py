@@ -23,7 +23,7 @@ from typing import Any, TypeVar, cast, final
 import torch
 
 from kiln.capture.interpreter.arity import error_of_call, refuse_unread
-from kiln.capture.interpreter.breaks import PastStep, Raised, UnsupportedCall, UnsupportedOperation
+from kiln.capture.interpreter.breaks import AS_CONSTANT, PastStep, Raised, UnsupportedCall, UnsupportedOperation
 from kiln.capture.interpreter.core import (
     Args,
     CaptureState,
@@ -56,7 +56,6 @@ NOT_CALLED = frozenset((
 """Double-underscore names that are not special methods of instances, or that C code does not call."""
 UNSHARED = 2
 """`sys.getrefcount` in `Natives.lift` of what C code has just made."""
-AS_CONSTANT = "use as a constant"
 MIRRORED = frozenset((list, dict, OrderedDict, defaultdict, set))
 TENSORS = (torch.Tensor, torch.nn.Parameter)
 """Hashed by identity, as their proxies are."""

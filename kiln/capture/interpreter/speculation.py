@@ -54,7 +54,8 @@ class Speculation:
     location: Location
 
     def text(self) -> str:
-        return f"speculates that the test at {self.location.text()} gives {self.expected}"
+        where = self.location.text()
+        return f"assumes that the condition at {where} is {self.expected}; another variant runs where it is not"
 
 
 def run_eagerly(graph: Graph, constants: Mapping[str, torch.Tensor]) -> SpeculationPlan:

@@ -12,7 +12,7 @@ class Doubling:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol, final, runtime_checkable
 
 import torch
@@ -72,6 +72,6 @@ class GraphBackend(Protocol):
         ...
 
 
-TorchBackend = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., object]]
+TorchBackend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., object]]
 """(graph of torch calls, example inputs) -> callable of the same inputs."""
 Backend = TorchBackend | GraphBackend

@@ -118,8 +118,9 @@ COPY = "copy"
 
 
 def _origin(group: Group) -> str:
-    origins = dict.fromkeys(member.node.origin for member in group.members if member.node.origin)
-    return ", ".join(list(origins)[:LONGEST_NAME]) or (COPY if is_copy(group) else "")
+    calls = dict.fromkeys(call for member in group.members for call in member.node.origin.split(", ") if call)
+    more = f", and {len(calls) - LONGEST_NAME} more" if len(calls) > LONGEST_NAME else ""
+    return ", ".join(list(calls)[:LONGEST_NAME]) + more or (COPY if is_copy(group) else "")
 
 
 def is_copy(group: Group) -> bool:

@@ -65,6 +65,7 @@ class Lowering:
         self._reasons: Counter[tuple[str, str]] = Counter()  # (op, rule) of each value that got a buffer
         self._count = 0
         self._streams = RandomStreams(self.new_buffer)
+        self._inlined: dict[str, None] = {}
 
     def run(self) -> LoopProgram:
         inputs = tuple([self._input(position, node) for position, node in enumerate(self.graph.inputs)])
@@ -103,10 +104,19 @@ class Lowering:
         if rule is None:
             raise NoMemory(op=node.op.name, spec=node.spec)
         position: int = rule(body, node, index, mask)
+        if node.inputs and node.op.kind is not Kind.VIEW:
+            self._inlined[origin_text(node)] = None
         return position
 
     def body(self, axes: tuple[Axis, ...]) -> Body:
+        self._inlined.clear()
         return Body(self, axes)
+
+    def loop_origin(self, node: Node) -> str:
+        """The user's calls that the body made last computes, in order, and that of `node`, which it is for."""
+        calls = {call: None for call in self._inlined if call}
+        calls.pop(own := origin_text(node), None)
+        return ", ".join([*calls, own]) if own else ", ".join(calls)
 
     def new_buffer(self, spec: TensorSpec, base: str | None = None) -> Buffer:
         """A buffer for a result; without a `base` it has memory of its own."""
@@ -141,7 +151,7 @@ class Lowering:
 
     def _stored(self, spec: TensorSpec, axes: tuple[Axis, ...], body: LoopBody, node: Node) -> Buffer:
         buffer = self.new_buffer(spec)
-        self.emit(Pointwise(buffer, axes, body, origin_text(node)))
+        self.emit(Pointwise(buffer, axes, body, self.loop_origin(node)))
         return buffer
 
     def _same_memory(self, node: Node, axes: tuple[Axis, ...], body: LoopBody) -> Buffer | None:

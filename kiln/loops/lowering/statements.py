@@ -48,7 +48,7 @@ def reduction(lowering: Lowering, node: Node) -> None:
     body = lowering.body(axes)
     value = body.element(x, tuple([symbols.get(axis, 0) for axis in range(len(sizes))]))
     out = lowering.buffers[node] = lowering.new_buffer(node.tensor)
-    lowering.emit(Reduction(out, kept, reduced, ReduceOp(node.op.name), body.finish(value), origin_text(node)))
+    lowering.emit(Reduction(out, kept, reduced, ReduceOp(node.op.name), body.finish(value), lowering.loop_origin(node)))
 
 
 def _unreduced(lowering: Lowering, node: Node) -> Buffer:
@@ -62,7 +62,7 @@ def _unreduced(lowering: Lowering, node: Node) -> Buffer:
     else:
         position = body.builder.constant(0, node.tensor.dtype)
     out = lowering.new_buffer(node.tensor)
-    lowering.emit(Pointwise(out, axes, body.finish(position), origin_text(node)))
+    lowering.emit(Pointwise(out, axes, body.finish(position), lowering.loop_origin(node)))
     return out
 
 
@@ -77,7 +77,7 @@ def scan(lowering: Lowering, node: Node) -> None:
     value = body.element(x, own_index(axes))
     out = lowering.buffers[node] = lowering.new_buffer(node.tensor)
     op, along = SCAN_OPS[node.op.name], node.attrs["axis"]
-    lowering.emit(Scan(out, axes, along, op, body.finish(value), origin_text(node)))
+    lowering.emit(Scan(out, axes, along, op, body.finish(value), lowering.loop_origin(node)))
 
 
 # Scatters.
@@ -132,7 +132,7 @@ def _scattered(
             body = lowering.body(axes)
             index, value = written(body, own_index(axes))
             loop = body.finish(value, used=symbols_of(*index))
-        lowering.emit(Scatter(out, out.base or out.name, axes, index, combine, loop, origin_text(node)))
+        lowering.emit(Scatter(out, out.base or out.name, axes, index, combine, loop, lowering.loop_origin(node)))
     lowering.buffers[node] = out
 
 
@@ -203,7 +203,7 @@ def cat(lowering: Lowering, node: Node) -> None:
         value = body.element(x, own_index(axes))
         if sizes[axis] != 0:
             buffer = lowering.new_buffer(part, base=out.name)
-            lowering.emit(Pointwise(buffer, axes, body.finish(value), origin_text(node)))
+            lowering.emit(Pointwise(buffer, axes, body.finish(value), lowering.loop_origin(node)))
         start = start + sizes[axis]
 
 

@@ -20,6 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from kiln.support.errors import KilnError
+from kiln.support.location import user_stacklevel
 
 KEY_FILE = "seal-key"
 KEY_BYTES = 32
@@ -50,7 +51,7 @@ class CacheWarning(UserWarning):
 @lru_cache(maxsize=64)
 def warn_once(code: str, text: str) -> None:
     """`text`, once per process."""
-    warnings.warn(text, CacheWarning, stacklevel=2)
+    warnings.warn(text, CacheWarning, stacklevel=user_stacklevel())
 
 
 def seal_key(folder: Path) -> bytes:

@@ -99,7 +99,7 @@ def call_under_modes(s: CaptureState, target: Target, args: Args, kwargs: Kwargs
     except (KilnError, Raised):
         raise
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise TorchCallFailed(function=name, why=f"{type(error).__name__}: {error}") from error
+        raise TorchCallFailed.because_of(name, error) from error
     return valued(s, result)
 
 

@@ -196,7 +196,7 @@ def shown_call(target: Target, args: list[object], kwargs: dict[str, object]) ->
             raise UnsupportedCall(function=name, why="modes see only the calls that it makes") from None
         return shown
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TorchCallFailed(function=name, why=f"{type(error).__name__}: {error}") from error
+        raise TorchCallFailed.because_of(name, error) from error
     raise UnsupportedCall(function=name, why="it is not known how modes see it")
 
 

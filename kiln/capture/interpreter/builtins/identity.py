@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import final
 
+from kiln.capture.interpreter.breaks import AS_CONSTANT
 from kiln.capture.interpreter.core import (
     MISSING,
     OPERATORS,
@@ -51,7 +52,7 @@ class Address(Value):
         return int
 
     def constant(self, s: CaptureState) -> int:
-        raise self.unsupported("use as a constant", "an address is not known before the code runs")
+        raise self.unsupported(AS_CONSTANT, "an address is not known before the code runs")
 
     def truth(self, s: CaptureState) -> bool:
         return True

@@ -15,7 +15,7 @@ from typing import final
 
 import torch
 
-from kiln.capture.interpreter.breaks import UnsupportedCall
+from kiln.capture.interpreter.breaks import SideEffectCall, UnsupportedCall
 from kiln.capture.interpreter.builtins.polyfilled import interpret
 from kiln.capture.interpreter.core import (
     HANDLERS,
@@ -80,6 +80,11 @@ def answer(value: object) -> Handler:
 @handles(torch.compile)
 def nested_compile(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     raise UnsupportedCall(function="torch.compile", why="it makes a function of another compiler")
+
+
+@handles(torch.manual_seed, torch.seed)
+def seed_generators(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    raise SideEffectCall(function="torch.manual_seed", why="the generators of all devices start anew")
 
 
 ANSWERS: tuple[tuple[Hashable, object], ...] = (

@@ -19,7 +19,7 @@ from typing import final
 
 import torch
 
-from kiln.capture.interpreter.breaks import SideEffectCall, UnsupportedCall, UnsupportedOperation
+from kiln.capture.interpreter.breaks import AS_CONSTANT, SideEffectCall, UnsupportedCall, UnsupportedOperation
 from kiln.capture.interpreter.core import (
     NOT_RESUMABLE,
     Args,
@@ -32,7 +32,7 @@ from kiln.capture.interpreter.core import (
     wraps,
 )
 from kiln.capture.interpreter.effects import Container
-from kiln.capture.interpreter.native_calls import AS_CONSTANT, call_handler, iterator_slot, natives, progress
+from kiln.capture.interpreter.native_calls import call_handler, iterator_slot, natives, progress
 from kiln.capture.interpreter.pure import holds, is_bound_outside, is_confined, is_pure, is_torch_call, is_world
 from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.cached_function import CACHED, call_cached
@@ -135,7 +135,7 @@ def call_unknown(s: CaptureState, function: Callable[..., object], args: Args, k
     if is_world(function):
         raise SideEffectCall(function=name, why="it depends on more than its arguments, or has side effects")
     if not is_confined(function):
-        raise UnsupportedCall(function=name, why="it is a C function that is not in the table of confined functions")
+        raise UnsupportedCall(function=name, why="it is a C function that Kiln has no model of")
     if is_bound_outside(function):
         raise UnsupportedCall(function=name, why="it may change the object to which it was bound outside")
     if (item := iterator_slot(s, function, args)) is not None:

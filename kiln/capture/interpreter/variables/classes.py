@@ -500,7 +500,7 @@ class Super(Value):
         if getter is not None and type(getter[1]) is types.FunctionType:
             return s.call_special(function, "__get__", [self.self_, class_of(s, self.self_)], {}, site)
         if type(raw) not in BOUND_BY_SUPER:
-            raise UnsupportedAttribute(name=name, type="super", why=f"it is a {type(raw).__name__}")
+            raise UnsupportedAttribute(name=name, type="super", why=f"its class is {type(raw).__name__}")
         return BoundMethod(function, self.self_)
 
 

@@ -61,6 +61,7 @@ from kiln.runtime.guards.source import (
     ModuleGlobalSource,
     Source,
 )
+from kiln.support.opaque import TRANSFORMS, why_opaque
 from kiln.support.records import dataclass
 
 VARARGS, VARKEYWORDS, ASYNC = 0x04, 0x08, 0x280
@@ -73,26 +74,6 @@ WRAPPER_CONSTRUCTOR = "mark_subclass_constructor_exportable"
 MAX_DEPTH = 120
 GENERATED = "namedtuple_"
 """Namespaces in which `collections.namedtuple` makes constructors; they are no modules."""
-OPAQUE = {
-    **dict.fromkeys(
-        (
-            *("torch._dynamo", "torch._inductor", "torch._higher_order_ops", "torch._export", "torch.export"),
-            *("torch.fx", "torch._subclasses", "torch.nn.attention.flex_attention"),
-        ),
-        "it is part of torch's own compiler",
-    ),
-    "torch._functorch": "it is part of torch's own compiler",
-    "torch.distributed.fsdp": "it gathers and frees parameters",
-    "torch.distributed.tensor": "it computes on tensors that are spread over ranks",
-}
-"""Packages whose functions are called, not interpreted, and why. They trace, or switch torch's modes in C++."""
-TRANSFORMS = frozenset(("torch._functorch.vmap", "torch._functorch.eager_transforms"))
-"""Modules whose functions open levels of function transforms."""
-INTERPRETED = TRANSFORMS | {
-    *("torch._functorch.apis", "torch._functorch.functional_call", "torch._functorch.utils"),
-    *("torch._functorch.predispatch", "torch._dynamo.mutation_guard"),
-}
-"""Modules of these packages that are interpreted."""
 TORCH_RULES = "torch._dynamo.trace_rules"
 """Where torch keeps what is allowed in a graph, if the program has loaded it."""
 HINTS = ("mark_static_address", "mark_static", "maybe_mark_dynamic", "mark_dynamic")
@@ -505,11 +486,7 @@ def is_ignored(s: CaptureState, function: types.FunctionType) -> bool:
 
 def refuse_opaque(function: types.FunctionType) -> None:
     """Break the graph at a call of an opaque function."""
-    module = str(function.__globals__.get("__name__"))
-    if not module.startswith("torch.") or module in INTERPRETED:
-        return
-    why = next((why for package, why in OPAQUE.items() if f"{module}.".startswith(f"{package}.")), "")
-    if why:
+    if why := why_opaque(function):
         raise UnsupportedCall(function=function.__qualname__, why=why)
 
 

@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar, final
 import torch
 from torch.torch_version import TorchVersion
 
-from kiln.capture.interpreter.breaks import Raised, UnsupportedAttribute, UnsupportedCall, UnsupportedValue
+from kiln.capture.interpreter.breaks import AS_CONSTANT, Raised, UnsupportedAttribute, UnsupportedCall, UnsupportedValue
 from kiln.capture.interpreter.core import (
     MISSING,
     NOT_RESUMABLE,
@@ -125,7 +125,7 @@ class Object(Value):
 
     def constant(self, s: CaptureState) -> Any:
         if self.original is MISSING or (self.source is not None and self.cls not in ALIASES):
-            raise self.unsupported("use as a constant", "objects are not constants")
+            raise self.unsupported(AS_CONSTANT, "objects are not constants")
         s.guard(self.source, GuardKind.IS, s.reference(self.original))
         return self.original
 
@@ -770,7 +770,7 @@ def call_get(s: CaptureState, value: Value, name: str, raw: object, site: CallSi
     if modelled is not None:
         return modelled
     if type(found[1]) is not types.FunctionType:
-        raise UnsupportedAttribute(name=name, type=value.type_name(), why=f"it is a {type(raw).__name__}")
+        raise UnsupportedAttribute(name=name, type=value.type_name(), why=f"its class is {type(raw).__name__}")
     descriptor = s.class_attr(value, name, raw)
     return s.call_special(descriptor, "__get__", [value, class_of(s, value)], {}, site)
 

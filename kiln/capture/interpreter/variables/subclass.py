@@ -326,7 +326,7 @@ def run_dispatched(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) 
     except (KilnError, Raised):
         raise
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise TorchCallFailed(function=target_name(target), why=f"{type(error).__name__}: {error}") from error
+        raise TorchCallFailed.because_of(target_name(target), error) from error
     finally:
         torch.set_autocast_cache_enabled(cached)
 

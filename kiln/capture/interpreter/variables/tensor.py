@@ -544,7 +544,7 @@ class Symbolic(Value):
 
     def constant(self, s: CaptureState) -> int | float | bool:
         if s.frame is not None:  # guards name the line that needs the number
-            s.recorder.symbols.location = s.frame.location()
+            s.recorder.symbols.location = s.frame.location(of_program=True)
         return self.python_type()(self.node)
 
     def emit(self, g: Codegen) -> None:
@@ -619,7 +619,7 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
         if needed is not None:
             raise needed from error
         name = target if isinstance(target, str) else getattr(target, "__name__", repr(target))
-        failed = TorchCallFailed(function=name, why=f"{type(error).__name__}: {error}")
+        failed = TorchCallFailed.because_of(name, error)
         failed.resumable = not s.recorder.wrote_and_failed  # else: restart and break in front of it
         raise failed from error
     if len(s.recorder.env.unbacked) != unbacked or isinstance(result, torch.SymFloat):

@@ -1,0 +1,43 @@
+"""Packages whose functions are called, not interpreted.
+
+why_opaque(torch.save)      "it reads or writes a file"
+why_opaque(my_function)     ""
+"""
+
+from __future__ import annotations
+
+from types import FunctionType
+
+MADE_BY_KILN = "kiln.pipeline.dispatchers"
+"""Its functions stand for functions of the program, and are interpreted."""
+OPAQUE = {
+    **dict.fromkeys(
+        (
+            *("torch._dynamo", "torch._inductor", "torch._higher_order_ops", "torch._export", "torch.export"),
+            *("torch.fx", "torch._subclasses", "torch.nn.attention.flex_attention"),
+        ),
+        "it is part of torch's own compiler",
+    ),
+    "torch._functorch": "it is part of torch's own compiler",
+    "torch.distributed.fsdp": "it gathers and frees parameters",
+    "torch.distributed.tensor": "it computes on tensors that are spread over ranks",
+    **dict.fromkeys(("torch.jit._script", "torch.jit._trace"), "it makes TorchScript"),
+    "torch.serialization": "it reads or writes a file",
+    **dict.fromkeys(("kiln.api", "kiln.pipeline", "kiln.backends"), "it is part of Kiln"),
+}
+"""Packages whose functions are called, not interpreted, and why. They trace, or switch torch's modes in C++."""
+TRANSFORMS = frozenset(("torch._functorch.vmap", "torch._functorch.eager_transforms"))
+"""Modules whose functions open levels of function transforms."""
+INTERPRETED = TRANSFORMS | {
+    *("torch._functorch.apis", "torch._functorch.functional_call", "torch._functorch.utils"),
+    *("torch._functorch.predispatch", "torch._dynamo.mutation_guard", MADE_BY_KILN),
+}
+"""Modules of these packages that are interpreted."""
+
+
+def why_opaque(function: FunctionType) -> str:
+    """Why `function` is called and not interpreted; `""` if it is."""
+    module = str(function.__globals__.get("__name__"))
+    if not module.startswith(("torch.", "kiln.")) or module in INTERPRETED:
+        return ""
+    return next((why for package, why in OPAQUE.items() if f"{module}.".startswith(f"{package}.")), "")
