@@ -95,6 +95,11 @@ def test_bounds_of_noise_that_change() -> None:
     assert compiled.report().compiles <= 2 and not compiled.report().eager
     with pytest.raises(ValueError, match="dropout probability has to be"):
         compiled(ROWS, -0.5)
+    bounded: Any = kiln.compile(lambda x, f: x + torch.empty(4, 8).uniform_(-f, f), backend="eager")
+    for value in (0.1, 0.2):
+        bounded(ROWS, value)
+    with pytest.raises(RuntimeError, match="uniform_ expects to return"):
+        bounded(ROWS, -0.5)
 
 
 @pytest.mark.parametrize("random", ["own", "eager"])
