@@ -87,7 +87,7 @@ class SessionRun:
         fixed = {weight.number for weight in self.fixed}
         feed = {f"x{number}": tensor.detach().numpy() for number, tensor in enumerate(tensors) if number not in fixed}
         for symbol, place in zip(self.hidden, self.places, strict=True):
-            feed[symbol.name] = torch.tensor([sizes[place]]).numpy()
+            feed[symbol.name] = torch.tensor([sizes[place]], device="cpu").numpy()
         known = {value.name for value in self.model.inputs}
         assert self.session is not None
         results = self.session.run(None, {name: value for name, value in feed.items() if name in known})

@@ -77,6 +77,6 @@ class CompiledModelRun:
     def __call__(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> Sequence[torch.Tensor]:
         feed = {f"x{number}": tensor.detach().contiguous().numpy() for number, tensor in enumerate(tensors)}
         for symbol, place in zip(self.hidden, self.places, strict=True):
-            feed[symbol.name] = torch.tensor([sizes[place]]).numpy()
+            feed[symbol.name] = torch.tensor([sizes[place]], device="cpu").numpy()
         found = self.compiled({name: value for name, value in feed.items() if name in self.inputs})
         return [torch.from_numpy(found[number]) for number in range(self.count)]

@@ -99,7 +99,7 @@ class OnnxWriter:
 
     def number(self, values: object, dtype: torch.dtype) -> str:
         """A small tensor, once for equal ones."""
-        tensor = torch.tensor(values, dtype=dtype)
+        tensor = torch.tensor(values, dtype=dtype, device="cpu")
         key = (dtype, tuple(tensor.shape), tuple(map(repr, tensor.flatten().tolist())))
         if key not in self._known:
             name = self._known[key] = f"n{len(self.numbers)}"

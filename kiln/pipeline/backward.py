@@ -22,11 +22,12 @@ from kiln.plan.serialize import encode_plan
 from kiln.plan.signature import Signature
 from kiln.runtime.cache.store import content_key
 from kiln.runtime.executor import Executable
-from kiln.runtime.loader import encode_tensor, load_plan
+from kiln.runtime.loader import load_plan
 from kiln.runtime.variant import UNREADABLE
 from kiln.support.errors import InternalFault, KilnError
 from kiln.support.events import Event, EventSink
 from kiln.support.late import late
+from kiln.tensor.encoding import encode_tensor
 
 if TYPE_CHECKING:
     from kiln.graph.ir.graph import Graph

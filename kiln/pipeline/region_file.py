@@ -18,10 +18,11 @@ from kiln.runtime.autograd import make_region
 from kiln.runtime.cache.bundle import unpack
 from kiln.runtime.eager_replay import EagerReplay, EagerReplayData, read_eager_replay
 from kiln.runtime.executor import Executable
-from kiln.runtime.loader import decode_tensor, load_plan
+from kiln.runtime.loader import load_plan
 from kiln.runtime.speculation_check import SpeculationPlan
 from kiln.runtime.subclasses import RegionWrappers
 from kiln.support.late import late
+from kiln.tensor.encoding import decode_tensor
 
 if TYPE_CHECKING:
     from kiln.graph.ir.parse import parse_graph

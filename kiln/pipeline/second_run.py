@@ -288,11 +288,14 @@ class BackwardWatch:
 
 
 def region_edge(edge: tuple[Node, int], new: NewNodes) -> tuple[Node, int]:
-    """Behind the views that are made of the result of a region."""
+    """Behind the views that are made of the result of a region, and behind the node of the result, whose first edge
+    goes to the region's."""
     node, number = edge
-    while len(node.next_functions) == 1:
+    while node.next_functions:
         following, behind = node.next_functions[0]
         if following is None or is_leaf(following) or following not in new:
+            break
+        if len(node.next_functions) > 1 and following.name() != node.name():
             break
         node, number = following, behind
     return node, number

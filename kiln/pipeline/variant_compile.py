@@ -50,16 +50,15 @@ def compile_variant(
     context.events.emit("compile", function=function.__qualname__)
     if backend is None:
         prepare_compiling(context.options.compile_workers)
-    try:
-        captured = FrameCapture(dispatcher, arguments, context, backend, seen, make_resume, make_exit).best()
-    except UninitialisedParameter as lazy:
-        context.events.emit("eager", code=lazy.code, reason=lazy.reason)
-        return None
+    captured = FrameCapture(dispatcher, arguments, context, backend, seen, make_resume, make_exit).best()
     capture = captured.capture
     if capture.function is None:
         assert capture.skipped is not None
         if capture.raises or capture.guarded:
             return eager_entry(function, capture, arguments, context, seen)
+        if isinstance(capture.skipped, UninitialisedParameter):
+            context.events.emit("eager", code=capture.skipped.code, reason=capture.skipped.reason)
+            return None
         raise capture.skipped
     if capture.breaks and fullgraph:
         raise capture.breaks[0]

@@ -26,11 +26,11 @@ from torch._ops import OpOverload
 
 from kiln.runtime.guards.constant import Json, constant_from_json
 from kiln.runtime.guards.reference import load_named
-from kiln.runtime.loader import decode_tensor, encode_tensor
 from kiln.support.dispatch_mode import DispatchMode
 from kiln.support.records import dataclass
 from kiln.symbolic import parse_int
 from kiln.symbolic.expr import evaluate
+from kiln.tensor.encoding import decode_tensor, encode_tensor
 
 TENSOR = "replayed/"
 """Prefix of the sections that hold tensors."""

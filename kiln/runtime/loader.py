@@ -31,12 +31,10 @@ from kiln.runtime.cache.bundle import DamagedBundle, pack, unpack
 from kiln.runtime.cache.store import content_key
 from kiln.runtime.cuda_graphs.facts import GraphFacts, graph_facts, seeded_plan
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
-from kiln.runtime.cuda_graphs.recording import flat_view
 from kiln.runtime.executor import Executable, Explain, load_executor
 from kiln.runtime.kernels import Cubin, Libraries, instruction_sets
 from kiln.support.errors import KilnError
-from kiln.tensor.content import elements
-from kiln.tensor.dtypes import DTYPE_NAMES, DTYPES_BY_NAME
+from kiln.tensor.encoding import decode_tensor, encode_tensor
 
 VERSION = 3
 MAIN = "main"
@@ -194,21 +192,3 @@ def memory_file(data: bytes) -> Path:
 def remove_file(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.unlink()
-
-
-def encode_tensor(tensor: torch.Tensor) -> bytes:
-    """Dtype, sizes, strides and device as JSON, then the elements of its memory from first to last."""
-    head = {"dtype": DTYPE_NAMES[tensor.dtype], "sizes": list(tensor.shape), "strides": list(tensor.stride())}
-    if tensor.device.type != "cpu":
-        head["device"] = str(tensor.device)
-    text = json.dumps(head).encode()
-    return len(text).to_bytes(4, "little") + text + elements(flat_view(tensor))
-
-
-def decode_tensor(data: bytes) -> torch.Tensor:
-    length = int.from_bytes(data[:4], "little")
-    head = json.loads(data[4 : 4 + length])
-    dtype = DTYPES_BY_NAME[head["dtype"]]
-    body = bytearray(data[4 + length :])
-    flat = torch.frombuffer(body, dtype=dtype) if body else torch.empty(0, dtype=dtype, device="cpu")
-    return flat.clone().to(head.get("device", "cpu")).as_strided(head["sizes"], head["strides"])

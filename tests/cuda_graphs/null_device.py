@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from kiln.runtime.cuda_graphs.device import RecordedGraph, RecordingFailed, Results, Run
-from kiln.runtime.cuda_graphs.recording import flat_view, span_bytes
+from kiln.runtime.cuda_graphs.recording import span_bytes
 from kiln.support.errors import KilnError
+from kiln.tensor.encoding import flat_view
 
 CPU = torch.device("cpu")
 

@@ -18,7 +18,8 @@ from kiln.runtime.cache.bundle import DamagedBundle, pack, unpack
 from kiln.runtime.cache.key_builder import KeyBuilder, explain_miss, remember
 from kiln.runtime.cache.store import DiskStore
 from kiln.runtime.kernels import Libraries
-from kiln.runtime.loader import WrongMachine, decode_tensor, encode_tensor, load_bundle, save_bundle
+from kiln.runtime.loader import WrongMachine, load_bundle, save_bundle
+from kiln.tensor.encoding import decode_tensor, encode_tensor
 from tests.runtime.samples import add_norm, gather
 from tests.runtime.test_autograd import SPEC
 from tests.runtime.test_plan_text import everything

@@ -21,6 +21,7 @@ from kiln.plan.steps import (
     LoopStep,
     RandomSeedStep,
     ViewStep,
+    WaitStep,
 )
 from kiln.plan.text import plan_text
 from kiln.plan.verify import InvalidPlan, verify_plan
@@ -68,6 +69,7 @@ def everything() -> Plan:
             BranchStep(1, inner, other, (5,), (9,)),
             LoopStep(None, row, 4, (0,), (5,), (), (13, 14), (spec(4), spec(4))),
             CopyStep(0, 5),
+            WaitStep(5, (0,)),
             AllocateStep(11, spec(4)),
             AllocateStep(10, spec(2), reuse=11),
             LaunchStep("k_scale", (0, 10), (0,), (0.5,), 2),

@@ -23,6 +23,7 @@ from kiln.runtime.cuda_graphs.device import GraphDevice, RecordedGraph
 from kiln.runtime.cuda_graphs.facts import GraphFacts
 from kiln.runtime.cuda_graphs.seeds import SeedRows
 from kiln.support.records import dataclass
+from kiln.tensor.encoding import flat_view, span_of
 
 # Verdicts of `GraphReplay.check`, csrc/executor/graph_replay.cpp
 FITS, HELD, MOVED, OTHER = range(4)
@@ -121,13 +122,6 @@ class Recording:
             give_memory(memory, own)
 
 
-def span_of(tensor: torch.Tensor) -> int:
-    """Elements from the first to the last in memory, gaps included; expanded dimensions count once."""
-    if tensor.numel() == 0:
-        return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-
-
 def span_bytes(tensor: torch.Tensor) -> int:
     return span_of(tensor) * tensor.element_size()
 
@@ -135,11 +129,6 @@ def span_bytes(tensor: torch.Tensor) -> int:
 def flat_buffer(tensor: torch.Tensor) -> torch.Tensor:
     """Fresh memory for the layout of `tensor`."""
     return torch.empty(span_of(tensor), dtype=tensor.dtype, device=tensor.device)
-
-
-def flat_view(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of `tensor` from its first element to its last."""
-    return tensor.detach().as_strided((span_of(tensor),), (1,))
 
 
 def over(flat: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
