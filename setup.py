@@ -104,8 +104,16 @@ def is_newer(made: Path, source: str) -> bool:
     return made.exists() and made.stat().st_mtime > max([path.stat().st_mtime for path in used])
 
 
-modules = [
-    native("_frames", "frames", ["c10"], []),
-    native("_executor", "executor", ["c10", "torch_cpu", "torch_python"], PARALLEL),
-]
+PYTHONS = ((3, 11), (3, 12))
+"""As in kiln/native/__init__.py. Elsewhere the package is installed without its extension, and programs run eager."""
+if sys.version_info[:2] not in PYTHONS:
+    print("torch-kiln: programs run eager on this Python: its extension is for 3.11 and 3.12", file=sys.stderr)
+modules = (
+    []
+    if sys.version_info[:2] not in PYTHONS
+    else [
+        native("_frames", "frames", ["c10"], []),
+        native("_executor", "executor", ["c10", "torch_cpu", "torch_python"], PARALLEL),
+    ]
+)
 setup(ext_modules=[module for module in modules if module is not None], cmdclass={"build_ext": BuildFiles})

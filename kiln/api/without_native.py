@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -83,15 +83,15 @@ def warn_once() -> None:
 
 
 def report_of(compiled: object) -> Report:
-    """There is no report.
+    """A report that says why nothing was compiled."""
+    report = Report(getattr(compiled, "__qualname__", type(compiled).__qualname__), eager=1)
+    report.record(Event("note", "", 0.0, {"text": NativeLayerMissing(problem=native.problem()).reason}))
+    return report
 
-    Raises:
-        TypeError: always.
-    """
+
+def session_of(compiled: object) -> NoReturn:
+    """Raises TypeError: there is none."""
     raise TypeError(f"{compiled!r} was not compiled: {native.problem()}")
-
-
-session_of = report_of
 
 
 def explain(function: Callable[..., object], **arguments: Any) -> Callable[..., Report]:
@@ -100,9 +100,7 @@ def explain(function: Callable[..., object], **arguments: Any) -> Callable[..., 
 
     def call(*args: object, **kwargs: object) -> Report:
         compiled(*args, **kwargs)
-        report = Report(getattr(function, "__qualname__", type(function).__qualname__), eager=1)
-        report.record(Event("note", "", 0.0, {"text": NativeLayerMissing(problem=native.problem()).reason}))
-        return report
+        return report_of(function)
 
     return call
 

@@ -8,6 +8,7 @@ python -m kiln run -m package.train --steps 100
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import runpy
@@ -31,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if missing := missing_program(arguments):
+        print(f"kiln run: {missing}", file=sys.stderr)
+        return 2
     reports = api.keep_reports()
     restore = api.replace_torch_compile()
     sys.argv = [arguments.program, *arguments.arguments]
@@ -47,6 +51,15 @@ def run(arguments: argparse.Namespace) -> int:
             data = {"schema": SCHEMA, "reports": [json.loads(report.to_json()) for report in reports]}
             arguments.report.write_text(json.dumps(data, indent=1))
     return 0
+
+
+def missing_program(arguments: argparse.Namespace) -> str:
+    """Why there is nothing to run; `""` if there is."""
+    name: str = arguments.program
+    if not arguments.module:
+        return "" if os.path.exists(name) else f"there is no file {name}"
+    package, _, _ = name.partition(".")  # looking for what is in it would run it
+    return "" if importlib.util.find_spec(package) is not None else f"there is no module {package}"
 
 
 def summary(reports: Sequence[Report], *, full: bool) -> str:

@@ -22,7 +22,7 @@ from kiln.support.records import dataclass
 from kiln.symbolic.expr import Expr, Int, Symbol, evaluate, symbol
 from kiln.symbolic.facts import SizeFacts
 from kiln.symbolic.ranges import Interval, Range
-from kiln.symbolic.relation import Relation, rel_eq, rel_le, relate
+from kiln.symbolic.relation import Relation, beyond_int64, guard_can_hold, rel_eq, rel_le, relate
 
 Prover = Callable[[Relation, "ShapeEnv"], bool | None]
 
@@ -181,6 +181,12 @@ class ShapeEnv:
         if answer is not None:
             return answer
         assert isinstance(relation, Relation)
+        if not guard_can_hold(relation):
+            if (answer := beyond_int64(relation)) is None:
+                for number in relation.free_symbols():
+                    self.specialise(number, where)
+                answer = self._holds(relation)
+            return answer
         if not self.has_hint(relation):
             answer = self._prover(relation, self) if self._prover else None
             if answer is None:

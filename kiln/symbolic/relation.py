@@ -221,3 +221,29 @@ def parse_relation(text: str) -> Relation | bool:
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARISONS:
             return _COMPARISONS[type(op)](read_int(left), read_int(right))
     raise ValueError(f"not a relation: {text!r}")
+
+
+INT64 = 1 << 63
+
+
+def beyond_int64(relation: Relation) -> bool | None:
+    """Whether it holds for all symbols of 64 bits, if a number decides that which no guard can hold; else None.
+
+    rel_ne(s0, 2**70)     True
+    """
+    constant, others = 0, 0
+    for monomial, coefficient in relation.difference.terms:
+        if not all([isinstance(atom, Symbol) for atom in monomial]):
+            return None
+        if monomial:
+            others += abs(coefficient) * INT64 ** len(monomial)
+        else:
+            constant = coefficient
+    if abs(constant) < INT64 or abs(constant) <= others:
+        return None
+    return _HOLDS[relation.kind](constant)
+
+
+def guard_can_hold(relation: Relation) -> bool:
+    """Whether its numbers have 64 bits."""
+    return all(-INT64 <= coefficient < INT64 for _, coefficient in relation.difference.terms)

@@ -254,3 +254,14 @@ def test_a_function_of_torch_calls_one_of_the_program() -> None:
         assert len(log) == calls
     assert_like_eager(compiled, program, torch.ones(2, 3))
     assert not kiln.report_of(compiled).breaks
+
+
+def test_numbers_beyond_64_bits_are_compared_with_symbolic_ones() -> None:
+    def program(x: torch.Tensor, n: int, items: list[int]) -> Any:
+        big = items[0] * items[0]
+        return x + 1 if n == big else x - 1, n != big, n < big, -big < n, big in [n], n in [2**70], n * n <= 2**200
+
+    compiled = kiln.compile(program, backend="eager")
+    for n in (3, 4, 5):
+        for first in (2**40, 2**31):
+            assert_like_eager(compiled, program, torch.ones(1), n, [first])

@@ -95,6 +95,7 @@ def test_another_torch_than_that_of_the_build_runs_eager(run: Run) -> None:
             for _ in range(2):
                 assert kiln.compile(torch.sin)(torch.zeros(1)) == 0
         print(len(caught), caught[0].message)
+        assert "does nothing in this process" in kiln.report_of(torch.sin).text()
     """
     printed = run(program).stdout
     assert printed.startswith("1 KILN5011")

@@ -16,6 +16,7 @@ import kiln
 from kiln.api.compiler import session_of
 from kiln.api.modes import ModeWarning, warn_of_mode
 from kiln.api.torch_backend import TorchBackend, symbolic_inputs
+from kiln.cli.main import main
 from kiln.support.errors import KilnError
 from kiln.support.options import Options
 from tests.user.conftest import Run
@@ -201,6 +202,12 @@ def test_run_a_module_with_a_report_file(run: Run, tmp_path: Path) -> None:
     data = json.loads(file.read_text())
     assert data["schema"] == 1 and [report["name"] for report in data["reports"]] == ["loss", "Linear", "<lambda>"]
     assert all(report["eager"] == 0 and report["compiles"] for report in data["reports"])
+
+
+@pytest.mark.parametrize("program", [("nothing.py",), ("-m", "nothing")])
+def test_run_without_a_program(program: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *program]) == 2
+    assert capsys.readouterr().err == f"kiln run: there is no {'module' if '-m' in program else 'file'} {program[-1]}\n"
 
 
 def test_replacing_torch_compile_in_a_process() -> None:
