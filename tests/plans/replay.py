@@ -15,6 +15,8 @@ sys.path.insert(0, sys.argv[1])
 import torch
 
 from kiln.plan.errors import UnknownOperator
+from kiln.plan.plan import Plan
+from kiln.plan.steps import AllocateStep, BranchStep
 from kiln.runtime.loader import load_bundle
 from kiln.support.errors import KilnError
 from tests.plans.records import bits, restore
@@ -22,6 +24,20 @@ from tests.plans.records import bits, restore
 INEXACT = "mkldnn_rnn_layer"
 """A layer of oneDNN rounds otherwise in another process, and leaves bytes of its workspace unwritten."""
 COMPILER = ("kiln.graph", "kiln.loops", "kiln.capture", "kiln.pipeline", "kiln.api", "kiln.backends", "kiln.report")
+
+
+def unwritten(plan: Plan) -> set[int]:
+    """Numbers of the results that may be memory which nothing has written: what the other side of a branch saves."""
+    fresh: set[int] = set()
+    for step in plan.steps:
+        if isinstance(step, AllocateStep):
+            fresh.add(step.out)
+        elif isinstance(step, BranchStep):
+            hollow = unwritten(step.if_true) | unwritten(step.if_false)
+            fresh |= {out for number, out in enumerate(step.outs) if number in hollow}
+        else:
+            fresh -= set(step.reads()) | set(step.writes())
+    return {number for number, output in enumerate(plan.outputs) if output.slot in fresh}
 
 
 def difference(file: Path) -> str:
@@ -45,11 +61,12 @@ def difference(file: Path) -> str:
         return f"did not raise {call['error']}"
     if INEXACT in str(bundle.plan("main")):
         return ""
+    hollow = unwritten(bundle.plan("main"))
     for kind, found, expected in (("result", results, call["results"]), ("argument", args, call["after"])):
         if len(found) != len(expected):
             return f"{len(found)} {kind}s, recorded were {len(expected)}"
         for number, (value, other) in enumerate(zip(found, expected, strict=True)):
-            if bits(value) != other:
+            if bits(value) != other and not (kind == "result" and number in hollow):
                 return f"{kind} {number} differs: {bits(value)[:-1]}, recorded {other[:-1]}"
     return ""
 
