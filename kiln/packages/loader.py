@@ -42,9 +42,10 @@ from kiln.programs.call.interface import CallInterface
 from kiln.programs.call.tensors import stored_tensor, tensor_places
 from kiln.runtime.executor import Explain, load_executor
 from kiln.runtime.kernels import Cubin, Libraries, MissingKernel
-from kiln.runtime.loader import loadable_file, remove_file
+from kiln.runtime.loader import loadable_file
 from kiln.support.errors import KilnError
 from kiln.support.records import dataclass
+from kiln.support.replaced_file import remove_file
 from kiln.tensor.spec import TensorSpec
 
 

@@ -55,11 +55,11 @@ def made(
     return result.requires_grad_(requires_grad)
 
 
-def program_difference(program: Run, compiled: Run, inputs: Sequence[object], *, exact: bool = False) -> str:
+def program_difference(program: Run, compiled: Run, inputs: Sequence[object]) -> str:
     """How the compiled torch program differs from eager, "" if it does not."""
     torch.manual_seed(0)
     expected, found = observe(program, inputs), observe(compiled, inputs)
-    return differences(found, expected, None, exact=exact)
+    return differences(found, expected, None)
 
 
 def graph_difference(

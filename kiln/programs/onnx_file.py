@@ -8,41 +8,23 @@ A result is called by its place among the results: `logits`, `0.hidden`; a resul
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Protocol
 
-import torch
-
-from kiln.graph.ir.graph import Graph, Output
+from kiln.graph.ir.graph import Output
 from kiln.onnx import NoOnnxForm, OnnxModel, to_onnx, write_model
-from kiln.programs.call.signature import ProgramSignature
 from kiln.programs.call.tree import Tree
+from kiln.programs.program_parts import ProgramParts
 from kiln.tensor.spec import TensorSpec
 
 
-class OnnxParts(Protocol):
-    """What is written of a program."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def graph(self) -> Graph: ...
-    @property
-    def signature(self) -> ProgramSignature: ...
-    @property
-    def state(self) -> Mapping[str, torch.Tensor]: ...
-    @property
-    def constants(self) -> Mapping[str, torch.Tensor]: ...
-
-
-def save_onnx(program: OnnxParts, path: str | os.PathLike[str]) -> None:
+def save_onnx(program: ProgramParts, path: str | os.PathLike[str]) -> None:
     """Write the file, and `<path>.data` beside it where the weights take 2 GB or more. Raises NoOnnxForm."""
     write_model(onnx_model(program), path)
 
 
-def onnx_model(program: OnnxParts) -> OnnxModel:
-    graph, signature = program.graph, program.signature
+def onnx_model(program: ProgramParts) -> OnnxModel:
+    graph, signature = program.graph, program.interface.signature
     names = [str(node.attrs["name"]) for node in graph.inputs]
     if graph.writes:
         changed = ", ".join(str(write.target.attrs["name"]) for write in graph.writes)

@@ -10,7 +10,6 @@ kernel libraries and the constants. Loading imports no folder above `runtime`.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import tempfile
@@ -34,6 +33,7 @@ from kiln.runtime.cuda_graphs.graphs import CudaGraphs
 from kiln.runtime.executor import Executable, Explain, load_executor
 from kiln.runtime.kernels import Cubin, Libraries, instruction_sets
 from kiln.support.errors import KilnError
+from kiln.support.replaced_file import remove_file
 from kiln.tensor.encoding import decode_tensor, encode_tensor
 
 VERSION = 3
@@ -187,8 +187,3 @@ def memory_file(data: bytes) -> Path:
     with os.fdopen(os.dup(handle), "wb") as file:
         file.write(data)
     return Path(f"/proc/self/fd/{handle}")
-
-
-def remove_file(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.unlink()

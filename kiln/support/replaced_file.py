@@ -2,6 +2,7 @@
 
 with replaced_file("m.kiln") as file:
     file.write(data)
+remove_file(path)
 """
 
 from __future__ import annotations
@@ -28,3 +29,9 @@ def replaced_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         with contextlib.suppress(OSError):
             os.unlink(part)
         raise
+
+
+def remove_file(path: Path) -> None:
+    """Remove it where it is there and that is possible."""
+    with contextlib.suppress(OSError):
+        path.unlink()

@@ -14,6 +14,7 @@ from kiln.symbolic.expr import (
     evaluate,
     is_static,
     product,
+    substituted,
     sym_max,
     sym_min,
     symbol,
@@ -49,6 +50,6 @@ __all__ = [
     "FalseAssertion", "FixedMarkedDim", "FloorDiv", "Int", "Interval", "Max", "Min", "Mod", "NoHint", "Range",
     "Relation", "ScalarPolicy", "ShapeEnv", "ShapeGuard", "SymNode", "Symbol", "ceil_div", "evaluate", "from_sym",
     "is_static", "negate", "parse_int", "parse_relation", "product", "read_marks", "rel_eq", "rel_ge",
-    "rel_gt", "rel_le", "rel_lt", "rel_ne", "require_open", "simplify_in_ranges", "sym_max", "sym_min", "symbol",
-    "to_sym",
+    "rel_gt", "rel_le", "rel_lt", "rel_ne", "require_open", "simplify_in_ranges", "substituted", "sym_max", "sym_min",
+    "symbol", "to_sym",
 ]  # fmt: skip

@@ -530,6 +530,11 @@ def ceil_div(a: Int, b: Int) -> Int:
 # Walking.
 
 
+def substituted(value: Int, values: Mapping[Symbol, Int]) -> Int:
+    """With each symbol of `values` replaced."""
+    return value.substitute(values) if isinstance(value, Expr) else value
+
+
 def map_polynomial(value: Expr, change: Callable[[Atom], Int]) -> Int:
     """The sum of the terms with each factor replaced by `change(factor)`."""
     result: Int = 0

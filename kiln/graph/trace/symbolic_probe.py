@@ -16,7 +16,7 @@ from contextlib import suppress
 from itertools import combinations
 from typing import final
 
-from kiln.symbolic import Expr, Int, Relation, ceil_div, evaluate, rel_eq, rel_lt, sym_max, sym_min
+from kiln.symbolic import Expr, Int, Relation, ceil_div, evaluate, rel_eq, rel_lt, substituted, sym_max, sym_min
 from kiln.symbolic.expr import Symbol
 from kiln.tensor.spec import ScalarSpec, Spec, TensorSpec, contiguous_strides
 
@@ -116,10 +116,6 @@ def with_symbols(value: object, changed: Mapping[Symbol, Int]) -> object:
     if isinstance(value, tuple):
         return tuple([with_symbols(part, changed) for part in value])
     return value.substitute(changed) if isinstance(value, Expr) else value
-
-
-def substituted(size: Int, changed: Mapping[Symbol, Int]) -> Int:
-    return size.substitute(changed) if isinstance(size, Expr) else size
 
 
 def probe_apart(probe: Callable[[object], Spec], arguments: object, hint_of: Callable[[Symbol], int]) -> Spec | None:

@@ -33,9 +33,8 @@ from kiln.loops.body.body import (
     Random,
     Test,
 )
-from kiln.loops.body.indexing import substituted
 from kiln.loops.body.reference import apply
-from kiln.symbolic import Int, Relation, Symbol, is_static, symbol
+from kiln.symbolic import Int, Relation, Symbol, is_static, substituted, symbol
 
 LoadHook = Callable[[str, Index, torch.dtype, int | None], int | None]
 """The position of a value that replaces a load, or None to keep the load."""

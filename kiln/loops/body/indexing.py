@@ -6,12 +6,12 @@ axis_bounds(axes).of(8*i0 + i1)      the interval of an index expression
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import final
 
 from kiln.loops.body.body import Index
 from kiln.support.records import dataclass
-from kiln.symbolic import BoundAnalysis, Expr, Int, Range, Symbol, product
+from kiln.symbolic import BoundAnalysis, Expr, Int, Range, Symbol, product, substituted
 from kiln.tensor.spec import TensorSpec
 
 
@@ -22,10 +22,6 @@ class Axis:
 
     symbol: Symbol
     size: Int
-
-
-def substituted(value: Int, values: Mapping[Symbol, Int]) -> Int:
-    return value.substitute(values) if isinstance(value, Expr) else value
 
 
 def symbols_of(*values: Int) -> frozenset[Symbol]:
@@ -69,11 +65,9 @@ def add_ranges(ranges: dict[Symbol, Range], axes: Iterable[Axis]) -> None:
         ranges.setdefault(axis.symbol, axis_range(axis.size, BoundAnalysis(ranges)))
 
 
-def axis_bounds(axes: Sequence[Axis], sizes: Mapping[Symbol, Range] | None = None) -> BoundAnalysis:
-    """Bounds of index expressions: an axis runs below its size, sizes are not negative unless `sizes` says more."""
-    ranges = dict(sizes or {})
-    for symbol in symbols_of(*(axis.size for axis in axes)):
-        ranges.setdefault(symbol, Range(0))
+def axis_bounds(axes: Sequence[Axis]) -> BoundAnalysis:
+    """Bounds of index expressions: an axis runs below its size, sizes are not negative."""
+    ranges = {symbol: Range(0) for symbol in symbols_of(*(axis.size for axis in axes))}
     of_sizes = BoundAnalysis(ranges)
     for axis in axes:
         ranges[axis.symbol] = axis_range(axis.size, of_sizes)

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import final
 
 from kiln.loops.body.body import BodyOp, Index, IndexValue, Indirect, Load, LoopBody, Random, Test
-from kiln.loops.body.indexing import Axis, substituted
+from kiln.loops.body.indexing import Axis
 from kiln.support.records import dataclass
-from kiln.symbolic import Int, Symbol
+from kiln.symbolic import Int, Symbol, substituted
 from kiln.tensor.spec import TensorSpec
 
 

@@ -24,10 +24,10 @@ import torch
 
 from kiln.graph.prims.table import Prim
 from kiln.loops.body.body import Index, LoopHandler
-from kiln.loops.body.indexing import Axis, linear_index, stride_of, substituted, symbols_of
+from kiln.loops.body.indexing import Axis, linear_index, stride_of, symbols_of
 from kiln.loops.codegen.dialect import Dialect, is_infix
 from kiln.support.records import dataclass
-from kiln.symbolic import BoundAnalysis, Int, Relation, Symbol, simplify_in_ranges
+from kiln.symbolic import BoundAnalysis, Int, Relation, Symbol, simplify_in_ranges, substituted
 from kiln.tensor.spec import TensorSpec
 
 Dims = frozenset[int]

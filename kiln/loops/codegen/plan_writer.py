@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final
 
-from kiln.loops.body.indexing import substituted, symbols_of
+from kiln.loops.body.indexing import symbols_of
 from kiln.loops.codegen.printed_kernel import PrintedKernel
 from kiln.loops.kernel.analyses import launch_grain, launch_units
 from kiln.loops.kernel.kernel import KernelIR
@@ -26,7 +26,7 @@ from kiln.plan import steps
 from kiln.plan.overloads import number_arguments
 from kiln.plan.plan import Kernel, Plan, PlanInput, PlanOutput, Ref, Slot, Step, SymbolBinding
 from kiln.support.errors import KilnError
-from kiln.symbolic import Int, Relation, Symbol, is_static, product
+from kiln.symbolic import Int, Relation, Symbol, is_static, product, substituted
 from kiln.symbolic.relation import relate
 from kiln.tensor.spec import TensorSpec
 

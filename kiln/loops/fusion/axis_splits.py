@@ -14,11 +14,11 @@ from typing import final
 
 from kiln.loops.body.affine import Affine, affine, divides
 from kiln.loops.body.body import Index, IndexValue, Load
-from kiln.loops.body.indexing import Axis, axis_bounds, linear_index, substituted
+from kiln.loops.body.indexing import Axis, axis_bounds, linear_index
 from kiln.loops.fusion.group import FusableNode
 from kiln.loops.program.analyses import node_axes
 from kiln.support.records import dataclass
-from kiln.symbolic import Expr, FloorDiv, Int, Symbol, simplify_in_ranges, symbol
+from kiln.symbolic import Expr, FloorDiv, Int, Symbol, simplify_in_ranges, substituted, symbol
 from kiln.symbolic.expr import Quotient
 from kiln.tensor.size_hint import size_hint
 from kiln.tensor.spec import TensorSpec

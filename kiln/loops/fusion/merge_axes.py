@@ -18,12 +18,12 @@ from typing import final
 from kiln.loops.body.affine import Affine, affine
 from kiln.loops.body.analyses import symbols_used
 from kiln.loops.body.body import BodyOp, Index, IndexValue, Indirect, Load, Random, Test
-from kiln.loops.body.indexing import Axis, axis_bounds, linear_index, substituted, symbols_of
+from kiln.loops.body.indexing import Axis, axis_bounds, linear_index, symbols_of
 from kiln.loops.fusion.kernel_draft import KernelDraft
 from kiln.loops.kernel.analyses import with_indices
 from kiln.loops.kernel.kernel import Accumulate, Effect, Phase
 from kiln.loops.program.nodes import Buffer
-from kiln.symbolic import Int, Symbol, simplify_in_ranges
+from kiln.symbolic import Int, Symbol, simplify_in_ranges, substituted
 from kiln.symbolic.expr import is_polynomial_in_symbols
 from kiln.tensor.size_hint import size_hint
 from kiln.tensor.spec import TensorSpec

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kiln.loops.body.indexing import substituted
 from kiln.loops.fusion.fuse import Fused, fuse
 from kiln.loops.fusion.group import Group
 from kiln.loops.fusion.group_kernel import group_launch
@@ -31,7 +30,7 @@ from kiln.loops.program.analyses import memory_of, program_buffers, result_buffe
 from kiln.loops.program.nodes import Buffer, Extern, LoopProgram, Scatter
 from kiln.support.events import EventSink
 from kiln.support.target import Target
-from kiln.symbolic import Int, Symbol
+from kiln.symbolic import Int, Symbol, substituted
 
 
 def schedule(program: LoopProgram, target: Target, events: EventSink) -> KernelProgram:

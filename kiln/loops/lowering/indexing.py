@@ -27,9 +27,9 @@ def loop_symbol(number: int) -> Symbol:
     return symbol(f"i{number}")
 
 
-def loop_axes(sizes: Sequence[Int], start: int = 0) -> tuple[Axis, ...]:
+def loop_axes(sizes: Sequence[Int]) -> tuple[Axis, ...]:
     """Axes i0, i1, ... over `sizes`."""
-    return tuple([Axis(loop_symbol(start + dim), size) for dim, size in enumerate(sizes)])
+    return tuple([Axis(loop_symbol(dim), size) for dim, size in enumerate(sizes)])
 
 
 @lru_cache(maxsize=4096)

@@ -16,11 +16,11 @@ import torch
 from kiln.loops.body.analyses import result_dtypes, without_dead
 from kiln.loops.body.body import BodyOp, Compute, Const, Index, Load, LoopBody
 from kiln.loops.body.builder import BodyBuilder, Inline
-from kiln.loops.body.indexing import points, substituted
+from kiln.loops.body.indexing import points
 from kiln.loops.program.analyses import reads
 from kiln.loops.program.nodes import Pointwise, ReduceOp, Reduction
 from kiln.support.records import dataclass
-from kiln.symbolic import Int, Symbol
+from kiln.symbolic import Int, Symbol, substituted
 from kiln.tensor.size_hint import size_hint
 
 

@@ -38,6 +38,7 @@ from kiln.runtime.cache.private_folder import (
 )
 from kiln.support.errors import KilnError
 from kiln.support.records import dataclass
+from kiln.support.replaced_file import remove_file
 
 MAGIC = b"KILN\x02\r\n\x00"
 HEADER = struct.Struct("<8sQ32s")
@@ -107,7 +108,7 @@ class DiskStore:
             return None
         body = unsealed(data, secret, kind, key)
         if body is None:
-            _remove(self.path(kind, key))
+            remove_file(self.path(kind, key))
         return body
 
     def put(self, kind: str, key: str, body: bytes) -> None:
@@ -127,7 +128,7 @@ class DiskStore:
         if data is None or secret is None:
             return None
         if not hmac.compare_digest(_file_name(data, secret), name):
-            _remove(self.path(kind, name))
+            remove_file(self.path(kind, name))
             return None
         return self.path(kind, name)
 
@@ -167,7 +168,7 @@ class DiskStore:
             if (partial and now - entry.used > ABANDONED_AFTER) or (
                 not partial and over and total - removed > SWEEP_TO * self.max_bytes
             ):
-                _remove(entry.path)
+                remove_file(entry.path)
                 removed += entry.size
         return removed
 
@@ -204,7 +205,7 @@ class DiskStore:
         except OSError:
             return None
         if opened is None:
-            _remove(path)
+            remove_file(path)
             return None
         descriptor, facts = opened
         data: bytes | None = None
@@ -258,8 +259,3 @@ def _seal(body: bytes, secret: bytes, kind: str, key: str) -> bytes:
 
 def _file_name(body: bytes, secret: bytes) -> str:
     return hashlib.blake2b(body, key=secret, digest_size=16).hexdigest()
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.unlink()

@@ -17,13 +17,13 @@ from typing import final
 import torch
 
 from kiln.loops.body.body import Index
-from kiln.loops.body.indexing import Axis, stride_of, substituted, symbols_of
+from kiln.loops.body.indexing import Axis, stride_of, symbols_of
 from kiln.loops.codegen.cpp.dialect import CPP, CPP_INTEGERS
 from kiln.loops.codegen.cpp.index_compare import IndexCompareStatements
 from kiln.loops.codegen.integers import IntPrinter
 from kiln.loops.codegen.kernel_writer import NUMBER, Access, AccessPattern, Dims, Nest, Storage, TextValue
 from kiln.loops.codegen.numbers import conversion_steps, float_text
-from kiln.symbolic import Int, Relation, is_static
+from kiln.symbolic import Int, Relation, is_static, substituted
 from kiln.symbolic.relation import SIGNS
 
 _HALF_PRECISION = {torch.bfloat16: "bf16", torch.float16: "f16"}

@@ -15,14 +15,14 @@ from typing import final
 
 from kiln.loops.body.analyses import accesses
 from kiln.loops.body.body import BodyOp, Index, Load
-from kiln.loops.body.indexing import Axis, stride_along, substituted
+from kiln.loops.body.indexing import Axis, stride_along
 from kiln.loops.body.rename import Renaming, rename_body
 from kiln.loops.kernel.analyses import phase_stores, with_indices
 from kiln.loops.kernel.kernel import KernelIR, Phase
 from kiln.loops.kernel.mapped import MappedKernel, RunRows, UnitRun
 from kiln.support.records import dataclass
 from kiln.support.target import Target
-from kiln.symbolic import Int, Symbol, symbol
+from kiln.symbolic import Int, Symbol, substituted, symbol
 
 
 @final

@@ -24,14 +24,14 @@ from typing import final
 from kiln.graph.prims.rows import PRIMS
 from kiln.loops.body.analyses import accesses, result_dtypes
 from kiln.loops.body.builder import BodyBuilder, Inline
-from kiln.loops.body.indexing import Axis, points, stride_along, substituted
+from kiln.loops.body.indexing import Axis, points, stride_along
 from kiln.loops.program.analyses import memory_of, node_axes, program_buffers, written
 from kiln.loops.program.column_layout import LAUNCH_BYTES, ColumnLayout, column_layout, rows_together
 from kiln.loops.program.nodes import Buffer, LoopNode, LoopProgram, Pointwise, ReduceOp, Reduction
 from kiln.loops.program.variances import Variance, find_variance
 from kiln.support.records import dataclass
 from kiln.support.target import Target
-from kiln.symbolic import Int, Symbol, symbol
+from kiln.symbolic import Int, Symbol, substituted, symbol
 from kiln.tensor.size_hint import size_hint
 
 LEAST_BYTES = 1 << 24
