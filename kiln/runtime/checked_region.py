@@ -3,7 +3,8 @@
     outputs = run_checked(region, x, n)     None where a check fails, or any step after it that relied on it
     if outputs is None: return f(x, n)      f is the original function, which runs eager and raises what eager raises
 
-The region changes no input and calls no operator with unknown effects, so that nothing has happened when it fails.
+The region changes no input and calls no operator with unknown effects, so that nothing has happened when it fails
+but draws from torch's generators, whose states are put back.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import all_nodes
 from kiln.graph.trace.condition import equality, evaluate, inputs_of, integer_value, is_buffer, size_read
 from kiln.graph.trace.fake import FakeTensor
+from kiln.plan.overloads import is_random, written_arguments
 from kiln.support.errors import KilnError
 from kiln.support.records import dataclass
 from kiln.symbolic.expr import Expr, Symbol
@@ -227,8 +228,13 @@ def refuse_unchecked(s: CaptureState, graph: Graph) -> None:
 
 
 def calls_opaque(graph: Graph) -> bool:
-    """Whether it calls an operator with unknown effects, or one that draws from eager's random generator."""
-    return any(node.op.name == "opaque" for node in all_nodes(graph))
+    """Whether it calls an operator with unknown effects. Those of one that draws from torch's own random generator are
+    known: the generator is put back."""
+    return any(node.op.name == "opaque" and not only_draws(str(node.attrs["target"])) for node in all_nodes(graph))
+
+
+def only_draws(target: str) -> bool:
+    return target.startswith("aten.") and is_random(target) and not written_arguments(target)
 
 
 def refuse_changed(s: CaptureState, number: DataNumber) -> None:

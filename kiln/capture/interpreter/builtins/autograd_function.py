@@ -37,6 +37,8 @@ from kiln.support.records import dataclass
 FUNCTION = torch.autograd.Function
 APPLY = FUNCTION.__dict__["apply"]
 """A `classmethod` up to torch 2.13, written in C from 2.14."""
+LIKE_PROGRAMS = ("torch.distributions.", "torch.nn.modules.")
+"""Parts of torch whose functions only compute."""
 
 
 @handles(getattr(APPLY, "__func__", APPLY))
@@ -48,7 +50,7 @@ def apply(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         raise UnsupportedCall(function=name, why="it is called with keyword arguments")
     if cls.cls in s.classes.made:
         raise UnsupportedCall(function=name, why="its class was made in this frame")
-    if cls.cls.__module__.startswith("torch."):
+    if cls.cls.__module__.startswith("torch.") and not cls.cls.__module__.startswith(LIKE_PROGRAMS):
         raise UnsupportedCall(function=name, why="it is a part of torch that changes how autograd runs")
     if s.recorder.saved_hooks:
         raise UnsupportedCall(function=name, why="what it saves is packed by `saved_tensors_hooks`")

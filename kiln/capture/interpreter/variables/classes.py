@@ -254,7 +254,11 @@ def construct(s: CaptureState, value: Class, args: Args, kwargs: Kwargs, site: C
     new = s.classes.lookup(cls, "__new__")
     init = s.classes.lookup(cls, "__init__")
     made: Value
-    if issubclass(cls, BaseException) and new is not None and type(new[1]) is types.BuiltinFunctionType:
+    if new is not None and new[0] is property:
+        made = MadeDescriptor(cls, {})
+        if init is not None and type(init[1]) is not types.FunctionType:
+            s.wrap(init[1], None).call(s, [made, *args], kwargs)
+    elif issubclass(cls, BaseException) and new is not None and type(new[1]) is types.BuiltinFunctionType:
         made = new_exception(s, value, args, kwargs)
     elif (
         new is None

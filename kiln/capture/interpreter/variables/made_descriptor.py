@@ -3,7 +3,8 @@
     @property
     def size(self): ...            MadeDescriptor(property, {"fget": <size>})
 
-A class made in the frame holds them (`made_class.py`).
+A class made in the frame holds them (`made_class.py`). An instance of a class that derives from `property` is one, too,
+which stays in the frame.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import types
 from typing import final
 
-from kiln.capture.interpreter.breaks import Raised
+from kiln.capture.interpreter.breaks import Raised, UnsupportedValue
 from kiln.capture.interpreter.core import (
     NOT_RESUMABLE,
     Args,
@@ -31,6 +32,10 @@ PARTS: dict[type, tuple[str, ...]] = {
     classmethod: ("__func__",),
 }
 """The attributes in which a descriptor keeps its functions, in the order of the arguments that make it."""
+
+
+def parts_of(kind: type) -> tuple[str, ...]:
+    return PARTS[next(base for base in kind.__mro__ if base in PARTS)]
 
 
 COPIED = ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__")
@@ -67,12 +72,12 @@ class MadeDescriptor(Value):
         return self.parts.get(name, Constant(None))
 
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
-        if name in PARTS[self.kind]:
+        if name in parts_of(self.kind):
             return self.part(name)
         if name == "__isabstractmethod__":
-            return Constant(any(is_abstract(s, self.part(part)) for part in PARTS[self.kind]))
-        if self.kind is property:
-            return self._doc(s) if name == "__doc__" else super().get_attr(s, name, site)
+            return Constant(any(is_abstract(s, self.part(part)) for part in parts_of(self.kind)))
+        if issubclass(self.kind, property):
+            return self._doc(s) if name == "__doc__" and self.kind is property else super().get_attr(s, name, site)
         function = self.part("__func__")
         if name == "__wrapped__":
             return function
@@ -93,22 +98,40 @@ class MadeDescriptor(Value):
         return self.part("__func__").call(s, args, kwargs, site)
 
     def emit(self, g: Codegen) -> None:
+        if self.kind not in PARTS:
+            raise UnsupportedValue(
+                type=self.type_name(), why="it is a property of a class of its own, made while tracing"
+            )
         names = (*PARTS[self.kind], "doc") if "doc" in self.parts else PARTS[self.kind]
         g.make(self, self.kind, *[self.part(name) for name in names])
 
 
 def made(s: CaptureState, kind: type, args: Args, kwargs: Kwargs) -> Value:
     """The handler of `kind` as a callable."""
+    return MadeDescriptor(kind, parts_given(kind, args, kwargs))
+
+
+def parts_given(kind: type, args: Args, kwargs: Kwargs) -> dict[str, Value]:
     names = (*PARTS[kind], "doc") if kind is property else PARTS[kind]
     parts = dict(zip(names, args, strict=False)) | kwargs
     if len(args) > len(names) or kwargs.keys() - set(names):
         raise ValueError("an argument that is not a function")
-    return MadeDescriptor(kind, parts)
+    return parts
 
 
 @handles(property)
 def make_property(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return made(s, property, args, kwargs)
+
+
+@handles(property.__init__)
+def init_property(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    """`property.__init__(self, ...)`, which the `__init__` of a derived class calls."""
+    made_here, *functions = args
+    if not isinstance(made_here, MadeDescriptor):
+        raise made_here.unsupported("property.__init__", "it was made outside")
+    made_here.parts = parts_given(property, functions, kwargs)
+    return Constant(None)
 
 
 @handles(staticmethod)
