@@ -71,6 +71,7 @@ def side_exit_maker(origin: Dispatcher, make: MakeDispatcher, limit: int) -> Mak
         if made is None:
             made = origin.__dict__[SIDE_EXIT] = make(function)
             made.__dict__[SIDE_EXITS] = depth
+            made.__dict__[RESUMES] = origin.__dict__.setdefault(RESUMES, {})
         return made
 
     return make_exit

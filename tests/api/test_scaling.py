@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import kiln
+from kiln.api import report_of
 from kiln.api.compiler import session_of
 from kiln.capture.bytecode.decode import decode
 from kiln.capture.interpreter.frame import CODES
@@ -113,6 +114,19 @@ def test_side_exits_are_shared() -> None:
     masks = [[torch.tensor(bool(number >> bit & 1)) for bit in range(3)] for number in range(8)]
     sizes = [torch.ones(size) for size in (3, 4, 5)]
     assert compiles(function, *[(x, *mask) for x in sizes for mask in masks]) <= 3 * 8
+
+
+def test_side_exits_break_to_the_same_resume_functions() -> None:
+    def f(x: Tensor, mask: Tensor) -> Tensor:
+        x = x.exp() if mask.all() else x.masked_fill(mask, 0.0)
+        print(end="")
+        return x * 2
+
+    compiled = kiln.compile(f, options={"cache": False})
+    for mask in (torch.ones(4, dtype=torch.bool), torch.tensor([True, False, True, False])):
+        x = torch.ones(4)
+        assert torch.equal(compiled(x, mask), f(x, mask))
+    assert report_of(compiled).compiles == 3  # the function, its side exit, and what both continue with
 
 
 @pytest.mark.parametrize("count", [4, 16, 64])
