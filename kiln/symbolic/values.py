@@ -110,6 +110,11 @@ class Real:
 Value = Int | float | Truth | Real
 
 
+def fits_within(number: float, largest: float) -> bool:
+    """Whether a dtype whose largest number this is holds the number: what is infinite or not a number, too."""
+    return not largest < abs(number) < math.inf
+
+
 def sum_of(*numbers: float) -> float:
     return math.fsum(numbers)
 

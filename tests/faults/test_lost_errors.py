@@ -263,6 +263,45 @@ FACTORS: dict[str, Case] = {
 }
 
 
+SYMBOLIC: dict[str, Callable[[torch.Tensor, float], object]] = {
+    "clamp": lambda x, n: x.clamp(max=n),
+    "full": lambda x, n: torch.full((2,), n, dtype=torch.float32),
+    "fill_": lambda x, n: x.clone().fill_(n),
+    "masked_fill": lambda x, n: x.masked_fill(x > 0, n),
+    "where": lambda x, n: torch.where(x > 0, x, n),
+    "pad": lambda x, n: F.pad(x, (1, 1), value=n),
+    "scatter": lambda x, n: x.scatter(1, at(0)[None], n),
+    "add": lambda x, n: torch.add(x, x, alpha=n),
+    "addcmul": lambda x, n: torch.addcmul(x, x, x, value=n),
+    "celu": lambda x, n: F.celu(x, n),
+    "softplus": lambda x, n: F.softplus(x, n),
+    "linspace": lambda x, n: torch.linspace(0, n, 3),
+    "uniform_": lambda x, n: (x * 0).uniform_(0, n) * 0,
+    "in float16": lambda x, n: x.half().masked_fill(x > 0, n),
+    "fill_ of integers": lambda x, n: x.int().fill_(n),
+    "clamp of integers": lambda x, n: x.int().clamp(max=n),
+}
+
+
+@pytest.mark.parametrize("name", SYMBOLIC)
+@pytest.mark.parametrize("numbers", [(0.25, 1e300, 0.5), (3, 2**40, 2)], ids=["floats", "integers"])
+def test_changing_numbers_that_do_not_fit(name: str, numbers: tuple[float, ...]) -> None:
+    """A number that is symbolic in the graph is compared with the range of the dtype in each call."""
+    program = SYMBOLIC[name]
+    compiled = kiln.compile(program, dynamic=True)
+    for number in numbers:
+        assert_like_eager(compiled, program, X, number)
+
+
+def test_numbers_of_tensors_that_do_not_fit() -> None:
+    def program(x: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+        return x.masked_fill(x > 0, number.item())
+
+    compiled = kiln.compile(program)
+    for number in (2.0, 1e300, float("inf")):
+        assert_like_eager(compiled, program, X, torch.tensor(number, dtype=torch.float64))
+
+
 @pytest.mark.parametrize("name", FACTORS)
 def test_numbers_that_do_not_fit(name: str) -> None:
     program, arguments = FACTORS[name]

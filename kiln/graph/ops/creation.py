@@ -14,7 +14,7 @@ import torch
 from kiln.graph.ir.build import Number
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.breaks import UnsupportedOp
-from kiln.graph.ops.emit import Emit, require_fits
+from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.promotion import number_dtype
 from kiln.graph.ops.registry import DECOMPOSITIONS, Decomposition, decompose
 from kiln.graph.prims.meta import format_strides
@@ -127,7 +127,7 @@ def scalar_tensor(
     if isinstance(s, Node):
         return e.node("scalar_tensor", s, dtype=_float(dtype), device=eager_device(device))
     if _float(dtype) not in (torch.float16, torch.bfloat16):  # in which a number too large is infinite
-        require_fits(s, _float(dtype))
+        e.require_fits(s, _float(dtype))
     return e.number(s, _float(dtype), eager_device(device))
 
 

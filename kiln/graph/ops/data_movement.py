@@ -7,7 +7,6 @@ aten.slice_backward(g, ...)        =>     pad(g, 0, low=..., high=...)
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -16,7 +15,7 @@ from kiln.graph.ir.build import Number
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.breaks import DataDependentOp, UnsupportedOp
 from kiln.graph.ops.creation import eager_device, iota, packed, relaid, strides_for
-from kiln.graph.ops.emit import Emit
+from kiln.graph.ops.emit import OVERFLOWING, Emit
 from kiln.graph.ops.pointwise import copy
 from kiln.graph.ops.promotion import result_dtype
 from kiln.graph.ops.registry import DECOMPOSITIONS, Decomposition, decompose, library
@@ -405,19 +404,8 @@ def stored(e: Emit, op: str, value: Number | Node, spec: TensorSpec) -> Node:
         known = into in OVERFLOWING and torch.can_cast(given, into) and not given.is_complex
         if not known or value.tensor.device != CPU:
             raise UnsupportedOp(op=f"aten.{op}", reason=f"a number of {given} may not fit {into}")
-        name, largest = OVERFLOWING[into], torch.finfo(into).max
-        size = e.pointwise("abs", e.convert(value, torch.float64))
-        inside = e.pointwise("bitwise_or", e.pointwise("le", size, largest), e.pointwise("eq", size, math.inf))
-        inside = e.pointwise("bitwise_or", inside, e.pointwise("ne", size, size))
-        e.node("assert", inside, message=f"value cannot be converted to type {name} without overflow")
+        e.check_fits(value, into)
     return e.convert(value, into)
-
-
-OVERFLOWING = {
-    torch.float16: "c10::Half", torch.bfloat16: "c10::BFloat16", torch.float32: "float", torch.float64: "double",
-    torch.complex64: "c10::complex<float>", torch.complex128: "c10::complex<double>",
-}  # fmt: skip
-"""Dtypes into which only infinite numbers and those within the range are converted, by their names in C++."""
 
 
 def always_fits(dtype: torch.dtype, into: torch.dtype) -> bool:

@@ -18,7 +18,7 @@ import torch
 
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.breaks import UnsupportedOp
-from kiln.graph.ops.emit import require_fits
+from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.promotion import OPMATH, result_dtype
 from kiln.graph.ops.sizes import is_empty
 from kiln.support.records import dataclass
@@ -91,6 +91,10 @@ NUMBERS_OF: Sequence[tuple[tuple[str, ...], tuple[NumberArgument, ...]]] = (
     (("lerp.Scalar",), (NumberArgument("weight", 2, 2),)),
     (("pow.Tensor_Scalar",), (NumberArgument("exponent", 2, 1),)),
     (("hardshrink.default", "softshrink.default"), (NumberArgument("lambd", 1, 1),)),
+    (("celu.default",), (NumberArgument("alpha", 1, 1),)),
+    (("softplus.default",), (NumberArgument("beta", 1, 1), NumberArgument("threshold", 1, 2))),
+    (("logit.default",), (NumberArgument("eps", 1, 1),)),
+    (("uniform.default",), (NumberArgument("from", 1, 1), NumberArgument("to", 1, 2))),
     (("leaky_relu.default",), (NumberArgument("negative_slope", 1, 1),)),
     (("hardtanh.default",), (NumberArgument("min_val", 1, 1), NumberArgument("max_val", 1, 2))),
     (("threshold.default",), (NumberArgument("threshold", 1, 1), NumberArgument("value", 1, 2))),
@@ -105,7 +109,7 @@ NUMBERS: Mapping[str, tuple[NumberArgument, ...]] = {
 LEAST_INTEGER = -(2**63)
 
 
-def refuse_numbers(name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+def refuse_numbers(e: Emit, name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
     """Raise RuntimeError where eager does for a number that does not fit the dtype of the result."""
     for argument in NUMBERS.get(name, ()):
         value = kwargs.get(argument.name)
@@ -117,7 +121,7 @@ def refuse_numbers(name: str, args: Sequence[object], kwargs: Mapping[str, objec
                 refuse_kind(argument.name, value, dtype)
             if argument.name == "alpha" and type(value) is int and value == LEAST_INTEGER:
                 raise UnsupportedOp(op=name, reason="its kernel negates `alpha`, which overflows")
-            require_fits(value, OPMATH.get(dtype, dtype))
+            e.require_fits(value, OPMATH.get(dtype, dtype))
 
 
 def refuse_kind(name: str, value: object, dtype: torch.dtype) -> None:

@@ -11,6 +11,7 @@ Nodes carry `origin`, the torch call that is being recorded.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import final, overload
 
@@ -21,14 +22,16 @@ from kiln.graph.ir.node import Argument, Attr, Node
 from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.prims.meta import CHECKS, META, pointwise_spec, preserved_strides
 from kiln.graph.prims.rows import PRIMS
-from kiln.symbolic import Expr, Int
-from kiln.symbolic.values import Given, Real
+from kiln.symbolic import Expr, Int, rel_le
+from kiln.symbolic.values import Given, Real, fits_within
 from kiln.tensor.spec import CPU, ScalarSpec, SizeOracle, Spec, TensorSpec
 
 Operand = Node | Number
 Arguments = Sequence[Argument]
 NamedArguments = Mapping[str, Argument]
 Parts = tuple[TensorSpec | ScalarSpec | None, ...]
+Compare = Callable[[Callable[[float, float], bool], Int | float | Real, Int | float | Real], bool | None]
+"""(comparison, left, right) -> what it is, which each call checks, or None where data decide."""
 
 CHOICES = {"min": "lt", "max": "gt"}
 """Python's choices of two numbers -> the comparison by which the second is chosen."""
@@ -37,11 +40,18 @@ REAL_PRIMS = {"truediv": "div", "mod": "remainder", "floordiv": "floor_div"} | {
                             "log1p", "sin", "cos", "tan", "tanh")
 }  # fmt: skip
 """Operations of Python on numbers -> primitives, which compute them in float64."""
+OVERFLOWING = {
+    torch.float16: "c10::Half", torch.bfloat16: "c10::BFloat16", torch.float32: "float", torch.float64: "double",
+    torch.complex64: "c10::complex<float>", torch.complex128: "c10::complex<double>",
+}  # fmt: skip
+"""Dtypes into which only infinite numbers and those within the range are converted, by their names in C++."""
 REAL_ONLY = frozenset({
     "maximum", "minimum", "lt", "le", "gt", "ge", "floor", "ceil", "trunc", "round", "fmod", "remainder", "atan2",
     "erf", "erfc", "erfinv", "lgamma", "digamma", "signbit", "sign",
 })  # fmt: skip
 """Undefined for complex dtypes: ordering and rounding."""
+LARGEST = 2**63 - 1
+"""Symbolic integers are not larger."""
 _ITEM = PRIMS["item"]
 _ROWS = PRIMS.rows
 
@@ -56,11 +66,14 @@ def refuse_complex(op: str, *operands: Node) -> None:
 class Emit(Builder):
     """A growing list of nodes, with the operations that decompositions need."""
 
-    __slots__ = ("_specialise", "givens")
+    __slots__ = ("_compare", "_specialise", "givens")
 
-    def __init__(self, oracle: SizeOracle, specialise: Callable[[Int], int] | None = None) -> None:
+    def __init__(
+        self, oracle: SizeOracle, specialise: Callable[[Int], int] | None = None, compare: Compare | None = None
+    ) -> None:
         super().__init__(oracle)
         self._specialise = specialise
+        self._compare = compare
         self.givens: dict[Given, Node] = {}
         """The input nodes of the caller's floats."""
 
@@ -89,8 +102,51 @@ class Emit(Builder):
 
     def element(self, value: Number | Int | Real, dtype: torch.dtype, device: torch.device) -> Node:
         """A number that is stored in a tensor of `dtype`: eager refuses one that does not fit."""
-        require_fits(value, dtype)
+        self.require_fits(value, dtype)
         return self.number(value, dtype, device)
+
+    def require_fits(self, value: object, dtype: torch.dtype) -> None:
+        """Raise where eager does when a number becomes an element; for a symbolic one the compiled code checks it."""
+        if not isinstance(value, Real | Expr):
+            require_fits(value, dtype)
+        elif not (dtype is torch.float64 or dtype is torch.bool or dtype.is_complex):
+            require(self._real_fits(value, dtype) if isinstance(value, Real) else self._size_fits(value, dtype), dtype)
+
+    def _real_fits(self, value: Real, dtype: torch.dtype) -> bool:
+        if self._compare is None:
+            return True
+        if not dtype.is_floating_point:
+            limits = torch.iinfo(dtype)
+            bounds = ((operator.le, limits.min, value), (operator.le, value, limits.max))
+            return all([self._compare(*bound) is not False for bound in bounds])
+        fits = self._compare(fits_within, value, torch.finfo(dtype).max)
+        if fits is None:
+            self.check_fits(self._real(value, CPU), dtype)
+        return fits is not False
+
+    def check_fits(self, x: Node, dtype: torch.dtype) -> None:
+        """A check in the region that the number in a CPU tensor becomes an element of a floating dtype."""
+        if x.op.name == "convert" and x.tensor.dtype is torch.float64:
+            x = x.inputs[0]
+        given = x.tensor.dtype
+        if given is dtype or (given.is_floating_point and torch.finfo(given).max <= torch.finfo(dtype).max):
+            return
+        size = self.pointwise("abs", self.convert(x, torch.float64))
+        inside = self.pointwise("le", size, torch.finfo(dtype).max)
+        for other in (self.pointwise("eq", size, math.inf), self.pointwise("ne", size, size)):
+            inside = self.pointwise("bitwise_or", inside, other)
+        self.node("assert", inside, message=f"value cannot be converted to type {OVERFLOWING[dtype]} without overflow")
+
+    def _size_fits(self, value: Expr, dtype: torch.dtype) -> bool:
+        if dtype.is_floating_point:
+            most = int(torch.finfo(dtype).max)
+            low = -most
+        else:
+            limits = torch.iinfo(dtype)
+            low, most = limits.min or -limits.max, limits.max
+        if most >= LARGEST:
+            return True
+        return self.oracle.expect(rel_le(low, value)) and self.oracle.expect(rel_le(value, most))
 
     def _real(self, value: Number | Int | Real, device: torch.device) -> Node:
         """A real number over sizes, computed in float64."""
@@ -182,10 +238,14 @@ def require_fits(value: object, dtype: torch.dtype) -> None:
     if not isinstance(value, int | float) or dtype is torch.bool or dtype.is_complex:
         return
     if dtype.is_floating_point:
-        fits = value in (math.inf, -math.inf) or not abs(value) > torch.finfo(dtype).max
+        fits = fits_within(value, torch.finfo(dtype).max)
     else:
         limits = torch.iinfo(dtype)
         low = -limits.max if limits.min == 0 and isinstance(value, int) else limits.min
         fits = low <= value <= limits.max
+    require(fits, dtype)
+
+
+def require(fits: bool, dtype: torch.dtype) -> None:
     if not fits:
         raise RuntimeError(f"value cannot be converted to type {dtype} without overflow")

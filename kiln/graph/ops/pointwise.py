@@ -18,7 +18,7 @@ from kiln.graph.ir.build import Number
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.ops.creation import packed, relaid
-from kiln.graph.ops.emit import Emit, Operand, require_fits
+from kiln.graph.ops.emit import Emit, Operand
 from kiln.graph.ops.promotion import OPMATH, elementwise, float_dtype, promoted, promoting, result_dtype
 from kiln.graph.ops.registry import DECOMPOSITIONS, INPLACE, decompose
 from kiln.graph.prims.meta import pointwise_spec, preserved
@@ -362,7 +362,7 @@ def where(e: Emit, condition: Node, x: Operand, y: Operand) -> Node:
     if condition.tensor.dtype not in (torch.bool, torch.uint8):
         raise RuntimeError(f"where expected condition to be a boolean tensor, but got {condition.tensor.dtype}")
     for number in (x, y):
-        require_fits(number, result_dtype([x, y]))
+        e.require_fits(number, result_dtype([x, y]))
     return e.pointwise("where", truth(e, condition), *promoted(e, x, y))
 
 
@@ -376,7 +376,7 @@ def clamp(e: Emit, x: Node, min: Operand | None = None, max: Operand | None = No
     for bound in (min, max):
         if isinstance(bound, float) and math.isnan(bound):
             raise UnsupportedOp(op="aten.clamp.default", reason="for a bound of NaN the result depends on its kernel")
-        require_fits(bound, dtype)
+        e.require_fits(bound, dtype)
     low, high = (e.convert(bound, dtype) if isinstance(bound, Node) else bound for bound in (min, max))
     return clamped(e, e.convert(x, dtype), low, high)
 

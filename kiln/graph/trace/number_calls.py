@@ -8,6 +8,7 @@ those that eager would draw.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -52,6 +53,7 @@ def uniform_(x: Tensor, first: float = 0.0, last: float = 1.0, *, generator: tor
     """As the kernel does it: `random * (last - first) + first`."""
     if x.dtype not in (torch.float32, torch.float64) or x.requires_grad:
         raise UnsupportedOp(op="aten.uniform_.default", reason="its bounds change from call to call")
+    require_within(x.dtype, first, last)
     if first > last:
         raise RuntimeError(f"uniform_ expects to return a [from, to) range, but found from={first} > to={last}")
     return x.uniform_(generator=generator).mul_(last - first).add_(first)
@@ -63,10 +65,18 @@ def linspace(start: float | Tensor, end: float | Tensor, steps: int, **options: 
     tensors = isinstance(start, Tensor) or isinstance(end, Tensor)
     if tensors or dtype not in (torch.float32, torch.float64) or type(steps) is not int or steps < 2:
         return torch.linspace(start, end, steps, **options)  # type: ignore[arg-type,call-overload,no-any-return]
+    require_within(dtype, start, end)
     step = (end - start) / (steps - 1)
     up = torch.arange(steps, **{**options, "dtype": dtype})  # type: ignore[call-overload]
     made: Tensor = torch.where(up < steps // 2, up * step + start, end - (steps - 1 - up) * step)
     return made
+
+
+def require_within(dtype: torch.dtype, *numbers: float | Tensor) -> None:
+    """Eager converts these numbers, and refuses those out of range."""
+    largest = torch.finfo(dtype).max
+    if any([not isinstance(n, Tensor) and largest < abs(n) < math.inf for n in numbers]):
+        raise RuntimeError(f"value cannot be converted to type {dtype} without overflow")
 
 
 NUMBER_CALLS: Mapping[Target, Callable[..., Tensor]] = {

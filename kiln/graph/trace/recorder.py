@@ -150,7 +150,7 @@ class Recorder:
         self.writes = 0
         self.wrote_and_failed = False
         self.symbols = TraceSymbols(self.env)
-        self.emit = Emit(self.symbols, self.symbols.specialise)
+        self.emit = Emit(self.symbols, self.symbols.specialise, self.symbols.compare)
         self._constants = Constants()
         self.constants = self._constants.tensors
         self._mode = RecordingMode(self.emit, self._constants, self._resolve, self.symbols)

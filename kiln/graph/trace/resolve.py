@@ -73,7 +73,7 @@ def refusing_rule(name: str, decomposition: Decomposition) -> Decomposition:
     @wraps(decomposition)
     def rule(e: Emit, *args: Results, **kwargs: Results) -> Results:
         refuse_dtype(name, args, kwargs.get("dtype"))
-        refuse_numbers(name, args, kwargs)
+        refuse_numbers(e, name, args, kwargs)
         return decomposition(e, *args, **kwargs)
 
     return rule

@@ -6,7 +6,7 @@ symbols.hints((s0, 4))       (8, 4): sizes for C++, which asks Python wherever t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import final
 
 import torch
@@ -14,6 +14,7 @@ import torch
 from kiln.support.location import Location
 from kiln.symbolic import Expr, Int, Relation, ShapeEnv, evaluate, rel_eq
 from kiln.symbolic.node import from_sym, to_sym
+from kiln.symbolic.values import Real, has_hints, specialise_real
 
 
 def is_symbolic(values: Sequence[Int]) -> bool:
@@ -71,6 +72,18 @@ class TraceSymbols:
         if isinstance(value, torch.SymInt):
             value = from_sym(value)
         return self.env.specialise(value, self.location) if isinstance(value, Expr) else value
+
+    def compare(
+        self, function: Callable[[float, float], bool], left: Int | float | Real, right: Int | float | Real
+    ) -> bool | None:
+        """What a comparison of numbers of the caller is, which each call checks; None where data decide."""
+        if not (has_hints(self.env, left) and has_hints(self.env, right)):
+            return None
+        assumed = None if self.env.assume_number is None else self.env.assume_number(function, left, right)
+        if assumed is not None:
+            return assumed
+        numbers = (specialise_real(self.env, number, self.location) for number in (left, right))
+        return function(*numbers)
 
     def sym(self, value: Int) -> int | torch.SymInt:
         """The SymInt of an expression; integers are unchanged."""
