@@ -196,6 +196,18 @@ def hessian_product(net: Net, x: Tensor) -> Any:
     return h
 
 
+def of_a_generator(net: Net, x: Tensor) -> Any:
+    names = dict(net.second.named_parameters())
+    grads = torch.autograd.grad(net(x).square().sum(), names.values(), create_graph=True)
+    return torch.autograd.grad((g.square().sum() for g in grads), net.second.parameters())
+
+
+def backward_of_a_generator(net: Net, x: Tensor) -> Any:
+    y = net(x)
+    torch.autograd.backward((y[i].sum() for i in range(2)), inputs=net.second.parameters())
+    return y.detach()
+
+
 def gradients_with_history(net: Net, x: Tensor) -> Any:
     net.zero_grad()
     net(x).square().sum().backward(create_graph=True)

@@ -155,4 +155,3 @@ def load_jvp_decompositions(s: CaptureState, args: Args, kwargs: Kwargs) -> Valu
 handles(eager_transforms._autograd_grad)(interpreted(polyfills.autograd_grad))
 handles(eager_transforms.linearize)(interpreted(polyfills.linearize))
 handles(eager_transforms.functionalize)(interpreted(polyfills.functionalize))
-handles(torch.autograd.grad)(recorded(torch.autograd.grad))

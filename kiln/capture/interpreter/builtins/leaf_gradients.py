@@ -19,9 +19,9 @@ import torch
 
 from kiln.capture.interpreter.breaks import UnsupportedAttribute, UnsupportedCall
 from kiln.capture.interpreter.builtins.torch_functions import NONE
-from kiln.capture.interpreter.core import Args, CaptureState, Codegen, Kwargs, Value, handles
+from kiln.capture.interpreter.core import Args, CaptureState, Codegen, Handler, Kwargs, Value, handles
 from kiln.capture.interpreter.effects import SideEffect
-from kiln.capture.interpreter.variables.sequence import List, Tuple
+from kiln.capture.interpreter.variables.sequence import List, Tuple, all_items
 from kiln.capture.interpreter.variables.tensor import (
     READABLE,
     FinalCheck,
@@ -30,6 +30,7 @@ from kiln.capture.interpreter.variables.tensor import (
     from_torch,
     here,
     record,
+    recorded,
 )
 from kiln.graph.trace.fake import FakeTensor, is_wrapped
 from kiln.graph.trace.gradients import accumulated_gradients
@@ -160,7 +161,27 @@ def tensor_backward(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return run_backward(s, [given["self"]], given.get("gradient"), given)
 
 
+def of_iterables(handler: Handler) -> Handler:
+    """`handler` of a function that makes tuples of iterables, such as `module.parameters()`."""
+
+    def listing(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        return handler(s, [in_tuple(s, arg) for arg in args], {name: in_tuple(s, arg) for name, arg in kwargs.items()})
+
+    return listing
+
+
+def in_tuple(s: CaptureState, value: Value) -> Value:
+    kind = value.python_type()
+    if issubclass(kind, torch.Tensor | list | tuple | dict) or s.classes.lookup(kind, "__iter__") is None:
+        return value
+    return Tuple(all_items(s, value))
+
+
+handles(torch.autograd.grad)(of_iterables(recorded(torch.autograd.grad)))
+
+
 @handles(torch.autograd.backward)
+@of_iterables
 def autograd_backward(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     names = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
     given = bound(names, args, kwargs)
