@@ -12,7 +12,7 @@ from kiln.loops.fusion.dependencies import Dependencies
 from kiln.loops.fusion.group import Group, GroupSymbols
 from kiln.loops.fusion.order import GroupOrder
 from kiln.loops.fusion.schedule import schedule
-from kiln.loops.fusion.vetoes import CONFLICT, MOST_BETWEEN, PAIR_VETOES, VETOES, too_far_apart, two_blockings
+from kiln.loops.fusion.vetoes import CONFLICT, PAIR_VETOES, VETOES, two_blockings
 from kiln.loops.kernel.launches.not_fused import NotFused, Refusal
 from kiln.loops.program.nodes import LoopProgram
 from kiln.loops.program.text import program_text
@@ -87,7 +87,13 @@ loops slices
     return y, z
 """
 REVERSED = chain("exp(load a0[i0])", "neg(load b0[63 - i0])")
-FAR = chain("exp(load a0[i0])", *("neg(load b0[63 - i0])" for _ in range(201)), "abs(load b0[i0])")
+NEEDED = chain(
+    "exp(load a0[i0])",
+    "neg(load a0[63 - i0])",
+    *(f"neg(load b{n}[63 - i0])" for n in range(1, 201)),
+    "add(load b0[i0], load b201[i0])",
+)
+HELD = chain("exp(load a0[i0])", *(f"neg(load b{n}[65535 - i0])" for n in range(201)), "abs(load b0[i0])", size=1 << 16)
 MANY_LOOPS = chain("load a0[i0]", *(f"exp(load b{n}[i0])" for n in range(48)))
 MANY_OPS = chain(*(nested("exp", 140, f"load {name}[i0]") for name in ("a0", "b0", "b1", "b2", "b3")))
 MANY_BUFFERS = chain(added(0, 50), added(50, 100, "load b0[i0]"), added(100, 150, "load b1[i0]"), inputs=150)
@@ -99,8 +105,9 @@ def random_text(seed: int, nodes: int) -> str:
 
 CASES = {
     "memory-order": (OVERWRITTEN, TARGET),
-    "too-far-apart": (FAR, TARGET),
+    "too-many-between": (NEEDED, TARGET),
     "dependency-between": (random_text(35, 3), TARGET),
+    "held-for-long": (HELD, TARGET),
     "other-device": (DEVICES, TARGET),
     "too-many-loops": (MANY_LOOPS, TARGET),
     "too-many-ops": (MANY_OPS, TARGET),
@@ -125,7 +132,7 @@ CASES = {
     "extra-launch": (PROGRAMS["cross_entropy"], TARGET),
 }
 """A program on which each veto stops a fusion."""
-LONG = {"too-far-apart", "too-many-loops", "too-many-ops", "too-many-buffers"}
+LONG = {"too-many-between", "held-for-long", "too-many-loops", "too-many-ops", "too-many-buffers"}
 
 
 @pytest.mark.parametrize("veto", CASES)
@@ -143,7 +150,7 @@ def test_two_blockings() -> None:
     """No known program reaches this veto first."""
     first, second = Group(blocked={symbol("g0"): 4}), Group(blocked={symbol("g1"): 8})
     empty = LoopProgram("empty", (), (), (), (), ())
-    context = FusionContext({}, Dependencies(empty, {}), GroupOrder(), GroupSymbols(), TARGET)
+    context = FusionContext({}, Dependencies(empty, {}), GroupOrder(), GroupSymbols(), TARGET, {})
     assert two_blockings(Pair(first, second, context)) == CONFLICT
     assert two_blockings(Pair(first, Group(), context)) is None
 
@@ -160,12 +167,3 @@ def test_the_report_says_why() -> None:
     schedule(parse_program(REVERSED), TARGET, events)
     (reason,) = json.loads(report.to_json())["not_fused"]
     assert reason == "b0, b1: vertical: not-local (a unit would read what another one writes)"
-
-
-def test_the_distance_of_loops_is_between_them() -> None:
-    """Neighbours are fused wherever they stand in a long program."""
-    far = [Group(position=position) for position in (400, 401, 400 + MOST_BETWEEN, 401 + MOST_BETWEEN)]
-    empty = LoopProgram("empty", (), (), (), (), ())
-    context = FusionContext({}, Dependencies(empty, {}), GroupOrder(), GroupSymbols(), TARGET)
-    found = [too_far_apart(Pair(far[0], other, context)) for other in far[1:]]
-    assert found == [None, None, (MOST_BETWEEN + 1, MOST_BETWEEN)]

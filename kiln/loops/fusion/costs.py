@@ -13,7 +13,7 @@ from typing import final
 from kiln.loops.fusion.align import CommonSpace, Dependency, dependencies
 from kiln.loops.fusion.dependencies import Dependencies
 from kiln.loops.fusion.group import Group, GroupSymbols, Member
-from kiln.loops.fusion.order import GroupOrder
+from kiln.loops.fusion.order import GroupOrder, current
 from kiln.loops.program.nodes import Buffer
 from kiln.support.records import dataclass
 from kiln.support.target import Target
@@ -22,6 +22,8 @@ from kiln.tensor.size_hint import size_hint
 
 LAUNCH_BYTES = 1 << 14
 """Bytes that could be moved in the time of a launch."""
+NEAR = 200
+"""Groups that are no further apart may be fused for what is saved, however long results then wait for their readers."""
 
 
 @final
@@ -34,6 +36,8 @@ class FusionContext:
     order: GroupOrder
     symbols: GroupSymbols
     target: Target
+    landing: Mapping[str, str]
+    """Results by the argument that they are written back to (`lifetimes.py`)."""
 
     def bytes(self, name: str) -> int:
         spec = self.buffers[name].spec
@@ -76,15 +80,46 @@ class Pair:
         return (ours & theirs) - made
 
     @cached_property
+    def distance(self) -> int:
+        return self.context.order.distance(self.first, self.second)
+
+    @cached_property
+    def needed(self) -> set[Group]:
+        """Groups between the two that must run before both, and `first` where one of them depends on it."""
+        return self.context.order.needed_between(self.first, self.second, NEAR)
+
+    @cached_property
     def saved_bytes(self) -> int:
         context = self.context
         total = sum(context.bytes(name) for name in self.shared)
-        inside = {member.number for member in self.members}
         for name in {link.access.buffer for link in self.links}:
-            uses = context.graph.uses[name]
-            private = not uses.kept and all(number in inside for number in uses.readers)
-            total += context.bytes(name) * (2 if private else 1)
+            total += context.bytes(name) * (2 if self.is_private(name) else 1)
         return total
+
+    @cached_property
+    def held_bytes(self) -> int:
+        """Bytes of results that wait for their readers from `first` on, not only from `second` on.
+
+        What a result is written back to waits anyway, unless it is read in between.
+        """
+        context, held = self.context, 0
+        for member in (*self.second.members, *(member for group in self.needed for member in group.members)):
+            target = context.landing.get(member.out)
+            lands = target is not None and not any(
+                current(reader).position > self.first.position and current(reader) is not self.second
+                for reader in context.graph.readers(target)
+            )
+            held += 0 if lands or self.is_private(member.out) else context.bytes(member.out)
+        return held
+
+    def is_private(self, name: str) -> bool:
+        """Does nothing but the pair read a buffer?"""
+        uses = self.context.graph.uses[name]
+        return not uses.kept and all(number in self._numbers for number in uses.readers)
+
+    @cached_property
+    def _numbers(self) -> set[int]:
+        return {member.number for member in self.members}
 
     def sides(self) -> Iterator[tuple[Group, Mapping[Symbol, Symbol]]]:
         """Each group, with the names of its symbols in the common space."""

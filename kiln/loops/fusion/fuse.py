@@ -10,7 +10,7 @@ Each node starts as a group and joins, best first, groups whose results or data 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
 from typing import final
 
@@ -18,6 +18,7 @@ from kiln.loops.fusion.align import CommonSpace
 from kiln.loops.fusion.costs import FusionContext, Pair
 from kiln.loops.fusion.dependencies import Dependencies
 from kiln.loops.fusion.group import Group, GroupSymbols
+from kiln.loops.fusion.lifetimes import landing_targets
 from kiln.loops.fusion.order import GroupOrder, current
 from kiln.loops.fusion.rules import FUSION_RULES, is_small_sum
 from kiln.loops.fusion.single_groups import SingleGroups
@@ -39,10 +40,11 @@ NEIGHBOURS = 4
 @final
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Fuse by `rule`, in `space`."""
+    """Fuse by `rule`, in `space`; the groups `needed` move before both."""
 
     rule: str
     space: CommonSpace
+    needed: set[Group]
 
 
 def propose(first: Group, second: Group, context: FusionContext, refusals: list[Refusal]) -> Proposal | None:
@@ -59,7 +61,7 @@ def propose(first: Group, second: Group, context: FusionContext, refusals: list[
         pair.space = rule.space(pair)
         refusal = _refusal(VETOES_BY_RULE[rule.name, context.target.is_gpu], pair, rule.name)
         if refusal is None:
-            return Proposal(rule.name, pair.space)
+            return Proposal(rule.name, pair.space, pair.needed)
         refused.append(refusal)
     refusals += refused
     return None
@@ -83,6 +85,7 @@ class Fused:
     groups: list[Group]
     graph: Dependencies
     symbols: GroupSymbols
+    landing: Mapping[str, str]
     applied: dict[str, int] = field(default_factory=dict)
     not_fused: NotFused = field(default_factory=NotFused)
 
@@ -99,7 +102,8 @@ class _Fuser:
         self.graph = Dependencies(program, buffers)
         self.order = GroupOrder()
         self.symbols = GroupSymbols()
-        self.context = FusionContext(buffers, self.graph, self.order, self.symbols, target)
+        landing = landing_targets(program, self.graph, buffers) if "memory-reuse" not in target.without else {}
+        self.context = FusionContext(buffers, self.graph, self.order, self.symbols, target, landing)
         self.applied: dict[str, int] = {}
         self.refusals: list[Refusal] = []
         self.singles = SingleGroups(buffers, self.symbols)
@@ -113,8 +117,9 @@ class _Fuser:
                 self.graph.add(group, number)
                 self.order.append(group)
         groups = self.order.groups
-        kernels = {member.out: group.position for group in groups for member in group.members}
-        return Fused(groups, self.graph, self.symbols, self.applied, NotFused(tuple(self.refusals), kernels))
+        kernels = {member.out: number for number, group in enumerate(groups) for member in group.members}
+        not_fused = NotFused(tuple(self.refusals), kernels)
+        return Fused(groups, self.graph, self.symbols, self.context.landing, self.applied, not_fused)
 
     def _add(self, node: Pointwise | Reduction | Scan, number: int) -> None:
         group = self._single(node, number)
@@ -157,7 +162,7 @@ class _Fuser:
             yield from (other for other in last if other.step is None and other not in gains and other is not group)
 
     def _merge(self, first: Group, second: Group, proposal: Proposal) -> None:
-        self.order.fuse(first, second)
+        self.order.fuse(first, second, proposal.needed)
         second.rename(proposal.space.names)
         self.symbols.release(proposal.space.names)
         first.sizes |= second.sizes
@@ -180,7 +185,7 @@ class _Fuser:
         combine.parts_of = group
         self.graph.add_combine(combine, group, part.name, node.out.name)
         self.order.append(combine)
-        for other in reversed(self.order.groups[group.position : -1]):
+        for other in reversed(self.order.groups[self.order.place(group) : -1]):
             if other.parts_of is not None and current(other.parts_of) is group:
                 self._try(other, combine)
                 break

@@ -3,14 +3,19 @@
     a   b(a)   c   d(a, c)          fusing d into a: c moves before a; b stays behind
     a   b(a)   d(a, b)              fusing d into a is not legal: b stands between
 
-The order is kept legal at every step, so a path between two groups can only run through those between them.
+The order is kept legal at every step, so a path between two groups can only run through those between them. Positions
+have gaps, which moved groups fill: a fusion costs what it moves, not the distance that it moves it.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import final
 
 from kiln.loops.fusion.group import Group
+
+GAP = 1 << 16
+"""Between the positions of neighbours."""
 
 
 def current(group: Group) -> Group:
@@ -18,6 +23,10 @@ def current(group: Group) -> Group:
     while group.merged_into is not None:
         group = group.merged_into
     return group
+
+
+def position(group: Group) -> int:
+    return group.position
 
 
 @final
@@ -28,8 +37,15 @@ class GroupOrder:
         self.groups: list[Group] = []
 
     def append(self, group: Group) -> None:
-        group.position = len(self.groups)
+        group.position = self.groups[-1].position + GAP if self.groups else 0
         self.groups.append(group)
+
+    def place(self, group: Group) -> int:
+        """How many groups are in front of `group`."""
+        return bisect_left(self.groups, group.position, key=position)
+
+    def distance(self, first: Group, second: Group) -> int:
+        return self.place(second) - self.place(first)
 
     def before(self, group: Group) -> set[Group]:
         """Direct dependencies as they are now."""
@@ -41,29 +57,36 @@ class GroupOrder:
         group.barriers = {current(other) for other in group.barriers} - {group}
         return group.barriers
 
-    def needed_between(self, first: Group, second: Group) -> set[Group] | None:
-        """Groups between the two that `second` depends on; None where one of them depends on `first`."""
-        needed = set(self.before(second)) - {first}
-        for position in range(second.position - 1, first.position, -1):
-            group = self.groups[position]
-            if group in needed:
-                before = self.before(group)
-                if first in before:
-                    return None
-                needed |= before
-        return needed
+    def needed_between(self, first: Group, second: Group, most: int) -> set[Group]:
+        """Groups between the two that `second` depends on, and `first` where one of them depends on it.
 
-    def fuse(self, first: Group, second: Group) -> None:
-        """Put `second` into `first`; what it needs moves before `first`."""
-        needed = self.needed_between(first, second)
-        assert needed is not None
-        start, end = first.position, second.position
-        between = self.groups[start + 1 : end]
-        moved = [group for group in between if group in needed]
-        moved += [first, *(group for group in between if group not in needed)]
-        self.groups[start : end + 1] = moved
-        for position in range(start, len(self.groups)):
-            self.groups[position].position = position
+        More than `most` are not all found.
+        """
+        found = {group for group in self.before(second) if group.position > first.position}
+        to_visit = list(found)
+        while to_visit and len(found) <= most:
+            before = self.before(to_visit.pop())
+            further = {group for group in before if group.position >= first.position} - found
+            found |= further
+            to_visit += further - {first}
+        return found
+
+    def fuse(self, first: Group, second: Group, needed: set[Group]) -> None:
+        """Put `second` into `first`; what it `needs` of the groups between them moves before `first`."""
+        moved = sorted(needed, key=position)
+        for group in (*moved, second):
+            del self.groups[self.place(group)]
+        place = self.place(first)
+        last = self.groups[place - 1].position if place else first.position - GAP
+        self.groups[place:place] = moved
+        for number, group in enumerate(moved, 1):
+            group.position = last + number
+        if last + len(moved) >= first.position:
+            self._number()
         second.merged_into = first
         first.after = self.before(first) | (self.before(second) - {first})
         first.barriers = self.barriers(first) | self.barriers(second)
+
+    def _number(self) -> None:
+        for number, group in enumerate(self.groups):
+            group.position = number * GAP

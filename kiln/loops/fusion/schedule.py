@@ -21,7 +21,7 @@ from kiln.loops.fusion.group import Group
 from kiln.loops.fusion.group_kernel import group_launch
 from kiln.loops.fusion.kernel_table import KernelTable
 from kiln.loops.fusion.library_calls import library_call
-from kiln.loops.fusion.lifetimes import LastUses, ScheduledStep, allocations, frees, landing_targets
+from kiln.loops.fusion.lifetimes import LastUses, ScheduledStep, allocations, frees
 from kiln.loops.fusion.overlap import overlapped
 from kiln.loops.fusion.scatter_kernel import copy_kernel, scatter_kernel
 from kiln.loops.kernel.analyses import kernel_reads
@@ -40,8 +40,7 @@ def schedule(program: LoopProgram, target: Target, events: EventSink) -> KernelP
     given |= {buffer.name for buffer, _ in program.constants}
     fused = fuse(program, buffers, target)
     reuse = "memory-reuse" not in target.without
-    targets = landing_targets(program, fused.graph, buffers) if reuse else {}
-    uses, table = LastUses(fused.groups, fused.graph, buffers, targets, reuse=reuse), KernelTable()
+    uses, table = LastUses(fused.groups, fused.graph, buffers, fused.landing, reuse=reuse), KernelTable()
     scheduled = [step for group in fused.groups for step in _steps(group, fused, uses, buffers, table, target, events)]
     if "overlap-collectives" not in target.without:
         scheduled = overlapped(scheduled, buffers)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import final
 
 from kiln.loops.fusion.align import is_local
-from kiln.loops.fusion.costs import LAUNCH_BYTES, Pair
+from kiln.loops.fusion.costs import LAUNCH_BYTES, NEAR, Pair
 from kiln.loops.fusion.layout import best_vector
 from kiln.loops.fusion.parallel import leaves_idle, pieces
 from kiln.loops.fusion.rules import FUSION_RULES
@@ -25,8 +25,6 @@ from kiln.support.records import dataclass
 from kiln.symbolic import Symbol, is_static, product
 from kiln.tensor.size_hint import large_size_hint, size_hint
 
-MOST_BETWEEN = 200
-"""Keeps the time of fusion linear in the size of the program."""
 MOST_LOOPS = 48
 """Beyond this a kernel is slow to compile and short of registers."""
 MOST_OPS, MOST_BUFFERS = 640, 128
@@ -64,13 +62,24 @@ def memory_order(pair: Pair) -> Excess | None:
     return CONFLICT if pair.first in pair.context.order.barriers(pair.second) else None
 
 
-def too_far_apart(pair: Pair) -> Excess | None:
-    distance = pair.second.position - pair.first.position
-    return (distance, MOST_BETWEEN) if distance > MOST_BETWEEN else None
+def too_many_between(pair: Pair) -> Excess | None:
+    """Keeps the time of fusion linear in the size of the program; calls are not moved far."""
+    far = pair.distance > NEAR and any(group.step is not None for group in pair.needed)
+    return (pair.distance, NEAR) if far else _beyond(len(pair.needed), NEAR)
 
 
 def dependency_between(pair: Pair) -> Excess | None:
-    return CONFLICT if pair.context.order.needed_between(pair.first, pair.second) is None else None
+    return CONFLICT if pair.first in pair.needed else None
+
+
+def held_for_long(pair: Pair) -> Excess | None:
+    """The second would run much earlier: its results would take up memory that those of the first took up before."""
+    if pair.distance <= NEAR:
+        return None
+    freed = sum(
+        pair.context.bytes(name) for name in {link.access.buffer for link in pair.links} if pair.is_private(name)
+    )
+    return _beyond(pair.held_bytes, freed + LAUNCH_BYTES)
 
 
 def other_device(pair: Pair) -> Excess | None:
@@ -277,8 +286,9 @@ CONSUMERS = ("consumers-after-reduction",)
 PAIR_VETOES = (
     #    measure              unit        reason
     Veto(memory_order,        "",         "one overwrites memory that the other uses"),
-    Veto(too_far_apart,       "kernels",  "only neighbours are tried"),
+    Veto(too_many_between,    "kernels",  "the second needs them, and they are not moved"),
     Veto(dependency_between,  "",         "the second needs a kernel between them that needs the first"),
+    Veto(held_for_long,       "bytes",    "they would wait for readers that are far behind"),
     Veto(other_device,        "",         "they run on different devices"),
     Veto(too_many_loops,      "loops",    "slow to compile, short of registers"),
     Veto(too_many_ops,        "ops",      "slow to compile, short of registers"),

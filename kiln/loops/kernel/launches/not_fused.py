@@ -2,7 +2,7 @@
 
     not fused
         b3, b7: vertical: too-many-buffers: 140 > 128 buffers (slow to compile, short of registers)
-        b3, b9: too-far-apart: 230 > 200 kernels (only neighbours are tried)
+        b3, b9: too-many-between: 230 > 200 kernels (the second needs them, and they are not moved)
 
 A loop is called by the buffer that it writes, a group of loops by its last one.
 """
