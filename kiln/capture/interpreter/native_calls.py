@@ -25,6 +25,7 @@ import torch
 from kiln.capture.interpreter.arity import error_of_call, refuse_unread
 from kiln.capture.interpreter.breaks import AS_CONSTANT, PastStep, Raised, UnsupportedCall, UnsupportedOperation
 from kiln.capture.interpreter.core import (
+    MISSING,
     Args,
     CaptureState,
     Handler,
@@ -38,9 +39,11 @@ from kiln.capture.interpreter.variables.exception import Traceback
 from kiln.capture.interpreter.variables.function import Cell
 from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, take_order
 from kiln.capture.interpreter.variables.mirror import Mirror, Real, contents
-from kiln.capture.interpreter.variables.native_object import Foreign, NativeObject
+from kiln.capture.interpreter.variables.native_object import PLAIN, Foreign, NativeObject, built_in_base
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Slice, Tuple, all_items
+from kiln.capture.interpreter.variables.set_tables import plain_set
+from kiln.runtime.guards.guard import GuardKind
 from kiln.support.records import dataclass
 
 C_FUNCTIONS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -219,7 +222,7 @@ class Natives:
         if isinstance(value, Object) and issubclass(value.cls, BaseException):
             return self.exception(value)
         if isinstance(value, Object) and c_base(value) is None:
-            return value.constant(s)
+            return value.constant(s) if plain_value(s, value) is MISSING else self.reals[id(value)][1]
         return self.proxy(value)
 
     def container(self, value: Sequence | Dict | Set) -> object:
@@ -274,13 +277,20 @@ class Natives:
         if kind is tuple or is_named_tuple(kind):
             return Tuple([self.lift(item) for item in tuple.__iter__(real)], kind)
         if kind is frozenset:
-            items = [self.lift(item) for item in real]
-            frozen = Set({item.key(self.state): item for item in items}, kind)
-            take_order(self.state, frozen, real)
-            return frozen
+            return self._lift_frozen(real)
         if kind is slice:
             return Slice([self.lift(part) for part in (real.start, real.stop, real.step)])
         return self._lift_object(real)
+
+    def _lift_frozen(self, real: frozenset[object]) -> Set:
+        """The items, in their order, of a frozenset or of a proxy that derives from it."""
+        plain = real if type(real) is frozenset else plain_set(real)
+        items = [self.lift(item) for item in frozenset.__iter__(real)]
+        made = Set({item.key(self.state): item for item in items}, frozenset)
+        if plain is None:
+            raise made.unsupported("use in C code", "the order of its items is not known")
+        take_order(self.state, made, plain)
+        return made
 
     def _lift_container(self, real: Real, kind: type) -> List | Dict | Set:
         if isinstance(real, list):
@@ -336,6 +346,8 @@ class Natives:
         assert self.made_at is not None
         self.keep(made, real)
         made.foreign = Foreign(self, real, self.made_at)
+        if isinstance(real, frozenset):
+            made.native = self._lift_frozen(real)
         return made
 
 
@@ -394,6 +406,23 @@ def natives(s: CaptureState) -> Natives:
     if found.natives is None:
         found.natives = Natives(s)
     return found.natives
+
+
+def plain_value(s: CaptureState, value: Object) -> object:
+    """The number or string that an instance of a derived class is, MISSING if it is none; outside, its identity
+    is guarded."""
+    base = built_in_base(value.cls)
+    if base is None or (value.foreign is None and value.original is MISSING):
+        return MISSING
+    if value.foreign is None:
+        if s.classes.lookup(value.cls, "__del__") is not None:  # the program sees how long the object itself lives
+            return MISSING
+        found, frame = natives(s), running_frame(s)
+        s.guard(value.source, GuardKind.IS, s.reference(value.original))
+        kind = found.proxy_class(value.cls, next(kind for kind in value.cls.__mro__ if is_written_in_c(kind)))
+        real = found.keep(value, base.__new__(kind, PLAIN[base](value.original)))
+        value.foreign = Foreign(found, real, PastStep(frame.number, frame.step, frame.location()))
+    return value.foreign.plain()
 
 
 def is_named_tuple(cls: type) -> bool:

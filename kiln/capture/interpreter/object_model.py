@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import final
 
-from kiln.capture.interpreter.core import CallSite, CaptureState, Value
-from kiln.capture.interpreter.native_calls import natives
+from kiln.capture.interpreter.core import MISSING, CallSite, CaptureState, Value
+from kiln.capture.interpreter.native_calls import natives, plain_value
 from kiln.capture.interpreter.operations import equal
 from kiln.capture.interpreter.side_changes import state_of
 from kiln.capture.interpreter.variables import object as objects
@@ -36,6 +36,9 @@ class PythonObjectModel:
 
     def state_of(self, s: CaptureState, value: Value, name: str) -> object:
         return state_of(s, value, name)
+
+    def plain(self, s: CaptureState, value: Value) -> object:
+        return plain_value(s, value) if isinstance(value, objects.Object) else MISSING
 
     def sequence_iterator(self, s: CaptureState, value: Value) -> Value:
         """Over an object that has only `__getitem__`, or whose items are too many to be made at once."""

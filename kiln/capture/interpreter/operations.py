@@ -17,8 +17,10 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from kiln.capture.interpreter.breaks import NotConstant
 from kiln.capture.interpreter.core import MISSING, OPERATORS, CaptureState, Operator, Token, Value
 from kiln.capture.interpreter.data_values import assume
+from kiln.capture.interpreter.native_calls import natives
 from kiln.capture.interpreter.speculation import (
     Number,
     comparison_in_region,
@@ -33,9 +35,8 @@ from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.exception import GROUPS, fields_of, native_class
 from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, fresh, has_key, holds_constant
-from kiln.capture.interpreter.variables.native_object import NativeObject
 from kiln.capture.interpreter.variables.object import ALIASES, Object, guard_protocol
-from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items, listed
+from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items, held_items, listed
 from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record, replaced, settled, tensor_truth
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import HEAP_TYPE
@@ -478,7 +479,7 @@ def contains(s: CaptureState, container: Value, item: Value) -> bool:
     if isinstance(native, Tensor):
         return record(s, "__contains__", [native, item], {}).truth(s)
     if isinstance(native, (Sequence, DictView)) or s.classes.lookup(native.python_type(), "__contains__") is None:
-        return any(equal(s, other, item) for other in all_items(s, native))
+        return any(equal(s, other, item) for other in held_items(s, native))
     return s.call_special(native, "__contains__", [item], {}).truth(s)
 
 
@@ -520,10 +521,11 @@ def format_value(s: CaptureState, value: Value, conversion: str, spec: str) -> s
             if method == "__format__"
             else format(text if conversion != "a" else text.encode("ascii", "backslashreplace").decode(), spec)
         )
-    if isinstance(value, NativeObject):
-        converted = value.owner.call(CONVERTERS[conversion], [value], {}) if conversion else value
-        return str(value.owner.call(format, [converted, s.const(spec)], {}).constant(s))
-    plain = printable(s, value)
+    try:
+        plain = printable(s, value)
+    except NotConstant:
+        converted = natives(s).call(CONVERTERS[conversion], [value], {}) if conversion else value
+        return str(natives(s).call(format, [converted, s.const(spec)], {}).constant(s))
     try:
         return format(CONVERTERS[conversion](plain) if conversion else plain, spec)
     except ERRORS as error:
@@ -642,7 +644,10 @@ def concatenate_in_place(s: CaptureState, left: Value, right: Value) -> Value | 
 def format_percent(s: CaptureState, left: Value, right: Value) -> Value | None:
     if not isinstance(left.real(), str):
         return None
-    return fold(s, operator.mod, left.constant(s), right.constant(s))
+    try:
+        return fold(s, operator.mod, left.constant(s), right.constant(s))
+    except NotConstant:
+        return natives(s).call(operator.mod, [left, right], {})
 
 
 @_row(operator.or_, Dict)

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.builtins.functions import fill, sort
-from kiln.capture.interpreter.core import Args, CaptureState, Handler, Kwargs, Value, handles
+from kiln.capture.interpreter.core import OPERATORS, Args, CaptureState, Handler, Kwargs, Value, handles
 from kiln.capture.interpreter.native_calls import natives
 from kiln.capture.interpreter.operations import compare, contains, equal, fold, same, searched
 from kiln.capture.interpreter.variables.bound_method import BoundMethod
@@ -19,13 +19,25 @@ from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.iterators import Generator
 from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, dict_iterator, found_at, tokens_of
 from kiln.capture.interpreter.variables.object import Object, find_attr, new_object
-from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items, listed
+from kiln.capture.interpreter.variables.sequence import (
+    List,
+    Sequence,
+    SequenceIterator,
+    Tuple,
+    all_items,
+    held_items,
+    is_plain_tuple,
+    listed,
+)
 
 NONE = Constant(None)
 DICTS = (dict, OrderedDict, defaultdict, types.MappingProxyType)
 SETS = (set, frozenset)
 SEQUENCES = (list, tuple)
 COMBINATIONS = ("union", "intersection", "difference", "symmetric_difference")
+SET_OPERATORS = ("__or__", "__and__", "__sub__", "__xor__")
+SET_CHANGES = ("update", *[f"{name}_update" for name in COMBINATIONS[1:]])
+"""Of COMBINATIONS, in place."""
 K = TypeVar("K", bound=Value)
 Method = Callable[[CaptureState, K, Args, Kwargs], "Value | None"]
 
@@ -69,6 +81,11 @@ def methods(kind: type[K], types_: tuple[type, ...], handlers: Mapping[str, Meth
         method(kind, types_, name)(handler)
 
 
+def own_iterator(s: CaptureState, items: Value) -> Value:
+    """By the method of the built-in class."""
+    return SequenceIterator(items) if isinstance(items, Sequence) else items.iterate(s)
+
+
 def view(what: str) -> Method[Dict]:
     return lambda s, items, args, kwargs: DictView(items, what)
 
@@ -81,12 +98,29 @@ def changed_set(name: str) -> Method[Set]:
     return lambda s, items, args, kwargs: items.combine_in_place(s, name, args)
 
 
+def set_operator(name: str) -> Method[Set]:
+    """`frozenset.__or__` and its kin: NotImplemented for what is no set."""
+    handler = OPERATORS[getattr(operator, name), Set]
+    return lambda s, items, args, kwargs: handler(s, items, native(args[0])) or Constant(NotImplemented)
+
+
+def set_operator_in_place(method: str) -> Method[Set]:
+    def change(s: CaptureState, items: Set, args: Args, kwargs: Kwargs) -> Value:
+        other = native(args[0])
+        if not isinstance(other, Set):
+            return Constant(NotImplemented)
+        items.combine_in_place(s, method, [other])
+        return items
+
+    return change
+
+
 # fmt: off
 methods(Value, (*SEQUENCES, *SETS, range, *DICTS), {
     "__len__":      lambda s, items, args, kwargs: Constant(items.length(s)),
 })
 methods(Value, (*SEQUENCES, *SETS, *DICTS), {
-    "__iter__":     lambda s, items, args, kwargs: items.iterate(s),
+    "__iter__":     lambda s, items, args, kwargs: own_iterator(s, items),
     "__contains__": lambda s, items, args, kwargs: Constant(contains(s, items, args[0])),
 })
 methods(Value, (list, *DICTS), {
@@ -95,12 +129,12 @@ methods(Value, (list, *DICTS), {
 })
 methods(Value, SEQUENCES, {
     "__getitem__":  lambda s, items, args, kwargs: items.get_item(s, args[0]),
-    "count":  lambda s, items, args, kwargs: Constant(sum(equal(s, item, args[0]) for item in all_items(s, items))),
+    "count":  lambda s, items, args, kwargs: Constant(sum(equal(s, item, args[0]) for item in held_items(s, items))),
 })
 methods(List, (list,), {
     "append":       lambda s, items, args, kwargs: items.append(s, args[0]),
     "reverse":      lambda s, items, args, kwargs: items.change(s).reverse(),
-    "copy":         lambda s, items, args, kwargs: List(all_items(s, items)),
+    "copy":         lambda s, items, args, kwargs: List(list(items.items(s))),
     "clear":        lambda s, items, args, kwargs: items.change(s).clear(),
 })
 methods(Dict, DICTS, {
@@ -116,10 +150,12 @@ methods(Set, SETS, {
     "issubset":     lambda s, items, args, kwargs: Constant(items.items(s).keys() <= tokens_of(s, args[0]).keys()),
     "copy":         lambda s, items, args, kwargs: items if items.cls is frozenset else items.combine(s, "copy", args),
     **{name: new_set(name) for name in COMBINATIONS},
+    **{name: set_operator(name) for name in ("__le__", "__lt__", "__ge__", "__gt__", *SET_OPERATORS)},
 })
 methods(Set, (set,), {
     "clear":        lambda s, items, args, kwargs: items.combine_in_place(s, "intersection_update", [Tuple([])]),
-    **{name: changed_set(name) for name in ("update", *[f"{name}_update" for name in COMBINATIONS[1:]])},
+    **{name: changed_set(name) for name in SET_CHANGES},
+    **{f"__i{name[2:]}": set_operator_in_place(to) for name, to in zip(SET_OPERATORS, SET_CHANGES, strict=True)},
 })
 # fmt: on
 
@@ -172,7 +208,7 @@ def sequence_index(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -
     start, stop = [arg.constant(s) for arg in args[1:]] + [None] * (3 - len(args))
     if None in (start, stop)[: len(args) - 1]:
         raise s.error(TypeError, "slice indices must be integers or have an __index__ method")
-    bounds, items = slice(start, stop), all_items(s, target)
+    bounds, items = slice(start, stop), held_items(s, target)
     found = position(s, List(items[bounds]), args[0])
     if found is None:  # the error, with the text of this version of Python
         empty, search = (Tuple([]), tuple.index) if target.python_type() is tuple else (List([]), list.index)
@@ -181,7 +217,7 @@ def sequence_index(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -
 
 
 def position(s: CaptureState, container: Value, wanted: Value) -> int | None:
-    for index, item in enumerate(all_items(s, container)):
+    for index, item in enumerate(held_items(s, container)):
         if equal(s, item, wanted):
             return index
     return None
@@ -363,7 +399,12 @@ def container_init(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -
 
 @handles(tuple.__new__)
 def tuple_new(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return Tuple(listed(s, args[1]) if len(args) > 1 else [], args[0].constant(s))
+    cls, items = args[0].constant(s), listed(s, args[1]) if len(args) > 1 else []
+    if is_plain_tuple(s, cls):
+        return Tuple(items, cls)
+    made = Object(cls)
+    made.native = Tuple(items)
+    return made
 
 
 @handles(object.__new__, dict.__new__, list.__new__, OrderedDict.__new__, set.__new__)

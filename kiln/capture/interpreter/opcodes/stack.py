@@ -5,9 +5,10 @@ from __future__ import annotations
 import builtins
 import importlib.util
 import sys
+import types
 
 from kiln.capture.interpreter.breaks import Raised, UnsupportedCall, UnsupportedOpcode
-from kiln.capture.interpreter.core import MISSING, Value
+from kiln.capture.interpreter.core import MISSING, CaptureState, Value
 from kiln.capture.interpreter.frame import SymbolicFrame, opcode
 from kiln.capture.interpreter.variables.constant import PLAIN, TORCH, Constant
 from kiln.capture.interpreter.variables.function import Cell
@@ -211,7 +212,21 @@ def import_from(frame: SymbolicFrame, name: str) -> None:
     if not hasattr(real, name) and full in sys.modules:
         frame.push(frame.state.wrap(sys.modules[full], ImportSource(full)))
         return
-    frame.push(module.get_attr(frame.state, name))
+    try:
+        frame.push(module.get_attr(frame.state, name))
+    except Raised as raised:
+        if real is MISSING or not issubclass(raised.value.python_type(), AttributeError):
+            raise
+        raise import_error(frame.state, real, name) from None
+
+
+def import_error(s: CaptureState, module: types.ModuleType, name: str) -> Raised:
+    """What `from module import name` raises where there is no such name."""
+    path = getattr(module, "__file__", None)
+    text = f"cannot import name {name!r} from {module.__name__!r} ({path or 'unknown location'})"
+    error = s.error(ImportError, text)
+    error.value.attrs.update(name=s.const(module.__name__), path=s.const(path))
+    return error
 
 
 @opcode("LOAD_BUILD_CLASS")

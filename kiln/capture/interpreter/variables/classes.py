@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any, final
 
 from kiln.capture.interpreter.breaks import Raised, UnsupportedAttribute, UnsupportedCall
+from kiln.capture.interpreter.class_lookups import Found
 from kiln.capture.interpreter.core import (
     MADE_WITH_CLASS,
     NOT_RESUMABLE,
@@ -32,7 +33,7 @@ from kiln.capture.interpreter.native_calls import call_handler, natives
 from kiln.capture.interpreter.pure import is_confined_class, is_pure_class, is_written_in_c
 from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.builtin import Unique, call_unknown
-from kiln.capture.interpreter.variables.class_entries import is_data_descriptor
+from kiln.capture.interpreter.variables.class_entries import GETSET, is_data_descriptor
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.exception import fill
 from kiln.capture.interpreter.variables.function import handler_of
@@ -108,9 +109,9 @@ class Class(Unique):
         meta = s.classes.lookup(type(cls), name)
         if name == "__annotations__" and name in s.classes.made.get(cls, ()):
             return s.classes.made[cls][name]
-        if meta is not None and name not in ("__doc__", "__module__", "__dict__") and is_data_descriptor(s, meta[1]):
-            return self._meta_attr(s, name, meta[1], site)
         found = s.classes.lookup(cls, name)
+        if meta is not None and not is_plain_name(name, found) and is_data_descriptor(s, meta[1]):
+            return self._meta_attr(s, name, meta[1], site)
         if found is not None:
             value = self.own_attr(s, name, found[1])
             getter = s.classes.lookup(type(found[1]), "__get__")
@@ -227,6 +228,11 @@ class Class(Unique):
             emit_made_class(g, self, self.cls, self.bases, self.metaclass, self.set_later)
         else:
             g.body.const(self.cls)
+
+
+def is_plain_name(name: str, found: Found | None) -> bool:
+    """Whether the names of a class body hold what `type` gives: a built-in class may have it elsewhere."""
+    return name in ("__doc__", "__module__") and found is not None and not isinstance(found[1], GETSET)
 
 
 def call_metaclass(s: CaptureState, value: Class, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Value:

@@ -68,7 +68,7 @@ def hashed_key(s: CaptureState, value: Value) -> Token:
     found = s.call_special(value, "__hash__", [], {})
     if not issubclass(found.python_type(), int):
         raise s.error(TypeError, "__hash__ method should return an integer")
-    return HashedKey(s, value, s.part(KeyComparisons).note((id(value),), hash(found.constant(s))))
+    return HashedKey(s, value, s.part(KeyComparisons).note((id(value),), int(found.constant(s))))
 
 
 def is_hashed_by_program(container: Value, item: object) -> bool:

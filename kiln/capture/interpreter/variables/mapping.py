@@ -37,7 +37,17 @@ from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.hashed_key import HashedKey, is_hashed_by_program, refuse_loud_keys
 from kiln.capture.interpreter.variables.key_iterator import KeyIterator
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items
-from kiln.capture.interpreter.variables.set_tables import Table, alike, filled, grown, made, of_kind, order_for, slots
+from kiln.capture.interpreter.variables.set_tables import (
+    Table,
+    alike,
+    filled,
+    grown,
+    made,
+    of_kind,
+    order_for,
+    plain_set,
+    slots,
+)
 from kiln.runtime.guards.constant import is_constant
 from kiln.runtime.guards.guard import AliasExpectation, GuardKind, SetExpectation, SetMember
 from kiln.runtime.guards.reference import path_of
@@ -80,7 +90,9 @@ class Dict(Container):
         self.factory: Value | None = None
         self.behind: Value | None = None
         """Of a `types.MappingProxyType` made in the frame: the mapping, which has the same items."""
-        self.counted = has_counted_keys(source) and all(type(key) is int for key in original)
+        self.counted = has_counted_keys(source) and all(
+            type(key) is int for key in base_of(original).__iter__(original)
+        )
 
     def python_type(self) -> type:
         return self.cls
@@ -745,4 +757,7 @@ def native_of(s: CaptureState, real: Any, base: type, source: Source | None) -> 
         items: Sequence = List(None, source, real) if base is list else Tuple(None, tuple, source, real)
         items.cls = type(real)
         return items
-    return Set(None, type(real), source, real)
+    made = Set(None, type(real), source, plain_set(real))
+    if made.original is None:
+        raise made.unsupported("read", "the order of its items depends on what it held before")
+    return made

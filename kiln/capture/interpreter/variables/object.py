@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar, final
 import torch
 from torch.torch_version import TorchVersion
 
-from kiln.capture.interpreter.breaks import AS_CONSTANT, Raised, UnsupportedAttribute, UnsupportedCall, UnsupportedValue
+from kiln.capture.interpreter.breaks import AS_CONSTANT, Raised, UnsupportedAttribute, UnsupportedCall
 from kiln.capture.interpreter.core import (
     MISSING,
     NOT_RESUMABLE,
@@ -272,10 +272,12 @@ class Object(Value):
     def key(self, s: CaptureState) -> Token:
         """Itself, if it is hashed by identity; guarded to be the same object."""
         found = s.classes.lookup(self.cls, "__hash__")
-        if found is not None and self.foreign is not None and not is_written(s, self.cls, "__hash__", "__eq__"):
-            plain = self.foreign.plain()
+        if found is not None and not is_written(s, self.cls, "__hash__", "__eq__"):
+            plain = s.model.plain(s, self)
             if isinstance(plain, Hashable) and plain is not MISSING:
                 return plain
+        if isinstance(self.native, Set | Tuple) and not is_written(s, self.cls, "__hash__", "__eq__"):
+            return self.native.key(s)
         if found is not None and found[1] is None:
             raise s.error(TypeError, f"unhashable type: '{self.type_name()}'")
         if found is not None and isinstance(found[1], types.FunctionType):
@@ -291,7 +293,7 @@ class Object(Value):
     def torch_arg(self, s: CaptureState) -> object:
         if self.native is not None:
             return self.native.torch_arg(s)
-        if self.foreign is not None and isinstance(number := self.foreign.plain(), PLAIN_ARGUMENTS):
+        if isinstance(number := s.model.plain(s, self), PLAIN_ARGUMENTS):
             return number
         return super().torch_arg(s)
 
@@ -313,7 +315,7 @@ class Object(Value):
         if issubclass(self.cls, BaseException):
             emit_exception(self, self, g)
             return
-        if self.foreign is not None:
+        if self.foreign is not None and self.native is None:
             self.foreign.emit(self, g)
         else:
             emit_bare(self, g)
@@ -326,10 +328,9 @@ class Object(Value):
 
 def emit_bare(value: Object, g: Codegen) -> None:
     base = next((kind for kind in CONTAINERS if issubclass(value.cls, kind)), object)
-    if base in (tuple, frozenset):
-        raise UnsupportedValue(type=value.type_name(), why="it derives from an immutable container")
-    g.make(value, base.__new__, g.state.classes.written(value.cls))
-    if value.native is not None:
+    fixed = [value.native] if base in (tuple, frozenset) else []
+    g.make(value, base.__new__, g.state.classes.written(value.cls), *fixed)
+    if value.native is not None and not fixed:
         emit_native(value.native, base, g)
 
 

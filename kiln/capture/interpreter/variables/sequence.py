@@ -15,6 +15,7 @@ import torch
 from kiln.capture.interpreter.breaks import Raised
 from kiln.capture.interpreter.core import (
     NOT_RESUMABLE,
+    WRAPPERS,
     CallSite,
     CaptureState,
     Codegen,
@@ -56,9 +57,14 @@ class Sequence(Value):
         return self._items
 
     def _load(self, s: CaptureState) -> list[Value]:
+        return [self._item(s, index) for index in range(self._outside_length(s))]
+
+    def _outside_length(self, s: CaptureState) -> int:
+        """Of the object from outside, guarded, whatever a derived class says of it."""
         s.guard_type(self)
-        s.guard(self.source, GuardKind.LENGTH, len(self.original))
-        return [self._item(s, index) for index in range(len(self.original))]
+        length = (tuple if isinstance(self.original, tuple) else list).__len__(self.original)
+        s.guard(self.source, GuardKind.LENGTH, length)
+        return length
 
     def _item(self, s: CaptureState, index: int) -> Value:
         """An item from outside, wrapped once."""
@@ -94,11 +100,7 @@ class Sequence(Value):
         raise self.unsupported("rebuild", "its class is not known to be a plain container")
 
     def length(self, s: CaptureState) -> int:
-        if self._items is None:
-            s.guard_type(self)
-            s.guard(self.source, GuardKind.LENGTH, len(self.original))
-            return len(self.original)
-        return len(self._items)
+        return self._outside_length(s) if self._items is None else len(self._items)
 
     def truth(self, s: CaptureState) -> bool:
         return self.length(s) != 0
@@ -294,7 +296,7 @@ class SequenceIterator(Value):
             g.remember(self)
             return
         outside = self.sequence.original
-        if isinstance(outside, list) and len(outside) < self.index:  # the effects that lengthen it come later
+        if isinstance(outside, list) and list.__len__(outside) < self.index:  # the effects that lengthen it come later
             g.make(self, iterate_from, self.sequence, self.index)
             return
         g.emit(self.sequence)
@@ -339,7 +341,7 @@ class ReversedList(Value):
 
     def emit(self, g: Codegen) -> None:
         outside = self.sequence.original
-        if isinstance(outside, list) and len(outside) <= self.index:  # the effects that lengthen it come later
+        if isinstance(outside, list) and list.__len__(outside) <= self.index:  # the effects that lengthen it come later
             g.make(self, iterate_down_from, self.sequence, self.index)
             return
         g.make(self, reversed, self.sequence)
@@ -388,6 +390,8 @@ def as_index(s: CaptureState, key: Value) -> Any:
     """A subscript as a number or a slice of numbers, by the `__index__` of the program if it has one."""
     if isinstance(key, Slice):
         return slice(*[as_index(s, part) for part in key.parts])
+    if not key.is_constant and isinstance(number := s.model.plain(s, key), int):
+        return number
     if key.is_constant or key.is_torch or s.classes.lookup(key.python_type(), "__index__") is None:
         return key.constant(s)
     found = s.call_special(key, "__index__", [], {})
@@ -401,6 +405,11 @@ def all_items(s: CaptureState, value: Value) -> list[Value]:
     if isinstance(value, Sequence) and value.cls in (list, tuple, torch.Size):
         return list(value.items(s))
     return rest(s, consumed(s, value))
+
+
+def held_items(s: CaptureState, value: Value) -> list[Value]:
+    """What a container holds, whatever the `__iter__` of a derived class yields."""
+    return list(value.items(s)) if isinstance(value, Sequence) else all_items(s, value)
 
 
 def rest(s: CaptureState, iterator: Value) -> list[Value]:
@@ -465,9 +474,25 @@ def is_fixed(s: CaptureState, value: Value) -> bool:
     return value.is_constant or (isinstance(value, Tuple) and all(is_fixed(s, item) for item in value.items(s)))
 
 
+GENERATED = frozenset(("__new__", "__repr__", "__getnewargs__"))
+"""Methods that named tuples have."""
+UNIMPORTANT = frozenset(("__str__", "__format__", "__getattr__", "__reduce__", "__reduce_ex__", "__init_subclass__"))
+"""Others that the program may write: not asked where the items of a tuple are read."""
+
+
+def is_plain_tuple(s: CaptureState, cls: type) -> bool:
+    """Whether `Tuple` is the model of its instances: no special method of the program says what its items are."""
+    if cls in PLAIN or hasattr(cls, "n_sequence_fields"):
+        return True
+    special = {name for kind in cls.__mro__[:-2] for name in vars(kind) if name[:2] == name[-2:] == "__"}
+    found = [s.classes.lookup(cls, name) for name in special - GENERATED - UNIMPORTANT]
+    own = any(entry is not None and type(entry[1]) is types.FunctionType for entry in found)
+    return hasattr(cls, "_fields") and hasattr(cls, "_make") and not own
+
+
 @wraps(tuple, torch.Size, subclasses=True)
 def wrap_tuple(s: CaptureState, real: tuple[object, ...], source: Source | None) -> Value:
-    return Tuple(None, type(real), source, real)
+    return Tuple(None, type(real), source, real) if is_plain_tuple(s, type(real)) else WRAPPERS[object](s, real, source)
 
 
 @wraps(list)

@@ -61,6 +61,17 @@ def alike(left: Table[K], right: Table[K]) -> bool:
     return slots(left) == slots(right) and list(left) == list(right)
 
 
+def plain_set(real: Table[Hashable]) -> Table[Hashable] | None:
+    """A copy of an instance of a derived class, whose methods are not run; None if it would have another order."""
+    if isinstance(real, set):
+        copied: Table[Hashable] = set(real)
+        order = list(set.__iter__(real))
+    else:
+        copied, order = frozenset(real), list(frozenset.__iter__(real))
+    copies = (copied, of_kind(type(copied), grown(order)))
+    return next((copy for copy in copies if slots(copy) == slots(real) and list(copy) == order), None)
+
+
 def order_for(table: Table[Hashable], items: Iterable[Hashable]) -> list[Hashable] | None:
     """The order in which `made` has to add the items, None if it cannot make this table. Items whose places collide
     come in the order in which they were added."""
