@@ -130,9 +130,14 @@ def layers(x: Tensor, cond: Operator) -> Any:
     return x
 
 
+def sizes_from_data(x: Tensor, cond: Operator) -> Any:
+    return cond(x.sum() > 0, lambda v: v * v.nonzero().shape[0], lambda v: v - 1, (x,))
+
+
 WHOLE = [
     containers, nested, in_place_inside, views, views_of_operands, constants, other_results, one_element,
     containers_of_operands, without_operands, same_result_twice, modes, lists_inside, twice, layers,
+    sizes_from_data,
 ]  # fmt: skip
 
 
@@ -179,10 +184,6 @@ def other_sizes(x: Tensor, cond: Operator) -> Any:
     return cond(x.sum() > 0, lambda v: v * 2, lambda v: v[:2] * 2, (x,))
 
 
-def sizes_from_data(x: Tensor, cond: Operator) -> Any:
-    return cond(x.sum() > 0, lambda v: v * v.nonzero().shape[0], lambda v: v - 1, (x,))
-
-
 def graph_break_inside(x: Tensor, cond: Operator) -> Any:
     def true(v: Tensor) -> Tensor:
         os.getcwd()
@@ -192,7 +193,7 @@ def graph_break_inside(x: Tensor, cond: Operator) -> Any:
 
 
 PLAIN = [
-    outside_list, outside_variable, outside_object, other_constants, other_sizes, sizes_from_data, graph_break_inside,
+    outside_list, outside_variable, outside_object, other_constants, other_sizes, graph_break_inside,
 ]  # fmt: skip
 
 

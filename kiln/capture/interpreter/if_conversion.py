@@ -33,10 +33,11 @@ import torch
 from kiln.capture.bytecode.liveness import live_locals
 from kiln.capture.bytecode.postdominators import meeting_points
 from kiln.capture.interpreter.breaks import PastStep
+from kiln.capture.interpreter.copied_tensors import made_by, require_no_views, written_to_copies
 from kiln.capture.interpreter.core import CaptureState, Value
-from kiln.capture.interpreter.data_values import Instruction, ValueNeeded, past_step
+from kiln.capture.interpreter.data_values import Instruction, ValueNeeded, expected_truth, past_step
 from kiln.capture.interpreter.frame import SymbolicFrame, run_to, running_frame
-from kiln.capture.interpreter.joined_values import Differs, Joining, Pair, made_by
+from kiln.capture.interpreter.joined_values import Differs, Joining, Pair
 from kiln.capture.interpreter.nested_calls import (
     Calls,
     all_values,
@@ -49,7 +50,7 @@ from kiln.capture.interpreter.nested_calls import (
     without_progress,
 )
 from kiln.capture.interpreter.side_changes import SideChanges, changes_taken_back, met, note_joined
-from kiln.capture.interpreter.variables.tensor import Tensor, from_torch
+from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, from_torch
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.breaks import TraceBreak
 from kiln.graph.trace.autograd_edges import edge_of, edges_behind, leaf_of
@@ -58,6 +59,10 @@ from kiln.graph.trace.nested_graphs import NotNested
 from kiln.graph.trace.storage_view import FakeStorage, root_of
 from kiln.runtime.control_flow import run_branch
 from kiln.support.records import dataclass
+from kiln.symbolic import Expr
+from kiln.symbolic.node import SymNode
+from kiln.symbolic.relation import Relation
+from kiln.symbolic.values import Real, compare, known_truth
 
 MOST_MEETINGS = 3
 """At so many places it is tried to join the sides."""
@@ -172,6 +177,27 @@ def take_both_sides(frame: SymbolicFrame, condition: Value, targets: tuple[int, 
     raise failed
 
 
+def condition_of(frame: SymbolicFrame, value: Symbolic) -> Value:
+    """What a jump tests as a tensor: a comparison of numbers that data decide becomes one, others stay as they are."""
+    s = frame.state
+    if (frame.code, frame.at) in s.needed or expected_truth(frame) is not None:
+        return value
+    node: SymNode = value.node.node
+    number = node.value
+    if node.has_hint() or isinstance(number, Real):
+        return value
+    relation = compare(node.env, "ne", number, 0, None) if isinstance(number, Expr) else number
+    if not isinstance(relation, Relation) or known_truth(node.env, relation) is not None:
+        return value
+    call = partial(s.recorder.call, stack=frame.locations())
+    difference = call(torch.full, [(), s.recorder.symbols.sym(relation.difference)], {"dtype": torch.int64})
+    return from_torch(s, call(COMPARISONS[relation.kind], [difference, 0], {}))
+
+
+COMPARISONS = {"le": torch.le, "eq": torch.eq, "ne": torch.ne}
+"""By the kind of a relation."""
+
+
 def meetings_of(frame: SymbolicFrame) -> list[int]:
     """Where it is tried to join the sides; behind the last instruction: where they return."""
     found = meeting_points(frame.decoded, frame.at, MOST_MEETINGS)
@@ -190,7 +216,7 @@ def interpreted_side(
     before = contents_of_inputs(s)
     held = [*entry.locals.values(), *entry.stack]
     done = list[SideChanges]()
-    with known_truth(s, condition.fake, truth):
+    with truth_known(s, condition.fake, truth):
         calls, _ = taken_from_log(s, python_taken_back(s, done), partial(run_to, frame, meeting, held))
     if frame.handled != entry.handled:
         raise NotNested("it leaves an exception handler")
@@ -201,7 +227,7 @@ def interpreted_side(
 
 
 @contextmanager
-def known_truth(s: CaptureState, condition: FakeTensor, truth: bool) -> Iterator[None]:
+def truth_known(s: CaptureState, condition: FakeTensor, truth: bool) -> Iterator[None]:
     """A side may test the same condition again."""
     truths = s.part(Conversions).truths
     before = truths.get(id(condition))
@@ -213,7 +239,7 @@ def known_truth(s: CaptureState, condition: FakeTensor, truth: bool) -> Iterator
 
 @contextmanager
 def python_taken_back(s: CaptureState, done: list[SideChanges]) -> Iterator[None]:
-    with without_progress(s), changes_taken_back(s, done):
+    with without_progress(s), changes_taken_back(s, done), written_to_copies(s):
         yield
 
 
@@ -296,17 +322,21 @@ def joined(
     frame.saved = frame.stack.copy()  # it holds values of the sides
     changes = [side.changes for side in sides]
     known = reachable(all_values(s)) if any(found.changes for found in changes) else set()
-    joining = Joining(known, (made_by(left.calls), made_by(right.calls)))
+    made = made_by(left.calls), made_by(right.calls)
+    meetings = met(s, changes, known, made)
+    copies = [meeting.change for meeting in meetings if isinstance(meeting.change.value, Tensor)]
+    require_no_views(s, copies)
+    joining = Joining(known, made, {id(change.value) for change in copies})
     if len(left.values) != len(right.values):
         raise Differs
     for both in zip(left.values, right.values, strict=True):
         joining.note(s, *both, exact=exact or None in both)
-    meetings = met(s, changes, known)
     for meeting in meetings:
         joining.note_state(s, meeting)
     if joining.chooses:
         joining.condition, joining.need = kept_condition(s, condition), failed
-    joining.take_results(joined_tensors(s, condition, sides, joining.all_pairs(), failed))
+    own = {id(state) for meeting in meetings for state in (meeting.left, meeting.right) if isinstance(state, Tensor)}
+    joining.take_results(joined_tensors(s, condition, sides, joining.all_pairs(), failed, own))
     for meeting in meetings:
         joining.build_state(s, meeting)
     note_joined(s, changes)
@@ -319,9 +349,14 @@ def kept_condition(s: CaptureState, condition: Tensor) -> Value:
 
 
 def joined_tensors(
-    s: CaptureState, condition: Tensor, sides: Sequence[SideValues], pairs: Sequence[Pair], failed: ValueNeeded
+    s: CaptureState,
+    condition: Tensor,
+    sides: Sequence[SideValues],
+    pairs: Sequence[Pair],
+    failed: ValueNeeded,
+    own: set[int],
 ) -> list[Value]:
-    """Record the `cond` whose results are the `pairs`."""
+    """Record the `cond` whose results are the `pairs`; `own`: tensors whose memory from before nothing sees again."""
     changed = list({id(fake): fake for side in sides for fake in side.changed}.values())
     if not pairs and not changed:
         if any(side.calls for side in sides):
@@ -344,7 +379,7 @@ def joined_tensors(
     except RuntimeError as problem:  # of autograd: a value that a gradient needs was changed in place
         raise NotNested("its torch calls raise apart from the region") from problem
     for (a, b), result in zip(pairs, results, strict=True):
-        note_copy(s, [tensor for tensor in (a, b) if tensor is not None], result, captured, failed)
+        note_copy(s, [t for t in (a, b) if t is not None and id(t) not in own], result, captured, failed)
         if a is not None and b is not None and a.fake.requires_grad is not b.fake.requires_grad:
             s.part(Conversions).varying.append((result.fake, failed))  # type: ignore[attr-defined]
     return results

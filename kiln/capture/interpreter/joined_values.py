@@ -12,16 +12,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import field
 from typing import final
 
+from kiln.capture.interpreter.copied_tensors import stand_in
 from kiln.capture.interpreter.core import MISSING, CaptureState, Value
 from kiln.capture.interpreter.data_values import ValueNeeded
-from kiln.capture.interpreter.nested_calls import Calls
 from kiln.capture.interpreter.side_changes import Meeting, may_be_absent
 from kiln.capture.interpreter.variables.choice import Choice
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor
-from kiln.graph.trace.log import leaves
 from kiln.graph.trace.nested_graphs import NotNested
 from kiln.support.records import dataclass
 
@@ -48,6 +47,8 @@ class Joining:
 
     known: set[int]
     made: tuple[set[int], set[int]]
+    copied: set[int]
+    """The tensors for which a side has made copies (`copied_tensors.py`), by `id`."""
     pairs: dict[tuple[int, int], Pair] = field(default_factory=dict)
     """By the `id`s of the fakes, 0 for none."""
     alone: tuple[dict[int, Tensor], dict[int, Tensor]] = field(default_factory=lambda: ({}, {}))
@@ -64,6 +65,8 @@ class Joining:
         if a is b:
             return
         if isinstance(a, Tensor) and isinstance(b, Tensor):
+            if not self.copied.isdisjoint((id(a), id(b))):
+                raise NotNested("it leaves a tensor that it changes under another name")
             if a.fake is not b.fake:
                 self.pairs[id(a.fake), id(b.fake)] = a, b
         elif isinstance(a, Tuple) and isinstance(b, Tuple) and a.cls is b.cls and len(a.items(s)) == len(b.items(s)):
@@ -150,7 +153,10 @@ class Joining:
             meeting.settle({token: (key, item) for token, (key, item) in pairs.items() if item is not None})
         else:
             assert not isinstance(left, list | dict) and not isinstance(right, list | dict)
-            meeting.settle(self.build(s, left, right))
+            state, tensor = self.build(s, left, right), meeting.change.value
+            meeting.settle(state)
+            if isinstance(tensor, Tensor) and isinstance(state, Tensor):
+                stand_in(s, tensor, state.fake)
 
     def _of_side(self, s: CaptureState, value: Value | None, side: int) -> Value | None:
         """The value of one side with results of the `cond` in place of tensors that the side has made."""
@@ -213,12 +219,3 @@ def equal_constants(s: CaptureState, a: Value | None, b: Value | None) -> bool:
         return False
     left, right = a.constant(s), b.constant(s)
     return type(left) is type(right) and type(left) in EXACT and repr(left) == repr(right)
-
-
-def made_by(calls: Calls) -> set[int]:
-    """The `id`s of the tensors that calls make, besides those that they change in place."""
-    found, used = set[int](), set[int]()
-    for call in calls:
-        used.update([id(leaf) for leaf in leaves([call.args, call.kwargs]) if id(leaf) not in found])
-        found.update([id(leaf) for leaf in leaves(call.result) if id(leaf) not in used])
-    return found

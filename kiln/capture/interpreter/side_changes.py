@@ -5,6 +5,8 @@
 
 What is changed is a place: an attribute of an object, the contents of a list or dict, a cell. Its state is an attribute
 or content (None where it does not exist), a list of items, or a dict of tokens with (key, value).
+
+The state of a tensor is the one that stands for it, see `copied_tensors.py`.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from kiln.capture.interpreter.variables.function import Cell, CellEffect
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import AttributeEffect, AttributeTables, Object
 from kiln.capture.interpreter.variables.sequence import List
+from kiln.capture.interpreter.variables.tensor import Tensor
 from kiln.graph.trace.nested_graphs import NotNested
 from kiln.support.records import dataclass
 
@@ -44,7 +47,7 @@ def state_of(s: CaptureState, value: Value, name: str) -> object:
         return dict(items) if type(items) is dict else MISSING
     if isinstance(value, Cell):
         return value.load(s)
-    return MISSING
+    return Tensor(value.fake) if isinstance(value, Tensor) and not name else MISSING
 
 
 def set_state(value: Value, name: str, state: State) -> None:
@@ -62,6 +65,8 @@ def set_state(value: Value, name: str, state: State) -> None:
     elif isinstance(value, Cell):
         value.content = cast(Value | None, state)
         value.emptied = state is None
+    elif isinstance(value, Tensor):
+        value.fake = cast(Tensor, state).fake
 
 
 @final
@@ -120,19 +125,23 @@ class Meeting:
         set_state(self.change.value, self.change.name, state)
 
 
-def met(s: CaptureState, sides: Sequence[SideChanges], known: set[int]) -> list[Meeting]:
-    """The places to be joined; the changes of new objects are made again. `known`: the values from before the branch.
+def met(
+    s: CaptureState, sides: Sequence[SideChanges], known: set[int], made: tuple[set[int], set[int]]
+) -> list[Meeting]:
+    """The places to be joined; the changes of new objects are made again.
+
+    `known`: the values from before the branch; `made`: the fakes that each side has made.
 
     Raises:
         NotNested: if a change cannot be taken back.
     """
-    for side in sides:
+    for side, own in zip(sides, made, strict=True):
         for place, change in side.changes.items():
-            if is_new(change.value, known) and side.after[place] is not MISSING:
+            if is_new(change, known, own) and side.after[place] is not MISSING:
                 set_state(change.value, change.name, cast(State, side.after[place]))
     found: list[Meeting] = []
     for place, change in {**sides[0].changes, **sides[1].changes}.items():
-        if not is_new(change.value, known):
+        if not is_new(change, known, made[0] | made[1]):
             states = [side.after.get(place, change.before) for side in sides]
             if MISSING in (change.before, *states):
                 raise NotNested(CHANGES)
@@ -140,9 +149,11 @@ def met(s: CaptureState, sides: Sequence[SideChanges], known: set[int]) -> list[
     return found
 
 
-def is_new(value: Value, known: set[int]) -> bool:
-    """Whether a side has made it."""
-    return id(value) not in known and value.source is None
+def is_new(change: StateChange, known: set[int], made: set[int]) -> bool:
+    """Whether a side has made what is changed."""
+    if isinstance(change.value, Tensor):  # the capture knows every tensor
+        return isinstance(change.before, Tensor) and id(change.before.fake) in made
+    return id(change.value) not in known and change.value.source is None
 
 
 def note_joined(s: CaptureState, sides: Sequence[SideChanges]) -> None:

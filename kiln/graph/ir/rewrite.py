@@ -164,10 +164,16 @@ def symbols_of(nodes: Iterable[Node]) -> frozenset[Symbol]:
     return frozenset().union(*[symbols_in((node.spec, *node.attrs.values())) for node in nodes])
 
 
+def symbols_read(nodes: Iterable[Node]) -> frozenset[Symbol]:
+    """The symbols that `nodes` read on the host, such as how many elements of a mask are true."""
+    found = [node.spec.value for node in nodes if node.op.name == "local_scalar" and isinstance(node.spec, ScalarSpec)]
+    return frozenset([value for value in found if isinstance(value, Symbol)])
+
+
 def symbols_in(value: object) -> frozenset[Symbol]:
-    """The symbols in a spec or an attribute, such as a nested graph."""
+    """The symbols in a spec or an attribute, such as a nested graph, besides those that the graph reads itself."""
     if isinstance(value, Graph):
-        return symbols_of([*value.inputs, *all_nodes(value)])
+        return symbols_of([*value.inputs, *value.nodes]) - symbols_read(value.nodes)
     if isinstance(value, TensorSpec):
         return symbols_in((*value.sizes, *value.strides, value.offset))
     if isinstance(value, ScalarSpec):

@@ -4,7 +4,8 @@
     %9: (f32[4],) = cond(%0, %1, %5, %8, true=@2, false=@3)      backward: of the side that was taken
 
 The gradients of both sides are recorded with the forward, since they say which values of a side the backward reads:
-these are further results of the forward, zeros on the other side. Views are computed again.
+these are further results of the forward, zeros on the other side. Views are computed again, and so are values whose
+sizes depend on data of a side: the other side has no such size.
 
 In eager a tensor that only one side uses has no gradient after the other side: of a branch of Python, the attributes
 `only_true` and `only_false` name the gradients that exist on one side alone (`graph/autograd/absent_gradients.py`). Of
@@ -20,14 +21,14 @@ from typing import cast, final
 import torch
 
 from kiln.graph.ir.node import Attr, Node
-from kiln.graph.ir.rewrite import with_inputs
+from kiln.graph.ir.rewrite import symbols_in, symbols_of, symbols_read, with_inputs
 from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.prims.meta import same_strides
 from kiln.graph.prims.table import Kind
 from kiln.graph.trace.custom_function import attach
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.log import ControlFlow
-from kiln.graph.trace.nested_graphs import CONSTANT, Nested, NotNested, further, input_node, nested
+from kiln.graph.trace.nested_graphs import CONSTANT, Nested, NotNested, draws_random, further, input_node, nested
 from kiln.graph.trace.nested_logs import (
     Calls,
     Scope,
@@ -54,7 +55,8 @@ def cond(recorder: Calls, scope: Scope, target: ControlFlow, args: Sequence[Fake
     needs = [is_differentiated([fake]) for fake in captured]
     with scope():
         branches = [
-            traced(recorder, log, inputs_like(values, "operand"), needs, changes=changes) for log in target.logs
+            traced(recorder, log, inputs_like(values, "operand"), needs, changes=changes, reads_sizes=True)
+            for log in target.logs
         ]
         require_same_outputs(recorder, *[branch.outputs for branch in branches])
         count, numbers = len(branches[0].results), differentiable_results(target, branches, needs)
@@ -144,6 +146,7 @@ def recorded_backward(
     tangents = [input_node(0, f"tangent_{number}", branch.outputs[number].tensor) for number in numbers]
     leaves = [fake for fake, need in zip(branch.fakes, needs, strict=False) if need]
     with nested(recorder, tangents) as made:
+        made.sizes.update(branch.nested.sizes)
         pairs = zip([branch.results[number] for number in numbers], tangents, strict=True)
         roots = [(result, recorder.fake_of(tangent)) for result, tangent in pairs if result.requires_grad]
         found = found_gradients(recorder, leaves, roots)
@@ -158,8 +161,8 @@ def recorded_backward(
 
 
 def read_from_forward(side: SideGradients, forward: Nested) -> None:
-    """Replace what the gradients read of the forward: operands stay operands, views and constants are computed again,
-    other values are saved."""
+    """Replace what the gradients read of the forward: operands stay operands, views, constants and values of sizes that
+    only the forward reads are computed again, other values are saved."""
     operands = dict(zip(forward.inputs, side.operands, strict=True))
     outer = {node: value for value, node in forward.outside.items()}
     own, copies = set(forward.nodes), dict[Node, Node]()
@@ -171,7 +174,10 @@ def read_from_forward(side: SideGradients, forward: Nested) -> None:
             return side.nested.read(outer[value])
         if value not in own:
             return side.nested.read(value)
-        if value.op.kind is not Kind.VIEW and value.op is not CONSTANT:
+        if not forward.sizes.isdisjoint(symbols_in(value.spec)):
+            if draws_random([value]):
+                raise NotNested("it draws random numbers, which the backward would draw again")
+        elif value.op.kind is not Kind.VIEW and value.op is not CONSTANT:
             return side.saved.setdefault(value, input_node(0, f"saved_{len(side.saved)}", value.tensor))
         if value not in copies:
             copies[value] = with_inputs(value, tuple(map(resolved, value.inputs)))
@@ -180,6 +186,10 @@ def read_from_forward(side: SideGradients, forward: Nested) -> None:
     inside = {value: node for value, node in side.nested.outside.items() if value in own or value in operands}
     for value in inside:
         del side.nested.outside[value]
+    if not forward.sizes.isdisjoint(symbols_of([*side.nested.nodes, *inside])):
+        for value in forward.nodes:
+            if not forward.sizes.isdisjoint(symbols_read([value])):
+                copies[value] = with_inputs(value, tuple(map(resolved, value.inputs)))
     replaced = {node: resolved(value) for value, node in inside.items()}
     for node in side.nested.nodes:
         node.inputs = tuple([replaced.get(value, value) for value in node.inputs])

@@ -58,6 +58,8 @@ class RecordingMode(DispatchMode):
         """How many elements of a tensor are not zero, where a size depends on it."""
         self.forgotten: set[Symbol] = set()
         """Sizes that only a call that failed has read."""
+        self.repeated: list[Symbol] = []
+        """The sizes that a call which is repeated read at first, and reads again."""
         self._handlers: dict[int, Handler] = {}  # by identity: overloads are never freed, and slow to hash
 
     def __torch_dispatch__(  # type: ignore[override]

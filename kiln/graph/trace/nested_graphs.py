@@ -22,7 +22,7 @@ from kiln.graph.ops import Emit
 from kiln.graph.prims.meta import preserved, same_strides
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.table import Kind
-from kiln.symbolic import Int, ShapeEnv
+from kiln.symbolic import Int, ShapeEnv, Symbol
 from kiln.tensor.spec import TensorSpec
 
 
@@ -65,6 +65,8 @@ class Nested:
     """What nodes and outputs read in place of a value that was recorded."""
     taken: set[Node] = field(default_factory=set)
     """The values whose memory is that of an output."""
+    sizes: set[Symbol] = field(default_factory=set)
+    """The sizes that depend on data and that it may read; none leaves it."""
 
     def graph(self, name: str, outputs: Iterable[Node], outside: Iterable[Node]) -> Graph:
         """The graph of its inputs, then those for the values `outside` of this nested graph and its siblings."""
@@ -127,7 +129,8 @@ def further(made: Nested) -> Iterator[None]:
     yield
     found = recording.nodes[first:]
     del recording.nodes[first:]
-    if len(recording.env.unbacked) != unbacked or any(node.op.name in READ_ON_HOST for node in found):
+    reads = [node.spec.value for node in found if node.op.name in READ_ON_HOST]  # type: ignore[union-attr]
+    if len(recording.env.unbacked) != unbacked or not made.sizes.issuperset(reads):
         raise NotNested("a size or a number in it depends on data")
     for node in found:
         if node.op is CONSTANT or node.op.name == "constant_tensor":

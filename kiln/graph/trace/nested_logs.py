@@ -17,16 +17,18 @@ import torch
 
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Attr, Node
+from kiln.graph.ir.rewrite import symbols_in, symbols_read
 from kiln.graph.prims.meta import same_strides
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.trace.fake import FakeTensor
-from kiln.graph.trace.log import NestedLog, Target
+from kiln.graph.trace.log import ControlFlow, NestedLog, Target, TorchCall, leaves
 from kiln.graph.trace.mode import RecordingMode
 from kiln.graph.trace.nested_graphs import Nested, NotNested, Surroundings, input_node, nested
 from kiln.graph.trace.successors import Successors
 from kiln.runtime.eager_replay import SETTERS
 from kiln.support.location import Location
-from kiln.symbolic import Int
+from kiln.symbolic import Int, Symbol
+from kiln.symbolic.node import from_sym
 from kiln.tensor.spec import TensorSpec
 
 Scope = Callable[[], AbstractContextManager[None]]
@@ -84,14 +86,16 @@ def traced(
     packed: bool = False,
     kept: int = 0,
     changes: Sequence[int] = (),
+    reads_sizes: bool = False,
 ) -> Traced:
     """Record `log` on `inputs`; `gradients`: which of them require gradients. `packed`: its outputs are contiguous.
 
-    The first `kept` inputs are outputs, too, and so are the contents of those that it changes in place.
+    The first `kept` inputs are outputs, too, and so are the contents of those that it changes in place. With
+    `reads_sizes`, sizes in it may depend on data.
     """
     with nested(recorder, inputs) as made:
         fakes = arguments(recorder, inputs, gradients)
-        results = run_log(recorder, log, fakes, changes)
+        results = run_log(recorder, log, fakes, changes, made.sizes if reads_sizes else None)
         values = [*map(recorder.node_of, results), *inputs[:kept], *[recorder.node_of(fakes[n]) for n in changes]]
         outputs = made.fresh(values, [dense(value.tensor) for value in values] if packed else None)
     return Traced(made, outputs, fakes, results)
@@ -106,9 +110,16 @@ def arguments(recorder: Calls, inputs: Sequence[Node], gradients: Sequence[bool]
 
 
 def run_log(
-    recorder: Calls, log: NestedLog, fakes: Sequence[FakeTensor], changes: Sequence[int] = ()
+    recorder: Calls,
+    log: NestedLog,
+    fakes: Sequence[FakeTensor],
+    changes: Sequence[int] = (),
+    sizes: set[Symbol] | None = None,
 ) -> list[FakeTensor]:
-    """The outputs of `log` on other arguments, of which it must not change others than `changes`."""
+    """The outputs of `log` on other arguments, of which it must not change others than `changes`.
+
+    `sizes` gets the symbols of sizes that depend on data and that the calls read; None: there must be none.
+    """
     successors = Successors()
     for old, new in zip(log.arguments, fakes, strict=False):
         successors.add(old, new)
@@ -120,12 +131,38 @@ def run_log(
                 SETTERS[str(call.target)](*(value if isinstance(value, tuple) else (value,)))
                 continue
             args, kwargs = successors.of(call.args), successors.of(call.kwargs)
+            if sizes is not None and recorder.env.unbacked:
+                repeated = recorder._mode.repeated = sizes_made(recorder, call)
+                sizes.update(repeated)
             successors.add(call.result, recorder.call(call.target, args, kwargs, stack=call.stack))
     finally:
+        recorder._mode.repeated = []
         torch._C._set_grad_enabled(enabled)
     if any(fake.storage_view.storage.version for n, fake in enumerate(fakes) if n not in changes):
         raise WritesArgument("it changes a tensor from outside in place")
     return [successors.of(output) for output in log.outputs]
+
+
+def sizes_made(recorder: Calls, call: TorchCall) -> list[Symbol]:
+    """The symbols that a call has read on the host, and that are free now that its log was taken out of the recording.
+
+    Raises:
+        NotNested: if something is assumed of them, which only the region itself checks.
+    """
+    if isinstance(call.target, ControlFlow):
+        return []  # none leaves a nested graph
+    made = symbols_of_fakes(call.result) - symbols_of_fakes([call.args, call.kwargs])
+    found = [symbol for symbol in recorder.env.unbacked if symbol in made]
+    if any(not made.isdisjoint(check.relation.free_symbols()) for check in recorder.env.checks):
+        raise NotNested("a size in it depends on data, and something is assumed of it")
+    return [symbol for symbol in found if symbol not in symbols_read(recorder.nodes)] if found else []
+
+
+def symbols_of_fakes(value: object) -> frozenset[Symbol]:
+    """The symbols in the sizes of tensors, and in numbers."""
+    specs = [leaf.storage_view.spec for leaf in leaves(value) if type(leaf) is FakeTensor]
+    numbers = [from_sym(leaf) for leaf in leaves(value) if isinstance(leaf, torch.SymInt)]
+    return frozenset().union(*map(symbols_in, (*specs, *numbers)))
 
 
 def operands(recorder: Calls, fakes: Sequence[FakeTensor]) -> list[Node]:

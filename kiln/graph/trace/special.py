@@ -216,7 +216,7 @@ def unbacked_integer(mode: RecordingMode, node: Node, low: int | None = None, hi
     """
     limits = torch.iinfo(node.tensor.dtype)
     low, high = limits.min if low is None else low, limits.max if high is None else high
-    symbol = mode.symbols.env.create_unbacked(lo=low, hi=high)
+    symbol = mode.repeated.pop(0) if mode.repeated else mode.symbols.env.create_unbacked(lo=low, hi=high)
     mode.symbolic = True
     mode.emit.add(PRIMS["local_scalar"], (node,), {"kind": "int", "checks": ()}, ScalarSpec(int, symbol))
     return mode.symbols.sym(symbol)

@@ -238,9 +238,13 @@ def free_in(value: Expr | Real) -> Iterable[Free]:
 
 
 def numbers_from_outside(calls: Sequence[TorchCall], inputs: Sequence[object]) -> list[Expr | Real]:
-    """The numbers that calls take and that `inputs` do not determine."""
+    """The numbers that calls take and that neither `inputs` nor results of earlier calls determine."""
     bound = {free for value in inputs for free in _bound_by(value)}
-    return [value for value in numbers_in(calls) if not bound.issuperset(free_in(value))]
+    found: dict[Expr | Real, None] = {}
+    for call in calls:
+        found.update(dict.fromkeys([value for value in numbers_in([call]) if not bound.issuperset(free_in(value))]))
+        bound.update(free for leaf in leaves(call.result) for free in _bound_by(leaf))
+    return list(found)
 
 
 def plain_function(target: Callable[..., object]) -> Callable[..., object]:

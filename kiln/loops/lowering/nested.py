@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
-from kiln.graph.ir.rewrite import all_nodes, nested_graphs, symbols_of
+from kiln.graph.ir.rewrite import nested_graphs, symbols_in
 from kiln.graph.prims.rows import PRIMS
 from kiln.loops.lowering.column import STATEMENT
 from kiln.loops.lowering.lower import Lowering, origin_text
@@ -53,7 +53,7 @@ def symbols_inside(node: Node) -> tuple[Symbol, ...]:
     """The sizes that the nested graphs of `node` depend on."""
     used: set[Symbol] = set()
     for graph in nested_graphs(node):
-        used |= symbols_of([*graph.inputs, *all_nodes(graph)])
+        used |= symbols_in(graph)
     return tuple(sorted(used, key=str))
 
 

@@ -16,7 +16,7 @@ from kiln.capture.interpreter.frame import (
     current_exception,
     opcode,
 )
-from kiln.capture.interpreter.if_conversion import take_both_sides
+from kiln.capture.interpreter.if_conversion import condition_of, take_both_sides
 from kiln.capture.interpreter.operations import exception_matches, same, truth_value
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
@@ -24,6 +24,7 @@ from kiln.capture.interpreter.variables.exception import nothing_handled_outside
 from kiln.capture.interpreter.variables.iterators import Generator, sent
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import listed
+from kiln.capture.interpreter.variables.tensor import Symbolic
 
 NONE = Constant(None)
 ITERABLES: tuple[Iterable[object], ...] = (
@@ -57,6 +58,8 @@ def pop_jump_if(name: str, when: bool, test: Callable[[CaptureState, Value], boo
     @opcode(name, pops=1, pushes=0)
     def handler(frame: SymbolicFrame, target: int) -> None:
         value = frame.pop()
+        if isinstance(value, Symbolic) and "NONE" not in name:
+            value = condition_of(frame, value)
         try:
             truth = test(frame.state, value)
         except DataDependentBranch as stop:

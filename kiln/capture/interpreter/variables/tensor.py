@@ -231,6 +231,8 @@ class Tensor(Value):
         elif s.see is not None:
             record(s, operator.setitem, [self, key, value], {})
         else:
+            if (will_write := s.part(Overrides).will_write) is not None:
+                will_write(s, self)
             base, rest = selected(s, self, index_value(s, key))
             record(s, operator.setitem, [base, s.const(...) if rest is None else rest, value], {})
 
@@ -582,6 +584,8 @@ class Overrides:
     """Makes every call while dispatch modes of the program are entered (`builtins/dispatch_modes.py`)."""
     disabled: bool = False
     """Whether `__torch_function__` is skipped."""
+    will_write: Callable[[CaptureState, Tensor], None] | None = None
+    """Is told which tensor a call is about to change in place, in a side of a branch (`side_changes.py`)."""
 
 
 def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value:
@@ -594,17 +598,19 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
         return overrides.under_modes(s, target, args, kwargs)
     if override is not None and (overridden := override(s, target, args, kwargs)) is not None:
         return overridden
+    first = args[0] if args and isinstance(args[0], Tensor) else None
+    changes = changes_tensors(target, kwargs)
+    if changes and first is not None and overrides.will_write is not None:
+        overrides.will_write(s, first)
     plain = tuple([arg.torch_arg(s) for arg in args])
     named = {name: arg.torch_arg(s) for name, arg in kwargs.items()}
     if override is None and overrides.call is not None:  # a list from outside holds the first of a subclass
         return record(s, target, args, kwargs)
-    first = args[0] if args and isinstance(args[0], Tensor) else None
     needed_now = bool(s.needed) and is_needed(s)
     if needed_now and not s.policy.speculate_values:
         raise DataDependentValue(operation=target_name(target))
     unbacked = len(s.recorder.env.unbacked)
     changed = None if target == "requires_grad_" else first  # which marks one view, not its memory
-    changes = changes_tensors(target, kwargs)
     may_need = torch.is_grad_enabled() or target in ("requires_grad_", set_data)
     before = needing_gradients(s, changed) if changes and may_need else None
     try:

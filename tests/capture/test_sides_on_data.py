@@ -1,0 +1,195 @@
+"""Sides of a branch may have sizes that depend on data, and may change tensors from before the branch in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+import kiln
+from kiln.api import report_of
+
+Program = Callable[[Tensor, Tensor], Any]
+
+
+def sizes_of_a_side(x: Tensor, gate: Tensor) -> Any:
+    if gate.sum() > 0:
+        rows = torch.where(x.sum(-1) > 0)[0]
+        y = x.index_add(0, rows, torch.relu(x[rows] * 3).exp())
+    else:
+        y = x * 2
+    return y + 1
+
+
+def changes_a_tensor(x: Tensor, gate: Tensor) -> Any:
+    out = x * 2
+    for column in range(3):
+        chosen = x[:, column] > 0
+        if chosen.any():
+            out[chosen] += x[chosen] * column
+    return out
+
+
+def changes_a_tensor_that_was_saved(x: Tensor, gate: Tensor) -> Any:
+    a = x * 2
+    y = a.exp()
+    if gate.sum() > 0:
+        a.add_(1)
+    return a * y
+
+
+def changes_in_nested_branches(x: Tensor, gate: Tensor) -> Any:
+    out = x * 2
+    if gate.sum() > 0:
+        out.add_(1)
+        if gate[0] > 0:
+            out.mul_(2)
+        else:
+            out.sub_(1)
+        out.add_(3)
+    elif gate[1] > 0:
+        out.mul_(5)
+    return out
+
+
+def changes_what_the_side_has_made(x: Tensor, gate: Tensor) -> Any:
+    if gate.sum() > 0:
+        made = x * 2
+        made.view(-1).add_(1)
+        if gate[0] > 0:
+            made.mul_(2)
+    else:
+        made = x.clone()
+        made.add_(1)
+    return made
+
+
+def changes_two(x: Tensor, gate: Tensor) -> Any:
+    a, b = x * 2, x + 1
+    if gate.sum() > 0:
+        a.add_(b)
+        b.mul_(a)
+    else:
+        b.add_(a)
+    return a, b
+
+
+def changes_an_attribute(x: Tensor, gate: Tensor) -> Any:
+    held = [x * 2, x + 1]
+    first = held[0]
+    if gate.sum() > 0:
+        held[0].add_(1)
+        held[1].mul_(2)
+        first.mul_(2)
+    return first + held[0], held[1]
+
+
+def none_is_chosen(x: Tensor, gate: Tensor) -> Any:
+    out = x * 2
+    for limit in (0.0, 0.5, 9.0):
+        row, column = torch.where(x > limit)
+        if row.numel() == 0:
+            continue
+        out.index_add_(0, row, x[row] * x[row, column, None])
+    return out
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        sizes_of_a_side, changes_a_tensor, changes_a_tensor_that_was_saved, changes_in_nested_branches,
+        changes_what_the_side_has_made, changes_two, changes_an_attribute, none_is_chosen,
+    ],
+    ids=lambda program: program.__name__,
+)  # fmt: skip
+@pytest.mark.parametrize("backend", ["kiln", "eager"])
+def test_one_graph(program: Program, backend: str) -> None:
+    compiled = kiln.compile(program, backend=backend, fullgraph=True)
+    require_equal(program, compiled)
+
+
+def views_before(x: Tensor, gate: Tensor) -> Any:
+    out = x * 2
+    row = out[0]
+    if gate.sum() > 0:
+        out.add_(x)
+    return out, row + 1
+
+
+def another_name(x: Tensor, gate: Tensor) -> Any:
+    out, other = x * 2, x * 3
+    if gate.sum() > 0:
+        out.add_(1)
+        other = out
+    other.mul_(2)
+    return out, other
+
+
+@pytest.mark.parametrize("program", [views_before, another_name], ids=lambda program: program.__name__)
+def test_changes_that_other_names_see_break(program: Program) -> None:
+    compiled = kiln.compile(program)
+    require_equal(program, compiled)
+    assert any(found.code == "KILN1007" for found in report_of(compiled).breaks)
+
+
+def require_equal(program: Program, compiled: Program) -> None:
+    """Over inputs for which each condition is true, and false."""
+    for seed in range(6):
+        for trained in (False, True):
+            found = [outcome(function, seed, trained) for function in (program, compiled)]
+            for ours, eager in zip(found[1], found[0], strict=True):
+                torch.testing.assert_close(ours, eager)
+
+
+def outcome(program: Program, seed: int, trained: bool) -> list[Any]:
+    torch.manual_seed(seed)
+    x, gate = torch.randn(3, 3), torch.randn(3)
+    if seed == 5:
+        x, gate = -x.abs(), -gate.abs()
+    x.requires_grad_(trained)
+    results = tree_leaves(program(x, gate))
+    if trained:
+        results += torch.autograd.grad([result.square().sum() for result in results], x)
+    return results
+
+
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(8, 4)
+        self.experts = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)) for _ in range(4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, chosen = self.gate(x).softmax(-1).topk(2, -1)
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            token, slot = torch.where(chosen == number)
+            if token.shape[0] == 0:
+                continue
+            out[token] += weights[token, slot, None] * expert(x[token])
+        return out
+
+
+def test_experts_that_no_token_has_chosen_have_no_gradients() -> None:
+    torch.manual_seed(0)
+    module = Experts()
+    compiled = kiln.compile(module, fullgraph=True)
+    absent = 0
+    for rows in (1, 1, 2, 3, 8):
+        x = torch.randn(rows, 8)
+        found = []
+        for function in (module, compiled):
+            module.zero_grad()
+            out = function(x)
+            out.square().sum().backward()
+            found.append([out.detach(), *[weight.grad for weight in module.parameters()]])
+        for eager, ours in zip(*found, strict=True):
+            assert (eager is None) is (ours is None)
+            absent += eager is None
+            if eager is not None:
+                torch.testing.assert_close(ours, eager)
+    assert absent
