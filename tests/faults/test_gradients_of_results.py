@@ -215,3 +215,25 @@ def test_what_a_region_saved_is_freed() -> None:
     kept = weakref.ref(x)
     del x, h, z
     assert kept() is None
+
+
+GRADIENTS_FROM_BEFORE: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
+    "of a leaf": lambda x, y: torch.autograd.grad((x * y).sum(), x),
+    "of an unused leaf": lambda x, y: torch.autograd.grad(y.sum(), x, allow_unused=True),
+    "of both": lambda x, y: torch.autograd.grad((x * y).sum(), (x, y)),
+    "by name": lambda x, y: torch.autograd.grad((x * y).sum(), {"x": x}),
+    "create_graph": lambda x, y: torch.autograd.grad((x * y).sum(), x, create_graph=True),
+    "backward": lambda x, y: ((x * y).sum().backward(inputs=[x]), x.grad),  # type: ignore[func-returns-value]
+    "of the result before": lambda x, y: torch.autograd.grad((x * y).sum(), y),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS_FROM_BEFORE)
+def test_gradients_through_what_was_computed_before(name: str) -> None:
+    """An argument was computed from the one whose gradient is asked for, in front of the region."""
+    program = GRADIENTS_FROM_BEFORE[name]
+    results = []
+    for function in (program, kiln.compile(program)):
+        x = torch.tensor([0.0, 1.0], requires_grad=True)
+        results.append(function(x, x.exp()))
+    assert_same(results[1], results[0])

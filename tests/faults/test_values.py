@@ -339,3 +339,34 @@ def test_the_gradient_of_as_strided_ends_at_its_view() -> None:
         (part.sum() + 2 * moved.sum()).backward()
         gradients.append(x.grad)
     assert torch.equal(*gradients)  # type: ignore[arg-type]
+
+
+ZEROS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": torch.relu,
+    "relu6": torch.nn.functional.relu6,
+    "clamp above 0": lambda x: x.clamp(min=0.0),
+    "clamp above -0": lambda x: x.clamp(min=-0.0),
+    "clamp below 0": lambda x: x.clamp(max=0.0),
+    "clamp below -0": lambda x: x.clamp(max=-0.0),
+    "fmax": lambda x: torch.fmax(x, -x),
+    "fmin": lambda x: torch.fmin(x, -x),
+}
+
+
+@pytest.mark.parametrize("name", ZEROS)
+@pytest.mark.parametrize("count", [3, 40])
+def test_signs_of_zeros_that_are_bounded(name: str, count: int) -> None:
+    """A zero stays as it is, whichever sign the bound has."""
+    program = ZEROS[name]
+    x = torch.tensor([0.0, -0.0, float("nan"), 1.0]).repeat(count)[:-1]
+    assert torch.equal(kiln.compile(program)(x).signbit()[:2], program(x).signbit()[:2])
+    assert_like_eager(kiln.compile(program, fullgraph=True), program, x)
+
+
+def test_the_gradient_of_logit_outside_of_its_domain() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        (gradient,) = torch.autograd.grad(x.logit().sum(), x)
+        return gradient
+
+    x = torch.tensor([-1.0, -0.0, 0.0, 0.5, 1.0, 2.0], requires_grad=True)
+    assert_like_eager(kiln.compile(program, fullgraph=True), program, x)

@@ -5,6 +5,8 @@ aten.silu_backward(g, x)     =>     s = sigmoid(x);  g * s * (1 + x*(1 - s))
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from kiln.graph.ir.build import Number
@@ -332,9 +334,9 @@ def softshrink(e: Emit, x: Node, lambd: Number = 0.5) -> Node:
 @elementwise
 def logit_backward(e: Emit, grad: Node, x: Node, eps: float | Real | None = None) -> Node:
     p = e.pointwise
-    slope = p("div", grad, p("mul", x, one_minus(e, x)))
+    slope = p("div", grad, p("abs", p("mul", x, one_minus(e, x))))
     if eps is None or (not isinstance(eps, Real) and eps < 0):
-        return slope
+        return p("where", p("bitwise_and", p("ge", x, 0), p("le", x, 1)), slope, math.nan)
     low, high = (e.number(bound, x.tensor.dtype, x.tensor.device) for bound in (eps, 1 - eps))
     outside = p("bitwise_or", p("lt", x, low), p("gt", x, high))
     return zero_where(e, outside, slope)

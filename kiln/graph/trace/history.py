@@ -33,6 +33,19 @@ def leaves_behind(recorder: Recorder, roots: Sequence[FakeTensor]) -> list[FakeT
     return list(found.values())
 
 
+def reaches_behind_inputs(recorder: Recorder, roots: Sequence[FakeTensor], wanted: Sequence[FakeTensor]) -> bool:
+    """Whether gradients of `roots` may flow to `wanted` through what was computed in front of the region.
+
+    A tensor computed there has a history that is not recorded; it may contain another argument that is asked for.
+    """
+    if all(record.real_is_leaf for record in recorder.inputs if isinstance(record.fake, torch.Tensor)):
+        return False
+    with recording(recorder):
+        derived = {function for function, _ in edges_behind(map(edge_of, roots)) if function.name() == DERIVED}
+        targets = [function for function, _ in map(edge_of, wanted) if function is None or function.name() == DERIVED]
+    return any(function is not target for function in derived for target in targets)
+
+
 def mark_freed(recorder: Recorder, trace: Trace) -> None:
     """Find the results whose history a backward in the recording has freed; for the graph they have none."""
     if not any(call.target in BACKWARDS for call in trace.calls):

@@ -21,6 +21,7 @@ from kiln.capture.interpreter.breaks import UnsupportedAttribute, UnsupportedCal
 from kiln.capture.interpreter.builtins.torch_functions import NONE
 from kiln.capture.interpreter.core import Args, CaptureState, Codegen, Handler, Kwargs, Value, handles
 from kiln.capture.interpreter.effects import SideEffect
+from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import List, Tuple, all_items
 from kiln.capture.interpreter.variables.tensor import (
     READABLE,
@@ -30,11 +31,10 @@ from kiln.capture.interpreter.variables.tensor import (
     from_torch,
     here,
     record,
-    recorded,
 )
 from kiln.graph.trace.fake import FakeTensor, is_wrapped
 from kiln.graph.trace.gradients import accumulated_gradients
-from kiln.graph.trace.history import leaves_behind
+from kiln.graph.trace.history import leaves_behind, reaches_behind_inputs
 from kiln.graph.trace.inputs import InputRecord
 from kiln.native._executor import is_observed_leaf
 from kiln.runtime.guards.guard import GuardKind
@@ -177,7 +177,16 @@ def in_tuple(s: CaptureState, value: Value) -> Value:
     return Tuple(all_items(s, value))
 
 
-handles(torch.autograd.grad)(of_iterables(recorded(torch.autograd.grad)))
+@handles(torch.autograd.grad)
+@of_iterables
+def autograd_grad(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    given = bound(("outputs", "inputs"), args, kwargs)
+    inputs = given.get("inputs")
+    named = [value for _, value in inputs.items(s).values()] if isinstance(inputs, Dict) else None
+    roots, wanted = one_or_several(s, given.get("outputs")), named or one_or_several(s, inputs)
+    if all(isinstance(value, Tensor) and not is_wrapped(value.fake) for value in (*roots, *wanted)):
+        refuse_outer_history(s, roots, wanted, "torch.autograd.grad")  # type: ignore[arg-type]
+    return record(s, torch.autograd.grad, list(args), kwargs)
 
 
 @handles(torch.autograd.backward)
@@ -201,6 +210,13 @@ def one_or_several(s: CaptureState, value: Value | None) -> list[Value]:
     return [] if value is None or s.is_none(value) else [value]
 
 
+def refuse_outer_history(s: CaptureState, roots: Sequence[Tensor], wanted: Sequence[Tensor], function: str) -> None:
+    """Break where gradients for `wanted` may leave the region and come back."""
+    fakes = [[value.fake for value in values] for values in (roots, wanted)]
+    if wanted and reaches_behind_inputs(s.recorder, *fakes):
+        raise UnsupportedCall(function=function, why="gradients flow into the history of an input of the region")
+
+
 def unsupported(why: str) -> UnsupportedCall:
     return UnsupportedCall(function=BACKWARD, why=why)
 
@@ -213,6 +229,7 @@ def run_backward(s: CaptureState, roots: list[Value], tangents: Value | None, gi
         raise unsupported("eager raises an error")
     plain = [tensor_of(value) for value in (*roots, *(wanted or ()))]
     tensors = plain[: len(roots)]
+    refuse_outer_history(s, tensors, plain[len(roots) :], BACKWARD)
     leaves = [from_torch(s, fake) for fake in reached(s, tensors)] if wanted is None else plain[len(roots) :]
     flags = [given.get(name) for name in ("retain_graph", "create_graph")]
     create = flags[1] is not None and bool(flags[1].constant(s))

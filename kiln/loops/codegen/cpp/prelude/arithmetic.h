@@ -29,29 +29,29 @@ template <class V> KILN_INLINE V sign(V x) {
 }
 
 //@ maximum: sel less
-// NaN wins.
+// NaN wins; of equal numbers, such as zeros of both signs, the first.
 template <class V> KILN_INLINE V maximum(V x, V y) {
   if constexpr (Whole<V>) return x > y ? x : y;
-  return sel(greater(x, y) | differs(x, x), x, y);
+  return sel(less(x, y) | differs(y, y), y, x);
 }
 
 //@ minimum: sel less
 template <class V> KILN_INLINE V minimum(V x, V y) {
   if constexpr (Whole<V>) return x < y ? x : y;
-  return sel(less(x, y) | differs(x, x), x, y);
+  return sel(greater(x, y) | differs(y, y), y, x);
 }
 
 //@ fmax: sel less
-// NaN loses.
+// NaN loses; of equal numbers the first.
 template <class V> KILN_INLINE V fmax(V x, V y) {
   if constexpr (Whole<V>) return x > y ? x : y;
-  return sel(greater(x, y) | differs(y, y), x, y);
+  return sel(less(x, y) | differs(x, x), y, x);
 }
 
 //@ fmin: sel less
 template <class V> KILN_INLINE V fmin(V x, V y) {
   if constexpr (Whole<V>) return x < y ? x : y;
-  return sel(less(x, y) | differs(y, y), x, y);
+  return sel(greater(x, y) | differs(x, x), y, x);
 }
 
 //@ fma
