@@ -31,6 +31,7 @@ TRANSFORMS = frozenset(("torch._functorch.vmap", "torch._functorch.eager_transfo
 INTERPRETED = TRANSFORMS | {
     *("torch._functorch.apis", "torch._functorch.functional_call", "torch._functorch.utils"),
     *("torch._functorch.predispatch", "torch._dynamo.mutation_guard", MADE_BY_KILN),
+    *("torch.distributed.tensor._api", "torch.distributed.tensor.parallel.style"),
 }
 """Modules of these packages that are interpreted."""
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.distributed.ranks import run_cases
 
-CASES = tuple(f"tests.distributed.{name}_cases" for name in ("shared", "collective", "wrapper"))
+CASES = tuple(f"tests.distributed.{name}_cases" for name in ("shared", "collective", "wrapper", "dtensor"))
 
 
 def assert_all_right(problems: dict[str, str]) -> None:

@@ -101,6 +101,7 @@ from kiln.capture.interpreter.speculation import (
 )
 from kiln.capture.interpreter.variables import builtin, classes, constant, descriptors, logger, module, tensor
 from kiln.capture.interpreter.variables import object as objects
+from kiln.capture.interpreter.variables.dtensor import register_dtensors
 from kiln.capture.interpreter.variables.function import Outlined, namespace, shared_cell, unguarded_modules
 from kiln.capture.interpreter.variables.hashed_key import KeyComparisons
 from kiln.capture.interpreter.variables.iterators import suspended_generator
@@ -353,6 +354,7 @@ def new_state(
         callbacks.control_flow,
     )
     collectives.register_functional()
+    register_dtensors()
     recorder = callbacks.recorder_factory()
     recorder.env.assumes_data = speculate
     state = CaptureState(PythonObjectModel(), recorder, sink, function.__globals__, policy, stops, needed)

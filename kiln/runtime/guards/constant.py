@@ -10,7 +10,7 @@ bool, int and str is written as `[kind, content]`. A class, a function or a code
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import torch
 
@@ -24,8 +24,8 @@ from kiln.runtime.guards.reference import (
 )
 
 __all__ = [
-    "Json", "NotSerialisable", "ObjectRef", "constant_from_json", "constant_to_json", "is_constant", "load_reference",
-    "reference", "resolve", "same_constant",
+    "Json", "NotSerialisable", "ObjectRef", "add_constants", "constant_from_json", "constant_to_json", "is_constant",
+    "load_reference", "reference", "resolve", "same_constant",
 ]  # fmt: skip
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
@@ -66,6 +66,27 @@ _READERS: dict[str, Callable[[Json], object]] = {
     "object": lambda content: load_reference(str(content)),
     "torch": lambda content: getattr(torch, str(content)),
 }
+
+
+def add_constants(kind: type) -> None:
+    """Objects of a class from now on are constants: they never change, have an equality written in C, and are made
+    again from their attributes, `kind(**attributes)`."""
+    _WRITERS[kind] = lambda value: ["made", [constant_to_json(reference(kind)), _attributes(value)]]
+
+
+def _attributes(value: object) -> Json:
+    state = cast(dict[str, object], value.__reduce_ex__(2)[2] or {})
+    return {str(name): constant_to_json(item) for name, item in state.items()}
+
+
+def _made(content: Json) -> object:
+    assert isinstance(content, list) and isinstance(content[1], dict)
+    kind = constant_from_json(content[0])
+    assert isinstance(kind, ObjectRef) and isinstance(kind.value, type)
+    return kind.value(**{name: constant_from_json(item) for name, item in content[1].items()})
+
+
+_READERS["made"] = _made
 
 
 def is_constant(value: object) -> bool:

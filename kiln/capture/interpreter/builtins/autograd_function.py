@@ -11,19 +11,21 @@ later (`backward_reads.py`).
 
 from __future__ import annotations
 
+import types
 from contextlib import nullcontext
 from typing import final
 
 import torch
 
 import kiln.capture.interpreter.polyfills as polyfills
-from kiln.capture.interpreter.breaks import GraphBreak, PastStep, Raised, UnsupportedCall
+from kiln.capture.interpreter.breaks import GraphBreak, PastStep, Raised, TorchCallFailed, UnsupportedCall
 from kiln.capture.interpreter.builtins.backward_reads import backward_frame
 from kiln.capture.interpreter.builtins.outer_tensors import define_wrappers, note_wrappers
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, handles
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.dtensor import LayoutObject, run_natively
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.subclass import InnerCalls, part_of
@@ -39,6 +41,8 @@ APPLY = FUNCTION.__dict__["apply"]
 """A `classmethod` up to torch 2.13, written in C from 2.14."""
 LIKE_PROGRAMS = ("torch.distributions.", "torch.nn.modules.")
 """Parts of torch whose functions only compute."""
+NATIVE_FUNCTIONS = "torch.distributed.tensor."
+"""Where functions of DTensor are, which run natively on the fakes inside."""
 
 
 @handles(getattr(APPLY, "__func__", APPLY))
@@ -50,10 +54,13 @@ def apply(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         raise UnsupportedCall(function=name, why="it is called with keyword arguments")
     if cls.cls in s.classes.made:
         raise UnsupportedCall(function=name, why="its class was made in this frame")
-    if cls.cls.__module__.startswith("torch.") and not cls.cls.__module__.startswith(LIKE_PROGRAMS):
+    natively = cls.cls.__module__.startswith(NATIVE_FUNCTIONS)
+    if cls.cls.__module__.startswith("torch.") and not natively and not cls.cls.__module__.startswith(LIKE_PROGRAMS):
         raise UnsupportedCall(function=name, why="it is a part of torch that changes how autograd runs")
     if s.recorder.saved_hooks:
         raise UnsupportedCall(function=name, why="what it saves is packed by `saved_tensors_hooks`")
+    if natively:
+        return apply_natively(s, cls, given)
     frame, call = running_frame(s), here(s)
     s.counters.unguarded += 1  # the backward of a repeated layer may behave differently
     mark = s.recorder.mark()
@@ -75,6 +82,22 @@ def apply(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     single = not isinstance(result, Tuple)
     made = attach(s, cls, given, outputs, plain_outputs(s, context, outputs), backward, mark, frame, single)
     return made[0] if single else Tuple(made)
+
+
+def apply_natively(s: CaptureState, cls: Class, given: Args) -> Value:
+    """A function of torch that makes, moves or takes apart DTensors: torch's code runs on the fakes inside."""
+    frame, call, mark = running_frame(s), here(s), s.recorder.mark()
+    s.counters.unguarded += 1
+    function, context = cls.cls, NativeContext()
+    needs = [fake is not None and fake.requires_grad for fake in map(fake_of, given)]
+    try:
+        result = run_natively(InnerCalls(s), function.forward, given, {}, before=(context,))  # type: ignore[attr-defined]
+    except (RuntimeError, ValueError, AssertionError) as error:
+        raise TorchCallFailed.because_of(f"{function.__qualname__}.apply", error) from error
+    if not torch.is_grad_enabled() or not any(needs):
+        return result
+    backward = NativeBackward(s, call, cls, context, tuple(given))
+    return attach(s, cls, given, [result], set(), backward, mark, frame, True)[0]
 
 
 def interpret(s: CaptureState, function: object, args: Args) -> Value:
@@ -104,7 +127,7 @@ def attach(
     given: Args,
     outputs: list[Value],
     plain: set[int],
-    backward: InterpretedBackward,
+    backward: InterpretedBackward | NativeBackward,
     mark: int,
     frame: SymbolicFrame,
     single: bool,
@@ -131,6 +154,8 @@ def attach(
 
 def argument(s: CaptureState, value: Value) -> object:
     """For the log: an object of the program, such as a configuration, is itself."""
+    if isinstance(value, LayoutObject):
+        return Configuration(value.value)
     if isinstance(value, Object) and part_of(value) is None and value.source is not None and value.native is None:
         s.guard(value.source, GuardKind.IS, s.reference(value.original))
         return Configuration(value.original)
@@ -227,3 +252,39 @@ class InterpretedBackward:
     def materializes(self) -> bool:
         asked = self.context.attrs["kiln_materialize"]
         return asked is not None and bool(asked.constant(self.state))
+
+
+@final
+class NativeContext(types.SimpleNamespace):
+    """The `ctx` of a function of torch: it keeps what the function sets."""
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """Its only result always has a gradient."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class NativeBackward:
+    """Called by the autograd engine with the gradient of the only result."""
+
+    state: CaptureState
+    call: PastStep
+    cls: Class
+    context: NativeContext
+    arguments: tuple[Value, ...]
+    materializes = True
+
+    def __call__(self, grads: tuple[object, ...]) -> list[FakeTensor | None]:
+        mode = InnerCalls(self.state, records=False)
+        try:
+            backward = self.cls.cls.backward  # type: ignore[attr-defined]
+            result = run_natively(mode, backward, [mode.lift(grad) for grad in grads], {}, before=(self.context,))
+        except (GraphBreak, RuntimeError, ValueError, AssertionError) as problem:
+            name = f"{self.cls.cls.__qualname__}.backward"
+            raise UnsupportedCall(function=name, why=str(problem)).before(self.call) from problem
+        assert isinstance(result, Tuple)
+        pairs = zip(self.arguments, result.items(self.state), strict=True)
+        return [fake_of(grad) for argument, grad in pairs if fake_of(argument) is not None]
+
+    def refuse_other_gradients(self) -> None:
+        """It has one result."""

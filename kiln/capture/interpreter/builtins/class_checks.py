@@ -134,7 +134,9 @@ def own_check(s: CaptureState, cls: type, name: str) -> Value | None:
     return s.class_attr(s.wrap(cls, s.classes.sources.get(cls)), name, found[1])
 
 
-LIBRARIES = frozenset(("abc", "typing", "typing_extensions", "torch.nn.parameter", "torch._tensor"))
+LIBRARIES = frozenset(
+    ("abc", "typing", "typing_extensions", "torch.nn.parameter", "torch._tensor", "torch._opaque_base")
+)
 """Their checks are called."""
 ASK_REGISTRY = ModuleGlobalSource("_abc", "_abc_subclasscheck")
 

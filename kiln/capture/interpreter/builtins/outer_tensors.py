@@ -23,6 +23,7 @@ from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Tuple
 from kiln.capture.interpreter.variables.subclass import (
+    NATIVE_WRAPPERS,
     WITH_GRADIENTS,
     InnerCalls,
     Subclassed,
@@ -137,9 +138,10 @@ class CapturedOuter:
         if part is None:
             return value
         assert isinstance(value, Object)
-        made = new_subclass(s, Object(value.cls), make_outer(part.outer), None)
+        native = NATIVE_WRAPPERS.get(value.cls)
+        made = native.make(value.cls) if native is not None else Object(value.cls)
         made.attrs = {name: self._like(item, fresh) for name, item in attributes(s, value)}
-        return made
+        return new_subclass(s, made, make_outer(part.outer), None)
 
     # For the log.
 

@@ -9,12 +9,14 @@
 
 A wrapper is represented in torch's own code by a fake tensor with its metadata, `outer`, which never reaches the
 recorder: only calls on the tensors inside of it are recorded. Its inner tensors are inputs of the region by their path.
+Of a class in `NATIVE_WRAPPERS` torch's own code is run in step 2, on wrappers of the inner fakes.
 Calls through which gradients are needed are made by `builtins/outer_tensors.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import final
 
@@ -49,7 +51,7 @@ from kiln.capture.interpreter.variables.tensor import (
     record,
 )
 from kiln.graph.trace.breaks import UnsupportedInput
-from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.fake import FakeTensor, innermost
 from kiln.graph.trace.inputs import is_wrapper_class, refusal
 from kiln.graph.trace.log import Target, target_name
 from kiln.graph.trace.outer import make_outer
@@ -155,7 +157,7 @@ def bare_layout(cls: type, outer: FakeTensor) -> WrapperLayout:
 
 def wrap_subclass(s: CaptureState, real: torch.Tensor, source: Source | None) -> Value:
     """A tensor of a subclass from outside."""
-    known = type(real).__module__.startswith(OF_TORCH)
+    known = type(real).__module__.startswith(OF_TORCH) and type(real) not in NATIVE_WRAPPERS
     if source is None or known or refusal(real, subclass=True):
         raise UnsupportedInput(name=source.text() if source is not None else "a tensor", reason=refused(real))
     return s.identities.same_object(real, source, lambda: subclass_input(s, real, source))
@@ -170,9 +172,24 @@ OF_TORCH = ("torch.distributed.", "torch.nested.", "torch.masked.", "torch._", "
 SUBCLASS_WRAPPERS.append((torch.Tensor, wrap_subclass))
 
 
+@final
+@dataclass(frozen=True)
+class NativeWrapper:
+    """A class of torch whose operators torch's own code takes apart."""
+
+    from_outside: Callable[[CaptureState, torch.Tensor, Source], Object]
+    """The object of an input, not yet a tensor."""
+    dispatch: Callable[[InnerCalls, OpOverload, Args, Kwargs], Value]
+    make: Callable[[type], Object]
+    """An object of the class without attributes."""
+
+
+NATIVE_WRAPPERS: dict[type, NativeWrapper] = {}
+
+
 def subclass_input(s: CaptureState, real: torch.Tensor, source: Source) -> Value:
     cls = type(real)
-    value = Object(cls, source, real)
+    value = NATIVE_WRAPPERS[cls].from_outside(s, real, source) if cls in NATIVE_WRAPPERS else Object(cls, source, real)
     s.guard_type(value)
     if not is_wrapper_class(cls):
         inputs = s.part(RegionInputs)
@@ -352,9 +369,18 @@ class InnerCalls(DispatchMode):
         """Whether operators on tensors that are no wrappers are calls of the log."""
 
     def __torch_dispatch__(  # type: ignore[override]
-        self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+        self,
+        func: OpOverload,
+        types: Collection[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
     ) -> object:
         s = self.state
+        if NATIVE_WRAPPERS and not NATIVE_WRAPPERS.keys().isdisjoint(types):
+            return NotImplemented  # torch's own code is next, and calls operators on what is inside
+        if NATIVE_WRAPPERS and FakeTensor not in types and is_computing_layouts():
+            with without_modes():
+                return func(*args, **(kwargs or {}))
         values = [self.lift(arg) for arg in args]
         keywords = {name: self.lift(arg) for name, arg in (kwargs or {}).items()}
         wrappers = [value for value in subclassed(s, [*values, *keywords.values()]) if is_wrapper_class(value.cls)]
@@ -363,6 +389,9 @@ class InnerCalls(DispatchMode):
         if not wrappers:
             return record(s, func, values, keywords).torch_arg(s)
         for value in overloaded(wrappers):
+            native = NATIVE_WRAPPERS.get(value.cls)
+            if native is not None:
+                return lowered(s, native.dispatch(self, func, values, keywords))
             result = call_dispatch(s, value, func, [*values], keywords)
             if not s.is_none(result, NotImplemented):
                 return lowered(s, result)
@@ -376,7 +405,27 @@ class InnerCalls(DispatchMode):
         if type(value) is tuple:
             return Tuple([self.lift(item) for item in value])
         found = s.part(Subclassed).objects.get(id(value))
+        if found is None and isinstance(value, torch.Tensor) and type(innermost(value)) is not FakeTensor:
+            return Tensor(s.recorder.add_constant(value))  # C++ makes one of a number
         return found if found is not None else from_torch(s, value)
+
+
+def is_computing_layouts() -> bool:
+    """Whether torch's code runs operators on fake tensors of its own, to find the sizes of a result."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+
+
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """Take Kiln's modes, which torch asks first, off the stack."""
+    taken: list[DispatchMode] = []
+    while isinstance(torch._C._get_dispatch_stack_at(torch._C._len_torch_dispatch_stack() - 1), DispatchMode):
+        taken.append(torch._C._pop_torch_dispatch_stack(None))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for mode in reversed(taken):
+            torch._C._push_on_torch_dispatch_stack(mode)
 
 
 def call_dispatch(s: CaptureState, value: Object, func: OpOverload, args: Args, kwargs: Kwargs) -> Value:
