@@ -409,19 +409,18 @@ def natives(s: CaptureState) -> Natives:
 
 
 def plain_value(s: CaptureState, value: Object) -> object:
-    """The number or string that an instance of a derived class is, MISSING if it is none; outside, its identity
+    """The number, string or tensor that an instance of a derived class is, MISSING if it is none; outside, its identity
     is guarded."""
+    if value.foreign is not None:  # also what a tensor of a subclass is
+        return value.foreign.plain()
     base = built_in_base(value.cls)
-    if base is None or (value.foreign is None and value.original is MISSING):
-        return MISSING
-    if value.foreign is None:
-        if s.classes.lookup(value.cls, "__del__") is not None:  # the program sees how long the object itself lives
-            return MISSING
-        found, frame = natives(s), running_frame(s)
-        s.guard(value.source, GuardKind.IS, s.reference(value.original))
-        kind = found.proxy_class(value.cls, next(kind for kind in value.cls.__mro__ if is_written_in_c(kind)))
-        real = found.keep(value, base.__new__(kind, PLAIN[base](value.original)))
-        value.foreign = Foreign(found, real, PastStep(frame.number, frame.step, frame.location()))
+    if base is None or value.original is MISSING or s.classes.lookup(value.cls, "__del__") is not None:
+        return MISSING  # of a `__del__` the program sees how long the object itself lives
+    found, frame = natives(s), running_frame(s)
+    s.guard(value.source, GuardKind.IS, s.reference(value.original))
+    kind = found.proxy_class(value.cls, next(kind for kind in value.cls.__mro__ if is_written_in_c(kind)))
+    real = found.keep(value, base.__new__(kind, PLAIN[base](value.original)))
+    value.foreign = Foreign(found, real, PastStep(frame.number, frame.step, frame.location()))
     return value.foreign.plain()
 
 
