@@ -89,6 +89,12 @@ class CodeWriter:
         elif isinstance(value, Constant):
             self.body.const(value.value)
         else:
+            kind = self.state.classes.values.get(value.python_type()) if self.state.classes.made else None
+            if kind is not None and not self.is_built(kind):  # its attributes may hold the value
+                self.emit(kind)
+                self.body.op("POP_TOP")
+                self.emit(value)
+                return
             if id(value) in self._building:
                 raise UnsupportedValue(type=value.type_name(), why="it contains itself")
             self._building.add(id(value))

@@ -13,11 +13,13 @@ from kiln.capture.interpreter.builtins.functions import fill, sort
 from kiln.capture.interpreter.core import OPERATORS, Args, CaptureState, Handler, Kwargs, Value, handles
 from kiln.capture.interpreter.native_calls import natives
 from kiln.capture.interpreter.operations import compare, contains, equal, fold, same, searched
+from kiln.capture.interpreter.pure import is_written_in_c
 from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.classes import Class, refuse_finalizer, refuse_in_init, refuse_in_new
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.iterators import Generator
 from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, dict_iterator, found_at, tokens_of
+from kiln.capture.interpreter.variables.native_object import PLAIN as BUILT_IN_BASES
 from kiln.capture.interpreter.variables.object import Object, find_attr, new_object
 from kiln.capture.interpreter.variables.sequence import (
     List,
@@ -405,6 +407,22 @@ def tuple_new(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     made = Object(cls)
     made.native = Tuple(items)
     return made
+
+
+def new_of(kind: type) -> Handler:
+    """The handler of `int.__new__` and its kin: an instance of a class of the program that derives from `kind`."""
+
+    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        cls = args[0].constant(s) if isinstance(args[0], Class) else None
+        if cls is None or is_written_in_c(cls) or not issubclass(cls, kind):
+            return natives(s).call(kind.__new__, args, kwargs)
+        return natives(s).construct(cls, kind, args[1:], kwargs)
+
+    return handler
+
+
+for _kind in (*BUILT_IN_BASES, frozenset):
+    handles(_kind.__new__)(new_of(_kind))
 
 
 @handles(object.__new__, dict.__new__, list.__new__, OrderedDict.__new__, set.__new__)

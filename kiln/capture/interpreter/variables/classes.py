@@ -237,9 +237,7 @@ def is_plain_name(name: str, found: Found | None) -> bool:
 
 def call_metaclass(s: CaptureState, value: Class, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Value:
     """A metaclass with a `__call__` of its own."""
-    if issubclass(value.cls, enum.Enum) and value.cls not in s.classes.made:
-        if not value.cls._member_map_:
-            raise UnsupportedCall(function=value.cls.__qualname__, why="new classes are not supported")
+    if issubclass(value.cls, enum.Enum) and value.cls not in s.classes.made and value.cls._member_map_:
         try:
             member = value.cls(*[arg.constant(s) for arg in args])
             path = value.source or s.classes.sources.get(value.cls)

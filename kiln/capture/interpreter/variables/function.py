@@ -245,6 +245,8 @@ class FunctionTables:
     """The expectation of a guard on a function's code."""
     unguarded: set[object] = field(default_factory=set)
     """The modules of functions that no guard covers, for want of a path."""
+    renamed: dict[tuple[int, str], Value] = field(default_factory=dict)
+    """Names and documentation that the frame has given to functions from outside."""
 
 
 def expectation(s: CaptureState, function: types.FunctionType) -> object:
@@ -404,6 +406,11 @@ class Function(Value):
 
     def _original_attr(self, s: CaptureState, name: str) -> Value | None:
         source = self.source
+        if (given := s.part(FunctionTables).renamed.get((id(self.original), name))) is not None:
+            return given
+        own = s.identities.objects.get(id(self.original.__dict__)) if name != "__dict__" else None
+        if isinstance(own, Dict) and name not in DERIVED:  # which the frame may have changed
+            return own.find(s, name)
         if name in self.original.__dict__:
             return s.wrap(self.original.__dict__[name], DictAttrSource(source, name) if source else None)
         if name == "__dict__" or name in DERIVED:
@@ -412,8 +419,24 @@ class Function(Value):
         return None
 
     def set_attr(self, s: CaptureState, name: str, value: Value | None, site: CallSite = NOT_RESUMABLE) -> None:
-        if self.original is not None or value is None:
+        if self.original is not None and value is not None and name in NAMES:
+            self.check(s)
+            s.part(FunctionTables).renamed[id(self.original), name] = checked_name(s, name, value)
+            s.effects.note(RenameEffect(self, name))
+        elif self.original is not None and name not in DERIVED and name != "__dict__":
+            own = self.get_attr(s, "__dict__")
+            if value is not None:
+                own.set_item(s, s.const(name), value)
+            elif contains_name(s, own, name):
+                own.del_item(s, s.const(name))
+            else:
+                super().set_attr(s, name, value, site)
+        elif value is None and self.original is None and contains_name(s, self.attrs, name):
+            self.attrs.del_item(s, s.const(name))
+        elif self.original is not None or value is None:
             super().set_attr(s, name, value, site)
+        elif name in NAMES:
+            self.renamed[name] = checked_name(s, name, value)
         elif name == "__defaults__" and (isinstance(value, Tuple) or value.is_constant):
             self.defaults = list(value.items(s)) if isinstance(value, Tuple) else []
         elif name in ("__defaults__", "__kwdefaults__", "__code__", "__globals__", "__closure__"):
@@ -449,6 +472,38 @@ class Function(Value):
         for name, value in {**self.renamed, **own}.items():
             g.emit(value)
             g.body.op("COPY", 2).op("STORE_ATTR", name)
+
+
+@final
+@dataclass(frozen=True)
+class RenameEffect(SideEffect):
+    """A function from outside has another name or documentation."""
+
+    function: Function
+    name: str
+    writes = True
+
+    @property
+    def key(self) -> Hashable:
+        return "function", id(self.function.original), self.name
+
+    def emit(self, g: Codegen) -> None:
+        g.emit(g.state.part(FunctionTables).renamed[id(self.function.original), self.name])
+        g.emit(self.function)
+        g.body.op("STORE_ATTR", self.name)
+
+
+NAMES = ("__name__", "__qualname__", "__module__", "__doc__")
+
+
+def checked_name(s: CaptureState, name: str, value: Value) -> Value:
+    if name in ("__name__", "__qualname__") and not issubclass(value.python_type(), str):
+        raise s.error(TypeError, f"{name} must be set to a string object")
+    return value
+
+
+def contains_name(s: CaptureState, names: Value, name: str) -> bool:
+    return isinstance(names, Dict) and names.find(s, name) is not None
 
 
 def _doc(s: CaptureState, function: Function) -> Value:

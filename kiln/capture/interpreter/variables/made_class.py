@@ -19,6 +19,7 @@ from typing import final
 from kiln.capture.bytecode.assemble import Assembler, Instr
 from kiln.capture.interpreter.breaks import UnsupportedCall, UnsupportedValue
 from kiln.capture.interpreter.core import MISSING, CaptureState, Codegen, Value
+from kiln.capture.interpreter.effects import Container
 from kiln.capture.interpreter.variables.builtin import Builtin
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import Cell, Function
@@ -35,6 +36,10 @@ FIXED = frozenset(("__class__", "__bases__", "__dict__", "__mro__", "__base__"))
 """Attributes of classes that are not assigned."""
 NAMING = frozenset(("__name__", "__qualname__", "__module__", "__doc__"))
 """Attributes of classes that `type` takes from the names of the body, but for `__name__`."""
+
+
+READ_BY_TYPE = NAMING | {"__slots__", "__abstractmethods__"}
+"""Names of the body that `type` and ABCMeta read."""
 
 
 class Detached:
@@ -59,6 +64,12 @@ def is_named(real: object) -> bool:
 def has_set_name(s: CaptureState, value: Value) -> bool:
     """Whether it is an object of the program with a `__set_name__`."""
     return isinstance(value, Object) and s.classes.lookup(value.cls, "__set_name__") is not None
+
+
+def is_set_behind(s: CaptureState, name: str, value: Value) -> bool:
+    """Whether a name of the body is set when the class has been made again."""
+    holds = isinstance(value, Object | Container | Sequence) and not value.is_constant
+    return has_set_name(s, value) or (holds and name not in READ_BY_TYPE)
 
 
 def stand_in(s: CaptureState, name: str, value: Value) -> object:
@@ -144,10 +155,11 @@ def emit_made_class(
 ) -> None:
     """Make the class; the cells of its functions, which may hold the class, are filled behind it.
 
-    Attributes with a `__set_name__`, which has run while tracing, are set once `type` cannot call it again.
+    Attributes with a `__set_name__`, which has run while tracing, are set once `type` cannot call it again, and so are
+    objects and containers, which may hold the class.
     """
     values = g.state.classes.made[cls]
-    named = {name: value for name, value in values.items() if name in set_later or has_set_name(g.state, value)}
+    named = {name: value for name, value in values.items() if name in set_later or is_set_behind(g.state, name, value)}
     cells = [cell for cell in cells_of(list(values.values())) if cell.original is None and not g.is_built(cell)]
     for cell in cells:
         g.make(cell, types.CellType)
