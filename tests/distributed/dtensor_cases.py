@@ -109,6 +109,33 @@ def other_placements(rank: int, size: int) -> None:
 
 
 @case
+def without_gradients(rank: int, size: int) -> None:
+    """Results that need no gradient, of arguments that do."""
+    x = distribute_tensor(torch.randn(4, 4), mesh(size), [Shard(0)]).requires_grad_()
+
+    def program(x: DTensor) -> tuple[Any, ...]:
+        return x.detach() * 2, torch.zeros_like(x), x.shape, x.to_local().shape
+
+    assert found(kiln.compile(program, fullgraph=True)(x))[2:] == found(program(x))[2:]
+    torch.testing.assert_close(found(kiln.compile(program)(x))[:2], found(program(x))[:2])
+
+
+@case
+def batches(rank: int, size: int) -> None:
+    """Sizes that differ between calls; more rows on one rank than on the other."""
+    at = mesh(size)
+
+    def program(x: torch.Tensor, w: DTensor) -> torch.Tensor:
+        made: torch.Tensor = (DTensor.from_local(x, at, [Replicate()]) @ w).full_tensor()
+        return made
+
+    compiled, w = kiln.compile(program, fullgraph=True), distribute_tensor(torch.randn(4, 5), at, [Shard(1)])
+    for rows in (2, 3, 4, 3):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(compiled(x, w), program(x, w))
+
+
+@case
 def in_place(rank: int, size: int) -> None:
     x = distribute_tensor(torch.randn(4, 4), mesh(size), [Shard(0)])
 

@@ -18,5 +18,11 @@ def test_two_ranks() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+def test_more_of_ddp(size: int) -> None:
+    assert_all_right(run_cases("tests.distributed.variant_cases", size=size))
+
+
+@pytest.mark.slow
 def test_four_ranks() -> None:
     assert_all_right(run_cases(*CASES, size=4))

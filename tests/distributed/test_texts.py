@@ -91,15 +91,20 @@ def test_no_collective_passes_a_number_read_on_the_host() -> None:
     assert steps.index("'sum'") < steps.index("aten.abs") < steps.index("kiln.assert") < steps.index("'max'")
 
 
-def test_unread_collectives_stay() -> None:
-    graph = parsed(f"""
+def two_sums(second: str, result: str) -> str:
+    """A graph that sums its argument %0, then `second`, over the ranks."""
+    return f"""
     graph(%0: f32[4] "x"):
         %1: f32[4] = opaque {REDUCE}(%0, "sum", "0")
         %2: f32[4] = wait(%1, %0)
-        %3: f32[4] = opaque {REDUCE}(%0, "sum", "0")
-        %4: f32[4] = wait(%3, %0)
-        return %0
-    """)
+        %3: f32[4] = opaque {REDUCE}({second}, "sum", "0")
+        %4: f32[4] = wait(%3, {second})
+        return {result}
+    """
+
+
+def test_unread_collectives_stay() -> None:
+    graph = parsed(two_sums("%0", "%0"))
     kept = run_passes(graph, EventSink(), without=("bucket-all-reduces",))
     assert [node.op.name for node in kept.nodes if node.op.name != "clone"] == ["opaque", "wait"] * 2
 
@@ -141,14 +146,7 @@ def test_what_is_not_joined() -> None:
     large = WORTH_A_MESSAGE["cpu"] // 4 + 1
     check_unchanged(
         BucketAllReduces(),
-        f"""
-        graph(%0: f32[4] "x"):
-            %1: f32[4] = opaque {REDUCE}(%0, "sum", "0")
-            %2: f32[4] = wait(%1, %0)
-            %3: f32[4] = opaque {REDUCE}(%2, "sum", "0")
-            %4: f32[4] = wait(%3, %2)
-            return %4
-        """,
+        two_sums("%2", "%4"),
         f"""
         graph(%0: f32[{large}] "x", %1: f32[{large}] "y"):
             %2: f32[{large}] = opaque {REDUCE}(%0, "sum", "0")

@@ -70,12 +70,14 @@ def whole(parameter: Any) -> torch.Tensor:
     return made
 
 
-def compare(name: str, eager: Wrap, compiled: Wrap, **options: bool) -> None:
+def equal(eager: Wrap, compiled: Wrap, **options: bool) -> Callable[[int, int], None]:
+    """The case that both train alike."""
+
     def run(rank: int, size: int) -> None:
         expected = trained(rank, eager, **options)
         torch.testing.assert_close(trained(rank, compiled, **options), expected, rtol=1e-5, atol=1e-5)
 
-    CASES[name] = run
+    return run
 
 
 def halving(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -114,18 +116,12 @@ def blocks_compiled(model: nn.Module) -> nn.Module:
     return model
 
 
-for _name, _options in (
-    ("ddp", {}), ("ddp_buckets", {"gradient_as_bucket_view": True}), ("ddp_hook", {"hook": True}),
-    ("ddp_static", {"static_graph": True, "find_unused_parameters": False}),
-):  # fmt: skip
-    _wrap = partial(data_parallel, **_options)
-    compare(f"{_name}_compiled", _wrap, lambda model, wrap=_wrap: kiln.compile(wrap(model)))
-    compare(f"{_name}_of_compiled", _wrap, lambda model, wrap=_wrap: wrap(kiln.compile(model)))
-compare("ddp_accumulates", data_parallel, lambda model: kiln.compile(data_parallel(model)), accumulate=True)
-compare("fsdp", sharded, lambda model: kiln.compile(sharded(model)))
-compare("fsdp_blocks", sharded, lambda model: sharded(blocks_compiled(model)))
+CASES["ddp_compiled"] = equal(data_parallel, lambda model: kiln.compile(data_parallel(model)))
+CASES["ddp_accumulates"] = equal(data_parallel, lambda model: kiln.compile(data_parallel(model)), accumulate=True)
+CASES["fsdp"] = equal(sharded, lambda model: kiln.compile(sharded(model)))
+CASES["fsdp_blocks"] = equal(sharded, lambda model: sharded(blocks_compiled(model)))
 _half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-compare("tensor_parallel", tensor_parallel, lambda model: kiln.compile(tensor_parallel(model)), same_data=True)
+CASES["tensor_parallel"] = equal(tensor_parallel, lambda model: kiln.compile(tensor_parallel(model)), same_data=True)
 
 
 def mixed_precision(rank: int, size: int) -> None:

@@ -43,10 +43,13 @@ def build_graph(mode: RecordingMode, records: Sequence[InputRecord], outputs: Se
     roots = [output.value for output in made] + [value for _, value in written]
     live = live_nodes(mode.emit.nodes, roots)
     nodes = [node for node in mode.emit.nodes if node in live]
+    history = any(fake.requires_grad and not fake.is_leaf for fake in outputs) or any(
+        record.has_history for record in records
+    )
     aliased = {output.alias.index for output in made if output.alias and output.alias.of == "input"}
     for index, record in enumerate(records):
         target = any(record is other for other, _ in written)
-        record.used = record.node in live or index in aliased or target or record.kept
+        record.used = record.node in live or index in aliased or target or (record.kept and history)
     state_checks(mode, nodes)
     use_for_gradients(mode, records, outputs)
     use_for_sizes(records, nodes)

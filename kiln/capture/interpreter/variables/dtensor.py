@@ -246,7 +246,7 @@ class NativeArguments:
     def real(self, value: Value) -> object:
         s = self.mode.state
         if isinstance(value, DTensorObject):
-            local, spec = cast(torch.Tensor, value.part(LOCAL).torch_arg(s)), value.part(SPEC).constant(s)
+            local, spec = self.static(cast(FakeTensor, value.part(LOCAL).torch_arg(s))), value.part(SPEC).constant(s)
             if local.requires_grad:  # as that of a parameter does, whose gradient is the DTensor's
                 with self.mode:
                     local = local.detach()
@@ -256,7 +256,17 @@ class NativeArguments:
         if isinstance(value, List | Tuple):
             items = [self.real(item) for item in value.items(s)]
             return items if isinstance(value, List) else tuple(items)
-        return value.torch_arg(s)
+        given = value.torch_arg(s)
+        return self.static(given) if isinstance(given, FakeTensor) else given
+
+    def static(self, fake: FakeTensor) -> torch.Tensor:
+        """The tensor with integers as sizes, which rules of placements take."""
+        if fake.symbols is None:
+            return fake
+        spec, number = fake.storage_view.spec, fake.symbols.specialise
+        sizes, strides = list(map(number, spec.sizes)), list(map(number, spec.strides))
+        with self.mode:
+            return fake.as_strided(sizes, strides, number(spec.offset))
 
     def lift(self, result: object) -> Value:
         """The value of a result: an argument that was changed in place is itself."""
