@@ -129,6 +129,48 @@ def another_name(x: Tensor, gate: Tensor) -> Any:
     return out, other
 
 
+def indices_of_a_mask(x: Tensor, gate: Tensor) -> Any:
+    found = x * 2
+    for index in (gate > 0).nonzero():
+        found = found + x[index] * int(index)
+    for index in torch.where(x[0] > 0)[0]:
+        found = found.sin() + index
+    return found
+
+
+def leaves_out_the_first(x: Tensor, gate: Tensor) -> Any:
+    found = x * 2
+    for index in (gate > 0).nonzero()[1:]:
+        found = found + x[index]
+    for index in (gate > 0).nonzero().flip(0):
+        found = found * 2 + x[index]
+    return found
+
+
+def stops_early(x: Tensor, gate: Tensor) -> Any:
+    found = x * 2
+    for index in (gate > 0).nonzero():
+        if index == 1:
+            break
+        found = found + x[index]
+    return found
+
+
+def collects(x: Tensor, gate: Tensor) -> Any:
+    return [x * 2, *[x[index] for index in (gate > 0).nonzero()]]
+
+
+def test_a_loop_over_the_indices_of_a_mask_is_one_graph() -> None:
+    require_equal(indices_of_a_mask, kiln.compile(indices_of_a_mask, fullgraph=True))
+
+
+@pytest.mark.parametrize("program", [stops_early, collects, leaves_out_the_first], ids=lambda program: program.__name__)
+def test_a_loop_over_indices_that_leaves_other_values_breaks(program: Program) -> None:
+    compiled = kiln.compile(program)
+    require_equal(program, compiled)
+    assert report_of(compiled).breaks
+
+
 @pytest.mark.parametrize("program", [views_before, another_name], ids=lambda program: program.__name__)
 def test_changes_that_other_names_see_break(program: Program) -> None:
     compiled = kiln.compile(program)
@@ -174,9 +216,24 @@ class Experts(nn.Module):
         return out
 
 
-def test_experts_that_no_token_has_chosen_have_no_gradients() -> None:
+class ChosenExperts(Experts):
+    def forward(self, x: Tensor) -> Tensor:
+        weights, chosen = self.gate(x).softmax(-1).topk(2, -1)
+        out = torch.zeros_like(x)
+        mask = nn.functional.one_hot(chosen, 4).permute(2, 1, 0)
+        for index in mask.sum((-1, -2)).gt(0).nonzero():
+            expert = index[0]
+            if expert == len(self.experts):
+                continue
+            slot, token = torch.where(mask[expert])
+            out.index_add_(0, token, self.experts[expert](x[token]) * weights[token, slot, None])
+        return out
+
+
+@pytest.mark.parametrize("kind", [Experts, ChosenExperts])
+def test_experts_that_no_token_has_chosen_have_no_gradients(kind: type[Experts]) -> None:
     torch.manual_seed(0)
-    module = Experts()
+    module = kind()
     compiled = kiln.compile(module, fullgraph=True)
     absent = 0
     for rows in (1, 1, 2, 3, 8):

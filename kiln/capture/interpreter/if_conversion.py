@@ -21,7 +21,7 @@ the region require gradients.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import field
 from functools import partial
@@ -66,6 +66,7 @@ from kiln.symbolic.values import Real, compare, known_truth
 
 MOST_MEETINGS = 3
 """At so many places it is tried to join the sides."""
+MakeItem = Callable[[CaptureState], Value]
 
 
 @final
@@ -127,10 +128,13 @@ class SideValues:
     """The changes of Python objects."""
 
 
-def take_both_sides(frame: SymbolicFrame, condition: Value, targets: tuple[int, int]) -> bool:
+def take_both_sides(
+    frame: SymbolicFrame, condition: Value, targets: tuple[int, int], pushed: MakeItem | None = None
+) -> bool:
     """Go on where the sides of a jump meet, with their results; False if there are reasons not to try.
 
-    `targets`: where the frame goes on if the condition is true, and if it is false.
+    `targets`: where the frame goes on if the condition is true, and if it is false. `pushed` makes the item that a turn
+    of a loop begins with if the condition is true; the sides meet at the head of the loop.
 
     Raises:
         ValueNeeded: if it fails; the next attempt breaks the graph.
@@ -146,7 +150,7 @@ def take_both_sides(frame: SymbolicFrame, condition: Value, targets: tuple[int, 
     # The regions of both sides can be CUDA graphs, one with a branch cannot.
     if option == "python" or (option == "auto" and condition.fake.device.type != "cpu"):
         return False
-    meetings = meetings_of(frame)
+    meetings = meetings_of(frame) if pushed is None else [frame.at]
     if not meetings:
         return False
     active, key = s.part(Conversions).active, (frame.number, frame.at)
@@ -158,7 +162,7 @@ def take_both_sides(frame: SymbolicFrame, condition: Value, targets: tuple[int, 
     try:
         for exact, meeting in product((True, False), meetings):
             sides = [
-                interpreted_side(frame, entry, condition, truth, target, meeting)
+                interpreted_side(frame, entry, condition, truth, target, meeting, pushed if truth else None)
                 for truth, target in zip((True, False), targets, strict=True)
             ]
             try:
@@ -208,7 +212,13 @@ def meetings_of(frame: SymbolicFrame) -> list[int]:
 
 
 def interpreted_side(
-    frame: SymbolicFrame, entry: AtJump, condition: Tensor, truth: bool, target: int, meeting: int
+    frame: SymbolicFrame,
+    entry: AtJump,
+    condition: Tensor,
+    truth: bool,
+    target: int,
+    meeting: int,
+    pushed: MakeItem | None = None,
 ) -> SideValues:
     """Raises NotNested."""
     s = frame.state
@@ -217,13 +227,19 @@ def interpreted_side(
     held = [*entry.locals.values(), *entry.stack]
     done = list[SideChanges]()
     with truth_known(s, condition.fake, truth):
-        calls, _ = taken_from_log(s, python_taken_back(s, done), partial(run_to, frame, meeting, held))
+        calls, _ = taken_from_log(s, python_taken_back(s, done), partial(run_side, frame, meeting, held, pushed))
     if frame.handled != entry.handled:
         raise NotNested("it leaves an exception handler")
     if meeting == len(frame.decoded):
         return SideValues(calls, [returned(frame)], frame.ip, restored_inputs(s, before), *done)
     values = [*[frame.locals.get(name) for name in live_names(frame, meeting)], *frame.stack]
     return SideValues(calls, values, meeting, restored_inputs(s, before), *done)
+
+
+def run_side(frame: SymbolicFrame, meeting: int, held: Sequence[Value | None], pushed: MakeItem | None) -> None:
+    if pushed is not None:
+        frame.push(pushed(frame.state))
+    run_to(frame, meeting, held)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from torch.autograd.function import BackwardCFunction
 
 from kiln.graph.ir.graph import Alias, Graph, Output, Write
 from kiln.graph.ir.node import Node, base_of
-from kiln.graph.ir.rewrite import live_nodes, symbols_in
+from kiln.graph.ir.rewrite import live_nodes, nested_graphs, symbols_in, symbols_read
 from kiln.graph.ops.breaks import UnsupportedMutation, UnsupportedOp
 from kiln.graph.prims.meta import has_repeated_elements, same_strides
 from kiln.graph.prims.rows import PRIMS
@@ -27,7 +27,7 @@ from kiln.graph.trace.inputs import InputRecord
 from kiln.graph.trace.mode import RecordingMode
 from kiln.graph.trace.outer import outer_node
 from kiln.graph.trace.storage_view import StorageView, may_overlap, root_of
-from kiln.symbolic import Expr
+from kiln.symbolic import Expr, Symbol
 from kiln.tensor.spec import TensorSpec
 
 Owner = tuple[Literal["input", "output"], int, FakeTensor]
@@ -97,14 +97,29 @@ def state_checks(mode: RecordingMode, nodes: Sequence[Node]) -> None:
     """Assumptions on data-dependent sizes are checked when the last of them is read, before any is used."""
     reads = {node.spec.value: number for number, node in enumerate(nodes) if node.op.name == "local_scalar"}  # type: ignore[union-attr]
     checks: dict[int, list[tuple[str, Expr]]] = {number: [] for number in reads.values()}
+    inner = {symbol for node in nodes for graph in nested_graphs(node) for symbol in state_inner_checks(mode, graph)}
     for check in mode.symbols.env.checks:
-        if not mode.forgotten.isdisjoint(check.relation.free_symbols()):
+        if not (mode.forgotten | inner).isdisjoint(check.relation.free_symbols()):
             continue
         read = [reads[symbol] for symbol in check.relation.free_symbols() if symbol in reads]
         if read:
             checks[max(read)].append((check.relation.kind, check.relation.difference))
     for number, stated in checks.items():
         nodes[number].attrs = {**nodes[number].attrs, "checks": tuple(stated)}
+
+
+def state_inner_checks(mode: RecordingMode, graph: Graph) -> set[Symbol]:
+    """Likewise of the sizes that a nested graph reads; returns them."""
+    found = set[Symbol]()
+    for node in graph.nodes:
+        for inner in nested_graphs(node):
+            found |= state_inner_checks(mode, inner)
+        if node.op.name == "local_scalar":
+            found |= symbols_read([node])
+            relations = [check.relation for check in mode.symbols.env.checks]
+            own = [r for r in relations if not symbols_read([node]).isdisjoint(r.free_symbols())]
+            node.attrs = {**node.attrs, "checks": tuple([(r.kind, r.difference) for r in own])}
+    return found
 
 
 def use_for_gradients(mode: RecordingMode, records: Sequence[InputRecord], outputs: Sequence[FakeTensor]) -> None:

@@ -144,17 +144,11 @@ def run_log(
 
 
 def sizes_made(recorder: Calls, call: TorchCall) -> list[Symbol]:
-    """The symbols that a call has read on the host, and that are free now that its log was taken out of the recording.
-
-    Raises:
-        NotNested: if something is assumed of them, which only the region itself checks.
-    """
+    """The symbols that a call has read on the host, and that are free now that its log has left the recording."""
     if isinstance(call.target, ControlFlow):
         return []  # none leaves a nested graph
     made = symbols_of_fakes(call.result) - symbols_of_fakes([call.args, call.kwargs])
     found = [symbol for symbol in recorder.env.unbacked if symbol in made]
-    if any(not made.isdisjoint(check.relation.free_symbols()) for check in recorder.env.checks):
-        raise NotNested("a size in it depends on data, and something is assumed of it")
     return [symbol for symbol in found if symbol not in symbols_read(recorder.nodes)] if found else []
 
 

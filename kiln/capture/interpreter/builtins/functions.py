@@ -235,6 +235,14 @@ handles(int)(number(int, ("__int__", "__index__")))
 handles(float)(number(float, ("__float__", "__index__")))
 
 
+@handles(operator.index)
+def index(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    (value,) = args
+    if isinstance(value, Tensor) and not (value.fake.is_floating_point() or value.fake.is_complex()):
+        return value.get_attr(s, "__index__").call(s, [], {})
+    return value if isinstance(value, Symbolic) and value.python_type() is int else unary(s, operator.index, value)
+
+
 @handles(str)
 def str_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if len(args) != 1 or kwargs:

@@ -6,7 +6,14 @@ import itertools
 import types
 from collections.abc import Callable, Iterable
 
-from kiln.capture.interpreter.breaks import DataDependentBranch, IteratorInPython, Raised, UnsupportedOpcode
+from kiln.capture.interpreter.breaks import (
+    DataDependentBranch,
+    DataDependentValue,
+    IteratorInPython,
+    Raised,
+    UnsupportedOpcode,
+)
+from kiln.capture.interpreter.chosen_rows import ChosenRows, chosen_rows
 from kiln.capture.interpreter.core import NOT_RESUMABLE, PUSH, CaptureState, Value
 from kiln.capture.interpreter.frame import (
     HANDLED_BEFORE,
@@ -94,7 +101,8 @@ jump_or_pop("JUMP_IF_FALSE_OR_POP", False)
 
 @opcode("GET_ITER", pops=1)
 def get_iter(frame: SymbolicFrame, arg: int) -> None:
-    frame.stack.append(frame.pop().iterate(frame.state, PUSH))
+    value = frame.pop()
+    frame.stack.append(chosen_rows(frame, value) or value.iterate(frame.state, PUSH))
 
 
 @opcode("FOR_ITER", pops=1, pushes=2)
@@ -103,7 +111,15 @@ def for_iter(frame: SymbolicFrame, target: int) -> None:
     assert iterator is not None
     if isinstance(iterator.real(), BUILTIN_ITERATORS):
         raise IteratorInPython(type=iterator.type_name())
-    item = iterator.next(frame.state)
+    if isinstance(iterator, ChosenRows):
+        chosen = iterator.turn(frame.state)
+        if chosen is not None:
+            if not take_both_sides(frame, chosen, (frame.ip, frame.at), pushed=iterator.row):
+                raise DataDependentValue(operation="iter")
+            return
+        item = None
+    else:
+        item = iterator.next(frame.state)
     if item is not None:
         frame.stack.append(item)
         return
