@@ -228,6 +228,23 @@ GRADIENTS_FROM_BEFORE: dict[str, Callable[[torch.Tensor, torch.Tensor], object]]
 }
 
 
+@pytest.mark.parametrize("inside", ["grad", "backward"])
+def test_two_arguments_that_become_one(inside: str) -> None:
+    """The gradient of a tensor that is both arguments is the sum of both."""
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> object:
+        z = (x * y.sum()).sum()
+        return torch.autograd.grad(z, x) if inside == "grad" else (z.backward(), x.grad)  # type: ignore[func-returns-value]
+
+    compiled = kiln.compile(program)
+    for same in (False, True, False):
+        results = []
+        for function in (program, compiled):
+            x, y = (torch.tensor([0.5, 1.0], requires_grad=True) for _ in range(2))
+            results.append((function(x, x if same else y), x.grad, y.grad))
+        assert_same(results[1], results[0])
+
+
 @pytest.mark.parametrize("name", GRADIENTS_FROM_BEFORE)
 def test_gradients_through_what_was_computed_before(name: str) -> None:
     """An argument was computed from the one whose gradient is asked for, in front of the region."""

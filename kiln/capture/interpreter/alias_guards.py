@@ -5,7 +5,8 @@
         return len(b)
 
 An object that was found on two paths must be found on both again; two objects of a type of which one is changed must
-stay two. The same holds for cells and the memory of tensors. Objects that are only read may coincide.
+stay two. The same holds for cells, the memory of tensors, and tensors whose gradients the program asks for. Objects
+that are only read may coincide.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from kiln.capture.interpreter.variables.mapping import Dict, Set
 from kiln.capture.interpreter.variables.object import AttributeEffect, Object
 from kiln.capture.interpreter.variables.sequence import AppendEffect, List
 from kiln.capture.interpreter.variables.tensor import RegionInput, RegionInputs, Tensor
+from kiln.graph.trace.gradients import BACKWARDS
 from kiln.runtime.guards.guard import AliasExpectation, GuardKind, ShapeRelation
 from kiln.runtime.guards.source import AttrSource, KeysSource, LocalSource, OffsetSource, Source
 
@@ -40,6 +42,7 @@ def alias_guards(s: CaptureState) -> None:
             several_groups(s, [[left.source], [right.source]])
     keys(s)
     memory(s)
+    differentiated(s)
 
 
 def one_group(s: CaptureState, paths: list[Source]) -> None:
@@ -149,6 +152,16 @@ def memory(s: CaptureState) -> None:
         if len(group) > 1 and (overlapping or any(is_written(tensor) for tensor in group)):
             for tensor in group:
                 guard_offset(s, tensor)
+
+
+def differentiated(s: CaptureState) -> None:
+    """A backward inside adds up what reaches a tensor on all paths: tensors with gradients must stay different."""
+    if not any(call.target in BACKWARDS for call in s.recorder.calls):
+        return
+    inputs = [tensor for tensor in s.part(RegionInputs).tensors if tensor.fake.requires_grad]
+    apart = len({id(tensor.fake.storage_view.storage) for tensor in inputs}) == len(inputs)
+    if not (apart and any(map(is_written, s.part(RegionInputs).tensors))):  # which `memory` guards
+        several_groups(s, [[tensor.source] for tensor in inputs])
 
 
 def guard_offset(s: CaptureState, tensor: RegionInput) -> None:
