@@ -273,8 +273,41 @@ def before_a_break(net: Net, x: Tensor) -> Any:
     return net.first.weight.grad.sum(), loss
 
 
+def unfrozen(net: Net, x: Tensor) -> Any:
+    net.zero_grad()
+    net.frozen.requires_grad_()
+    return plain(net, x), net.frozen.requires_grad
+
+
+def frozen_half(net: Net, x: Tensor) -> Any:
+    for p in net.first.parameters():
+        p.requires_grad_(False)
+    return plain(net, x), net(x)
+
+
+def frozen_in_between(net: Net, x: Tensor) -> Any:
+    """As the critic while the generator learns."""
+    net.zero_grad()
+    plain(net, x)
+    net.first.requires_grad_(False)
+    (net.first(x) * net.unused.sum()).sum().backward()
+    net.first.requires_grad_(True)
+    return net(x).sum()
+
+
+def frozen_behind(net: Net, x: Tensor) -> Any:
+    y = net(x).square().sum()
+    net.second.weight.requires_grad = False
+    return y, net.second.weight.requires_grad
+
+
+def unfrozen_for_results(net: Net, x: Tensor) -> Any:
+    net.frozen.requires_grad = True
+    return net(x)
+
+
 PROGRAMS = [value for value in globals().values() if getattr(value, "__module__", "") == __name__ and value is not Net]
-BREAKS = (leaf_that_leaves, of_the_argument, after_a_break, before_a_break)
+BREAKS = (leaf_that_leaves, unfrozen_for_results, after_a_break, before_a_break)
 
 
 def outcome(program: Program, function: Program, net: Net, had: bool) -> Any:
@@ -291,6 +324,7 @@ def outcome(program: Program, function: Program, net: Net, had: bool) -> Any:
         made.append(told(result))
         made.append([(told(p.grad), p.grad is old) for p, old in zip(net.parameters(), held, strict=True)])
         made.append([told(old) for old in held])
+        made.append([p.requires_grad for p in net.parameters()])
     for value in result if isinstance(result, tuple) else (result,):
         if isinstance(value, Tensor) and value.requires_grad:
             try:

@@ -594,9 +594,11 @@ def relations_of_computed(s: CaptureState) -> Iterator[NumberCheck]:
 
 
 def refuse_own_leaves(s: CaptureState, trace: Trace) -> None:
-    """Break where a leaf is made that Python sees, or that alone makes results require gradients, if results have
-    gradients: those computed inside of the region would not reach it."""
-    seen = {id(output) for output in trace.fake_outputs}
+    """Break where a leaf is made that Python sees, or that alone makes results require gradients, or where an input
+    begins to, if results have gradients: those computed inside of the region would not reach it."""
+    known = s.part(RegionInputs).by_fake.values()
+    seen = {id(tensor.fake) for tensor in known if tensor.original is not None and not tensor.original.requires_grad}
+    seen.update(map(id, trace.fake_outputs))
     enough = any([record.fake.requires_grad for record in trace.used_inputs if isinstance(record.fake, torch.Tensor)])
     own = [
         step

@@ -2,7 +2,7 @@
 
 w.data = w.data * 2              logged as `set_data(w, %1)`; a `w` from outside gets its new memory behind the region
 w.grad = None                    an effect
-x.requires_grad = True           logged as `x.requires_grad_(True)`
+x.requires_grad = True           logged as `x.requires_grad_(True)`; an `x` from outside is marked behind the region
 nn.Parameter(torch.ones(3))      logged; leaving the region, it becomes a parameter again
 """
 
@@ -17,7 +17,7 @@ from kiln.capture.interpreter.breaks import UnsupportedAttribute, UnsupportedCal
 from kiln.capture.interpreter.builtins.leaf_gradients import write_gradient
 from kiln.capture.interpreter.core import Args, CaptureState, Codegen, Kwargs, Value, handles
 from kiln.capture.interpreter.effects import SideEffect
-from kiln.capture.interpreter.variables.tensor import SETTABLE, Tensor, record
+from kiln.capture.interpreter.variables.tensor import SETTABLE, RegionInputs, Tensor, record
 from kiln.graph.trace.fake import is_wrapped
 from kiln.graph.trace.set_data import set_data
 from kiln.support.records import dataclass
@@ -69,10 +69,47 @@ def assign_data(s: CaptureState, tensor: Tensor, value: Value | None) -> None:
         raise refused("data", "the tensor has no path from the arguments of the frame")
 
 
+@final
+@dataclass(frozen=True)
+class RequiresGradEffect(SideEffect):
+    """A leaf from outside begins or ceases to require gradients."""
+
+    leaf: Tensor
+    writes = True
+
+    @property
+    def key(self) -> Hashable:
+        return "requires_grad", id(self.leaf)
+
+    def emit(self, g: Codegen) -> None:
+        g.emit(g.state.const(self.leaf.fake.requires_grad))
+        g.emit(self.leaf)
+        g.body.op("STORE_ATTR", "requires_grad")
+
+
+@handles(torch.Tensor.requires_grad_)
+def requires_grad_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    """A leaf that begins to require gradients gets none from results of the region: see `refuse_own_leaves`."""
+    tensor = args[0]
+    assert isinstance(tensor, Tensor)
+    real, before = tensor.original, tensor.fake.requires_grad
+    result = record(s, "requires_grad_", args, kwargs)
+    if before != tensor.fake.requires_grad and real is not None:
+        if is_wrapped(tensor.fake) or tensor.source is None or not real.is_leaf:
+            name = "it makes an input of the region require gradients, or ceases to"
+            stop = UnsupportedCall(function="Tensor.requires_grad_", why=name)
+            stop.resumable = False  # the call is recorded already: restart and break in front of it
+            raise stop
+        s.part(RegionInputs).asked_is_leaf.add(id(tensor.fake))
+        s.counters.unguarded += 1  # a repeated layer would mark another tensor
+        s.effects.note(RequiresGradEffect(tensor))
+    return result
+
+
 def assign_requires_grad(s: CaptureState, tensor: Tensor, value: Value | None) -> None:
     if value is None or value.python_type() is not bool:
         raise refused("requires_grad", "it is set to something else than a truth value")
-    record(s, "requires_grad_", [tensor, value], {})
+    requires_grad_(s, [tensor, value], {})
 
 
 SETTABLE.update(data=assign_data, grad=write_gradient, requires_grad=assign_requires_grad)

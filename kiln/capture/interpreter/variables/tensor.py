@@ -610,9 +610,8 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
     if needed_now and not s.policy.speculate_values:
         raise DataDependentValue(operation=target_name(target))
     unbacked = len(s.recorder.env.unbacked)
-    changed = None if target == "requires_grad_" else first  # which marks one view, not its memory
-    may_need = torch.is_grad_enabled() or target in ("requires_grad_", set_data)
-    before = needing_gradients(s, changed) if changes and may_need else None
+    may_need = torch.is_grad_enabled() or target is set_data
+    before = needing_gradients(s, first) if changes and may_need and target != "requires_grad_" else None
     try:
         result = s.recorder.call(target, plain, named, stack=running_frame(s).locations())
     except GraphBreak:  # of a hook that autograd calls
@@ -634,7 +633,7 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
         unknown = DataDependentValue(operation=target_name(target))
         unknown.resumable = False  # the call is recorded already: restart and break in front of it
         raise unknown
-    if before is not None and before != needing_gradients(s, changed):
+    if before is not None and before != needing_gradients(s, first):
         stop = UnsupportedCall(function=target_name(target), why="it makes an input of the region require gradients")
         stop.resumable = False  # the call is recorded already: restart and break in front of it
         raise stop
