@@ -366,6 +366,17 @@ def test_a_backward_inside(program: Program) -> None:
         assert not report.eager and report.compiles <= 2 + 2 * (program in BREAKS), report
 
 
+@pytest.mark.parametrize("function", [unfrozen, frozen_half, frozen_in_between, frozen_behind])
+def test_frozen_parameters_with_own_kernels(function: Program) -> None:
+    torch.manual_seed(0)
+    net = Net()
+    compiled = kiln.compile(function, options={"cache": False})
+    expected = outcome(function, function, copy.deepcopy(net), False)
+    found = outcome(function, compiled, copy.deepcopy(net), False)
+    assert same(found, expected), (found, expected)
+    assert not compiled.report().breaks and not compiled.report().eager
+
+
 def test_a_whole_step_with_own_kernels() -> None:
     """Two variants: the gradients are None at first. A rate that changes, recomputed layers and dropout's draws."""
 

@@ -304,11 +304,14 @@ class Recorder:
         inputs: Sequence[torch.Tensor],
         retain_graph: bool = False,
     ) -> list[torch.Tensor | None]:
-        """Gradients of `inputs`, recorded as nodes of the backward direction."""
+        """Gradients of `inputs`, recorded as nodes of the backward direction. What was frozen since has one as well."""
+        frozen = [x for x in inputs if x.is_leaf and not x.requires_grad]
         self.emit.origin = Origin("backward", len(self.calls), None, backward=True)
         self.is_differentiating = True
         _push(self._mode)
         try:
+            for leaf in frozen:
+                leaf.requires_grad_()
             with self.outer.backward() if self.outer is not None else nullcontext():
                 grads = _run_backward(
                     tuple(outputs),
@@ -320,6 +323,8 @@ class Recorder:
                     accumulate_grad=False,
                 )
         finally:
+            for leaf in frozen:
+                leaf.requires_grad_(False)
             _pop(None)
             self.is_differentiating = False
         return list(grads)

@@ -95,7 +95,8 @@ READ_METHODS = NUMBER_METHODS | names("tolist")
 VALUE_METHODS = PLAIN_METHODS | names("tolist __bool__ __array__ data_ptr untyped_storage storage")
 """They read values."""
 HANDLED_METHODS = {
-    name: getattr(torch.Tensor, name) for name in names("register_hook retain_grad numpy as_subclass backward")
+    name: getattr(torch.Tensor, name)
+    for name in names("register_hook retain_grad requires_grad_ numpy as_subclass backward")
 }
 """Methods with a handler."""
 IN_PLACE = frozenset(
