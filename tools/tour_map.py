@@ -139,6 +139,11 @@ MAP = {
             "kiln/capture/interpreter/builtins/tensor_hooks.py",
             "register_hook",
         ),
+        (
+            "What becomes of the hooks of parameters?",
+            "kiln/capture/interpreter/builtins/leaf_hooks.py",
+            "HookedBackward",
+        ),
         ("What becomes of a tensor of a subclass?", "kiln/capture/interpreter/variables/subclass.py", "call"),
         ("What becomes of a DTensor?", "kiln/capture/interpreter/variables/dtensor.py", "run_natively"),
         ("Which torch calls is a function of NumPy?", "kiln/capture/interpreter/builtins/numpy_functions.py", "traced"),

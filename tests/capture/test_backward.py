@@ -462,3 +462,112 @@ def test_hooks_of_leaves_are_called(register: Callable[[Net, list[Any]], None]) 
         outcomes.append((seen, net.first.weight.grad))
     assert outcomes[0][0] == outcomes[1][0] and len(outcomes[0][0]) == 3
     torch.testing.assert_close(outcomes[0][1], outcomes[1][1])
+
+
+def hooked(p: Tensor, hook: Callable[[Tensor], Any]) -> None:
+    p.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+
+def clamped(net: Net, order: list[Any]) -> None:
+    for p in net.parameters():
+        if p.requires_grad:
+            p.register_hook(lambda grad: grad.clamp(-0.1, 0.1))
+
+
+def masked(net: Net, order: list[Any]) -> None:
+    mask = (torch.randn(5, 4) > 0).float()
+    for hook in (lambda grad: grad * mask, lambda grad: None, lambda grad: grad + 1):
+        net.first.weight.register_hook(hook)
+
+
+def steps(net: Net, order: list[Any]) -> None:
+    """An optimizer for each parameter, within the backward."""
+    optimizers = {p: torch.optim.SGD([p], 0.01, momentum=0.9) for p in net.parameters() if p.requires_grad}
+
+    def step(p: Tensor) -> None:
+        optimizers[p].step()
+        optimizers[p].zero_grad()
+
+    for p in optimizers:
+        hooked(p, step)
+
+
+def told_in_order(net: Net, order: list[Any]) -> None:
+    for name, p in net.named_parameters():
+        if p.requires_grad:
+            hooked(p, lambda p, name=name: order.append((name, torch.is_grad_enabled())))
+
+
+def of_another(net: Net, order: list[Any]) -> None:
+    """In eager the first layer has no gradient yet."""
+    hooked(net.second.weight, lambda p: order.append(net.first.weight.grad is None))
+
+
+def that_records(net: Net, order: list[Any]) -> None:
+    net.first.bias.register_hook(lambda grad: order.append(1))
+
+
+def that_raises(net: Net, order: list[Any]) -> None:
+    def refuse(p: Tensor) -> None:
+        raise ValueError("refused")
+
+    hooked(net.first.bias, refuse)
+
+
+BREAKING_HOOKS = (of_another, that_records, that_raises)
+
+
+@pytest.mark.parametrize("backend", ["eager", "kiln"])
+@pytest.mark.parametrize("hook", [clamped, masked, steps, told_in_order, *BREAKING_HOOKS])
+def test_hooks_of_leaves(hook: Callable[[Net, list[Any]], None], backend: str) -> None:
+    """Behind a break, a compiled region gives all gradients at once: the order of hooks is another."""
+    outcomes: list[Any] = []
+    broken = hook in BREAKING_HOOKS
+    for compiles in (False, True):
+        torch.manual_seed(0)
+        net, made, order = Net(), list[Any](), list[Any]()
+        hook(net, order)
+        compiled = kiln.compile(plain, backend=backend, options={"cache": False})
+        for scale in range(1, 4):
+            try:
+                made.append(told((compiled if compiles else plain)(net, torch.ones(2, 4) * scale)))
+            except ValueError as error:
+                made.append(str(error))
+        grads = [] if hook is that_raises else [told(p.grad) for p in net.parameters()]
+        told_order = len(order) if broken and backend == "kiln" else order
+        outcomes.append([made, [told(p) for p in net.parameters()], grads, told_order])
+        report = compiled.report()
+        assert not compiles or (bool(report.breaks) == broken and not report.eager), report
+    assert same(outcomes[1], outcomes[0]), outcomes
+
+
+class Outside(torch.autograd.Function):
+    """Its backward reads from outside, as torch.amp.custom_bwd does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad * ctx.saved_tensors[0] * FACTORS["factor"]
+
+
+FACTORS = {"factor": 2.0}
+
+
+@pytest.mark.parametrize("backend", ["eager", "kiln"])
+def test_a_backward_inside_reads_from_outside(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = torch.ones(3, requires_grad=True)
+
+    def step(x: Tensor) -> Tensor | None:
+        w.grad = None
+        Outside.apply(w * x).sum().backward()  # type: ignore[no-untyped-call]
+        return w.grad
+
+    compiled = kiln.compile(step, backend=backend, options={"cache": False})
+    for factor in (2.0, 2.0, 3.0):
+        monkeypatch.setitem(FACTORS, "factor", factor)
+        torch.testing.assert_close(compiled(torch.arange(3.0)), torch.arange(3.0) ** 2 * factor)
+    assert not compiled.report().breaks

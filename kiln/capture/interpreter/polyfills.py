@@ -234,3 +234,20 @@ def bisect_left(a: Sequence[float], x: float, lo: int = 0, hi: int | None = None
         else:
             hi = middle
     return lo
+
+
+def hooked_gradient(grad: object, hooks: dict[int, Callable[[object], object]]) -> object:
+    """What the hooks of a leaf make of its gradient."""
+    for hook in list(hooks.values()):
+        result = hook(grad)
+        if result is not None:
+            grad = result
+    return grad
+
+
+def hooks_of_leaf(leaf: object, hooks: dict[int, Callable[[object], object]], create_graph: bool) -> None:
+    """Call hooks registered by `register_post_accumulate_grad_hook`."""
+    with torch.set_grad_enabled(create_graph):
+        for hook in list(hooks.values()):
+            if hook(leaf) is not None:
+                raise RuntimeError("Tensor post accumulate grad hooks should return None.")

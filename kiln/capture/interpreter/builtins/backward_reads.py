@@ -2,8 +2,9 @@
 
     y.register_hook(lambda g: g * scale)     interpreted when the joint graph is made, in a nested frame
 
-It runs later than the region: what it reads from outside (a global number, a variable shared with other functions, an
-attribute of a class) may have changed by then. Such a read breaks the graph.
+If it runs later than the region, what it reads from outside (a global number, a variable shared with other functions,
+an attribute of a class) may have changed by then. Such a read breaks the graph. In a backward that the region itself
+runs (`loss.backward()`) it is a read like any other.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def backward_frame(s: CaptureState, frame: SymbolicFrame, known: Iterable[Value]
     before = s.frame, modes.at_entry, s.policy, s.watch
     s.frame, modes.at_entry = frame, {}
     s.policy = replace(s.policy, scalars=None)  # backward has no inputs of its own
-    if known is not None:
+    if known is not None and s.recorder.is_differentiating:
         s.watch = partial(refuse_outside_reads, s, {id(value): value for value in parts(s, known)})
     try:
         with nested_calls(s.recorder):

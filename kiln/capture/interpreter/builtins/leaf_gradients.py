@@ -4,8 +4,9 @@
     w.grad = None          effect; where nothing reads the old gradient, it is dropped before the region runs
 
 What a leaf from outside had is guarded: None, or a tensor, which a backward then adds to in place. Autograd runs on
-fakes as it does in eager, so that order, layouts and shared memory of gradients are eager's. Breaks: gradients that
-leave the region through the history of an input, or for tensors of subclasses; hooks on leaves from outside.
+fakes as it does in eager, so that order, layouts and shared memory of gradients are eager's. Hooks on leaves from
+outside: `leaf_hooks.py`. Breaks: gradients that leave the region through the history of an input, or for tensors of
+subclasses.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from typing import final
 import torch
 
 from kiln.capture.interpreter.breaks import UnsupportedAttribute, UnsupportedCall
+from kiln.capture.interpreter.builtins.leaf_hooks import HOOKS, HookedBackward, LeafHooks, is_hookable
 from kiln.capture.interpreter.builtins.torch_functions import NONE
 from kiln.capture.interpreter.core import Args, CaptureState, Codegen, Handler, Kwargs, Value, handles
 from kiln.capture.interpreter.effects import SideEffect
+from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import List, Tuple, all_items
 from kiln.capture.interpreter.variables.tensor import (
@@ -42,7 +45,6 @@ from kiln.runtime.guards.source import AttrSource, GradSource
 from kiln.support.records import dataclass
 
 BACKWARD = "Tensor.backward"
-HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 @final
@@ -62,8 +64,10 @@ class LeafGradients:
     """The leaves from outside (by `id` of the fake) whose gradients the capture knows."""
 
     known: dict[int, KnownGradient] = field(default_factory=dict)
-    hooked: set[int] = field(default_factory=set)
-    """The leaves that are guarded to have no hooks."""
+    hooks: dict[int, LeafHooks] = field(default_factory=dict)
+    """Those of leaves that got a gradient here, which are guarded."""
+    pending: set[int] = field(default_factory=set)
+    """The leaves that have no gradient yet where a hook of another leaf runs."""
 
 
 def read_gradient(s: CaptureState, leaf: Tensor) -> Value:
@@ -71,6 +75,7 @@ def read_gradient(s: CaptureState, leaf: Tensor) -> Value:
     if leaf.source is not None and leaf.original is not None:
         if not leaf.original.is_leaf:
             return s.wrap(leaf.original.grad, GradSource(leaf.source))
+        refuse_pending(s, leaf)
         gradients = s.part(LeafGradients).known
         known = gradients.get(id(leaf.fake))
         if known is None:
@@ -95,10 +100,16 @@ def write_gradient(s: CaptureState, leaf: Tensor, value: Value | None) -> None:
             raise refused("it is set to a tensor of another dtype, device or size")
     elif value.constant(s) is not None:
         raise refused("it is set to something else than a tensor")
+    refuse_pending(s, leaf)
     s.counters.unguarded += 1
     known = s.part(LeafGradients).known.setdefault(id(leaf.fake), KnownGradient(leaf, None))
     leaf.fake.grad = value.fake if isinstance(value, Tensor) else None
     note_written(s, known)
+
+
+def refuse_pending(s: CaptureState, leaf: Tensor) -> None:
+    if id(leaf.fake) in s.part(LeafGradients).pending:
+        raise refused("a hook asks for it before the backward has come to that tensor")
 
 
 def refused(why: str) -> UnsupportedAttribute:
@@ -237,21 +248,33 @@ def run_backward(s: CaptureState, roots: list[Value], tangents: Value | None, gi
     targets = [accept(s, tensor_of(leaf)) for leaf in leaves]
     before = [leaf.get_attr(s, "grad") for leaf in targets]
     s.counters.unguarded += 1  # a repeated layer would write other gradients
-    record(
-        s,
-        accumulated_gradients,
-        [
-            *(Tuple(list(tensors)), Tuple(given_tangents), Tuple(list(targets)), Tuple(before)),
-            *(s.const(retain), s.const(create), s.const(wanted is not None)),
-        ],
-        {},
-    )
+    gradients = s.part(LeafGradients)
+    hooks = [gradients.hooks.get(id(leaf.fake), LeafHooks(leaf, None, None)) for leaf in targets]
+    called = any(hooks_.gradient is not None or hooks_.accumulated is not None for hooks_ in hooks)
+    hooked = HookedBackward(s, running_frame(s), here(s), hooks if called else ())
+    if called and not all(is_hookable(leaf.fake) for leaf in targets):
+        raise unsupported("a tensor that gets a gradient has a hook, and another is of a subclass")
+    with hooked.running() as order:
+        record(
+            s,
+            accumulated_gradients,
+            [
+                *(Tuple(list(tensors)), Tuple(given_tangents), Tuple(list(targets)), Tuple(before)),
+                *(s.const(retain), s.const(create), s.const(wanted is not None)),
+            ],
+            {},
+        )
+    note_accumulated(s, targets, before)
+    hooked.call_accumulated(order, gradients.pending, create)
+    return NONE
+
+
+def note_accumulated(s: CaptureState, targets: Sequence[Tensor], before: Sequence[Value]) -> None:
     gradients = s.part(LeafGradients).known
     for leaf, old in zip(targets, before, strict=True):
         known = gradients.get(id(leaf.fake))
         if known is not None and leaf.fake.grad is not (old.fake if isinstance(old, Tensor) else None):
             note_written(s, known)
-    return NONE
 
 
 def tensor_of(value: Value) -> Tensor:
@@ -269,7 +292,7 @@ def reached(s: CaptureState, roots: Sequence[Tensor]) -> list[FakeTensor]:
 
 
 def accept(s: CaptureState, leaf: Tensor) -> Tensor:
-    """A tensor that gets a gradient here; guards that it has no hooks."""
+    """A tensor that gets a gradient here; guards its hooks."""
     inputs, gradients = s.part(RegionInputs), s.part(LeafGradients)
     if leaf.original is None:
         if leaf.fake.is_outer or not leaf.fake.is_leaf:
@@ -279,13 +302,21 @@ def accept(s: CaptureState, leaf: Tensor) -> Tensor:
         return leaf
     if leaf.source is None or not leaf.fake.is_leaf or not leaf.original.is_leaf or not leaf.fake.requires_grad:
         raise unsupported("it stores gradients on tensors outside of the region")
-    if id(leaf.fake) not in gradients.hooked:
-        gradients.hooked.add(id(leaf.fake))
-        if is_observed_leaf(leaf.original) or any(getattr(leaf.original, name) for name in HOOKS):
-            raise unsupported("a tensor that gets a gradient has a hook")
-        for name in HOOKS:
-            s.guard(AttrSource(leaf.source, name), GuardKind.EMPTY_DICT)
+    if id(leaf.fake) not in gradients.hooks:
+        if is_observed_leaf(leaf.original):
+            raise unsupported("the node that accumulates the gradient of a tensor has a hook")
+        gradients.hooks[id(leaf.fake)] = LeafHooks(leaf, *[hooks_of(s, leaf, name) for name in HOOKS])
     return leaf
+
+
+def hooks_of(s: CaptureState, leaf: Tensor, name: str) -> Value | None:
+    """A dict of hooks; None, which is guarded, if it is empty."""
+    assert leaf.source is not None
+    found, source = getattr(leaf.original, name), AttrSource(leaf.source, name)
+    if found:
+        return s.wrap(found, source)
+    s.guard(source, GuardKind.EMPTY_DICT)
+    return None
 
 
 def is_used_outside(fake: FakeTensor, outputs: list[FakeTensor]) -> str:

@@ -351,7 +351,7 @@ def guard_keys(s: CaptureState, mapping: Dict) -> None:
 
 def has_counted_keys(source: Source | None) -> bool:
     """Whether it is the path of hooks, which `torch.utils.hooks.RemovableHandle` numbers."""
-    if not isinstance(source, DictAttrSource | GlobalSource | ModuleGlobalSource):
+    if not isinstance(source, AttrSource | DictAttrSource | GlobalSource | ModuleGlobalSource):
         return False
     return source.name.removeprefix("_global") in COUNTED
 
@@ -360,9 +360,10 @@ COUNTED = frozenset(
     {
         *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks"),
         *("_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks"),
+        "_post_accumulate_grad_hooks",
     }
 )
-"""Dicts of hooks of a module, or with the prefix `_global` of all modules."""
+"""Dicts of hooks of a module or a tensor, or with the prefix `_global` of all modules."""
 ABSENT = Constant("<absent>")
 """Marks a key that is known to be absent."""
 
