@@ -149,6 +149,8 @@ PROGRAMS: list[tuple[str, Callable[[Any, Any], Any]]] = [
     ("pair", lambda w, x: ((w * 2).sin() + w, w + x, w.view(9)[2:].sum(), F.layer_norm(w, (3,)))),
     ("pair", lambda w, x: (F.gelu(w) @ w.T, (w * 1).mul_(2).add_(w), w.chunk(3)[1] + torch.cat([w, w])[0])),
     ("nested", lambda w, x: w + 1),
+    ("pair", lambda w, x: (len({w, w}), {w: 1}[w], w in {w + 0}, w * 2)),
+    ("tagged", lambda w, x: (len({w, w}), {w: 1}[w], w in {w + 0}, w * 2)),
 ]
 
 

@@ -216,6 +216,18 @@ def plans(rank: int, size: int) -> None:
 
 
 @case
+def parameters(rank: int, size: int) -> None:
+    """Parameters of a module, each of which it finds once."""
+    module = parallelize_module(nn.Linear(4, 4), mesh(size), ColwiseParallel())
+
+    def program() -> list[torch.Tensor]:
+        return [parameter * 2 for parameter in module.parameters()]
+
+    with torch.no_grad():
+        torch.testing.assert_close(found(kiln.compile(program, fullgraph=True)()), found(program()))
+
+
+@case
 def sharded_embedding(rank: int, size: int) -> None:
     """What it leaves for its reduction is not seen by eager, also where the graph breaks in between."""
     table = distribute_tensor(torch.randn(6, 4), mesh(size), [Shard(0)])

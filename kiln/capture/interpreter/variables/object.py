@@ -280,6 +280,9 @@ class Object(Value):
             return self.native.key(s)
         if found is not None and found[1] is None:
             raise s.error(TypeError, f"unhashable type: '{self.type_name()}'")
+        if found is not None and found[1] is torch.Tensor.__hash__:
+            s.identities.keys[id(self)] = self
+            return self
         if found is not None and isinstance(found[1], types.FunctionType):
             return hashed_key(s, self)
         if found is None or found[1] is not object.__hash__:
