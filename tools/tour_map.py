@@ -42,6 +42,7 @@ kiln/report                 what the compiler did: report, log, progress bar
 kiln/backends               other compilers behind the same capture
 kiln/debug                  bisect: the stage, the switch and the smallest graph that differ from eager
 kiln/programs               kiln.export: whole programs, their signature and constraints, files
+kiln/programs/static        programs as static C libraries without libtorch
 kiln/programs/call          how an exported program is called: its signature, shapes and tensors
 kiln/packages               kiln.load: compiled programs as files, run without the compiler
 kiln/native                 the two C++ modules: stubs
@@ -265,6 +266,11 @@ MAP = {
         ("What is in a package, and what is checked first?", "kiln/packages/manifest.py", "Manifest"),
         ("How is a package compiled and written?", "kiln/programs/package_writer.py", "compile_program"),
         ("How does a package run without Python?", "csrc/runtime/package.cpp", "run"),
+        (
+            "How does a program become a static library without libtorch?",
+            "kiln/programs/static/library.py",
+            "write_static_library",
+        ),
         ("How do arguments become inputs of a program?", "kiln/programs/call/interface.py", "CallInterface"),
         ("Which nodes does another compiler get?", "kiln/graph/offload/split.py", "Splitter"),
         ("How does a graph become an ONNX model?", "kiln/onnx/writer.py", "to_onnx"),

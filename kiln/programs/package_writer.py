@@ -94,14 +94,7 @@ def compile_program(program: ProgramParts, target: PackageTarget, context: Compi
     if (gpu.capability if gpu.is_gpu else None) != target.capability:
         allowed = "cuda:sm_{}{}".format(*gpu.capability) if gpu.is_gpu else ", ".join(TARGETS[:-1])
         raise BadExportArgument(name="target", value=str(target), allowed=f"{allowed} for this program")
-    interface = program.interface
-    env = shape_env(interface.rules)
-    plan = graph_to_plan(program.graph, replace(context, host=host, target=host, env=env))
-    inputs = [replace(given, name=name) for given, name in zip(plan.inputs, interface.names, strict=True)]
-    sizes = tuple(dict.fromkeys(result_sizes(interface)))
-    outputs = (*plan.outputs, *[PlanOutput(value=size) for size in sizes])
-    steps = (*size_checks(interface.rules), *plan.steps)
-    plan = replace(plan, name=program.name, inputs=tuple(inputs), outputs=outputs, steps=steps)
+    plan, sizes = plan_program(program, replace(context, host=host))
     limits = CompileLimits(context.options.compile_seconds, context.options.compile_megabytes)
     workers = context.options.compile_workers
     cubins = start_cubins(plan.kernels, context.store, context.events, workers, limits)
@@ -109,6 +102,18 @@ def compile_program(program: ProgramParts, target: PackageTarget, context: Compi
     if any(kernel.language == "cpp" for kernel in plan.kernels):
         library = one_library(plan.kernels, context.store, limits, workers or os.cpu_count() or 1, target.level)
     return CompiledProgram(plan, sizes, library, cubins.wait())
+
+
+def plan_program(program: ProgramParts, context: CompileContext) -> tuple[Plan, tuple[Int, ...]]:
+    """The plan for `context.host`, which checks sizes first; the sizes that are its last outputs. Raises KilnError."""
+    interface = program.interface
+    env = shape_env(interface.rules)
+    plan = graph_to_plan(program.graph, replace(context, target=context.host, env=env))
+    inputs = [replace(given, name=name) for given, name in zip(plan.inputs, interface.names, strict=True)]
+    sizes = tuple(dict.fromkeys(result_sizes(interface)))
+    outputs = (*plan.outputs, *[PlanOutput(value=size) for size in sizes])
+    steps = (*size_checks(interface.rules), *plan.steps)
+    return replace(plan, name=program.name, inputs=tuple(inputs), outputs=outputs, steps=steps), sizes
 
 
 def shape_env(rules: ShapeRules) -> ShapeEnv:

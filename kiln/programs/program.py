@@ -44,6 +44,7 @@ from kiln.symbolic import Expr, Int, evaluate, symbol
 from kiln.tensor.spec import ScalarSpec, TensorSpec
 
 if TYPE_CHECKING:
+    from kiln.programs.static.library import StaticLibrary
     from kiln.programs.torch_export import ExportedProgram
 
 Level = Literal["torch", "core", "prims"]
@@ -63,6 +64,18 @@ class Compiler(Protocol):
         /,
     ) -> str:
         """What `Program.package` does."""
+
+    def static_library(
+        self,
+        program: Program,
+        path: str | os.PathLike[str],
+        header: str | os.PathLike[str] | None,
+        target: str,
+        weights: Literal["embedded", "mapped"],
+        options: Mapping[str, object] | None,
+        /,
+    ) -> StaticLibrary:
+        """What `Program.static_library` does."""
 
     def capture(self, target: torch.nn.Module, args: tuple[object, ...], dynamic_shapes: object, /) -> Program:
         """What `kiln.export` does."""
@@ -108,7 +121,7 @@ class Program:
             run = interpret(self.graph, inputs, bound, self.constants)
             for number, contents in run.written:
                 cast(torch.Tensor, inputs[number]).copy_(contents)
-            outputs = self._outputs(inputs, run)
+            outputs = outputs_of(self.graph, inputs, run)
         return interface.results(leaves, states, outputs, lambda size: evaluate(size, run.symbols))
 
     def check_shapes(self, *args: object, **kwargs: object) -> dict[str, int]:
@@ -170,6 +183,34 @@ class Program:
             KilnError: it cannot be compiled, or holds what no file holds.
         """
         return loaded_compiler("package a program").package(self, path, target, key, options)
+
+    def static_library(
+        self,
+        path: str | os.PathLike[str],
+        header: str | os.PathLike[str] | None = None,
+        target: str = "cpu",
+        *,
+        weights: Literal["embedded", "mapped"] = "embedded",
+        options: Mapping[str, object] | None = None,
+    ) -> StaticLibrary:
+        """Compile the program into a static library with a C header, which needs libc and libm, but not libtorch.
+
+        Args:
+            path: the library, `libnet.a`; its functions are `net_plan`, `net_run` and `net_status`.
+            header: the header; by default beside the library, with the suffix .h.
+            target: "cpu" (this machine), "cpu:x86-64-v3" (also v2, v4), "cpu:aarch64".
+            weights: in the library, or in a file beside it (suffix .weights) that the caller maps.
+            options: as `kiln.compile` takes them.
+
+        Returns:
+            The size of code, weights and working memory.
+
+        Raises:
+            NoStaticLibrary: names the operators without a kernel, and the user's lines.
+            KilnError: it cannot be compiled.
+        """
+        compiler = loaded_compiler("make a static library")
+        return compiler.static_library(self, path, header, target, weights, options)
 
     def save_onnx(self, path: str | os.PathLike[str]) -> None:
         """Write the program as an ONNX model (opset 18), with the same names and free sizes; needs no other package.
@@ -245,24 +286,6 @@ class Program:
     def __str__(self) -> str:
         return self.text("prims")
 
-    # Running.
-
-    def _outputs(self, inputs: Sequence[RuntimeValue], run: GraphRun) -> list[RuntimeValue]:
-        """The outputs, those that share memory rebuilt as views."""
-        made: list[RuntimeValue] = []
-        for output, value in zip(self.graph.outputs, run.outputs, strict=True):
-            alias = output.alias
-            if alias is None:
-                made.append(value)
-                continue
-            owners, owner = (
-                (inputs, self.graph.inputs)
-                if alias.of == "input"
-                else (made, [each.value for each in self.graph.outputs])
-            )
-            made.append(rebuilt_view(alias, owners[alias.index], owner[alias.index].tensor, run))
-        return made
-
 
 def module_at(program: Program, level: Level) -> torch.fx.GraphModule:
     """The torch calls, or the ATen overloads. Raises BadExportArgument."""
@@ -285,6 +308,21 @@ def interface_of(graph: Graph, signature: ProgramSignature, rules: ShapeRules) -
         tuple(sorted({numbers[write.target] for write in graph.writes})),
         tuple(sorted(set(shared))),
     )
+
+
+def outputs_of(graph: Graph, inputs: Sequence[RuntimeValue], run: GraphRun) -> list[RuntimeValue]:
+    """The outputs, those that share memory rebuilt as views."""
+    made: list[RuntimeValue] = []
+    for output, value in zip(graph.outputs, run.outputs, strict=True):
+        alias = output.alias
+        if alias is None:
+            made.append(value)
+            continue
+        owners, owner = (
+            (inputs, graph.inputs) if alias.of == "input" else (made, [each.value for each in graph.outputs])
+        )
+        made.append(rebuilt_view(alias, owners[alias.index], owner[alias.index].tensor, run))
+    return made
 
 
 def rebuilt_view(alias: Alias, base: RuntimeValue, spec: TensorSpec, run: GraphRun) -> RuntimeValue:

@@ -14,7 +14,7 @@ import pytest
 from tests.child import search_path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = {"first-hour.md": 6, "export.md": 8}
+PAGES = {"first-hour.md": 6, "export.md": 9}
 """With the number of commands that run."""
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INSTALL = "$ pip install"

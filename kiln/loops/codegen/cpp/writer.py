@@ -64,11 +64,13 @@ def write_cpp(canonical: KernelIR, mapped: MappedKernel, target: Target) -> Prin
     return PrintedKernel(made, canonical, scratch)
 
 
-_HEAD = """\
-namespace {symbol}_ {{
+EXPORTED = 'extern "C" __attribute__((visibility("default")))'
+"""What stands in front of a kernel; a static library has `static` instead."""
+_HEAD = f"""\
+namespace {{symbol}}_ {{{{
 using namespace kiln;
-{called}extern "C" __attribute__((visibility("default"))) void {symbol}(void* const* tensors, const i64* ints,
-    const f64* floats, i64 begin, i64 end, void* scratch, i64* status) {{"""
+{{called}}{EXPORTED} void {{symbol}}(void* const* tensors, const i64* ints,
+    const f64* floats, i64 begin, i64 end, void* scratch, i64* status) {{{{"""
 
 
 _CALLED = "template <class... T> __attribute__((noinline)) static auto {0}(T... x) {{ return kiln::{0}(x...); }}\n"

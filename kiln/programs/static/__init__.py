@@ -1,0 +1,1 @@
+"""Programs as static C libraries, without libtorch."""

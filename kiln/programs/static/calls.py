@@ -1,0 +1,241 @@
+"""The ATen operators that a static library has kernels of its own for, in `kernels/*.h`.
+
+    %6 = aten.mm.default(%4, %5)    =>    products(1, batch, 128, 64, {a, ..}, {panels}, c, ..);
+
+A rule gets the call and returns statements. `Refused` says why there are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import final
+
+import torch
+
+from kiln.plan.overloads import find_overload
+from kiln.plan.plan import Ref, Slot
+from kiln.plan.steps import AtenStep
+from kiln.programs.static.places import Places
+from kiln.support.records import dataclass
+from kiln.symbolic import Int, ceil_div
+from kiln.tensor.spec import TensorSpec
+
+QUERY_ROWS = 24
+"""Rows of scores that attention computes at a time, as in kernels/attention.h."""
+
+
+class Refused(Exception):
+    """The library has no kernel for this call."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class OwnKernelCall:
+    """A call of an ATen operator, its arguments by name with the defaults."""
+
+    step: AtenStep
+    at: Places
+    given: Mapping[str, object]
+
+    def slot(self, name: str) -> Slot:
+        """Of a tensor. Raises Refused for a number, and for tensors of other dtypes than float32."""
+        value = self.given[name]
+        if not isinstance(value, Ref):
+            raise Refused(f"`{name}` is not a tensor")
+        dtype = self.at.spec(value.slot).dtype
+        if dtype != torch.float32:
+            raise Refused(f"`{name}` is {dtype}, not torch.float32")
+        return value.slot
+
+    def spec(self, name: str) -> TensorSpec:
+        return self.at.spec(self.slot(name))
+
+    def pointer(self, name: str) -> str:
+        return f"(f32*)({self.at.address(self.slot(name))})"
+
+    def tensor(self, name: str) -> tuple[str, TensorSpec]:
+        return self.pointer(name), self.spec(name)
+
+    def result(self) -> tuple[str, TensorSpec]:
+        slot = self.step.outs[0]
+        assert slot is not None
+        return f"(f32*)({self.at.address(slot)})", self.at.spec(slot)
+
+    def scalar(self, name: str) -> float:
+        value = self.given[name]
+        if not isinstance(value, int | float):
+            raise Refused(f"`{name}` is no fixed number")
+        return float(value)
+
+    def pair(self, name: str, otherwise: tuple[int, int] = (0, 0)) -> tuple[int, int]:
+        """Two numbers for the two dimensions of an image; of the one of a sequence, the second."""
+        value = self.given[name]
+        values = value if isinstance(value, list | tuple) else [value]
+        numbers = [number for number in values if isinstance(number, int)]
+        if len(numbers) != len(values) or len(numbers) > 2:
+            raise Refused(f"`{name}` is not one or two fixed numbers")
+        return (numbers[0], numbers[-1]) if numbers else otherwise
+
+    def texts(self, numbers: Sequence[Int]) -> str:
+        return ", ".join([self.at.number(number) for number in numbers])
+
+
+Rule = Callable[[OwnKernelCall], list[str]]
+RULES: dict[str, Rule] = {}
+
+
+def rule(*targets: str) -> Callable[[Rule], Rule]:
+    def register(made: Rule) -> Rule:
+        RULES.update(dict.fromkeys(targets, made))
+        return made
+
+    return register
+
+
+def statements(step: AtenStep, at: Places) -> list[str]:
+    """What the library does for this step. Raises Refused."""
+    made = RULES.get(step.target)
+    if made is None:
+        raise Refused("no kernel")
+    schema = find_overload(step.target)._schema
+    given = {argument.name: argument.default_value for argument in schema.arguments}
+    given |= dict(zip(given, step.args, strict=False)) | dict(step.kwargs)
+    return made(OwnKernelCall(step, at, given))
+
+
+def stack_strides(spec: TensorSpec, sizes: Sequence[Int]) -> tuple[Int, ...]:
+    """Distances of batch, row and column where the tensor is broadcast to the sizes."""
+    missing = len(sizes) - spec.rank
+    strides: list[Int] = [0] * missing
+    for size, stride in zip(spec.sizes, spec.strides, strict=True):
+        strides.append(0 if size == 1 else stride)
+    return tuple([0] * (3 - len(strides)) + strides)
+
+
+@rule("aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default")
+def product_of_matrices(call: OwnKernelCall) -> list[str]:
+    """[batch,] rows x depth times [batch,] depth x columns, plus beta times a tensor that is broadcast."""
+    adds = "beta" in call.given
+    names = ("batch1", "batch2") if "batch1" in call.given else ("mat1", "mat2") if adds else ("self", "mat2")
+    (left, a), b, (to, c) = call.tensor(names[0]), call.spec(names[1]), call.result()
+    batch, rows, columns = (1, *c.sizes)[-3:]
+    depth = a.sizes[-1]
+    start, alpha, beta = "{}", 1.0, 0.0
+    if adds:
+        added, spec = call.tensor("self")
+        alpha, beta = call.scalar("alpha"), call.scalar("beta")
+        start = f"{{{added}, {call.texts(stack_strides(spec, c.sizes))}}}" if beta else start
+    stacks = [call.texts(stack_strides(spec, spec.sizes)) for spec in (a, b, c)]
+    packed = call.at.packed(call.slot(names[1])) if b.rank == 2 else None
+    right, scratch = f"(f32*)({packed})", "nullptr"
+    if packed is None:
+        right = call.pointer(names[1])
+        scratch = f"(f32*)({call.at.scratch(panel_bytes(depth, columns, call.at.panel))})"
+    return [
+        f"products({call.texts((batch, rows, columns, depth))}, {{{left}, {stacks[0]}}}, {{{right}, {stacks[1]}}},",
+        f"         {to}, {stacks[2]}, {alpha!r}f, {beta!r}f, {start}, {scratch});",
+    ]
+
+
+def panel_bytes(depth: Int, columns: Int, panel: int) -> Int:
+    return ceil_div(columns, panel) * panel * depth * 4
+
+
+@rule("aten.convolution.default")
+def convolution(call: OwnKernelCall) -> list[str]:
+    if call.given["transposed"]:
+        raise Refused("it is transposed")
+    (image, x), w, (to, y) = call.tensor("input"), call.spec("weight"), call.result()
+    if x.rank not in (3, 4):
+        raise Refused(f"it has {x.rank - 2} dimensions, not 1 or 2")
+    kernel = call.at.contiguous(call.slot("weight"))
+    if kernel is None:
+        raise Refused("its weights are computed")
+    bias = "nullptr" if call.given["bias"] is None else call.pointer("bias")
+    window = windows(call, w.sizes[2:], call.pair("stride"), call.pair("padding"), call.pair("dilation"), x.rank)
+    in_image, out_image = image_text(call, x), image_text(call, y, collapsed=True)
+    sizes = w.sizes[1:]
+    depth: Int = 1
+    for size in sizes:
+        depth = depth * size
+    scratch = call.at.scratch(panel_bytes(depth, 1, call.at.panel))
+    return [
+        f"convolve({in_image}, {image}, {window}, (f32*)({kernel}), {bias}, {call.texts([fixed(call, 'groups')])},",
+        f"         {out_image}, {to}, (f32*)({scratch}));",
+    ]
+
+
+def fixed(call: OwnKernelCall, name: str) -> int:
+    return int(call.scalar(name))
+
+
+def windows(
+    call: OwnKernelCall,
+    sizes: Sequence[Int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    rank: int,
+) -> str:
+    """A `Windows`; a sequence is an image of one row."""
+    if rank == 3:
+        stride, padding, dilation = (1, stride[1]), (0, padding[1]), (1, dilation[1])
+    height, width = (1, *sizes)[-2:]
+    return f"Windows{{{call.texts((height, width, *stride, *padding, *dilation))}}}"
+
+
+def image_text(call: OwnKernelCall, spec: TensorSpec, *, collapsed: bool = False) -> str:
+    """An `Image`; a sequence is one of one row. `collapsed`: rows must follow each other."""
+    sizes, strides = [*spec.sizes], [*spec.strides]
+    if spec.rank == 3:
+        strides.insert(2, sizes[2] * strides[2])
+        sizes.insert(2, 1)
+    if collapsed and sizes[2] != 1 and strides[2] != sizes[3] * strides[3]:
+        raise Refused("rows of its result do not follow each other")
+    return f"Image{{{call.texts((*sizes, *strides))}}}"
+
+
+@rule("aten.max_pool2d_with_indices.default")
+def max_pool(call: OwnKernelCall) -> list[str]:
+    (image, x), (to, y) = call.tensor("self"), call.result()
+    if x.rank != 4:
+        raise Refused("its input has no batch")
+    size = call.pair("kernel_size")
+    window = windows(call, size, call.pair("stride", size), call.pair("padding"), call.pair("dilation"), x.rank)
+    places, second = "nullptr", call.step.outs[1]
+    if second is not None and call.at.is_read(second):
+        places = f"(i64*)({call.at.address(second)})"
+    return [f"max_pool({image_text(call, x)}, {image}, {window}, {image_text(call, y)}, {to}, {places});"]
+
+
+@rule("aten._scaled_dot_product_flash_attention_for_cpu.default")
+def attention(call: OwnKernelCall) -> list[str]:
+    heads = [call.tensor(name) for name in ("query", "key", "value")]
+    (_, q), (_, k), (_, v) = heads
+    if call.scalar("dropout_p"):
+        raise Refused("it has dropout")
+    logsumexp = call.step.outs[1]
+    if logsumexp is not None and call.at.is_read(logsumexp):
+        raise Refused("its second result is used")
+    batch, count, queries, width = q.sizes
+    keys, out_width = k.sizes[2], v.sizes[3]
+    texts = [f"{{{at}, {call.texts(spec.strides)}}}" for at, spec in (*heads, call.result())]
+    mask = "{}"
+    if call.given["attn_mask"] is not None:
+        at, spec = call.tensor("attn_mask")
+        strides = [0 if size == 1 else stride for size, stride in zip(spec.sizes, spec.strides, strict=True)]
+        mask = f"{{{at}, {call.texts([0] * (4 - spec.rank) + strides)}}}"
+    scale = call.given["scale"]
+    if scale is None and isinstance(width, int):
+        scale = width**-0.5
+    if not isinstance(scale, float):
+        raise Refused("its scale is no fixed number")
+    panel = call.at.panel
+    size = panel_bytes(width, keys, panel) + panel_bytes(keys, out_width, panel) + keys * QUERY_ROWS * 4
+    shared = count // k.sizes[1]
+    sizes = call.texts((batch, count, shared, queries, keys, width, out_width))
+    causal = "true" if call.given["is_causal"] else "false"
+    return [
+        f"attend({sizes}, {', '.join(texts[:3])},",
+        f"       {mask}, {texts[3]}, {scale!r}f, {causal}, (f32*)({call.at.scratch(size)}));",
+    ]

@@ -1,0 +1,23 @@
+"""Errors of static libraries."""
+
+from __future__ import annotations
+
+from kiln.support.errors import KilnError
+
+
+class NoStaticLibrary(KilnError):
+    code = "KILN5109"
+    what = "the program cannot be a library that does without libtorch"
+    why = "it has no kernels of its own for: {problems}"
+    try_ = (
+        "program.package(path) keeps calls of torch's kernels",
+        "of an nn.TransformerEncoder: torch.backends.mha.set_fastpath_enabled(False) before the export",
+        "leave what the error names to the caller",
+    )
+
+
+class NoCrossCompiler(KilnError):
+    code = "KILN4109"
+    what = "there is no C++ compiler for {machine}"
+    why = "`{command}` is not on the PATH"
+    try_ = ("on Debian: apt-get install g++-aarch64-linux-gnu",)
