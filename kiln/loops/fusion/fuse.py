@@ -20,7 +20,8 @@ from kiln.loops.fusion.dependencies import Dependencies
 from kiln.loops.fusion.group import Group, GroupSymbols
 from kiln.loops.fusion.lifetimes import landing_targets
 from kiln.loops.fusion.order import GroupOrder, current
-from kiln.loops.fusion.rules import FUSION_RULES, is_small_sum
+from kiln.loops.fusion.rules import FUSION_RULES, LAUNCH_RULES, FusionRule, is_small_sum
+from kiln.loops.fusion.shared_launches import share_launches
 from kiln.loops.fusion.single_groups import SingleGroups
 from kiln.loops.fusion.split import initial_units, make_partial
 from kiln.loops.fusion.vetoes import PAIR_VETOES, VETOES_BY_RULE, Veto
@@ -47,15 +48,17 @@ class Proposal:
     needed: set[Group]
 
 
-def propose(first: Group, second: Group, context: FusionContext, refusals: list[Refusal]) -> Proposal | None:
-    """How to fuse two groups; where that is not done, the vetoes are added to `refusals`."""
+def propose(
+    first: Group, second: Group, context: FusionContext, rules: tuple[FusionRule, ...], refusals: list[Refusal]
+) -> Proposal | None:
+    """How to fuse two groups by one of `rules`; where that is not done, the vetoes are added to `refusals`."""
     pair = Pair(first, second, context)
     refusal = _refusal(PAIR_VETOES, pair, "")
     if refusal is not None:
         refusals.append(refusal)
         return None
     refused: list[Refusal] = []
-    for rule in FUSION_RULES:
+    for rule in rules:
         if rule.name in context.target.without or not rule.applies(pair):
             continue
         pair.space = rule.space(pair)
@@ -116,6 +119,7 @@ class _Fuser:
                 group = Group(step=node, origin=node.origin)
                 self.graph.add(group, number)
                 self.order.append(group)
+        share_launches(self.order, self.target, lambda first, second: self._try(first, second, LAUNCH_RULES))
         groups = self.order.groups
         kernels = {member.out: number for number, group in enumerate(groups) for member in group.members}
         not_fused = NotFused(tuple(self.refusals), kernels)
@@ -132,14 +136,15 @@ class _Fuser:
         if isinstance(node, Reduction) and any(symbol in group.units for symbol in member.reduced()):
             self._finish_partial(group, node, number)
 
-    def _try(self, group: Group, other: Group) -> None:
+    def _try(self, group: Group, other: Group, rules: tuple[FusionRule, ...] = FUSION_RULES) -> bool:
         """Fuse two groups, unless they are one already or must stay apart."""
         first, second = sorted((current(group), current(other)), key=lambda group: group.position)
         if first is second:
-            return
-        proposal = propose(first, second, self.context, self.refusals)
+            return False
+        proposal = propose(first, second, self.context, rules, self.refusals)
         if proposal is not None:
             self._merge(first, second, proposal)
+        return proposal is not None
 
     def _single(self, node: Pointwise | Reduction | Scan, number: int) -> Group:
         group = self.singles.group(node, number)

@@ -19,8 +19,8 @@ from kiln.support.target import Target
 from kiln.symbolic import Int, product
 from kiln.tensor.size_hint import size_hint
 
-SMALL_SUM = 1 << 18
-"""Points that a GPU sums in less than the time of a launch."""
+SHORT = 1 << 18
+"""Points that a GPU computes or sums in less than the time of a launch."""
 
 
 @final
@@ -98,15 +98,22 @@ def combined_parts(pair: Pair) -> bool:
     return _unit_sizes(pair.first) == _unit_sizes(pair.second)
 
 
-def is_small_sum(group: Group, target: Target) -> bool:
+def shared_launch(pair: Pair) -> bool:
+    """Two short kernels of equal shape share a launch, though they have nothing in common (`shared_launches.py`).
+
+    m0 = 0.9 * m0 + g0; m1 = 0.9 * m1 + g1
+    """
+    return not pair.links and _unit_sizes(pair.first) == _unit_sizes(pair.second)
+
+
+def is_short(group: Group, target: Target) -> bool:
     """Does its launch take longer than its work?"""
-    return (
-        target.is_gpu
-        and group.parts_of is None
-        and bool(group.members)
-        and all(isinstance(member.node, Reduction) for member in group.members)
-        and size_hint(product(group.sizes.values())) <= SMALL_SUM
-    )
+    return target.is_gpu and bool(group.members) and size_hint(product(group.sizes.values())) <= SHORT
+
+
+def is_small_sum(group: Group, target: Target) -> bool:
+    sums = all(isinstance(member.node, Reduction) for member in group.members)
+    return sums and group.parts_of is None and is_short(group, target)
 
 
 def _unit_sizes(group: Group) -> list[Int]:
@@ -138,5 +145,8 @@ FUSION_RULES = (
     FusionRule("small-sums",                small_sums,                 same_units),
     FusionRule("mixed-order",               mixed_order,                aligned_open),
     FusionRule("combined-parts",            combined_parts,             same_units),
+)
+LAUNCH_RULES = (
+    FusionRule("shared-launch",             shared_launch,              same_units),
 )
 # fmt: on
