@@ -23,7 +23,7 @@ from weakref import WeakSet, WeakValueDictionary
 from torch import nn
 
 from kiln.capture.bytecode.resume import assembled
-from kiln.capture.guards.explanation import Failure, explain_failure
+from kiln.capture.guards.explanation import UNKNOWN, Failure, explain_failure
 from kiln.native._frames import Dispatcher, Entry
 from kiln.pipeline.compile_budget import CompileBudget, CompileBudgetSpent
 from kiln.pipeline.compile_key import compile_key, compiler_contents
@@ -57,7 +57,7 @@ from kiln.runtime.cache.store import DiskStore, default_folder
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
 from kiln.runtime.guards.guard import Guard, GuardKind
 from kiln.runtime.guards.reference import TWIN_OF
-from kiln.runtime.guards.tree import build_tree
+from kiln.runtime.guards.tree import build_tree, extent_of, is_extent
 from kiln.runtime.variant import Makers, Variant
 from kiln.support.dump import Dump
 from kiln.support.errors import InternalFault, KilnError, drop_tracebacks
@@ -136,11 +136,16 @@ Scope = tuple[list[object], dict[str, object], tuple[object, ...] | None]
 
 
 def value_at(guard: Guard, function: FunctionType, scope: Scope) -> object:
-    """What a guard on one object sees; None where there is nothing."""
+    """What a guard on one object sees; UNKNOWN where there is no object."""
     if guard.kind in (GuardKind.GLOBAL_STATE, GuardKind.SHAPE_RELATION, GuardKind.TENSOR_ALIASES):
-        return None
-    reader = build_tree((), collect=(guard.source,), function=function)
-    return reader.bindings[0] if reader.check(*scope) and reader.bindings else None
+        return UNKNOWN
+    owner = guard.source.parent if is_extent(guard.source) else guard.source
+    assert owner is not None, "an extent is one of a tensor"
+    reader = build_tree((), collect=(owner,), function=function)
+    if not reader.check(*scope) or not reader.bindings:
+        return UNKNOWN
+    found = reader.bindings[0]
+    return found if owner is guard.source else extent_of(guard.source, found)
 
 
 def argument_names(function: FunctionType, arguments: Arguments) -> Sequence[str]:

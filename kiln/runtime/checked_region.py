@@ -1,36 +1,30 @@
-"""Regions that check what their capture assumed of the values of tensors.
+"""Regions that find something wrong with the values of tensors: the original runs in their place.
 
-    outputs = run_checked(region, x, n)     None where a check fails, or any step after it that relied on it
-    if outputs is None: return f(x, n)      f is the original function, which runs eager and raises what eager raises
+    try: outputs = region(x, n)
+    except (error for which `is_of_values(error)`): return f(x, n)      which raises what eager raises, at its line
 
 The region changes no input and calls no operator with unknown effects, so that nothing has happened when it fails
-but draws from torch's generators, whose states are put back.
+but draws from torch's generators; the states are put back where the capture has assumed something of values.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 
 from kiln.plan.errors import CheckFailed, IndexOutOfRange, IntegerDivisionByZero
 from kiln.support.errors import KilnError
 
-Region = Callable[..., "tuple[object, ...]"]
-
 OF_VALUES = (CheckFailed, IndexOutOfRange, IntegerDivisionByZero)
 """Errors that the values of tensors cause. All others of ours are faults of the compiler."""
 
 
-def run_checked(region: Region, *inputs: object) -> tuple[object, ...] | None:
-    try:
-        return region(*inputs)
-    except KilnError as error:
-        if not isinstance(error, OF_VALUES):
-            raise
-        return None
-    except Exception:  # of an operator behind a check: eager finds the right one
-        return None
+def is_of_values(error: BaseException) -> bool:
+    return isinstance(error, OF_VALUES)
+
+
+def is_behind_checks(error: BaseException) -> bool:
+    """The same for a region with assumptions: an operator behind a check may fail in any way, and first."""
+    return is_of_values(error) or (isinstance(error, Exception) and not isinstance(error, KilnError))
 
 
 def random_states(devices: tuple[str, ...]) -> list[tuple[torch.Generator, torch.Tensor]]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import kiln
 from kiln.plan.errors import CheckFailed, InputMismatch
-from kiln.runtime.checked_region import run_checked
+from kiln.runtime.checked_region import is_behind_checks, is_of_values
 from tests.faults.outcome import assert_like_eager
 
 
@@ -50,18 +50,47 @@ def test_an_assumption_is_checked_where_nothing_is_computed(
             assert compiled(x) == expected
 
 
-def raising(error: Exception) -> Callable[..., Any]:
-    def region() -> Any:
-        raise error
-
-    return region
-
-
 def test_a_failed_check_leads_to_eager_and_a_fault_of_the_compiler_does_not() -> None:
-    assert run_checked(raising(CheckFailed(where="n >= 0"))) is None
-    assert run_checked(raising(RuntimeError("of an operator"))) is None
-    with pytest.raises(InputMismatch):
-        run_checked(raising(InputMismatch(name="x", plan="p", problem="a float")))
+    check, operator = CheckFailed(where="n >= 0"), RuntimeError("of an operator")
+    fault = InputMismatch(name="x", plan="p", problem="a float")
+    assert [is_behind_checks(error) for error in (check, operator, fault, KeyboardInterrupt())] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert [is_of_values(error) for error in (check, operator, fault)] == [True, False, False]
+
+
+def embedded(i: Tensor, w: Tensor) -> Tensor:
+    return torch.nn.functional.embedding(i, w) + 1
+
+
+def targets(i: Tensor, w: Tensor) -> Tensor:
+    return torch.nn.functional.cross_entropy(w, i)
+
+
+def scattered(i: Tensor, w: Tensor) -> Tensor:
+    return w.scatter_add(0, i[:, None].expand(4, 4), w)
+
+
+def divided(i: Tensor, w: Tensor) -> Tensor:
+    return w + 12 // (i - 9)[:, None]
+
+
+@pytest.mark.parametrize("program", [embedded, targets, scattered, divided])
+@pytest.mark.parametrize("with_gradients", [False, True])
+def test_wrong_values_raise_what_eager_raises_at_the_line_of_the_call(program: Any, with_gradients: bool) -> None:
+    compiled, w = kiln.compile(program, fullgraph=True), torch.randn(4, 4, requires_grad=with_gradients)
+    good, bad = torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2, 9])
+    for _ in range(2):
+        torch.testing.assert_close(compiled(good, w), program(good, w))
+        with pytest.raises((IndexError, RuntimeError)) as expected:
+            program(bad, w)
+        with pytest.raises(expected.type) as found:
+            compiled(bad, w)
+        assert str(found.value) == str(expected.value) and found.value.__context__ is None
+        assert program.__code__.co_firstlineno in [entry.lineno for entry in found.traceback]
 
 
 def test_a_check_on_a_size_that_data_decide_in_the_graph_of_a_backend() -> None:

@@ -107,6 +107,15 @@ def test_what_differs_between_tensors() -> None:
         assert [entry.reason.partition(" (read at")[0] for entry in reported(compiled).recompiles] == [expected]
 
 
+def test_the_storage_offset_of_a_tensor() -> None:
+    base = torch.arange(8.0)
+    compiled = kiln.compile(lambda x: base[:2] + x[1:].storage_offset(), options={"cache": False})
+    for x in (base[:4], base[3:7]):
+        compiled(x)
+    (entry,) = reported(compiled).recompiles
+    assert entry.reason.startswith("x.storage_offset() is 3, and was 0")
+
+
 def test_tensors_that_share_memory_and_functions() -> None:
     def program(x: Tensor, y: Tensor, function: Any) -> Tensor:
         x.add_(1)

@@ -103,6 +103,8 @@ def shown(value: object, described: str) -> str:
         return f"a {type(value).__qualname__} ({dtype_text(value.dtype)}, {list(value.shape)}, {value.device})"
     if type(value) is types.BuiltinFunctionType:
         return builtin_text(value)
+    if type(value) is int and described == "nothing":  # a number of a tensor, for which the tree has no object
+        return str(value)
     return described
 
 

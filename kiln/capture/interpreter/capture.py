@@ -12,7 +12,7 @@ from __future__ import annotations
 import operator
 import traceback
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
 from functools import partial
 from pathlib import Path
@@ -85,7 +85,15 @@ from kiln.capture.interpreter.native_calls import release
 from kiln.capture.interpreter.object_model import PythonObjectModel
 from kiln.capture.interpreter.opcodes import build, control, match, operators, stack
 from kiln.capture.interpreter.shape_guards import computed_symbols, finish_guards
-from kiln.capture.interpreter.side_exits import exit_unless, write_draws, write_leave, write_random_states
+from kiln.capture.interpreter.side_exits import (
+    Fallback,
+    exit_unless,
+    falling_back,
+    may_fail,
+    write_draws,
+    write_leave,
+    write_random_states,
+)
 from kiln.capture.interpreter.speculation import (
     CompileSpeculation,
     ComputedNumber,
@@ -108,13 +116,14 @@ from kiln.capture.interpreter.variables.iterators import suspended_generator
 from kiln.capture.interpreter.variables.made_class import detach, refuse_stand_ins
 from kiln.capture.interpreter.variables.tensor import RegionInputs
 from kiln.graph.autograd.errors import BackwardRaises
+from kiln.graph.ir.graph import Graph
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.history import mark_freed
 from kiln.graph.trace.inputs import Dims, InputRecord
 from kiln.graph.trace.nested_graphs import draws_random
 from kiln.graph.trace.recorder import Recorder
 from kiln.graph.trace.trace import Trace
-from kiln.runtime.checked_region import run_checked
+from kiln.runtime.checked_region import is_behind_checks, is_of_values
 from kiln.runtime.guards.guard import Guard
 from kiln.runtime.guards.source import CellObjectSource, CellSource, LocalSource, Source
 from kiln.runtime.leaf_gradients import drop_gradients, with_freed_history
@@ -518,9 +527,9 @@ def finish(
     if exits is not None and draws_random(recorder.nodes):
         exits = write_random_states(s, head, exits)
     for made_region in regions:
-        if exits is None:
-            write_dropped_gradients(s, head, writer, made_region.trace.used_inputs)
-        write_region_call(head, writer, made_region, len(collect), exits)
+        dropped = exits is None and write_dropped_gradients(s, head, writer, made_region.trace.used_inputs)
+        fallback = None if dropped else fallback_of(made_region.trace.graph, exits, partial(leave, function))
+        write_region_call(head, writer, made_region, len(collect), fallback)
     for name, expected in checks:
         assert exits is not None
         head.op("LOAD_FAST", name)
@@ -646,37 +655,37 @@ def bound_sources(trace: Trace, prologue: Prologue | None) -> list[Source]:
     return collect + [source for source in (prologue.sources() if prologue else ()) if source not in collect]
 
 
-def write_dropped_gradients(s: CaptureState, head: Assembler, writer: CodeWriter, records: list[InputRecord]) -> None:
-    """Free the gradients that the program drops before it computes others. Not where the original may run instead."""
+def write_dropped_gradients(s: CaptureState, head: Assembler, writer: CodeWriter, records: list[InputRecord]) -> bool:
+    """Free the gradients that the program drops before it computes others, if any. The original cannot run then."""
     bound = [record for record in records if is_bound(record)]
     if dropped := dropped_early(s, bound, writer.sources):
         head.const(drop_gradients).op("LOAD_FAST", BINDINGS).const(tuple(dropped)).call(2).op("POP_TOP")
+    return bool(dropped)
+
+
+def fallback_of(graph: Graph, exits: Callable[[], None] | None, leave: Callable[[], None]) -> Fallback | None:
+    """`exits` leave a region that checks what the capture has assumed."""
+    if exits is not None:
+        return Fallback(is_behind_checks, exits)
+    return Fallback(is_of_values, leave) if may_fail(graph) else None
 
 
 def write_region_call(
-    head: Assembler, writer: CodeWriter, region: Region, total: int, exits: Callable[[], None] | None
+    head: Assembler, writer: CodeWriter, region: Region, total: int, fallback: Fallback | None
 ) -> None:
-    """Call the region with its inputs and keep its outputs; `total` is the number of bindings.
-
-    With `exits`, the region checks what the capture assumed, and a failure leads there.
-    """
+    """Call the region with its inputs and keep its outputs; `total` is the number of bindings."""
     records = region.trace.used_inputs
-    called = [region.callable] if exits is None else [run_checked, region.callable]
-    head.const(called[0])
-    if not any(is_bound(record) for record in records):
-        for given in called[1:]:
-            head.const(given)
-        for record in records:
-            write_argument(head, writer, record)
-        head.call(len(records) + len(called) - 1)
-    else:
-        head.op("PUSH_NULL").op("SWAP", 2)
-        write_argument_list(head, called[1:], records, total, writer)
-        head.op("CALL_FUNCTION_EX", 0)
+    with falling_back(head, fallback):
+        head.const(region.callable)
+        if not any(is_bound(record) for record in records):
+            for record in records:
+                write_argument(head, writer, record)
+            head.call(len(records))
+        else:
+            head.op("PUSH_NULL").op("SWAP", 2)
+            write_argument_list(head, records, total, writer)
+            head.op("CALL_FUNCTION_EX", 0)
     names = writer.output_names()
-    if exits is not None:
-        head.op("COPY", 1).const(None).op("IS_OP", 0)
-        exit_unless(head, exits, False)
     if not names:
         head.op("POP_TOP")
         return
@@ -727,16 +736,12 @@ def write_argument(head: Assembler, writer: CodeWriter, record: InputRecord) -> 
         emit_source(head, record.source, writer)
 
 
-def write_argument_list(
-    head: Assembler, first: Sequence[object], records: list[InputRecord], total: int, writer: CodeWriter
-) -> None:
-    """Push `first`, then the inputs: arguments and bindings in order; runs of bindings are slices of their tuple."""
-    if not first and len(records) == total and all(is_bound(record) for record in records):
+def write_argument_list(head: Assembler, records: list[InputRecord], total: int, writer: CodeWriter) -> None:
+    """Push the inputs: arguments and bindings in order; runs of bindings are slices of their tuple."""
+    if len(records) == total and all(is_bound(record) for record in records):
         head.op("LOAD_FAST", BINDINGS)
         return
-    for value in first:
-        head.const(value)
-    head.op("BUILD_LIST", len(first))
+    head.op("BUILD_LIST", 0)
     taken = index = 0
     while index < len(records):
         if not is_bound(records[index]):

@@ -214,7 +214,7 @@ def assumed_relation(s: CaptureState, number: torch.SymInt | torch.SymFloat | to
 def refuse_unchecked(s: CaptureState, graph: Graph) -> None:
     """Break where something was assumed if eager cannot run `graph` again, since it changes inputs or calls operators
     with unknown effects, or where the tensor of a number was changed after it had been read."""
-    runs_once = bool(graph.writes) or calls_opaque(graph)
+    runs_once = has_lasting_effects(graph)
     found = s.part(DataValues)
     for assumption in found.assumptions:
         tensor = assumption.tensor
@@ -225,6 +225,11 @@ def refuse_unchecked(s: CaptureState, graph: Graph) -> None:
         for symbol in check.relation.free_symbols():
             if symbol in found.steps and not isinstance(env.simplify(symbol), int):  # not speculated on
                 raise ValueNeeded(*found.steps[symbol])
+
+
+def has_lasting_effects(graph: Graph) -> bool:
+    """Whether eager cannot run the same again."""
+    return bool(graph.writes) or calls_opaque(graph)
 
 
 def calls_opaque(graph: Graph) -> bool:

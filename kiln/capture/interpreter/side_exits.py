@@ -1,8 +1,9 @@
 """Code that leaves a variant: numbers drawn at random until then are drawn again by what runs instead.
 
 states = random_states(devices)
-outputs = run_checked(region, x)
-if outputs is None:
+try:
+    outputs = region(x)
+except (error of values):
     restore_random_states(states)
     return side_exit(x)
 """
@@ -10,18 +11,70 @@ if outputs is None:
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from typing import final
 
-from kiln.capture.bytecode.assemble import Assembler, Label
+from kiln.capture.bytecode.assemble import Assembler, Label, TryBegin, TryEnd
 from kiln.capture.interpreter.core import CaptureState
+from kiln.capture.interpreter.data_values import has_lasting_effects
 from kiln.capture.interpreter.host_draws import DRAWN, Draws
 from kiln.capture.interpreter.speculation import write_exit
+from kiln.graph.ir.graph import Graph
+from kiln.graph.ir.rewrite import all_nodes
 from kiln.runtime.checked_region import random_states, restore_random_states
 from kiln.runtime.host_draws import HostDraws
+from kiln.support.records import dataclass
 from kiln.tensor.spec import TensorSpec
 
-STATES = "_kiln_random_states"
+STATES, ERROR = "_kiln_random_states", "_kiln_error"
+FAILING = ("gather", "index", "scatter", "index_put", "assert")
+DIVISIONS = ("floor_div", "trunc_div", "remainder", "fmod")
+"""Primitives whose kernels find wrong values: indices out of range, integers divided by zero, failed checks."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """What runs instead of a region: `leave` is written for errors for which `applies` is true at run time."""
+
+    applies: Callable[[BaseException], bool]
+    leave: Callable[[], None]
+
+
+def may_fail(graph: Graph) -> bool:
+    """Whether the region itself may find wrong values, with no effects: on a GPU they are found after it."""
+    if has_lasting_effects(graph):
+        return False
+    nodes = list(all_nodes(graph))
+    tensors = [node.spec for node in nodes if isinstance(node.spec, TensorSpec)]
+    divides = any(node.op.name in DIVISIONS and not node.tensor.dtype.is_floating_point for node in nodes)
+    return all(tensor.device.type == "cpu" for tensor in tensors) and (
+        divides or any(node.op.name in FAILING for node in nodes)
+    )
+
+
+@contextmanager
+def falling_back(head: Assembler, fallback: Fallback | None) -> Iterator[None]:
+    """The instructions written inside, which begin with an empty stack and leave one value, run under `fallback`."""
+    if fallback is None:
+        yield
+        return
+    landing, passed, mine = Label(), Label(), Label()
+    begin = TryBegin(landing, False, 0)
+    head.items.append(begin)
+    yield
+    head.items.append(TryEnd(begin))
+    head.op("JUMP_FORWARD", passed)
+    head.label(landing)
+    head.op("STORE_FAST", ERROR).const(fallback.applies).op("LOAD_FAST", ERROR).call(1)
+    head.jump_if(True, mine)
+    head.op("LOAD_FAST", ERROR).op("DELETE_FAST", ERROR).op("RERAISE", 0)
+    head.label(mine)
+    head.op("DELETE_FAST", ERROR)
+    fallback.leave()
+    head.label(passed)
 
 
 def write_draws(

@@ -61,7 +61,20 @@ from kiln.support.records import dataclass
 _EXTENTS: dict[type[Source], int] = {src.SizeSource: 0, src.StrideSource: 1, src.OffsetSource: 2}
 _PYTHON_INT = 3
 
+
 T = TypeVar("T")
+
+
+def is_extent(source: Source) -> bool:
+    """Whether it is a number of a tensor, and no object that a tree can collect."""
+    return type(source) in _EXTENTS
+
+
+def extent_of(source: Source, tensor: torch.Tensor) -> int:
+    """The number of `tensor` that `source` stands for."""
+    if isinstance(source, src.SizeSource):
+        return int(tensor.size(source.dim))
+    return int(tensor.stride(source.dim) if isinstance(source, src.StrideSource) else tensor.storage_offset())
 
 
 class BadGuard(ValueError):
