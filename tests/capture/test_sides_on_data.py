@@ -147,6 +147,25 @@ def leaves_out_the_first(x: Tensor, gate: Tensor) -> Any:
     return found
 
 
+def experts_of(x: Tensor, chosen: Tensor) -> Tensor:
+    out = x * 2
+    for number in nn.functional.one_hot(chosen, 4).sum((0, 1)).gt(0).nonzero():
+        row, column = torch.where(chosen == number)
+        if row.numel() == 0:
+            continue
+        out.index_add_(0, row, x[row] * x[row, column, None])
+    return out
+
+
+def test_integers_that_decide_a_size_in_a_side_are_not_speculated_on() -> None:
+    compiled = kiln.compile(experts_of, fullgraph=True)
+    for seed in range(4):
+        torch.manual_seed(seed)
+        x, chosen = torch.randn(3, 3), torch.randint(0, 4, (3, 3))
+        torch.testing.assert_close(compiled(x, chosen), experts_of(x, chosen))
+    assert report_of(compiled).regions == 1
+
+
 def stops_early(x: Tensor, gate: Tensor) -> Any:
     found = x * 2
     for index in (gate > 0).nonzero():

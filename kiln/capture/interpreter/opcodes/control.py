@@ -66,7 +66,11 @@ def pop_jump_if(name: str, when: bool, test: Callable[[CaptureState, Value], boo
     def handler(frame: SymbolicFrame, target: int) -> None:
         value = frame.pop()
         if isinstance(value, Symbolic) and "NONE" not in name:
-            value = condition_of(frame, value)
+            number, value = value, condition_of(frame, value)
+            targets = (target, frame.ip) if when else (frame.ip, target)
+            if value is not number and take_both_sides(frame, value, targets):
+                return
+            value = number
         try:
             truth = test(frame.state, value)
         except DataDependentBranch as stop:
