@@ -34,9 +34,18 @@ from kiln.tensor.encoding import decode_tensor, encode_tensor
 
 TENSOR = "replayed/"
 """Prefix of the sections that hold tensors."""
+
+
+def set_autocast(device: str, enabled: bool) -> None:
+    """As at the end of eager's outermost `torch.autocast`, casts of weights are forgotten once nothing is cast."""
+    torch.set_autocast_enabled(device, enabled)
+    if not (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")):
+        torch.clear_autocast_cache()
+
+
 SETTERS: dict[str, Callable[..., object]] = {
     "grad_enabled": torch._C._set_grad_enabled,
-    "autocast": torch.set_autocast_enabled,
+    "autocast": set_autocast,
     "autocast_dtype": torch.set_autocast_dtype,
     "autocast_cache": torch.set_autocast_cache_enabled,
 }

@@ -571,3 +571,19 @@ def test_a_backward_inside_reads_from_outside(backend: str, monkeypatch: pytest.
         monkeypatch.setitem(FACTORS, "factor", factor)
         torch.testing.assert_close(compiled(torch.arange(3.0)), torch.arange(3.0) ** 2 * factor)
     assert not compiled.report().breaks
+
+
+@pytest.mark.parametrize("backend", ["eager", "kiln"])
+def test_casts_of_weights_that_change_between_calls(backend: str) -> None:
+    """A graph of torch calls leaves nothing in eager's cache of casts."""
+    w = torch.ones(4, 4, requires_grad=True)
+
+    def program(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return x @ w
+
+    compiled = kiln.compile(program, backend=backend, options={"cache": False})
+    for value in (1.0, 2.0, 3.0):
+        torch.testing.assert_close(compiled(torch.ones(1, 4)).float(), torch.full((1, 4), 4 * value))
+        with torch.no_grad():
+            w.add_(1)
