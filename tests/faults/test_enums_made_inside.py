@@ -1,5 +1,5 @@
 """Enums whose class statement is in the frame, and instances whose `__new__` calls that of a built-in class; attributes
-and names of functions from outside. Each program once broke the graph or could not be rebuilt behind a break."""
+and names of functions from outside, and of cached functions. Each program once broke the graph or could not be rebuilt behind a break."""
 
 from __future__ import annotations
 
@@ -137,6 +137,36 @@ def names_of_functions() -> object:
     del made.a
     wrong = error(setattr, function, "__name__", 3)
     return function.__name__, function.__doc__, function.__qualname__, wrong, made.__dict__
+
+
+def caches() -> object:
+    @functools.lru_cache(maxsize=2)
+    def doubled(x):
+        return x * 2
+
+    @functools.cache
+    def fibonacci(n):
+        return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+
+    for x in (1, 2, 1, 3, 2, 1):
+        doubled(x)
+    found = doubled.cache_info()
+    doubled.cache_clear()
+    return found, doubled.cache_info(), doubled.cache_parameters(), fibonacci(20), fibonacci.cache_info().hits
+
+
+def names() -> object:
+    class Kind(enum.Enum):
+        A = 1
+
+        def double(self):
+            return self.value * 2
+
+    class Named:
+        def __dir__(self):
+            return ["b", "a"]
+
+    return dir(Kind), dir(Kind.A), dir(Named()), dir([]), dir(int) == dir(1), dir(type)[:3]
 
 
 def ordered() -> object:

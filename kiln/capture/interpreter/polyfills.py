@@ -42,24 +42,28 @@ def methodcaller(name: str, /, *args: object, **kwargs: object) -> Callable[[obj
 def lru_cache(maxsize: object = 128, typed: bool = False) -> Callable[..., object]:
     if callable(maxsize):
         return cached(maxsize, 128, False)
-    limit = maxsize if isinstance(maxsize, int) else None
+    limit = max(maxsize, 0) if isinstance(maxsize, int) else None
     return lambda function: cached(function, limit, typed)
 
 
 def cached(function: Callable[..., object], maxsize: int | None, typed: bool) -> Callable[..., object]:
     """What was used last is last in the dict. As in C, the key of a lone int or str differs from an equal float's."""
     known: dict[object, object] = {}
+    hits = misses = 0
 
     @functools.wraps(function)
     def wrapper(*args: object, **kwargs: object) -> object:
+        nonlocal hits, misses
         key: object = (args, tuple(kwargs.items()))
         if typed:
             key = (key, tuple([type(value) for value in (*args, *kwargs.values())]))
         elif len(args) == 1 and not kwargs and type(args[0]) in (int, str):
             key = args[0]
         if key in known:
+            hits += 1
             result = known.pop(key)
         else:
+            misses += 1
             result = function(*args, **kwargs)
         if maxsize is None or maxsize > 0:
             if maxsize is not None and len(known) >= maxsize:
@@ -67,6 +71,16 @@ def cached(function: Callable[..., object], maxsize: int | None, typed: bool) ->
             known[key] = result
         return result
 
+    def cache_info() -> object:
+        return functools._CacheInfo(hits, misses, maxsize, len(known))
+
+    def cache_clear() -> None:
+        nonlocal hits, misses
+        hits = misses = 0
+        known.clear()
+
+    added = {"cache_info": cache_info, "cache_clear": cache_clear}
+    vars(wrapper).update(added, cache_parameters=lambda: {"maxsize": maxsize, "typed": typed})
     return wrapper
 
 

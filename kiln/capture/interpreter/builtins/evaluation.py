@@ -17,14 +17,16 @@ from dataclasses import field
 from typing import final
 
 from kiln.capture.interpreter.breaks import FrameInspection, UnsupportedAttribute, UnsupportedCall
-from kiln.capture.interpreter.builtins.functions import attribute
+from kiln.capture.interpreter.builtins.functions import attribute, sort
 from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Codegen, Kwargs, Value, handles
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.native_calls import natives
+from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.function import Cell, Namespace, namespace
 from kiln.capture.interpreter.variables.made_namespace import BUILTINS, MadeNamespace, module_of
 from kiln.capture.interpreter.variables.mapping import Dict
-from kiln.capture.interpreter.variables.sequence import List
+from kiln.capture.interpreter.variables.sequence import List, listed
+from kiln.runtime.guards.reference import HEAP_TYPE
 from kiln.runtime.guards.source import AttrSource, ImportSource
 from kiln.support.records import dataclass
 
@@ -95,9 +97,20 @@ def vars_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 @handles(dir)
 def dir_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if args:
-        raise UnsupportedCall(function="dir", why="its result cannot be guarded")
+        return names_of(s, args[0])
     names = variables(s, running_frame(s)).items(s)
     return List([s.const(name) for name in sorted(map(str, names))])
+
+
+def names_of(s: CaptureState, value: Value) -> Value:
+    """By the `__dir__` of the program; of a class that cannot change and its instances the names of the class."""
+    custom = s.classes.lookup(value.python_type(), "__dir__")
+    if custom is not None and type(custom[1]) is types.FunctionType:
+        return List(sort(s, listed(s, s.call_special(value, "__dir__", [], {})), {}))
+    kind = value.constant(s) if isinstance(value, Class) else s.guard_type(value)
+    if value.is_torch or kind.__flags__ & HEAP_TYPE or (not isinstance(value, Class) and kind.__dictoffset__):
+        raise UnsupportedCall(function="dir", why="its result cannot be guarded")
+    return List([s.const(name) for name in dir(kind)])
 
 
 @handles(globals)

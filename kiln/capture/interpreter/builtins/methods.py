@@ -416,6 +416,7 @@ def new_of(kind: type) -> Handler:
         cls = args[0].constant(s) if isinstance(args[0], Class) else None
         if cls is None or is_written_in_c(cls) or not issubclass(cls, kind):
             return natives(s).call(kind.__new__, args, kwargs)
+        refuse_finalizer(s, cls)
         return natives(s).construct(cls, kind, args[1:], kwargs)
 
     return handler

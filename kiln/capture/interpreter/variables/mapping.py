@@ -62,6 +62,8 @@ from kiln.runtime.guards.source import (
     ValuesSource,
 )
 
+COMBINED = ("union", "intersection", "difference", "symmetric_difference", "copy")
+
 
 @final
 class Dict(Container):
@@ -741,6 +743,8 @@ def wrap_set(s: CaptureState, real: set[Token] | frozenset[Token], source: Sourc
     return s.identities.same_object(real, source, lambda: Set(None, type(real), source, real))
 
 
+READ_BY_NAME = ("__iter__", "__len__", "__contains__", "__eq__", "__sizeof__", *COMBINED)
+"""Methods of sets from outside that are called while tracing."""
 Native = Dict | Set | Sequence
 """The container inside an object whose class derives from a container."""
 
@@ -758,7 +762,8 @@ def native_of(s: CaptureState, real: Any, base: type, source: Source | None) -> 
         items: Sequence = List(None, source, real) if base is list else Tuple(None, tuple, source, real)
         items.cls = type(real)
         return items
-    made = Set(None, type(real), source, plain_set(real))
+    plain = all((found := s.classes.lookup(type(real), name)) is None or found[0] is base for name in READ_BY_NAME)
+    made = Set(None, type(real), source, real if plain else plain_set(real))
     if made.original is None:
         raise made.unsupported("read", "the order of its items depends on what it held before")
     return made
