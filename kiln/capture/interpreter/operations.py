@@ -33,6 +33,7 @@ from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.builtin import Builtin
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.deferred_text import joined
 from kiln.capture.interpreter.variables.exception import GROUPS, fields_of, native_class
 from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, fresh, has_key, holds_constant
 from kiln.capture.interpreter.variables.object import ALIASES, Object, guard_protocol
@@ -131,6 +132,8 @@ def torch_binary(s: CaptureState, function: Function2, left: Value, right: Value
     if not (is_number(left) and is_number(right) and is_symbolic(s, function, left, right)):
         if (made := integer_in_front(s, PLAIN.get(function, function), left, right)) is not None:
             return made
+        if (text := joined(s, PLAIN.get(function, function), left, right)) is not None:
+            return text
         return binary(s, function, settled(s, left), settled(s, right))
     plain = PLAIN.get(function, function)
     if plain is operator.pow and not is_integer_power(left, right):
@@ -258,7 +261,9 @@ def is_number(value: Value) -> bool:
 def by_kind(s: CaptureState, function: Function2, left: Value, right: Value) -> Value:
     """By the handler for the left operand's kind, or by special methods if there is none or it does not apply."""
     handler = OPERATORS.get((function, type(left)))
-    result = None if handler is None else handler(s, left, right)
+    result: Value | None = joined(s, PLAIN.get(function, function), left, right)
+    if result is None and handler is not None:
+        result = handler(s, left, right)
     return dispatch(s, function, left, right) if result is None else result
 
 

@@ -40,6 +40,7 @@ from kiln.capture.interpreter.operations import (
 from kiln.capture.interpreter.speculation import rounded_number
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.deferred_text import text_of
 from kiln.capture.interpreter.variables.iterators import (
     Generator,
     called_until,
@@ -247,7 +248,7 @@ def index(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 def str_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if len(args) != 1 or kwargs:
         return natives(s).call(str, args, kwargs)
-    return Constant(format_value(s, args[0], "s", ""))
+    return text_of(s, str, args) or Constant(format_value(s, args[0], "s", ""))
 
 
 @handles(repr)
@@ -260,7 +261,7 @@ def repr_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         return made
     if isinstance(args[0], Container | NativeObject):
         return natives(s).call(repr, args, kwargs)
-    return Constant(repr(printable(s, args[0])))
+    return text_of(s, repr, args) or Constant(repr(printable(s, args[0])))
 
 
 @handles(tuple)

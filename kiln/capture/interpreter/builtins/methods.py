@@ -17,6 +17,7 @@ from kiln.capture.interpreter.pure import is_written_in_c
 from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.classes import Class, refuse_finalizer, refuse_in_init, refuse_in_new
 from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.deferred_text import text_of
 from kiln.capture.interpreter.variables.iterators import Generator
 from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, dict_iterator, found_at, tokens_of
 from kiln.capture.interpreter.variables.native_object import PLAIN as BUILT_IN_BASES
@@ -491,7 +492,9 @@ def object_eq(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(str.join)
 def str_join(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(args[0].constant(s).join([item.constant(s) for item in all_items(s, args[1])]))
+    items = all_items(s, args[1])
+    made = text_of(s, str.join, [args[0], Tuple(items)])
+    return made or Constant(args[0].constant(s).join([item.constant(s) for item in items]))
 
 
 @handles(type.mro)

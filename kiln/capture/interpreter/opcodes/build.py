@@ -9,7 +9,7 @@ from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.effects import Container
 from kiln.capture.interpreter.frame import SymbolicFrame, argument, argument_plus, opcode
 from kiln.capture.interpreter.operations import format_value, unary
-from kiln.capture.interpreter.variables.deferred_text import DeferredText, deferred_text
+from kiln.capture.interpreter.variables.deferred_text import deferred_text, text_of
 from kiln.capture.interpreter.variables.function import Function
 from kiln.capture.interpreter.variables.mapping import Dict, Set
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Slice, Tuple, all_items, consumed, listed
@@ -48,7 +48,7 @@ def build_const_key_map(frame: SymbolicFrame, count: int) -> None:
 @opcode("BUILD_STRING", pops=argument)
 def build_string(frame: SymbolicFrame, count: int) -> None:
     parts = frame.pop_many(count)
-    deferred = next((part for part in parts if isinstance(part, DeferredText)), None)
+    deferred = text_of(frame.state, str.join, [frame.state.const(""), Tuple(parts)])
     frame.push(deferred or frame.state.const("".join(part.constant(frame.state) for part in parts)))
 
 
@@ -61,8 +61,9 @@ def build_slice(frame: SymbolicFrame, count: int) -> None:
 def format_value_op(frame: SymbolicFrame, flags: int) -> None:
     spec = frame.pop().constant(frame.state) if flags & 4 else ""
     value = frame.pop()
-    text = deferred_text(frame.state, value)
-    frame.push(text or frame.state.const(format_value(frame.state, value, ("", "s", "r", "a")[flags & 3], spec)))
+    conversion = ("", "s", "r", "a")[flags & 3]
+    text = deferred_text(frame.state, value, conversion, spec)
+    frame.push(text or frame.state.const(format_value(frame.state, value, conversion, spec)))
 
 
 @opcode("LIST_EXTEND", pops=argument_plus(1), pushes=argument)

@@ -36,6 +36,7 @@ from kiln.capture.interpreter.native_calls import call_handler, iterator_slot, n
 from kiln.capture.interpreter.pure import holds, is_bound_outside, is_confined, is_pure, is_torch_call, is_world
 from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.cached_function import CACHED, call_cached
+from kiln.capture.interpreter.variables.deferred_text import text_of
 from kiln.capture.interpreter.variables.function import handler_of, namespace
 from kiln.capture.interpreter.variables.mapping import fresh
 from kiln.capture.interpreter.variables.tensor import record
@@ -140,6 +141,9 @@ def call_unknown(s: CaptureState, function: Callable[..., object], args: Args, k
         raise UnsupportedCall(function=name, why="it may change the object to which it was bound outside")
     if (item := iterator_slot(s, function, args)) is not None:
         return item
+    makes_text = function is format or getattr(function, "__objclass__", None) is str
+    if makes_text and not kwargs and (text := text_of(s, function, args)) is not None:
+        return text
     if not is_pure(function) or any(isinstance(arg, Container) for arg in args):
         return natives(s).call(function, args, kwargs)
     begun = progress(s)

@@ -17,6 +17,7 @@ from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, Capture
 from kiln.capture.interpreter.effects import CallEffect
 from kiln.capture.interpreter.variables.bound_method import NamedMethod
 from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.deferred_text import is_computed
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import is_fixed
 from kiln.runtime.guards.source import Source
@@ -56,7 +57,7 @@ class LogMethod(NamedMethod):
 
     def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
         for arg in (*args, *kwargs.values()):
-            if not is_fixed(s, arg):
+            if not is_fixed(s, arg) and not is_computed(arg):
                 why = f"a {arg.type_name()} may change before the message is written"
                 raise SideEffectCall(function=f"Logger.{self.name}", why=why)
         s.effects.note(CallEffect(self, tuple(args), dict(kwargs)))
