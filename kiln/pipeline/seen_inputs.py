@@ -17,8 +17,8 @@ from kiln.runtime.guards.guard import Guard, GuardKind
 from kiln.runtime.guards.source import LocalSource, Source, SourceTexts
 from kiln.symbolic.policy import NO_MARKS, DimChoice, DimKind, DimPolicy, ScalarPolicy, read_marks
 
-SYMBOL_VALUES = range(1 << 62)
-"""Integers that may be symbols: like sizes they are not negative, and all stages count in 64 bits."""
+SYMBOL_VALUES = range(-(1 << 62) + 1, 1 << 62)
+"""Integers that may be symbols: all stages count in 64 bits."""
 
 
 class SeenInputs:

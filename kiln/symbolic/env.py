@@ -67,6 +67,10 @@ AssumeNumber = Callable[[Callable[[float, float], bool], object, object], bool |
 """(comparison, left, right) -> what it is in this call, or None where it cannot be assumed."""
 
 
+NumberInFront = Callable[..., object]
+"""(row of `IN_FRONT`, numbers) -> the number that takes the result, or None where it cannot be computed."""
+
+
 class ShapeEnv:
     """Symbols of one compile, with the guards (checked before the call) and checks (inside it) collected so far.
 
@@ -88,6 +92,8 @@ class ShapeEnv:
         """Symbols for numbers of the caller, which may be of any size."""
         self.assume_number: AssumeNumber | None = None
         """Assumes how two numbers compare, which the call checks; without it, their values are guarded."""
+        self.number_in_front: NumberInFront | None = None
+        """Has a function of numbers of the caller computed in front of the region; without it, they are guarded."""
         self.tag_number: Callable[[object], float | None] | None = None
         """The plain float that stands for a real number in the torch call of the moment (`tags.py`)."""
         self._guards: list[ShapeGuard] = []

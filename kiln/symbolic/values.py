@@ -330,9 +330,14 @@ def round_to_integer(
                 return ceil_div(a, b)
             if rounding is math.floor or env.known(rel_le(0, a)):
                 return a // b
+    if rounding in ROUNDINGS and isinstance(value, Real) and env.number_in_front is not None:
+        made = env.number_in_front(rounding.__name__, value)
+        if isinstance(made, Expr):
+            return made
     return rounding(specialise_real(env, value, where))
 
 
+ROUNDINGS = (math.floor, math.ceil, math.trunc)
 COMPARISONS: Mapping[str, tuple[Callable[[Int, Int], Relation | bool], Callable[[float, float], bool]]] = {
     "eq": (rel_eq, operator.eq),
     "ne": (rel_ne, operator.ne),

@@ -105,6 +105,7 @@ from kiln.capture.interpreter.speculation import (
     make_prologue,
     number_truth,
     run_eagerly,
+    value_in_front,
     write_prologue,
 )
 from kiln.capture.interpreter.variables import builtin, classes, constant, descriptors, logger, module, tensor
@@ -134,6 +135,7 @@ from kiln.support.location import is_compiler
 from kiln.support.options import ControlFlowOption
 from kiln.support.records import dataclass
 from kiln.symbolic import DataDependentSize, NoHint
+from kiln.tensor.spec import ScalarSpec
 
 __all__ = ["Capture", "Region", "capture_frame"]
 
@@ -368,6 +370,7 @@ def new_state(
     recorder.env.assumes_data = speculate
     state = CaptureState(PythonObjectModel(), recorder, sink, function.__globals__, policy, stops, needed)
     recorder.env.assume_number = partial(number_truth, state)
+    recorder.env.number_in_front = partial(value_in_front, state)
     return state
 
 
@@ -732,6 +735,9 @@ def write_argument(head: Assembler, writer: CodeWriter, record: InputRecord) -> 
         head.const(number_tensor)
         write_number(head, writer, record.given)
         head.call(1)
+    elif record.is_negated:
+        assert isinstance(record.spec, ScalarSpec)
+        write_number(head, writer, record.spec.value)
     else:
         emit_source(head, record.source, writer)
 

@@ -59,6 +59,7 @@ class CodeWriter:
         self._building: set[int] = set()
         self._count = 0
         self._number_sources: dict[object, Source] | None = None
+        self._negated: set[object] = set()
         self.in_front: dict[str, str] = {}
         """The temporaries of numbers that are computed in front of the region, by their names."""
 
@@ -125,11 +126,15 @@ class CodeWriter:
     def number(self, value: object) -> None:
         """Push a number that depends on sizes and numbers of the caller, as an expression over their sources."""
         if self._number_sources is None:
-            self._number_sources = number_sources(self.state.recorder.inputs)
+            records = self.state.recorder.inputs
+            self._number_sources = number_sources(records)
+            self._negated = {record.spec.value for record in records if record.is_negated}  # type: ignore[union-attr]
         if isinstance(value, Given | Symbol):
             source = self._number_sources.get(value)
             if source is None:
                 self._data_number(value)
+            elif value in self._negated:
+                self.body.const(operator.neg).op("LOAD_FAST", self.loaded(source)).call(1)
             else:
                 self.body.op("LOAD_FAST", self.loaded(source))
         elif isinstance(value, Real):

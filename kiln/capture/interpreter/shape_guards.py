@@ -6,7 +6,8 @@ x: f32[s0, 128]     =>     x: tensor sizes [*, 128], strides [128, 1]
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Collection, Iterable
 
 import torch
 
@@ -19,6 +20,7 @@ from kiln.runtime.guards.guard import Guard, GuardKind, ShapeRelation, tensor_ex
 from kiln.runtime.guards.source import FormulaSource, LocalSource, SizeSource, Source, StrideSource
 from kiln.support.location import Location
 from kiln.symbolic import Symbol
+from kiln.symbolic.node import LARGEST
 from kiln.symbolic.policy import read_marks, require_open
 from kiln.tensor.spec import ScalarSpec, TensorSpec
 
@@ -33,12 +35,12 @@ def finish_guards(s: CaptureState) -> list[Guard]:
         tensor_guard(s, tensor, specs[id(tensor.fake)], names)
     for tensor in tensors:
         stride_guards(s, tensor, specs[id(tensor.fake)], names)
-    number_guards(s, names)
+    negated = number_guards(s, names)
     computed = computed_symbols(s.recorder.inputs)
     for guard in s.recorder.env.guards:
         if not computed.isdisjoint(guard.relation.free_symbols()):
             continue  # transformed code asks
-        relation(s, str(guard.relation), names, guard.location)
+        relation(s, in_terms_of_sources(str(guard.relation), negated), names, guard.location)
     alias_guards(s)
     guard_lookups(s)
     return s.guards.finish()
@@ -50,8 +52,17 @@ def computed_symbols(records: Iterable[InputRecord]) -> set[Symbol]:
     return {spec.value for spec in specs if isinstance(spec, ScalarSpec) and isinstance(spec.value, Symbol)}
 
 
-def number_guards(s: CaptureState, names: dict[str, Source]) -> None:
-    """Integer inputs are non-negative and fit 64 bits; a float whose value was read is guarded to be equal."""
+def in_terms_of_sources(text: str, negated: Collection[str]) -> str:
+    """A relation in which the names of these symbols stand for what the caller passes, which has the other sign."""
+    return re.sub(r"\bs\d+\b", lambda match: f"(-{match[0]})" if match[0] in negated else match[0], text)
+
+
+def number_guards(s: CaptureState, names: dict[str, Source]) -> set[str]:
+    """Integer inputs keep their sign and fit 64 bits; a float whose value was read is guarded to be equal.
+
+    Returns the names of the symbols that stand for numbers below zero.
+    """
+    negated = set[str]()
     for record in s.recorder.inputs:
         if record.is_drawn:
             continue
@@ -60,8 +71,13 @@ def number_guards(s: CaptureState, names: dict[str, Source]) -> None:
                 s.guards.add(record.source, GuardKind.EQUALS, record.given.number, record.given.location)
         elif record.real is None and type(record.source) is not FormulaSource:
             assert isinstance(record.spec, ScalarSpec) and isinstance(record.spec.value, Symbol)
-            names[record.spec.value.name] = record.source
-            relation(s, f"0 <= {record.spec.value.name} <= {(1 << 63) - 1}", names, None)
+            name = record.spec.value.name
+            names[name] = record.source
+            if record.is_negated:
+                negated.add(name)
+            bounds = f"{-LARGEST} <= {name} <= -1" if record.is_negated else f"0 <= {name} <= {(1 << 63) - 1}"
+            relation(s, bounds, names, None)
+    return negated
 
 
 def tensor_guard(s: CaptureState, tensor: RegionInput, spec: TensorSpec, names: dict[str, Source]) -> None:

@@ -128,6 +128,12 @@ def number_in_front(s: CaptureState, function: str, *args: Number) -> torch.SymI
     return found[made]
 
 
+def value_in_front(s: CaptureState, function: str, *args: Number) -> object:
+    """What stands for `number_in_front` in expressions."""
+    made = number_in_front(s, function, *args)
+    return None if made is None else made.node.value
+
+
 def rounded_number(s: CaptureState, rounding: Rounding, value: Number) -> int | torch.SymInt | None:
     """`rounding` of a float: speculated on if it comes from outside, in its first calls, else computed in front.
 
@@ -236,7 +242,8 @@ class Prologue:
 
 def is_bound(record: InputRecord) -> bool:
     """Whether the guards collect it: not arguments of the function, numbers that become tensors or are computed."""
-    return type(record.source) not in (LocalSource, FormulaSource) and record.given is None
+    unbound = type(record.source) in (LocalSource, FormulaSource) or record.is_negated
+    return not unbound and record.given is None
 
 
 def make_prologue(

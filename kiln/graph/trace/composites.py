@@ -23,12 +23,40 @@ def has_symbols(values: Sequence[object]) -> bool:
     return any(isinstance(size, torch.SymInt) for tensor in tensors for size in tensor.shape)
 
 
-def one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
+def checked_one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
     """torch.nn.functional.one_hot, which looks at the classes in eager only."""
-    if num_classes > 0 and x.device.type == "cpu":
+    if num_classes > 0:
+        assert_classes(x, num_classes)
+    return torch.nn.functional.one_hot(x, num_classes)
+
+
+def assert_classes(x: Tensor, num_classes: int) -> None:
+    if x.device.type == "cpu":
         inside = ((x >= 0) & (x < num_classes)).all()
         torch._assert_async(inside, f"one_hot: class values must be at least 0 and less than {num_classes}")
-    return torch.nn.functional.one_hot(x, num_classes)
+
+
+def rrelu(
+    x: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
+) -> Tensor:
+    """Without training it is a leaky_relu; eager calls the operator that writes its noise all the same."""
+    if training or inplace:
+        return torch.nn.functional.rrelu(x, lower, upper, training, inplace)
+    return torch.nn.functional.leaky_relu(x, (lower + upper) / 2)
+
+
+WIDE = (torch.float32, torch.float64)
+
+
+def cov(x: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None) -> Tensor:
+    """Of rows, without weights; eager reads values even where there are none."""
+    weighted = fweights is not None or aweights is not None
+    rows = x if x.dim() == 2 else x.view(1, -1)
+    count = rows.shape[1]
+    if weighted or x.dim() > 2 or x.dtype not in WIDE or not count > correction:
+        return torch.cov(x, correction=int(correction), fweights=fweights, aweights=aweights)
+    away = rows - rows.mean(1, keepdim=True)
+    return (away @ away.t() / (count - correction)).squeeze()
 
 
 def stft(
@@ -99,7 +127,10 @@ def shape_of(data: object) -> list[int] | None:
 
 
 CHECKED: Mapping[Target, Callable[..., object]] = {
-    torch.nn.functional.one_hot: one_hot,
+    torch.nn.functional.one_hot: checked_one_hot,
+    torch.nn.functional.rrelu: rrelu,
+    torch.cov: cov,
+    "cov": cov,
     torch.autograd.grad: gradients,
     torch.tensor: tensor,
 }

@@ -27,6 +27,7 @@ from kiln.runtime.guards.source import Source
 from kiln.symbolic import Int, ShapeEnv
 from kiln.symbolic.node import to_sym
 from kiln.symbolic.policy import DimChoice, DimKind
+from kiln.symbolic.relation import rel_lt
 from kiln.symbolic.values import Given, Real, number_of
 from kiln.tensor.spec import ScalarSpec, Spec, TensorSpec
 
@@ -56,6 +57,8 @@ class InputRecord:
     requires_grad: bool = False
     _leaf: FakeTensor | None = None
     used: bool = False
+    is_negated: bool = False
+    """The region takes an integer from outside with the other sign: symbols are not negative."""
     is_drawn: bool = False
     """It is drawn at random in front of the region, and differs in each call."""
     kept: bool = False
@@ -185,12 +188,16 @@ class InputTable:
         return self._by_fake.get(id(fake))
 
     def add_scalar(self, value: int, name: str, source: Source) -> InputRecord:
-        """Register an integer as a symbol; like a size, it is non-negative."""
+        """Register an integer as a symbol, which like a size is non-negative: the region takes one below zero with the
+        other sign."""
         symbols = self.mode.symbols
-        symbol = symbols.env.create_symbol(value, lo=0)
+        symbol = symbols.env.create_symbol(abs(value), lo=0)
         symbols.env.unbounded.add(symbol)
         spec = ScalarSpec(int, symbol)
-        record = InputRecord(name, source, cast(torch.SymInt, symbols.sym(symbol)), None, self.node(name, spec), spec)
+        number = cast(torch.SymInt, symbols.sym(symbol))
+        record = InputRecord(name, source, number, None, self.node(name, spec), spec, is_negated=value < 0)
+        if value < 0:
+            symbols.env.assume(rel_lt(0, symbol))
         self.records.append(record)
         return record
 

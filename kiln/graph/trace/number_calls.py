@@ -2,20 +2,22 @@
 
     torch.normal(0.0, sigma, (3,))     =>     torch.empty((3,)).normal_(0.0, sigma)
 
-Only recorded calls with symbolic floats take these; the log keeps the call that the user wrote. The random numbers are
-those that eager would draw.
+Only recorded calls with symbolic numbers among the arguments take these; the log keeps the call that the user wrote.
+The random numbers are those that eager would draw.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from kiln.graph.ops.breaks import UnsupportedOp
+from kiln.graph.trace.composites import WIDE, assert_classes, checked_one_hot
 from kiln.graph.trace.log import Target
+from kiln.graph.trace.resampling import interpolate
 
 SELU_SLOPE = 1.7580993408473766
 """The negative saturation of SELU, as alpha_dropout has it."""
@@ -63,7 +65,7 @@ def linspace(start: float | Tensor, end: float | Tensor, steps: int, **options: 
     """Both halves are counted from their ends."""
     dtype = options.get("dtype") or torch.get_default_dtype()
     tensors = isinstance(start, Tensor) or isinstance(end, Tensor)
-    if tensors or dtype not in (torch.float32, torch.float64) or type(steps) is not int or steps < 2:
+    if tensors or dtype not in WIDE or steps < 2:
         return torch.linspace(start, end, steps, **options)  # type: ignore[arg-type,call-overload,no-any-return]
     require_within(dtype, start, end)
     step = (end - start) / (steps - 1)
@@ -75,8 +77,98 @@ def linspace(start: float | Tensor, end: float | Tensor, steps: int, **options: 
 def require_within(dtype: torch.dtype, *numbers: float | Tensor) -> None:
     """Eager converts these numbers, and refuses those out of range."""
     largest = torch.finfo(dtype).max
-    if any([not isinstance(n, Tensor) and largest < abs(n) < math.inf for n in numbers]):
+    beyond = [n for n in numbers if not isinstance(n, Tensor) and not -largest <= n <= largest]
+    if any([math.isfinite(n) for n in beyond]):
         raise RuntimeError(f"value cannot be converted to type {dtype} without overflow")
+
+
+def arange(*bounds: float, dtype: torch.dtype | None = None, **options: object) -> Tensor:
+    """With floats; the length is computed in front of the region."""
+    start, end, step = {1: (0, *bounds, 1), 2: (*bounds, 1)}.get(len(bounds), bounds)
+    made: Tensor
+    wanted = dtype or torch.get_default_dtype()
+    if is_integral(start, end, step) or wanted not in WIDE or options.keys() - {"device"}:
+        made = torch.arange(*bounds, dtype=dtype, **options)  # type: ignore[call-overload]
+        return made
+    distance, length = (end - start) / step, 0
+    if not (distance >= 0 and (length := math.ceil(distance)) >= 0):
+        made = torch.arange(*map(float, bounds), dtype=dtype, **options)  # type: ignore[call-overload]
+        return made
+    made = torch.arange(length, dtype=torch.float64, **options)  # type: ignore[call-overload]
+    return (made * step + start).to(wanted)
+
+
+def is_integral(*numbers: object) -> bool:
+    return all(isinstance(number, int | torch.SymInt) for number in numbers)
+
+
+def one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
+    if x.dtype is not torch.int64 or not num_classes > 0:
+        return checked_one_hot(x, num_classes)
+    assert_classes(x, num_classes)
+    return (x.unsqueeze(-1) == torch.arange(num_classes, device=x.device)).to(torch.int64)
+
+
+def spread(name: str) -> Callable[..., Tensor]:
+    """`torch.var` or `torch.std` whose `correction` changes: that of all elements, scaled."""
+    function: Callable[..., Tensor] = getattr(torch, name)
+
+    def scaled(x: Tensor, *args: object, correction: float | None = 1, **named: object) -> Tensor:
+        axes = named.get("dim", args[0] if args else None)
+        if not isinstance(correction, torch.SymInt | torch.SymFloat) or x.dtype not in WIDE or len(args) > 1:
+            return function(x, *args, correction=correction, **named)
+        count: int = math.prod(x.shape[axis] for axis in every_axis(x, axes))
+        left = torch.scalar_tensor(count - correction, dtype=x.dtype, device=x.device).clamp(min=0)
+        factor = count / left
+        whole = function(x, *args, correction=0, **named)
+        return whole * (factor.sqrt() if name == "std" else factor)
+
+    return scaled
+
+
+def every_axis(x: Tensor, axes: object) -> Sequence[int]:
+    if axes is None or axes == [] or axes == ():
+        return [*range(x.dim())]
+    return axes if isinstance(axes, list | tuple) else [axes]  # type: ignore[list-item]
+
+
+def vector_norm(
+    x: Tensor, ord: float = 2, dim: object = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Of an order that is none of those with algorithms of their own."""
+    order = ord * 1.0
+    general = x.dtype in WIDE and dtype in (None, x.dtype) and not (x.requires_grad and torch.is_grad_enabled())
+    if not (general and order > 0 and order != 1 and order != 2 and order < math.inf):
+        found: Tensor = torch.linalg.vector_norm(x, float(ord), dim, keepdim, dtype=dtype)  # type: ignore[call-overload]
+        return found
+    total: Tensor = x.abs().pow(order).sum([*every_axis(x, dim)], keepdim)
+    return total.pow(1 / order)
+
+
+def norm(
+    x: Tensor,
+    p: float | str | None = "fro",
+    dim: object = None,
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    if not isinstance(p, torch.SymInt | torch.SymFloat):
+        made: Tensor = torch.norm(x, p, dim, keepdim, dtype=dtype)  # type: ignore[call-overload]
+        return made
+    return vector_norm(x, p, dim, keepdim, dtype=dtype)
+
+
+def normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Tensor | None = None) -> Tensor:
+    if not isinstance(p, torch.SymInt | torch.SymFloat):
+        return torch.nn.functional.normalize(x, p, dim, eps, out)
+    return x / vector_norm(x, p, dim, True).clamp_min(eps)
+
+
+def rounded(x: Tensor, *, decimals: int = 0) -> Tensor:
+    if x.dtype not in WIDE or not (0 < decimals < 10):
+        return torch.round(x, decimals=int(decimals))
+    scale = 10.0**decimals
+    return (x * scale).round() / scale
 
 
 NUMBER_CALLS: Mapping[Target, Callable[..., Tensor]] = {
@@ -84,4 +176,17 @@ NUMBER_CALLS: Mapping[Target, Callable[..., Tensor]] = {
     torch.normal: normal,
     "uniform_": uniform_,
     torch.linspace: linspace,
+    torch.arange: arange,
+    torch.nn.functional.one_hot: one_hot,
+    torch.var: spread("var"),
+    "var": spread("var"),
+    torch.std: spread("std"),
+    "std": spread("std"),
+    torch.linalg.vector_norm: vector_norm,
+    torch.norm: norm,
+    "norm": norm,
+    torch.nn.functional.normalize: normalize,
+    torch.round: rounded,
+    "round": rounded,
+    torch.nn.functional.interpolate: interpolate,
 }

@@ -45,7 +45,7 @@ from kiln.graph.trace.set_data import set_data
 from kiln.graph.trace.storage_view import new_storage
 from kiln.graph.trace.successors import Successors
 from kiln.graph.trace.symbols import TraceSymbols
-from kiln.graph.trace.tagged_numbers import has_symbolic_numbers, tagging
+from kiln.graph.trace.tagged_numbers import has_symbolic_numbers, has_symbols_among, tagging
 from kiln.graph.trace.trace import Trace
 from kiln.runtime.eager_replay import ambient_state
 from kiln.runtime.guards.source import Source
@@ -67,7 +67,7 @@ def _call(target: Target, args: Sequence[object], kwargs: Kwargs, strict: bool) 
     if composite is not None and has_symbols(args):
         return composite(*args, **kwargs)
     numbered = NUMBER_CALLS.get(target)
-    if numbered is not None and has_symbolic_numbers((*args, *kwargs.values())):
+    if numbered is not None and has_symbols_among((*args, *kwargs.values())):
         return numbered(*args, **kwargs)
     if not strict and (fused := FUSED.get(target)) is not None:
         return fused(*args, **kwargs)
@@ -183,7 +183,8 @@ class Recorder:
         if type(value) is not int:
             raise UnsupportedInput(name=name, reason=f"a {type(value).__name__} cannot be a symbol")
         self._mode.symbolic = True
-        return cast(torch.SymInt, self.table.add_scalar(value, name, source).fake)
+        record = self.table.add_scalar(value, name, source)
+        return cast(torch.SymInt, -record.fake if record.is_negated else record.fake)  # type: ignore[operator]
 
     def add_constant(self, real: torch.Tensor) -> torch.Tensor:
         """The fake of a tensor whose values are known at compile time."""

@@ -5,6 +5,7 @@ interpolate(x: f32[2, 3, s0, s1], scale_factor=2)    =>    aten.upsample_nearest
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 
@@ -39,11 +40,18 @@ def interpolate(
     """torch.nn.functional.interpolate; what it refuses, or computes in other ways, is left to it."""
     op, sizes = UPSAMPLE.get((mode, input.dim())), spatial_sizes(input, size, scale_factor)
     nearest = mode.startswith("nearest")
-    if op is None or sizes is None or antialias or recompute_scale_factor or (nearest and align_corners is not None):
+    if (
+        op is None
+        or sizes is None
+        or antialias
+        or (recompute_scale_factor and size is not None)
+        or (nearest and align_corners is not None)
+    ):
         return torch.nn.functional.interpolate(
             *(input, size, scale_factor, mode, align_corners, recompute_scale_factor), antialias=antialias
         )
-    scales = per_axis(input, scale_factor) if size is None else [None] * len(sizes)
+    given = size is None and not recompute_scale_factor
+    scales = per_axis(input, scale_factor) if given else [None] * len(sizes)
     return op(input, sizes, *scales) if nearest else op(input, sizes, bool(align_corners), *scales)
 
 
@@ -58,14 +66,22 @@ def spatial_sizes(
         sizes = [*size] if isinstance(size, Sequence) else [size] * rank
         return sizes if len(sizes) == rank else None
     scales = per_axis(input, scale)
-    if len(scales) != rank or not all(is_short(factor) for factor in scales):
+    if len(scales) != rank:
         return None
-    return [scaled(length, Fraction(factor)) for length, factor in zip(input.shape[2:], scales, strict=True)]
+    found = [scaled(length, factor) for length, factor in zip(input.shape[2:], scales, strict=True)]
+    exact = [size for size in found if size is not None]
+    return exact if len(exact) == rank else None
 
 
 def per_axis(input: Tensor, scale: float | Sequence[float] | None) -> list[float]:
     scales: list[object] = [*scale] if isinstance(scale, Sequence) else [scale] * (input.dim() - 2)
-    return [float(factor) if isinstance(factor, int | float) else float("nan") for factor in scales]
+    return [as_float(factor) for factor in scales]
+
+
+def as_float(factor: object) -> float:
+    if isinstance(factor, torch.SymFloat):
+        return factor  # type: ignore[return-value]
+    return float(factor) if isinstance(factor, int | float) else float("nan")
 
 
 def is_short(factor: float) -> bool:
@@ -73,5 +89,12 @@ def is_short(factor: float) -> bool:
     return 0 < factor < 1024 and Fraction(factor).denominator <= 1024
 
 
-def scaled(length: int, factor: Fraction) -> int:
-    return length * factor.numerator // factor.denominator
+def scaled(length: int, factor: float) -> int | None:
+    """As eager computes it: the product as a double, truncated. A factor that changes is one of the program's numbers,
+    and its product is computed in front of the region."""
+    if isinstance(factor, torch.SymFloat):
+        return math.trunc(factor * length) if factor > 0 else None
+    if not is_short(factor):
+        return None
+    exact = Fraction(factor)
+    return length * exact.numerator // exact.denominator

@@ -51,6 +51,16 @@ TAKES_NUMBERS: Mapping[str, frozenset[int]] = {
         "_scaled_dot_product_cudnn_attention_backward.default",
         # Under `inference_mode` the operators that consist of others arrive, too.
         "layer_norm.default", "rms_norm.default", "group_norm.default", "batch_norm.default", "instance_norm.default",
+        # Sizes are computed before; elements are found by these.
+        "upsample_nearest1d.default", "upsample_nearest2d.default", "upsample_nearest3d.default",
+        "_upsample_nearest_exact1d.default", "_upsample_nearest_exact2d.default", "_upsample_nearest_exact3d.default",
+        "upsample_linear1d.default", "upsample_bilinear2d.default", "upsample_bicubic2d.default",
+        "upsample_trilinear3d.default",
+        "upsample_nearest1d_backward.default", "upsample_nearest2d_backward.default",
+        "upsample_nearest3d_backward.default", "_upsample_nearest_exact1d_backward.default",
+        "_upsample_nearest_exact2d_backward.default", "_upsample_nearest_exact3d_backward.default",
+        "upsample_linear1d_backward.default", "upsample_bilinear2d_backward.default",
+        "upsample_bicubic2d_backward.default", "upsample_trilinear3d_backward.default",
         "native_dropout_backward.default", "celu.default", "pad.default", "scaled_dot_product_attention.default",
     ), ANY),
     **dict.fromkeys(_aten(
@@ -110,6 +120,10 @@ def in_classes(env: ShapeEnv, value: torch.SymFloat, allowed: frozenset[int]) ->
 
 def has_symbolic_numbers(values: Sequence[object]) -> bool:
     return any([type(value) is torch.SymFloat for value in leaves(list(values))])
+
+
+def has_symbols_among(values: Sequence[object]) -> bool:
+    return any([type(value) is torch.SymFloat or type(value) is torch.SymInt for value in leaves(list(values))])
 
 
 @contextmanager

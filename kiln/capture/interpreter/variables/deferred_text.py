@@ -31,7 +31,11 @@ class DeferredText(Value):
     __slots__ = ("args", "made_at", "make", "step")
 
     def __init__(
-        self, made_at: Instruction, step: PastStep, make: Callable[..., object] | None = None, args: Sequence[Value] = ()
+        self,
+        made_at: Instruction,
+        step: PastStep,
+        make: Callable[..., object] | None = None,
+        args: Sequence[Value] = (),
     ) -> None:
         self.made_at = made_at
         self.step = step
