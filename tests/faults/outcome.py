@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+import kiln
+
 
 def outcome(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     """The result on copies of the arguments, and the copies; or the error."""
@@ -45,3 +47,12 @@ def assert_same(actual: Any, expected: Any) -> None:
         torch.testing.assert_close(actual, expected, equal_nan=True)
     elif isinstance(expected, str | int | float | complex | bytes):
         assert actual == expected or actual != actual
+
+
+def assert_like_python(program: Callable[[], Any], breaks: bool = False) -> None:
+    """Twice the same text as in Python, with no part that runs eager, and no graph break unless it `breaks`."""
+    expected = repr(program())
+    compiled = kiln.compile(program, backend="eager", options={"cache": False})
+    assert [repr(compiled()) for _ in range(2)] == [expected] * 2
+    report = kiln.report_of(compiled)
+    assert not report.eager_reasons and (breaks or not report.breaks)

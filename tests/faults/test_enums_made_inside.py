@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import kiln
+from tests.faults.outcome import assert_like_python
 
 # mypy: disallow_untyped_defs = False, check_untyped_defs = False
 # ruff: noqa
@@ -189,11 +190,7 @@ PROGRAMS = [value for value in list(globals().values()) if getattr(value, "__ann
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_what_is_made_inside_is_as_in_python(program: Callable[[], Any]) -> None:
-    expected = repr(program())
-    compiled = kiln.compile(program, backend="eager", options={"cache": False})
-    assert [repr(compiled()) for _ in range(2)] == [expected] * 2
-    report = kiln.report_of(compiled)
-    assert not report.eager_reasons and (not report.breaks or program is enums_behind_a_break)
+    assert_like_python(program, breaks=program is enums_behind_a_break)
 
 
 def test_a_count_in_an_attribute_of_a_function_is_an_input() -> None:
