@@ -9,6 +9,12 @@ import kiln
 Results = tuple[Tensor, ...]
 
 
+@pytest.fixture(autouse=True)
+def checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile turns the checks off for the whole process; other tests call it."""
+    monkeypatch.setattr(distributions.Distribution, "_validate_args", True)
+
+
 def drawn(made: distributions.Distribution) -> Results:
     sample = made.sample()
     return sample, made.log_prob(sample)

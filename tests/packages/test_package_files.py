@@ -33,7 +33,7 @@ from tests.programs.test_files import OTHER, changed, classifier, mutations, pat
 
 Sample = tuple[Path, Callable[[PackagedProgram], Any], Any]
 
-REFUSED = (KilnError, RuntimeError, ValueError, TypeError, IndexError)
+REFUSED = (KilnError, RuntimeError, ValueError, TypeError, LookupError)
 """Of a call of a package whose manifest says something else than it was made with: a step met what it does not take."""
 
 

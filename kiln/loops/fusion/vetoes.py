@@ -101,10 +101,7 @@ def too_many_ops(pair: Pair) -> Excess | None:
 
 
 def too_many_buffers(pair: Pair) -> Excess | None:
-    members = pair.members
-    if len(members) <= 2:
-        return None
-    count = len({access.buffer for member in members for access in member.accesses()})
+    count = len({access.buffer for member in pair.members for access in member.accesses()})
     return (count, MOST_BUFFERS) if count > MOST_BUFFERS else None
 
 

@@ -241,7 +241,12 @@ def index(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     (value,) = args
     if isinstance(value, Tensor) and not (value.fake.is_floating_point() or value.fake.is_complex()):
         return value.get_attr(s, "__index__").call(s, [], {})
-    return value if isinstance(value, Symbolic) and value.python_type() is int else unary(s, operator.index, value)
+    if isinstance(value, Symbolic) and value.python_type() is int:
+        return value
+    made = unary(s, operator.index, value)
+    if not issubclass(made.python_type(), int):
+        raise s.error(TypeError, f"__index__ returned non-int (type {made.type_name()})")
+    return made
 
 
 @handles(str)
