@@ -68,7 +68,7 @@ class CodeFacts:
     It does not refer to the code, so that it can be kept by code.
     """
 
-    __slots__ = ("handlers", "in_library", "instructions", "lines", "live", "locations", "meetings", "units")
+    __slots__ = ("copies", "handlers", "in_library", "instructions", "lines", "live", "locations", "meetings", "units")
 
     def __init__(self, code: CodeType) -> None:
         self.in_library: bool | None = None
@@ -90,6 +90,8 @@ class CodeFacts:
         """Filled by `liveness.live_locals`."""
         self.meetings: list[tuple[int, bool]] = []
         """By instruction: its nearest postdominator, and whether several lead to it. Filled by `postdominators`."""
+        self.copies: dict[int, int] = {}
+        """The instructions that are read as jumps, with their targets. Filled by `postdominators`."""
 
     def index(self, unit: int) -> int:
         """The instruction at a code unit, or that an EXTENDED_ARG there belongs to: jumps may lead to it."""
@@ -119,6 +121,8 @@ class DecodedCode:
         return found
 
     def name_and_arg(self, index: int) -> Decoded:
+        if index in self.facts.copies:
+            return "JUMP", self.facts.copies[index]
         raw = self.raw(index)
         row = _ROWS.get(raw.opname)
         if row is None:

@@ -10,6 +10,7 @@ Postdominators by the algorithm of Cooper, Harvey and Kennedy. Paths that raise 
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Sequence
 
 from kiln.capture.bytecode.decode import ENDS, JUMPS, DecodedCode
@@ -21,6 +22,7 @@ def meeting_points(decoded: DecodedCode, jump: int, most: int) -> list[int]:
     """The first instructions at which paths from `jump` meet, nearest first, up to the head of the innermost loop."""
     meetings = decoded.facts.meetings
     if not meetings:
+        join_copied_returns(decoded)
         following = successors(decoded)
         before = predecessors(following)
         several = [len(nodes) > 1 for nodes in before]
@@ -34,6 +36,35 @@ def meeting_points(decoded: DecodedCode, jump: int, most: int) -> list[int]:
             break
         node = meetings[node][0]
     return found
+
+
+def join_copied_returns(decoded: DecodedCode) -> None:
+    """CPython 3.12 copies a short `return` into each path that leads to it: the copies become jumps to the first.
+
+    A copy has the positions in the source of what it copies, and begins with nothing of an expression on the stack.
+    """
+    positions = list(decoded.code.co_positions())
+    first: dict[object, int] = {}
+    for end in range(len(decoded)):
+        if decoded.instruction(end).name not in RETURNS:
+            continue
+        known = first.setdefault(positions[decoded.facts.units[end]], end)
+        head, needed = None, 0
+        for back in range(min(known + 1, end - known)):
+            here, there = end - back, known - back
+            raw = decoded.raw(here)
+            if decoded.handlers[here] is not None or decoded.handlers[there] is not None:
+                break
+            if raw[:2] != decoded.raw(there)[:2] or (back and decoded.instruction(here).name in JUMPS | ENDS):
+                break
+            if positions[decoded.facts.units[here]] != positions[decoded.facts.units[there]]:
+                break
+            code = dis.opmap[raw.opname]
+            needed -= dis.stack_effect(code, raw.arg if code >= dis.HAVE_ARGUMENT else None)
+            head = back if needed == 0 else head
+        if known != end and head is not None:
+            decoded.facts.copies[end - head] = known - head
+            decoded.facts.instructions[end - head] = None
 
 
 def successors(decoded: DecodedCode) -> list[list[int]]:
