@@ -88,6 +88,7 @@ class RegionKeeper:
 
     def make_recorder(self) -> Recorder:
         env = self.table.env(lambda: ShapeEnv(prover=prove))
+        env.taken = []
         self.recorder = Recorder(env=env, events=self.events, kernels=EagerKernels(random=True))
         self.trace = self.joint = self.torch_module = None
         return self.recorder

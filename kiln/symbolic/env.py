@@ -88,6 +88,8 @@ class ShapeEnv:
         """The symbols without a hint."""
         self.assumes_data = False
         """Where data decide, whether rules take the likely answer, which the compiled code checks."""
+        self.taken: list[ShapeGuard] | None = None
+        """What an export takes for granted of layouts, without a guard (`generic_layouts.py`)."""
         self.unbounded: set[Symbol] = set()
         """Symbols for numbers of the caller, which may be of any size."""
         self.assume_number: AssumeNumber | None = None
@@ -203,6 +205,8 @@ class ShapeEnv:
         answer = self._holds(relation)
         self._record(self._guards, relation if answer else relation.negate(), where)
         return answer
+
+    decide_layout = decide  # only a recording takes layouts for granted
 
     def expect(self, relation: Relation | bool, where: Location | None = None) -> bool:
         """As `decide`, but where data decide it is taken to hold, and the compiled code checks it."""

@@ -21,6 +21,7 @@ from kiln.support.location import Location
 from kiln.symbolic.contiguity import LAYOUT_QUESTIONS
 from kiln.symbolic.env import ShapeEnv
 from kiln.symbolic.expr import Expr, Int, sym_max, sym_min, terms_of
+from kiln.symbolic.generic_layouts import decide_layout
 from kiln.symbolic.relation import Relation, rel_le
 from kiln.symbolic.values import (
     AllOf,
@@ -280,7 +281,13 @@ class SymNode:
         truth = self._truth()
         known = known_truth(self.env, truth)
         if known is None:
-            return decide_truth(self.env, truth, self.where()) if has_hints(self.env, truth) else default
+            if not has_hints(self.env, truth):
+                return default
+            if isinstance(truth, Relation):  # torch goes on rightly with the default
+                if default:
+                    return not decide_layout(self.env, truth.negate(), self.where())
+                return decide_layout(self.env, truth, self.where())
+            return decide_truth(self.env, truth, self.where())
         return known
 
     def statically_known_true(self, file: object = "", line: int = 0) -> bool:

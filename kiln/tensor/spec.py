@@ -26,6 +26,10 @@ class SizeOracle(Protocol):
 
     def decide(self, relation: Relation | bool) -> bool: ...
 
+    def decide_layout(self, relation: Relation | bool) -> bool:
+        """As `decide`, where False is never wrong: it makes a copy, or other strides."""
+        ...
+
     def expect(self, relation: Relation | bool) -> bool:
         """As `decide`, but a relation that depends on data is assumed to hold, and checked at run time."""
         ...

@@ -222,6 +222,43 @@ def test_objects_of_torch_export_are_understood() -> None:
     check(program, two_inputs, torch.randn(3, 4), torch.randn(4, 4))
 
 
+@pytest.mark.parametrize(
+    ("target", "shape"),
+    [
+        (lambda x: x.transpose(0, 1).contiguous() * 2, (-1, 8)),
+        (lambda x: x.transpose(0, 1).reshape(-1).softmax(0), (-1, 8)),
+        (lambda x: nn.functional.linear(x.permute(0, 2, 3, 1), torch.ones(5, 3)), (-1, 3, 4, 4)),
+        (nn.TransformerEncoderLayer(16, 2, 32).eval(), (-1, 2, 16)),
+        (nn.LSTM(8, 8, batch_first=True), (-1, 5, 8)),
+        (nn.LSTM(8, 8, batch_first=True), (2, -1, 8)),
+        (nn.AdaptiveAvgPool2d(1), (2, 3, -1, 4)),
+    ],
+    ids=["contiguous", "reshape", "linear", "encoder", "lstm", "lstm-length", "pool"],
+)
+def test_layouts_exclude_no_size_of_one(target: Callable[..., Any], shape: tuple[int, ...]) -> None:
+    def example(size: int) -> Tensor:
+        return torch.randn([size if length == -1 else length for length in shape])
+
+    rows = kiln.Dim("rows", min=1, max=64)
+    with torch.no_grad():
+        program = kiln.export(target, (example(5),), dynamic_shapes=({shape.index(-1): rows},))
+        assert program.constraints[0] == "1 <= rows <= 64"
+        for size in (1, 2, 9):
+            x = example(size)
+            assert_close(program(x), target(x))
+
+
+def test_a_write_behind_a_copy_excludes_the_size_that_makes_it_a_view() -> None:
+    def written(x: Tensor) -> Tensor:
+        x.transpose(0, 1).contiguous().add_(1)
+        return x * 2
+
+    program = kiln.export(written, (torch.ones(5, 8),), dynamic_shapes={"x": {0: kiln.Dim("rows", min=1)}})
+    check(program, written, torch.ones(2, 8))
+    with pytest.raises(ValueError, match="rows"):
+        program(torch.ones(1, 8))
+
+
 def fixed(x: Tensor) -> Tensor:
     return x + torch.ones(4, 1)
 

@@ -27,7 +27,7 @@ class GuardFreeOracle:
             raise UnknownRelation
         return answer
 
-    expect = decide
+    expect = decide_layout = decide
 
     def hint(self, value: Int) -> int | None:
         """The value in the call that is compiled, for cost estimates; None where it has none."""

@@ -25,6 +25,7 @@ from kiln.graph.trace.symbols import TraceSymbols, is_symbolic
 from kiln.graph.trace.tagged_numbers import with_symbolic_numbers
 from kiln.support.dispatch_mode import DispatchMode
 from kiln.symbolic import Expr, Int, Symbol
+from kiln.symbolic.generic_layouts import guard_taken
 from kiln.symbolic.node import from_sym
 from kiln.symbolic.tags import Tags
 from kiln.symbolic.values import Given, Real
@@ -135,6 +136,7 @@ class RecordingMode(DispatchMode):
         if not uniform:
             refuse_overlap(view.spec, str(op))
         self.mutations += 1
+        guard_taken(self.symbols.env)
         if isinstance(target, FakeTensor) and is_counted(target, op):
             self.versioned.add(id(root_of(view.storage)))
         self.memory.write(view, value, str(op))

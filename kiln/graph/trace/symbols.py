@@ -13,6 +13,7 @@ import torch
 
 from kiln.support.location import Location
 from kiln.symbolic import Expr, Int, Relation, ShapeEnv, evaluate, rel_eq
+from kiln.symbolic.generic_layouts import decide_layout
 from kiln.symbolic.node import from_sym, to_sym
 from kiln.symbolic.values import Real, has_hints, specialise_real
 
@@ -51,6 +52,10 @@ class TraceSymbols:
 
     def where(self) -> Location | None:
         return self.location
+
+    def decide_layout(self, relation: Relation | bool) -> bool:
+        """Whether it holds; an export may take it to be false without a guard."""
+        return self.decide(relation) if self.env.taken is None else decide_layout(self.env, relation, self.location)
 
     def decide(self, relation: Relation | bool) -> bool:
         """Whether it holds; adds a guard if that depends on hints."""

@@ -41,6 +41,15 @@ def equal(oracle: SizeOracle, left: Int, right: Int) -> bool:
     return False
 
 
+def alike(oracle: SizeOracle, left: Int, right: Int) -> bool:
+    """`equal`, where a wrong False costs a copy or gives other strides, and no other values."""
+    if left == right:
+        return True
+    if isinstance(left, Expr) or isinstance(right, Expr):
+        return oracle.decide_layout(rel_eq(left, right))
+    return False
+
+
 def less(oracle: SizeOracle, left: Int, right: Int) -> bool:
     """Whether left < right."""
     if isinstance(left, Expr) or isinstance(right, Expr):
@@ -113,7 +122,7 @@ def _steps_fit(oracle: SizeOracle, sizes: Sizes, strides: Sizes, order: Sequence
     step: Int = 1
     for axis in order:
         size, stride = sizes[axis], strides[axis]
-        if stride != step and not equal(oracle, size, 1) and not equal(oracle, stride, step):
+        if stride != step and not alike(oracle, size, 1) and not alike(oracle, stride, step):
             return False
         if size != 1:
             step = step * size
@@ -129,8 +138,8 @@ def is_dense(oracle: SizeOracle, sizes: Sizes, strides: Sizes) -> bool:
     while rest:
         found = next((axis for axis in rest if strides[axis] == step), None)
         if found is None:
-            rest = [axis for axis in rest if not equal(oracle, sizes[axis], 1)]
-            found = next((axis for axis in rest if equal(oracle, strides[axis], step)), None)
+            rest = [axis for axis in rest if not alike(oracle, sizes[axis], 1)]
+            found = next((axis for axis in rest if alike(oracle, strides[axis], step)), None)
             if found is None:
                 return not rest
         rest.remove(found)
@@ -155,11 +164,11 @@ def _looks_channels_last(oracle: SizeOracle, sizes: Sizes, strides: Sizes, order
     step: Int = 0
     for axis in order:
         size, stride = sizes[axis], strides[axis]
-        if less(oracle, stride, step) or (axis == 0 and equal(oracle, step, strides[1])):
+        if less(oracle, stride, step) or (axis == 0 and alike(oracle, step, strides[1])):
             return False
         if axis != 0:
             # The batch comes last and its step is never compared, so its size needs no decision.
-            step = stride if equal(oracle, size, 1) else stride * size
+            step = stride if alike(oracle, size, 1) else stride * size
     return True
 
 
@@ -217,21 +226,21 @@ def _fast_strides(oracle: SizeOracle, sizes: Sizes, strides: Sequence[Sizes]) ->
     if len(sizes) == 4 and all(is_in_format(oracle, sizes, operand, "channels_last") for operand in strides):
         return format_strides(sizes, "channels_last")
     first = strides[0]
-    alike = all(operand == first or _all_equal(oracle, operand, first) for operand in strides)
-    if alike and is_dense(oracle, sizes, first):
+    same = all(operand == first or _all_equal(oracle, operand, first) for operand in strides)
+    if same and is_dense(oracle, sizes, first):
         return first
     return None
 
 
 def _all_equal(oracle: SizeOracle, left: Sizes, right: Sizes) -> bool:
-    return all(equal(oracle, a, b) for a, b in zip(left, right, strict=True))
+    return all(alike(oracle, a, b) for a, b in zip(left, right, strict=True))
 
 
 def _broadcast_strides(oracle: SizeOracle, sizes: Sizes, shape: Sizes, strides: Sizes) -> Sizes:
     """Strides of an operand over the broadcast sizes: 0 where it is repeated."""
     missing = len(sizes) - len(shape)
     return (0,) * missing + tuple(
-        0 if size != own and equal(oracle, own, 1) and not equal(oracle, size, 1) else stride
+        0 if size != own and alike(oracle, own, 1) and not alike(oracle, size, 1) else stride
         for size, own, stride in zip(sizes[missing:], shape, strides, strict=True)
     )
 
@@ -257,7 +266,7 @@ def _compare_axes(oracle: SizeOracle, sizes: Sizes, operands: Sequence[Sizes], i
         left, right = strides[inner], strides[outer]
         if left == 0 or right == 0:
             continue
-        if equal(oracle, left, right):
+        if alike(oracle, left, right):
             if less(oracle, sizes[outer], sizes[inner]):
                 return 1
             continue
@@ -283,7 +292,7 @@ class _SymbolFreeOracle:
             return relation
         raise _Undecided
 
-    expect = decide
+    expect = decide_layout = decide
 
 
 @lru_cache(maxsize=8192)

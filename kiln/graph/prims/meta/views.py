@@ -11,8 +11,8 @@ import torch
 
 from kiln.graph.prims.errors import ImpossibleView, ShapeMismatch
 from kiln.graph.prims.meta.column import META
-from kiln.graph.prims.meta.layout import Sizes, equal, is_canonical, less
-from kiln.symbolic import Int, ceil_div, product, rel_eq, sym_max, sym_min
+from kiln.graph.prims.meta.layout import Sizes, alike, equal, is_canonical
+from kiln.symbolic import Int, ceil_div, product, rel_eq, rel_le, sym_max, sym_min
 from kiln.tensor.spec import SizeOracle, TensorSpec, contiguous_strides
 
 
@@ -71,15 +71,15 @@ def _chunked_strides(oracle: SizeOracle, x: TensorSpec, sizes: Sizes) -> Sizes |
     base: Int = x.strides[-1] if x.strides else 1
     for axis in range(x.rank - 1, -1, -1):
         chunk = chunk * x.sizes[axis]
-        joins = axis and (x.sizes[axis - 1] == 1 or equal(oracle, x.strides[axis - 1], chunk * base))
-        if joins or (axis and equal(oracle, x.sizes[axis - 1], 1)):
+        joins = axis and (x.sizes[axis - 1] == 1 or alike(oracle, x.strides[axis - 1], chunk * base))
+        if joins or (axis and alike(oracle, x.sizes[axis - 1], 1)):
             continue
         done: Int = 1
-        while rest >= 0 and (less(oracle, done, chunk) or equal(oracle, sizes[rest], 1)):
+        while rest >= 0 and (not oracle.decide_layout(rel_le(chunk, done)) or alike(oracle, sizes[rest], 1)):
             result[rest] = done * base
             done = done * sizes[rest]
             rest -= 1
-        if not equal(oracle, done, chunk):
+        if not alike(oracle, done, chunk):
             return None
         if axis:
             chunk, base = 1, x.strides[axis - 1]
