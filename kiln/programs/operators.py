@@ -3,6 +3,7 @@
 aten.mm.default          yes
 aten.add_.Tensor         no: it writes to its arguments
 aten.from_file.default   no: it reads a file
+aten._linalg_svd.default yes: it is `torch.linalg.svd`
 mylib.scale.default      with kiln.load_program(path, libraries=("mylib",))
 """
 
@@ -20,6 +21,17 @@ from kiln.plan.overloads import find_overload
 
 REFUSED = frozenset({"from_file", "set_data", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 """They read files, or memory that nobody has written."""
+
+# fmt: off
+BEHIND_PUBLIC = frozenset({
+    "_addmm_activation", "_ctc_loss", "_dirichlet_grad", "_embedding_bag", "_embedding_bag_forward_only",
+    "_fused_rms_norm", "_grouped_mm", "_int_mm", "_linalg_det", "_linalg_eigh", "_linalg_eigvals", "_linalg_slogdet",
+    "_linalg_solve_ex", "_linalg_svd", "_native_multi_head_attention", "_sample_dirichlet", "_scaled_mm",
+    "_segment_reduce", "_standard_gamma", "_transformer_encoder_layer_fwd", "_trilinear", "_unique2",
+    "_weight_norm_interface",
+})
+# fmt: on
+"""What public functions of torch call, with arguments of the user, though the name is internal."""
 
 
 def called_overloads(graph: Graph) -> Iterator[str]:
@@ -45,7 +57,8 @@ def refusal(target: str, libraries: Collection[str]) -> str:
         return "it is not an operator"
     if overload._schema.is_mutable:
         return "it writes to its arguments"
-    if name in REFUSED or (name.startswith("_") and torch.Tag.core not in overload.tags):
+    is_internal = name.startswith("_") and name not in BEHIND_PUBLIC and torch.Tag.core not in overload.tags
+    if name in REFUSED or is_internal:
         return "it is internal to torch, or reads files or memory"
     if any("Tensor" not in str(result.type) for result in overload._schema.returns):
         return "it returns something else than tensors"

@@ -13,12 +13,13 @@ import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
+from torch.utils import _pytree as pytree
 
 import kiln
 from kiln.programs.call.errors import DamagedProgram, NotSavable
@@ -123,6 +124,49 @@ def test_what_cannot_be_saved_says_so(tmp_path: Path) -> None:
     with pytest.raises(NotSavable, match=r"argument `config` holds a `Config`"):
         program.save(tmp_path / "p")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        lambda x: torch.linalg.svd(x)[1] + torch.linalg.det(x) + torch.linalg.solve(x, x),
+        nn.Bilinear(4, 4, 2),
+        nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)),
+        nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval(),
+    ],
+    ids=["linalg", "bilinear", "weight_norm", "encoder"],
+)
+def test_calls_with_internal_names_are_saved(target: Callable[..., Any], tmp_path: Path) -> None:
+    x = torch.randn(2, 4, 4) if isinstance(target, nn.TransformerEncoderLayer) else torch.randn(4, 4)
+    args = (x, x) if isinstance(target, nn.Bilinear) else (x,)
+    with torch.no_grad():
+        kiln.export(target, args).save(tmp_path / "p")
+        assert_close(kiln.load_program(tmp_path / "p")(*args), target(*args))
+
+
+@final
+class Paired:
+    """A container of a user's, with fields in nested lists."""
+
+    def __init__(self, parts: list[object], names: object) -> None:
+        self.parts, self.names = parts, names
+
+
+def paired(x: Tensor) -> Paired:
+    return Paired([x + 1, x * 2], [["left", "right"], [None, 3]])
+
+
+def test_registered_containers_keep_their_fields(tmp_path: Path) -> None:
+    pytree.register_pytree_node(
+        Paired, lambda pair: (pair.parts, pair.names), Paired, serialized_type_name="tests.Paired"
+    )
+    try:
+        kiln.export(paired, (torch.ones(3),)).save(tmp_path / "p")
+        found = kiln.load_program(tmp_path / "p")(torch.ones(3))
+        assert isinstance(found, Paired) and found.names == [["left", "right"], [None, 3]]
+        assert_close(found.parts, paired(torch.ones(3)).parts)
+    finally:
+        pytree._deregister_pytree_node(Paired)
 
 
 # Hostile files.
@@ -291,7 +335,7 @@ def test_structures_come_back_from_their_form_in_files() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "context"), [(None, None), ("tests.Boxed", {1: 2}), ("tests.Boxed", [1, 2]), ("tests.Boxed", "ab")]
+    ("name", "context"), [(None, None), ("tests.Boxed", {1: 2}), ("tests.Boxed", [{1}]), ("tests.Boxed", 0.5)]
 )
 def test_structures_that_have_no_form_in_files(name: str | None, context: object) -> None:
     boxed = type("Boxed", (), {})

@@ -85,12 +85,6 @@ class Fields:
     def texts(self, name: str) -> tuple[str, ...]:
         return tuple([self._a_text(name, item) for item in self.items(name)])
 
-    def optional_texts(self, name: str) -> list[str] | None:
-        if self._data.get(name, 0) is None:
-            self.take(name)
-            return None
-        return list(self.texts(name))
-
     def _a_text(self, name: str, value: Json) -> str:
         if not isinstance(value, str):
             raise self.wrong(name, "a list of texts")

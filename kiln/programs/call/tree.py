@@ -85,18 +85,21 @@ class Tree:
             return {"type": PLAIN[self.type], "keys": list(self.keys), "children": children}
         registered = pytree.SUPPORTED_SERIALIZED_TYPES.get(self.type)
         name = registered.serialized_type_name if registered is not None else None
-        context = self.context
         # Classes that are registered without a name share one.
         unnamed = not isinstance(name, str) or name == pytree.NO_SERIALIZED_TYPE_NAME_FOUND
-        if unnamed or not isinstance(context, list | tuple | type(None)):
+        if unnamed or not is_json(self.context):
             raise NotSavable(place="a result or argument", type=self.type.__qualname__)
-        if not all(type(key) is str for key in context or ()):
-            raise NotSavable(place="a result or argument", type=self.type.__qualname__)
-        keys: Json = None if context is None else [str(key) for key in context]
-        return {"type": f"registered {name}", "keys": keys, "children": children}
+        return {"type": f"registered {name}", "keys": cast(Json, self.context), "children": children}
 
 
 LEAF = Tree()
+
+
+def is_json(value: object, depth: int = 0) -> bool:
+    """Whether a file gives it back, tuples as lists."""
+    if isinstance(value, list | tuple):
+        return depth < LARGEST_DEPTH and all(is_json(item, depth + 1) for item in value)
+    return value is None or type(value) in (str, int, bool)
 
 
 def flatten(value: object) -> tuple[Tree, list[object]]:
@@ -141,17 +144,18 @@ def tree_from_json(data: Json, depth: int = 0, *, plain: bool = False) -> Tree:
     if not name.startswith("registered "):
         raise DamagedProgram(problem=f"unknown container {name!r}")
     if plain:
-        names = fields.optional_texts("keys")
+        names = fields.take("keys")
         fields.finish()
-        if names is None or len(set(names)) != len(children):
-            return Tree(tuple, children)
-        return Tree(dict, children, tuple(names))
+        texts = tuple([key for key in names if isinstance(key, str)]) if isinstance(names, list) else ()
+        return Tree(dict, children, texts) if len(set(texts)) == len(texts) == len(children) else Tree(tuple, children)
     registered = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name.removeprefix("registered "))
     if registered is None or registered in PLAIN:
         problem = f"the class {name.removeprefix('registered ')!r} is not registered here; import its library first"
         raise DamagedProgram(problem=problem)
-    context = fields.optional_texts("keys")
+    context = fields.take("keys")
     fields.finish()
+    if not is_json(context):
+        raise DamagedProgram(problem=f"the class {name.removeprefix('registered ')!r} has fields of another kind")
     return Tree(registered, children, (), context)
 
 
