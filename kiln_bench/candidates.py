@@ -1,15 +1,20 @@
-"""What is compared: eager, torch.compile, Kiln."""
+"""What is compared: eager, torch.compile, Kiln; as exporters Kiln and torch.export with AOTInductor."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import final
+from pathlib import Path
+from typing import cast, final
 
 import torch
+from torch import nn
 
 import kiln.api as api
+from kiln.api.exporting import export
+from kiln.packages.loader import load_package
+from kiln.programs.program import Program
 from kiln.support.optional import load
 from kiln.support.records import dataclass
 from kiln_bench.models import Case
@@ -88,8 +93,38 @@ def _kiln_that_answers(answer: bool) -> Callable[[str | None], Candidate]:
     )
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class ExportCandidate:
+    """A way to make a program of a call, a package of the program, and a function of the package."""
+
+    export: Callable[[nn.Module, tuple[object, ...], dict[str, object]], object]
+    package: Callable[[object, Path], object]
+    load: Callable[[Path], Callable[..., object]]
+    suffix: str
+
+
+def _peer_package(program: object, path: Path) -> object:
+    return importlib.import_module("torch._inductor").aoti_compile_and_package(program, package_path=str(path))
+
+
+def _peer_load(path: Path) -> Callable[..., object]:
+    loaded: Callable[..., object] = importlib.import_module("torch._inductor").aoti_load_package(str(path))
+    return loaded
+
+
+EXPORTERS: Mapping[str, ExportCandidate] = {
+    "kiln": ExportCandidate(export, lambda program, path: cast(Program, program).package(path), load_package, "kiln"),
+    "torch": ExportCandidate(
+        lambda model, args, kwargs: torch.export.export(model, args, kwargs), _peer_package, _peer_load, "pt2"
+    ),
+}
+
+
 def candidate(name: str, mode: str | None) -> Candidate:
-    """Eager, or a compiler under a `mode` that both know."""
+    """Eager, or a compiler under a `mode` that both know; another name is one of Kiln's back ends."""
+    if name not in CANDIDATES:
+        return Candidate(lambda model: api.compile(model, backend=name), facts=_kiln_facts)
     return CANDIDATES[name](mode)
 
 

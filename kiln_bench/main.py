@@ -1,6 +1,7 @@
 """`python -m kiln bench`: the same model and inputs, in random order, in one run.
 
     python -m kiln bench --suite cpu --against eager,torch.compile --json out.json
+    python -m kiln bench --suite cpu --against onnxrt,openvino       # Kiln's capture, other compilers
     python -m kiln bench --suite cpu --train --models bert-base,gpt2,resnet50
     python -m kiln bench --suite cpu --train-step --models gpt2      # with AdamW, the whole step compiled
 
@@ -36,7 +37,9 @@ MODELS = ("cpu", "gpu", "micro")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--suite", choices=(*MODELS, *MEASURES), default="cpu")
-    parser.add_argument("--against", default="eager,torch.compile", help="comma list of eager, torch.compile")
+    parser.add_argument(
+        "--against", default="eager,torch.compile", help="comma list of torch.compile and Kiln's back ends"
+    )
     parser.add_argument("--train", action="store_true", help="training step: loss and all gradients")
     parser.add_argument("--train-step", action="store_true", help="the same with AdamW, compiled as a whole")
     parser.add_argument("--mode", choices=("default", "reduce-overhead"), default="default", help="of both compilers")
@@ -47,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--together", type=int, default=1, help="rows that are compiled at the same time")
     parser.add_argument("--no-first", action="store_true", help="skip the first-call processes")
     parser.add_argument("--shard", default="0/1", help="suite capture: every n-th model, 0/4 to 3/4")
+    parser.add_argument("--modes", default="eval,train,generate", help="suite capture: also export")
     parser.add_argument("--seconds", type=float, default=90.0, help="suite capture: time limit of a model")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)

@@ -7,13 +7,24 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from kiln.support.late import late
-from kiln_bench import bandwidth, compile_time, launch, overhead, products, reductions
+from kiln_bench import bandwidth, compile_time, exports, launch, overhead, products, reductions
 from kiln_bench.capture import main as capture
 
 
 def run_capture(given: argparse.Namespace, candidates: list[str]) -> int:
     models = set(filter(None, given.models.split(",")))
-    return capture.run(models, candidates, given.shard, given.threads, given.seconds, given.json)
+    return capture.run(
+        models, candidates, given.modes.split(","), given.shard, given.threads, given.seconds, given.json
+    )
+
+
+def run_export(given: argparse.Namespace, candidates: list[str]) -> int:
+    models = list(filter(None, given.models.split(",")))
+    return exports.run(models, given.threads, EXPORT_ROUNDS, given.pairs, given.json)
+
+
+EXPORT_ROUNDS = 3
+"""Exports of each row."""
 
 
 if TYPE_CHECKING:
@@ -27,6 +38,7 @@ MEASURES: Mapping[str, Callable[[argparse.Namespace, list[str]], int]] = {
     "capture": run_capture,
     "compile": lambda given, candidates: compile_time.run(given.threads, given.json),
     "distributed": lambda given, candidates: run_distributed(candidates, given.json),
+    "export": run_export,
     "launch": lambda given, candidates: launch.run(given.pairs, given.json),
     "overhead": lambda given, candidates: overhead.run(given.pairs, "torch.compile" in candidates, given.json),
     "products": lambda given, candidates: products.run(given.pairs, given.json),

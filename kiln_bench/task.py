@@ -6,9 +6,12 @@ from typing import Literal, TypedDict
 
 
 class Task(TypedDict, total=False):
-    """`first`: one candidate's first call with empty caches. `steady`: calls of all, in random order, and errors."""
+    """`first`: one candidate's first call with empty caches. `steady`: calls of all, in random order, and errors.
 
-    task: Literal["first", "steady"]
+    `export`: programs and packages, with `calls` of each package.
+    """
+
+    task: Literal["first", "steady", "export"]
     suite: str
     row: str
     train: bool
@@ -20,6 +23,8 @@ class Task(TypedDict, total=False):
     candidates: list[str]
     pairs: int
     seeds: int
+    small: bool
+    calls: int
 
 
 class Errors(TypedDict, total=False):
@@ -47,5 +52,15 @@ class Finding(TypedDict, total=False):
     answer: bool
     times: dict[str, list[float]]
     errors: dict[str, Errors]
+    failure: str
+    stderr: str
+
+
+class ExportFinding(TypedDict, total=False):
+    """Seconds of exports, packages and calls by exporter; errors of packages; why one, or the process, failed."""
+
+    times: dict[str, dict[str, list[float]]]
+    errors: dict[str, float]
+    failures: dict[str, str]
     failure: str
     stderr: str

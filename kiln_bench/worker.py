@@ -20,9 +20,11 @@ import torch
 
 from kiln_bench.accuracy import Seed, against_itself, compare, judge, worst_seed
 from kiln_bench.candidates import Candidate, candidate
+from kiln_bench.exports import measure_exports
 from kiln_bench.models import Case, build, in_float64
 from kiln_bench.suite import SuiteRow, load_suite
-from kiln_bench.task import Errors, Finding, Task
+from kiln_bench.task import Errors, ExportFinding, Finding, Task
+from kiln_bench.tiny import tiny
 
 T = TypeVar("T")
 SEEDS = (0, 1, 2, 3, 4)
@@ -195,7 +197,18 @@ def reference_of(case: Case) -> list[torch.Tensor]:
     return [tensor.double() if tensor.is_floating_point() else tensor for tensor in wide.run(wide.model)]
 
 
-TASKS: dict[str, Callable[[Task], Steps]] = {"first": measure_first, "steady": measure_steady}
+def measure_export(task: Task) -> Iterator[ExportFinding]:
+    """Programs and packages of a row, or of a small form of it."""
+    row = find_row(task)
+    case = build(tiny(row) if task["small"] else row, train=False, seed=0)
+    return measure_exports(case, task["pairs"], task["calls"])
+
+
+TASKS: dict[str, Callable[[Task], Iterator[Finding] | Iterator[ExportFinding]]] = {
+    "first": measure_first,
+    "steady": measure_steady,
+    "export": measure_export,
+}
 
 
 def main() -> None:

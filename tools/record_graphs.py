@@ -20,7 +20,7 @@ from kiln.graph.ir.parse import parse_graph
 from kiln.graph.ir.text import graph_text
 from kiln_bench.models import build
 from kiln_bench.suite import SuiteRow, load_suite
-from tests.models.tiny import tiny
+from kiln_bench.tiny import tiny
 
 STAGES = {"graph": "infer", "forward_graph": "forward", "backward_graph": "backward"}
 

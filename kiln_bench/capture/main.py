@@ -3,6 +3,7 @@
     python -m kiln bench --suite capture --models bert,qwen2_vl --json found.jsonl
     python -m kiln bench --suite capture --shard 0/8 --json found.jsonl            goes on where the file ends
     python -m kiln bench --suite capture --against torch.compile --models llava
+    python -m kiln bench --suite capture --modes export --against eager            programs in processes of their own
 
 Models have small random configs (`architectures.py`), a process and a time limit each. The table has shares by mode;
 below it stand the reasons of breaks and the differences, most frequent first.
@@ -28,12 +29,17 @@ from kiln_bench.capture.architectures import Architecture, architectures
 from kiln_bench.capture.trial import CaptureFinding, Mode, trials
 from kiln_bench.children import Tell, Work, in_children
 
-MODES: tuple[Mode, ...] = ("eval", "train", "generate")
 SHOWN = 40
 
 
 def run(
-    wanted: Collection[str], candidates: Sequence[str], shard: str, jobs: int, seconds: float, out: Path | None
+    wanted: Collection[str],
+    candidates: Sequence[str],
+    modes: Sequence[Mode],
+    shard: str,
+    jobs: int,
+    seconds: float,
+    out: Path | None,
 ) -> int:
     """Measure; the exit status is 1 if Kiln gives a wrong result or an error."""
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -44,7 +50,7 @@ def run(
     chosen = sorted([found for found in architectures() if is_wanted(found, wanted)], key=place_of)[part::parts]
     before = read(out) if out is not None and out.exists() else []
     done = {(found["name"], found["candidate"]) for found in before}
-    tasks = [task for task in tasks_of(chosen, candidates) if task[0] not in done]
+    tasks = [task for task in tasks_of(chosen, candidates, modes) if task[0] not in done]
     found = [*before, *measured(tasks, jobs, seconds, out)]
     print("\n".join(table(found)))
     return int(any([row["candidate"] == "kiln" and row["outcome"] in ("wrong", "error") for row in found]))
@@ -64,14 +70,14 @@ WAITING = 10
 Task = tuple[tuple[str, str], Work]
 
 
-def tasks_of(chosen: list[Architecture], candidates: Sequence[str]) -> Iterator[Task]:
+def tasks_of(chosen: list[Architecture], candidates: Sequence[str], modes: Sequence[Mode]) -> Iterator[Task]:
     for architecture in chosen:
         for candidate in candidates:
-            yield (architecture.title, candidate), functools.partial(tell_trials, architecture, candidate)
+            yield (architecture.title, candidate), functools.partial(tell_trials, architecture, candidate, modes)
 
 
-def tell_trials(architecture: Architecture, candidate: str, tell: Tell) -> None:
-    for found in trials(architecture, candidate, MODES):
+def tell_trials(architecture: Architecture, candidate: str, modes: Sequence[Mode], tell: Tell) -> None:
+    for found in trials(architecture, candidate, modes):
         tell(found)
 
 

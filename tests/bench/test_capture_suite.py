@@ -67,9 +67,9 @@ def test_tokens_stay_in_the_vocabulary() -> None:
 def test_an_architecture() -> None:
     bert = Architecture("bert", "BertForSequenceClassification", BertForSequenceClassification)
     assert bert.config_class is BertConfig
-    found = list(trials(bert, "kiln", ("eval", "train")))
-    assert [(row["mode"], row["outcome"], row["regions"], row["breaks"]) for row in found] == [
-        ("eval", "equal", 1, []), ("train", "equal", 1, []),
+    found = list(trials(bert, "kiln", ("eval", "train", "export")))
+    assert [(row["mode"], row["outcome"], row.get("regions"), row.get("breaks", [])) for row in found] == [
+        ("eval", "equal", 1, []), ("train", "equal", 1, []), ("export", "equal", None, []),
     ]  # fmt: skip
     lines = table(found)
     assert lines[1].split()[:7] == ["kiln", "eval", "1", "100.0", "%", "100.0", "%"]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 import kiln.api as api
-from kiln_bench.candidates import CANDIDATES, candidate
+from kiln_bench import exports
+from kiln_bench.candidates import CANDIDATES, EXPORTERS, candidate
+from kiln_bench.exports import ExportRow, measure_exports, summary
 from kiln_bench.main import chosen_rows
 from kiln_bench.models import Case
 from kiln_bench.results import Result, Score, is_wrong, rows_of
@@ -100,3 +103,27 @@ def test_a_model_that_a_suite_does_not_have() -> None:
     assert chosen_rows(rows, "") == list(rows)
     with pytest.raises(SystemExit, match="no model 'gtp2'; it has bert-base, "):
         chosen_rows(rows, "gpt2,gtp2")
+
+
+def test_programs_and_packages_are_timed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With Kiln in place of the peer, which takes long."""
+
+    def fail(*given: object) -> object:
+        raise ValueError("no program")
+
+    ours = EXPORTERS["kiln"]
+    monkeypatch.setattr(exports, "EXPORTERS", {"kiln": ours, "torch": ours})
+    case = Case(torch.nn.Linear(4, 2).eval(), (torch.ones(3, 4),), {}, train=False)
+    (found,) = measure_exports(case, 2, 3)
+    assert {kind: len(times["torch"]) for kind, times in found["times"].items()} == {
+        "export": 2,
+        "package": 1,
+        "call": 3,
+    }
+    assert max(found["errors"].values()) < 1e-5 and not found["failures"]
+    row = ExportRow("linear", found)
+    assert [line[28:36].strip() for line in row.lines()] == ["export", "package", "call", "errors"]
+    assert len(list(summary([row]))) == 3
+    monkeypatch.setattr(exports, "EXPORTERS", {"kiln": ours, "torch": replace(ours, export=fail)})
+    (found,) = measure_exports(case, 2, 3)
+    assert found["failures"] == {"torch": "ValueError: no program"} and list(found["errors"]) == ["kiln"]

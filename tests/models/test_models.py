@@ -17,8 +17,7 @@ from kiln.report import Report
 from kiln_bench.accuracy import Compared, compare, judge
 from kiln_bench.models import Case, build, in_float64
 from kiln_bench.suite import SuiteRow
-
-from .tiny import rows, tiny
+from kiln_bench.tiny import rows, tiny
 
 pytestmark = pytest.mark.models
 RUNS = [

@@ -9,11 +9,10 @@ from kiln.capture.interpreter.repeated_layers.repeat import call_repeatable
 from kiln.capture.interpreter.variables import module
 from kiln_bench.models import build
 from kiln_bench.suite import SuiteRow
+from kiln_bench.tiny import rows, tiny
 from tests.capture.conftest import Lab
 from tests.capture.test_repeated_layers import interpreted
 from tests.capture.texts import texts
-
-from .tiny import rows, tiny
 
 pytestmark = pytest.mark.models
 RUNS = [

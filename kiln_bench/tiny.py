@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from kiln_bench.suite import SuiteRow, load_suite
 
 ENCODER = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
-SETTINGS: Mapping[str, Mapping[str, Any]] = {
+SETTINGS: Mapping[str, Mapping[str, object]] = {
     "bert-base": {**ENCODER, "vocab_size": 100},
     "gpt2": {"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 100, "n_positions": 64, "bos_token_id": 0},
     "vit-b16": {**ENCODER, "image_size": 32, "patch_size": 8},
