@@ -10,7 +10,6 @@ Postdominators by the algorithm of Cooper, Harvey and Kennedy. Paths that raise 
 
 from __future__ import annotations
 
-import dis
 from collections.abc import Sequence
 
 from kiln.capture.bytecode.decode import ENDS, JUMPS, DecodedCode
@@ -39,30 +38,29 @@ def meeting_points(decoded: DecodedCode, jump: int, most: int) -> list[int]:
 
 
 def join_copied_returns(decoded: DecodedCode) -> None:
-    """CPython 3.12 copies a short `return` into each path that leads to it: the copies become jumps to the first.
+    """CPython 3.12 copies a short `return` into each path that leads to it: the copies become jumps to the last.
 
-    A copy has the positions in the source of what it copies, and begins with nothing of an expression on the stack.
+    A copy has the positions in the source of what it copies, so it is the same return with the same depth of the stack.
     """
     positions = list(decoded.code.co_positions())
-    first: dict[object, int] = {}
-    for end in range(len(decoded)):
-        if decoded.instruction(end).name not in RETURNS:
+    last: dict[object, int] = {}
+    for end in reversed(range(len(decoded))):
+        if decoded.raw(end).opname not in RETURNS:
             continue
-        known = first.setdefault(positions[decoded.facts.units[end]], end)
-        head, needed = None, 0
-        for back in range(min(known + 1, end - known)):
+        known = last.setdefault(positions[decoded.facts.units[end]], end)
+        head = None
+        for back in range(min(end + 1, known - end)):
             here, there = end - back, known - back
-            raw = decoded.raw(here)
             if decoded.handlers[here] is not None or decoded.handlers[there] is not None:
                 break
-            if raw[:2] != decoded.raw(there)[:2] or (back and decoded.instruction(here).name in JUMPS | ENDS):
+            if decoded.raw(here)[:2] != decoded.raw(there)[:2]:
                 break
             if positions[decoded.facts.units[here]] != positions[decoded.facts.units[there]]:
                 break
-            code = dis.opmap[raw.opname]
-            needed -= dis.stack_effect(code, raw.arg if code >= dis.HAVE_ARGUMENT else None)
-            head = back if needed == 0 else head
-        if known != end and head is not None:
+            if back and decoded.instruction(here).name in JUMPS | ENDS:
+                break
+            head = back
+        if head is not None:
             decoded.facts.copies[end - head] = known - head
             decoded.facts.instructions[end - head] = None
 
