@@ -98,6 +98,23 @@ def functional_forms() -> object:
     return [member.value for member in plain], repr(plain.B), integers.A + 1, integers(5).name
 
 
+DICT_OF_CLASS, MRO_OF_CLASS = (type.__dict__[name].__get__ for name in ("__dict__", "__mro__"))
+
+
+def attributes_read_statically() -> object:
+    class Base:
+        number: int = 4
+
+    class Meta(type):
+        pass
+
+    class Derived(Base, metaclass=Meta):
+        text = "x"
+
+    names = [kind.__name__ for kind in MRO_OF_CLASS(Derived)]
+    return names, DICT_OF_CLASS(Base)["number"], "number" in DICT_OF_CLASS(Derived), DICT_OF_CLASS(Derived)["text"]
+
+
 def enums_behind_a_break() -> object:
     class Kind(enum.Enum):
         A = 4

@@ -18,7 +18,17 @@ from typing import final
 
 from kiln.capture.interpreter.breaks import FrameInspection, UnsupportedAttribute, UnsupportedCall
 from kiln.capture.interpreter.builtins.functions import attribute, sort
-from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Codegen, Kwargs, Value, handles
+from kiln.capture.interpreter.core import (
+    NOT_RESUMABLE,
+    Args,
+    CallSite,
+    CaptureState,
+    Codegen,
+    Handler,
+    Kwargs,
+    Value,
+    handles,
+)
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.native_calls import natives
 from kiln.capture.interpreter.variables.classes import Class
@@ -285,6 +295,37 @@ def getframe(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if frame is None:
         raise FrameInspection(function="_getframe")
     return frame_object(s, frame)
+
+
+@handles(*filter(None, [getattr(sys, "_getframemodulename", None)]))
+def getframemodulename(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    """The module of the function that runs in the frame, from CPython 3.12 on."""
+    found = getframe(s, [*args, *kwargs.values()], {})
+    assert isinstance(found, FrameObject)
+    if found.frame.function is not None:
+        return found.frame.function.get_attr(s, "__module__")
+    return found.get_attr(s, "f_globals").get_item(s, s.const("__name__"))
+
+
+def field_of_class(name: str) -> Handler:
+    """`type.__dict__["__dict__"].__get__(cls)`, as which `inspect.getattr_static` reads a class."""
+
+    def read(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        cls = args[0]
+        if (
+            len(args) > 1
+            or not isinstance(cls, Class)
+            or s.classes.lookup(type(cls.cls), name) != (type, OF_CLASS[name])
+        ):
+            raise UnsupportedCall(function=f"{name} of `type`", why="its argument is no ordinary class")
+        return cls.get_attr(s, name)
+
+    return read
+
+
+OF_CLASS = {name: type.__dict__[name] for name in ("__dict__", "__mro__")}
+for _name, _descriptor in OF_CLASS.items():
+    handles(_descriptor.__get__)(field_of_class(_name))
 
 
 @handles(inspect.stack)
