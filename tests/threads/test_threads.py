@@ -6,7 +6,9 @@ import gc
 import random
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import kiln
+from kiln.capture.interpreter.variables import dtensor
 from kiln.support.gc_pause import GcPause
 
 
@@ -115,6 +118,16 @@ def stress(backend: str, calls: int, compiles: int) -> None:
 
 def test_one_thread_compiles_and_three_call() -> None:
     stress("eager", calls=60, compiles=20)
+
+
+def test_a_module_that_another_thread_is_importing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in `sys.modules`, but has no names yet."""
+    module = types.ModuleType(dtensor.TENSOR)
+    module.__spec__ = ModuleSpec(dtensor.TENSOR, None)
+    module.__spec__._initializing = True  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, dtensor.TENSOR, module)
+    compiled = kiln.compile(lambda x: torch.sin(x) + 3, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(torch.ones(2)), torch.sin(torch.ones(2)) + 3)
 
 
 @pytest.mark.slow

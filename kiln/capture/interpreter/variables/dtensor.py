@@ -378,10 +378,12 @@ def arrived(mode: InnerCalls, tensor: torch.Tensor) -> torch.Tensor:
 
 def register_dtensors() -> None:
     """Fill the tables, once the program has imported DTensor, which loads much."""
-    module, placements = sys.modules.get(TENSOR), sys.modules.get(PLACEMENTS)
-    if module is None or placements is None or module.DTensor in NATIVE_WRAPPERS:
+    module = sys.modules.get(TENSOR)
+    if module is None or getattr(module.__spec__, "_initializing", False):  # perhaps in another thread
         return
-    specs = sys.modules[f"{TENSOR}._dtensor_spec"]
+    if module.DTensor in NATIVE_WRAPPERS:
+        return
+    placements, specs = sys.modules[PLACEMENTS], sys.modules[f"{TENSOR}._dtensor_spec"]
     NATIVE_WRAPPERS[module.DTensor] = NativeWrapper(from_outside, dispatch, DTensorObject)
     names = (*PLACEMENT_CLASSES, "_StridedShard", "_MaskPartial")
     made = [getattr(placements, name) for name in names if hasattr(placements, name)]
