@@ -10,7 +10,7 @@ mode, or are recorded. Calls through which gradients are needed break, and so do
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from typing import final
 
 import torch
@@ -147,7 +147,7 @@ class AskedModes(DispatchMode):
         return result
 
 
-@cache
+@lru_cache(maxsize=256)
 def is_factory(op: OpOverload) -> bool:
     """`torch.ones_like` and the like, which have options of a new tensor."""
     return any(argument.name == "pin_memory" for argument in op._schema.arguments)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from typing import final
 
 import torch
@@ -117,7 +117,7 @@ class StopAtCall(TorchFunctionMode):
         raise Shown(func, types, args, kwargs)
 
 
-@cache
+@lru_cache(maxsize=1)
 def overridable() -> frozenset[object]:
     """The functions of torch that modes see."""
     found = [function for functions in get_overridable_functions().values() for function in functions]
