@@ -249,6 +249,8 @@ def test_two_arguments_that_become_one(inside: str) -> None:
 def test_gradients_through_what_was_computed_before(name: str) -> None:
     """An argument was computed from the one whose gradient is asked for, in front of the region."""
     program = GRADIENTS_FROM_BEFORE[name]
+    if name == "by name" and torch.__version__ < "2.13":
+        pytest.skip("torch.autograd.grad takes no dict yet")
     results = []
     for function in (program, kiln.compile(program)):
         x = torch.tensor([0.0, 1.0], requires_grad=True)

@@ -30,6 +30,7 @@ FakeCompiler = Callable[[str], Path]
 def fake_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCompiler]:
     """Installs a script as g++; returns the file to which it writes its process ids."""
     asked_toolchain.cache_clear()
+    monkeypatch.delenv("CXX", raising=False)  # it would come before g++
 
     def install(script: str) -> Path:
         (tmp_path / "bin").mkdir()
