@@ -1,18 +1,21 @@
-"""Random numbers of Python and NumPy that a compiled function draws in front of its region, in the program's order.
+"""Random numbers of Python, NumPy and `torch.Generator`s that a compiled function draws in front of its region.
+
+They are drawn in the program's order.
 
 draws = HostDraws((HostCall(random.uniform, (0, 1), (), NumberForm(float)),), ("random",))
-drawn = draws()                  (0.37, states of the generators before), or None: a result of another form
+drawn = draws(*generators)       (0.37, states of the generators before), or None: a result of another form
 draws.restore(drawn[-1])         as if nothing had been drawn
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias, final
 
 import torch
 
+from kiln.runtime.checked_region import restore_random_states
 from kiln.support.optional import load
 from kiln.support.records import dataclass
 
@@ -74,7 +77,16 @@ class SequenceForm:
     items: tuple[Form, ...]
 
 
-Form: TypeAlias = NumberForm | ArrayForm | ValueForm | SequenceForm
+@final
+@dataclass(frozen=True, slots=True)
+class TensorForm:
+    """A contiguous tensor on the CPU without a gradient."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+Form: TypeAlias = NumberForm | ArrayForm | TensorForm | ValueForm | SequenceForm
 
 
 def form_of(value: object, seen: tuple[object, ...] = ()) -> Form | None:
@@ -91,6 +103,9 @@ def form_of(value: object, seen: tuple[object, ...] = ()) -> Form | None:
         items = [form_of(item, (*seen, *changeable)) for item in value]  # type: ignore[attr-defined]
         found = tuple([item for item in items if item is not None])
         return SequenceForm(type(value), found) if len(found) == len(items) else None  # type: ignore[arg-type]
+    if type(value) is torch.Tensor:
+        plain = value.layout is torch.strided and value.device.type == "cpu" and not value.requires_grad
+        return TensorForm(value.dtype, tuple(value.shape)) if plain and value.is_contiguous() else None
     if numpy is None or not isinstance(value, numpy.ndarray | numpy.generic):
         return None
     array = value.__array__()
@@ -103,6 +118,9 @@ def leaves_of(value: object, form: Form) -> Iterator[Leaf]:
     match form:
         case NumberForm():
             yield value if isinstance(value, float) else torch.tensor(value, dtype=torch.int64, device="cpu")
+        case TensorForm():
+            assert isinstance(value, torch.Tensor)
+            yield value
         case ArrayForm():
             array = value.__array__()  # type: ignore[attr-defined]
             yield torch.from_numpy(array if array.flags.writeable else array.copy())
@@ -112,18 +130,38 @@ def leaves_of(value: object, form: Form) -> Iterator[Leaf]:
                 yield from leaves_of(item, inner)
 
 
+def filled(method: str, shape: tuple[int, ...], dtype: torch.dtype, *args: object, **kwargs: object) -> torch.Tensor:
+    """What `uniform_` and its like write to a contiguous tensor."""
+    made = torch.empty(shape, dtype=dtype, device="cpu")
+    return getattr(made, method)(*args, **kwargs)  # type: ignore[no-any-return]
+
+
+def seed_given(generator: torch.Generator, seed: int) -> None:
+    generator.manual_seed(seed)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class GivenGenerator:
+    """An argument of a call: the generator with this number among those that the compiled function is given."""
+
+    number: int
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class HostCall:
-    """A call with constant arguments, and the form of its result."""
+    """A call whose arguments are constants and generators, and the form of its result."""
 
     function: Callable[..., object]
     args: tuple[object, ...]
     kwargs: tuple[tuple[str, object], ...]
     form: Form
 
-    def run(self) -> object:
-        return self.function(*self.args, **dict(self.kwargs))
+    def run(self, given: Sequence[torch.Generator]) -> object:
+        args = [given[arg.number] if isinstance(arg, GivenGenerator) else arg for arg in self.args]
+        kwargs = {name: given[arg.number] if isinstance(arg, GivenGenerator) else arg for name, arg in self.kwargs}
+        return self.function(*args, **kwargs)
 
 
 @final
@@ -134,13 +172,19 @@ class HostDraws:
     calls: tuple[HostCall, ...]
     generators: tuple[str, ...]
 
-    def __call__(self) -> tuple[object, ...] | None:
-        """The leaves of all results, and the states before; None if one has another form or raises."""
-        states = tuple([GENERATORS[name][0]() for name in self.generators])
+    def __call__(self, *given: torch.Generator) -> tuple[object, ...] | None:
+        """The leaves of all results, and the states before; None if one has another form or raises.
+
+        torch's own generator is none that can be given: the region may draw from it too, in another order.
+        """
+        if any(generator is torch.default_generator for generator in given):
+            return None
+        named = tuple([GENERATORS[name][0]() for name in self.generators])
+        states = named, [(generator, generator.get_state()) for generator in given]
         leaves: list[object] = []
         try:
             for call in self.calls:
-                result = call.run()
+                result = call.run(given)
                 if form_of(result) != call.form:
                     self.restore(states)
                     return None
@@ -150,6 +194,8 @@ class HostDraws:
             return None
         return (*leaves, states)
 
-    def restore(self, states: tuple[State, ...]) -> None:
-        for name, state in zip(self.generators, states, strict=True):
+    def restore(self, states: tuple[tuple[State, ...], list[tuple[torch.Generator, torch.Tensor]]]) -> None:
+        named, given = states
+        for name, state in zip(self.generators, named, strict=True):
             GENERATORS[name][1](state)
+        restore_random_states(given)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import kiln
 
@@ -86,6 +87,82 @@ def test_one_graph(name: str) -> None:
 def test_kernels_take_what_is_drawn() -> None:
     compiled = kiln.compile(branch, options={"cache": False})
     assert_same_draws(compiled, branch, *[X] * 4)
+
+
+def noise(x: Tensor, g: torch.Generator) -> Tensor:
+    return x + torch.randn(x.shape, generator=g) * torch.rand(4, generator=g, dtype=torch.float64)
+
+
+def shuffled(x: Tensor, g: torch.Generator) -> tuple[Tensor, ...]:
+    order = torch.randperm(len(x), generator=g)
+    return x[order], order, torch.normal(1.0, 2.0, (3,), generator=g), torch.randint(5, (2,), generator=g)
+
+
+def filled(x: Tensor, g: torch.Generator) -> Tensor:
+    y = torch.empty(3, 4).uniform_(-1, 1, generator=g)
+    torch.nn.init.xavier_normal_(y[1:], generator=g)
+    return x.clone().bernoulli_(0.5, generator=g) + y[0] + y.exponential_(generator=g).sum(0)
+
+
+def seeded_anew(x: Tensor, g: torch.Generator) -> Tensor:
+    first = torch.rand(4, generator=g)
+    return x * first - torch.rand(4, generator=g.manual_seed(7)) * torch.rand(4)
+
+
+def returned(x: Tensor, g: torch.Generator) -> tuple[Tensor, Tensor]:
+    made = torch.rand(3, 4, generator=g)
+    return made, made.mul_(x[:1]).t()
+
+
+def by_values(x: Tensor, g: torch.Generator) -> Tensor:
+    return torch.rand(4, generator=g) + torch.bernoulli(x.sigmoid(), generator=g) * torch.multinomial(
+        x.exp(), 4, generator=g
+    )
+
+
+def on_a_side(x: Tensor, g: torch.Generator) -> Tensor:
+    if x.sum() > 0:
+        x = x * torch.rand(4, generator=g)
+    return x + torch.rand(4, generator=g)
+
+
+def in_a_transform(x: Tensor, g: torch.Generator) -> Tensor:
+    return torch.func.vmap(lambda row: row * torch.rand(4, generator=g), randomness="different")(x)
+
+
+def in_a_checkpoint(x: Tensor, g: torch.Generator) -> Tensor:
+    """The backward draws again."""
+    x = x.clone().requires_grad_()
+    y = checkpoint(lambda v: (v * torch.rand(4, generator=g)).sin(), x.cos(), use_reentrant=False)
+    return torch.autograd.grad(y.sum(), x)[0]
+
+
+OF_GENERATORS: dict[str, tuple[Callable[[Tensor, torch.Generator], Any], bool]] = {
+    "noise": (noise, True), "shuffled": (shuffled, True), "filled": (filled, True), "seeded": (seeded_anew, True),
+    "returned": (returned, True), "by values": (by_values, False), "on a side": (on_a_side, False),
+    "in a transform": (in_a_transform, False), "in a checkpoint": (in_a_checkpoint, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_GENERATORS)
+def test_generators_of_torch(name: str) -> None:
+    """Results and the state of the generator are eager's; torch's own one, given, keeps its order among all draws."""
+    program, is_whole = OF_GENERATORS[name]
+    compiled = kiln.compile(program, backend="eager", options={"cache": False, "random": "eager"})
+    mine, theirs = torch.Generator().manual_seed(5), torch.Generator().manual_seed(5)
+    for x in (X, -X, X, X[:2]):
+        torch.manual_seed(1)
+        expected = program(x, theirs)
+        torch.manual_seed(1)
+        torch.testing.assert_close(compiled(x, mine), expected, rtol=0, atol=0)
+        assert torch.equal(mine.get_state(), theirs.get_state())
+        if x is X:
+            report = kiln.report_of(compiled)
+            assert not is_whole or (not report.breaks and report.compiles == 1)
+    torch.manual_seed(2)
+    expected = program(X, torch.default_generator), torch.rand(2)
+    torch.manual_seed(2)
+    torch.testing.assert_close((compiled(X, torch.default_generator), torch.rand(2)), expected, rtol=0, atol=0)
 
 
 def of_varying_form(x: Tensor) -> Tensor:

@@ -517,7 +517,7 @@ def finish(
     leave = partial(write_leave, s, head, function.__code__)
     if (draws := s.part(Draws).plan()) is not None:
         assert callbacks.make_exit is not None, "random numbers are drawn where a side exit can be made"
-        write_draws(head, draws, s.part(Draws).leaves, callbacks.make_exit(function), function.__code__)
+        write_draws(head, writer, draws, s.part(Draws), callbacks.make_exit(function), function.__code__)
     check_read_numbers(s)
     if numbers := [*s.part(Speculations).numbers, *relations_of_computed(s)]:
         assert callbacks.make_exit is not None, "numbers are speculated on where a side exit can be made"

@@ -1,4 +1,4 @@
-"""Calls that draw from the random generators of Python and NumPy: made in front of the region at each call.
+"""Calls that draw from random generators of Python, NumPy and the program: made in front of the region at each call.
 
     def f(x):                                drawn = random.uniform(0.8, 1.2)
         x = x.relu()                   =>    return region(x, drawn)
@@ -7,6 +7,9 @@
 A function of the program that makes a result of several draws, such as a random mask, is called as a whole if it
 depends on its arguments alone and these are constants: the capture, which meets the draw in it, begins again. What is
 drawn in one call selects no code, apart from comparisons of floats, which are checked (`speculation.py`).
+
+A `torch.Generator` of the program is given to the calls that draw from it. What draws from torch's own generator stays
+in the graph. What draws by the values of a tensor, such as `multinomial`, breaks the graph if it is given a generator.
 """
 
 from __future__ import annotations
@@ -19,7 +22,10 @@ import random
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
+from functools import partial
 from typing import final
+
+import torch
 
 from kiln.capture.interpreter.breaks import AS_CONSTANT, GraphBreak, SideEffectCall
 from kiln.capture.interpreter.core import HANDLERS, Args, CaptureState, Handler, Kwargs, Value, handles, wraps
@@ -31,21 +37,26 @@ from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import Function, Outlined
 from kiln.capture.interpreter.variables.object import wrap_object
 from kiln.capture.interpreter.variables.sequence import List, Tuple
-from kiln.capture.interpreter.variables.tensor import RegionInputs, Symbolic, Tensor, record
+from kiln.capture.interpreter.variables.tensor import FILLS, Overrides, RegionInputs, Symbolic, Tensor, record
+from kiln.runtime.checked_region import restore_random_states
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import LocalSource, Source
 from kiln.runtime.host_draws import (
     GENERATORS,
     ArrayForm,
     Form,
+    GivenGenerator,
     HostCall,
     HostDraws,
     Leaf,
     SequenceForm,
     State,
+    TensorForm,
     ValueForm,
+    filled,
     form_of,
     leaves_of,
+    seed_given,
 )
 from kiln.support.optional import load
 from kiln.support.records import dataclass
@@ -97,6 +108,8 @@ class Draws:
     calls: list[HostCall] = field(default_factory=list)
     leaves: int = 0
     before: dict[str, State] = field(default_factory=dict)
+    given: dict[Source, torch.Generator] = field(default_factory=dict)
+    given_before: list[tuple[torch.Generator, torch.Tensor]] = field(default_factory=list)
 
     def plan(self) -> HostDraws | None:
         if not self.calls:
@@ -107,6 +120,7 @@ class Draws:
     def put_back(self) -> None:
         for name, state in self.before.items():
             GENERATORS[name][1](state)
+        restore_random_states(self.given_before[::-1])  # one may be given twice
 
 
 def drawing(name: str, function: Callable[..., object]) -> Handler:
@@ -152,7 +166,7 @@ def drawn(s: CaptureState, function: Callable[..., object], args: Args, kwargs: 
     found = s.part(Draws)
     found.before = found.before or {name: read() for name, (read, _) in GENERATORS.items()}
     try:
-        result = function(*plain, **dict(named))
+        result = HostCall(function, plain, named, ValueForm(None)).run(list(found.given.values()))
     except Exception:  # the program raises it where the call is made in Python
         return None
     form = form_of(result)
@@ -162,6 +176,54 @@ def drawn(s: CaptureState, function: Callable[..., object], args: Args, kwargs: 
     s.counters.unguarded += 1  # a repeated layer draws again
     found.calls.append(HostCall(function, plain, named, form))
     return value_of(s, form, iter(leaves))
+
+
+def drawing_from(function: Callable[..., object], target: Callable[..., object] | str) -> Handler:
+    """The handler of a function of torch, or of a method that fills a tensor: it may be given a generator."""
+
+    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        generator = kwargs.get("generator")
+        if generator is None or not is_own_generator(generator) or varies(s, [*args, *kwargs.values()]) or not once(s):
+            return record(s, target, args, kwargs)
+        if not isinstance(target, str):
+            return drawn(s, function, args, kwargs) or record(s, target, args, kwargs)
+        tensor = args[0]
+        assert isinstance(tensor, Tensor)
+        fake = tensor.fake
+        if fake.device.type != "cpu" or not all(type(size) is int for size in fake.shape) or not fake.is_contiguous():
+            return record(s, target, args, kwargs)
+        made = drawn(s, partial(filled, target, tuple(fake.shape), fake.dtype), args[1:], kwargs)
+        return record(s, target, args, kwargs) if made is None else record(s, "copy_", [tensor, made], {})
+
+    return handler
+
+
+def seed_own(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    """`generator.manual_seed(n)`, in order among what is drawn from it."""
+    plain = is_own_generator(args[0]) and not varies(s, [*args, *kwargs.values()]) and once(s)
+    if not plain or drawn(s, seed_given, args, kwargs) is None:
+        raise SideEffectCall(function="Generator.manual_seed", why="the generator starts anew")
+    return args[0]
+
+
+def once(s: CaptureState) -> bool:
+    """Whether a call here draws once: no checkpoint draws again, no `vmap` per sample, nobody sees or replaces it."""
+    overrides = s.part(Overrides)
+    seen = overrides.call is not None or overrides.under_modes is not None or s.function_modes
+    return not seen and not s.recorder.region and torch._C._functorch.maybe_current_level() is None
+
+
+def is_own_generator(value: Value) -> bool:
+    real = value.real()
+    own = type(real) is torch.Generator and real is not torch.default_generator and real.device.type == "cpu"
+    return own and value.source is not None
+
+
+def varies(s: CaptureState, values: list[Value]) -> bool:
+    """Whether a number is a symbol: what is drawn would have a form for each of its values."""
+    return any(
+        isinstance(value, Symbolic) or (isinstance(value, Tuple) and varies(s, value.items(s))) for value in values
+    )
 
 
 def chosen_from(s: CaptureState, value: Value) -> object:
@@ -174,6 +236,13 @@ def constant(s: CaptureState, value: Value) -> object:
     if any(real is owner for owner in OWNERS):
         s.guard(value.source, GuardKind.IS, s.reference(real))
         return real
+    if isinstance(real, torch.Generator) and value.source is not None:
+        s.guard_type(value)
+        found = s.part(Draws)
+        if value.source not in found.given:
+            found.given_before.append((real, real.get_state()))
+        found.given.setdefault(value.source, real)
+        return GivenGenerator(list(found.given).index(value.source))
     if isinstance(value, Tensor | TracedArray):
         raise value.unsupported(AS_CONSTANT, "it is a tensor")
     if isinstance(value, Tuple):
@@ -202,6 +271,8 @@ def value_of(s: CaptureState, form: Form, leaves: Iterator[Leaf]) -> Value:
     s.recorder.inputs[-1].is_drawn = True
     tensor = Tensor(fake, None)
     s.part(RegionInputs).by_fake[id(fake)] = tensor
+    if isinstance(form, TensorForm):
+        return tensor
     if isinstance(form, ArrayForm):
         return TracedArray(tensor, form.is_scalar)
     return record(s, "item", [tensor], {})
@@ -298,6 +369,11 @@ def register() -> None:
     for name, function in numpy_functions().items():
         wraps(type(function))(wrap_drawing)
         handles(function)(drawing(name, function))
+    for function in (torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal):
+        handles(function)(drawing_from(function, function))
+    handles(torch.Generator.manual_seed)(seed_own)
+    for name in FILLS:
+        handles(getattr(torch.Tensor, name))(drawing_from(filled, name))
 
 
 register()

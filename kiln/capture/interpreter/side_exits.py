@@ -17,6 +17,7 @@ from functools import partial
 from typing import final
 
 from kiln.capture.bytecode.assemble import Assembler, Label, TryBegin, TryEnd
+from kiln.capture.interpreter.codegen import CodeWriter, emit_source
 from kiln.capture.interpreter.core import CaptureState
 from kiln.capture.interpreter.data_values import has_lasting_effects
 from kiln.capture.interpreter.host_draws import DRAWN, Draws
@@ -78,17 +79,20 @@ def falling_back(head: Assembler, fallback: Fallback | None) -> Iterator[None]:
 
 
 def write_draws(
-    head: Assembler, draws: HostDraws, leaves: int, side_exit: Callable[..., object], code: types.CodeType
-) -> None:
+    head: Assembler, writer: CodeWriter, draws: HostDraws, found: Draws, side_exit: Callable[..., object],
+    code: types.CodeType,
+) -> None:  # fmt: skip
     """Draw in front of the region, or leave if what is drawn has another form."""
     head.const(draws)
-    head.call(0)
+    for source in found.given:
+        emit_source(head, source, writer)
+    head.call(len(found.given))
     head.op("COPY", 1)
     head.const(None)
     head.op("IS_OP", 0)
     exit_unless(head, partial(write_exit, head, side_exit, code), False)
-    head.op("UNPACK_SEQUENCE", leaves + 1)
-    for number in range(leaves + 1):
+    head.op("UNPACK_SEQUENCE", found.leaves + 1)
+    for number in range(found.leaves + 1):
         head.op("STORE_FAST", f"{DRAWN}{number}")
 
 

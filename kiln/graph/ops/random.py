@@ -3,7 +3,7 @@
     aten.bernoulli_.float(x, 0.9)     =>     random(distribution="bernoulli", params=(0.9,)), written to x
     aten.native_dropout(x, 0.1, True) =>     m = random(...) as bool;  (x * m / 0.9, m)
 
-A generator object breaks the graph.
+A generator object breaks the graph, unless the draw can be made in front of the region (`host_draws.py` of capture).
 """
 
 from __future__ import annotations

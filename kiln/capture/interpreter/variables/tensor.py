@@ -94,9 +94,11 @@ NUMBER_METHODS = names("item __int__ __float__ __index__")
 READ_METHODS = NUMBER_METHODS | names("tolist")
 VALUE_METHODS = PLAIN_METHODS | names("tolist __bool__ __array__ data_ptr untyped_storage storage")
 """They read values."""
+FILLS = names("uniform_ normal_ random_ exponential_ bernoulli_ cauchy_ log_normal_ geometric_")
+"""They draw what they write."""
 HANDLED_METHODS = {
     name: getattr(torch.Tensor, name)
-    for name in names("register_hook retain_grad requires_grad_ numpy as_subclass backward")
+    for name in names("register_hook retain_grad requires_grad_ numpy as_subclass backward") | FILLS
 }
 """Methods with a handler."""
 IN_PLACE = frozenset(
