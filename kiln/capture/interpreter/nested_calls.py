@@ -121,9 +121,9 @@ def taken_from_log(
         try:
             result = interpret()
         except GraphBreak as stop:
-            where = stop.at.text() if stop.at is not None else ""
+            where = f"at {stop.at.text()}, " if stop.at is not None else ""
             inner = stop.details.get("sides", "")
-            raise NotNested(f"at {where}, {str(inner).rpartition(': ')[2] or stop.reason}") from stop
+            raise NotNested(f"{where}{str(inner).rpartition(': ')[2] or stop.reason}") from stop
         except Raised as raised:
             raise NotNested("it raises an exception") from raised
     calls = tuple(recorder.calls[mark:])

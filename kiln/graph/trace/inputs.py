@@ -254,7 +254,7 @@ def refusal(real: torch.Tensor, subclass: bool) -> str:
     if torch._C._functorch.is_functorch_wrapped_tensor(real):
         return "it belongs to a function transform that has ended"
     if real.layout is not torch.strided or real.is_nested:
-        return f"its layout is {real.layout}"
+        return "it is a nested tensor" if real.is_nested else f"its layout is {real.layout}"
     if not subclass and type(real) not in (torch.Tensor, torch.nn.Parameter):
         return f"it is a {type(real).__qualname__}"
     if real.is_conj() or real.is_neg():
