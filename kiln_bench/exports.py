@@ -169,6 +169,7 @@ def summary(rows: Sequence[ExportRow]) -> Iterator[str]:
 
 def run(models: Sequence[str], threads: int, rounds: int, calls: int, json: Path | None) -> int:
     """Measure; the exit status is 1 if Kiln fails on a row."""
+    torch.set_num_threads(threads)
     rows = [row for row in load_suite("cpu").rows if row.variant in VARIANTS and (not models or row.name in models)]
     found: list[ExportRow] = []
     for small in (True, False):
@@ -177,7 +178,7 @@ def run(models: Sequence[str], threads: int, rounds: int, calls: int, json: Path
             print("\n".join(found[-1].lines()), flush=True)
     print("\n".join(summary(found)))
     if json is not None:
-        write_data(json, {"results": [{"row": row.title, **row.found} for row in found]})
+        write_data(json, {"exports": [{"row": row.title, **row.found} for row in found]})
     failed = [row for row in found if "kiln" not in row.found.get("errors", {})]
     return int(bool(failed))
 

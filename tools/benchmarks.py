@@ -229,11 +229,32 @@ def launch(run: Run) -> Iterator[str]:
     yield from table(["on the CPU", "us"], [[name, f"{cost:.2f}"] for name, cost in run.data["microseconds"].items()])
 
 
+EXPORTED = {"export": "torch.export", "package": "AOTInductor", "call": "AOTInductor"}
+
+
+def exports(run: Run) -> Iterator[str]:
+    """Seconds of Kiln and of the peer, and their quotient."""
+    yield run.source()
+    yield "CPU seconds of exports (medians of three) and packages (one, empty caches); a call is timed in wall time.\n"
+    head = ["model", *[name for kind, peer in EXPORTED.items() for name in (f"{kind}, s: Kiln", peer, "share")]]
+    body, shares = [], {kind: list[float]() for kind in EXPORTED}
+    for row in run.data["exports"]:
+        cells = [row["row"]]
+        for kind in EXPORTED:
+            ours, theirs = [median(row["times"][kind][name]) for name in ("kiln", "torch")]
+            shares[kind].append(ours / theirs)
+            cells += [f"{ours:.4f}", f"{theirs:.4f}", f"**{ours / theirs:.2f}**"]
+        body.append(cells)
+    means = [cell for kind in EXPORTED for cell in ("", "", f"**{geomean(shares[kind]):.2f}**")]
+    yield from table(head, [*body, ["mean", *means]])
+
+
 SECTIONS: dict[str, tuple[str, Callable[[Run], Iterator[str]]]] = {
     "cpu": ("CPU: inference in float32", models),
     "cpu-train": ("CPU: training step in float32 (loss and all gradients)", models),
     "cpu-micro": ("CPU: small patterns in float32", models),
     "compile": ("CPU: time of compiling", compile_time),
+    "export": ("CPU: programs and packages", exports),
     "overhead": ("CPU: entering compiled code", overhead),
     "gpu-infer": ("GPU: inference in bf16", models),
     "gpu-reduce-overhead": ("GPU: inference with CUDA graphs (`mode='reduce-overhead'`)", models),
