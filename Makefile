@@ -18,7 +18,7 @@ demo: build
 	$(PY) -m kiln demo
 
 test: build
-	$(PY) -m pytest tests --replay-plans
+	$(PY) -m pytest tests --replay-plans -n 2 --dist loadfile
 
 test-slow: build
 	$(PY) -m pytest tests -m slow

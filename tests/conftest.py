@@ -20,7 +20,8 @@ from tests.plans.recording import PlanRecording
 from tests.sanitize import options as sanitizers
 
 RECORDING = pytest.StashKey[PlanRecording]()
-REPLAYED = pytest.StashKey[str]()
+REPLAYED = pytest.StashKey[list[tuple[bool, str]]]()
+"""Of each process that ran tests: whether its plans ran alike without the compiler, and what was said of them."""
 os.environ.setdefault("KILN_OPTIONS", "cache=false")  # a test compiles; what an earlier run left on disk stays there
 
 
@@ -35,7 +36,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--sanitize"):
         sanitizers.enable()
-    if config.getoption("--replay-plans"):
+    hands_out = config.getoption("numprocesses", None) and not is_worker(config)
+    if config.getoption("--replay-plans") and not hands_out:
         recording = PlanRecording(Path(tempfile.mkdtemp(prefix="kiln-plans-")))
         config.stash[RECORDING] = recording
         OBSERVERS.append(recording)
@@ -47,20 +49,37 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         recording.paused = item.get_closest_marker("unrecorded") is not None
 
 
+def is_worker(config: pytest.Config) -> bool:
+    """Whether this is one of the processes of `pytest -n`."""
+    return hasattr(config, "workeroutput")
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    recording = session.config.stash.get(RECORDING, None)
-    if recording is None:
-        return
-    OBSERVERS.remove(recording)
-    right, session.config.stash[REPLAYED] = recording.replay()
-    shutil.rmtree(recording.folder, ignore_errors=True)
-    if not right:
+    config = session.config
+    recording = config.stash.get(RECORDING, None)
+    if recording is not None:
+        OBSERVERS.remove(recording)
+        replayed = recording.replay()
+        shutil.rmtree(recording.folder, ignore_errors=True)
+        if is_worker(config):
+            config.workeroutput["replayed"] = replayed
+        else:
+            config.stash[REPLAYED] = [replayed]
+    if any(not right for right, _ in config.stash.get(REPLAYED, [])):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """A process of `pytest -n` has ended; one that ended early has not replayed its plans."""
+    if node.config.getoption("--replay-plans"):
+        replayed = getattr(node, "workeroutput", {}).get("replayed", (False, f"no plans were replayed: {error}"))
+        node.config.stash.setdefault(REPLAYED, []).append(replayed)
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    if REPLAYED in config.stash:
-        terminalreporter.write_line(config.stash[REPLAYED])
+    for _, text in config.stash.get(REPLAYED, []):
+        terminalreporter.write_line(text)
 
 
 @pytest.fixture(autouse=True)

@@ -179,7 +179,7 @@ def test_an_index_that_changes() -> None:
         (lambda n, m: (n // 2 + 1, max(n, 5)), "(s0//2 + 1, max(s0, 5))"),
         (lambda n, m: (n**2 + 3,), "None"),
     ],
-    ids=str,
+    ids=("linear", "minimum", "halves", "square"),
 )
 def test_what_a_probe_finds(result: Callable[[int, int], tuple[int, ...]], expected: str) -> None:
     env = ShapeEnv()
