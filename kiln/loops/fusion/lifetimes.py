@@ -11,7 +11,7 @@ never freed. A buffer with a `base` is a view: it keeps the memory of its base a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import final
 
 from kiln.graph.prims.meta import has_repeated_elements
@@ -35,34 +35,56 @@ class ScheduledStep:
 
     def touched(self) -> tuple[str, ...]:
         """Names of all buffers that the step reads or writes."""
+        return (*self.named(), *self.overwriting)
+
+    def named(self) -> tuple[str, ...]:
+        """Those that it has among its arguments and results."""
         step = self.step
         if isinstance(step, KernelLaunch):
-            return (*step.args, *self.overwriting)
+            return step.args
         call = step.call if isinstance(step, NestedCall) else step
         made = (out.name for out in outs(call))
         return tuple(dict.fromkeys((*made, *call.mutates, *(arg.name for arg in buffer_args(call)))))
 
 
+def named_buffers(
+    steps: Sequence[ScheduledStep], results: Iterable[str], buffers: Mapping[str, Buffer]
+) -> frozenset[str]:
+    """Buffers that a step, or one of the `results` of the region, has under their own names, and what they lie in.
+
+    A result that is written over an argument is not among them where nothing else reads it, as the parameters of an
+    optimizer: the step writes to the argument.
+    """
+    found = {*results, *(name for scheduled in steps for name in scheduled.named())}
+    waiting = [*found]
+    while waiting:
+        buffer = buffers.get(waiting.pop())
+        if buffer is not None and buffer.base is not None and buffer.base not in found:
+            found.add(buffer.base)
+            waiting.append(buffer.base)
+    return frozenset(found)
+
+
 def allocations(
-    steps: Sequence[ScheduledStep], existing: frozenset[str], buffers: Mapping[str, Buffer]
+    steps: Sequence[ScheduledStep], existing: frozenset[str], named: frozenset[str], buffers: Mapping[str, Buffer]
 ) -> tuple[Allocation, ...]:
-    """Memory for every buffer that a kernel writes first; inputs and constants are `existing`."""
+    """Memory for every `named` buffer that a kernel writes first; inputs and constants are `existing`."""
     made, found = set(existing), []
     for position, scheduled in enumerate(steps):
         if not isinstance(scheduled.step, KernelLaunch):
             made.update(scheduled.touched())
             continue
         for name in scheduled.touched():
-            if name not in made:
+            if name not in made and name in named:
                 found.append(Allocation(buffers[name], position))
                 made.add(name)
     return tuple(found)
 
 
 def frees(
-    steps: Sequence[ScheduledStep], kept: frozenset[str], buffers: Mapping[str, Buffer]
+    steps: Sequence[ScheduledStep], kept: frozenset[str], named: frozenset[str], buffers: Mapping[str, Buffer]
 ) -> tuple[tuple[str, ...], ...]:
-    """For each step the buffers that nothing uses after it; `kept` outlive the region."""
+    """For each step the `named` buffers that nothing uses after it; `kept` outlive the region."""
     last: dict[str, int] = {}
     for position, scheduled in enumerate(steps):
         for name in scheduled.touched():
@@ -73,7 +95,7 @@ def frees(
                 below = buffers[below].base if below in buffers else None
     dead: list[list[str]] = [[] for _ in steps]
     for name, position in last.items():
-        if name not in kept and name in buffers:
+        if name not in kept and name in buffers and name in named:
             dead[position].append(name)
     return tuple(map(tuple, dead))
 

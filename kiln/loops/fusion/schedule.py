@@ -21,7 +21,7 @@ from kiln.loops.fusion.group import Group
 from kiln.loops.fusion.group_kernel import group_launch
 from kiln.loops.fusion.kernel_table import KernelTable
 from kiln.loops.fusion.library_calls import library_call
-from kiln.loops.fusion.lifetimes import LastUses, ScheduledStep, allocations, frees
+from kiln.loops.fusion.lifetimes import LastUses, ScheduledStep, allocations, frees, named_buffers
 from kiln.loops.fusion.overlap import overlapped
 from kiln.loops.fusion.scatter_kernel import copy_kernel, scatter_kernel
 from kiln.loops.kernel.analyses import kernel_reads
@@ -46,10 +46,13 @@ def schedule(program: LoopProgram, target: Target, events: EventSink) -> KernelP
         scheduled = overlapped(scheduled, buffers)
     steps = tuple(entry.step for entry in scheduled)
     _report(fused, steps, events)
-    dead = frees(scheduled, result_buffers(program) | given, buffers) if reuse else ((),) * len(scheduled)
     writes = [(target, target if memory_of(source, buffers) == target else source) for target, source in program.writes]
+    results = {output.buffer for output in program.outputs if output.buffer is not None}
+    results |= {source for target, source in writes if target != source}
+    named = named_buffers(scheduled, results, buffers)
+    dead = frees(scheduled, result_buffers(program) | given, named, buffers) if reuse else ((),) * len(scheduled)
     return KernelProgram(
-        program.name, program.inputs, program.constants, steps, allocations(scheduled, given, buffers),
+        program.name, program.inputs, program.constants, steps, allocations(scheduled, given, named, buffers),
         dead, program.outputs, tuple(writes), fused.not_fused,
     )  # fmt: skip
 
