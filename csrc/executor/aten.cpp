@@ -297,7 +297,9 @@ class BoxedCall final : public AtenCall {
     for (const c10::Argument& result : handle_.schema().returns()) {
       if (result.alias_info() != nullptr) memory_ = Memory::kAny;
     }
-    if (step.target.rfind("_c10d_functional.", 0) == 0) memory_ = Memory::kInFlight;
+    for (const char* library : {"_c10d_functional.", "kiln_c10d."}) {
+      if (step.target.rfind(library, 0) == 0) memory_ = Memory::kInFlight;
+    }
   }
 
   void run(const CallView& call) const override {

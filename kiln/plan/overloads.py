@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from kiln.plan import collective_operators
 from kiln.plan.errors import UnknownOperator
 
 
@@ -28,7 +29,7 @@ def find_overload(target: str) -> Any:
         raise UnknownOperator(target=target, problem=str(error)) from error
 
 
-COLLECTIVES = frozenset(("c10d", "_c10d_functional", "c10d_functional", "_dtensor"))
+COLLECTIVES = frozenset(("c10d", "_c10d_functional", "c10d_functional", "_dtensor", collective_operators.NAMESPACE))
 """Namespaces of operators that talk to other processes."""
 WAIT_TENSOR = "_c10d_functional.wait_tensor.default"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -234,28 +235,45 @@ def unused_results(rank: int, size: int) -> None:
 def breaks(rank: int, size: int) -> None:
     """What has no functional form runs eager between two regions."""
 
-    def program(x: torch.Tensor) -> torch.Tensor:
+    def program(x: torch.Tensor) -> Any:
         y = x @ x
         dist.all_reduce(y)
         y = y @ x
         dist.barrier()
-        if rank == 0:
-            dist.send(y, 1)
-        elif rank == 1:
-            dist.recv(y, 0)
-        return y @ x
+        said = [rank]
+        dist.broadcast_object_list(said, 0)
+        everything = [None] * size
+        dist.all_gather_object(everything, rank)
+        return y @ x, said, everything
 
     same(program, numbers(rank, 3, 3), whole=False)
 
 
 @case
 def strided_and_complex(rank: int, size: int) -> None:
-    def program(x: torch.Tensor) -> torch.Tensor:
-        y = x.clone()
+    def program(x: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y, u, w, v = x.clone(), x.t() * 2, z * 2, z @ z
         dist.all_reduce(y)
+        dist.all_reduce(u)
+        dist.broadcast(x.t(), 0)
+        dist.all_reduce(w)
+        dist.broadcast(v, 0)
+        return y, u @ x, w, v * w
+
+    complex_numbers = torch.complex(numbers(rank, 3, 3), numbers(rank, 3, 3))
+    same(program, numbers(rank, 3, 3), complex_numbers)
+
+
+@case
+def with_gaps(rank: int, size: int) -> None:
+    """Gloo reduces the memory of such a tensor as if it had none: eager does."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        dist.all_reduce(y[:, :2])
         return y
 
-    same(program, torch.complex(numbers(rank, 3), numbers(rank, 3)), whole=False)
+    same(program, numbers(rank, 3, 3), whole=False)
 
 
 @case
@@ -296,3 +314,67 @@ def errors(rank: int, size: int) -> None:
             except Exception as error:
                 kinds.append(type(error).__name__)
         assert kinds[0] == kinds[1] != "", (program.__name__, kinds)
+
+
+@case
+def messages(rank: int, size: int) -> None:
+    """Round a ring: sent and received, one after the other, asynchronous and in a batch."""
+    after, before = (rank + 1) % size, (rank - 1) % size
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y, z, u = torch.empty_like(x), torch.empty_like(x), torch.empty_like(x)
+        if rank % 2 == 0:
+            dist.send(x @ x, after)
+            assert dist.recv(y, before) == before
+        else:
+            assert dist.recv(y, src=before) == before
+            dist.send(x @ x, dst=after)
+        works = [dist.isend(y + 1, after, tag=3), dist.irecv(z, before, tag=3)]
+        w = y @ x
+        for work in works:
+            work.wait()
+        operations = [dist.P2POp(dist.isend, w, after), dist.P2POp(dist.irecv, u, before)]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        return y @ z, u
+
+    same(program, numbers(rank, 3, 3))
+
+
+@case
+def messages_under_way(rank: int, size: int) -> None:
+    """A region does not wait for a message at its end: the other rank may need what comes after it."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y, z = x @ x, torch.empty_like(x)
+        if rank == 0:
+            work = dist.irecv(z, 1)
+            dist.send(x, 1, tag=1)
+            time.sleep(0)  # breaks the graph
+            dist.send(y, 1)
+            work.wait()
+        elif rank == 1:
+            dist.recv(z, 0, tag=1)
+            time.sleep(0)  # breaks the graph
+            dist.recv(z, 0)
+            dist.send(z @ y, 0)
+        return z + 1
+
+    same(program, numbers(rank, 3, 3), whole=False)
+
+
+@case
+def to_and_from_one_rank(rank: int, size: int) -> None:
+    root = size - 1
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y, z = x @ x, torch.empty_like(x)
+        dist.reduce(y, root, op=dist.ReduceOp.MAX)
+        parts = [torch.empty_like(x) for _ in range(size)] if rank == root else None
+        dist.gather(x * 2, parts, dst=root)
+        dist.scatter(z, [part + 1 for part in parts] if parts else None, src=root)
+        taken = [torch.empty_like(x) for _ in range(size)]
+        dist.all_to_all(taken, [x + n for n in range(size)])
+        return y if rank == root else x, z @ x, sum(taken)
+
+    same(program, numbers(rank, 3, 3))

@@ -461,6 +461,8 @@ def attempt(
         stop = raised
     if (outside := break_before_modes(s)) is not None:
         raise outside
+    if (message := collectives.unfinished_message(s)) is not None:
+        raise message
     if (generator := suspended_generator(s)) is not None:
         why = "it leaves a generator suspended in a `try` or `with`"
         if stop is None:

@@ -19,11 +19,12 @@ from torch.nn.parallel import DistributedDataParallel
 from kiln.runtime.process_groups import EndedWork
 
 functional = torch.ops._c10d_functional
+own = torch.ops.kiln_c10d
 Group = dist.ProcessGroup | None
 
 
 def group_name(group: Group) -> str:
-    """Answered by a handler, as are the next four."""
+    """Answered by a handler, as are the next seven."""
     raise NotImplementedError
 
 
@@ -31,8 +32,14 @@ def group_size(group: Group) -> int:
     raise NotImplementedError
 
 
-def rank_of_source(group: Group, src: int | None, group_src: int | None) -> int:
+def rank_of(group: Group, rank: int | None, group_rank: int | None, return_global: bool = False) -> int:
     raise NotImplementedError
+
+
+def canonical_rank(
+    group: Group, global_rank: int | None = None, group_rank: int | None = None, return_global: bool = False
+) -> int:
+    return rank_of(group, global_rank, group_rank, return_global)
 
 
 def reduction(op: object, function: str) -> str:
@@ -45,6 +52,20 @@ def refuse(function: str, why: str) -> None:
     raise NotImplementedError
 
 
+def started(work: MessageWork) -> None:
+    """A message of the program is under way."""
+    raise NotImplementedError
+
+
+def ended(work: MessageWork) -> None:
+    raise NotImplementedError
+
+
+def is_coalesced(group: Group, tensor: torch.Tensor) -> bool:
+    """Whether a batch of messages has one work object."""
+    raise NotImplementedError
+
+
 def check(function: str, *tensors: torch.Tensor) -> None:
     """Torch refuses what is not contiguous; complex numbers are reduced as pairs."""
     for tensor in tensors:
@@ -52,6 +73,15 @@ def check(function: str, *tensors: torch.Tensor) -> None:
             refuse(function, "an argument is not a tensor")
         if tensor.is_complex() or not tensor.is_contiguous():
             refuse(function, "a tensor is complex or not contiguous")
+
+
+def check_dense(function: str, tensor: torch.Tensor) -> None:
+    """Torch sends the memory of a tensor as it lies: the dimensions may be permuted, without gaps."""
+    if not isinstance(tensor, torch.Tensor):
+        refuse(function, "an argument is not a tensor")
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    if not tensor.permute(order).is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        refuse(function, "a tensor has gaps or is a conjugate")
 
 
 def landed(target: torch.Tensor, result: torch.Tensor) -> None:
@@ -66,8 +96,29 @@ def work(async_op: bool) -> EndedWork | None:
 def all_reduce(
     tensor: torch.Tensor, op: object = dist.ReduceOp.SUM, group: Group = None, async_op: bool = False
 ) -> EndedWork | None:
-    check("all_reduce", tensor)
-    landed(tensor, functional.all_reduce.default(tensor.data, reduction(op, "all_reduce"), group_name(group)))
+    check_dense("all_reduce", tensor)
+    name = reduction(op, "all_reduce")
+    if tensor.is_complex() or not tensor.is_contiguous():
+        if tensor.is_complex() and name not in ("sum", "avg"):
+            refuse("all_reduce", "it has no order of complex numbers")
+        landed(tensor, own.changed.default("all_reduce", tensor.data, 0, name, group_name(group)))
+    else:
+        landed(tensor, functional.all_reduce.default(tensor.data, name, group_name(group)))
+    return work(async_op)
+
+
+def reduce(
+    tensor: torch.Tensor,
+    dst: int | None = None,
+    op: object = dist.ReduceOp.SUM,
+    group: Group = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> EndedWork | None:
+    """Other ranks than the destination get what the back end leaves there, as in eager."""
+    check_dense("reduce", tensor)
+    rank = rank_of(group, dst, group_dst)
+    landed(tensor, own.changed.default("reduce", tensor.data, rank, reduction(op, "reduce"), group_name(group)))
     return work(async_op)
 
 
@@ -78,9 +129,12 @@ def broadcast(
     async_op: bool = False,
     group_src: int | None = None,
 ) -> EndedWork | None:
-    check("broadcast", tensor)
-    source = rank_of_source(group, src, group_src)
-    landed(tensor, functional.broadcast.default(tensor.data, source, group_name(group)))
+    check_dense("broadcast", tensor)
+    source = rank_of(group, src, group_src)
+    if tensor.is_complex() or not tensor.is_contiguous():
+        landed(tensor, own.changed.default("broadcast", tensor.data, source, "", group_name(group)))
+    else:
+        landed(tensor, functional.broadcast.default(tensor.data, source, group_name(group)))
     return work(async_op)
 
 
@@ -169,6 +223,152 @@ def split_sizes(tensor: torch.Tensor, given: Sequence[int] | None, size: int) ->
     if len(rows) != size or sum(rows) != tensor.shape[0]:
         refuse("all_to_all_single", "the sizes of its parts do not fit the tensor")
     return rows
+
+
+def gather(
+    tensor: torch.Tensor,
+    gather_list: list[torch.Tensor] | None = None,
+    dst: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> EndedWork | None:
+    rank = rank_of(group, 0 if dst is None and group_dst is None else dst, group_dst)
+    targets = listed("gather", tensor, gather_list, rank == dist.get_rank(group), group_size(group))
+    exchanged("gather", targets, [tensor], rank, group)
+    return work(async_op)
+
+
+def scatter(
+    tensor: torch.Tensor,
+    scatter_list: list[torch.Tensor] | None = None,
+    src: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+) -> EndedWork | None:
+    rank = rank_of(group, 0 if src is None and group_src is None else src, group_src)
+    sent = listed("scatter", tensor, scatter_list, rank == dist.get_rank(group), group_size(group))
+    exchanged("scatter", [tensor], sent, rank, group)
+    return work(async_op)
+
+
+def all_to_all(
+    output_tensor_list: list[torch.Tensor],
+    input_tensor_list: list[torch.Tensor],
+    group: Group = None,
+    async_op: bool = False,
+) -> EndedWork | None:
+    check("all_to_all", *output_tensor_list, *input_tensor_list)
+    size, dtypes = group_size(group), {x.dtype for x in (*output_tensor_list, *input_tensor_list)}
+    if len(output_tensor_list) != size or len(input_tensor_list) != size or len(dtypes) != 1:
+        refuse("all_to_all", "the tensors do not fit each other")
+    exchanged("all_to_all", output_tensor_list, input_tensor_list, 0, group)
+    return work(async_op)
+
+
+def listed(
+    function: str, tensor: torch.Tensor, parts: list[torch.Tensor] | None, is_root: bool, size: int
+) -> list[torch.Tensor]:
+    """The tensors for each rank, which only the root has."""
+    found = list(parts) if parts else []
+    check(function, tensor, *found)
+    if len(found) != (size if is_root else 0):
+        refuse(function, "its list has not a tensor for each rank, on the root only")
+    if any(x.shape != tensor.shape or x.dtype is not tensor.dtype for x in found):
+        refuse(function, "the tensors do not fit each other")
+    return found
+
+
+def exchanged(function: str, targets: list[torch.Tensor], sent: list[torch.Tensor], rank: int, group: Group) -> None:
+    made = own.exchange.default(function, [x.data for x in targets], [x.data for x in sent], rank, group_name(group))
+    for result in made[len(targets) :]:
+        functional.wait_tensor.default(result)
+    for target, result in zip(targets, made, strict=False):
+        landed(target, result)
+
+
+class MessageWork:
+    """The work of `isend` and `irecv`, until `wait` is called: (target or None, what to wait for)."""
+
+    def __init__(self, parts: list[tuple[torch.Tensor | None, torch.Tensor]]) -> None:
+        self.parts = parts
+        started(self)
+
+    def wait(self, timeout: object = None) -> bool:
+        parts, self.parts = self.parts, []
+        for target, result in parts:
+            if target is None:
+                functional.wait_tensor.default(result)
+            else:
+                landed(target, result)
+        ended(self)
+        return True
+
+    def is_completed(self) -> bool:
+        if self.parts:
+            refuse("is_completed", "the answer depends on the other ranks")
+        return True
+
+    def is_success(self) -> bool:
+        return self.is_completed()
+
+
+def sent_to(
+    tensors: list[torch.Tensor], sends: list[bool], ranks: list[int], tags: list[int], batched: bool, group: Group
+) -> list[MessageWork]:
+    """The works of messages, one for all or one each."""
+    check("a message", *tensors)
+    buffers = [tensor.data for tensor in tensors]
+    codes = [int(send) for send in sends]
+    made = own.messages.default(buffers, codes, ranks, tags, int(batched), group_name(group))
+    parts = [(None if send else tensor, result) for tensor, send, result in zip(tensors, sends, made, strict=True)]
+    if batched and is_coalesced(group, tensors[0]):
+        return [MessageWork(parts)]
+    return [MessageWork([part]) for part in parts]
+
+
+def isend(
+    tensor: torch.Tensor, dst: int | None = None, group: Group = None, tag: int = 0, group_dst: int | None = None
+) -> MessageWork:
+    return sent_to([tensor], [True], [rank_of(group, dst, group_dst)], [tag], False, group)[0]
+
+
+def irecv(
+    tensor: torch.Tensor, src: int | None = None, group: Group = None, tag: int = 0, group_src: int | None = None
+) -> MessageWork:
+    if src is None and group_src is None:
+        refuse("irecv", "it receives from any rank")
+    return sent_to([tensor], [False], [rank_of(group, src, group_src)], [tag], False, group)[0]
+
+
+def send(
+    tensor: torch.Tensor, dst: int | None = None, group: Group = None, tag: int = 0, group_dst: int | None = None
+) -> None:
+    rank = rank_of(group, dst, group_dst)
+    if rank == dist.get_rank(group):
+        refuse("send", "it sends to its own rank")
+    sent_to([tensor], [True], [rank], [tag], False, group)[0].wait()
+
+
+def recv(
+    tensor: torch.Tensor, src: int | None = None, group: Group = None, tag: int = 0, group_src: int | None = None
+) -> int:
+    irecv(tensor, src, group, tag, group_src).wait()
+    return rank_of(group, src, group_src, True)
+
+
+def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> list[MessageWork]:
+    if not p2p_op_list or any(op.group is not p2p_op_list[0].group for op in p2p_op_list):
+        refuse("batch_isend_irecv", "its operations are not of one group")
+    return sent_to(
+        [op.tensor for op in p2p_op_list],
+        [op.op is dist.isend for op in p2p_op_list],
+        [op.group_peer for op in p2p_op_list],
+        [op.tag for op in p2p_op_list],
+        True,
+        p2p_op_list[0].group,
+    )
 
 
 def resolve_group(group: str | dist.ProcessGroup | DeviceMesh | tuple[DeviceMesh, int], tag: str = "") -> str:

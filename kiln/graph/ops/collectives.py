@@ -12,10 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.library import fresh
 from kiln.graph.ops.registry import Results, decompose
+from kiln.graph.prims.meta import preserved
 from kiln.plan.overloads import WAIT_TENSOR, is_collective
 from kiln.symbolic import Int
 from kiln.tensor.spec import TensorSpec
@@ -104,6 +107,41 @@ def reduce_scatter_coalesced(
 ) -> list[Node]:
     specs = [scattered(x, group_size) for x in inputs]
     return started_together(e, "reduce_scatter_tensor_coalesced", inputs, specs, reduce_op, group_size, group_name)
+
+
+@decompose("kiln_c10d.changed.default")
+def changed(e: Emit, function: str, x: Node, rank: int, op: str, group: str) -> Node:
+    options = function, x, rank, op, group
+    return e.library("kiln_c10d.changed.default", options, {}, preserved(e.oracle, x.tensor), opaque=True)
+
+
+@decompose("kiln_c10d.messages.default")
+def messages(
+    e: Emit,
+    tensors: Sequence[Node],
+    sends: Sequence[int],
+    ranks: Sequence[int],
+    tags: Sequence[int],
+    batched: int,
+    group: str,
+) -> list[Node]:
+    specs = [token(x) if send else fresh(x.tensor, x.tensor.sizes) for x, send in zip(tensors, sends, strict=True)]
+    options = tuple(sends), tuple(ranks), tuple(tags), batched, group
+    made = e.library("kiln_c10d.messages.default", (list(tensors), *options), {}, tuple(specs), opaque=True)
+    return [part for part in made if part is not None]
+
+
+@decompose("kiln_c10d.exchange.default")
+def exchange(e: Emit, function: str, like: Sequence[Node], sent: Sequence[Node], rank: int, group: str) -> list[Node]:
+    specs = [fresh(x.tensor, x.tensor.sizes) for x in like] or [token(sent[0])]
+    given = function, list(like), list(sent), rank, group
+    made = e.library("kiln_c10d.exchange.default", given, {}, tuple(specs), opaque=True)
+    return [part for part in made if part is not None]
+
+
+def token(x: Node) -> TensorSpec:
+    """What is waited for where nothing is received."""
+    return fresh(x.tensor, (0,), torch.uint8)
 
 
 @decompose(WAIT_TENSOR)

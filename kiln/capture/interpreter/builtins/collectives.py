@@ -3,6 +3,7 @@
 dist.get_rank()           a constant; the guard asks again
 dist.all_reduce(x)        `collective_polyfills.all_reduce`
 fc.all_reduce(x, ...)     its Python code is interpreted, as if torch were tracing it
+dist.isend(x, 1)          `collective_polyfills.isend`; breaks the graph if nothing waits before it ends
 dist.barrier()            breaks the graph: it orders effects, which come after the region
 """
 
@@ -10,19 +11,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Hashable
+from dataclasses import field
+from typing import final
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from kiln.capture.interpreter.breaks import UnsupportedCall
+from kiln.capture.interpreter.breaks import PastStep, UnsupportedCall
 from kiln.capture.interpreter.builtins.polyfilled import interpreted
 from kiln.capture.interpreter.core import HANDLERS, Args, CaptureState, Handler, Kwargs, Value, handles
+from kiln.capture.interpreter.data_values import past_step
+from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.process_group import ProcessGroupObject, asked, rank_in
 from kiln.runtime import process_groups
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.process_groups import Facts
+from kiln.support.records import dataclass
 
 if dist.is_available():
     import torch.distributed.distributed_c10d as c10d
@@ -31,8 +37,9 @@ if dist.is_available():
 
 AS_FUNCTIONAL = (
     "all_reduce", "broadcast", "all_gather_into_tensor", "all_gather", "reduce_scatter_tensor", "reduce_scatter",
-    "all_to_all_single",
+    "all_to_all_single", "all_to_all", "reduce", "gather", "scatter",
 )  # fmt: skip
+MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
 OTHER_NAMES = {
     "all_gather_single": "all_gather_into_tensor",
     "_all_gather_base": "all_gather_into_tensor",
@@ -64,16 +71,71 @@ def of_group(function: str, answer: Callable[[Facts], Value]) -> Handler:
     return handler
 
 
-def source_rank(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    """The rank in the group of the process that a broadcast begins at."""
-    group, src, group_src = args
-    given, in_group = src.constant(s), group_src.constant(s)
-    facts = facts_of(s, "broadcast", group)
+def rank_of(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    """The rank in a group, or with the last argument among all, from either of the two."""
+    group, rank, group_rank = args[:3]
+    given, in_group = [value.constant(s) for value in (rank, group_rank)]
+    wants_global = len(args) > 3 and args[3].constant(s)
+    function = "a collective"
+    facts = facts_of(s, function, group)
     if (given is None) == (in_group is None):
-        raise UnsupportedCall(function="broadcast", why="it takes either `src` or `group_src`")
-    if in_group is not None:
-        return Constant(in_group)
-    return Constant(c10d.get_group_rank(process_groups.process_group(facts[0]), given))  # type: ignore[arg-type]
+        raise UnsupportedCall(function=function, why="it takes either a rank among all or one in its group")
+    process_group = process_groups.process_group(facts[0])
+    try:
+        if in_group is None:
+            in_group = c10d.get_group_rank(process_group, given)  # type: ignore[arg-type]
+        return Constant(c10d.get_global_rank(process_group, in_group) if wants_global else in_group)
+    except ValueError as error:
+        raise UnsupportedCall(function=function, why=str(error)) from error
+
+
+@final
+@dataclass(eq=False)
+class Messages:
+    """Messages that nothing has waited for yet, and the calls that began them.
+
+    A region that ended with one would wait for it, and the other rank may wait for what this rank does next: the graph
+    breaks in front of the call.
+    """
+
+    call: PastStep | None = None
+    unfinished: list[tuple[Value, PastStep]] = field(default_factory=list)
+
+
+def message(polyfill: object) -> Handler:
+    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        s.part(Messages).call = past_step(running_frame(s))
+        return s.wrap(polyfill, None).call(s, args, kwargs)
+
+    return handler
+
+
+def started(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    messages = s.part(Messages)
+    assert messages.call is not None
+    messages.unfinished.append((args[0], messages.call))
+    return Constant(None)
+
+
+def ended(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    messages = s.part(Messages)
+    messages.unfinished = [row for row in messages.unfinished if row[0] is not args[0]]
+    return Constant(None)
+
+
+def unfinished_message(s: CaptureState) -> UnsupportedCall | None:
+    """The break in front of the first message that is under way where the region ends."""
+    for _, call in s.part(Messages).unfinished:
+        stop = UnsupportedCall(function="isend or irecv", why="its `wait` is not called before the graph ends")
+        return stop.before(call)
+    return None
+
+
+def is_coalesced(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    group, tensor = args
+    real = process_groups.process_group(facts_of(s, "batch_isend_irecv", group)[0])
+    device = tensor.get_attr(s, "device").constant(s)
+    return Constant(type(real) is dist.ProcessGroup and real._get_backend(device).supports_coalescing)
 
 
 REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
@@ -158,7 +220,11 @@ if dist.is_available():
     QUERIES: tuple[tuple[Hashable, Handler], ...] = (
         (polyfills.group_name, of_group("the collective", lambda facts: Constant(facts[0]))),
         (polyfills.group_size, SIZE),
-        (polyfills.rank_of_source, source_rank),
+        (polyfills.rank_of, rank_of),
+        (polyfills.started, started),
+        (polyfills.ended, ended),
+        (polyfills.is_coalesced, is_coalesced),
+        (c10d._canonicalize_group_rank, interpreted(polyfills.canonical_rank)),
         (polyfills.reduction, reduction),
         (polyfills.refuse, refuse),
         (c10d.get_world_size, SIZE),
@@ -176,5 +242,7 @@ if dist.is_available():
     for _name in (*AS_FUNCTIONAL, *OTHER_NAMES):
         if hasattr(c10d, _name):
             handles(getattr(c10d, _name))(interpreted(getattr(polyfills, OTHER_NAMES.get(_name, _name))))
+    for _name in MESSAGES:
+        handles(getattr(c10d, _name))(message(getattr(polyfills, _name)))
     if hasattr(torch._utils, "_maybe_view_chunk_cat"):
         handles(torch._utils._maybe_view_chunk_cat)(interpreted(polyfills.joined_chunks))
