@@ -28,3 +28,12 @@ def test_parts_of_rows_are_copied_by_one_kernel() -> None:
     for item, other in zip(kiln.compile(parts, fullgraph=True)(x, y), parts(x, y), strict=True):
         torch.testing.assert_close(item, other)
     assert kiln.explain(parts)(x, y).kernels == 1
+
+
+def test_a_result_in_a_larger_buffer_shares_no_kernel_with_one_written_over_an_argument() -> None:
+    def last_two(matrix: torch.Tensor, bias: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        first = matrix @ x + bias
+        return torch.cat([x, matrix @ first + bias])
+
+    matrix, bias, x = torch.randn(3, 3), torch.randn(3), torch.randn(3)
+    torch.testing.assert_close(kiln.compile(last_two)(matrix, bias, x), last_two(matrix, bias, x))

@@ -55,14 +55,18 @@ def group_key(
     """The key of a group, and the names of its buffers in the order of their numbers."""
     numbers, symbols = Numbering(), Numbering()
     members = tuple([_member_key(member, stored, numbers, symbols) for member in group.members])
-    specs = [buffers[name].spec for name in numbers.names()]
-    layouts = tuple([(spec.dtype, spec.sizes, spec.strides, spec.device) for spec in specs])
+    layouts = tuple([_layout_key(buffers[name]) for name in numbers.names()])
     space = tuple([(symbols(symbol), size) for symbol, size in group.sizes.items()])
     units = tuple(map(symbols, group.units))
     blocked = tuple([(symbols(symbol), size) for symbol, size in group.blocked.items()])
     landing = tuple([(numbers(result), numbers(argument)) for result, argument in memory.landing.items()])
     reused = tuple(map(numbers, memory.dying)), landing, tuple(sorted(map(numbers, memory.placed)))
     return (members, layouts, space, units, blocked, reused), numbers.names()
+
+
+def _layout_key(buffer: Buffer) -> Key:
+    spec = buffer.spec
+    return spec.dtype, spec.sizes, spec.strides, spec.device, buffer.is_part
 
 
 def _member_key(member: Member, stored: frozenset[str], names: Numbering, symbols: Numbering) -> Key:

@@ -23,8 +23,7 @@ def take_over(draft: KernelDraft) -> KernelDraft:
     """The draft with results written over its dying arguments."""
     overwrites: dict[str, str] = {}
     for result, number, index in _single_stores(draft):
-        buffer = draft.buffers[result]
-        if buffer.base is not None or buffer.spec.offset != 0 or result in draft.memory.placed:
+        if draft.buffers[result].is_part or result in draft.memory.placed:
             continue
         landing = draft.memory.landing.get(result)
         for name in draft.memory.dying if landing is None else (landing,):

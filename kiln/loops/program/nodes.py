@@ -31,6 +31,11 @@ class Buffer:
     spec: TensorSpec
     base: str | None = None
 
+    @property
+    def is_part(self) -> bool:
+        """Is its place in the memory of another buffer fixed?"""
+        return self.base is not None or self.spec.offset != 0
+
 
 class ReduceOp(Enum):
     """How two partial results combine; the values are the names of torch's functions."""
