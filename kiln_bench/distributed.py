@@ -1,16 +1,20 @@
 """`python -m kiln bench --suite distributed`: training a Llama on several ranks, in tokens per second of all of them.
 
     wrapper   ranks          eager  torch.compile           kiln  kiln/best efficiency
+    one           1          21700          27000          32000       1.19       1.00
     ddp           2          41200          52100          60800       1.17       0.95
 
-Wrappers: `ddp` of the compiled model, `fsdp` of compiled blocks, `tp` (columns and rows of the layers of each block).
-One process per GPU with NCCL, bf16; without GPUs two gloo processes and a tiny model, which shows that it runs. The
-loss after the last step is compared with eager's. Efficiency: Kiln's rate over that of one rank times the ranks.
+Wrappers: `one` (none, on one rank), `ddp` of the compiled model, `fsdp` of compiled blocks, `tp` (columns and rows of
+the layers of each block). `--models ddp,tp` measures these only. One process per GPU with NCCL, bf16, started by
+`torchrun`; without GPUs two gloo processes and a tiny model, which shows that it runs. The loss after the last step is
+compared with eager's. Efficiency: Kiln's rate over that of `one` times the ranks.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,7 +38,6 @@ from kiln_bench.candidates import candidate
 from kiln_bench.results import write_data
 
 Compile = Callable[[nn.Module], nn.Module]
-WRAPPERS = ("ddp", "fsdp", "tp")
 WARM, MEASURED = 4, 10
 """Steps."""
 
@@ -53,8 +56,8 @@ class Sizes:
     length: int
 
 
-LARGE = Sizes(2048, 5632, 16, 22, 32000, 4, 2048)
-"""1.2 billion parameters."""
+LARGE = Sizes(3072, 8192, 24, 9, 32000, 4, 2048)
+"""1.2 billion parameters, in few layers, so that torch.compile is done within the time limit."""
 TINY = Sizes(64, 128, 4, 2, 256, 2, 32)
 
 
@@ -105,6 +108,10 @@ class BenchLlama(nn.Module):
         return F.cross_entropy(scores, tokens[:, 1:].flatten())
 
 
+def one(model: BenchLlama, mesh: DeviceMesh, compile: Compile) -> nn.Module:
+    return compile(model)
+
+
 def ddp(model: BenchLlama, mesh: DeviceMesh, compile: Compile) -> nn.Module:
     return DistributedDataParallel(compile(model), gradient_as_bucket_view=True)
 
@@ -132,62 +139,93 @@ def tp(model: BenchLlama, mesh: DeviceMesh, compile: Compile) -> nn.Module:
     return model
 
 
-BUILD: Mapping[str, Callable[[BenchLlama, DeviceMesh, Compile], nn.Module]] = {"ddp": ddp, "fsdp": fsdp, "tp": tp}
+BUILD: Mapping[str, Callable[[BenchLlama, DeviceMesh, Compile], nn.Module]] = {
+    "one": one, "ddp": ddp, "fsdp": fsdp, "tp": tp,
+}  # fmt: skip
+Found = dict[str, float]
+"""`rate`, `loss`, `first` (seconds of the first step) and `peak` (bytes of GPU memory)."""
 
 
-def run(candidates: Sequence[str], json_path: Path | None) -> int:
-    """The table; fails if a loss differs from eager's."""
-    gpus = torch.cuda.device_count()
-    counts = sorted({1, gpus}) if gpus else [1, 2]
-    names, found, right = ["eager", *candidates], dict[str, object](), True
+def run(candidates: Sequence[str], wrappers: Sequence[str], limit: float, json_path: Path | None) -> int:
+    """The table; fails if a candidate fails, or a loss differs from eager's. `limit`: seconds of one candidate."""
+    ranks = torch.cuda.device_count() or 2
+    names, found, right = ["eager", *candidates], dict[str, dict[str, Found]](), True
     print(f"{'wrapper':9} {'ranks':>5} " + " ".join(f"{name:>14}" for name in names) + f" {'kiln/best':>10} efficiency")
-    alone: dict[str, float] = {}
-    for wrapper in WRAPPERS:
-        for ranks in counts:
-            rows = {name: on_ranks(wrapper, name, ranks) for name in names}
-            rates = {name: row["rate"] for name, row in rows.items()}
-            wanted = rows["eager"]["loss"]
-            right &= all(abs(row["loss"] - wanted) <= 0.02 * wanted for row in rows.values())
-            best = max(rate for name, rate in rates.items() if name != "kiln")
-            alone.setdefault(wrapper, rates["kiln"])
-            share = rates["kiln"] / alone[wrapper] / ranks
-            line = " ".join(f"{rate:14.0f}" for rate in rates.values())
-            print(f"{wrapper:9} {ranks:5} {line} {rates['kiln'] / best:10.2f} {share:10.2f}", flush=True)
-            found[f"{wrapper}/{ranks}"] = rows
-    if json_path is not None:
-        write_data(json_path, {"tokens_per_second": found})
-    print("losses agree" if right else "A LOSS DIFFERS")
+    for wrapper in wrappers or BUILD:
+        count = 1 if wrapper == "one" else ranks
+        rows: dict[str, Found] = {}
+        for name in names:
+            try:
+                rows[name] = on_ranks(wrapper, name, count, limit)
+            except RankFailure as failure:
+                print(f"{name}, {wrapper}: {failure}", file=sys.stderr, flush=True)
+            found[wrapper] = rows
+            if json_path is not None:
+                write_data(json_path, {"runs": found})
+        right &= len(rows) == len(names) and losses_agree(rows)
+        print(row_text(wrapper, count, names, rows, found.get("one", {})), flush=True)
+    print("losses agree" if right else "A LOSS DIFFERS, OR A CANDIDATE FAILED")
     return 0 if right else 1
 
 
-def on_ranks(wrapper: str, name: str, ranks: int) -> dict[str, float]:
+def losses_agree(rows: Mapping[str, Found]) -> bool:
+    wanted = rows["eager"]["loss"]
+    return all(abs(row["loss"] - wanted) <= 0.02 * wanted for row in rows.values())
+
+
+def row_text(
+    wrapper: str, ranks: int, names: Sequence[str], rows: Mapping[str, Found], alone: Mapping[str, Found]
+) -> str:
+    rates = {name: row["rate"] for name, row in rows.items()}
+    line = " ".join(f"{rates[name]:14.0f}" if name in rates else f"{'failed':>14}" for name in names)
+    kiln, others = rates.get("kiln"), [rate for name, rate in rates.items() if name != "kiln"]
+    share = f"{kiln / max(others):10.2f}" if kiln and others else f"{'':10}"
+    efficiency = f"{kiln / alone['kiln']['rate'] / ranks:10.2f}" if kiln and "kiln" in alone else ""
+    return f"{wrapper:9} {ranks:5} {line} {share} {efficiency}"
+
+
+class RankFailure(RuntimeError):
+    """A rank failed, or the time limit was reached."""
+
+
+def on_ranks(wrapper: str, name: str, ranks: int, limit: float) -> Found:
     """What rank 0 found, in fresh processes."""
     with tempfile.TemporaryDirectory() as folder:
-        started = [
-            subprocess.Popen([sys.executable, "-m", __spec__.name, wrapper, name, str(rank), str(ranks), folder])
-            for rank in range(ranks)
-        ]
-        codes = [process.wait() for process in started]
-        if any(codes):
-            raise RuntimeError(f"{name} on {wrapper}: the ranks ended with {codes}")
-        made: dict[str, float] = json.loads((Path(folder) / "found").read_text())
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m", __spec__.name]
+        with (Path(folder) / "errors").open("w+") as errors:
+            process = subprocess.Popen(
+                [sys.executable, *torchrun, wrapper, name, folder],
+                env={"OMP_NUM_THREADS": "1", **os.environ},
+                stderr=errors,
+                start_new_session=True,
+            )
+            try:
+                code = process.wait(limit)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise RankFailure(f"not done within {limit:.0f} s") from None
+            if code:
+                errors.seek(0)
+                raise RankFailure(f"status {code}\n{errors.read()[-4000:]}")
+        made: Found = json.loads((Path(folder) / "found").read_text())
         return made
 
 
-def measure(wrapper: str, name: str, rank: int, ranks: int, folder: str) -> None:
+def measure(wrapper: str, name: str, folder: str) -> None:
     """The median time of a step, as tokens of all ranks per second, and the last loss."""
     gpu = torch.cuda.is_available()
-    device = torch.device("cuda", rank) if gpu else torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpu else torch.device("cpu")
     if gpu:
         torch.cuda.set_device(device)
-    store = dist.FileStore(f"{folder}/store", ranks)  # type: ignore[attr-defined]
-    dist.init_process_group("nccl" if gpu else "gloo", store=store, rank=rank, world_size=ranks)
+    dist.init_process_group("nccl" if gpu else "gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
     sizes, dtype = (LARGE, torch.bfloat16) if gpu else (TINY, torch.float32)
     torch.manual_seed(0)
-    model = BenchLlama(sizes).to(device, dtype)
+    with device:
+        model = BenchLlama(sizes).to(dtype)
     compile = (lambda module: module) if name == "eager" else candidate(name, None).compile
     wrapped = BUILD[wrapper](model, init_device_mesh(device.type, (ranks,)), compile)  # type: ignore[arg-type]
-    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-4, foreach=wrapper != "tp")
+    optimizer = torch.optim.AdamW(parameter_groups(wrapped), lr=1e-4, foreach=True)
     torch.manual_seed(1 if wrapper == "tp" else 1 + rank)
     tokens = torch.randint(0, sizes.vocabulary, (sizes.batch, sizes.length), device=device)
     seconds, loss = list[float](), torch.zeros(())
@@ -203,11 +241,20 @@ def measure(wrapper: str, name: str, rank: int, ranks: int, folder: str) -> None
     if rank == 0:
         batches = 1 if wrapper == "tp" else ranks
         rate = tokens.numel() * batches / median(seconds[WARM:])
-        (Path(folder) / "found").write_text(json.dumps({"rate": rate, "loss": float(loss.detach())}))
+        peak = torch.cuda.max_memory_allocated() if gpu else 0
+        found: Found = {"rate": rate, "loss": float(loss.detach()), "first": seconds[0], "peak": peak}
+        (Path(folder) / "found").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
 
 
+def parameter_groups(model: nn.Module) -> list[dict[str, object]]:
+    """DTensors and plain tensors apart: no multi-tensor operator takes both."""
+    kinds: dict[type, list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        kinds.setdefault(type(parameter.data), []).append(parameter)
+    return [{"params": parameters} for parameters in kinds.values()]
+
+
 if __name__ == "__main__":
-    _, _wrapper, _name, _rank, _ranks, _folder = sys.argv
-    measure(_wrapper, _name, int(_rank), int(_ranks), _folder)
+    measure(*sys.argv[1:])

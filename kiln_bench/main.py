@@ -51,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-first", action="store_true", help="skip the first-call processes")
     parser.add_argument("--shard", default="0/1", help="suite capture: every n-th model, 0/4 to 3/4")
     parser.add_argument("--modes", default="eval,train,generate", help="suite capture: also export")
-    parser.add_argument("--seconds", type=float, default=90.0, help="suite capture: time limit of a model")
+    parser.add_argument(
+        "--seconds", type=float, default=90.0, help="suites capture and distributed: time limit of a model"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
 

@@ -37,7 +37,9 @@ MEASURES: Mapping[str, Callable[[argparse.Namespace, list[str]], int]] = {
     "bandwidth": lambda given, candidates: bandwidth.run(given.pairs, candidates, given.json),
     "capture": run_capture,
     "compile": lambda given, candidates: compile_time.run(given.threads, given.json),
-    "distributed": lambda given, candidates: run_distributed(candidates, given.json),
+    "distributed": lambda given, candidates: run_distributed(
+        candidates, [*filter(None, given.models.split(","))], given.seconds, given.json
+    ),
     "export": run_export,
     "launch": lambda given, candidates: launch.run(given.pairs, given.json),
     "overhead": lambda given, candidates: overhead.run(given.pairs, "torch.compile" in candidates, given.json),

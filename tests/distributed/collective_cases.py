@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
 
 import kiln
+from tests.distributed.ranks import exact
 
 CASES: dict[str, Callable[[int, int], None]] = {}
 
@@ -26,8 +27,8 @@ def same(program: Callable[..., Any], *args: object, whole: bool = True, runs: i
     for _ in range(runs):
         mine, theirs = [[arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args] for _ in range(2)]
         expected, found = program(*theirs), compiled(*mine)
-        torch.testing.assert_close(found, plain(expected), rtol=0, atol=0)
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+        torch.testing.assert_close(found, plain(expected), **exact())
+        torch.testing.assert_close(mine, theirs, **exact())
 
 
 def plain(value: Any) -> Any:
@@ -83,7 +84,7 @@ def a_work_object_leaves(rank: int, size: int) -> None:
     work.wait()
     found, made = kiln.compile(program)(y)
     assert made.wait() and made.is_completed()
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    torch.testing.assert_close(found, expected, **exact())
 
 
 @case
@@ -164,7 +165,7 @@ def groups(rank: int, size: int) -> None:
     compiled = kiln.compile(program, fullgraph=True)
     x = numbers(rank, size, size)
     for given in (group, None, dist.group.WORLD, group):
-        torch.testing.assert_close(compiled(x, given), program(x, given), rtol=0, atol=0)
+        torch.testing.assert_close(compiled(x, given), program(x, given), **exact())
 
 
 @case

@@ -16,6 +16,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional as F
 
 import kiln
+from tests.distributed.ranks import device_type
 
 CASES: dict[str, Callable[[int, int], None]] = {}
 Program = Callable[..., Any]
@@ -27,7 +28,7 @@ def case(function: Callable[[int, int], None]) -> Callable[[int, int], None]:
 
 
 def mesh(size: int) -> DeviceMesh:
-    return init_device_mesh("cpu", (size,))
+    return init_device_mesh(device_type(), (size,))
 
 
 def found(value: Any) -> Any:

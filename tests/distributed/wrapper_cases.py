@@ -17,6 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import kiln
+from tests.distributed.ranks import device_type
 
 CASES: dict[str, Callable[[int, int], None]] = {}
 Wrap = Callable[[nn.Module], nn.Module]
@@ -101,7 +102,7 @@ def sharded(model: nn.Module, **options: Any) -> nn.Module:
 
 
 def mesh() -> Any:
-    return init_device_mesh("cpu", (dist.get_world_size(),))
+    return init_device_mesh(device_type(), (dist.get_world_size(),))
 
 
 def tensor_parallel(model: nn.Module) -> nn.Module:
