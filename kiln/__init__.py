@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from kiln.api import KilnError as KilnError
     from kiln.api import Options as Options
     from kiln.api import compile as compile
+    from kiln.api import compile_backward as compile_backward
     from kiln.api import disable as disable
     from kiln.api import explain as explain
     from kiln.api import is_compiling as is_compiling
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 COMPILER = (
-    "KilnError", "Options", "compile", "disable", "explain", "is_compiling", "list_backends", "register_backend",
-    "replace_torch_compile", "report_of", "reset",
+    "KilnError", "Options", "compile", "compile_backward", "disable", "explain", "is_compiling", "list_backends",
+    "register_backend", "replace_torch_compile", "report_of", "reset",
 )  # fmt: skip
 PROGRAMS = ("Dim", "Examples", "Program", "analyze", "export", "load_program")
 PACKAGES = ("load",)

@@ -245,6 +245,13 @@ MAP = {
             "_with_held",
         ),
         ("When is the backward compiled?", "kiln/pipeline/backward.py", "BackwardCompiler"),
+        ("How is a backward of eager code compiled?", "kiln/pipeline/eager_backward/session.py", "BackwardSession"),
+        (
+            "Which nodes of autograd's graph stay with torch's engine?",
+            "kiln/pipeline/eager_backward/structure.py",
+            "read_structure",
+        ),
+        ("Where is a compiled node put into autograd's graph?", "csrc/executor/autograd_graph.cpp", "splice"),
         ("How does `create_graph=True` work?", "kiln/runtime/eager_replay.py", "EagerReplay"),
         ("Why did the cache miss?", "kiln/runtime/cache/key_builder.py", "explain_miss"),
         ("What is in the key of a stored variant?", "kiln/pipeline/compile_key.py", "compile_key"),

@@ -5,9 +5,10 @@
 
 namespace kiln {
 
-// False: a Python error is set. The last one adds the functions on lent results, too.
+// False: a Python error is set. `add_graph_replay_type` adds the functions on lent results, too.
 bool add_executor_type(PyObject* module);
 bool add_region_type(PyObject* module);
 bool add_graph_replay_type(PyObject* module);
+bool add_autograd_graph_type(PyObject* module);
 
 }  // namespace kiln

@@ -128,7 +128,7 @@ def _compile(
     known: SharedDispatchers,
 ) -> object:
     """`model` compiled; it shares the sessions of equal modules among `known`."""
-    make_session = functools.partial(_new_session, _name(model), options, backend, fullgraph)
+    make_session = functools.partial(new_session, _name(model), options, backend, fullgraph)
 
     def shared(owner: nn.Module | Optimizer, function: types.FunctionType) -> Dispatcher:
         settings = _settings(options, backend, fullgraph)
@@ -155,7 +155,7 @@ def compile_graph(
 ) -> Callable[..., object]:
     """The `forward` of a graph that another capture made; `symbolic` names the inputs that change."""
     _ = module.code  # a lazy graph module writes its `forward` when it is asked for the text
-    session = _new_session(name, options, None, fullgraph=False)
+    session = new_session(name, options, None, fullgraph=False)
     session.captures = False
     session.seen.add_symbolic(symbolic)
     return cast(Callable[..., object], _wrap(module.forward, session))
@@ -169,7 +169,7 @@ def _settings(options: Options, backend: Backend | None, fullgraph: bool) -> Ses
     return SessionSettings(options, backend, fullgraph, target, Path(dump) if dump else None)
 
 
-def _new_session(name: str, options: Options, backend: Backend | None, fullgraph: bool) -> CompileSession:
+def new_session(name: str, options: Options, backend: Backend | None, fullgraph: bool) -> CompileSession:
     settings, events = _settings(options, backend, fullgraph), EventSink()
     session, report = CompileSession(name, settings, events), Report(name)
     events.listen(report.record)
@@ -311,7 +311,7 @@ def follow_torch_reset() -> None:
 
 def rebuild(function: types.FunctionType, options: Options, backend: Backend | None, fullgraph: bool) -> Dispatcher:
     """The compiled function that was pickled in another process."""
-    return _function(function, _new_session(_name(function), options, backend, fullgraph))
+    return _function(function, new_session(_name(function), options, backend, fullgraph))
 
 
 follow_torch_reset()

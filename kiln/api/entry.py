@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from kiln.native import problem
 
 if TYPE_CHECKING or not problem():
+    from kiln.api.backward import compile_backward
     from kiln.api.compiler import (
         compile,
         compile_graph,
@@ -19,6 +20,7 @@ if TYPE_CHECKING or not problem():
 else:
     from kiln.api.without_native import (
         compile,
+        compile_backward,
         compile_graph,
         disable,
         explain,
@@ -30,6 +32,6 @@ else:
     )
 
 __all__ = [
-    "compile", "compile_graph", "disable", "explain", "is_compiling", "keep_reports", "report_of", "reset",
-    "session_of",
+    "compile", "compile_backward", "compile_graph", "disable", "explain", "is_compiling", "keep_reports", "report_of",
+    "reset", "session_of",
 ]  # fmt: skip

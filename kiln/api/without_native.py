@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -25,6 +26,7 @@ from kiln.support.options import Options
 __all__ = [
     "analyze",
     "compile",
+    "compile_backward",
     "disable",
     "explain",
     "export",
@@ -65,6 +67,19 @@ def compile(
     if not disable:
         warn_once()
     return model
+
+
+def compile_backward(
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    mode: str | None = None,
+    options: Mapping[str, object] | None = None,
+) -> AbstractContextManager[None]:
+    """A context that changes nothing. Raises KilnError for a wrong argument."""
+    check_arguments(fullgraph, dynamic, "kiln", mode, options, disable=False)
+    warn_once()
+    return nullcontext()
 
 
 def compile_graph(

@@ -58,6 +58,31 @@ class Region:
     @property
     def name(self) -> str: ...
 
+@final
+class AutogradGraph:
+    """What a backward from `roots` runs (with `wanted`: for the gradients of these), in the engine's order."""
+
+    def __new__(cls, roots: tuple[torch.Tensor, ...], wanted: tuple[torch.Tensor, ...]) -> AutogradGraph: ...
+    @property
+    def nodes(self) -> tuple[object, ...]:
+        """As `grad_fn` and `next_functions` give them; those that accumulate come last."""
+    @property
+    def roots(self) -> tuple[tuple[int, int], ...]:
+        """The node of each root, and its input; -1 where the backward does not run it."""
+    @property
+    def structure(self) -> bytes:
+        """Edges, layouts of gradients and observers: equal for equal graphs."""
+    @property
+    def observed(self) -> tuple[bool, ...]:
+        """For each node whether something besides autograd sees its gradients, or they are no plain tensors."""
+    def splice(self, segments: tuple[tuple[object, ...], ...], /) -> tuple[tuple[object, int] | None, ...]:
+        """Put a node in the place of each segment (members, slots, targets, prepare); where the roots lead then.
+
+        `prepare(tangents, needed, releases)` returns a plan and its inputs, numbers for tangents.
+        """
+    def restore(self) -> None:
+        """Undo `splice`."""
+
 def is_observed_leaf(tensor: torch.Tensor, /) -> bool:
     """Whether a hook is registered on the node that accumulates the tensor's gradient (as DDP does)."""
 

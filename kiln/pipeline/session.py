@@ -189,6 +189,8 @@ class CompileSession:
         """Whether Kiln itself reads the program: behind torch.compile it compiles the graphs of another capture."""
         self.clock: Clock = time.perf_counter
         """Times compiled and eager calls."""
+        self.resets = 0
+        """How often `reset` was called."""
         self.report: Callable[[], object] | None = None
         """Gives the report; what is compiled has it as a method."""
 
@@ -201,6 +203,7 @@ class CompileSession:
     def reset(self) -> None:
         """Forget all variants and all seen inputs."""
         with self._lock:
+            self.resets += 1
             self.seen.clear()
             self.budget = self._new_budget()
             self._warned.clear()
@@ -313,8 +316,9 @@ class CompileSession:
         return ranks.compiled(function.__qualname__, key, load, compile_here, lambda: stored.outcome)
 
     def _compile(self, dispatcher: Dispatcher, arguments: Arguments) -> Entry | None:
+        context = self.context(original_of(dispatcher).__qualname__)
         return compile_variant(
-            *(dispatcher, arguments, self._context(original_of(dispatcher)), self.settings.backend, self.seen),
+            *(dispatcher, arguments, context, self.settings.backend, self.seen),
             *(shared_resumes(dispatcher, self.dispatcher), self._side_exit_maker(dispatcher)),
             fullgraph=self.settings.fullgraph,
             stored=self.stored,
@@ -328,7 +332,7 @@ class CompileSession:
         if self.stored is None:
             return None
         function = original_of(dispatcher)
-        context = self._context(function)
+        context = self.context(function.__qualname__)
         resumes: list[Dispatcher] = []
         makers = Makers(
             part=lambda data: load_part(data, context),
@@ -345,8 +349,9 @@ class CompileSession:
             self.seen.merge(entry.info.seen)
         return entry
 
-    def _context(self, function: FunctionType) -> CompileContext:
-        dump = Dump(self.settings.dump_folder, function.__qualname__)
+    def context(self, name: str) -> CompileContext:
+        """What the stages of a compile get; `name`: of the function, for dumps."""
+        dump = Dump(self.settings.dump_folder, name)
         host = target_for(self.settings.options, self.settings.target)
         return CompileContext(
             *(self.settings.options, host, host, self.events, dump, self.store),

@@ -1,0 +1,202 @@
+"""Compiled backwards of eager code, by the structure of autograd's graph.
+
+    programs.find(graph) -> a program: what autograd's graph is cut into, and the plans of its segments
+    program.rows(structure)            what `AutogradGraph.splice` takes: one call of each is one backward
+
+A plan belongs to the tangents that arrive and the gradients that are needed; it is compiled before the engine starts
+for all of them, and when others are met, while the engine runs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+from dataclasses import field, replace
+from typing import TypeVar, final
+
+import torch
+
+from kiln.graph.ir.text import graph_text
+from kiln.graph.trace import Recorder
+from kiln.pipeline.captured import eager_kernels
+from kiln.pipeline.compile_key import compile_key
+from kiln.pipeline.compiled_plan import compile_plan
+from kiln.pipeline.context import CompileContext
+from kiln.pipeline.eager_backward.record import NodeRefused, Recorded, record, run_nodes
+from kiln.pipeline.eager_backward.segments import Place, Segment, cut
+from kiln.pipeline.eager_backward.structure import Structure
+from kiln.pipeline.stages import graph_to_plan
+from kiln.plan.arena import with_donations
+from kiln.runtime.cache.store import content_key
+from kiln.runtime.executor import Executable
+from kiln.runtime.loader import load_plan
+from kiln.runtime.variant import UNREADABLE
+from kiln.support.gc_pause import GC_PAUSE
+from kiln.support.records import dataclass
+from kiln.symbolic import ShapeEnv
+from kiln.symbolic.reference import prove
+
+Mask = tuple[bool, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SegmentPlan:
+    """`inputs` as in `Recorded`; the plan returns a gradient or None for each target."""
+
+    run: Callable[..., Sequence[object]]
+    inputs: tuple[int, ...]
+
+
+@final
+@dataclass(slots=True)
+class CutGraph:
+    """`plans`: for each segment, by (tangents that arrive, gradients that are needed)."""
+
+    segments: list[Segment]
+    eager: tuple[str, ...]
+    plans: list[dict[tuple[Mask, Mask], SegmentPlan]] = field(default_factory=list)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """All compiled backwards of a session. `refused`: nodes that could not be recorded, by key and number."""
+
+    context: CompileContext
+    known: dict[Hashable, CutGraph] = field(default_factory=dict)
+    refused: dict[Hashable, dict[int, str]] = field(default_factory=dict)
+
+    def make(self, key: Hashable, structure: Structure, roots: Sequence[Place]) -> CutGraph:
+        """Compile a backward; nodes that cannot be recorded stay eager."""
+        refused = self.refused.setdefault(key, {})
+        with GC_PAUSE():
+            while True:
+                eager = tuple([refused.get(number, reason) for number, reason in enumerate(structure.eager)])
+                program = CutGraph(cut(structure.nodes, eager, roots), eager)
+                try:
+                    for segment in program.segments:
+                        masks = (True,) * len(segment.slots), (True,) * len(segment.targets)
+                        program.plans.append({masks: self.compile(structure, segment, *masks)})
+                except NodeRefused as problem:
+                    refused[problem.number] = problem.reason
+                    continue
+                self.known[key] = program
+                return program
+
+    def keep_eager(self, key: Hashable, structure: Structure, reason: str) -> CutGraph:
+        """A backward that the engine runs as it is."""
+        found = self.known[key] = CutGraph([], (reason,) * len(structure.nodes))
+        return found
+
+    def compile(self, structure: Structure, segment: Segment, given: Mask, needed: Mask) -> SegmentPlan:
+        """Raises NodeRefused."""
+        context = self.context
+        kernels = eager_kernels(context.options)
+        with context.events.stage("trace"):
+            recorder = Recorder(env=ShapeEnv(prover=prove), events=context.events, kernels=kernels)
+            recorded = record(recorder, structure, segment, given, needed)
+        executable = self.load_or_compile(recorded)
+        numbers = iter(range(sum(recorded.present)))
+        order = tuple([next(numbers) if there else None for there in recorded.present])
+        return SegmentPlan(in_places(executable, order), recorded.inputs)
+
+    def load_or_compile(self, recorded: Recorded) -> Executable:
+        trace, context = recorded.trace, self.context
+        key = ""
+        if context.options.cache:
+            settings = compile_key("eager backward", context.options, context.host).digest()
+            saved = repr([number < 0 for number in recorded.inputs])
+            key = content_key(settings, graph_text(trace.graph), saved, *sorted(trace.constants))
+            stored = context.store.get("backward", key)
+            if stored is not None:
+                with suppress(*UNREADABLE):  # damaged, or written by another version
+                    return load_plan(stored, context.graphs, standalone=False)
+        context.events.emit("region")
+        context.dump.write("graph", lambda: graph_text(trace.graph))
+        plan = graph_to_plan(trace.graph, replace(context, env=None), "backward")
+        plan = with_donations(plan, [slot for slot, number in enumerate(recorded.inputs) if number < 0])
+        compiled = compile_plan(plan, trace.constants, context, range(len(plan.inputs)))
+        if key:
+            context.store.put("backward", key, compiled.bundle())
+        return compiled.executor(context.graphs, standalone=False)
+
+
+def in_places(executable: Executable, order: Sequence[int | None]) -> Callable[..., Sequence[object]]:
+    """`executable`, with None for gradients that do not exist."""
+    if order == tuple(range(len(order))):
+        return executable
+    return lambda *inputs: pick(executable(*inputs), order)
+
+
+def pick(results: Sequence[object], order: Sequence[int | None]) -> list[object]:
+    return [None if number is None else results[number] for number in order]
+
+
+@final
+class Prepare:
+    """What the node of a segment asks for when gradients arrive: a plan and its inputs."""
+
+    def __init__(self, programs: Programs, program: CutGraph, number: int, structure: Structure) -> None:
+        self.programs = programs
+        self.plans = program.plans[number]
+        self.segment = program.segments[number]
+        self.structure = structure
+
+    def __call__(
+        self, tangents: tuple[torch.Tensor | None, ...], needed: Mask, releases: int
+    ) -> tuple[Callable[..., Sequence[object]], tuple[object, ...]]:
+        given = tuple([tangent is not None for tangent in tangents])
+        plan = self.plans.get((given, needed))
+        if plan is None:
+            plan = self.compile(given, needed)
+            if plan is None:
+                return self.by_nodes(tangents, needed), ()
+        tensors = self.structure.tensors
+        return plan.run, tuple([tensors[~number] if number < 0 else dense(tangents, number) for number in plan.inputs])
+
+    def compile(self, given: Mask, needed: Mask) -> SegmentPlan | None:
+        """None where a node cannot be recorded for these."""
+        try:
+            with self.programs.context.counting(), self.programs.context.events.stage("compile"):
+                found = outside_engine(lambda: self.programs.compile(self.structure, self.segment, given, needed))
+        except NodeRefused:
+            return None
+        self.plans[given, needed] = found
+        return found
+
+    def by_nodes(self, tangents: Sequence[torch.Tensor | None], needed: Mask) -> Callable[..., Sequence[object]]:
+        nodes = self.structure.nodes
+        found = outside_engine(lambda: run_nodes(nodes, self.segment, tangents, needed, lambda f, args: f(*args)))
+        return lambda: found
+
+
+def dense(tangents: Sequence[torch.Tensor | None], number: int) -> object:
+    """A tangent, by its number; one that is sparse becomes dense."""
+    tangent = tangents[number]
+    assert tangent is not None
+    return number if tangent.layout is torch.strided else tangent.to_dense()
+
+
+Found = TypeVar("Found")
+
+
+def outside_engine(body: Callable[[], Found]) -> Found:
+    """`body()` in a thread of its own: within a backward, a node asks the engine which gradients are needed."""
+    found: list[Found] = []
+    problems: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            with torch.no_grad():
+                found.append(body())
+        except BaseException as problem:
+            problems.append(problem)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if problems:
+        raise problems[0]
+    return found[0]
