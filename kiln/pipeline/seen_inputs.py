@@ -29,6 +29,7 @@ class SeenInputs:
         self._parameter_dims = DimPolicy("never")
         self._scalars = ScalarPolicy(dynamic)
         self._sizes: dict[str, list[tuple[int, ...]]] = {}
+        self._strides: dict[str, list[tuple[int, ...]]] = {}
         self._numbers: dict[str, list[int | float]] = {}
         self._symbolic: dict[str, tuple[int, ...]] = {}
 
@@ -38,7 +39,7 @@ class SeenInputs:
 
     def clear(self) -> None:
         """Forget all calls, but not what is known of the arguments."""
-        self._sizes, self._numbers = {}, {}
+        self._sizes, self._strides, self._numbers = {}, {}, {}
 
     def add_arguments(self, arguments: Mapping[str, object]) -> None:
         """Remember the sizes and numbers of a call that was not compiled."""
@@ -49,7 +50,7 @@ class SeenInputs:
                 self._numbers.setdefault(LocalSource(name).text(), []).append(value)
 
     def dims(self, tensor: torch.Tensor, source: Source) -> tuple[DimChoice, ...] | None:
-        """Static or a symbol, per dimension; the sizes are remembered. Sizes of parameters are static (None: all)."""
+        """Static or a symbol, per dimension; sizes and strides are remembered. Parameters are static (None: all)."""
         if tensor.is_nested:  # which is not captured, and may have no shape
             return None
         sizes, marks = tuple(tensor.shape), read_marks(tensor)
@@ -58,21 +59,30 @@ class SeenInputs:
         seen = self._sizes.setdefault(source.text(), [])
         if changing := self._symbolic.get(source.text()):
             marks = replace(marks, maybe_dynamic=marks.maybe_dynamic.union(changing))
-        choice = self._dims.choose(sizes, seen, marks)
-        if sizes not in seen:
-            seen.append(sizes)
-        return choice
+        choices = self._dims.choose(sizes, seen, marks)
+        strides, seen_strides = tensor.stride(), self._strides.setdefault(source.text(), [])
+        free = self._dims.free_strides(strides, seen_strides) - marks.static
+        for now, before in ((sizes, seen), (strides, seen_strides)):
+            if now not in before:
+                before.append(now)
+        return tuple(
+            [replace(choice, is_stride_free=True) if dim in free else choice for dim, choice in enumerate(choices)]
+        )
 
     def data(self) -> dict[str, Any]:
         """All that was seen, for the file of a variant."""
-        sizes = {name: [list(shape) for shape in seen] for name, seen in self._sizes.items()}
-        return {"sizes": sizes, "numbers": self._numbers}
+        sizes, strides = (
+            {name: [list(numbers) for numbers in seen] for name, seen in table.items()}
+            for table in (self._sizes, self._strides)
+        )
+        return {"sizes": sizes, "strides": strides, "numbers": self._numbers}
 
     def merge(self, data: Mapping[str, Any]) -> None:
         """Add what another process has seen (its `data()`)."""
-        for name, sizes in data["sizes"].items():
-            known = self._sizes.setdefault(name, [])
-            known.extend(shape for shape in map(tuple, sizes) if shape not in known)
+        for table, found in ((self._sizes, data["sizes"]), (self._strides, data["strides"])):
+            for name, rows in found.items():
+                known = table.setdefault(name, [])
+                known.extend(row for row in map(tuple, rows) if row not in known)
         for name, values in data["numbers"].items():
             known_numbers = self._numbers.setdefault(name, [])
             known_numbers.extend(value for value in values if value not in known_numbers)

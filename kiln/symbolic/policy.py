@@ -34,13 +34,17 @@ class DimKind(Enum):
 @final
 @dataclass(frozen=True, slots=True)
 class DimChoice:
-    """The kind of one dimension, why, and the range the user gave; or `size`, an expression over existing symbols."""
+    """The kind of one dimension, why, and the range the user gave; or `size`, an expression over existing symbols.
+
+    `is_stride_free`: its stride, where that is no product of inner sizes, is a symbol, too.
+    """
 
     kind: DimKind
     reason: str
     lo: int = 0
     hi: int | None = None
     size: Expr | None = None
+    is_stride_free: bool = False
 
 
 @final
@@ -105,6 +109,13 @@ class DimPolicy:
             _marked(dim, size, marks) or self._unmarked(size, [other[dim] for other in alike])
             for dim, size in enumerate(sizes)
         )
+
+    def free_strides(self, strides: Sequence[int], seen: Sequence[Sequence[int]] = ()) -> frozenset[int]:
+        """The dimensions whose strides are symbols; `seen` are the strides of earlier calls at the same source."""
+        alike = [other for other in seen if len(other) == len(strides)]
+        before = [[other[dim] for other in alike] for dim in range(len(strides))]
+        choices = map(self._unmarked, strides, before)
+        return frozenset([dim for dim, choice in enumerate(choices) if choice.kind is DimKind.SYMBOL])
 
     def _unmarked(self, size: int, before: Sequence[int]) -> DimChoice:
         return _by_history(self.dynamic, size, before)

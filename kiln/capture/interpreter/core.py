@@ -121,6 +121,8 @@ class Value:
 
     is_torch: ClassVar[bool] = False
     """Operations on it are torch calls (tensors, symbolic numbers)."""
+    takes_symbols: ClassVar[bool] = False
+    """Its operators take symbolic numbers."""
     is_constant: ClassVar[bool] = False
 
     source: Source | None

@@ -129,6 +129,8 @@ def torch_binary(s: CaptureState, function: Function2, left: Value, right: Value
             return dispatch(s, function, left, right)
         # `0 += tensor` makes a new tensor: only tensors are changed in place.
         return record(s, function if isinstance(left, Tensor) else PLAIN.get(function, function), [left, right], {})
+    if left.takes_symbols or right.takes_symbols:
+        return by_kind(s, function, left, right)
     if not (is_number(left) and is_number(right) and is_symbolic(s, function, left, right)):
         if (made := integer_in_front(s, PLAIN.get(function, function), left, right)) is not None:
             return made

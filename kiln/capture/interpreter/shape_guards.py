@@ -90,6 +90,9 @@ def tensor_guard(s: CaptureState, tensor: RegionInput, spec: TensorSpec, names: 
     real = tensor.real
     leaf = type(real) is torch.Tensor and (real.requires_grad or id(tensor.fake) in s.part(RegionInputs).asked_is_leaf)
     s.guards.add(tensor.source, GuardKind.TENSOR, tensor_expectation(real, sizes, strides, is_leaf=leaf))
+    for dim, stride in enumerate(spec.strides):
+        if isinstance(stride, Symbol) and stride not in spec.sizes:
+            names.setdefault(stride.name, StrideSource(tensor.source, dim))
     if None not in sizes:
         return
     symbols = {dim: size for dim, size in enumerate(spec.sizes) if isinstance(size, Symbol)}
@@ -100,11 +103,13 @@ def tensor_guard(s: CaptureState, tensor: RegionInput, spec: TensorSpec, names: 
 
 
 def stride_guards(s: CaptureState, tensor: RegionInput, spec: TensorSpec, names: dict[str, Source]) -> None:
-    """Guard that strides which are expressions of symbols have their values."""
+    """Guard that strides which are expressions of symbols have their values, unless they are the symbols' own."""
     for dim, stride in enumerate(spec.strides):
-        if not isinstance(stride, int):
-            own = f"stride_{dim}"
-            relation(s, f"{own} == {stride}", {**names, own: StrideSource(tensor.source, dim)}, None)
+        source = StrideSource(tensor.source, dim)
+        if isinstance(stride, int) or names.get(str(stride)) == source:
+            continue
+        own = f"stride_{dim}"
+        relation(s, f"{own} == {stride}", {**names, own: source}, None)
 
 
 def relation(s: CaptureState, text: str, names: dict[str, Source], location: Location | None) -> None:

@@ -3,7 +3,8 @@
     f32[8, 128] with dim 0 a symbol, dim 1 static     =     f32[s0, 128], strides (128, 1)
     f32[8, 16 | 1, 8], both symbols                   =     f32[s0, s1 | 1, s0]
 
-A stride is the product of the inner sizes if that is its value in this call, else an integer.
+A stride is the product of the inner sizes if that is its value in this call, else an integer, or a symbol if it has
+changed: f32[8, 16 | 24, 1] = f32[s0, s1 | s2, 1] of which s1 < s2 is guarded.
 Fakes mirror `is_leaf`, `requires_grad` and `nn.Parameter`.
 """
 
@@ -136,7 +137,7 @@ class InputTable:
 
     def spec(self, real: torch.Tensor, dims: Dims) -> TensorSpec:
         """The spec of an input, with symbols for its dynamic dimensions."""
-        if dims is None or all(choice.kind is DimKind.STATIC for choice in dims):
+        if dims is None or not any(map(is_free, dims)):
             return spec_of_real(real)
         self.mode.symbolic = True
         return symbolic_spec(self.mode.symbols.env, real, dims)
@@ -320,16 +321,29 @@ def make_view_of(view: StorageView, root: StorageView) -> None:
     view.parent = root
 
 
+def is_free(choice: DimChoice) -> bool:
+    return choice.is_stride_free or choice.kind is not DimKind.STATIC
+
+
 def symbolic_spec(env: ShapeEnv, real: torch.Tensor, dims: tuple[DimChoice, ...]) -> TensorSpec:
-    """The spec of an input with a fresh symbol for each dynamic dimension."""
+    """The spec of an input with a fresh symbol for each dynamic dimension, and for each free stride that leaves gaps.
+
+    Gaps stay gaps: no element overlaps another in any call, and a dense tensor is another variant. `last` is the
+    distance between the first and the last element of the axes so far.
+    """
     sizes = tuple([_size(env, number, choice) for number, choice in zip(real.shape, dims, strict=True)])
     numbers = real.stride()
     strides: list[Int] = list(numbers)
     packed: Int = 1
+    last: Int = 0
     expected = 1
     for axis in sorted(range(len(sizes)), key=lambda axis: (numbers[axis], -axis)):
         if numbers[axis] == expected:
             strides[axis] = packed
+        elif dims[axis].is_stride_free and numbers[axis] > env.hint(last):
+            strides[axis] = env.create_symbol(numbers[axis])
+            env.assume(rel_lt(packed if numbers[axis] > expected else last, strides[axis]))
+        last = last + strides[axis] * (sizes[axis] - 1)
         packed, expected = strides[axis] * sizes[axis], numbers[axis] * real.shape[axis]
     return TensorSpec(real.dtype, sizes, tuple(strides), int(real.storage_offset()), real.device)
 

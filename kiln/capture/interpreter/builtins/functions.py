@@ -38,6 +38,7 @@ from kiln.capture.interpreter.operations import (
     unary,
 )
 from kiln.capture.interpreter.speculation import rounded_number
+from kiln.capture.interpreter.variables.array import TracedArray
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.deferred_text import text_of
@@ -62,10 +63,10 @@ from kiln.symbolic.node import function_of
 
 @handles(len)
 def len_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    value = args[0]
+    value = args[0].tensor if isinstance(args[0], TracedArray) and not args[0].is_scalar else args[0]
     if isinstance(value, Tensor) and value.fake.dim() and s.see is None:
         return s.wrap(value.fake.shape[0], None)
-    return s.const(value.length(s))
+    return s.const(args[0].length(s))
 
 
 @handles(getattr)
@@ -160,6 +161,8 @@ def number(kind: type, special: tuple[str, ...]) -> Callable[[CaptureState, Args
         if not args:
             return natives(s).call(kind, args, kwargs)
         value = args[0]
+        if isinstance(value, TracedArray) and value.tensor.fake.dim() == 0:
+            value = value.tensor
         if isinstance(value, Symbolic):
             return symbolic_number(s, kind, value)
         if isinstance(value, Tensor) and s.see is not None:  # torch has no function of its own for `complex(tensor)`

@@ -35,8 +35,8 @@ from kiln.capture.interpreter.variables.bound_method import NamedMethod
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.mapping import fresh
 from kiln.capture.interpreter.variables.object import wrap_object
-from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple
-from kiln.capture.interpreter.variables.tensor import record
+from kiln.capture.interpreter.variables.sequence import List, Sequence, Slice, Tuple
+from kiln.capture.interpreter.variables.tensor import Symbolic, record
 from kiln.runtime.guards.source import Source
 from kiln.support.optional import load
 
@@ -66,6 +66,9 @@ class NumpyArray(Value):
         return self.array
 
     def example(self) -> object:
+        return self.array
+
+    def example_of_call(self) -> object:
         return self.array
 
     def constant(self, s: CaptureState) -> object:
@@ -107,6 +110,8 @@ def plain(s: CaptureState, value: Value) -> object:
         return tuple(items) if isinstance(value, Tuple) else items
     if isinstance(value, NumpyArray):
         return value.array
+    if isinstance(value, Symbolic | Slice):
+        return value.constant(s)
     if not value.is_constant and not isinstance(value.real(), type):
         raise UnsupportedCall(function="numpy", why=f"it gets a {value.type_name()}, which is not a constant")
     return value.constant(s)

@@ -34,7 +34,7 @@ from kiln.capture.interpreter.variables.array import (
 )
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.sequence import Sequence, Tuple
-from kiln.capture.interpreter.variables.tensor import Tensor, record
+from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record
 from kiln.runtime.guards.guard import GuardKind
 from kiln.support.optional import load
 
@@ -96,6 +96,11 @@ class NumpyCall:
         named = {key: arg if isinstance(arg, Value) else s.const(arg) for key, arg in kwargs.items()}
         return record(s, target, wrapped, named)
 
+    def tensor_made(self, target: NumpyObject, *args: object) -> Tensor:
+        made = self.call(target, *args)
+        assert isinstance(made, Tensor)
+        return made
+
     def axes(self, rank: int) -> tuple[int, ...]:
         axis = self.given("axis")
         if axis is None:
@@ -126,10 +131,12 @@ def tensor_of(s: CaptureState, value: Value, dtype: NumpyObject = None) -> Tenso
 
 
 def example(s: CaptureState, value: Value) -> NumpyObject:
-    """What stands for an argument when NumPy is asked for the dtype and shape of the result."""
+    """What stands for an argument when NumPy is asked for the dtype and shape of the result in this call."""
     if isinstance(value, TracedArray):
-        return value.example()
-    if isinstance(value, Sequence) and has_traced([value]):
+        return value.example_of_call()
+    if isinstance(value, Symbolic) and value.node.node.has_hint():
+        return value.node.node.hint
+    if isinstance(value, Sequence):
         items = [example(s, item) for item in value.items(s)]
         return tuple(items) if isinstance(value, Tuple) else items
     return numpy_constants.plain(s, value)
@@ -156,7 +163,7 @@ def written_as(*names: str) -> Callable[[Implementation], Implementation]:
 
 
 def asked(s: CaptureState, function: NumpyObject, args: Args, kwargs: Kwargs) -> NumpyObject:
-    """What NumPy returns, or raises, for arrays of these dtypes and shapes."""
+    """What NumPy returns, or raises, for arrays of these dtypes and shapes. Other calls may have other shapes."""
     assert numpy is not None
     plain = [example(s, arg) for arg in args]
     named = {key: example(s, arg) for key, arg in kwargs.items()}
@@ -186,21 +193,36 @@ def traced(s: CaptureState, function: NumpyObject, args: Args, kwargs: Kwargs) -
 
 def elementwise(s: CaptureState, function: NumpyObject, args: Args) -> Value:
     """In the dtypes of NumPy's loop. A Python number does not widen arrays."""
-    kinds = [type(number) if (number := number_of(arg)) is not None else dtype_of(s, arg) for arg in args]
-    loops = function.resolve_dtypes((*kinds, *[None] * function.nout))
     name = function.__name__
+    loops = loop_dtypes(s, function, args)
+    if name not in OPERATORS or any(dtype.kind not in "fb" for dtype in loops):
+        args = [s.const(arg.constant(s)) if isinstance(arg, Symbolic) else arg for arg in args]
     if name == "power" and dtype_of(s, args[0]).kind == "b":
         raise UnsupportedCall(function=f"numpy.{name}", why="it gets truth values")
     if name in OF_INTEGERS and loops[0].kind in "iub" and not is_nonnegative(args[1:]):
         raise UnsupportedCall(function=f"numpy.{name}", why="NumPy computes something for any integers")
     operands: list[Value] = []
     for arg, dtype in zip(args, loops, strict=False):
+        if isinstance(arg, Symbolic):
+            operands.append(arg)
+            continue
         plain = name in OPERATORS and number_of(arg) is not None
         operands.append(Constant(dtype.type(number_of(arg)).item()) if plain else tensor_of(s, arg, dtype))
     made = record(s, OPERATORS.get(name) or ELEMENTWISE[name], operands, {})
     if name == "sign" and loops[0].kind == "f":  # NumPy's sign of NaN is NaN, torch's is 0
         return record(s, torch.where, [record(s, torch.isnan, operands, {}), operands[0], made], {})
     return made
+
+
+def loop_dtypes(s: CaptureState, function: NumpyObject, args: Args) -> tuple[NumpyObject, ...]:
+    """The dtypes in which NumPy computes; a Python number adapts to the arrays."""
+    kinds: list[NumpyObject] = []
+    for arg in args:
+        number = number_of(arg)
+        kind = arg.python_type() if isinstance(arg, Symbolic) else type(number)
+        kinds.append(kind if isinstance(arg, Symbolic) or number is not None else dtype_of(s, arg))
+    found: tuple[NumpyObject, ...] = function.resolve_dtypes((*kinds, *[None] * function.nout))
+    return found
 
 
 def dtype_of(s: CaptureState, value: Value) -> NumpyObject:
@@ -249,12 +271,23 @@ def along_one_axis(call: NumpyCall) -> Value:
 
 @written_as("reshape", "ravel", "broadcast_to", "squeeze", "expand_dims")
 def reshaped(call: NumpyCall) -> Value:
-    """The new shape is NumPy's; a view stays a view."""
+    """A view stays a view."""
     if call.given("order", "C") != "C" or call.given("copy") is not None:
         raise UnsupportedCall(function=f"numpy.{call.name}", why="it gets an order of the elements")
     tensor = call.tensor("array" if call.name == "broadcast_to" else "a")
-    method = "expand" if call.name == "broadcast_to" else "reshape"
-    return call.call(method, tensor, call.expected.shape)
+    match call.name:
+        case "broadcast_to":
+            return call.call("expand", tensor, call.arguments["shape"])
+        case "ravel":
+            return call.call("reshape", tensor, (-1,))
+        case "reshape":
+            return call.call("reshape", tensor, call.arguments.get("shape") or call.arguments["newshape"])
+        case "squeeze":
+            axes = call.axes(tensor.fake.dim())
+            return call.call("squeeze", tensor, tuple([axis for axis in axes if tensor.fake.shape[axis] == 1]))
+    for axis in sorted([axis % call.expected.ndim for axis in numpy_tuple(call.given("axis"))]):
+        tensor = call.tensor_made("unsqueeze", tensor, axis)
+    return tensor
 
 
 @written_as("transpose", "swapaxes", "moveaxis", "roll", "triu", "tril")
@@ -304,7 +337,8 @@ def clipped(call: NumpyCall) -> Value:
 def filled(call: NumpyCall) -> Value:
     number = call.given("fill_value") if call.name == "full_like" else int(call.name == "ones_like")
     dtype = DTYPES.get(call.expected.dtype.name)
-    return call.call(torch.full, call.expected.shape, call.expected.dtype.type(number).item(), dtype=dtype)
+    shape = call.arguments.get("shape") or call.tensor("a").get_attr(call.s, "shape")
+    return call.call(torch.full, shape, call.expected.dtype.type(number).item(), dtype=dtype)
 
 
 @written_as("outer", "tile", "repeat", "diff", "sort", "round", "around", "copy", "trace")

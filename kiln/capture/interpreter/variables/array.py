@@ -31,9 +31,10 @@ from kiln.capture.interpreter.variables.bound_method import NamedMethod
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.object import wrap_object
 from kiln.capture.interpreter.variables.sequence import List, Slice, Tuple
-from kiln.capture.interpreter.variables.tensor import RegionInput, RegionInputs, Tensor, input_name, record
+from kiln.capture.interpreter.variables.tensor import RegionInput, RegionInputs, Symbolic, Tensor, input_name, record
 from kiln.runtime.guards.source import ArraySource, Source
 from kiln.support.optional import load
+from kiln.symbolic.relation import rel_lt
 
 numpy = load("numpy")
 NumpyObject: TypeAlias = Any
@@ -44,7 +45,9 @@ DTYPES = {
 }
 """By the name of NumPy's dtype."""
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-METADATA = frozenset(("shape", "ndim", "size", "itemsize", "nbytes"))
+METADATA = frozenset(("ndim", "itemsize", "nbytes"))
+METADATA_OF_TENSOR = frozenset(("shape", "size"))
+"""Metadata with sizes, which may be symbols."""
 ARRAY_METHODS: dict[str, Callable[[CaptureState, TracedArray, Args, Kwargs], Value]] = {}
 
 
@@ -53,6 +56,8 @@ class TracedArray(Value):
     """An array, or with `is_scalar` a scalar of NumPy; its numbers are those of `tensor`."""
 
     __slots__ = ("is_scalar", "original", "tensor")
+
+    takes_symbols = True
 
     def __init__(
         self, tensor: Tensor, is_scalar: bool = False, source: Source | None = None, original: object = MISSING
@@ -69,10 +74,17 @@ class TracedArray(Value):
         return numpy.dtype(NAMES[self.tensor.fake.dtype])
 
     def example(self) -> NumpyObject:
-        """An array of this dtype and shape; its elements share memory."""
+        """An array of this dtype and shape, which is guarded; its elements share memory."""
+        return self.of_shape(tuple([int(size) for size in self.tensor.fake.shape]))
+
+    def example_of_call(self) -> NumpyObject:
+        """As `example`, without a guard: other calls may have other sizes."""
+        return self.of_shape(shape_in_call(self.tensor))
+
+    def of_shape(self, shape: tuple[int, ...]) -> NumpyObject:
         assert numpy is not None
         one = numpy.ones((), self.dtype)
-        return one[()] if self.is_scalar else numpy.broadcast_to(one, tuple(self.tensor.fake.shape))
+        return one[()] if self.is_scalar else numpy.broadcast_to(one, shape)
 
     def python_type(self) -> type:
         assert numpy is not None
@@ -83,6 +95,8 @@ class TracedArray(Value):
         return self.original
 
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
+        if name in METADATA_OF_TENSOR:
+            return self.metadata(s, name)
         if name in METADATA:
             return s.wrap(getattr(self.example(), name), None)
         if name == "dtype":
@@ -94,6 +108,13 @@ class TracedArray(Value):
             return TracedMethod(self, name)
         raise UnsupportedCall(function=f"ndarray.{name}", why="it is not written as torch calls")
 
+    def metadata(self, s: CaptureState, name: str) -> Value:
+        if name == "shape":
+            shape = self.tensor.get_attr(s, "shape")
+            assert isinstance(shape, Tuple)
+            return Tuple(shape.items(s))
+        return self.tensor.get_attr(s, "numel").call(s, [], {})
+
     def view(self, tensor: Value) -> TracedArray:
         assert isinstance(tensor, Tensor)
         return TracedArray(tensor)
@@ -101,13 +122,13 @@ class TracedArray(Value):
     def get_item(self, s: CaptureState, key: Value, site: CallSite = NOT_RESUMABLE) -> Value:
         index = plain_index(s, key)
         try:
-            found = self.example()[index]
+            found = self.example_of_call()[index]
         except (IndexError, TypeError, ValueError) as error:
             raise s.error(type(error), *error.args) from None
         assert numpy is not None
         made = record(s, operator.getitem, [self.tensor, tensor_index(s, key)], {})
         assert isinstance(made, Tensor)
-        if tuple(made.fake.shape) != found.shape:
+        if shape_in_call(made) != found.shape:
             raise self.unsupported("indexing", f"torch gives the shape {tuple(made.fake.shape)}")
         return TracedArray(made, isinstance(found, numpy.generic))
 
@@ -163,6 +184,11 @@ class TracedMethod(NamedMethod):
         return ARRAY_METHODS[self.name](s, self.owner, args, kwargs)
 
 
+def shape_in_call(tensor: Tensor) -> tuple[int, ...]:
+    """The sizes in the call that is captured."""
+    return tuple([size.node.hint if isinstance(size, torch.SymInt) else size for size in tensor.fake.shape])
+
+
 def plain_index(s: CaptureState, key: Value) -> NumpyObject:
     """An index, with examples for arrays of integers."""
     if isinstance(key, Tuple):
@@ -175,12 +201,14 @@ def plain_index(s: CaptureState, key: Value) -> NumpyObject:
             raise UnsupportedCall(function="ndarray.__getitem__", why="numbers and arrays of indices are mixed")
         return index
     if isinstance(key, TracedArray | ConstantArray):
-        example = key.example()
+        example = key.example_of_call()
         if example.dtype.kind not in "iu" or not example.ndim:
             raise UnsupportedCall(function="ndarray.__getitem__", why="the shape of the result depends on data")
         return example * 0
     if isinstance(key, Slice):
-        return slice(*[part.constant(s) for part in key.parts])
+        return slice(*[plain_index(s, part) for part in key.parts])
+    if isinstance(key, Symbolic) and key.node.node.has_hint():
+        return key.node.node.hint
     if not key.is_constant:
         raise UnsupportedCall(function="ndarray.__getitem__", why=f"the index is a {key.type_name()}")
     return key.constant(s)
@@ -202,6 +230,7 @@ class ConstantArray(Protocol):
     @property
     def array(self) -> NumpyObject: ...
     def example(self) -> NumpyObject: ...
+    def example_of_call(self) -> NumpyObject: ...
 
 
 def is_usable(real: NumpyObject) -> bool:
@@ -220,7 +249,11 @@ def array_input(s: CaptureState, real: NumpyObject, source: Source) -> TracedArr
     """An array or a scalar from outside."""
     inputs, path = s.part(RegionInputs), ArraySource(source)
     tensor = torch.from_numpy(real.__array__())
-    fake = s.recorder.add_tensor(tensor, input_name(inputs, path), path)
+    dims = s.policy.dims(tensor, path) if tensor.numel() else None
+    fake = s.recorder.add_tensor(tensor, input_name(inputs, path), path, dims)
+    for size in fake.shape:
+        if isinstance(size, torch.SymInt):
+            s.recorder.env.assume(rel_lt(0, size.node.value))  # NumPy's errors for empty arrays are others
     value = inputs.by_fake[id(fake)] = Tensor(fake, path, tensor)
     inputs.tensors.append(RegionInput(value.fake, path, tensor))
     assert numpy is not None
@@ -232,7 +265,7 @@ def array_input(s: CaptureState, real: NumpyObject, source: Source) -> TracedArr
 def of_result(s: CaptureState, tensor: Value, expected: NumpyObject) -> Value:
     """A result of torch calls as the array or scalar that NumPy returns for such arguments."""
     assert numpy is not None and isinstance(tensor, Tensor)
-    if tuple(tensor.fake.shape) != expected.shape:
+    if shape_in_call(tensor) != expected.shape:
         raise UnsupportedCall(function="numpy", why=f"torch gives the shape {tuple(tensor.fake.shape)}")
     return TracedArray(converted(s, tensor, expected.dtype), isinstance(expected, numpy.generic))
 
