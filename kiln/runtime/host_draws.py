@@ -47,9 +47,10 @@ GENERATORS: Mapping[str, tuple[Callable[[], State], Callable[[State], None]]] = 
 @final
 @dataclass(frozen=True, slots=True)
 class NumberForm:
-    """A float; an int is a tensor of rank 0."""
+    """A float; an int is a tensor of rank 0. One that decides what the program does has its value here, and no leaf."""
 
     kind: type[float] | type[int]
+    value: int | None = None
 
 
 @final
@@ -89,18 +90,23 @@ class TensorForm:
 Form: TypeAlias = NumberForm | ArrayForm | TensorForm | ValueForm | SequenceForm
 
 
-def form_of(value: object, seen: tuple[object, ...] = ()) -> Form | None:
-    """None for what a region cannot take: also a result that holds a list or an array twice, which would be two."""
-    if type(value) in (int, float):
-        fits = type(value) is float or -(1 << 63) <= value < 1 << 63  # type: ignore[operator]
-        return NumberForm(float if type(value) is float else int) if fits else None
+def form_of(value: object, seen: tuple[object, ...] = (), decides: bool = False) -> Form | None:
+    """None for what a region cannot take: also a result that holds a list or an array twice, which would be two.
+
+    `decides`: the program depends on the values of the integers in it.
+    """
+    if type(value) is float:
+        return NumberForm(float)
+    if type(value) is int:
+        fits = decides or -(1 << 63) <= value < 1 << 63
+        return NumberForm(int, value if decides else None) if fits else None
     if value is None or isinstance(value, bool | str):
         return ValueForm(value)
     if type(value) in (list, tuple):
         changeable = [item for item in value if not isinstance(item, int | float | bool | str | None)]  # type: ignore[attr-defined]
         if len({*map(id, (*changeable, *seen))}) < len(changeable) + len(seen):
             return None
-        items = [form_of(item, (*seen, *changeable)) for item in value]  # type: ignore[attr-defined]
+        items = [form_of(item, (*seen, *changeable), decides) for item in value]  # type: ignore[attr-defined]
         found = tuple([item for item in items if item is not None])
         return SequenceForm(type(value), found) if len(found) == len(items) else None  # type: ignore[arg-type]
     if type(value) is torch.Tensor:
@@ -116,7 +122,7 @@ def form_of(value: object, seen: tuple[object, ...] = ()) -> Form | None:
 def leaves_of(value: object, form: Form) -> Iterator[Leaf]:
     """What a region takes of a result."""
     match form:
-        case NumberForm():
+        case NumberForm() if form.value is None:
             yield value if isinstance(value, float) else torch.tensor(value, dtype=torch.int64, device="cpu")
         case TensorForm():
             assert isinstance(value, torch.Tensor)
@@ -151,12 +157,13 @@ class GivenGenerator:
 @final
 @dataclass(frozen=True, slots=True)
 class HostCall:
-    """A call whose arguments are constants and generators, and the form of its result."""
+    """A call whose arguments are constants and generators, and the form of its result; `decides`: see `form_of`."""
 
     function: Callable[..., object]
     args: tuple[object, ...]
     kwargs: tuple[tuple[str, object], ...]
     form: Form
+    decides: bool = False
 
     def run(self, given: Sequence[torch.Generator]) -> object:
         args = [given[arg.number] if isinstance(arg, GivenGenerator) else arg for arg in self.args]
@@ -185,7 +192,7 @@ class HostDraws:
         try:
             for call in self.calls:
                 result = call.run(given)
-                if form_of(result) != call.form:
+                if form_of(result, decides=call.decides) != call.form:
                     self.restore(states)
                     return None
                 leaves += leaves_of(result, call.form)

@@ -84,6 +84,33 @@ def test_one_graph(name: str) -> None:
     assert not report.breaks and not report.eager_reasons and report.compiles == compiles
 
 
+def one_of_three(x: Tensor) -> Tensor:
+    return [x + 1, x * 2, x.relu()][random.randint(0, 2)]
+
+
+def some_turns(x: Tensor) -> Tensor:
+    for number in range(random.randrange(3)):
+        x = x + number
+    return x * numpy.random.randint(1, 3)
+
+
+def in_some_order(x: Tensor) -> Tensor:
+    rows = [x[0], x[1], x[2]]
+    random.Random.shuffle(random._inst, rows)  # type: ignore[attr-defined]
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("program", [one_of_three, some_turns, in_some_order])
+def test_integers_that_the_program_needs(program: Callable[[Tensor], Any]) -> None:
+    """The first values have a variant each; with more of them, the draw breaks the graph."""
+    compiled = kiln.compile(program, backend="eager", options={"cache": False})
+    assert_same_draws(compiled, program, X)
+    report = kiln.report_of(compiled)
+    assert not report.breaks and not report.eager_reasons and report.compiles == 1
+    assert_same_draws(compiled, program, *[X] * 12)
+    assert not report.eager_reasons
+
+
 def test_kernels_take_what_is_drawn() -> None:
     compiled = kiln.compile(branch, options={"cache": False})
     assert_same_draws(compiled, branch, *[X] * 4)

@@ -6,7 +6,9 @@
 
 A function of the program that makes a result of several draws, such as a random mask, is called as a whole if it
 depends on its arguments alone and these are constants: the capture, which meets the draw in it, begins again. What is
-drawn in one call selects no code, apart from comparisons of floats, which are checked (`speculation.py`).
+drawn in one call selects no code, apart from comparisons of floats, which are checked (`speculation.py`), and from
+integers that the program needs as such (a number of turns, an index of a list): for the first side exits, their values
+are part of what is checked; then the draw breaks the graph.
 
 A `torch.Generator` of the program is given to the calls that draw from it. What draws from torch's own generator stays
 in the graph. What draws by the values of a tensor, such as `multinomial`, breaks the graph if it is given a generator.
@@ -29,6 +31,7 @@ import torch
 
 from kiln.capture.interpreter.breaks import AS_CONSTANT, GraphBreak, SideEffectCall
 from kiln.capture.interpreter.core import HANDLERS, Args, CaptureState, Handler, Kwargs, Value, handles, wraps
+from kiln.capture.interpreter.data_values import is_needed
 from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.speculation import NumberCheck, Speculations
 from kiln.capture.interpreter.variables.array import TracedArray
@@ -49,6 +52,7 @@ from kiln.runtime.host_draws import (
     HostCall,
     HostDraws,
     Leaf,
+    NumberForm,
     SequenceForm,
     State,
     TensorForm,
@@ -156,7 +160,8 @@ def call_outlined(s: CaptureState, function: Function, args: Args, kwargs: Kwarg
 
 def drawn(s: CaptureState, function: Callable[..., object], args: Args, kwargs: Kwargs) -> Value | None:
     """The result of a call, drawn now as an example; None if it varies in form."""
-    if not s.policy.speculate:
+    decides = is_needed(s)
+    if not s.policy.speculate or (decides and not s.policy.speculate_values):
         return None
     try:
         plain = tuple([chosen_from(s, arg) if function in CHOICES else constant(s, arg) for arg in args])
@@ -169,12 +174,12 @@ def drawn(s: CaptureState, function: Callable[..., object], args: Args, kwargs: 
         result = HostCall(function, plain, named, ValueForm(None)).run(list(found.given.values()))
     except Exception:  # the program raises it where the call is made in Python
         return None
-    form = form_of(result)
+    form = form_of(result, decides=decides)
     leaves = list(leaves_of(result, form)) if form is not None else []
     if form is None or found.leaves + len(leaves) > MOST_LEAVES:
         return None
     s.counters.unguarded += 1  # a repeated layer draws again
-    found.calls.append(HostCall(function, plain, named, form))
+    found.calls.append(HostCall(function, plain, named, form, decides))
     return value_of(s, form, iter(leaves))
 
 
@@ -256,6 +261,8 @@ def constant(s: CaptureState, value: Value) -> object:
 def value_of(s: CaptureState, form: Form, leaves: Iterator[Leaf]) -> Value:
     match form:
         case ValueForm():
+            return Constant(form.value)
+        case NumberForm() if form.value is not None:
             return Constant(form.value)
         case SequenceForm():
             items = [value_of(s, item, leaves) for item in form.items]
