@@ -151,6 +151,16 @@ MAP = {
         ("What becomes of random.random() and np.random.rand()?", "kiln/capture/interpreter/host_draws.py", "drawn"),
         ("When is a comparison of Python floats checked?", "kiln/capture/interpreter/speculation.py", "NumberCheck"),
         (
+            "What becomes of print and of warnings?",
+            "kiln/capture/interpreter/builtins/printing.py",
+            "print_",
+        ),
+        (
+            "What becomes of a yield of the compiled function?",
+            "kiln/capture/interpreter/suspension_codegen.py",
+            "write_suspension",
+        ),
+        (
             "What becomes of a tensor in an f-string?",
             "kiln/capture/interpreter/variables/deferred_text.py",
             "deferred_text",

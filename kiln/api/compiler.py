@@ -21,6 +21,7 @@ from kiln.api.break_cost import break_seconds
 from kiln.api.module import MARK, compile_module, disabled_module
 from kiln.api.pickling import register_pickling
 from kiln.api.shared_sessions import SharedDispatchers
+from kiln.api.streaming import streamed
 from kiln.backends import Backend
 from kiln.native._frames import Dispatcher, forget_codes, set_enabled
 from kiln.pipeline.dispatchers import calling, original_of
@@ -138,7 +139,7 @@ def _compile(
         return compile_module(model, shared)
     function, owner = getattr(model, "__func__", None), getattr(model, "__self__", None)
     if isinstance(function, types.FunctionType) and isinstance(owner, nn.Module | Optimizer):
-        return types.MethodType(shared(owner, function), owner)
+        return types.MethodType(streamed(shared(owner, function)), owner)
     return _wrap(model, make_session())
 
 
@@ -202,14 +203,14 @@ def _progress(name: str) -> Callable[[Event], None]:
 
 def _wrap(model: Callable[..., object], session: CompileSession) -> object:
     if isinstance(model, types.MethodType):
-        return types.MethodType(_function(model.__func__, session), model.__self__)
+        return types.MethodType(streamed(_function(model.__func__, session)), model.__self__)
     if isinstance(model, Dispatcher):
-        return _function(original_of(model), session)
+        return streamed(_function(original_of(model), session))
     if isinstance(model, types.FunctionType):
-        return _function(model, session)
+        return streamed(_function(model, session))
     called = type(model).__call__
     if isinstance(called, types.FunctionType):
-        return types.MethodType(_function(called, session), model)
+        return types.MethodType(streamed(_function(called, session)), model)
     return _function(model, session)
 
 

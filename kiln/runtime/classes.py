@@ -30,8 +30,33 @@ def unhooked_order(cls: type) -> list[type]:
     return [first, Unhooked, *others]
 
 
+class UnhookedWithDict:
+    """The same, with the fields of a plain class."""
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        """Does nothing."""
+
+
+class NotMade(Exception):
+    """The bases do not allow to make a class without calling the program."""
+
+
+def make_plain_class(name: str, bases: tuple[type, ...], names: Mapping[str, object]) -> type:
+    """A class of `type`, which computes no order by a method: a base without a hook stands in front of the others."""
+    for first in (Unhooked, UnhookedWithDict):
+        try:
+            made = type(name, (first, *(base for base in bases if base is not object)), dict(names))
+            made.__bases__ = bases
+        except TypeError:
+            continue
+        return made
+    raise NotMade(name)
+
+
 def make_class(metaclass: type, name: str, bases: tuple[type, ...], names: Mapping[str, object]) -> type:
-    """A class of `metaclass`, which is not `type` itself; for an abstract base class its registry, too."""
+    """A class of `metaclass`; for an abstract base class its registry, too."""
+    if metaclass is type:
+        return make_plain_class(name, bases, names)
     hidden: dict[str, object] = {"__slots__": (), "mro": unhooked_order}
     maker = type.__new__(type(metaclass), metaclass.__name__, (metaclass,), hidden)
     made: type = type.__new__(maker, name, bases, dict(names))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -27,14 +28,14 @@ def graph_backend(module: torch.fx.GraphModule, inputs: Any) -> Any:
 
 
 def made(source: list[str], name: str) -> Callable[..., Any]:
-    namespace: dict[str, Any] = {"torch": torch, "__name__": __name__}
+    namespace: dict[str, Any] = {"time": time, "torch": torch, "__name__": __name__}
     exec("\n".join(source), namespace)
     return namespace[name]
 
 
 def breaking(breaks: int, depth: int = 0) -> Callable[..., Any]:
     """A function with `breaks` graph breaks, `depth` calls deep."""
-    source = ["def g0(x):", *(f"    x = x + {number}; print(end='')" for number in range(breaks)), "    return x"]
+    source = ["def g0(x):", *(f"    x = x + {number}; time.sleep(0)" for number in range(breaks)), "    return x"]
     for level in range(1, depth + 1):
         source += [f"def g{level}(x):", f"    x = g{level - 1}(x) + 1", "    return x"]
     return made(source, f"g{depth}")
@@ -85,7 +86,7 @@ def test_breaks_times_values(breaks: int) -> None:
     """Each part of a function has its own reasons to be compiled again: their sum counts, not their product."""
     source = ["def f(x, *modes):"]
     for number in range(breaks):
-        source += [f"    if modes[{number}] == 'a': x = x + 1", "    torch._C._log_api_usage_once", "    print(end='')"]
+        source += [f"    if modes[{number}] == 'a': x = x + 1", "    torch._C._log_api_usage_once", "    time.sleep(0)"]
     function = made([*source, "    return x"], "f")
     modes = [tuple("ab"[number >> bit & 1] for bit in range(breaks)) for number in range(2**breaks)]
     assert compiles(function, *[(X, *mode) for mode in modes]) <= 4 * (breaks + 1) * (breaks + 1)
@@ -119,7 +120,7 @@ def test_side_exits_are_shared() -> None:
 def test_side_exits_break_to_the_same_resume_functions() -> None:
     def f(x: Tensor, mask: Tensor) -> Tensor:
         x = x.exp() if mask.all() else x.masked_fill(mask, 0.0)
-        print(end="")
+        time.sleep(0)
         return x * 2
 
     compiled = kiln.compile(f, options={"cache": False})
@@ -212,7 +213,7 @@ def inlined(count: int) -> Callable[..., Any]:
     return made(["def g0(x): return x + 1", *calls], f"g{count}")
 
 
-OUTPUT = "    x = x + NUMBER; print(end='')"
+OUTPUT = "    x = x + NUMBER; time.sleep(0)"
 COSTS: dict[str, Callable[[int], None]] = {
     "branches on data": lambda count: run_once(lines("def f(x):", "    if x.sum() > -NUMBER: x = x + 1", count), X),
     "breaks": lambda count: run_once(lines("def f(x):", OUTPUT, count), X),

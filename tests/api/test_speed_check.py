@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -174,7 +175,7 @@ def draws(x: Tensor) -> Tensor:
 
 
 def breaks(x: Tensor) -> Tensor:
-    print(end="")
+    time.sleep(0)
     return x * 2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -260,7 +261,7 @@ def through_dead_code(net: Net, x: Tensor) -> Any:
 def after_a_break(net: Net, x: Tensor) -> Any:
     net.zero_grad()
     loss = net(x).square().mean()
-    print(end="")
+    time.sleep(0)
     loss.backward()
     return loss
 
@@ -269,7 +270,7 @@ def before_a_break(net: Net, x: Tensor) -> Any:
     net.zero_grad()
     loss = net(x).square().mean()
     loss.backward()
-    print(end="")
+    time.sleep(0)
     return net.first.weight.grad.sum(), loss
 
 

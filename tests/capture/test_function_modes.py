@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -169,7 +170,7 @@ def with_a_gradient(x: Tensor) -> Any:
 def with_a_break(x: Tensor) -> Any:
     with Replace():
         y = torch.sin(x)
-        print(end="")
+        time.sleep(0)
         return y + torch.sin(x)
 
 

@@ -23,15 +23,15 @@ def program(*codes: str) -> Any:
 
 
 @program("KILN1010")
-def prints_in_the_middle(x):
+def waits_in_the_middle(x):
     y = x * 2
-    print("in the middle", y.shape)
+    time.sleep(0)
     z = y + 1
-    print("again")
+    time.sleep(0.001)
     return z
 
 
-@program("KILN1002")
+@program("KILN1010")
 def warning(x):
     y = x * 2
     warnings.warn("careful", stacklevel=1)
@@ -42,7 +42,7 @@ def warning(x):
 def generator_alive_across_a_break(x):
     g = (x * i for i in range(4))
     a = next(g)
-    print("break")
+    time.sleep(0)
     return a + sum(g)
 
 

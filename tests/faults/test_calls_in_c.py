@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -92,7 +93,7 @@ def copies_of_items() -> list[bool]:
 def identities(x: Any) -> list[bool]:
     pair, method, view, cut = (x, [1]), [].append, {1: 2}.items(), slice(x, 2)
     held = [pair, pair], [method, method], [view, view], [cut, cut]
-    print(end="")
+    time.sleep(0)
     return [a is b for a, b in held]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +33,7 @@ def updated_twice(x: Tensor, scale: Tensor) -> Tensor:
 
 def broken(x: Tensor, state: Tensor) -> Tensor:
     y = torch.maximum(x, state.to(torch.int64).clamp(min=2))
-    print(end="")
+    time.sleep(0)
     state += y.detach()
     return y
 

@@ -49,7 +49,7 @@ BODIES = {
         "for v in (-1, 256, 'a', None):\n        try: bytearray([1]).append(v)\n"
         "        except Exception as e: l0.append((type(e).__name__, e.args))"
     ),
-    "bytearray behind a break": "q = bytearray(3); q[1] = 7; print(len(q)); q.pop(); l0.append(q)",
+    "bytearray behind a break": "q = bytearray(3); q[1] = 7; import time; time.sleep(0); q.pop(); l0.append(q)",
     "surplus arguments": "try: len(l0, l0)\n    except TypeError as e: l0.append(e.args)",
     "surplus arguments of a method": "try: d0.get(1, 2, 3)\n    except TypeError as e: l0.append(e.args)",
     "missing arguments of a method": "try: l0.count()\n    except TypeError as e: l0.append(e.args)",

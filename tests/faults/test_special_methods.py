@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections.abc
 import random
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -131,7 +132,7 @@ class Reads(dict):  # type: ignore[type-arg]
 def test_items_over_a_break_are_read_past_the_class() -> None:
     def program(d: Any) -> Any:
         d[1] = [1]
-        print(end="")
+        time.sleep(0)
         return d.pop(2), d.get(1), d.setdefault(3, [0])
 
     for make in (lambda: Reads({2: [2], 3: [3]}), lambda: Reads({"a": [1], 2: [2], (1, object()): [3]})):

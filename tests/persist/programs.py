@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -110,7 +111,7 @@ def innermost(x: Tensor) -> Tensor:
 def outer(x: Tensor) -> Tensor:
     y = innermost(x + 1)
     for step in range(2):
-        print(end="")
+        time.sleep(0)
         y = y + step
     try:
         return y * innermost(y)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -319,14 +320,26 @@ def returns_an_object(x: Tensor) -> Any:
     return thing
 
 
+def waits(x: Tensor) -> Tensor:
+    y = x + 1
+    time.sleep(0)
+    return y
+
+
 def prints(x: Tensor) -> Tensor:
     y = x + 1
-    print(y.sum())
-    return y
+    print("sum", y.sum())
+    return y * 2
 
 
 def branches(x: Tensor) -> Tensor:
     return x if x.sum() > 0 else -x
+
+
+def test_messages_are_no_part_of_a_program() -> None:
+    x = torch.arange(3.0)
+    program = kiln.export(prints, (x,))
+    torch.testing.assert_close(program(x), (x + 1) * 2)
 
 
 @pytest.mark.parametrize(
@@ -334,7 +347,7 @@ def branches(x: Tensor) -> Tensor:
     [
         (Remembers(), "KILN5101", "last"),
         (returns_an_object, "KILN5102", "Thing"),
-        (prints, "KILN1", "print"),
+        (waits, "KILN1", "sleep"),
         (branches, "KILN1", "x.sum() > 0"),
         (torch.sin, "KILN5106", "nn.Module"),
     ],

@@ -97,6 +97,7 @@ class Assembler:
         cells: tuple[str, ...] = (),
         freevars: tuple[str, ...] = (),
         depth: int | None = None,
+        flags: int = 0,
     ) -> CodeType:
         """The code object; every argument is positional. `like` gives file, first line and name."""
         made = Bytecode()
@@ -109,7 +110,7 @@ class Assembler:
         made.argcount = len(arguments)
         made.cellvars = list(cells)
         made.freevars = list(freevars)
-        made.flags = CompilerFlags.OPTIMIZED | CompilerFlags.NEWLOCALS
+        made.flags = CompilerFlags(flags) | CompilerFlags.OPTIMIZED | CompilerFlags.NEWLOCALS
         if freevars:
             made.flags |= CompilerFlags.NESTED
         made.extend(self.items)
@@ -120,6 +121,10 @@ class Assembler:
 def parsed(code: CodeType) -> list[Any]:
     """The instructions of `code` with names, labels and try markers; the n-th Instr is the n-th decoded one."""
     return list(Bytecode.from_code(code))
+
+
+SUSPENDS = 0x20 | 0x80
+"""Flags of generators and coroutines."""
 
 
 def arguments_of(code: CodeType) -> tuple[str, ...]:

@@ -18,7 +18,17 @@ import weakref
 from types import CellType, CodeType, FunctionType
 from typing import Any, final
 
-from kiln.capture.bytecode.assemble import Assembler, CellVar, FreeVar, Instr, Label, TryBegin, TryEnd, parsed
+from kiln.capture.bytecode.assemble import (
+    SUSPENDS,
+    Assembler,
+    CellVar,
+    FreeVar,
+    Instr,
+    Label,
+    TryBegin,
+    TryEnd,
+    parsed,
+)
 from kiln.capture.bytecode.decode import DecodedCode, decode
 from kiln.native._frames import Driven
 from kiln.support.errors import require
@@ -171,6 +181,8 @@ def resume_code(decoded: DecodedCode, entry: Entry, inner: InnerCall | None) -> 
     head = Assembler(decoded.line(entry.target))
     if CLASS_CELL in code.co_freevars:
         head.op("COPY_FREE_VARS", 1)
+    if code.co_flags & SUSPENDS:
+        head.op("RETURN_GENERATOR").op("POP_TOP")
     head.op("RESUME", 0)
     for position, slot in enumerate(entry.stack):
         head.op("PUSH_NULL") if slot is NULL else head.op("LOAD_FAST", slot)
@@ -188,7 +200,7 @@ def resume_code(decoded: DecodedCode, entry: Entry, inner: InnerCall | None) -> 
         dict.fromkeys(name for name in (*code.co_cellvars, *code.co_freevars, *entry.cells) if name not in kept)
     )
     depth = code.co_stacksize + len(entry.stack) + len(entry.extra) + 8
-    return head.finish(code, entry.parameters(), cells, kept, depth)
+    return head.finish(code, entry.parameters(), cells, kept, depth, code.co_flags & SUSPENDS)
 
 
 def _set_depths(items: list[Any], decoded: DecodedCode) -> None:

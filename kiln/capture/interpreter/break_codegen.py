@@ -14,6 +14,7 @@ from __future__ import annotations
 import dis
 import types
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import final
 
@@ -75,12 +76,18 @@ class BreakWriter:
     """Writes one graph break."""
 
     def __init__(
-        self, s: CaptureState, writer: CodeWriter, stop: GraphBreak, make_resume: MakeResume, resumed: bool
+        self,
+        s: CaptureState,
+        writer: CodeWriter,
+        frames: Items[object],
+        make_resume: MakeResume,
+        resumed: bool,
+        debugging: bool = False,
     ) -> None:
         self.state = s
         self.writer = writer
-        self.frames = [frame for frame in stop.frames if isinstance(frame, SymbolicFrame)]
-        self.debugging = isinstance(stop, DebuggerCall)
+        self.frames = [frame for frame in frames if isinstance(frame, SymbolicFrame)]
+        self.debugging = debugging
         """What follows runs in Python, with all variables."""
         self.make_resume: MakeResume = assembled if self.debugging else make_resume
         self.resumed = resumed
@@ -307,7 +314,8 @@ def held_values(s: CaptureState, container: Sequence | Set | Dict) -> list[Value
 def write_break(s: CaptureState, writer: CodeWriter, stop: GraphBreak, make_resume: MakeResume, resumed: bool) -> None:
     """Write the transformed code from the break on; if a value cannot be rebuilt, break further out."""
     try:
-        write_resumption(s, writer, BreakWriter(s, writer, stop, make_resume, resumed), stop)
+        debugging = isinstance(stop, DebuggerCall)
+        write_resumption(s, writer, BreakWriter(s, writer, stop.frames, make_resume, resumed, debugging), stop)
     except UnsupportedValue as problem:
         problem.at = stop.at
         if len(stop.frames) > 1 and not problem.frames:

@@ -57,6 +57,7 @@ from kiln.capture.interpreter.builtins import (
     numpy_functions,
     outer_tensors,
     polyfilled,
+    printing,
     saved_tensors_hooks,
     tensor_data,
     tensor_hooks,
@@ -108,6 +109,7 @@ from kiln.capture.interpreter.speculation import (
     value_in_front,
     write_prologue,
 )
+from kiln.capture.interpreter.suspension_codegen import write_returned, write_suspension
 from kiln.capture.interpreter.variables import builtin, classes, constant, descriptors, logger, module, tensor
 from kiln.capture.interpreter.variables import object as objects
 from kiln.capture.interpreter.variables.dtensor import register_dtensors
@@ -167,7 +169,7 @@ REGISTERED = (
         math_functions,
     ),
     leaf_gradients,
-    *(methods, module, numpy_constants, numpy_functions, objects, polyfilled, tensor),
+    *(methods, module, numpy_constants, numpy_functions, objects, polyfilled, printing, tensor),
     *(build, control, match, operators, stack),
     tensor_data,
     tensor_hooks,
@@ -180,7 +182,7 @@ REGISTERED = (
 """Importing these modules fills the tables of handlers."""
 
 MAX_RESTARTS = 32
-GENERATOR = 0x20 | 0x80 | 0x200
+ASYNC_GENERATOR = 0x200
 
 
 @final
@@ -430,8 +432,8 @@ def skip(function: types.FunctionType, reason: KilnError, state: CaptureState) -
 
 def root_frame(s: CaptureState, function: types.FunctionType, locals: Mapping[str, object]) -> SymbolicFrame:
     code = function.__code__
-    if code.co_flags & GENERATOR:
-        raise SkippedCode(function=function.__qualname__, why="generators and coroutines are not captured")
+    if code.co_flags & ASYNC_GENERATOR:
+        raise SkippedCode(function=function.__qualname__, why="asynchronous generators are not captured")
     frame = SymbolicFrame(s, original_code(function), None, namespace(s, function.__globals__), None)
     for name in arguments_of(code):
         if name in locals:
@@ -469,19 +471,25 @@ def attempt(
             raise SkippedCode(function=function.__qualname__, why=why)
         raise UnsupportedValue(type="generator", why=why).before(generator.made_at)
     drop_unchanged_modes(s)
-    if stop is None:
+    if stop is None and not frame.finished:
         assert result is not None
-        write_return(s, writer, result)
+        write_suspension(s, writer, frame, result, callbacks.make_resume, origin_of(function) is not None)
+    elif stop is None:
+        assert result is not None
+        write_return(s, writer, result, frame.is_generator)
     else:
         write_break(s, writer, stop, callbacks.make_resume, origin_of(function) is not None)
     return finish(s, function, writer, stop, callbacks)
 
 
-def write_return(s: CaptureState, writer: CodeWriter, result: Value) -> None:
+def write_return(s: CaptureState, writer: CodeWriter, result: Value, is_generator: bool) -> None:
     """The result is built before the effects, which may change what it is built from."""
     name = writer.store(result)
     write_effects(s, writer)
-    writer.body.op("LOAD_FAST", name).op("RETURN_VALUE")
+    if is_generator:
+        write_returned(writer, name)
+    else:
+        writer.body.op("LOAD_FAST", name).op("RETURN_VALUE")
 
 
 def write_effects(s: CaptureState, writer: CodeWriter) -> None:

@@ -95,7 +95,7 @@ class CallEffect(SideEffect):
     """A call whose result is not used (logging) is made when the region is done."""
 
     function: Value
-    args: tuple[Value, ...]
+    args: tuple[object, ...]
     kwargs: dict[str, Value] = field(default_factory=dict)
 
     def emit(self, g: Codegen) -> None:

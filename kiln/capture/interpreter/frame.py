@@ -18,7 +18,7 @@ from types import CodeType, MappingProxyType
 from typing import Any, final
 from weakref import ref
 
-from kiln.capture.bytecode.assemble import Instr, parsed
+from kiln.capture.bytecode.assemble import SUSPENDS, Instr, parsed
 from kiln.capture.bytecode.decode import CodeFacts, DecodedCode
 from kiln.capture.bytecode.liveness import READS_FRAME
 from kiln.capture.bytecode.postdominators import RETURNS
@@ -191,7 +191,7 @@ class SymbolicFrame:
         "names",
         *("parent", "number", "step", "continuation", "globals", "function", "result", "running", "handled", "outer"),
         "caller",
-        *("is_generator", "is_resumed", "finished", "given", "pending"),
+        *("delegates", "is_generator", "is_resumed", "finished", "given", "pending"),
     )
 
     def __init__(
@@ -230,7 +230,9 @@ class SymbolicFrame:
         self.outer: tuple[Location, ...] | None = None
         self.caller: tuple[Location, bool] | None = None
         """For a frame of a library: the line that led here, and whether it is the program's."""
-        self.is_generator = bool(code.co_flags & 0x20)
+        self.is_generator = bool(code.co_flags & SUSPENDS)
+        self.delegates = False
+        """Whether the compiled function is suspended in a `yield from` or `await` of an iterator from outside."""
         self.is_resumed = False
         self.given: tuple[Value, ...] = ()
         """The arguments of a resume function: its frame is their owner."""

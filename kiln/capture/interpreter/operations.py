@@ -124,6 +124,9 @@ def binary(s: CaptureState, function: Function2, left: Value, right: Value) -> V
 def torch_binary(s: CaptureState, function: Function2, left: Value, right: Value) -> Value:
     """Recorded if a tensor is involved; symbolic numbers are computed by their own operators."""
     if isinstance(left, Tensor) or isinstance(right, Tensor):
+        if issubclass(left.python_type(), str | bytes):  # `"%s" % tensor`
+            text = joined(s, PLAIN.get(function, function), left, right)
+            return text if text is not None else natives(s).call(PLAIN.get(function, function), [left, right], {})
         names = SPECIAL[function]
         if any(replaced(s, left, name) for name in names[:-1]) or replaced(s, right, names[-1]):
             return dispatch(s, function, left, right)

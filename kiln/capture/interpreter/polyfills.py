@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import torch
 
@@ -37,6 +37,16 @@ def attrgetter(attr: str, *attrs: str) -> Callable[[object], object]:
 
 def methodcaller(name: str, /, *args: object, **kwargs: object) -> Callable[[object], object]:
     return lambda obj: getattr(obj, name)(*args, **kwargs)
+
+
+def print_to(stream: TextIO, *args: object, sep: str | None = " ", end: str | None = "\n", flush: bool = False) -> None:
+    for number, arg in enumerate(args):
+        if number:
+            stream.write(" " if sep is None else sep)
+        stream.write(str(arg))
+    stream.write("\n" if end is None else end)
+    if flush:
+        stream.flush()
 
 
 def lru_cache(maxsize: object = 128, typed: bool = False) -> Callable[..., object]:

@@ -30,7 +30,7 @@ from kiln.capture.interpreter.variables.made_class import (
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import ALIASES, class_of
 from kiln.capture.interpreter.variables.sequence import Sequence, Tuple, all_items
-from kiln.runtime.classes import INIT_ABC
+from kiln.runtime.classes import INIT_ABC, NotMade
 from kiln.runtime.classes import make_class as make_unhooked
 
 METACLASSES: tuple[type, ...] = (type, abc.ABCMeta, FunctionMeta)
@@ -145,7 +145,7 @@ def make_class(
     real = metaclass.constant(s)
     real_bases = tuple(base.constant(s) for base in bases)
     hooked = bool(keywords) or any(is_hooked(s, base) for base in real_bases)
-    if hooked and real in METACLASSES and real is not abc.ABCMeta:
+    if hooked and real is FunctionMeta:
         raise UnsupportedCall(function=NOT_SUPPORTED, why="a base has an `__init_subclass__`")
     if (order := s.classes.lookup(real, "mro")) is not None and order[0] is not type:
         raise UnsupportedCall(function=NOT_SUPPORTED, why="its metaclass orders the bases")
@@ -162,6 +162,8 @@ def make_class(
     unhooked = hooked or real not in METACLASSES
     try:
         cls = make_unhooked(real, name, real_bases, plain) if unhooked else real(name, real_bases, plain)
+    except NotMade:
+        raise UnsupportedCall(function=NOT_SUPPORTED, why="a base has an `__init_subclass__`") from None
     except (TypeError, ValueError) as error:
         raise s.error(type(error), *error.args) from None
     for key, real_value in stand_ins.items():

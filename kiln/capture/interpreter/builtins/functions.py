@@ -16,7 +16,7 @@ from typing import Any, final
 
 import torch
 
-from kiln.capture.interpreter.breaks import DebuggerCall, Raised, SideEffectCall, UnsupportedCall
+from kiln.capture.interpreter.breaks import DebuggerCall, Raised, UnsupportedCall
 from kiln.capture.interpreter.builtins.class_statements import type_new
 from kiln.capture.interpreter.builtins.math_functions import computed_in_front
 from kiln.capture.interpreter.core import Args, CaptureState, Handler, Kwargs, Value, handles, read_attr
@@ -142,11 +142,6 @@ def trace_lines(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     raise DebuggerCall(function="sys.settrace")
 
 
-@handles(print)
-def print_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    raise SideEffectCall(function="print", why="its output must appear in order")
-
-
 @handles(bool)
 def bool_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if args and isinstance(args[0], Symbolic) and args[0].python_type() is not float:
@@ -261,15 +256,19 @@ def str_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(repr)
 def repr_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    if isinstance(args[0], Tensor) and (text := text_of(s, repr, args)) is not None:
+        return text
     own = s.classes.lookup(args[0].python_type(), "__repr__")
     if own is not None and (isinstance(args[0], Object) or type(own[1]) is types.FunctionType):
         made = s.call_special(args[0], "__repr__", [], {})
         if not issubclass(made.python_type(), str):
             raise s.error(TypeError, f"__repr__ returned non-string (type {made.type_name()})")
         return made
+    if (text := text_of(s, repr, args)) is not None:
+        return text
     if isinstance(args[0], Container | NativeObject):
         return natives(s).call(repr, args, kwargs)
-    return text_of(s, repr, args) or Constant(repr(printable(s, args[0])))
+    return Constant(repr(printable(s, args[0])))
 
 
 @handles(tuple)

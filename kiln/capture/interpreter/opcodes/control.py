@@ -14,7 +14,7 @@ from kiln.capture.interpreter.breaks import (
     UnsupportedOpcode,
 )
 from kiln.capture.interpreter.chosen_rows import ChosenRows, chosen_rows
-from kiln.capture.interpreter.core import NOT_RESUMABLE, PUSH, CaptureState, Value
+from kiln.capture.interpreter.core import MISSING, NOT_RESUMABLE, PUSH, CaptureState, Value
 from kiln.capture.interpreter.frame import (
     HANDLED_BEFORE,
     SymbolicFrame,
@@ -34,6 +34,8 @@ from kiln.capture.interpreter.variables.sequence import listed
 from kiln.capture.interpreter.variables.tensor import Symbolic
 
 NONE = Constant(None)
+ITERABLE_COROUTINE = 0x100
+"""The flag of generators that `types.coroutine` makes awaitable."""
 ITERABLES: tuple[Iterable[object], ...] = (
     [],
     (),
@@ -47,7 +49,7 @@ ITERABLES: tuple[Iterable[object], ...] = (
     set(),
 )
 BUILTIN_ITERATORS: tuple[type, ...] = (
-    *(enumerate, zip, map, filter, reversed, itertools.chain, types.GeneratorType),
+    *(enumerate, zip, map, filter, reversed, itertools.chain, types.GeneratorType, types.CoroutineType),
     *(type(iter(iterable)) for iterable in ITERABLES),
     *(type(reversed([])), type(reversed({})), type(reversed({}.values())), type(reversed({}.items()))),
 )
@@ -164,6 +166,9 @@ def send(frame: SymbolicFrame, target: int) -> None:
     value = frame.pop()
     inner = frame.stack[-1]
     assert inner is not None
+    if frame.parent is None and inner.real() is not MISSING and frame.state.is_none(value):
+        frame.delegates, frame.running, frame.result = True, False, inner
+        return
     item, result = sent(frame.state, inner, value)
     if item is not None:
         frame.push(item)
@@ -312,8 +317,57 @@ def with_except_start(frame: SymbolicFrame, arg: int) -> None:
     frame.push(leave.call(s, [s.wrap(error.python_type(), None), error, error.get_attr(s, "__traceback__")], {}, PUSH))
 
 
+@opcode("GET_AWAITABLE", pops=1)
+def get_awaitable(frame: SymbolicFrame, arg: int) -> None:
+    frame.push(awaited(frame.state, frame.pop()))
+
+
+def awaited(s: CaptureState, value: Value) -> Value:
+    """The coroutine, or the iterator of another awaitable."""
+    code = value.frame.code if isinstance(value, Generator) else getattr(value.real(), "gi_code", None)
+    if value.python_type() is types.CoroutineType or (code is not None and code.co_flags & ITERABLE_COROUTINE):
+        return value
+    if s.classes.lookup(value.python_type(), "__await__") is None:
+        raise s.error(TypeError, f"object {value.type_name()} can't be used in 'await' expression")
+    return s.call_special(value, "__await__", [], {})
+
+
+@opcode("GET_AITER", pops=1)
+def get_aiter(frame: SymbolicFrame, arg: int) -> None:
+    frame.push(frame.state.call_special(frame.pop(), "__aiter__", [], {}))
+
+
+@opcode("GET_ANEXT", pops=1, pushes=2)
+def get_anext(frame: SymbolicFrame, arg: int) -> None:
+    s, iterator = frame.state, frame.stack[-1]
+    assert iterator is not None
+    frame.push(awaited(s, s.call_special(iterator, "__anext__", [], {})))
+
+
+@opcode("END_ASYNC_FOR")
+def end_async_for(frame: SymbolicFrame, arg: int) -> None:
+    """Asynchronous iterator, exception  ->  nothing, if that says that it is at its end."""
+    error = frame.pop()
+    frame.pop()
+    if not issubclass(error.python_type(), StopAsyncIteration):
+        raise Raised(error).again()
+
+
+@opcode("BEFORE_ASYNC_WITH", pops=1, pushes=2)
+def before_async_with(frame: SymbolicFrame, arg: int) -> None:
+    s, manager = frame.state, frame.pop()
+    entered, leave = (s.classes.lookup(manager.python_type(), name) for name in ("__aenter__", "__aexit__"))
+    if entered is None or leave is None:
+        missed = "" if entered is None else " (missed __aexit__ method)"
+        protocol = "does not support the asynchronous context manager protocol"
+        raise s.error(TypeError, f"'{manager.type_name()}' object {protocol}{missed}")
+    s.guard_type(manager)
+    frame.push(s.model.bound_attr(s, manager, "__aexit__", leave[1], NOT_RESUMABLE))
+    frame.push(s.model.bound_attr(s, manager, "__aenter__", entered[1], NOT_RESUMABLE).call(s, [], {}, PUSH))
+
+
 @opcode(
-    *("GET_AWAITABLE", "GET_AITER", "GET_ANEXT", "END_ASYNC_FOR", "BEFORE_ASYNC_WITH", "ASYNC_GEN_WRAP"),
+    "ASYNC_GEN_WRAP",
     *("CHECK_EG_MATCH", "INTRINSIC_2"),
     *("DELETE_GLOBAL", "LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS"),
     breaks=True,

@@ -161,6 +161,10 @@ def call_unknown(s: CaptureState, function: Callable[..., object], args: Args, k
     return natives(s).call(function, args, kwargs) if hasattr(type(result), "__next__") else fresh(s, result)
 
 
+PLAIN_MODULE = (None, (types.ModuleType, types.ModuleType.__setattr__), (object, object.__setattr__))
+READ_BY_C = frozenset(("torch", "numpy", "builtins", "kiln"))
+
+
 @final
 class PythonModule(Unique):
     """A Python module, whose names are read like globals."""
@@ -228,10 +232,15 @@ class PythonModule(Unique):
         return s.wrap(value, None)
 
     def set_attr(self, s: CaptureState, name: str, value: Value | None, site: CallSite = NOT_RESUMABLE) -> None:
-        raise UnsupportedCall(
-            function=f"setattr({vars(self.module).get('__name__')}, {name!r})",
-            why="setting attributes of modules is not supported",
-        )
+        """A global variable of the module. C code and torch calls that are recorded whole would not see it."""
+        own = vars(self.module).get("__name__")
+        plain = all(s.classes.lookup(type(self.module), entry) in PLAIN_MODULE for entry in (name, "__setattr__"))
+        if value is None or not plain or not isinstance(own, str) or own.partition(".")[0] in READ_BY_C:
+            raise UnsupportedCall(
+                function=f"setattr({own}, {name!r})", why="code that is not interpreted may read the attribute"
+            )
+        self.constant(s)
+        namespace(s, self.module.__dict__).store(s, name, value)
 
 
 @final

@@ -1,11 +1,12 @@
-"""The text of a tensor or of a symbolic number in an f-string, which is made only if the program uses it.
+"""The text of a tensor or of a number that is not known while tracing, which is made only if the program uses it.
 
     check(n == m, f"{n} tokens, {m} features")       the text is for an error that is not raised
     self.log.append("step %d" % n)                   transformed code makes the text: no number is fixed
+    print("loss", loss)                              transformed code makes the text of the tensor of the region
 
-While nothing reads the text, the call stays in the graph and no size is fixed. Where something does, the capture begins
-again, and makes the text where the program does. A text of numbers from outside is not read where it is only kept:
-transformed code makes it of the numbers of each call.
+While nothing reads the text, the call stays in the graph and no size is fixed. Where it is only kept or written,
+transformed code makes it behind the region, of the numbers of each call and of tensors that were not changed since.
+Where something reads it, the capture begins again, and makes the text where the program does.
 """
 
 from __future__ import annotations
@@ -14,38 +15,58 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import final
 
-from kiln.capture.interpreter.breaks import PastStep
+import torch
+
+from kiln.capture.interpreter.breaks import PastStep, SideEffectCall
 from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Codegen, Token, Value
 from kiln.capture.interpreter.data_values import Instruction, ValueNeeded, is_needed, past_step
 from kiln.capture.interpreter.frame import running_frame
-from kiln.capture.interpreter.variables.sequence import Tuple
-from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, replaced
+from kiln.capture.interpreter.variables.mapping import Dict
+from kiln.capture.interpreter.variables.object import Object
+from kiln.capture.interpreter.variables.sequence import List, Tuple
+from kiln.capture.interpreter.variables.tensor import Overrides, Symbolic, Tensor, replaced
+from kiln.graph.ir.node import Node
+from kiln.graph.trace.fake import is_wrapped
+from kiln.support.records import dataclass
 
 CONVERTERS: dict[str, Callable[[object], str]] = {"s": str, "r": repr, "a": ascii}
+PRINTING = ("__format__", "__repr__", "__str__")
+
+
+@final
+@dataclass(frozen=True)
+class Reading:
+    """A tensor in a text, and its value when the text was asked for."""
+
+    tensor: Tensor
+    node: Node
 
 
 @final
 class DeferredText(Value):
-    """`make(*args)`, a string whose characters are not known; `made_at` is where they would be."""
+    """`make(*args)`, a string (or its length) that is not known; `made_at` is where it would be."""
 
-    __slots__ = ("args", "made_at", "make", "step")
+    __slots__ = ("args", "cls", "made_at", "make", "readings", "step")
 
     def __init__(
         self,
         made_at: Instruction,
         step: PastStep,
-        make: Callable[..., object] | None = None,
-        args: Sequence[Value] = (),
+        make: Callable[..., object],
+        args: Sequence[Value],
+        readings: Sequence[Reading] = (),
+        cls: type = str,
     ) -> None:
         self.made_at = made_at
         self.step = step
         self.make = make
-        """None where values of tensors decide the text, or something else that transformed code does not know."""
         self.args = args
+        self.readings = readings
+        self.cls = cls
         self.source = None
 
     def python_type(self) -> type:
-        return str
+        return self.cls
 
     def needed(self) -> ValueNeeded:
         return ValueNeeded(self.made_at, self.step)
@@ -72,57 +93,101 @@ class DeferredText(Value):
         raise self.needed()
 
     def emit(self, g: Codegen) -> None:
-        if self.make is None:
-            raise self.needed()
+        if any(g.state.recorder.node_of(found.tensor.fake) is not found.node for found in self.readings):
+            raise self.needed()  # the tensor was changed
         g.make(self, self.make, *self.args)
 
 
 def deferred_text(s: CaptureState, value: Value, conversion: str = "", spec: str = "") -> DeferredText | None:
-    """The text of a value that is not known while tracing; None where it is, or where Python needs it."""
-    if isinstance(value, Symbolic):
-        made: Value | None = value
-        if conversion:
-            made = text_of(s, CONVERTERS[conversion], [value])
-        return None if made is None else text_of(s, format, [made, s.const(spec)])
-    printed = isinstance(value, Tensor) and not replaced(s, value, "__format__") and not replaced(s, value, "__repr__")
-    if not printed or is_needed(s):
-        return None
-    frame = running_frame(s)
-    return DeferredText((frame.code, frame.at), past_step(frame))
+    """A field of an f-string whose text is not known while tracing; None where it is, or where Python needs it."""
+    made: Value | None = value
+    if conversion:
+        made = text_of(s, CONVERTERS[conversion], [value])
+    return None if made is None else text_of(s, format, [made, s.const(spec)])
 
 
 def text_of(s: CaptureState, make: Callable[..., object], args: Sequence[Value]) -> DeferredText | None:
-    """`make(*args)`, if symbolic numbers or deferred texts among the arguments (or in a tuple of them) decide it, and
-    all else is constant; None where Python needs the text, or it is not that of a string."""
+    """`make(*args)`, if numbers, tensors or deferred texts among the arguments (or in built-in containers of them)
+    decide it, and all else is constant; None where Python needs the text, or it is not that of a string."""
     parts = [part for arg in args for part in (arg.items(s) if type(arg) is Tuple else [arg])]
-    deferred = [part for part in parts if isinstance(part, DeferredText)]
-    numbers = [part for part in parts if isinstance(part, Symbolic)]
-    if not (deferred or numbers) or is_needed(s):
+    if all(part.is_constant for part in parts) or is_needed(s):
         return None
-    if not all(part.is_constant or isinstance(part, Symbolic | DeferredText) for part in parts):
+    found: list[Value] = []
+    kept = [snapshot(s, arg, found) for arg in args]
+    given = [arg for arg in kept if arg is not None]
+    if not found or len(given) < len(kept):
         return None
-    frame = running_frame(s)
-    at = (frame.code, frame.at), past_step(frame)
-    unknown = next((part for part in deferred if part.make is None), None)
-    if unknown is not None:
-        return unknown
-    if not all(number.node.node.has_hint() for number in numbers):
-        return DeferredText(*at)
     try:
-        known = make(*[hinted(s, arg) for arg in args])
+        known = make(*[sample(s, arg) for arg in given])
     except Exception:  # which the program sees where it makes the text
         return None
-    return DeferredText(*at, make, args) if type(known) is str else None
+    if type(known) is not str:
+        return None
+    frame = running_frame(s)
+    return DeferredText((frame.code, frame.at), past_step(frame), make, given, readings_of(s, found))
 
 
-def hinted(s: CaptureState, value: Value) -> object:
+def readings_of(s: CaptureState, found: Sequence[Value]) -> list[Reading]:
+    return [Reading(part, s.recorder.node_of(part.fake)) for part in found if isinstance(part, Tensor)]
+
+
+def snapshot(s: CaptureState, value: Value, found: list[Value]) -> Value | None:
+    """What has the text of `value` also when the program has changed its containers; None if that is not known.
+
+    Tensors, numbers and texts in it that are not known while tracing are added to `found`.
+    """
+    if value.is_constant:
+        return value
+    if isinstance(value, Symbolic | DeferredText) or is_printed(s, value):
+        found.append(value)
+        return value
+    cls = value.python_type()
+    if isinstance(value, List) and cls is list:
+        items = kept_items(s, value.items(s), found)
+        return None if items is None else List(items)
+    if isinstance(value, Tuple) and cls in (tuple, torch.Size):
+        items = kept_items(s, value.items(s), found)
+        return None if items is None else Tuple(items, cls)
+    if isinstance(value, Dict) and cls is dict:
+        keys = value.items(s)
+        items = kept_items(s, [item for _, item in keys.values()], found)
+        if items is None or not all(key.is_constant for key, _ in keys.values()):
+            return None
+        return Dict({token: (key, item) for (token, (key, _)), item in zip(keys.items(), items, strict=True)})
+    return None
+
+
+def kept_items(s: CaptureState, items: Sequence[Value], found: list[Value]) -> list[Value] | None:
+    made: list[Value] = []
+    for item in items:
+        kept = snapshot(s, item, found)
+        if kept is None:
+            return None
+        made.append(kept)
+    return made
+
+
+def is_printed(s: CaptureState, value: Value) -> bool:
+    """Whether torch itself makes the text of a tensor."""
+    if not isinstance(value, Tensor) or type(value) is not Tensor or is_wrapped(value.fake):
+        return False
+    seen = s.function_modes or s.part(Overrides).call is not None or s.part(Overrides).under_modes is not None
+    return not seen and not any(replaced(s, value, name) for name in PRINTING)
+
+
+def sample(s: CaptureState, value: Value) -> object:
     """A value that makes a text of the same form as that of the call: whether that raises is the same in all calls."""
     if isinstance(value, DeferredText):
-        assert value.make is not None
-        return value.make(*[hinted(s, arg) for arg in value.args])
-    if type(value) is Tuple:
-        return tuple([hinted(s, item) for item in value.items(s)])
-    return value.node.node.hint if isinstance(value, Symbolic) else value.constant(s)
+        return value.make(*[sample(s, arg) for arg in value.args])
+    if isinstance(value, Tuple | List):
+        return value.cls([sample(s, item) for item in value.items(s)])
+    if isinstance(value, Dict):
+        return {key.constant(s): sample(s, item) for key, item in value.items(s).values()}
+    if isinstance(value, Tensor):
+        return torch.ones([1] * value.fake.dim(), dtype=value.fake.dtype, device="cpu")
+    if isinstance(value, Symbolic):
+        return value.node.node.hint if value.node.node.has_hint() else value.python_type()(1)
+    return value.constant(s)
 
 
 def joined(s: CaptureState, function: Callable[..., object], left: Value, right: Value) -> DeferredText | None:
@@ -134,8 +199,32 @@ def joined(s: CaptureState, function: Callable[..., object], left: Value, right:
     return text_of(s, function, [left, right])
 
 
-def is_computed(value: Value) -> bool:
-    """Whether transformed code computes it from the numbers of each call: a number, or the text of one."""
-    if isinstance(value, Symbolic):
-        return bool(value.node.node.has_hint())
-    return isinstance(value, DeferredText) and value.make is not None
+def written(s: CaptureState, value: Value) -> Value | None:
+    """What stands for `value` in a message that is written later; None if it may change, or its class is the program's.
+
+    An object with the text that `object` gives is written by its name and address.
+    """
+    found: list[Value] = []
+    made = snapshot(s, value, found)
+    if made is None and isinstance(value, Object) and not is_needed(s):
+        own = [s.classes.lookup(value.cls, name) for name in PRINTING]
+        if all(entry is not None and entry[0] is object for entry in own):
+            s.guard_type(value)
+            return value
+    if made is None or not found or (made is value and not isinstance(value, Tensor)):
+        return made
+    if is_needed(s):
+        return None
+    frame = running_frame(s)
+    return DeferredText((frame.code, frame.at), past_step(frame), unchanged, [made], readings_of(s, found))
+
+
+def unchanged(value: object) -> object:
+    """Called by transformed code."""
+    return value
+
+
+def refuse_repeated(s: CaptureState, function: str) -> None:
+    """Break in front of a message in a checkpoint, which eager writes again in the backward."""
+    if s.recorder.region:
+        raise SideEffectCall(function=function, why="eager calls it again in the backward of the checkpoint")

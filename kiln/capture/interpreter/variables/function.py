@@ -64,7 +64,7 @@ from kiln.runtime.guards.source import (
 from kiln.support.opaque import TRANSFORMS, why_opaque
 from kiln.support.records import dataclass
 
-VARARGS, VARKEYWORDS, ASYNC = 0x04, 0x08, 0x280
+VARARGS, VARKEYWORDS, ASYNC_GENERATOR = 0x04, 0x08, 0x200
 DISABLED = "_torchdynamo_disable"
 """The attribute by which `torch.compiler.disable` and `kiln.disable` mark a function."""
 MARK_OF_TORCH = _disable_dynamo(len).__code__
@@ -590,8 +590,8 @@ def inline(s: CaptureState, function: Function, args: Args, kwargs: Kwargs, site
         made = outlined.call(s, function, args, kwargs)
         if made is not None:
             return made
-    if code.co_flags & ASYNC:
-        raise UnsupportedCall(function=code.co_qualname, why="coroutines are not supported")
+    if code.co_flags & ASYNC_GENERATOR:
+        raise UnsupportedCall(function=code.co_qualname, why="asynchronous generators are not supported")
     origin = origin_of(function.original) if function.original is not None else None
     frame = SymbolicFrame(s, code if origin is None else origin.code, function, function.namespace, parent)
     frame.locals = bind(s, function, args, kwargs)

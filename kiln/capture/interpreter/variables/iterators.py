@@ -68,6 +68,9 @@ class Lazy(Value):
         g.make(self, self.make, *self.parts())
 
 
+COROUTINE = 0x80
+
+
 @final
 class Generator(Value):
     """A generator, whose frame runs to the next `yield` on demand."""
@@ -87,9 +90,11 @@ class Generator(Value):
         self.source = None
 
     def python_type(self) -> type:
-        return types.GeneratorType
+        return types.CoroutineType if self.frame.code.co_flags & COROUTINE else types.GeneratorType
 
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
+        if self.python_type() is types.CoroutineType:
+            raise s.error(TypeError, "'coroutine' object is not iterable")
         return self
 
     def next(self, s: CaptureState) -> Value | None:

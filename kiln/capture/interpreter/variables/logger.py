@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import logging
 import types
-from typing import final
+from typing import cast, final
 
 from kiln.capture.interpreter.breaks import SideEffectCall
-from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Kwargs, Value, wraps
+from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Kwargs, Value, handles, wraps
 from kiln.capture.interpreter.effects import CallEffect
 from kiln.capture.interpreter.variables.bound_method import NamedMethod
 from kiln.capture.interpreter.variables.constant import Constant
-from kiln.capture.interpreter.variables.deferred_text import is_computed
+from kiln.capture.interpreter.variables.deferred_text import refuse_repeated, written
+from kiln.capture.interpreter.variables.function import Function, inline
 from kiln.capture.interpreter.variables.object import Object
-from kiln.capture.interpreter.variables.sequence import is_fixed
-from kiln.runtime.guards.source import Source
+from kiln.runtime.guards.source import AttrSource, ItemSource, ModuleGlobalSource, Source
 
 NO_MESSAGE = frozenset(
     (
@@ -56,12 +56,33 @@ class LogMethod(NamedMethod):
         return types.MethodType
 
     def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
-        for arg in (*args, *kwargs.values()):
-            if not is_fixed(s, arg) and not is_computed(arg):
-                why = f"a {arg.type_name()} may change before the message is written"
-                raise SideEffectCall(function=f"Logger.{self.name}", why=why)
-        s.effects.note(CallEffect(self, tuple(args), dict(kwargs)))
+        function = f"Logger.{self.name}"
+        refuse_repeated(s, function)
+        given = [kept(s, arg, function) for arg in args]
+        named = {name: kept(s, arg, function) for name, arg in kwargs.items()}
+        s.effects.note(CallEffect(self, tuple(given), named))
         return Constant(None)
+
+
+def kept(s: CaptureState, value: Value, function: str) -> Value:
+    """What stands for an argument of a message until it is written."""
+    made = written(s, value)
+    if made is None:
+        raise SideEffectCall(function=function, why=f"a {value.type_name()} may change before the message is written")
+    return made
+
+
+@handles(logging.getLogger)
+def get_logger(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    """One that exists is guarded where the module keeps it; others are made by the function's own code."""
+    name = args[0] if args else kwargs.get("name", Constant(None))
+    cls = ModuleGlobalSource("logging", "Logger")
+    if name.is_constant and not name.constant(s):
+        return s.wrap(logging.root, AttrSource(cls, "root"))
+    known = logging.Logger.manager.loggerDict.get(name.constant(s)) if name.is_constant else None
+    if isinstance(known, logging.Logger):
+        return s.wrap(known, ItemSource(AttrSource(AttrSource(cls, "manager"), "loggerDict"), known.name))
+    return inline(s, cast(Function, s.wrap(logging.getLogger, None)), args, kwargs, NOT_RESUMABLE)
 
 
 @wraps(logging.Logger, subclasses=True)

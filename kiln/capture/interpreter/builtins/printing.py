@@ -1,0 +1,146 @@
+"""`print`: written behind the region, in the order of the program's other effects.
+
+    print("step", n, loss)            CallEffect(print, "step", <n>, <text of loss>)
+    print(*args, file=stream)         a stream of the frame or the program: its `write` is called here
+    sys.stderr.write(text)            CallEffect(TextIOWrapper.write, sys.stderr, text)
+    warnings.warn(text)               CallEffect(warn_explicit, text, ...), with the line of the program
+
+What is printed is fixed when `print` is called: containers are copied, a tensor that is changed afterwards breaks the
+graph at the call. The `__str__` of an object of the program is interpreted between what is written before and after it.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import types
+import warnings
+from collections.abc import Callable
+
+import kiln.capture.interpreter.polyfills as polyfills
+from kiln.capture.interpreter.breaks import SideEffectCall
+from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, handles
+from kiln.capture.interpreter.data_values import is_needed
+from kiln.capture.interpreter.effects import CallEffect
+from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
+from kiln.capture.interpreter.native_calls import natives
+from kiln.capture.interpreter.speculation import NumberCheck, Speculations
+from kiln.capture.interpreter.variables.builtin import Builtin
+from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.deferred_text import DeferredText, refuse_repeated, written
+from kiln.capture.interpreter.variables.function import GlobalEffect, namespace
+from kiln.capture.interpreter.variables.native_object import NativeObject
+from kiln.runtime.guards.source import Source
+from kiln.runtime.warning import WarningPasses, warn_in
+
+
+@handles(print)
+def print_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    refuse_repeated(s, "print")
+    if is_needed(s):
+        raise SideEffectCall(function="print", why="a tensor is changed after its text was printed")
+    named = dict(kwargs)
+    stream = named.pop("file", None)
+    if s.is_none(stream):
+        stream = replaced_output(s)
+    if isinstance(stream, NativeObject):
+        return natives(s).call(print, args, {**named, "file": stream})
+    if stream is not None and not is_library_stream(s, stream):
+        return s.wrap(polyfills.print_to, None).call(s, [stream, *args], named)
+    if stream is not None:
+        named["file"] = stream
+    if not all(value is stream or value.is_constant or isinstance(value, DeferredText) for value in named.values()):
+        raise SideEffectCall(function="print", why="its separators are not known while tracing")
+    separator = named.get("sep", Constant(" "))
+    parts: list[Value] = []
+    for arg in args:
+        part = written(s, arg)
+        if part is None:
+            if parts:
+                note(s, parts, {**named, "sep": separator, "end": separator})
+                parts = []
+            part = s.wrap(str, None).call(s, [arg], {})
+        parts.append(part)
+    note(s, parts, named)
+    return Constant(None)
+
+
+def note(s: CaptureState, parts: list[Value], named: Kwargs) -> None:
+    s.effects.note(CallEffect(Builtin(print), tuple(parts), named))
+
+
+def replaced_output(s: CaptureState) -> Value | None:
+    """`sys.stdout`, if the frame has set it."""
+    is_replaced = s.effects.find(("global", id(vars(sys)), "stdout")) is not None
+    return namespace(s, vars(sys)).load(s, "stdout") if is_replaced else None
+
+
+def is_set(s: CaptureState, dictionary: dict[str, object]) -> bool:
+    """Whether the frame has set names of a module."""
+    return any(isinstance(effect, GlobalEffect) and effect.namespace.dictionary is dictionary for effect in s.effects)
+
+
+def is_library_stream(s: CaptureState, stream: Value) -> bool:
+    """Whether writing to a stream from outside runs no code of the program that may depend on the frame's effects."""
+    source: Source | None = stream.source
+    found = s.classes.lookup(stream.python_type(), "write")
+    return source is not None and found is not None and not isinstance(found[1], types.FunctionType)
+
+
+def writing(function: Callable[..., object]) -> None:
+    """A method of text streams that writes; its result is the length of the text."""
+
+    @handles(function)
+    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        stream = args[0]
+        if isinstance(stream, NativeObject) or len(args) > 2:
+            return natives(s).call(function, args, kwargs)
+        text = written(s, args[1]) if len(args) == 2 else Constant(None)
+        if is_needed(s) or text is None or not is_library_stream(s, stream):
+            raise SideEffectCall(function=function.__qualname__, why="what is written is not known while tracing")
+        if len(args) == 2 and text.python_type() is not str:
+            raise SideEffectCall(function=function.__qualname__, why="it raises")
+        refuse_repeated(s, function.__qualname__)
+        s.effects.note(CallEffect(Builtin(function), tuple([stream, *([text] if len(args) == 2 else [])])))
+        if isinstance(text, DeferredText):
+            return DeferredText(text.made_at, text.step, len, [text], text.readings, int)
+        return Constant(None if len(args) == 1 else len(text.constant(s)))
+
+
+for _method in (io.TextIOWrapper.write, io.StringIO.write, io.TextIOWrapper.flush, io.StringIO.flush):
+    writing(_method)
+
+
+@handles(warnings.warn)
+def warn(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    """As `warnings.warn` does it, at the line of the frame that `stacklevel` names."""
+    given = dict(zip(("message", "category", "stacklevel", "source"), args, strict=False), **kwargs)
+    message, category, level = given.pop("message"), given.pop("category", None), given.pop("stacklevel", Constant(1))
+    frame = frame_at(s, level.constant(s))
+    text = written(s, message) if not is_needed(s) and message.python_type() is str else None
+    kind = UserWarning if category is None or s.is_none(category) else category.constant(s)
+    if frame is None or given or text is None or not issubclass(kind, Warning) or is_set(s, vars(warnings)):
+        raise SideEffectCall(function="warnings.warn", why="what becomes of the warning is not known while tracing")
+    refuse_repeated(s, "warnings.warn")
+    line, space = frame.location().line, frame.globals.dictionary
+    known = text.constant(s) if text.is_constant else None
+    if not passes(s, WarningPasses(known, kind, space.get("__name__") or "<string>", line)):
+        raise SideEffectCall(function="warnings.warn", why="a filter turns it into an error")
+    s.effects.note(CallEffect(s.wrap(warn_in, None), (text, kind, frame.code.co_filename, line, space)))
+    return Constant(None)
+
+
+def frame_at(s: CaptureState, level: int) -> SymbolicFrame | None:
+    """The running frame for 1, its caller for 2; None where that is not interpreted."""
+    frame: SymbolicFrame | None = running_frame(s)
+    for _ in range(level - 1):
+        frame = frame.parent if frame is not None else None
+    return frame
+
+
+def passes(s: CaptureState, check: WarningPasses) -> bool:
+    """Whether the filters let a warning pass; each call asks again."""
+    if not s.policy.speculate or not check():
+        return False
+    s.part(Speculations).numbers[NumberCheck(check, 0, 0)] = None
+    return True
