@@ -31,6 +31,7 @@ from kiln.capture.interpreter.variables.tensor import Tensor
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.inputs import InputRecord
 from kiln.runtime.guards import source as sources
+from kiln.runtime.guards.constant import ObjectRef
 from kiln.runtime.guards.source import LocalSource, Source
 from kiln.runtime.numbers import computed
 from kiln.symbolic.expr import Expr, FloorDiv, Max, Min, Mod, Symbol
@@ -332,6 +333,10 @@ def call_with(
     return function(*arguments, **dict(keywords))
 
 
+def plain(arguments: tuple[object, ...]) -> tuple[object, ...]:
+    return tuple([value.value if isinstance(value, ObjectRef) else value for value in arguments])
+
+
 def past_class(name: str, write: SourceEmitter, items: Callable[[Assembler, Any], object]) -> SourceEmitter:
     """`write`; if the object at the base has a `name` of its own that is not to be run, the method of its container."""
 
@@ -384,7 +389,9 @@ EMITTERS: dict[type[Source], SourceEmitter] = {
     sources.MroSource: on_base(lambda a, source: a.attr("__mro__").item(source.index)),
     sources.ArraySource: on_base(lambda a, source: a.attr("__array__").call(0).call(1), torch.from_numpy),
     sources.ClassFieldSource: on_base(lambda a, source: a.attr(source.name)),
-    sources.CallSource: on_base(lambda a, source: a.const(source.arguments).const(source.keywords).call(3), call_with),
+    sources.CallSource: on_base(
+        lambda a, source: a.const(plain(source.arguments)).const(source.keywords).call(3), call_with
+    ),
     sources.SizeSource: on_base(lambda a, source: a.attr("size").const(source.dim).call(1)),
     sources.StrideSource: on_base(lambda a, source: a.attr("stride").const(source.dim).call(1)),
     sources.OffsetSource: on_base(lambda a, source: a.attr("storage_offset").call(0)),

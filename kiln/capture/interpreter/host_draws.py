@@ -1,4 +1,4 @@
-"""Calls that draw from random generators of Python, NumPy and the program: made in front of the region at each call.
+"""Calls that draw from random generators, or read a clock: made in front of the region at each call.
 
     def f(x):                                drawn = random.uniform(0.8, 1.2)
         x = x.relu()                   =>    return region(x, drawn)
@@ -21,6 +21,7 @@ import dis
 import math
 import operator
 import random
+import time
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
@@ -32,6 +33,7 @@ import torch
 from kiln.capture.interpreter.breaks import AS_CONSTANT, GraphBreak, SideEffectCall
 from kiln.capture.interpreter.core import HANDLERS, Args, CaptureState, Handler, Kwargs, Value, handles, wraps
 from kiln.capture.interpreter.data_values import is_needed
+from kiln.capture.interpreter.effects import CallEffect
 from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.speculation import NumberCheck, Speculations
 from kiln.capture.interpreter.variables.array import TracedArray
@@ -368,7 +370,28 @@ def wrap_drawing(s: CaptureState, real: Callable[..., object], source: Source | 
     return wrap_builtin(s, real, source) if real in HANDLERS else wrap_object(s, real, source)
 
 
+CLOCKS: tuple[Callable[[], float], ...] = (
+    *(time.time, time.time_ns, time.monotonic, time.monotonic_ns, time.perf_counter, time.perf_counter_ns),
+    *(time.process_time, time.process_time_ns, time.thread_time, time.thread_time_ns),
+)
+
+
+def reading(function: Callable[[], float]) -> Handler:
+    """The handler of a clock: read in front of the region, where nothing of the program has run before."""
+
+    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        begun = s.recorder.calls or any(isinstance(effect, CallEffect) for effect in s.effects)
+        made = None if begun else drawn(s, function, args, kwargs)
+        if made is None:
+            raise SideEffectCall(function=function.__name__, why="what comes before it has to be done when it is read")
+        return made
+
+    return handler
+
+
 def register() -> None:
+    for clock in CLOCKS:
+        handles(clock)(reading(clock))
     for name in ("random", "getrandbits", "seed"):
         handles(getattr(random.Random, name))(drawing(f"random.{name}", getattr(random.Random, name)))
         if isinstance(getattr(random, name), types.BuiltinFunctionType):

@@ -8,6 +8,7 @@ its original says.
 
 from __future__ import annotations
 
+import copyreg
 import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TextIO, TypeVar
@@ -37,6 +38,41 @@ def attrgetter(attr: str, *attrs: str) -> Callable[[object], object]:
 
 def methodcaller(name: str, /, *args: object, **kwargs: object) -> Callable[[object], object]:
     return lambda obj: getattr(obj, name)(*args, **kwargs)
+
+
+def reduce_ex(self: object, protocol: int) -> object:
+    """`object.__reduce_ex__`."""
+    cls = type(self)
+    if cls.__reduce__ is not object.__reduce__:
+        return self.__reduce__()
+    if protocol < 2:
+        return copyreg._reduce_ex(self, protocol)  # type: ignore[attr-defined]
+    arguments: tuple[object, ...] = ()
+    keywords: dict[str, object] = {}
+    if hasattr(cls, "__getnewargs_ex__"):
+        arguments, keywords = self.__getnewargs_ex__()  # type: ignore[attr-defined]
+    elif hasattr(cls, "__getnewargs__"):
+        arguments = self.__getnewargs__()  # type: ignore[attr-defined]
+    items = iter(self) if isinstance(self, list) else None
+    pairs = iter(self.items()) if isinstance(self, dict) else None
+    state = self.__getstate__() if cls.__getstate__ is not object.__getstate__ else plain_state(self, cls)
+    if keywords:
+        return copyreg.__newobj_ex__, (cls, arguments, keywords), state, items, pairs  # type: ignore[attr-defined]
+    return copyreg.__newobj__, (cls, *arguments), state, items, pairs  # type: ignore[attr-defined]
+
+
+def plain_state(self: object, cls: type) -> object:
+    """`object.__getstate__`."""
+    own = dict(self.__dict__) if hasattr(self, "__dict__") and self.__dict__ else None
+    slots = {}
+    for kind in cls.__mro__:
+        names = kind.__dict__.get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            private = name.startswith("__") and not name.endswith("__") and kind.__name__.lstrip("_")
+            slot = f"_{kind.__name__.lstrip('_')}{name}" if private else name
+            if slot not in ("__dict__", "__weakref__") and hasattr(self, slot):
+                slots[slot] = getattr(self, slot)
+    return (own, slots) if slots else own
 
 
 def print_to(stream: TextIO, *args: object, sep: str | None = " ", end: str | None = "\n", flush: bool = False) -> None:

@@ -6,19 +6,27 @@ import copy
 import copyreg
 import types
 import weakref
+from collections.abc import Callable
 
+import torch
+
+import kiln.capture.interpreter.polyfills as polyfills
 from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.builtins.functions import attribute
-from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, handles
+from kiln.capture.interpreter.builtins.polyfilled import interpret
+from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Kwargs, Value, handles
+from kiln.capture.interpreter.native_calls import progress
 from kiln.capture.interpreter.variables.bound_method import BoundMethod
-from kiln.capture.interpreter.variables.builtin import Builtin, PythonModule
-from kiln.capture.interpreter.variables.class_entries import is_slot
+from kiln.capture.interpreter.variables.builtin import Builtin, PythonModule, call_unknown
+from kiln.capture.interpreter.variables.class_entries import SLOT
 from kiln.capture.interpreter.variables.classes import Class, can_be_bare
 from kiln.capture.interpreter.variables.function import Function
 from kiln.capture.interpreter.variables.mapping import Dict, Set
 from kiln.capture.interpreter.variables.native_object import NativeObject
 from kiln.capture.interpreter.variables.object import InstanceItems, Object, new_object
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple
+from kiln.capture.interpreter.variables.tensor import Tensor, record
+from kiln.graph.trace.fake import is_wrapped
 
 ATOMIC = (Function, Class, Builtin, PythonModule)
 PROTOCOL = (
@@ -40,6 +48,8 @@ class Copier:
         self.s = s
         self.deep = deep
         self.made: dict[int, Value] = {}
+        self.storages: set[int] = set()
+        """Of the tensors that were copied."""
 
     def inner(self, value: Value) -> Value:
         return self.copy(value) if self.deep else value
@@ -80,9 +90,22 @@ class Copier:
             return value if value.cls is frozenset else Set(dict(value.in_order(s)), value.cls)
         if isinstance(value, Object):
             return self._instance(value)
+        if type(value) is Tensor and self._is_plain(value):
+            return record(s, "clone" if self.deep else "detach", [value], {})
         if isinstance(value, NativeObject) and not self.deep and hasattr(value.object, "__copy__"):
             return s.call_special(value, "__copy__", [], {})
         raise UnsupportedCall(function="copy.copy", why=f"copying a {value.type_name()} is not modelled")
+
+    def _is_plain(self, value: Tensor) -> bool:
+        """Whether `clone` copies a tensor as its own `__deepcopy__` does: it fills its memory and takes no part in
+        autograd; two in one memory share the copy of that."""
+        fake, storage = value.fake, id(value.fake.storage_view.storage)
+        if is_wrapped(fake) or fake.requires_grad or value.python_type() is not torch.Tensor:
+            return False
+        if self.deep and (fake.storage_offset() != 0 or not fake.is_contiguous() or storage in self.storages):
+            return False
+        self.storages.add(storage)
+        return True
 
     def _instance(self, value: Object) -> Value:
         s = self.s
@@ -100,8 +123,6 @@ class Copier:
         new = s.classes.lookup(value.cls, "__new__")
         if new is not None and type(new[1]) in (types.FunctionType, staticmethod):
             raise UnsupportedCall(function="copy.copy", why=f"{value.type_name()} defines __new__")
-        if any(name != "__dict__" and is_slot(value.cls, name) for kind in value.cls.__mro__ for name in vars(kind)):
-            raise UnsupportedCall(function="copy.copy", why=f"{value.type_name()} has slots")
         reads = s.classes.lookup(value.cls, "__getattribute__")
         hooked = reads is not None and reads[0] is not object
         if hooked:
@@ -113,6 +134,8 @@ class Copier:
         for name in value.instance_names():
             item = value.instance_attr(s, name)
             made.attrs[name] = self.inner(item) if item is not None else None
+        for name in slots_of(value):
+            made.attrs[name] = self.inner(value.get_attr(s, name))
         if value.native is not None:
             native = self._copy(value.native)
             assert isinstance(native, Dict | Set | Sequence)
@@ -135,18 +158,43 @@ class Copier:
             raise UnsupportedCall(function="copy.copy", why=f"{made.type_name()} answers for its state")
 
 
+def slots_of(value: Object) -> list[str]:
+    """The slots that hold something."""
+    names = {name for kind in value.cls.__mro__ for name in vars(kind) if type(vars(kind)[name]) is SLOT}
+    held = [name for name in sorted(names) if value.attrs.get(name) is not None or hasattr(value.original, name)]
+    return [name for name in held if value.attrs.get(name, MISSING) is not None]
+
+
 def is_of_object(function: Value, name: str) -> bool:
     return isinstance(function, Builtin) and function.callable is getattr(object, name)
 
 
 @handles(copy.copy)
 def copy_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return Copier(s, False).copy(args[0])
+    return modelled(s, False, copy.copy, args, kwargs)
 
 
 @handles(copy.deepcopy)
 def deepcopy(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     memo = args[1] if len(args) > 1 else kwargs.get("memo")
     if not s.is_none(memo):
-        raise UnsupportedCall(function="copy.deepcopy", why="it is given a memo")
-    return Copier(s, True).copy(args[0])
+        return interpret(s, copy.deepcopy, args, kwargs)
+    return modelled(s, True, copy.deepcopy, args[:1], {})
+
+
+def modelled(s: CaptureState, deep: bool, function: Callable[..., object], args: Args, kwargs: Kwargs) -> Value:
+    """A copy; made by the library's own code where the model does not apply and nothing has been interpreted."""
+    begun = progress(s)
+    try:
+        return Copier(s, deep).copy(args[0])
+    except UnsupportedCall:
+        if progress(s) != begun or isinstance(args[0], Tensor):
+            raise
+    return interpret(s, function, args, kwargs)
+
+
+@handles(object.__reduce_ex__)
+def reduce_ex(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    if not isinstance(args[0], Object) or args[0].foreign is not None:
+        return call_unknown(s, object.__reduce_ex__, args, kwargs)
+    return s.wrap(polyfills.reduce_ex, None).call(s, args, kwargs)

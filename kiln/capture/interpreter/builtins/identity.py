@@ -10,6 +10,7 @@ from __future__ import annotations
 import _thread
 import gc
 import operator
+import os
 import sys
 from collections.abc import Callable
 from typing import final
@@ -32,7 +33,7 @@ from kiln.runtime.guards.source import CallSource, ModuleGlobalSource
 
 ASKED: tuple[Callable[[], object], ...] = (
     sys.get_int_max_str_digits, sys.getrecursionlimit, sys.getdefaultencoding, sys.getfilesystemencoding,
-    sys.getswitchinterval, gc.isenabled, sys.is_finalizing,
+    sys.getswitchinterval, gc.isenabled, sys.is_finalizing, os.getpid, os.getppid, os.getcwd,
 )  # fmt: skip
 """Functions that tell a setting of the process."""
 

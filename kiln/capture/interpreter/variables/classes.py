@@ -31,6 +31,7 @@ from kiln.capture.interpreter.core import (
 from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.native_calls import call_handler, natives
 from kiln.capture.interpreter.pure import is_confined_class, is_pure_class, is_written_in_c
+from kiln.capture.interpreter.variables.attribute_items import AttributeItems
 from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.builtin import Unique, call_unknown
 from kiln.capture.interpreter.variables.class_entries import GETSET, is_data_descriptor
@@ -41,7 +42,6 @@ from kiln.capture.interpreter.variables.made_class import NAMING, emit_made_clas
 from kiln.capture.interpreter.variables.made_descriptor import MadeDescriptor
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import (
-    AttributeItems,
     Object,
     class_of,
     from_class,

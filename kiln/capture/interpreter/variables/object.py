@@ -17,9 +17,9 @@ import types
 import typing
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, MutableMapping
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import field
-from typing import Any, Generic, TypeVar, final
+from typing import Any, final
 
 import torch
 from torch.torch_version import TorchVersion
@@ -40,6 +40,7 @@ from kiln.capture.interpreter.core import (
 )
 from kiln.capture.interpreter.effects import SideEffect, emit_attribute, emit_deletion
 from kiln.capture.interpreter.pure import is_written_in_c
+from kiln.capture.interpreter.variables.attribute_items import AttributeItems, OwnItems
 from kiln.capture.interpreter.variables.bound_method import BOUND_TYPES, BoundMethod
 from kiln.capture.interpreter.variables.choice import Choice, emit_present
 from kiln.capture.interpreter.variables.class_entries import (
@@ -213,6 +214,8 @@ class Object(Value):
             if name == "__dict__" and value is self and isinstance(self.native, Dict) and self.original is MISSING:
                 share_dict(s, self)
                 return
+            if name == "__dict__" and isinstance(value, Dict) and takes_dict(s, self, value):
+                return
             if issubclass(self.cls, BaseException) and is_field(raw):
                 store_field(s, self, name, value)
                 return
@@ -323,7 +326,14 @@ class Object(Value):
         else:
             emit_bare(self, g)
         if isinstance(self.attrs, OwnItems):
-            g.body.op("COPY", 1).op("COPY", 2).op("STORE_ATTR", "__dict__")
+            g.body.op("COPY", 1)
+            if self.attrs.native is self.native:
+                g.body.op("COPY", 2)
+            else:
+                g.emit(self.attrs.native)
+                g.body.op("SWAP", 2)
+            g.body.op("STORE_ATTR", "__dict__")
+            return
         for name, value in self.attrs.items():
             if value is not None:
                 emit_present(g, value, functools.partial(emit_attribute, g, self.cls, name))
@@ -609,8 +619,8 @@ def from_slot(s: CaptureState, value: Value, name: str, raw: Any) -> Value | Non
 
 def instance_dict(s: CaptureState, value: Object) -> Value:
     """`obj.__dict__`: a dict whose items are the attributes of the object."""
-    if value.native is not None and isinstance(value.attrs, OwnItems):
-        return value
+    if isinstance(value.attrs, OwnItems):
+        return value if value.attrs.native is value.native else value.attrs.native
     known = s.part(AttributeTables).instance_dicts
     found = known.get(id(value))
     if found is None:
@@ -623,21 +633,6 @@ def instance_dict(s: CaptureState, value: Object) -> Value:
         value.attrs = {**fields, **loaded, **{name: None for name in value.attrs if name not in {*fields, *loaded}}}
         found = known[id(value)] = Dict(InstanceItems(s, value))  # type: ignore[arg-type]
     return found
-
-
-Owner = TypeVar("Owner", bound=Value)
-
-
-class AttributeItems(MutableMapping[str, tuple[Value, Value]], Generic[Owner]):
-    """The items of `owner.__dict__`, as `Dict` holds them."""
-
-    def __init__(self, s: CaptureState, owner: Owner) -> None:
-        self.state = s
-        self.owner = owner
-
-    def emit(self, g: Codegen) -> None:
-        g.emit(self.owner)
-        g.body.attr("__dict__")
 
 
 @final
@@ -672,30 +667,14 @@ class InstanceItems(AttributeItems[Object]):
         return name, self.pop(name)
 
 
-@final
-class OwnItems(dict[str, Value | None]):
-    """The attributes of a dict that is its own `__dict__` (`self.__dict__ = self`)."""
-
-    def __init__(self, s: CaptureState, native: Dict) -> None:
-        self.state = s
-        self.native = native
-
-    def __contains__(self, name: object) -> bool:
-        return self.native.find(self.state, name) is not None
-
-    def __getitem__(self, name: str) -> Value | None:
-        return self.native.find(self.state, name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        found = self.native.find(self.state, name)
-        return default if found is None else found
-
-    def __setitem__(self, name: str, value: Value | None) -> None:
-        key = Constant(name)
-        if value is None:
-            self.native.del_item(self.state, key)
-        else:
-            self.native.set_item(self.state, key, value)
+def takes_dict(s: CaptureState, value: Object, items: Dict) -> bool:
+    """`value.__dict__ = items`, if the program has not seen the dict that it had."""
+    seen = id(value) in s.part(AttributeTables).instance_dicts or isinstance(value.attrs, OwnItems)
+    if seen or items.cls is not dict or value.native is not None or value.original is not MISSING:
+        return False
+    s.counters.change()
+    value.attrs = OwnItems(s, items)
+    return True
 
 
 def share_dict(s: CaptureState, value: Object) -> None:
