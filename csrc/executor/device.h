@@ -138,7 +138,7 @@ void register_device_runtime(int8_t device_type, DeviceRuntime* runtime);
 // A launch's parameters as the driver takes them: one pointer per parameter, to its bytes.
 class Parameters {
  public:
-  static constexpr size_t kMost = 256;
+  static constexpr size_t kMost = 512;
 
   // Throws PlanError(kDevice) where a number does not fit into the kernel's type.
   void pack(const DeviceLaunch& launch, void* status, void* scratch);

@@ -30,7 +30,7 @@ struct DevicePlace {
 };
 
 inline constexpr int64_t kMagic = 0x4e4c494b;
-inline constexpr int64_t kFormat = 0x8416356;
+inline constexpr int64_t kFormat = 0xbde68d1c;
 
 // An argument of an ATen step: what the words behind the kind are.
 enum class ArgumentKind : int8_t { kNone = 0, kSlot, kInt, kIntRegister, kFloat, kFloatRegister,
@@ -85,11 +85,13 @@ struct LaunchStep {
   std::vector<Slot> tensors;
   Register ints, floats, units, grain, scratch, grid;
   int32_t grid_rank, num_ints;
+  Register rows;
+  int32_t num_rows;
   DeviceIndex device;
   std::shared_ptr<DeviceKernel> loaded;
   int32_t report;
   auto fields() { return std::tie(kernel, tensors, ints, floats, units, grain, scratch, grid,
-    grid_rank, num_ints, device); }
+    grid_rank, num_ints, rows, num_rows, device); }
 };
 struct AtenStep {
   std::string target;

@@ -61,6 +61,28 @@ void run_range(const void* context, int64_t begin, int64_t end) {
                   launch.status);
 }
 
+// A launch over a table: `ends[r]` counts the units of the rows up to r.
+struct TableArguments {
+  LaunchArguments first;
+  const int64_t* ends;
+  int32_t rows;
+  size_t tensors, ints;  // of a row
+};
+
+void run_rows(const void* context, int64_t begin, int64_t end) {
+  const auto& table = *static_cast<const TableArguments*>(context);
+  const int64_t* last = table.ends + table.rows;
+  auto row = static_cast<size_t>(std::upper_bound(table.ends, last, begin) - table.ends);
+  for (; begin < end; row++) {
+    int64_t start = row == 0 ? 0 : table.ends[row - 1], stop = std::min(end, table.ends[row]);
+    LaunchArguments launch = table.first;
+    launch.tensors += row * table.tensors;
+    launch.ints += row * table.ints;
+    if (begin < stop) run_range(&launch, begin - start, stop - start);
+    begin = stop;
+  }
+}
+
 // One call of one plan.
 class Run {
  public:
@@ -357,13 +379,14 @@ void Run::run(const ViewStep& step) {
 void Run::run(const LaunchStep& step) {
   const KernelEntry& kernel = program_.kernels[static_cast<size_t>(step.kernel)];
   void** tensors = frame_.pointers.data();
-  for (size_t n = 0; n < step.tensors.size(); n++) {
+  for (size_t n = 0, param = 0; n < step.tensors.size(); n++, param++) {
+    if (param == kernel.written.size()) param = 0;  // of the next row
     const Value& value = slots_[step.tensors[n]];
     if (value.tag() == Value::Tag::kRaw) {
       tensors[n] = value.raw();
     } else {
       c10::TensorImpl& given = tensor(step.tensors[n]);
-      tensors[n] = kernel.written[n] ? given.mutable_data() : const_cast<void*>(given.data());
+      tensors[n] = kernel.written[param] ? given.mutable_data() : const_cast<void*>(given.data());
     }
   }
   if (step.loaded) {
@@ -380,10 +403,20 @@ void Run::run(const LaunchStep& step) {
                          floats_ + step.floats,
                          static_cast<size_t>(ints_[step.scratch]),
                          &status_};
+  const void* context = &launch;
+  auto run = run_range;
+  TableArguments table;
+  if (step.num_rows > 0) {
+    auto rows = static_cast<size_t>(step.num_rows);
+    table = {launch, ints_ + step.rows, step.num_rows, step.tensors.size() / rows,
+             static_cast<size_t>(step.num_ints) / rows};
+    context = &table;
+    run = run_rows;
+  }
   if (units <= ints_[step.grain]) {
-    run_range(&launch, 0, units);
+    run(context, 0, units);
   } else {
-    parallel_range(units, ints_[step.grain], run_range, &launch);
+    parallel_range(units, ints_[step.grain], run, context);
   }
   if (status_ != 0) throw PlanError(ErrorKind::kStatus, status_, "");
 }

@@ -79,7 +79,8 @@ def wrong_kernel(
         if not isinstance(step, KernelLaunch):
             continue
         launched = next_launch(native)
-        for param, name, slot in zip(step.kernel.params, step.args, launched.tensors, strict=True):
+        params = step.kernel.params * step.rows
+        for param, name, slot in zip(params, step.args, launched.tensors, strict=True):
             if param.name in step.kernel.writes and not alike(native.values[slot], memory.tensors[name]):
                 return step.kernel.name
     return ""

@@ -20,6 +20,7 @@ from kiln.plan.plan import Plan
 from kiln.plan.python_view import plan_python
 from kiln.runtime.cuda_graphs.facts import graph_facts, seeded_plan
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
+from kiln.runtime.cuda_graphs.host_part import HostFirst, split_host_part
 from kiln.runtime.executor import Executable, make_executor
 from kiln.runtime.kernels import Libraries
 from kiln.runtime.loader import MAIN, save_bundle
@@ -59,11 +60,22 @@ class CompiledPlan:
         plain = make_executor(self.plan, self.libraries, constants, self.adapt, self.program)
         if graphs is None:
             return plain
+        parts = None if self.adapt else split_host_part(self.plan)
+        if parts is None:
+            return self._graphed(self.plan, plain, graphs, constants, standalone)
+        recorded = make_executor(parts.recorded, self.libraries, constants)
+        graphed = self._graphed(parts.recorded, recorded, graphs, constants, standalone)
+        if graphed is recorded:
+            return plain
+        return HostFirst(make_executor(parts.host, self.libraries, constants), graphed, parts.order)
 
+    def _graphed(
+        self, plan: Plan, plain: Executable, graphs: CudaGraphs, constants: Sequence[torch.Tensor], standalone: bool
+    ) -> Executable:
         def make_seeded(all_constants: Sequence[torch.Tensor]) -> Executable:
-            return make_executor(seeded_plan(self.plan), self.libraries, all_constants, self.adapt)
+            return make_executor(seeded_plan(plan), self.libraries, all_constants, self.adapt)
 
-        return graphs.wrap(plain, make_seeded, graph_facts(self.plan), constants, standalone=standalone)
+        return graphs.wrap(plain, make_seeded, graph_facts(plan), constants, standalone=standalone)
 
     def bundle(self) -> bytes:
         """The file that `load_plan` reads."""

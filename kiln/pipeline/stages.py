@@ -78,10 +78,10 @@ def loops_after_passes(loops: LoopProgram, at: CompileContext) -> LoopProgram:
 def write_kernels(program: KernelProgram, at: CompileContext) -> Plan:
     """Each kernel in the language of the device whose memory it works on."""
 
-    def write(kernel: KernelIR, aligned: tuple[bool, ...]) -> PrintedKernel:
+    def write(kernel: KernelIR, aligned: tuple[bool, ...], rows: int) -> PrintedKernel:
         gpu = kernel_gpu(kernel)
         target = with_settings(gpu, at.host) if gpu else at.host
-        return print_kernel(kernel, target, aligned, at.events, at.dump)
+        return print_kernel(kernel, target, aligned, at.events, at.dump, rows)
 
     return write_plan(program, write, inputs_aligned=at.target.is_gpu)
 

@@ -45,4 +45,5 @@ def target_for(options: Options, host: Target) -> Target:
     """`host` with what `options` and torch's settings ask for."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     rounds = options.numerics != "fast"
-    return replace(host, deterministic=deterministic, rounds=rounds, without=switched_off(options))
+    without = switched_off(options)
+    return replace(host, deterministic=deterministic, rounds=rounds, graphs=options.cuda_graphs, without=without)

@@ -23,6 +23,7 @@ OTHERS: Mapping[str, str] = {
     "memory-reuse": "results are written over values that are dead",
     "recompute": "the backward recomputes values instead of saving them",
     "overlap-collectives": "collectives start early and are waited for late",
+    "launch-tables": "launches of one kernel become one",
     "split-step": "a region that holds a backward is lowered in two parts, with recomputation in between",
     "repeated-layers": "equal layers are compiled once",
     "compile": "regions are compiled; without, eager runs the torch calls that were captured",

@@ -31,7 +31,7 @@ def region_target(graph: Graph, host: Target) -> Target:
 
 def with_settings(gpu: Target, host: Target) -> Target:
     """`gpu` with what the options and torch's settings ask for."""
-    return replace(gpu, deterministic=host.deterministic, rounds=host.rounds, without=host.without)
+    return replace(gpu, deterministic=host.deterministic, rounds=host.rounds, graphs=host.graphs, without=host.without)
 
 
 def device_of(spec: Spec) -> torch.device | None:

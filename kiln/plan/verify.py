@@ -38,7 +38,7 @@ def verify_plan(plan: Plan) -> None:
 
     P1  a slot is used only after its definition and before its `FreeStep`; it is defined once;
     P2  every symbol is bound by an input, or by a HostReadStep above its use;
-    P3  a launched kernel is in the plan and gets as many tensors and numbers as it declares;
+    P3  a launched kernel is in the plan and gets as many tensors and numbers as it declares, for each row;
     P4  a step writes an input only if the plan says `mutated` (or `donated`, by reuse);
     P5  memory is reused only when no other slot that is a view of it is live;
     P6  outputs are live slots, earlier outputs, inputs or numbers; nested plans take and return what their step names;
@@ -124,11 +124,13 @@ class _Verifier:
         if kernel is None:
             self.fail(f"P3: there is no kernel {step.kernel}", step)
             return
+        rows = len(step.rows) or 1
         given = (len(step.tensors), len(step.ints), len(step.floats))
-        wanted = (len(kernel.params), kernel.num_ints, kernel.num_floats)
+        wanted = (rows * len(kernel.params), rows * kernel.num_ints, kernel.num_floats)
         if given != wanted:
             self.fail(f"P3: the kernel takes {wanted} tensors, ints and floats, not {given}", step)
-        written = [slot for slot, param in zip(step.tensors, kernel.params, strict=True) if param.access != "read"]
+        params = kernel.params * rows
+        written = [slot for slot, param in zip(step.tensors, params, strict=True) if param.access != "read"]
         self.check_input_writes(written, step)
         for slot in step.tensors if kernel.language == "cpp" else ():
             if slot in self.specs and self.specs[slot].device.type != "cpu":

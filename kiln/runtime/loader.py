@@ -30,13 +30,14 @@ from kiln.runtime.cache.bundle import DamagedBundle, pack, unpack
 from kiln.runtime.cache.store import content_key
 from kiln.runtime.cuda_graphs.facts import GraphFacts, graph_facts, seeded_plan
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
+from kiln.runtime.cuda_graphs.host_part import HostFirst, PartOrder, split_host_part
 from kiln.runtime.executor import Executable, Explain, load_executor
 from kiln.runtime.kernels import Cubin, Libraries, instruction_sets
 from kiln.support.errors import KilnError
 from kiln.support.replaced_file import remove_file
 from kiln.tensor.encoding import decode_tensor, encode_tensor
 
-VERSION = 3
+VERSION = 4
 MAIN = "main"
 """The name of the plan in a bundle of one plan."""
 
@@ -66,15 +67,22 @@ def save_bundle(
     sections: dict[str, bytes] = {}
     entries: dict[str, object] = {}
     for name, plan in plans.items():
-        own, facts = (adapt or {}).get(name, ()), graph_facts(plan)
+        own = (adapt or {}).get(name, ())
+        parts = None if own else split_host_part(plan)
+        recorded = plan if parts is None else parts.recorded
+        facts = graph_facts(recorded)
         sections[f"program/{name}"] = (programs or {}).get(name) or encode_program(plan, own)
         if readable:
             sections[f"plan/{name}"] = encode_plan(plan)
         if facts.seeds and not facts.refusal:
-            sections[f"seeded/{name}"] = encode_program(seeded_plan(plan), own)
+            sections[f"seeded/{name}"] = encode_program(seeded_plan(recorded), own)
+        if parts is not None and not facts.refusal:
+            sections[f"host/{name}"] = encode_program(parts.host)
+            sections[f"recorded/{name}"] = encode_program(recorded)
         inputs = [declared.name for declared in plan.inputs]
         entries[name] = {
-            "plan": plan.name, "inputs": inputs, "constants": list(plan.constants), "graph": asdict(facts)
+            "plan": plan.name, "inputs": inputs, "constants": list(plan.constants), "graph": asdict(facts),
+            "parts": None if parts is None else asdict(parts.order),
         }  # fmt: skip
     sections.update((f"region/{name}", encode_plan(spec)) for name, spec in (specs or {}).items())
     sections.update((f"constant/{key}", encode_tensor(tensor)) for key, tensor in constants.items())
@@ -142,10 +150,18 @@ class LoadedBundle:
         constants = self._constants(name)
         written = self.entries[name]["graph"]
         facts = GraphFacts(**{**written, "mutated": tuple(written["mutated"]), "bumped": tuple(written["bumped"])})
-        plain = self._load("program", name, constants)
-        return graphs.wrap(
+        order = self.entries[name]["parts"] if f"host/{name}" in self.sections else None
+        plain = self._load("program" if order is None else "recorded", name, constants)
+        graphed = graphs.wrap(
             plain, lambda every: self._load("seeded", name, every), facts, constants, standalone=standalone
         )
+        if order is None:
+            return graphed
+        if graphed is plain:
+            return self._load("program", name, constants)
+        results = tuple([(is_recorded, number) for is_recorded, number in order["results"]])
+        parts = PartOrder(tuple(order["given"]), results, order["kept"])
+        return HostFirst(self._load("host", name, constants), graphed, parts)
 
     def _constants(self, name: str) -> list[torch.Tensor]:
         return [decode_tensor(bytes(self.sections[f"constant/{key}"])) for key in self.entries[name]["constants"]]

@@ -29,6 +29,8 @@ class Target:
     """`torch.use_deterministic_algorithms`: sums have a fixed order, as they always have on a CPU."""
     rounds: bool = False
     """Results of 16 bits are rounded op by op, as eager does."""
+    graphs: bool = False
+    """CUDA graphs are recorded of what is compiled."""
     without: tuple[str, ...] = ()
     """Passes and rules that are switched off (`pipeline/switches.py`)."""
 

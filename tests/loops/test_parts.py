@@ -13,7 +13,7 @@ from tests.loops.programs import PROGRAMS
 
 def test_parts_of_a_result_are_views_of_its_memory() -> None:
     program = schedule(lowered(PROGRAMS["cat_output"]()[0]), TARGET, EventSink())
-    plan = write_plan(program, lambda kernel, _: print_kernel(kernel, TARGET))
+    plan = write_plan(program, lambda kernel, aligned, rows: print_kernel(kernel, TARGET))
     (whole,) = [step for step in plan.steps if isinstance(step, AllocateStep)]
     views = [step for step in plan.steps if isinstance(step, ViewStep)]
     assert [(view.base, view.spec.offset) for view in views] == [(whole.out, 0), (whole.out, 12)]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kiln.plan.plan import Plan, PlanInput, PlanOutput, Ref, Step, SymbolBinding
-from kiln.plan.steps import AllocateStep, AtenStep, FreeStep, LaunchStep, ViewStep
+from kiln.plan.steps import AllocateStep, AtenStep, CopyStep, FreeStep, LaunchStep, ViewStep
 from kiln.symbolic import symbol
 from kiln.tensor.spec import TensorSpec
 from tests.runtime.samples import KERNELS, spec
@@ -68,6 +68,20 @@ class PlanBuilder:
         tensors = (source, self.allocate_after(source))
         self.steps.append(LaunchStep("k_scale", tensors, (self.random.choice([1, s0]),), (factor,), s0 * COLUMNS))
 
+    def scale_rows(self) -> None:
+        """One launch over a table of independent rows, one of them without units."""
+        sources = [self.pick() for _ in range(self.random.choice([1, 3]))]
+        targets: list[int] = []
+        for _ in sources:
+            targets.append(self.allocate_after(*sources, *targets))
+        empty = self.random.random() < 0.5
+        rows = (*[s0 * COLUMNS] * (len(sources) - 1), s0 * 0 if empty else s0 * COLUMNS)
+        if empty:
+            self.steps.append(CopyStep(targets[-1], sources[-1]))
+        ints: tuple[Any, ...] = tuple([self.random.choice([1, s0]) for _ in sources])
+        tensors = tuple([slot for pair in zip(sources, targets, strict=True) for slot in pair])
+        self.steps.append(LaunchStep("k_scale", tensors, ints, (0.5,), sum(rows), 4, rows=rows))
+
     def allocate_after(self, *used: int) -> int:
         """Allocate, but not in the memory of `used`."""
         kept, self.specs = self.specs, {slot: layout for slot, layout in self.specs.items() if slot not in used}
@@ -101,7 +115,7 @@ class PlanBuilder:
             self.dead += slots
 
     def build(self, steps: int) -> Plan:
-        actions: list[Callable[[], None]] = [self.add, self.scale, self.turn, self.aten, self.free]
+        actions: list[Callable[[], None]] = [self.add, self.scale, self.scale_rows, self.turn, self.aten, self.free]
         for _ in range(steps):
             self.random.choice(actions)()
         live = [slot for slot in self.specs if slot > 2 and slot not in self.dead]

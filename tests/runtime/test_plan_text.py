@@ -86,13 +86,21 @@ def everything() -> Plan:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("make", [add_norm, gather, everything])
+def table() -> Plan:
+    """A launch over two rows."""
+    step = LaunchStep("k_scale", (0, 2, 1, 3), (s0, 7), (0.5,), s0 + 4, grain=2, rows=(s0, 4))
+    inputs, outputs = (PlanInput("x", spec(s0)), PlanInput("y", spec(4))), (PlanOutput(slot=2), PlanOutput(slot=3))
+    steps = (AllocateStep(2, spec(s0)), AllocateStep(3, spec(4)), step)
+    return Plan("table", inputs, (SymbolBinding("s0", "size", 0),), steps, outputs, (SCALE,), num_slots=4)
+
+
+@pytest.mark.parametrize("make", [add_norm, gather, everything, table])
 def test_text(make: Callable[[], Plan], golden: Callable[..., None]) -> None:
     verify_plan(make())
     golden(plan_text(make()))
 
 
-@pytest.mark.parametrize("make", [add_norm, gather, everything])
+@pytest.mark.parametrize("make", [add_norm, gather, everything, table])
 def test_python(make: Callable[[], Plan], golden: Callable[..., None]) -> None:
     golden(plan_python(make()))
 

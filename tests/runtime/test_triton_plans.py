@@ -52,7 +52,9 @@ class Interpreter:
         if "libdevice" in names:  # the interpreter has none
             names["libdevice"] = TorchFunctions()
         more = [status] if meta["status"] else []
-        function[tuple(grid)](*tensors, *ints, *floats, *more, **dict(meta["constants"]))
+        values = kernel.passed_by_value()
+        given = [tensor.item() if place in values else tensor for place, tensor in enumerate(tensors)]
+        function[tuple(grid)](*given, *ints, *floats, *more, **dict(meta["constants"]))
         if status.item():
             raise status_error(int(status), kernel.symbol)
 

@@ -14,6 +14,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import reduce
+from itertools import accumulate
+from operator import add
 from typing import Any, final
 
 from kiln.loops.body.indexing import symbols_of
@@ -26,12 +30,13 @@ from kiln.plan import steps
 from kiln.plan.overloads import number_arguments
 from kiln.plan.plan import Kernel, Plan, PlanInput, PlanOutput, Ref, Slot, Step, SymbolBinding
 from kiln.support.errors import KilnError
-from kiln.symbolic import Int, Relation, Symbol, is_static, product, substituted
+from kiln.symbolic import Int, Relation, Symbol, is_static, product, substituted, sym_max
 from kiln.symbolic.relation import relate
 from kiln.tensor.spec import TensorSpec
 
-KernelWriter = Callable[[KernelIR, tuple[bool, ...]], PrintedKernel]
-"""Prints a kernel; the flags say which parameters always start at a multiple of `ALIGNMENT` bytes."""
+KernelWriter = Callable[[KernelIR, tuple[bool, ...], int], PrintedKernel]
+"""Prints a kernel for so many rows; the flags say which arguments always start at a multiple of `ALIGNMENT`
+bytes, or are one."""
 ALIGNMENT = 16
 
 
@@ -147,17 +152,24 @@ class _PlanWriter:
     def _launch(self, step: KernelLaunch) -> None:
         ir = step.kernel
         aligned = tuple(self._is_aligned(name) for name in step.args)
+        if step.rows > 1:
+            aligned += tuple([is_static(size) and size % ALIGNMENT == 0 for size in step.ints])
         printed = self.kernels.get((id(ir), aligned))
         if printed is None:
-            printed = self.kernels[id(ir), aligned] = self.write_kernel(ir, aligned)
-        sizes, own = _values(ir, step.ints), _values(printed.canonical, step.ints)
-        scratch = substituted(printed.scratch, own)
-        grid = tuple(substituted(count, own) for count in printed.grid)
-        units = product(grid) if grid else substituted(launch_units(ir), sizes)
-        grain = 1 if grid else substituted(launch_grain(ir), sizes)
+            printed = self.kernels[id(ir), aligned] = self.write_kernel(ir, aligned, step.rows)
         symbol, args = printed.kernel.symbol, tuple(self.slots[name] for name in step.args)
-        origin = step.origin or ir.origin
-        self.steps.append(steps.LaunchStep(symbol, args, step.ints, (), units, grain, scratch, grid, origin=origin))
+        sizes = [_values(ir, row.ints) for row in step.each_row()]
+        own = [_values(printed.canonical, row.ints) for row in step.each_row()]
+        scratch = reduce(sym_max, [substituted(printed.scratch, values) for values in own])
+        if printed.grid:
+            programs = [product([substituted(count, values) for count in printed.grid]) for values in own]
+            *firsts, units = accumulate(programs)
+            made = steps.LaunchStep(symbol, args, (*step.ints, *firsts), (), units, 1, scratch, (units,))
+        else:
+            each = [substituted(launch_units(ir), values) for values in sizes]
+            grain, rows = substituted(launch_grain(ir), sizes[0]), tuple(each) if step.rows > 1 else ()
+            made = steps.LaunchStep(symbol, args, step.ints, (), reduce(add, each), grain, scratch, rows=rows)
+        self.steps.append(replace(made, origin=step.origin or ir.origin))
 
     def _is_aligned(self, name: str) -> bool:
         """Does the buffer always start at a multiple of `ALIGNMENT` bytes? Fresh memory does, a view by its offset."""

@@ -16,8 +16,8 @@ from kiln.support.events import EventSink
 from kiln.support.target import Target
 
 MOST_PRINTED = 4096
-_PRINTED: dict[tuple[KernelIR, Target, tuple[bool, ...]], PrintedKernel] = {}
-"""Kernels that this process has printed, by canonical form, target and alignment; emptied when full."""
+_PRINTED: dict[tuple[KernelIR, Target, tuple[bool, ...], int], PrintedKernel] = {}
+"""Kernels that this process has printed, by canonical form, target, alignment and rows; emptied when full."""
 
 
 def print_kernel(
@@ -26,18 +26,20 @@ def print_kernel(
     aligned: tuple[bool, ...] = (),
     events: EventSink | None = None,
     dump: Dump | None = None,
+    rows: int = 1,
 ) -> PrintedKernel:
     """The source of `kernel` in the language of `target`: Triton for a GPU, else C++. Raises `UnsupportedInKernel`.
 
-    `aligned[i]`: parameter i always starts at a multiple of 16 bytes. With a `dump`, each pass is verified and written.
+    `aligned[i]`: argument i always starts at a multiple of 16 bytes. `rows`: of the table that it is launched over; in
+    C++ a call handles one of them. With a `dump`, each pass is verified and written.
     """
     form, _ = canonical(kernel)
-    key = (form, target, aligned if target.is_gpu else ())
+    key = (form, target, aligned, rows) if target.is_gpu else (form, target, (), 1)
     found = _PRINTED.get(key)
     if found is not None and (dump is None or dump.root is None):
         return found
     mapped = run_kernel_passes(form, target, events or EventSink(), dump)
-    made = write_triton(form, mapped, target, aligned) if target.is_gpu else write_cpp(form, mapped, target)
+    made = write_triton(form, mapped, target, aligned, rows) if target.is_gpu else write_cpp(form, mapped, target)
     if len(_PRINTED) >= MOST_PRINTED:
         _PRINTED.clear()
     _PRINTED[key] = made

@@ -1,9 +1,9 @@
-"""From loops to a kernel: `assemble(draft, target)` gives the kernel, named after the buffers of the program.
+"""From loops to a kernel: `assemble(draft, opened=True)` gives the kernel, named after the buffers of the program.
 
 The steps change a draft in order, each a module with an example:
     merge_axes    neighbouring axes become one, and parameters get views with few dimensions
-    open_sizes    sizes become arguments, on a CPU: after merging, which compares them. On a GPU known sizes stay
-                  numbers: what divides them decides how memory is accessed
+    open_sizes    sizes become arguments: after merging, which compares them. On a GPU known sizes stay numbers, as
+                  what divides them decides how memory is accessed, but in rows of a table (`launch_tables.py`)
     take_over     results are written over dead arguments: views tell which have equal layouts
 """
 
@@ -22,11 +22,10 @@ from kiln.loops.fusion.take_over import take_over
 from kiln.loops.kernel.analyses import kernel_symbols, phase_stores
 from kiln.loops.kernel.kernel import KernelIR
 from kiln.support.records import dataclass
-from kiln.support.target import Target
 from kiln.symbolic import Int, Symbol
 
-CPU_STEPS = (merge_axes, open_sizes, take_over)
-GPU_STEPS = (merge_axes, take_over)
+OPEN_STEPS = (merge_axes, open_sizes, take_over)
+FIXED_STEPS = (merge_axes, take_over)
 
 
 @final
@@ -40,11 +39,11 @@ class KernelCall:
     overwrites: Mapping[str, str]
 
 
-def assemble(draft: KernelDraft, target: Target) -> KernelCall:
+def assemble(draft: KernelDraft, *, opened: bool) -> KernelCall:
     """The kernel, with the parameters and size arguments that its phases use, in order of appearance."""
     used = (*_parameters(draft)[0], *_parameters(draft)[1])
     draft = replace(draft, buffers={name: draft.buffers[name] for name in used})
-    for step in GPU_STEPS if target.is_gpu else CPU_STEPS:
+    for step in OPEN_STEPS if opened else FIXED_STEPS:
         draft = step(draft)
     read, written = _parameters(draft)
     params = tuple(draft.views[name] for name in (*read, *written))

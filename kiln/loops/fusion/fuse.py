@@ -20,8 +20,7 @@ from kiln.loops.fusion.dependencies import Dependencies
 from kiln.loops.fusion.group import Group, GroupSymbols
 from kiln.loops.fusion.lifetimes import landing_targets
 from kiln.loops.fusion.order import GroupOrder, current
-from kiln.loops.fusion.rules import FUSION_RULES, LAUNCH_RULES, FusionRule, is_small_sum
-from kiln.loops.fusion.shared_launches import share_launches
+from kiln.loops.fusion.rules import FUSION_RULES, FusionRule, is_small_sum
 from kiln.loops.fusion.single_groups import SingleGroups
 from kiln.loops.fusion.split import initial_units, make_partial
 from kiln.loops.fusion.vetoes import PAIR_VETOES, VETOES_BY_RULE, Veto
@@ -119,7 +118,6 @@ class _Fuser:
                 group = Group(step=node, origin=node.origin)
                 self.graph.add(group, number)
                 self.order.append(group)
-        share_launches(self.order, self.target, lambda first, second: self._try(first, second, LAUNCH_RULES))
         groups = self.order.groups
         kernels = {member.out: number for number, group in enumerate(groups) for member in group.members}
         not_fused = NotFused(tuple(self.refusals), kernels)
@@ -136,12 +134,12 @@ class _Fuser:
         if isinstance(node, Reduction) and any(symbol in group.units for symbol in member.reduced()):
             self._finish_partial(group, node, number)
 
-    def _try(self, group: Group, other: Group, rules: tuple[FusionRule, ...] = FUSION_RULES) -> bool:
+    def _try(self, group: Group, other: Group) -> bool:
         """Fuse two groups, unless they are one already or must stay apart."""
         first, second = sorted((current(group), current(other)), key=lambda group: group.position)
         if first is second:
             return False
-        proposal = propose(first, second, self.context, rules, self.refusals)
+        proposal = propose(first, second, self.context, FUSION_RULES, self.refusals)
         if proposal is not None:
             self._merge(first, second, proposal)
         return proposal is not None

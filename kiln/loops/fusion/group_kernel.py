@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from kiln.loops.body.body import Compute
-from kiln.loops.fusion.assemble import KernelCall, assemble
+from kiln.loops.fusion.assemble import assemble
 from kiln.loops.fusion.dependencies import Dependencies
 from kiln.loops.fusion.fuse import Fused
 from kiln.loops.fusion.group import Group, GroupSymbols, Member
@@ -22,7 +22,9 @@ from kiln.loops.fusion.layout import LoopLayout, best_vector, block_units, layou
 from kiln.loops.fusion.lifetimes import LastUses, ScheduledStep
 from kiln.loops.fusion.phase_bodies import PhaseBodies
 from kiln.loops.fusion.phases import PhasePlan, plan_phases
-from kiln.loops.kernel.kernel import Phase
+from kiln.loops.fusion.rules import is_short
+from kiln.loops.kernel.kernel import KernelIR, Phase
+from kiln.loops.kernel.launches.program import KernelLaunch
 from kiln.loops.program.analyses import memory_of
 from kiln.loops.program.nodes import Buffer, Pointwise
 from kiln.support.target import Target
@@ -43,30 +45,47 @@ def group_launch(
     inside = {member.number for member in group.members}
     stored = frozenset([member.out for member in group.members if _is_read_outside(member, inside, fused.graph)])
     key, names = group_key(group, stored, memory, buffers)
-    found = table.find(key, names, _origin(group))
+    origin = _origin(group)
+    found = table.find(key, names, origin)
     if found is None:
-        call = group_kernel(group, stored, memory, buffers, target, fused.symbols)
-        found = table.launch(call), call.overwrites
-        table.remember(key, names, *found)
+        draft = group_draft(group, stored, memory, buffers, target, fused.symbols)
+        found = table.remember(key, names, assemble(draft, opened=not target.is_gpu))
+        if is_short(group, target):
+            opened = assemble(replace(draft, name=f"{draft.name}_rows"), opened=True)
+            if _has_one_size(opened.kernel):
+                table.remember((*key, OPENED), names, opened)
     launch, overwrites = found
+    row: KernelLaunch | None = launch
+    if target.is_gpu:
+        known = table.find((*key, OPENED), names, origin)
+        row = known[0] if known else launch if is_short(group, target) else None
     overwrites = {**overwrites, **landing.unread}
     for result, argument in overwrites.items():
         below = buffers[argument].spec
         spec = buffers[result].spec
         spec = spec.with_view(spec.sizes, spec.strides, below.offset)
         buffers[result] = replace(buffers[result], base=memory_of(argument, buffers), spec=spec)
-    return ScheduledStep(launch, tuple(overwrites))
+    return ScheduledStep(launch, tuple(overwrites), row)
 
 
-def group_kernel(
+OPENED = "opened"
+"""In the key of a launch whose kernel does not know its sizes."""
+
+
+def _has_one_size(kernel: KernelIR) -> bool:
+    """Is it a flat pointwise loop? Sizes of others are worth knowing on a GPU."""
+    return len(kernel.units) == len(kernel.phases) == len(kernel.ints) == 1 and not kernel.phases[0].axes
+
+
+def group_draft(
     group: Group,
     stored: frozenset[str],
     memory: Reusable,
     buffers: Mapping[str, Buffer],
     target: Target,
     symbols: GroupSymbols,
-) -> KernelCall:
-    """The kernel of a group; `stored` are the results that others read."""
+) -> KernelDraft:
+    """What the kernel of a group is assembled from; `stored` are the results that others read."""
     block_units(group, symbols)
     plans = plan_phases(group, stored, target)
     loops = layout(group, stored, buffers, target)
@@ -78,8 +97,7 @@ def group_kernel(
         phases = tuple(_vectorised(group, plan, phase, loops) for plan, phase in zip(plans.phases, phases, strict=True))
     units, locals_ = bodies.axes(group.units), tuple(bodies.locals.values())
     name, origin = kernel_name(group), _origin(group)
-    draft = KernelDraft(name, units, phases, locals_, buffers, loops.strip, loops.grain, origin, memory)
-    return assemble(draft, target)
+    return KernelDraft(name, units, phases, locals_, buffers, loops.strip, loops.grain, origin, memory)
 
 
 def _is_read_outside(member: Member, inside: set[int], graph: Dependencies) -> bool:

@@ -44,17 +44,24 @@ class KernelTable:
     def launch(self, call: KernelCall) -> KernelLaunch:
         """The launch of a kernel on the buffers that it names."""
         kernel = call.kernel
+        args = tuple(param.name for param in kernel.params)
+        ints = tuple(call.sizes.get(size, size) if isinstance(size, Symbol) else size for size in kernel.ints)
+        return KernelLaunch(self.known(kernel), args, ints, kernel.origin)
+
+    def known(self, kernel: KernelIR) -> KernelIR:
+        """The kernel of the program that is equal to `kernel`."""
         made, key = canonical(kernel)
         if key not in self.by_key:
             self.by_key[key] = replace(made, name=self._fresh(kernel.name))
-        args = tuple(param.name for param in kernel.params)
-        ints = tuple(call.sizes.get(size, size) if isinstance(size, Symbol) else size for size in kernel.ints)
-        return KernelLaunch(self.by_key[key], args, ints, kernel.origin)
+        return self.by_key[key]
 
-    def remember(self, key: Key, names: tuple[str, ...], launch: KernelLaunch, overwrites: Overwrites) -> None:
+    def remember(self, key: Key, names: tuple[str, ...], call: KernelCall) -> tuple[KernelLaunch, Overwrites]:
+        """The launch, which `find` gives for groups with this key."""
+        launch, overwrites = self.launch(call), call.overwrites
         args = tuple([names.index(name) for name in launch.args])
         pairs = tuple([(names.index(result), names.index(argument)) for result, argument in overwrites.items()])
         self.by_group[key] = _KnownLaunch(launch.kernel, args, launch.ints, pairs)
+        return launch, overwrites
 
     def find(self, key: Key, names: tuple[str, ...], origin: str) -> tuple[KernelLaunch, Overwrites] | None:
         """The launch for a group equal to one that has been launched, on the buffers `names`."""

@@ -28,10 +28,12 @@ from kiln.tensor.spec import TensorSpec
 @final
 @dataclass(frozen=True, slots=True)
 class ScheduledStep:
-    """A step, and the results that it writes over its arguments."""
+    """A step, and the results that it writes over its arguments. `row`: the same launch as a row of a table, whose
+    sizes the kernel need not know; None: it is no row."""
 
     step: KernelLaunch | Extern | NestedCall
     overwriting: tuple[str, ...] = ()
+    row: KernelLaunch | None = None
 
     def touched(self) -> tuple[str, ...]:
         """Names of all buffers that the step reads or writes."""

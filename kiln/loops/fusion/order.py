@@ -87,19 +87,6 @@ class GroupOrder:
         first.after = self.before(first) | (self.before(second) - {first})
         first.barriers = self.barriers(first) | self.barriers(second)
 
-    def in_front_of(self, group: Group) -> int:
-        """A position between `group` and the one in front of it."""
-        place = self.place(group)
-        if place and self.groups[place - 1].position == group.position - 1:
-            self._number()
-        return group.position - 1
-
-    def move(self, group: Group, to: int) -> None:
-        """Put `group` at a position that is free."""
-        del self.groups[self.place(group)]
-        group.position = to
-        self.groups.insert(self.place(group), group)
-
     def _number(self) -> None:
         for number, group in enumerate(self.groups):
             group.position = number * GAP

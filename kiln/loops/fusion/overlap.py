@@ -76,6 +76,5 @@ def changes(step: ScheduledStep) -> tuple[str, ...]:
     """Names of the buffers that a step writes, or whose memory it takes over."""
     node = step.step
     if isinstance(node, KernelLaunch):
-        params = zip(node.kernel.params, node.args, strict=True)
-        return (*step.overwriting, *(name for param, name in params if param.name in node.kernel.writes))
+        return (*step.overwriting, *node.written())
     return written(node) if isinstance(node, Extern) else step.touched()

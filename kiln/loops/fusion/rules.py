@@ -13,14 +13,12 @@ from kiln.loops.fusion.align import CommonSpace, align, pair_by_size
 from kiln.loops.fusion.costs import Pair
 from kiln.loops.fusion.group import Group
 from kiln.loops.fusion.split import is_splittable
+from kiln.loops.kernel.launches.program import LONGEST_ROW
 from kiln.loops.program.nodes import Reduction
 from kiln.support.records import dataclass
 from kiln.support.target import Target
 from kiln.symbolic import Int, product
 from kiln.tensor.size_hint import size_hint
-
-SHORT = 1 << 18
-"""Points that a GPU computes or sums in less than the time of a launch."""
 
 
 @final
@@ -98,17 +96,9 @@ def combined_parts(pair: Pair) -> bool:
     return _unit_sizes(pair.first) == _unit_sizes(pair.second)
 
 
-def shared_launch(pair: Pair) -> bool:
-    """Two short kernels of equal shape share a launch, though they have nothing in common (`shared_launches.py`).
-
-    m0 = 0.9 * m0 + g0; m1 = 0.9 * m1 + g1
-    """
-    return not pair.links and _unit_sizes(pair.first) == _unit_sizes(pair.second)
-
-
 def is_short(group: Group, target: Target) -> bool:
     """Does its launch take longer than its work?"""
-    return target.is_gpu and bool(group.members) and size_hint(product(group.sizes.values())) <= SHORT
+    return target.is_gpu and bool(group.members) and size_hint(product(group.sizes.values())) <= LONGEST_ROW
 
 
 def is_small_sum(group: Group, target: Target) -> bool:
@@ -145,8 +135,5 @@ FUSION_RULES = (
     FusionRule("small-sums",                small_sums,                 same_units),
     FusionRule("mixed-order",               mixed_order,                aligned_open),
     FusionRule("combined-parts",            combined_parts,             same_units),
-)
-LAUNCH_RULES = (
-    FusionRule("shared-launch",             shared_launch,              same_units),
 )
 # fmt: on

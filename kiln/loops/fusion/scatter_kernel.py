@@ -41,7 +41,8 @@ def scatter_kernel(node: Scatter, buffers: Mapping[str, Buffer], target: Target)
     if not target.is_gpu:
         strip = LONGEST_STRIP if units and not (inner and _runs_along(node, inner[-1], units[-1], buffers)) else 0
         grain = floor_power(GRAIN_NANOSECONDS // max(size_hint(points(inner)), 1))  # a nanosecond for each value
-    return assemble(KernelDraft("scatter", units, (phase,), (), buffers, strip, grain, node.origin), target)
+    draft = KernelDraft("scatter", units, (phase,), (), buffers, strip, grain, node.origin)
+    return assemble(draft, opened=not target.is_gpu)
 
 
 def _runs_along(node: Scatter, axis: Axis, other: Axis, buffers: Mapping[str, Buffer]) -> bool:
@@ -62,4 +63,4 @@ def copy_kernel(source: Buffer, out: Buffer, buffers: Mapping[str, Buffer], targ
     body = builder.finish(builder.load(source.name, index, source.spec.dtype))
     phase = Phase((), body, (Store(out.name, index, 0),))
     strip = LONGEST_STRIP if axes and not target.is_gpu else 0
-    return assemble(KernelDraft("pointwise", axes, (phase,), (), buffers, strip), target)
+    return assemble(KernelDraft("pointwise", axes, (phase,), (), buffers, strip), opened=not target.is_gpu)

@@ -9,6 +9,8 @@ schedule(program, target, events)      of a loop program that its passes have re
 fuse        loops become groups, by rules and vetoes, in a legal order (`fuse.py`)
 kernels     a group becomes a kernel, or a call of ATen (`group_kernel.py`, `library_calls.py`)
 overlap     collectives start early and are waited for late (`overlap.py`)
+staging     scalars on the CPU are sent to the GPU, for CUDA graphs (`staged_scalars.py`)
+tables      launches of one kernel become one launch (`launch_tables.py`)
 lifetimes   memory is made before its first writer and freed after its last reader (`lifetimes.py`)
 """
 
@@ -16,14 +18,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from kiln.loops.fusion.dependencies import host_numbers
 from kiln.loops.fusion.fuse import Fused, fuse
 from kiln.loops.fusion.group import Group
 from kiln.loops.fusion.group_kernel import group_launch
 from kiln.loops.fusion.kernel_table import KernelTable
+from kiln.loops.fusion.launch_tables import launch_tables
 from kiln.loops.fusion.library_calls import library_call
 from kiln.loops.fusion.lifetimes import LastUses, ScheduledStep, allocations, frees, named_buffers
 from kiln.loops.fusion.overlap import overlapped
 from kiln.loops.fusion.scatter_kernel import copy_kernel, scatter_kernel
+from kiln.loops.fusion.staged_scalars import staged_scalars
 from kiln.loops.kernel.analyses import kernel_reads
 from kiln.loops.kernel.launches.program import KernelLaunch, KernelProgram, NestedCall
 from kiln.loops.program.analyses import memory_of, program_buffers, result_buffers
@@ -44,6 +49,11 @@ def schedule(program: LoopProgram, target: Target, events: EventSink) -> KernelP
     scheduled = [step for group in fused.groups for step in _steps(group, fused, uses, buffers, table, target, events)]
     if "overlap-collectives" not in target.without:
         scheduled = overlapped(scheduled, buffers)
+    if target.is_gpu and target.graphs:
+        scheduled = staged_scalars(scheduled, buffers, table, target)
+    if "launch-tables" not in target.without:
+        kept = result_buffers(program) | given
+        scheduled = launch_tables(scheduled, buffers, kept, host_numbers(program), target)
     steps = tuple(entry.step for entry in scheduled)
     _report(fused, steps, events)
     writes = [(target, target if memory_of(source, buffers) == target else source) for target, source in program.writes]
@@ -96,9 +106,9 @@ def traffic(launches: Sequence[KernelLaunch]) -> tuple[Int, Int]:
     """Bytes that the kernels read and write, each parameter counted once per launch."""
     read: Int = 0
     written: Int = 0
-    for launch in launches:
-        kernel, loaded = launch.kernel, kernel_reads(launch.kernel)
-        values = {own: given for own, given in zip(kernel.ints, launch.ints, strict=True) if isinstance(own, Symbol)}
+    for row in [row for launch in launches for row in launch.each_row()]:
+        kernel, loaded = row.kernel, kernel_reads(row.kernel)
+        values = {own: given for own, given in zip(kernel.ints, row.ints, strict=True) if isinstance(own, Symbol)}
         for param in kernel.params:
             size = substituted(param.spec.numel() * param.spec.dtype.itemsize, values)
             read = read + (size if param.name in loaded else 0)

@@ -16,7 +16,7 @@ from kiln.loops.fusion.align import is_local
 from kiln.loops.fusion.costs import LAUNCH_BYTES, NEAR, Pair
 from kiln.loops.fusion.layout import best_vector
 from kiln.loops.fusion.parallel import leaves_idle, pieces
-from kiln.loops.fusion.rules import FUSION_RULES, LAUNCH_RULES
+from kiln.loops.fusion.rules import FUSION_RULES
 from kiln.loops.fusion.split import SERIAL_POINTS
 from kiln.loops.kernel.occupancy import wanted_pieces
 from kiln.loops.program import column_layout
@@ -279,7 +279,7 @@ def _beyond(cost: int, limit: int) -> Excess | None:
 
 # fmt: off
 ROWS, MIXED, SIBLINGS = ("vertical", "siblings"), ("mixed-order",), ("siblings",)
-CONSUMERS, SMALL = ("consumers-after-reduction",), ("small-sums", "shared-launch")
+CONSUMERS, SMALL = ("consumers-after-reduction",), ("small-sums",)
 PAIR_VETOES = (
     #    measure              unit        reason
     Veto(memory_order,        "",         "one overwrites memory that the other uses"),
@@ -319,6 +319,6 @@ VETOES_BY_RULE = {
     (rule.name, gpu): tuple(
         veto for veto in VETOES if (gpu or not veto.gpu) and (not veto.rules or rule.name in veto.rules)
     )
-    for rule in (*FUSION_RULES, *LAUNCH_RULES)
+    for rule in FUSION_RULES
     for gpu in (False, True)
 }

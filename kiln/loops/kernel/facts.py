@@ -24,6 +24,14 @@ VECTOR_BYTES = 16
 """The widest access of a thread."""
 
 
+def loop_ranges(kernel: KernelIR, sizes: Range) -> dict[Symbol, Range]:
+    """The ranges of a kernel's size arguments, which are all `sizes`, and of its axes."""
+    ranges = {symbol: sizes for symbol in symbols_of(*kernel.ints)}
+    for axes in (kernel.units, *(phase.axes for phase in kernel.phases)):
+        add_ranges(ranges, axes)
+    return ranges
+
+
 @final
 class KernelFacts:
     """Facts of one kernel, computed on demand."""
@@ -42,10 +50,7 @@ class KernelFacts:
 
     @cached_property
     def ranges(self) -> dict[Symbol, Range]:
-        ranges = {symbol: Range(0) for symbol in symbols_of(*self.kernel.ints)}
-        for axes in (self.kernel.units, *(phase.axes for phase in self.kernel.phases)):
-            add_ranges(ranges, axes)
-        return ranges
+        return loop_ranges(self.kernel, Range(0))
 
     @cached_property
     def serial(self) -> frozenset[Symbol]:

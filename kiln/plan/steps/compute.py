@@ -1,6 +1,7 @@
 """Steps that compute tensors: kernels, ATen operators, collectives, random seeds.
 
 launch k0(%0, %1, %2; s0, 0.5) over s0 by 8
+launch k1(%0, %4; 3), (%1, %5; 7) over 1, 2
 %3 = aten.mm.default(%2, %1) -> f32[s0, 768]
 %4 = seed cpu + 4096
 %5 = _c10d_functional.all_reduce.default(%3, 'sum', '0') -> f32[s0, 768]
@@ -9,6 +10,7 @@ wait %5 holding %3
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any, final
 
 import torch
@@ -28,7 +30,12 @@ from kiln.tensor.spec import TensorSpec
 @final
 @dataclass(frozen=True, slots=True)
 class LaunchStep(Step):
-    """Run a kernel over `units` indices; `ints` and `floats` are evaluated at run time."""
+    """Run a kernel over `units` indices; `ints` and `floats` are evaluated at run time.
+
+    `rows`: the units of each row of a table, () for a launch of one row. `tensors` and `ints` hold the arguments of the
+    first row, then those of the second; rows are independent. Only C++ kernels have rows: those of a GPU have a
+    parameter for each tensor of each row.
+    """
 
     kernel: str
     tensors: tuple[Slot, ...]
@@ -38,13 +45,27 @@ class LaunchStep(Step):
     grain: Int = 1
     scratch_bytes: Int = 0
     grid: tuple[Int, ...] = ()  # Triton only
+    rows: tuple[Int, ...] = ()
     origin: str = ""
 
     uses, refers = ("tensors",), ("floats",)
 
+    def each_row(self) -> list[tuple[tuple[Slot, ...], tuple[Int, ...], Int]]:
+        """Tensors, ints and units of each row."""
+        if not self.rows:
+            return [(self.tensors, self.ints, self.units)]
+        tensors, ints = len(self.tensors) // len(self.rows), len(self.ints) // len(self.rows)
+        return [
+            (self.tensors[row * tensors : (row + 1) * tensors], self.ints[row * ints : (row + 1) * ints], units)
+            for row, units in enumerate(self.rows)
+        ]
+
     def text(self) -> str:
-        numbers = ", ".join([*map(str, self.ints), *map(argument_text, self.floats)])
-        text = f"launch {self.kernel}({slots_text(self.tensors)}{'; ' + numbers if numbers else ''}) over {self.units}"
+        rows = []
+        for tensors, ints, _ in self.each_row():
+            numbers = ", ".join([*map(str, ints), *map(argument_text, self.floats)])
+            rows.append(f"({slots_text(tensors)}{'; ' + numbers if numbers else ''})")
+        text = f"launch {self.kernel}{', '.join(rows)} over {', '.join(map(str, self.rows or (self.units,)))}"
         if self.grain != 1:
             text += f" by {self.grain}"
         if self.scratch_bytes != 0:
@@ -54,22 +75,32 @@ class LaunchStep(Step):
     def python(self, printer: PlanPrinter) -> str:
         floats = tuple_python(map(printer.argument, self.floats))
         over = f"grid={tuple_python(self.grid)}" if self.grid else str(self.units)
-        return f"launch({self.kernel!r}, {printer.slots(self.tensors)}, {tuple_python(self.ints)}, {floats}, {over})"
+        if not self.rows:
+            return (
+                f"launch({self.kernel!r}, {printer.slots(self.tensors)}, {tuple_python(self.ints)}, {floats}, {over})"
+            )
+        rows = [
+            f"({printer.slots(tensors)}, {tuple_python(ints)}, {units})" for tensors, ints, units in self.each_row()
+        ]
+        call = f"launch({self.kernel!r}, tensors, ints, {floats}, units)"
+        return f"for tensors, ints, units in ({', '.join(rows)}): {call}"
 
     def native(self, encoder: PlanEncoder) -> Record:
         return Record(
             LAUNCH, kernel=self.kernel, tensors=self.tensors, ints=self.ints, floats=self.floats, units=self.units,
             grain=self.grain, scratch=encoder.kernel(self.kernel).scratch_bytes + self.scratch_bytes, grid=self.grid,
-            grid_rank=len(self.grid), num_ints=len(self.ints), device=encoder.launch_device(self.tensors),
+            grid_rank=len(self.grid), num_ints=len(self.ints), rows=tuple(accumulate(self.rows)),
+            num_rows=len(self.rows), device=encoder.launch_device(self.tensors),
         )  # fmt: skip
 
     def run(self, run: PlanRun) -> None:
-        tensors = [run.values[slot] for slot in self.tensors]
         floats = [float(run.argument(value)) for value in self.floats]
-        arguments = KernelArguments(tensors, run.numbers(self.ints), floats, run.numbers(self.grid))
-        status = run.launch(self.kernel, arguments, run.number(self.units), run.number(self.scratch_bytes))
-        if status:
-            raise status_error(status, self.origin or step_text(self))
+        for slots, ints, units in self.each_row():
+            tensors = [run.values[slot] for slot in slots]
+            arguments = KernelArguments(tensors, run.numbers(ints), floats, run.numbers(self.grid))
+            status = run.launch(self.kernel, arguments, run.number(units), run.number(self.scratch_bytes))
+            if status:
+                raise status_error(status, self.origin or step_text(self))
 
 
 @final

@@ -23,7 +23,7 @@ from typing import final
 from kiln.loops.codegen.cpp.prelude import prelude_for
 from kiln.loops.codegen.cpp.writer import EXPORTED
 from kiln.loops.codegen.sections import Sections
-from kiln.plan.plan import Ref
+from kiln.plan.plan import Ref, Slot
 from kiln.plan.steps import (
     AllocateStep,
     AtenStep,
@@ -178,9 +178,12 @@ class SourceWriter:
     def _launch(self, step: LaunchStep) -> list[str]:
         if any(isinstance(value, Ref) for value in step.floats):
             raise Refused("it takes a number that changes")
+        return [line for slots, ints, units in step.each_row() for line in self._launch_row(step, slots, ints, units)]
+
+    def _launch_row(self, step: LaunchStep, slots: Sequence[Slot], sizes: Sequence[Int], units: Int) -> list[str]:
         kernel = self.kernels[step.kernel]
-        tensors = ", ".join(self.places.address(slot) for slot in step.tensors)
-        ints = ", ".join(self.number(value) for value in step.ints)
+        tensors = ", ".join(self.places.address(slot) for slot in slots)
+        ints = ", ".join(self.number(value) for value in sizes)
         floats = ", ".join(float_text(value) if isinstance(value, float) else self.number(value)  # type: ignore[arg-type]
                            for value in step.floats)  # fmt: skip
         scratch = self.places.scratch(kernel.scratch_bytes + step.scratch_bytes)
@@ -189,7 +192,7 @@ class SourceWriter:
             f"  void* const tensors[] = {{{tensors}}};",
             f"  const i64 ints[] = {{{ints or 0}}};",
             f"  const f64 floats[] = {{{floats or 0}}};",
-            f"  const i64 units = {self.number(step.units)};",
+            f"  const i64 units = {self.number(units)};",
             f"  {step.kernel}_::{step.kernel}(tensors, ints, floats, 0, units, {scratch}, &status);",
             "  if (status) return (int)status;",
             "}",

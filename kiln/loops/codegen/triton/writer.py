@@ -7,6 +7,14 @@
         i1 = tl.arange(0, RBLOCK)
         ...                                               one paragraph per phase
 
+Over a table of rows, a program takes the arguments of its row, of which it is number `program_id - first`:
+
+    def k_34cd..(in0_0, in0_1, out1_0, out1_1, n0_0, n0_1, first_1, XBLOCK: tl.constexpr):
+        in0, out1, n0, first = in0_0, out1_0, n0_0, 0
+        later = program_id >= first_1
+        in0 = tl.where(later, in0_1, in0)
+        ...
+
 Equal kernels have equal sources and symbols: names are those of the canonical form. The source imports nothing but
 Triton. `meta`: what compiling and launching need; see `plan/plan.py`.
 """
@@ -27,8 +35,9 @@ from kiln.loops.codegen.triton.prelude import prelude_for
 from kiln.loops.codegen.triton.signature import int_type, is_wide, parameter_type, passed_by_value
 from kiln.loops.codegen.triton.statements import Frame, mask_name
 from kiln.loops.kernel.analyses import phase_writes
-from kiln.loops.kernel.facts import KernelFacts
+from kiln.loops.kernel.facts import loop_ranges
 from kiln.loops.kernel.kernel import KernelIR, Phase
+from kiln.loops.kernel.launches.program import LONGEST_ROW
 from kiln.loops.kernel.mapped import MappedKernel
 from kiln.loops.kernel.text import mapped_kernel_text
 from kiln.plan.plan import Kernel
@@ -37,27 +46,27 @@ from kiln.symbolic import BoundAnalysis, Int, Range, Symbol, ceil_div, product
 
 
 def write_triton(
-    canonical: KernelIR, mapped: MappedKernel, target: Target, aligned: tuple[bool, ...] = ()
+    canonical: KernelIR, mapped: MappedKernel, target: Target, aligned: tuple[bool, ...] = (), rows: int = 1
 ) -> PrintedKernel:
     """The Triton source of `mapped`, which the passes made of `canonical` for `target`.
 
-    `aligned[i]`: parameter i always starts at a multiple of 16 bytes (empty: unknown). Raises `UnsupportedInKernel`.
+    `aligned[i]`: argument i always starts at a multiple of 16 bytes, or is one (empty: unknown). `rows`: of the table
+    that it runs over, whose sizes are at most `LONGEST_ROW`. Raises `UnsupportedInKernel`.
     """
-    writer = _TritonKernelWriter(mapped)
+    writer = _TritonKernelWriter(mapped, rows)
     lines = writer.lines()
     status = any(_STATUS.search(line) for line in lines)
     body = "\n".join(indented(lines, 2))
     head = "\n".join(f"# {line}" for line in mapped_kernel_text(mapped).split("\n"))
-    names = [param.name for param in canonical.params]
-    names += [str(size) for size in canonical.ints if isinstance(size, Symbol)]
+    names = writer.parameters()
     names += ["status"] if status else []
     names += [f"{dim.name}: tl.constexpr" for dim in writer.tiling.dims]
     text = f"{head}\n@triton.jit\ndef {{symbol}}({', '.join(names)}):\n{body}\n"
     source = f"{prelude_for(body)}\n\n\n{text}"
     meta = writer.meta(target, aligned, status)
     symbol = kernel_symbol(source, meta)
-    source, params = source.replace("{symbol}", symbol), kernel_params(canonical)
-    made = Kernel(symbol, "triton", source, params, len(canonical.ints), meta=meta)
+    source, params = source.replace("{symbol}", symbol), kernel_params(canonical) * rows
+    made = Kernel(symbol, "triton", source, params, rows * len(canonical.ints) + rows - 1, meta=meta)
     return PrintedKernel(made, canonical, grid=writer.grid)
 
 
@@ -66,9 +75,9 @@ _STATUS = re.compile(r"\bstatus\)")
 
 @final
 class _TritonKernelWriter:
-    def __init__(self, mapped: MappedKernel) -> None:
+    def __init__(self, mapped: MappedKernel, rows: int) -> None:
         assert mapped.tiling is not None, "tiles are chosen before a kernel is printed"
-        self.kernel, self.tiling = mapped.kernel, mapped.tiling
+        self.kernel, self.tiling, self.rows = mapped.kernel, mapped.tiling, rows
         ranges = self._ranges()
         self.bounds = BoundAnalysis(ranges)
         self.wide = is_wide(self.kernel, ranges)
@@ -85,16 +94,26 @@ class _TritonKernelWriter:
         self._numbers: dict[Symbol, str] = {}
 
     def _ranges(self) -> dict[Symbol, Range]:
-        ranges = dict(KernelFacts(self.kernel).ranges)
+        ranges = loop_ranges(self.kernel, Range(0, LONGEST_ROW if self.rows > 1 else None))
         add_ranges(ranges, (Axis(dim.symbol, dim.size) for dim in self.tiling.dims))
         return ranges
 
+    def parameters(self) -> list[str]:
+        """Names of tensors, sizes and first programs, those of each row in turn."""
+        tensors = [param.name for param in self.kernel.params]
+        sizes = [str(size) for size in self.kernel.ints if isinstance(size, Symbol)]
+        if self.rows == 1:
+            return tensors + sizes
+        rows = range(self.rows)
+        named = [f"{name}_{row}" for names in (tensors, sizes) for row in rows for name in names]
+        return named + [f"first_{row}" for row in rows[1:]]
+
     def meta(self, target: Target, aligned: tuple[bool, ...], status: bool) -> tuple[tuple[str, Any], ...]:
-        types = [parameter_type(param, param.name in self.values) for param in self.kernel.params]
-        types += [int_type(self.wide)] * len(self.kernel.ints)
+        types = [parameter_type(param, param.name in self.values) for param in self.kernel.params] * self.rows
+        numbers = frozenset([position for position, kind in enumerate(types) if not kind.startswith("*")])
+        types += [int_type(self.wide)] * (self.rows * len(self.kernel.ints) + self.rows - 1)
         types += ["*i64"] if status else []
-        pointers = [position for position, kind in enumerate(types) if kind.startswith("*")]
-        divisible = tuple([position for position in pointers if position < len(aligned) and aligned[position]])
+        divisible = tuple([place for place, is_aligned in enumerate(aligned) if is_aligned and place not in numbers])
         major, minor = target.capability
         return (
             ("capability", 10 * major + minor),
@@ -110,7 +129,7 @@ class _TritonKernelWriter:
     # Units.
 
     def lines(self) -> list[str]:
-        head, body = [*self._program(), *self._whole()], self._phases()
+        head, body = [*self._row(), *self._program(), *self._whole()], self._phases()
         dim = self.tiling.unmasked
         if dim is None:
             return [*head, *body] or ["pass"]
@@ -119,11 +138,24 @@ class _TritonKernelWriter:
         is_full = f"if {self._numbers[dim.symbol]} < {self.ints.text(dim.size // dim.block)}:"
         return [*head, is_full, *indented([whole, *body], 2), "else:", *indented(body, 2)]
 
+    def _row(self) -> list[str]:
+        """The arguments of this program's row of the table."""
+        if self.rows == 1:
+            return []
+        names = [param.name for param in self.kernel.params] + [str(size) for size in self.kernel.ints] + ["first"]
+        values = [f"{name}_0" for name in names[:-1]] + ["0"]
+        lines = ["program_id = tl.program_id(0)", f"{', '.join(names)} = {', '.join(values)}"]
+        for row in range(1, self.rows):
+            lines.append(f"later = program_id >= first_{row}")
+            lines += [f"{name} = tl.where(later, {name}_{row}, {name})" for name in names]
+        return lines
+
     def _program(self) -> list[str]:
         """Indices of this program's units: its number taken apart, the last block fastest."""
         if not self.counts:
             return []
-        number = "tl.program_id(0)" + (".to(tl.int64)" if self.wide else "")
+        number = "tl.program_id(0)" if self.rows == 1 else "(program_id - first)"
+        number += ".to(tl.int64)" if self.wide else ""
         if len(self.counts) == 1:
             return self._unit(self.counts[0][0], number)
         lines = [f"program = {number}"]

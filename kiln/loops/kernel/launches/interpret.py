@@ -33,13 +33,15 @@ def run_steps(program: KernelProgram, memory: Memory) -> Iterator[KernelLaunch |
             if made.before == position:
                 memory.allocate(made.buffer)
         if isinstance(step, KernelLaunch):
-            run_launch(step, memory)
+            for row in step.each_row():
+                run_launch(row, memory)
         else:
             run_extern(step.call if isinstance(step, NestedCall) else step, memory)  # nested programs run as loops
         yield step
 
 
 def run_launch(launch: KernelLaunch, memory: Memory) -> None:
+    """Run a launch of one row."""
     inner = Memory(faults=memory.faults)
     for own, given in zip(launch.kernel.ints, launch.ints, strict=True):
         if not isinstance(own, Symbol):

@@ -3,6 +3,7 @@
     kernel norm(x: f32[8, 64] -> out: f32[8, 64]) units (i0: 8) ...
     allocate y: f32[8, 64]
     launch norm(x -> y)
+    launch step(g0, m0 -> p0; 768), (g1, m1 -> p1; 3072)
     free x
 
 Fusion makes it out of a loop program; the plan is written from it.
@@ -10,7 +11,8 @@ Fusion makes it out of a loop program; the plan is written from it.
 
 from __future__ import annotations
 
-from dataclasses import field
+from collections.abc import Iterator
+from dataclasses import field, replace
 from typing import final
 
 from kiln.loops.kernel.kernel import KernelIR
@@ -18,6 +20,9 @@ from kiln.loops.kernel.launches.not_fused import NotFused
 from kiln.loops.program.nodes import Buffer, Extern, LoopOutput
 from kiln.support.records import dataclass
 from kiln.symbolic import Int, Symbol
+
+LONGEST_ROW = 1 << 18
+"""The largest size of a row of a table on a GPU: a larger tensor is worth a launch of its own."""
 
 
 @final
@@ -37,12 +42,28 @@ class KernelLaunch:
 
     Equal kernels of a program are one object. The spec of a parameter is the view under which the kernel sees the
     argument from its first element on: dimensions may be merged or split, and sizes are in the kernel's own symbols.
+
+    A launch over a table of `rows` does what a launch for each row would: `args` and `ints` hold those of the first
+    row, then those of the second. No row writes what another one reads or writes.
     """
 
     kernel: KernelIR
     args: tuple[str, ...]
     ints: tuple[Int, ...] = ()
     origin: str = ""
+    rows: int = 1
+
+    def each_row(self) -> Iterator[KernelLaunch]:
+        """A launch for each row."""
+        params, ints = len(self.kernel.params), len(self.kernel.ints)
+        for row in range(self.rows):
+            args, sizes = self.args[row * params : (row + 1) * params], self.ints[row * ints : (row + 1) * ints]
+            yield replace(self, args=args, ints=sizes, rows=1)
+
+    def written(self) -> tuple[str, ...]:
+        """The arguments that it writes."""
+        params = self.kernel.params * self.rows
+        return tuple([name for param, name in zip(params, self.args, strict=True) if param.name in self.kernel.writes])
 
 
 @final

@@ -1,6 +1,7 @@
 """Kernel programs as text: kernels, then allocations, launches, calls and frees in order.
 
 launch norm(x, w -> out; s0)
+launch step(g0, m0 -> p0; 768), (g1, m1 -> p1; 3072)
 """
 
 from __future__ import annotations
@@ -40,8 +41,12 @@ def step_text(step: KernelLaunch | Extern | NestedCall) -> str:
 
 def launch_text(launch: KernelLaunch) -> str:
     """`launch norm(x, w -> out; s0)`."""
-    writes = launch.kernel.writes
-    pairs = [(name, param.name in writes) for param, name in zip(launch.kernel.params, launch.args, strict=True)]
+    return f"launch {launch.kernel.name}{', '.join(map(_row_text, launch.each_row()))}" + origin_comment(launch.origin)
+
+
+def _row_text(row: KernelLaunch) -> str:
+    writes = row.kernel.writes
+    pairs = [(name, param.name in writes) for param, name in zip(row.kernel.params, row.args, strict=True)]
     read, written = (", ".join(name for name, is_written in pairs if is_written is side) for side in (False, True))
-    ints = f"; {', '.join(map(str, launch.ints))}" if launch.ints else ""
-    return f"launch {launch.kernel.name}({read} -> {written}{ints})" + origin_comment(launch.origin)
+    ints = f"; {', '.join(map(str, row.ints))}" if row.ints else ""
+    return f"({read} -> {written}{ints})"

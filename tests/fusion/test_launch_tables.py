@@ -1,4 +1,4 @@
-"""Short kernels of equal shape share a launch on a GPU, and no result changes."""
+"""Launches of one kernel become one launch over a table, and no result changes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from kiln.loops.kernel.launches.text import kernel_program_text
 from kiln.support.target import Target
-from tests.fusion.check import assert_same_values, kernels, scheduled
+from tests.fusion.check import TARGET, assert_same_values, scheduled
 from tests.fusion.random_loops import random_program
 from tests.fusion.test_far_apart import momentum_steps
 
@@ -28,16 +28,18 @@ def test_text(golden: Callable[..., None]) -> None:
     golden(kernel_program_text(scheduled(momentum_steps(10), GPU)))
 
 
-@pytest.mark.parametrize(("count", "wanted"), [(7, 7), (14, 7), (140, 7), (700, 35)])
-def test_one_launch_for_each_shape(count: int, wanted: int) -> None:
-    """Seven sizes; a kernel has at most 48 loops, those of 24 parameters."""
-    assert len(scheduled(momentum_steps(count), GPU).steps) == wanted
+@pytest.mark.parametrize("target", [GPU, TARGET])
+@pytest.mark.parametrize("count", [14, 140, 700])
+def test_one_launch_for_all_sizes(count: int, target: Target) -> None:
+    """A tensor of one element has a kernel of its own."""
+    assert [step.rows for step in scheduled(momentum_steps(count), target).steps] == [count // 7, count - count // 7]
 
 
-def test_what_is_needed_in_between_stays() -> None:
-    """`b` needs `a`, so `a` does not move behind it; `b` and `c` share a launch."""
-    made = assert_same_values(USED_BETWEEN, made=scheduled(USED_BETWEEN, GPU))
-    assert [len(kernel.writes) for kernel in kernels(made)] == [1, 2]
+@pytest.mark.parametrize("target", [GPU, TARGET])
+def test_what_is_needed_in_between_stays(target: Target) -> None:
+    """`b` needs `a`, so `a` does not move behind it; `c` moves up to `a`."""
+    made = assert_same_values(USED_BETWEEN, made=scheduled(USED_BETWEEN, target))
+    assert [step.rows for step in made.steps] == [2, 1]
 
 
 @pytest.mark.parametrize("count", [14, 150])
