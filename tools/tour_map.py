@@ -214,6 +214,7 @@ MAP = {
     ),
     "Loops and kernels": (
         ("Which values get a buffer, which are inlined?", "kiln/loops/lowering/realise.py", "choose_realised"),
+        ("When do launches become one over a table?", "kiln/loops/fusion/launch_tables.py", "launch_tables"),
         ("Where is it decided that two loops fuse?", "kiln/loops/fusion/rules.py", "FUSION_RULES"),
         ("Why were two loops not fused?", "kiln/loops/fusion/vetoes.py", "VETOES"),
         ("When is a reduction split over blocks?", "kiln/loops/fusion/split.py", "is_splittable"),
@@ -248,6 +249,7 @@ MAP = {
         ("Where is a step executed?", "csrc/executor/run.cpp", "run"),
         ("Where is an ATen result compared with the plan?", "csrc/executor/aten.cpp", ""),
         ("Where are saved tensors and their versions checked?", "csrc/executor/region.cpp", ""),
+        ("Which steps run in front of a CUDA graph?", "kiln/runtime/cuda_graphs/host_part.py", "split_host_part"),
         ("When is a CUDA graph recorded, when replayed?", "kiln/runtime/cuda_graphs/graphed.py", "GraphedPlan"),
         (
             "What happens to results of a CUDA graph that are still held at its next replay?",
