@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
+from math import prod
 from typing import Any, final
 
 import torch
@@ -35,29 +37,30 @@ class Runner:
     interpreter: Interpreter
     used: list[PrintedKernel] = field(default_factory=list)
 
-    def run(self, kernel: KernelIR, tensors: list[torch.Tensor], sizes: Mapping[str, int]) -> int:
-        """One launch; its status."""
-        written = print_kernel(kernel, GPU)
+    def run(self, kernel: KernelIR, tensors: list[torch.Tensor], *sizes: Mapping[str, int]) -> int:
+        """One launch over a row for each of `sizes`; its status."""
+        written = print_kernel(kernel, GPU, rows=len(sizes))
         self.used.append(written)
-        values = tuple(evaluate(size, sizes) for size in kernel.ints)
-        names = {f"n{place}": value for place, value in enumerate(values)}
-        programs = 1
-        for count in written.grid:
-            programs *= evaluate(count, names)
-        return self.interpreter.run(Job(written.kernel, programs, tuple(tensors), values))
+        values: list[int] = []
+        programs = []
+        for row in sizes:
+            own = [evaluate(size, row) for size in kernel.ints]
+            names = {f"n{place}": value for place, value in enumerate(own)}
+            programs.append(prod([evaluate(count, names) for count in written.grid]))
+            values += own
+        *firsts, count = accumulate(programs)
+        return self.interpreter.run(Job(written.kernel, count, tuple(tensors), (*values, *firsts)))
 
     def launch(self, launch: KernelLaunch, memory: Memory) -> None:
-        sizes = {
-            size.name: number(value, memory.sizes)
-            for size, value in zip(launch.kernel.ints, launch.ints, strict=True)
-            if isinstance(size, Symbol)
-        }
-        inner = Memory(sizes={size: sizes[size.name] for size in launch.kernel.ints if isinstance(size, Symbol)})
-        tensors = [
-            inner.seen_as(memory.tensors[name], param.spec)
-            for param, name in zip(launch.kernel.params, launch.args, strict=True)
-        ]
-        if self.run(launch.kernel, tensors, sizes):
+        rows, tensors = [], []
+        for row in launch.each_row():
+            pairs = zip(row.kernel.ints, row.ints, strict=True)
+            sizes = {size: number(value, memory.sizes) for size, value in pairs if isinstance(size, Symbol)}
+            inner = Memory(sizes=sizes)
+            rows.append({size.name: value for size, value in sizes.items()})
+            for param, name in zip(row.kernel.params, row.args, strict=True):
+                tensors.append(inner.seen_as(memory.tensors[name], param.spec))
+        if self.run(launch.kernel, tensors, *rows):
             memory.faults.report("a fault")
 
     def program(self, program: KernelProgram, args: list[Any]) -> list[Any]:

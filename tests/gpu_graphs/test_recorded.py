@@ -72,16 +72,17 @@ def test_a_plan_of_triton_kernels(name: str, tmp_path: Path) -> None:
 
 
 def cases(name: str) -> list[tuple[KernelIR, dict[str, int]]]:
-    """The distinct kernels, on the CPU, with the sizes of their first launch."""
+    """The distinct kernels, on the CPU, with the sizes of the first row of their first launch."""
     graph = run_passes(graph_of(name), EventSink())
     loops = run_program_passes(lower(graph, GPU, EventSink()), GPU, EventSink())
     program = schedule(loops, GPU, EventSink())
     found = []
     for kernel in distinct_kernels(program):
         launch = next(step for step in program.steps if isinstance(step, KernelLaunch) and step.kernel is kernel)
+        row = next(launch.each_row())
         sizes = {
             size.name: evaluate(value, {})
-            for size, value in zip(kernel.ints, launch.ints, strict=True)
+            for size, value in zip(kernel.ints, row.ints, strict=True)
             if isinstance(size, Symbol)
         }
         text = kernel_text(kernel).replace(" @cuda:0", "").replace("@cuda:0", "")
