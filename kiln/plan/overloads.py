@@ -2,6 +2,7 @@
 
 find_overload("aten.mm.default")     torch.ops.aten.mm.default
 is_random("aten.rand.default")       True
+draws("aten._scaled_dot_product_flash_attention.default", (q, k, v, 0.0), {})     False: nothing is dropped
 is_collective("_c10d_functional.all_reduce.default")     True
 written_arguments("aten.add_.Tensor")    {0, "self"}
 number_arguments("aten.add.Tensor")      {2, "alpha"}
@@ -43,6 +44,21 @@ def is_collective(target: str) -> bool:
 def is_random(target: str) -> bool:
     """Whether the overload draws random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(find_overload(target), "tags", ())
+
+
+def draws(target: str, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
+    """Whether a call of the overload draws random numbers: attention does only where it drops something."""
+    if not is_random(target):
+        return False
+    arguments = find_overload(target)._schema.arguments
+    place = next((place for place, argument in enumerate(arguments) if argument.name == DROPPED_SHARE), None)
+    if place is None:
+        return True
+    given = args[place] if place < len(args) else kwargs.get(DROPPED_SHARE, arguments[place].default_value)
+    return given != 0
+
+
+DROPPED_SHARE = "dropout_p"
 
 
 @lru_cache(maxsize=1024)

@@ -113,3 +113,14 @@ def test_seeds_become_constants_and_returned_ones_are_kept() -> None:
     assert torch.equal(second, plain[0]) and torch.equal(first, plain[1])
     rows.refresh((4, 8))
     assert torch.equal(second, plain[0]), "a returned seed is this call's"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+@pytest.mark.parametrize("name", ["flash", "cudnn", "efficient"])
+def test_attention_without_dropout_draws_nothing(name: str, share: float) -> None:
+    heads = tuple([Ref(0)] * 3)
+    more = {"flash": (share,), "cudnn": (None, True, share), "efficient": (None, True, share)}[name]
+    attention = call(f"aten._scaled_dot_product_{name}_attention.default", *heads, *more)
+    assert ("draws" in graph_facts(plan(attention)).refusal) is (share > 0)
+    if name == "flash":
+        assert graph_facts(plan(call(attention.target, *heads))).refusal == ""  # by default

@@ -19,7 +19,7 @@ from typing import final
 import torch
 
 from kiln.plan.device_copies import device_of
-from kiln.plan.overloads import is_collective, is_random
+from kiln.plan.overloads import draws, is_collective
 from kiln.plan.plan import Plan, PlanOutput, Ref, Step, slots_in
 from kiln.plan.steps import AtenStep, ConstantStep, LaunchStep, RandomSeedStep
 from kiln.plan.verify import slot_specs
@@ -87,7 +87,7 @@ def _unrecordable(step: AtenStep, specs: Mapping[int, TensorSpec]) -> Iterator[s
     name = rest.partition(".")[0]
     if is_collective(step.target):
         yield f"{step.target} is a collective"
-    if is_random(step.target):
+    if draws(step.target, step.args, dict(step.kwargs)):
         yield f"{step.target} draws from torch's generator"
     if namespace == "aten" and name in WAITING:
         yield f"{step.target} waits for the device"
