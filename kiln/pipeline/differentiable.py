@@ -59,7 +59,9 @@ def compile_differentiable(recorder: Recorder, trace: Trace, context: CompileCon
         replay = write_eager_replay(recorder, trace)
     with context.events.stage("partition"):
         recompute = context.options.recompute == "cheap" and "recompute" not in context.without
-        partitioned = partition(joint, recompute=recompute, keep_draws=bool(replay.data))
+        partitioned = partition(
+            joint, recompute=recompute, keep_draws=bool(replay.data), budget=context.options.memory_budget
+        )
         partitioned = saved_as_made(partitioned, context)
     enables_grad = not recorder.grad_at_start
     region = differentiable_region(

@@ -58,7 +58,8 @@ def step_to_plan(graph: Graph, context: CompileContext) -> Plan:
         passed = run_passes(graph, context.events, env=context.env, passes=JOINT_PASSES, without=context.without)
         recompute = context.options.recompute == "cheap" and "recompute" not in context.without
         with context.events.stage("partition"):
-            split = split_step(passed, context.env, recompute=recompute)
+            budget = context.options.memory_budget
+            split = split_step(passed, context.env, recompute=recompute, budget=budget)
         if split is not None:
             first, second = graph_to_plan(split.first, context, "forward"), graph_to_plan(split.second, context, "step")
             plan = joined(first, second, split.kept, split.outputs)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any, Literal, get_args, get_type_hints
@@ -63,6 +64,9 @@ class Options:
     a script that shows the difference. Random numbers are eager's; nothing is loaded from the cache."""
     recompute: Literal["cheap", "none"] = "cheap"
     """What the backward may recompute instead of saving it in the forward."""
+    memory_budget: float = 1.0
+    """How much of what is saved for the backward may be saved, from 0 (inputs and random numbers only: the backward
+    runs the forward again) to 1; what is cheap to compute and large is dropped first."""
     cache: bool = True
     """Load and store compiled variants on disk. Kernels are cached by their contents either way."""
     cache_dir: str = ""
@@ -138,13 +142,19 @@ def _check(name: str, value: object, hint: type) -> None:
     if choices:
         if value not in choices:
             raise BadOption(name=name, value=value, allowed="one of " + ", ".join(map(repr, choices)))
+    elif hint is float:
+        if type(value) not in (float, int) or not 0 <= value <= 1:  # type: ignore[operator]
+            raise BadOption(name=name, value=value, allowed="a number from 0 to 1")
     elif type(value) is not hint:
         raise BadOption(name=name, value=value, allowed=f"a value of type {hint.__name__}")
     elif isinstance(value, int) and value < LEAST.get(name, value):
         raise BadOption(name=name, value=value, allowed=f"an integer of at least {LEAST[name]}")
 
 
-def _read(text: str, hint: type) -> bool | int | str:
+def _read(text: str, hint: type) -> bool | int | float | str:
+    if hint is float:
+        with suppress(ValueError):
+            return float(text)
     if hint is bool:
         return {"1": True, "true": True, "0": False, "false": False}.get(text.lower(), text)
     return int(text) if hint is int and text.lstrip("-").isdigit() else text

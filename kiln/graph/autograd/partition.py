@@ -21,7 +21,8 @@ from typing import final
 from kiln.graph.autograd.dependencies import Dependencies
 from kiln.graph.autograd.errors import UnsavedSymbol
 from kiln.graph.autograd.joint import JointGraph
-from kiln.graph.autograd.min_cut import Sides, values_to_save, values_without_recomputation
+from kiln.graph.autograd.memory_budget import saved_values
+from kiln.graph.autograd.min_cut import Sides
 from kiln.graph.autograd.tangent_paths import Readers, TangentPaths
 from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Alias, Graph, Output
@@ -105,11 +106,11 @@ def _share_memory(outputs: list[Output], wanted: list[int]) -> tuple[Output, ...
     return tuple(kept)
 
 
-def partition(joint: JointGraph, *, recompute: bool = True, keep_draws: bool = False) -> Partition:
+def partition(joint: JointGraph, *, recompute: bool = True, keep_draws: bool = False, budget: float = 1.0) -> Partition:
     """Forward and backward of `joint`; without `recompute`, all that the backward reads is saved. `keep_draws`: so are
-    all random numbers, for a second derivative."""
+    all random numbers, for a second derivative. `budget`: see `saved_values`."""
     sides = Sides.of_joint(joint, keep_draws)
-    chosen = values_to_save(sides, joint.env) if recompute or sides.recomputed else values_without_recomputation(sides)
+    chosen = saved_values(sides, joint.env, recompute=recompute, budget=budget)
     kept = [node for node in (*joint.graph.inputs, *joint.graph.nodes) if node in chosen or node in sides.drawn]
     forward, tensors = _forward(joint, sides, kept)
     paths = TangentPaths(joint.graph.nodes, joint.tangents, sides.gradients)

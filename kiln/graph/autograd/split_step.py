@@ -18,7 +18,8 @@ from dataclasses import replace
 from typing import final
 
 from kiln.graph.autograd.eager_saves import is_derivative
-from kiln.graph.autograd.min_cut import Sides, values_to_save, values_without_recomputation
+from kiln.graph.autograd.memory_budget import saved_values
+from kiln.graph.autograd.min_cut import Sides
 from kiln.graph.autograd.partition import copy_of, late_recomputation
 from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Graph, Output, Write
@@ -44,7 +45,7 @@ class SplitStep:
     outputs: tuple[Place, ...]
 
 
-def split_step(graph: Graph, env: ShapeEnv | None, *, recompute: bool = True) -> SplitStep | None:
+def split_step(graph: Graph, env: ShapeEnv | None, *, recompute: bool = True, budget: float = 1.0) -> SplitStep | None:
     """The halves of a graph; None if it holds no backward, or if the forward computes a size that both need."""
     start = next((number for number, node in enumerate(graph.nodes) if is_derivative(node)), None)
     if not start:
@@ -58,7 +59,7 @@ def split_step(graph: Graph, env: ShapeEnv | None, *, recompute: bool = True) ->
     roots = [output.value for output in graph.outputs if output.value in later]
     roots += [write.value for write in graph.writes]
     sides = Sides(graph.nodes, graph.inputs, later, earlier, roots)
-    chosen = values_to_save(sides, env) if recompute or sides.recomputed else values_without_recomputation(sides)
+    chosen = saved_values(sides, env, recompute=recompute, budget=budget)
     kept = [node for node in graph.nodes if node in chosen]
     if not all(type(node.spec) is TensorSpec for node in kept) or chosen & later:
         return None

@@ -1,0 +1,123 @@
+"""Fewer saved values: what the option `memory_budget` leaves room for, the rest is computed again.
+
+    saved for speed: %3 4 MB, %5 1 MB, %9 4 MB      budget 0.5: 4.5 MB      %9 is dropped: an add of two others
+    budget 0: nothing but inputs and random numbers, the backward runs the forward again
+
+A knapsack by greedy steps: the value that costs the least time per byte is dropped, until the others fit. To compute a
+value again takes the nodes back to what is still saved; so each step changes what the others cost. Inputs are held by
+the caller and cost nothing; random numbers cannot be drawn again, and are saved where their readers are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+
+from kiln.graph.autograd.min_cut import (
+    DRAWN,
+    UNKNOWN_SIZE,
+    Sides,
+    values_to_save,
+    values_without_recomputation,
+)
+from kiln.graph.ir.flops import node_flops
+from kiln.graph.ir.node import Node
+from kiln.graph.prims.table import Kind
+from kiln.symbolic import Int, ShapeEnv
+from kiln.tensor.spec import TensorSpec
+
+FLOPS_PER_BYTE = 16
+"""Operations that a machine does while it moves a byte; only the order of candidates depends on it."""
+CALL = 4096
+"""Bytes that are moved in the time that an op costs at least."""
+
+
+def saved_values(sides: Sides, env: ShapeEnv | None, *, recompute: bool, budget: float) -> set[Node]:
+    """What the forward saves: the cheapest values, or without `recompute` what the backward reads; with a `budget`
+    below 1 a part of these, in that part of their bytes."""
+    cheapest = recompute or sides.recomputed
+    chosen = values_to_save(sides, env) if cheapest else values_without_recomputation(sides)
+    return chosen if budget >= 1 else _Knapsack(sides, chosen, env).fill(budget)
+
+
+@final
+class _Knapsack:
+    def __init__(self, sides: Sides, chosen: set[Node], env: ShapeEnv | None) -> None:
+        self.sides = sides
+        self.env = env
+        self.primals = set(sides.primals)
+        self.order = {node: number for number, node in enumerate(sides.nodes)}
+        self.kept = set(chosen)
+        self.times: dict[Node, int] = {}
+
+    def fill(self, budget: float) -> set[Node]:
+        candidates = [node for node in self.sides.nodes if node in self.kept and self.can_drop(node)]
+        left = sum(map(self.size, candidates))
+        limit = budget * left
+        while left > limit:
+            worth = {node: self.time_again(node) / gain for node in candidates if (gain := self.gain(node)) > 0}
+            if not worth:
+                break
+            dropped = min(worth, key=worth.__getitem__)
+            left -= self.gain(dropped)
+            candidates.remove(dropped)
+            self.kept.remove(dropped)
+        return self.kept | self.behind(list(self.sides.needed), self.kept)[1]
+
+    def can_drop(self, node: Node) -> bool:
+        return node not in self.primals and not self.is_fixed(node) and isinstance(node.spec, TensorSpec)
+
+    def is_fixed(self, node: Node) -> bool:
+        """Whether it cannot be computed again: it is drawn, flags of what is drawn, a number from data, an effect."""
+        if node.op.kind in DRAWN or node.op.name in ("item", "constant_tensor") or node in self.sides.drawn:
+            return True
+        is_flags = isinstance(node.spec, TensorSpec) and node.spec.dtype is torch.bool
+        kinds = {value.op.kind for value in node.inputs} if is_flags else set()
+        return Kind.RANDOM in kinds and kinds <= {Kind.RANDOM, Kind.CREATE}
+
+    def size(self, node: Node) -> int:
+        """Bytes."""
+        spec = node.spec
+        return self.hint(spec.numel()) * spec.dtype.itemsize if isinstance(spec, TensorSpec) else 0
+
+    def time(self, node: Node) -> int:
+        """Of an op, as bytes that are moved in that time."""
+        if node not in self.times:
+            time = 0
+            if node.op.kind not in (Kind.VIEW, Kind.STRUCTURE, Kind.CREATE):
+                moved = self.size(node) + sum(map(self.size, node.inputs))
+                time = CALL + moved + self.hint(node_flops(node)) // FLOPS_PER_BYTE
+            self.times[node] = time
+        return self.times[node]
+
+    def time_again(self, node: Node) -> int:
+        return sum(map(self.time, self.behind([node], self.kept - {node})[0]))
+
+    def gain(self, node: Node) -> int:
+        """Bytes that are free without it, less those of random numbers that are saved in its place."""
+        instead = self.behind([node], self.kept - {node})[1] - self.primals
+        return self.size(node) - sum(map(self.size, instead))
+
+    def behind(self, wanted: Sequence[Node], kept: set[Node]) -> tuple[set[Node], set[Node]]:
+        """The nodes that compute `wanted` from `kept`, and what else they start from: inputs, and values that cannot be
+        computed again."""
+        computed: set[Node] = set()
+        ends: set[Node] = set()
+        stack = [node for node in wanted if node not in kept]
+        while stack:
+            node = stack.pop()
+            if node in computed or node in ends:
+                continue
+            if node in self.primals or self.is_fixed(node):
+                ends.add(node)
+                continue
+            computed.add(node)
+            stack += [value for value in node.inputs if value not in kept]
+        return computed, ends
+
+    def hint(self, value: Int) -> int:
+        if isinstance(value, int):
+            return value
+        return self.env.hint(value) if self.env is not None and self.env.has_hint(value) else UNKNOWN_SIZE

@@ -1,0 +1,90 @@
+"""`memory_budget`: fewer bytes are saved, the gradients stay the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import gelu, softmax
+
+import kiln
+from kiln.graph.autograd import partition
+from kiln.graph.autograd.partition import Partition
+from kiln.support.options import BadOption, options_from, options_from_text
+from tests.graph.autograd.test_models import grad, joint_of, whole
+
+BUDGETS = (1.0, 0.75, 0.5, 0.25, 0.0)
+
+
+def attention(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    for _ in range(3):
+        scores = softmax(x @ w @ x.mT, -1)
+        x = x + gelu(scores @ x @ w)
+    return x.square().mean()
+
+
+def partitions(function: object, inputs: tuple[torch.Tensor, ...]) -> list[Partition]:
+    return [partition(joint_of(whole(function), inputs), budget=budget) for budget in BUDGETS]  # type: ignore[arg-type]
+
+
+def saved_bytes(parts: Partition) -> int:
+    """Of what is not an input or a result of the user."""
+    values = parts.forward.outputs[parts.num_user_outputs :]
+    return sum(value.value.tensor.numel() * value.value.tensor.dtype.itemsize for value in values)  # type: ignore[misc]
+
+
+def test_what_is_saved_fits_the_budget() -> None:
+    found = list(map(saved_bytes, partitions(attention, (grad(4, 16, 8), grad(8, 8)))))
+    assert all(bytes_ <= budget * found[0] for bytes_, budget in zip(found, BUDGETS, strict=True))
+    assert found[-1] == 0 < found[2] < found[0]
+
+
+def test_nothing_is_saved_beside_inputs_at_zero() -> None:
+    parts = partitions(attention, (grad(4, 16, 8), grad(8, 8)))[-1]
+    assert {entry.of for entry in parts.saved if not isinstance(entry, str)} == {"input"}
+    products = [node for node in parts.backward.nodes if "mm" in str(node.attrs.get("target"))]
+    assert len(products) > sum("mm" in str(node.attrs.get("target")) for node in parts.forward.nodes)
+
+
+def test_a_mask_is_not_exchanged_for_random_numbers() -> None:
+    """Flags take a byte; to compute them again takes numbers that are four times as large."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return gelu(x) * (torch.rand_like(x) < 0.5) * 2
+
+    parts = partitions(function, (grad(64, 64),))[-1]
+    assert all(node.op.name != "random" for node in parts.backward.nodes)
+    assert saved_bytes(parts) == 64 * 64
+
+
+@pytest.mark.parametrize("whole_step", [False, True])
+def test_gradients_are_those_of_eager(whole_step: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
+    x = torch.randn(5, 8)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).square().mean()
+        if whole_step:
+            loss.backward()
+        return loss
+
+    def gradients(step: object) -> list[torch.Tensor | None]:
+        model.zero_grad()
+        loss = step(x)  # type: ignore[operator]
+        if not whole_step:
+            loss.backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    wanted = gradients(step)
+    for budget in (0.5, 0):
+        options = {"memory_budget": budget, "speed_check": False}
+        torch.testing.assert_close(gradients(kiln.compile(step, options=options)), wanted)
+
+
+def test_the_option() -> None:
+    assert options_from_text("memory_budget=0.25").memory_budget == 0.25
+    assert options_from({"memory_budget": 0}).memory_budget == 0
+    for wrong in (1.5, -0.1, "0.5", True):
+        with pytest.raises(BadOption, match="from 0 to 1"):
+            options_from({"memory_budget": wrong})
