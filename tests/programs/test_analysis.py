@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import kiln
+from kiln.graph.ir.flops import node_flops
 from kiln.graph.ir.parse import parse_graph
 from kiln.graph.prims.table import Kind
-from kiln.graph.ir.flops import node_flops
 from kiln.programs.analysis import analyze_graph, size_of
 from kiln.symbolic import evaluate, parse_int
 from kiln.tensor.spec import TensorSpec
