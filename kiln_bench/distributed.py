@@ -4,10 +4,10 @@
     one           1          21700          27000          32000       1.19       1.00
     ddp           2          41200          52100          60800       1.17       0.95
 
-Wrappers: `one` (none, on one rank), `ddp` of the compiled model, `fsdp` of compiled blocks, `tp` (columns and rows of
-the layers of each block). `--models ddp,tp` measures these only. One process per GPU with NCCL, bf16, started by
-`torchrun`; without GPUs two gloo processes and a tiny model, which shows that it runs. The loss after the last step is
-compared with eager's. Efficiency: Kiln's rate over that of `one` times the ranks.
+Wrappers: `one` (none, on one rank), `ddp` of the compiled model, `fsdp` of compiled blocks, `fsdp_whole` within the
+compiled model, `tp` (columns and rows of the layers of each block). `--models ddp,tp` measures these only. One process
+per GPU with NCCL, bf16, started by `torchrun`; without GPUs two gloo processes and a tiny model, which shows that it
+runs. The loss after the last step is compared with eager's. Efficiency: Kiln's rate over that of `one` times the ranks.
 """
 
 from __future__ import annotations
@@ -129,6 +129,13 @@ def fsdp(model: BenchLlama, mesh: DeviceMesh, compile: Compile) -> nn.Module:
     return model
 
 
+def fsdp_whole(model: BenchLlama, mesh: DeviceMesh, compile: Compile) -> nn.Module:
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return compile(model)
+
+
 def tp(model: BenchLlama, mesh: DeviceMesh, compile: Compile) -> nn.Module:
     columns, rows = ("q", "k", "v", "gate", "up"), ("o", "down")
     plan: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in columns}
@@ -140,7 +147,7 @@ def tp(model: BenchLlama, mesh: DeviceMesh, compile: Compile) -> nn.Module:
 
 
 BUILD: Mapping[str, Callable[[BenchLlama, DeviceMesh, Compile], nn.Module]] = {
-    "one": one, "ddp": ddp, "fsdp": fsdp, "tp": tp,
+    "one": one, "ddp": ddp, "fsdp": fsdp, "fsdp_whole": fsdp_whole, "tp": tp,
 }  # fmt: skip
 Found = dict[str, float]
 """`rate`, `loss`, `first` (seconds of the first step) and `peak` (bytes of GPU memory)."""

@@ -1,5 +1,7 @@
 #include "executor/callable.h"
 
+#include <torch/csrc/Exceptions.h>
+
 #include "executor/executor_object.h"
 #include "executor/python.h"
 
@@ -30,6 +32,14 @@ void RaisedError::restore() const {
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error_.get())), error_.get());
 }
 
+void throw_to_engine(const RaisedError& error) {
+  TakeGil gil;
+  error.restore();
+  python_error carried;
+  carried.persist();
+  throw carried;
+}
+
 Callable::Callable(PyObject* function) {
   native_ = executor_of(function);
   if (native_) {
@@ -49,16 +59,47 @@ std::vector<Value> Callable::operator()(std::vector<Value>& inputs, bool donate)
   return native_ ? run_native(inputs, donate) : run_python(inputs);
 }
 
-std::vector<Value> Callable::run_native(std::vector<Value>& inputs, bool donate) const {
-  std::vector<Value> outputs(native_->program().outputs.size());
+namespace {
+
+// Runs `work`; an error of the plan becomes the Python error that `explain` makes of it.
+template <typename Work>
+void explained(PyObject* explain, const Work& work) {
   try {
-    native_->check_count(inputs.size());
-    native_->run(inputs.data(), outputs.data(), donate);
+    work();
   } catch (const PlanError& error) {
     TakeGil gil;
-    raise_plan_error(explain_.get(), error);
+    raise_plan_error(explain, error);
     throw RaisedError::fetch();
   }
+}
+
+}  // namespace
+
+std::vector<Value> Callable::run_native(std::vector<Value>& inputs, bool donate) const {
+  std::vector<Value> outputs(native_->program().outputs.size());
+  explained(explain_.get(), [&] {
+    native_->check_count(inputs.size());
+    native_->run(inputs.data(), outputs.data(), donate);
+  });
+  return outputs;
+}
+
+std::unique_ptr<PausedCall> Callable::begin(std::vector<Value>& inputs, bool donate) const {
+  if (!native_ || !native_->program().hands_over) return nullptr;
+  return std::make_unique<PausedCall>(*this, inputs, donate);
+}
+
+PausedCall::PausedCall(const Callable& callable, std::vector<Value>& inputs, bool donate)
+    : native_(callable.native_), explain_(callable.explain_) {
+  explained(explain_.get(), [&] {
+    native_->check_count(inputs.size());
+    paused_ = std::make_unique<Executor::Paused>(*native_, inputs.data(), donate);
+  });
+}
+
+std::vector<Value> PausedCall::go_on() {
+  std::vector<Value> outputs(native_->program().outputs.size());
+  explained(explain_.get(), [&] { paused_->go_on(outputs.data()); });
   return outputs;
 }
 

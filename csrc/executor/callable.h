@@ -24,6 +24,9 @@ class RaisedError {
   std::shared_ptr<PyObject> error_;
 };
 
+// Rethrows a Python error as the one that torch's engine carries to the caller.
+[[noreturn]] void throw_to_engine(const RaisedError& error);
+
 // A Python object that may be dropped on any thread.
 std::shared_ptr<PyObject> share_object(PyObject* object);
 
@@ -37,6 +40,8 @@ class TakeGil {
  private:
   PyGILState_STATE state_;
 };
+
+class PausedCall;
 
 class Callable {
  public:
@@ -52,14 +57,31 @@ class Callable {
 
   // Without the lock. Takes over owned inputs; throws RaisedError for coded and Python errors.
   std::vector<Value> operator()(std::vector<Value>& inputs, bool donate) const;
+  // The same call, paused in front of its first step; nullptr if it hands over nothing before its
+  // end.
+  std::unique_ptr<PausedCall> begin(std::vector<Value>& inputs, bool donate) const;
 
  private:
+  friend class PausedCall;
   std::vector<Value> run_native(std::vector<Value>& inputs, bool donate) const;
   std::vector<Value> run_python(std::vector<Value>& inputs) const;
 
   std::shared_ptr<const Executor> native_;
   std::shared_ptr<PyObject> explain_;
   std::shared_ptr<PyObject> python_;
+};
+
+// A call that goes on from one hand-over of results to the next.
+class PausedCall {
+ public:
+  PausedCall(const Callable& callable, std::vector<Value>& inputs, bool donate);
+  // The results of the next part, at their places. Throws RaisedError.
+  std::vector<Value> go_on();
+
+ private:
+  std::shared_ptr<const Executor> native_;
+  std::shared_ptr<PyObject> explain_;
+  std::unique_ptr<Executor::Paused> paused_;
 };
 
 // Python's tuple or list as values; tensors are new references. False: a Python error is set.

@@ -172,6 +172,7 @@ void read_step(Reader& in, Program& program) {
   step.origin = in.small();
   auto kind = static_cast<size_t>(in.word());
   read_step_data(kind, FieldReader{in, program.strings}, step.data);
+  program.hands_over |= std::holds_alternative<HandOverStep>(step.data);
 }
 
 void read_registers(Reader& in, Program& program) {

@@ -103,6 +103,7 @@ struct Program {
   std::vector<Step> steps;
   std::vector<Output> outputs;
   bool has_views = false;                   // must an output be rebuilt as a view?
+  bool hands_over = false;                  // are there results before the end?
   DeviceRuntime* runtime = nullptr;         // of the GPU, where the program uses one
   std::vector<DeviceIndex> status_devices;  // whose kernels report a status
   bool aligned = false;                     // do GPU kernels assume 16-byte alignment?

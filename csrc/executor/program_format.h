@@ -30,7 +30,7 @@ struct DevicePlace {
 };
 
 inline constexpr int64_t kMagic = 0x4e4c494b;
-inline constexpr int64_t kFormat = 0xbde68d1c;
+inline constexpr int64_t kFormat = 0x6a57b594;
 
 // An argument of an ATen step: what the words behind the kind are.
 enum class ArgumentKind : int8_t { kNone = 0, kSlot, kInt, kIntRegister, kFloat, kFloatRegister,
@@ -79,6 +79,10 @@ struct ConstantStep {
 struct FreeStep {
   std::vector<Slot> slots;
   auto fields() { return std::tie(slots); }
+};
+struct HandOverStep {
+  std::vector<int32_t> outputs;
+  auto fields() { return std::tie(outputs); }
 };
 struct LaunchStep {
   int32_t kernel;
@@ -153,7 +157,7 @@ struct LoopStep {
 };
 // In the order of the numbers that stand for them.
 using StepData = std::variant<AllocateStep, RawAllocateStep, ViewStep, CopyStep, ConstantStep,
-    FreeStep, LaunchStep, AtenStep, RandomSeedStep, WaitStep, HostReadStep, CheckRelationStep,
-    CheckTensorStep, BranchStep, LoopStep>;
+    FreeStep, HandOverStep, LaunchStep, AtenStep, RandomSeedStep, WaitStep, HostReadStep,
+    CheckRelationStep, CheckTensorStep, BranchStep, LoopStep>;
 
 }  // namespace kiln

@@ -1,22 +1,21 @@
 #include "executor/region.h"
 
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/forward_grad.h>
-#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
 #include <algorithm>
-#include <type_traits>
 #include <unordered_set>
 
 #include "executor/aten.h"
+#include "executor/autograd_node.h"
 #include "executor/check.h"
 #include "executor/gradient_hooks.h"
+#include "executor/gradient_parts.h"
 #include "executor/python.h"
 
 namespace kiln {
@@ -24,18 +23,6 @@ namespace kiln {
 namespace {
 
 namespace ag = torch::autograd;
-
-// std::shared_ptr up to torch 2.12, c10::intrusive_ptr from 2.13.
-using NodePtr = decltype(ag::Edge::function);
-
-template <typename T, typename... Args>
-auto new_node(Args&&... args) {
-  if constexpr (std::is_same_v<NodePtr, std::shared_ptr<ag::Node>>) {
-    return std::make_shared<T>(std::forward<Args>(args)...);
-  } else {
-    return c10::make_intrusive<T>(std::forward<Args>(args)...);
-  }
-}
 
 PyObject* mask_to_python(const std::vector<bool>& mask) {
   return make_tuple(mask.size(), [&](size_t n) { return PyBool_FromLong(mask[n]); });
@@ -55,15 +42,6 @@ bool any_wrapped(const ag::variable_list& tangents) {
     if (tangent.defined() && tangent.key_set().has_any(kWrappers)) return true;
   }
   return false;
-}
-
-// Rethrows a Python error as the one that torch's engine carries to the caller.
-[[noreturn]] void throw_to_engine(const RaisedError& error) {
-  TakeGil gil;
-  error.restore();
-  python_error carried;
-  carried.persist();
-  throw carried;
 }
 
 // What one backward has of a region when gradients pass between its results.
@@ -93,6 +71,13 @@ class RegionNode final : public ag::Node {
       if (input.requires_grad()) edges[n] = ag::impl::gradient_edge(input);
     }
     for (int32_t n : state_->unreached) edges[static_cast<size_t>(n)] = ag::Edge();
+    auto first = std::find_if(inputs.begin(), inputs.end(), [](const Value& input) {
+      return input.is_tensor() && input.tensor()->requires_grad();
+    });
+    if (!state_->parts.empty() && first != inputs.end()) {
+      parts_ = std::make_shared<GradientParts>(state_->parts);
+      parts_->split(state_->name, edges, first->tensor()->device());
+    }
     set_next_edges(std::move(edges));
   }
 
@@ -127,18 +112,13 @@ class RegionNode final : public ag::Node {
     std::lock_guard<std::mutex> lock(mutex_);
     for (size_t n = 0; n < tangents.size(); n++) prepare(tangents[n], n);
     begin(tangents);
-    std::vector<bool> mask = needed();
-    bool wrapped;
+    ag::variable_list made;
     try {
-      if (passes_between()) return finish_turn(tangents, mask);
-      wrapped = state_->accepts ? !accepted(tangents) : any_wrapped(tangents);
-      if (!c10::GradMode::is_enabled() && !wrapped) return run(tangents, mask);
-      if (state_->differentiate) return differentiate(tangents, mask);
+      made = all_gradients(tangents, needed());
     } catch (const RaisedError& error) {
       throw_to_engine(error);
     }
-    TORCH_CHECK_NOT_IMPLEMENTED(!wrapped, state_->no_wrapped_tangents);
-    return refuse_second_derivative(tangents, mask);
+    return parts_ ? parts_->begin(std::move(paused_), std::move(made)) : made;
   }
 
   // The gradients of the results from which `result`, of this node, is computed; none if they meet
@@ -179,6 +159,16 @@ class RegionNode final : public ag::Node {
   }
 
  private:
+  // By input; those of later parts are missing if `paused_` makes them.
+  ag::variable_list all_gradients(ag::variable_list& tangents, const std::vector<bool>& mask) {
+    if (passes_between()) return finish_turn(tangents, mask);
+    bool wrapped = state_->accepts ? !accepted(tangents) : any_wrapped(tangents);
+    if (!c10::GradMode::is_enabled() && !wrapped) return run(tangents, mask);
+    if (state_->differentiate) return differentiate(tangents, mask);
+    TORCH_CHECK_NOT_IMPLEMENTED(!wrapped, state_->no_wrapped_tangents);
+    return refuse_second_derivative(tangents, mask);
+  }
+
   struct Kept {
     ag::SavedVariable tensor;
     Value number;
@@ -232,6 +222,7 @@ class RegionNode final : public ag::Node {
   }
 
   std::vector<bool> needed() const {
+    if (parts_) return parts_->needed();
     std::vector<bool> mask(num_outputs());
     for (size_t n = 0; n < mask.size(); n++) mask[n] = should_compute_output(n);
     return mask;
@@ -369,6 +360,7 @@ class RegionNode final : public ag::Node {
   // The backward plan on saved values and tangents. Unless the graph is kept, it owns the only
   // reference to what was saved, so that each is freed, or its memory reused, at its last use.
   ag::variable_list run(ag::variable_list& tangents, const std::vector<bool>& mask) {
+    bool creates_graph = c10::GradMode::is_enabled();
     bool keep_graph = ag::get_current_graph_task_keep_graph();
     bool donate = !keep_graph;
     std::vector<bool> wanted = mask;  // followed by: which tangents are defined
@@ -398,7 +390,8 @@ class RegionNode final : public ag::Node {
       inputs.back().set_tensor(tangent.unsafeReleaseIntrusivePtr());
     }
     at::AutoGradMode no_grad(false);
-    return gradients((*backward)(inputs, donate), mask);
+    if (parts_ && !creates_graph) paused_ = backward->begin(inputs, donate);
+    return gradients(paused_ ? paused_->go_on() : (*backward)(inputs, donate), mask);
   }
 
   // Behind the gradients there may be flags, one for each: does it exist? (As in eager's backward
@@ -461,12 +454,7 @@ class RegionNode final : public ag::Node {
         edges.push_back(ag::impl::gradient_edge(tangent));
       }
     }
-    ag::variable_list made;
-    try {
-      made = run(tangents, mask);
-    } catch (const RaisedError& error) {
-      throw_to_engine(error);
-    }
+    ag::variable_list made = run(tangents, mask);
     auto refuse = new_node<ag::Error>(state_->no_second_derivative, std::move(edges));
     for (at::Tensor& gradient : made) {
       if (!gradient.defined()) continue;
@@ -485,6 +473,8 @@ class RegionNode final : public ag::Node {
   bool released_ = false;
   Turn turn_;
   std::shared_ptr<ResultNodes> results_;
+  std::shared_ptr<GradientParts> parts_;
+  std::unique_ptr<PausedCall> paused_;  // from `run` to the end of `apply`
 };
 
 // One of several results of a region: its gradient goes to the region, in which those of all meet.

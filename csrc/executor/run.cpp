@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "executor/aten.h"
 #include "executor/check.h"
@@ -94,8 +95,9 @@ class Run {
         ints_(frame.ints.data()),
         floats_(frame.floats.data()),
         donate_(donate),
-        profiled_(is_profiled()),
-        scope_(profiled_) {}
+        profiled_(is_profiled()) {
+    scope_.emplace(profiled_);
+  }
   ~Run() {
     // Inputs stay: results may be views of them.
     for (size_t n = program_.inputs.size(); n < frame_.slots.size(); n++) slots_[n].clear();
@@ -107,13 +109,28 @@ class Run {
   // Until `steps` nothing takes long.
   void enter();
   void finish(Value* outputs) {
-    steps();
+    begin();
+    while (advance()) continue;
+    end();
     results(outputs);
+  }
+  // The three parts of `finish`. `advance` goes to the next hand-over, which it returns, or to the
+  // end; between calls, `pause` gives up what belongs to the thread, and `resume` takes it again.
+  void begin();
+  const HandOverStep* advance();
+  void end();
+  void results(Value* outputs);
+  void hand_over(const HandOverStep& step, Value* outputs);
+  void pause() {
+    device_.reset();
+    scope_.reset();
+  }
+  void resume() {
+    profiled_ = is_profiled();
+    if (!scope_) scope_.emplace(profiled_);
   }
 
  private:
-  void steps();
-  void results(Value* outputs);
   const Layout& layout(int32_t number) const {
     return program_.layouts[static_cast<size_t>(number)];
   }
@@ -146,6 +163,7 @@ class Run {
   void run(const CopyStep& step) { copy_into(tensor(step.target), tensor(step.source)); }
   void run(const ConstantStep& step) { slots_[step.out].borrow(constants_[step.index].get()); }
   void run(const FreeStep& step);
+  void run(const HandOverStep& step) {}  // see `advance`
   void run(const WaitStep& step) { wait_for(tensor(step.source)); }
   void run(const LaunchStep& step);
   void run(const AtenStep& step) { step.resolved->run({&program_, slots_, ints_, floats_}); }
@@ -172,7 +190,8 @@ class Run {
   double* floats_;
   bool donate_;
   bool profiled_;
-  PlanScope scope_;
+  std::optional<PlanScope> scope_;
+  const Step* at_ = nullptr;
   c10::DataPtr arena_;
   std::unique_ptr<DeviceScope> device_;
   std::vector<std::pair<Slot, Value>> unaligned_;  // inputs whose slots hold aligned copies
@@ -296,12 +315,17 @@ void Run::restore_inputs() {
   unaligned_.clear();
 }
 
-void Run::steps() {
+void Run::begin() {
   check_status();
   c10::impl::ExcludeDispatchKeyGuard below(kBelowAutograd);
   align_inputs();
-  const Step* at = program_.steps.data();
-  const Step* end = at + program_.steps.size();
+  at_ = program_.steps.data();
+}
+
+const HandOverStep* Run::advance() {
+  c10::impl::ExcludeDispatchKeyGuard below(kBelowAutograd);
+  const Step* end = program_.steps.data() + program_.steps.size();
+  const Step* at = at_;
   try {
     for (; at != end; at++) {
       if (program_.logged) [[unlikely]]
@@ -309,14 +333,25 @@ void Run::steps() {
       if (profiled_ && std::holds_alternative<LaunchStep>(at->data)) [[unlikely]] {
         KernelEvent event(text(at->origin));
         run(std::get<LaunchStep>(at->data));
-      } else {
-        std::visit([this](const auto& data) { run(data); }, at->data);
+        continue;
+      }
+      std::visit([this](const auto& data) { run(data); }, at->data);
+      if (program_.hands_over) [[unlikely]] {
+        const auto* step = std::get_if<HandOverStep>(&at->data);
+        if (!step) continue;
+        at_ = at + 1;
+        return step;
       }
     }
   } catch (PlanError& error) {
     if (error.origin.empty()) error.origin = text(at->origin);
     throw;
   }
+  return nullptr;
+}
+
+void Run::end() {
+  c10::impl::ExcludeDispatchKeyGuard below(kBelowAutograd);
   restore_inputs();
   for (Slot slot : program_.bumped) {
     if (slots_[slot].is_tensor() && !slots_[slot].tensor()->is_inference()) {
@@ -603,6 +638,17 @@ void Run::results(Value* outputs) {
   }
 }
 
+// The caller gets the only reference to a result, so that it may keep its memory.
+void Run::hand_over(const HandOverStep& step, Value* outputs) {
+  for (int32_t n : step.outputs) make_output(program_.outputs[n], outputs, outputs[n]);
+  for (int32_t n : step.outputs) {
+    const Output& output = program_.outputs[n];
+    bool owned = output.kind == OutputKind::kSlot &&
+                 output.operand >= static_cast<Slot>(program_.inputs.size());
+    if (owned) slots_[output.operand].clear();
+  }
+}
+
 }  // namespace
 
 Frame::Frame(const Program& program)
@@ -675,6 +721,33 @@ void Executor::Call::run(void (*unlock)(void*), void* lock) {
   run.enter();
   if (!executor_.brevity_.holds(*executor_.program_, frame_->ints.data())) unlock(lock);
   run.finish(frame_->results.data());
+}
+
+struct Executor::Paused::Work {
+  Run run;
+};
+
+Executor::Paused::Paused(const Executor& executor, Value* inputs, bool donate)
+    : call_(executor),
+      work_(new Work{{*executor.program_, executor.constants_, *call_.frame_, donate}}) {
+  work_->run.take(inputs);
+  work_->run.enter();
+  work_->run.begin();
+  work_->run.pause();
+}
+
+Executor::Paused::~Paused() = default;
+
+void Executor::Paused::go_on(Value* outputs) {
+  Run& run = work_->run;
+  run.resume();
+  if (const HandOverStep* step = run.advance()) {
+    run.hand_over(*step, outputs);
+  } else {
+    run.end();
+    run.results(outputs);
+  }
+  run.pause();
 }
 
 void rebuild_views(const Program& program, const Value* inputs, Value* outputs) {

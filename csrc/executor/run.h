@@ -69,6 +69,23 @@ class Executor {
     std::unique_ptr<Frame> frame_;
   };
 
+  // A call that pauses where its plan hands results over, so that the caller can use them before it
+  // goes on; in any thread, one at a time.
+  class Paused {
+   public:
+    // At the first step. `executor` has to live as long. Takes over the tensors that `inputs` own.
+    Paused(const Executor& executor, Value* inputs, bool donate);
+    ~Paused();
+    // Goes on to the next hand-over, whose results it leaves in `outputs`, or to the end, with all
+    // others.
+    void go_on(Value* outputs);
+
+   private:
+    struct Work;
+    Call call_;
+    std::unique_ptr<Work> work_;
+  };
+
   // Runs below autograd and autocast. Takes over the tensors that `inputs` own and leaves
   // the results in `outputs`; a result that is a view of an input or of another output is one that
   // autograd does not know, see `rebuild_views`. Without `donate` the memory of inputs is never

@@ -52,6 +52,7 @@ class Region:
         detached: Sequence[int],
         unreached: Sequence[int],
         drawn: Sequence[int],
+        parts: Sequence[int],
         accepts: Callable[..., bool] | None = None,
     ) -> None: ...
     def __call__(self, *args: Any) -> tuple[Any, ...]: ...

@@ -16,6 +16,7 @@ from kiln.pipeline.compiled_plan import CompiledPlan, compile_plan
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.stages import graph_to_plan
 from kiln.plan.arena import with_donations
+from kiln.plan.hand_over import with_hand_overs
 from kiln.plan.plan import Plan, PlanOutput
 from kiln.plan.signature import SavedTensor, Signature
 
@@ -70,7 +71,9 @@ def backward_plan(
         # A tensor may be the gradient of several inputs; `alias_output` counts gradients, not inputs.
         shared = gradient.alias_output
         outputs[number] = gradient if shared is None else replace(gradient, alias_output=inputs[shared])
-    return replace(plan, outputs=(*outputs, *existence_outputs(plan, inputs, existence, signature.num_inputs)))
+    existing = existence_outputs(plan, inputs, existence, signature.num_inputs)
+    plan = replace(plan, outputs=(*outputs, *existing))
+    return plan if existing else with_hand_overs(plan, signature.parts)
 
 
 def existence_outputs(

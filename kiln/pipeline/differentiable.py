@@ -135,6 +135,7 @@ def region_spec(plan: Plan, signature: Signature) -> RegionSpec:
         written=tuple((carried.input, carried.output) for carried in signature.carried),
         optional_tangents=True,
         depends=signature.depends,
+        parts=signature.parts,
         ends=tuple([tangent.ends for tangent in signature.tangents if tangent.ends is not None]),
     )
 

@@ -2,6 +2,7 @@
 
 kiln_c10d.changed("reduce", x, 0, "sum", "0")            a copy of x, which the function changes in place
 kiln_c10d.messages([x, y], [1, 0], [1, 1], [0, 0], 0, "0")     x is sent to rank 1; what it sends, like y
+kiln_c10d.unshard([x, y], 2, "0")                        the parts of all ranks, one behind the other, of each
 kiln_c10d.exchange("gather", [], [x], 0, "0")            tensors like the first list, which receive; the second is sent
 
 Ranks are ranks of the group. Each calls the function of `torch.distributed` with `async_op=True` on fresh memory, and
@@ -19,9 +20,11 @@ if dist.is_available():
     import torch.distributed.distributed_c10d as c10d
 
 NAMESPACE = "kiln_c10d"
+UNSHARD = f"{NAMESPACE}.unshard.default"
 LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 LIBRARY.define("changed(str function, Tensor x, int rank, str op, str group) -> Tensor")
 LIBRARY.define("messages(Tensor[] tensors, int[] sends, int[] ranks, int[] tags, int batched, str group) -> Tensor[]")
+LIBRARY.define("unshard(Tensor[] shards, int size, str group) -> Tensor[]")
 LIBRARY.define("exchange(str function, Tensor[] like, Tensor[] sent, int rank, str group) -> Tensor[]")
 
 
@@ -83,6 +86,13 @@ def messages(
     return [started(result, work) for result, work in zip(results, works, strict=True)]
 
 
+def unshard(shards: Sequence[torch.Tensor], size: int, group: str) -> list[torch.Tensor]:
+    """An all-gather that a backward repeats instead of keeping what it made."""
+    gather = torch.ops._c10d_functional.all_gather_into_tensor_coalesced.default
+    made: list[torch.Tensor] = gather(shards, size, group)
+    return made
+
+
 def exchange(
     function: str, like: Sequence[torch.Tensor], sent: Sequence[torch.Tensor], rank: int, group: str
 ) -> list[torch.Tensor]:
@@ -96,5 +106,5 @@ def exchange(
     return [started(result, work) for result in results or [token(sent[0])]]
 
 
-for _function in (changed, messages, exchange):
+for _function in (changed, messages, unshard, exchange):
     LIBRARY.impl(_function.__name__, _function, "CompositeExplicitAutograd")

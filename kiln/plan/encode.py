@@ -219,6 +219,7 @@ FIELD_WORDS: Mapping[FieldKind, Callable[[ProgramEncoder, Any], list[int]]] = {
     program_format.SLOT:      lambda at, value: [or_none(value)],
     program_format.SLOTS:     lambda at, value: counted([*map(or_none, value)]),
     program_format.INDEX:     lambda at, value: [value],
+    program_format.INDICES:   lambda at, value: counted(value),
     program_format.LAYOUT:    lambda at, value: [at.operands.layout(value)],
     program_format.LAYOUTS:   lambda at, value: counted([*map(at.operands.layout, value)]),
     program_format.KERNEL:    lambda at, value: [at.kernel_numbers[value]],

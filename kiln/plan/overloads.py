@@ -73,6 +73,12 @@ def written_arguments(target: str) -> frozenset[int | str]:
 
 
 @lru_cache(maxsize=1024)
+def returns_views(target: str) -> bool:
+    """Whether a result of the overload may be an argument, or a view of one."""
+    return any(result.alias_info is not None for result in find_overload(target)._schema.returns)
+
+
+@lru_cache(maxsize=1024)
 def number_arguments(target: str) -> frozenset[int | str]:
     """The positions and names of the arguments for which the overload takes a number."""
     schema = getattr(find_overload(target), "_schema", None)

@@ -92,6 +92,7 @@ class Record:
 SLOT      = FieldKind("slot or None",                 "Slot")
 SLOTS     = FieldKind("slots, None among them",       "std::vector<Slot>")
 INDEX     = FieldKind("number",                       "int32_t")
+INDICES   = FieldKind("numbers",                      "std::vector<int32_t>")
 LAYOUT    = FieldKind("TensorSpec",                   "LayoutIndex")
 LAYOUTS   = FieldKind("TensorSpecs, None among them", "std::vector<LayoutIndex>")
 KERNEL    = FieldKind("symbol of a kernel",           "int32_t")
@@ -119,6 +120,7 @@ NATIVE_STEPS = (
     COPY           := NativeStep("Copy", target=SLOT, source=SLOT),
     CONSTANT       := NativeStep("Constant", out=SLOT, index=INDEX),
     FREE           := NativeStep("Free", slots=SLOTS),
+    HAND_OVER      := NativeStep("HandOver", outputs=INDICES),
     LAUNCH         := NativeStep("Launch", kernel=KERNEL, tensors=SLOTS, ints=SIZES, floats=FLOATS, units=SIZE,
                                  grain=SIZE, scratch=SIZE, grid=SIZES, grid_rank=INDEX, num_ints=INDEX, rows=SIZES,
                                  num_rows=INDEX, device=DEVICE, loaded=LOADED, report=REPORT),

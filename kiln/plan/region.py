@@ -55,6 +55,7 @@ class RegionSpec:
     `creations`: (result, torch's `CreationMeta`) of the views that eager forbids to change in place.
     `draws`: (torch call, position in `saved`) of the random numbers that a second derivative uses again.
     `depends`: for each result those from which it is computed, without another in between; empty if there are none.
+    `parts`: for each input the part of the backward in which its gradient is handed over; empty: all at its end.
     `ends`: for each tangent those for which no backward can follow, if the graph is freed; empty: all.
     """
 
@@ -73,6 +74,7 @@ class RegionSpec:
     draws: tuple[tuple[int, int], ...] = ()
     ends: tuple[tuple[int, ...], ...] = ()
     depends: tuple[tuple[int, ...], ...] = ()
+    parts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         require(len(self.outputs) == len(self.differentiable), "one flag per result")

@@ -70,6 +70,7 @@ class Signature:
     `hidden_outputs`: how many leading outputs are bases of later ones (views); the user does not get them.
     `gradients`: the inputs of the forward that have a gradient, in the order of the outputs of a backward for all.
     `depends`: for each output and carried one those from which it is computed; empty if there are none.
+    `parts`: for each input the part of the backward in which its gradient is handed over; empty: all at its end.
     """
 
     num_inputs: int
@@ -80,3 +81,4 @@ class Signature:
     gradients: tuple[int, ...]
     hidden_outputs: int = 0
     depends: tuple[tuple[int, ...], ...] = ()
+    parts: tuple[int, ...] = ()

@@ -15,6 +15,7 @@ from kiln.plan.steps import (
     BranchStep,
     CopyStep,
     FreeStep,
+    HandOverStep,
     HostReadStep,
     LaunchStep,
     LoopStep,
@@ -42,7 +43,8 @@ def verify_plan(plan: Plan) -> None:
     P4  a step writes an input only if the plan says `mutated` (or `donated`, by reuse);
     P5  memory is reused only when no other slot that is a view of it is live;
     P6  outputs are live slots, earlier outputs, inputs or numbers; nested plans take and return what their step names;
-    P7  a C++ kernel works on CPU memory.
+    P7  a C++ kernel works on CPU memory;
+    P8  the memory of a result is not used once it is handed over.
     """
     _Verifier(plan).run()
 
@@ -89,6 +91,7 @@ class _Verifier:
         self.live = set(range(len(plan.inputs)))
         self.defined = set(self.live)
         self.owner: dict[Slot, Slot] = {}
+        self.handed_over: set[Slot] = set()
         self.seen: set[int] = set()
         self.symbols = {binding.name for binding in plan.symbols if binding.kind != "unbacked"}
         self.landing = {binding.name: binding.slot for binding in plan.symbols if binding.kind == "unbacked"}
@@ -112,6 +115,8 @@ class _Verifier:
             if slot not in self.live:
                 state = "after it is freed" if slot in self.defined else "before it is defined"
                 self.fail(f"P1: %{slot} is used {state}", step)
+            if self.handed_over and self.owner.get(slot, slot) in self.handed_over:
+                self.fail(f"P8: %{slot} is used after it is handed over", step)
 
     def check_symbols(self, step: Step) -> None:
         for expression in expressions_in(step, self.seen):
@@ -163,6 +168,9 @@ class _Verifier:
             self.define_slot(slot, step)
         if isinstance(step, FreeStep):
             self.live.difference_update(step.slots)
+        if isinstance(step, HandOverStep):
+            slots = [self.plan.outputs[number].slot for number in step.outputs]
+            self.handed_over.update(self.owner.get(slot, slot) for slot in slots if slot is not None)
         if isinstance(step, AllocateStep) and step.reuse is not None:
             self.live.discard(step.reuse)
         if isinstance(step, ViewStep):

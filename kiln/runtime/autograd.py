@@ -110,6 +110,7 @@ def make_region(
         spec.detached,
         spec.unreached,
         [position for _, position in spec.draws],
+        spec.parts if wrappers is None else (),
         None if wrappers is None else wrappers.accepts,
     )
 

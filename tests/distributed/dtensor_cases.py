@@ -206,7 +206,8 @@ def step(module: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 @case
 def plans(rank: int, size: int) -> None:
     """A block with all kinds of parallel layers is one region, forward and backward."""
-    outcomes, tokens = [], torch.randint(0, 12, (2, 4 * size), generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator(device_type()).manual_seed(0)
+    outcomes, tokens = [], torch.randint(0, 12, (2, 4 * size), generator=generator)
     for wrap in (lambda module: module, lambda module: kiln.compile(module, fullgraph=True)):
         torch.manual_seed(0)
         module = wrap(parallelize_module(Norm(), mesh(size), dict(PLAN)))

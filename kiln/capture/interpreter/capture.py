@@ -64,6 +64,7 @@ from kiln.capture.interpreter.builtins import (
     tensor_literals,
     tensor_subclasses,
 )
+from kiln.capture.interpreter.builtins.fully_sharded import register_fully_sharded
 from kiln.capture.interpreter.builtins.function_modes import break_before_modes
 from kiln.capture.interpreter.builtins.function_transforms import close_levels
 from kiln.capture.interpreter.builtins.leaf_gradients import dropped_early, forget_gradients
@@ -367,6 +368,7 @@ def new_state(
         callbacks.control_flow,
     )
     collectives.register_functional()
+    register_fully_sharded()
     register_dtensors()
     recorder = callbacks.recorder_factory()
     recorder.env.assumes_data = speculate
@@ -463,8 +465,8 @@ def attempt(
         stop = raised
     if (outside := break_before_modes(s)) is not None:
         raise outside
-    if (message := collectives.unfinished_message(s)) is not None:
-        raise message
+    if (unfinished := collectives.unfinished(s)) is not None:
+        raise unfinished
     if (generator := suspended_generator(s)) is not None:
         why = "it leaves a generator suspended in a `try` or `with`"
         if stop is None:

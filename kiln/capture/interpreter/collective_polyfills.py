@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.utils import _to_kwargs
 from torch.nn.parallel import DistributedDataParallel
 
 from kiln.runtime.process_groups import EndedWork
@@ -397,6 +398,45 @@ def are_we_tracing() -> bool:
 def joined_chunks(res: torch.Tensor, group_size: int, gather_dim: int) -> torch.Tensor:
     """The parts of all ranks, stacked along the first dimension, side by side."""
     return res if gather_dim == 0 else torch.cat(torch.chunk(res, group_size, dim=0), dim=gather_dim)
+
+
+def is_unusual(module: DistributedDataParallel) -> bool:
+    """Whether its forward does more than to broadcast buffers and to tell the reducer that it ran."""
+    return bool(
+        module._use_python_reducer
+        or module._delay_all_reduce_all_params
+        or module._join_config.enable
+        or module.mixed_precision is not None
+        or hasattr(module, "buffer_hook")
+        or (module.static_graph and not module._static_graph_delay_allreduce_enqueued)
+    )
+
+
+def pre_forward(self: DistributedDataParallel, *inputs: object, **kwargs: object) -> tuple[object, object]:
+    """Buffers are broadcast in the graph; what the reducer is told comes behind it (`forwarded`)."""
+    if is_unusual(self):
+        refuse("_pre_forward", "its module does more than to reduce gradients")
+    if self.forward_sync_buffers and len(self.modules_buffers) > 0 and self.require_forward_param_sync:
+        with torch.no_grad():
+            for buffer in self.modules_buffers:
+                broadcast(buffer, group=self.process_group, group_src=0)
+    if not self.device_ids or not (inputs or kwargs):
+        return inputs, kwargs
+    device = torch.device(self.device_type, self.device_ids[0])
+    moved, named = _to_kwargs(inputs, kwargs, device, self.use_side_stream_for_tensor_copies)
+    return moved[0], named[0]
+
+
+def post_forward(self: DistributedDataParallel, output: object) -> object:
+    if is_unusual(self):
+        refuse("_post_forward", "its module does more than to reduce gradients")
+    forwarded(self, output, torch.is_grad_enabled(), self.require_backward_grad_sync)
+    return output
+
+
+def forwarded(module: DistributedDataParallel, output: object, grad: bool, sync: bool) -> None:
+    """Answered by a handler: `kiln.runtime.data_parallel.forwarded` is called behind the region."""
+    raise NotImplementedError
 
 
 def inside_ddp_forward(self: DistributedDataParallel) -> AbstractContextManager[None]:

@@ -10,7 +10,7 @@ that the backward needs at several barrier depths: the sums of a residual stream
 all earlier branches. Of a view, its base is saved.
 An input or a result that eager does not save may change before the backward: to save it, it is copied.
 Values inside a checkpoint region are never saved, except random numbers: the backward recomputes them from what
-enters the region; what leaves it is kept.
+enters the region; what leaves it is kept. So are parameters that a rank has a shard of, and gathers when it needs them.
 Source of the idea: Horace He and Shangdi Yu, "Transcending runtime-memory tradeoffs in checkpointing by being
 fusion aware", MLSys 2023.
 """
@@ -29,6 +29,7 @@ from kiln.graph.autograd.joint import JointGraph
 from kiln.graph.ir.node import Node, Origin, base_of
 from kiln.graph.ir.rewrite import computed_from, has_effect, needed_by
 from kiln.graph.prims.table import Kind
+from kiln.plan.collective_operators import UNSHARD
 from kiln.symbolic import Int, ShapeEnv
 from kiln.tensor.spec import TensorSpec
 
@@ -111,7 +112,7 @@ class Sides:
         """Nodes of checkpoint regions whose values do not leave their region."""
         inside = {node for node in self.nodes if region_of(node) and node not in self.backward}
         if not inside:
-            return inside
+            return self._unsharded()
         leaving = set(map(base_of, self.forward_roots))
         for node in self.nodes:
             if node not in self.backward and not is_derivative(node):
@@ -123,7 +124,16 @@ class Sides:
         for node in self.nodes:
             if is_derivative(node) and node not in self.backward and not stay.isdisjoint(node.inputs):
                 stay.add(node)
-        return stay
+        return stay | self._unsharded()
+
+    def _unsharded(self) -> set[Node]:
+        """Whole parameters, gathered from shards, and the calls that gather them."""
+        found: set[Node] = set()
+        for node in self.nodes:
+            gathers = node.op.name == "opaque" and node.attrs["target"] == UNSHARD
+            if gathers or (node.op.name in ("item", "wait") and node.inputs[0] in found):
+                found.add(node)
+        return found - self.backward
 
     def _drawn(self) -> dict[Node, Origin | None]:
         """The random numbers of the forward, as flags where only those are read, and the origins of their draws."""

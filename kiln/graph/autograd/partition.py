@@ -20,6 +20,7 @@ from typing import final
 
 from kiln.graph.autograd.dependencies import Dependencies
 from kiln.graph.autograd.errors import UnsavedSymbol
+from kiln.graph.autograd.gradient_parts import gradient_parts
 from kiln.graph.autograd.joint import JointGraph
 from kiln.graph.autograd.memory_budget import saved_values
 from kiln.graph.autograd.min_cut import Sides
@@ -74,6 +75,7 @@ class Partition:
             tangents=tuple(map(Tangent, self.tangent_of, self.tangent_specs, self.tangent_ends)),
             gradients=tuple([owners[grad] for grad in range(len(owners))]),
             depends=self.depends,
+            parts=gradient_parts(self.backward, self.grads),
         )
 
 

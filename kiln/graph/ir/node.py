@@ -87,6 +87,12 @@ Argument = Union[Attr, Node, Sequence["Argument"]]  # noqa: UP007
 """An argument of an ATen call, with nodes for tensors."""
 
 
+def bytes_of(node: Node) -> int | None:
+    """Of a tensor's elements; None if its sizes are not fixed."""
+    count = node.tensor.numel()
+    return count * node.tensor.dtype.itemsize if isinstance(count, int) else None
+
+
 def base_of(node: Node) -> Node:
     """The value that a chain of views starts from; the node itself if it is not a view."""
     while node.op.kind is Kind.VIEW:

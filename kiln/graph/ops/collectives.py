@@ -131,6 +131,13 @@ def messages(
     return [part for part in made if part is not None]
 
 
+@decompose("kiln_c10d.unshard.default")
+def unshard(e: Emit, shards: Sequence[Node], size: int, group: str) -> list[Node]:
+    specs = [gathered(x, size) for x in shards]
+    made = e.library("kiln_c10d.unshard.default", (list(shards), size, group), {}, tuple(specs), opaque=True)
+    return [part for part in made if part is not None]
+
+
 @decompose("kiln_c10d.exchange.default")
 def exchange(e: Emit, function: str, like: Sequence[Node], sent: Sequence[Node], rank: int, group: str) -> list[Node]:
     specs = [fresh(x.tensor, x.tensor.sizes) for x in like] or [token(sent[0])]

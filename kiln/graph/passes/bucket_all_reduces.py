@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import final
 
 from kiln.graph.ir.graph import Graph
-from kiln.graph.ir.node import Arg, Attr, Node
+from kiln.graph.ir.node import Arg, Attr, Node, bytes_of
 from kiln.graph.ir.rewrite import has_effect, rebuilt
 from kiln.graph.passes.manager import PassContext
 from kiln.graph.prims.rows import PRIMS
@@ -97,11 +97,6 @@ def joins(starts: Sequence[Node], node: Node) -> bool:
     known = [size for size in sizes if size is not None]
     before, added = sum(known[:-1]), known[-1]
     return before + added <= LARGEST and min(before, added) <= WORTH_A_MESSAGE.get(node.tensor.device.type, 0)
-
-
-def bytes_of(node: Node) -> int | None:
-    count = node.tensor.numel()
-    return count * node.tensor.dtype.itemsize if isinstance(count, int) else None
 
 
 def with_bucket(graph: Graph, bucket: Bucket) -> Graph:

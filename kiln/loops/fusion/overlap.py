@@ -9,6 +9,10 @@
 
 Collectives stay in order among each other, which all ranks share, and behind calls with unknown effects. A wait comes
 in front of the first step that uses what the collective fills, or writes to what it reads.
+
+Memory in flight is bounded. Whole parameters are gathered (`unshard`) while those of one block before are in use: such
+a start moves up to the wait for the last one, past other collectives. Of reductions that scatter, which hold whole
+gradients, `MOST_REDUCTIONS` are under way.
 """
 
 from __future__ import annotations
@@ -19,7 +23,11 @@ from kiln.loops.fusion.lifetimes import ScheduledStep
 from kiln.loops.kernel.launches.program import KernelLaunch
 from kiln.loops.program.analyses import memory_of, written
 from kiln.loops.program.nodes import WAIT, Buffer, Extern
+from kiln.plan.collective_operators import UNSHARD
 from kiln.plan.overloads import is_collective
+
+REDUCE_SCATTER = "_c10d_functional.reduce_scatter_tensor"
+MOST_REDUCTIONS = 2
 
 
 def overlapped(steps: Sequence[ScheduledStep], buffers: Mapping[str, Buffer]) -> list[ScheduledStep]:
@@ -29,11 +37,16 @@ def overlapped(steps: Sequence[ScheduledStep], buffers: Mapping[str, Buffer]) ->
     found = early_starts(steps, buffers)
     waiting: list[ScheduledStep] = []
     ordered: list[ScheduledStep] = []
+    reductions: list[set[str]] = []
     for step in found:
         if is_wait(step):
             waiting.append(step)
             continue
         due = [wait for wait in waiting if depend(wait, step, buffers)]
+        if starts(step, REDUCE_SCATTER):
+            reductions.append(filled(step, buffers))
+            ended = set().union(*reductions[:-MOST_REDUCTIONS])
+            due = [wait for wait in waiting if wait in due or not ended.isdisjoint(filled(wait, buffers))]
         waiting = [wait for wait in waiting if wait not in due]
         ordered += [*due, step]
     return ordered + waiting
@@ -41,13 +54,37 @@ def overlapped(steps: Sequence[ScheduledStep], buffers: Mapping[str, Buffer]) ->
 
 def early_starts(steps: Sequence[ScheduledStep], buffers: Mapping[str, Buffer]) -> list[ScheduledStep]:
     ordered: list[ScheduledStep] = []
+    whole: set[str] = set()
+    """Memory of gathered parameters."""
     for step in steps:
         place = len(ordered)
         if is_start(step):
-            while place and not is_fence(ordered[place - 1]) and not depend(ordered[place - 1], step, buffers):
+            while place and may_pass(step, ordered[place - 1], whole, buffers):
                 place -= 1
+        if starts(step, UNSHARD):
+            whole |= filled(step, buffers)
         ordered.insert(place, step)
     return ordered
+
+
+def may_pass(start: ScheduledStep, other: ScheduledStep, whole: set[str], buffers: Mapping[str, Buffer]) -> bool:
+    """Whether a collective may start in front of the step that comes before it."""
+    if depend(other, start, buffers):
+        return False
+    if not starts(start, UNSHARD):
+        return not is_fence(other)
+    if is_wait(other):
+        return whole.isdisjoint(filled(other, buffers))
+    return not is_fence(other) or (is_start(other) and not starts(other, UNSHARD))
+
+
+def starts(step: ScheduledStep, target: str) -> bool:
+    return isinstance(step.step, Extern) and step.step.target.startswith(target)
+
+
+def filled(step: ScheduledStep, buffers: Mapping[str, Buffer]) -> set[str]:
+    """The memory that a collective fills, or for which a wait waits."""
+    return {memory_of(name, buffers) for name in changes(step)}
 
 
 def is_start(step: ScheduledStep) -> bool:

@@ -3,15 +3,15 @@
 from kiln.plan.plan import Step
 from kiln.plan.steps.compute import AtenStep, LaunchStep, RandomSeedStep, WaitStep
 from kiln.plan.steps.control import BranchStep, CheckStep, HostReadStep, LoopStep
-from kiln.plan.steps.memory import AllocateStep, ConstantStep, CopyStep, FreeStep, ViewStep
+from kiln.plan.steps.memory import AllocateStep, ConstantStep, CopyStep, FreeStep, HandOverStep, ViewStep
 
 STEPS: tuple[type[Step], ...] = (
     AllocateStep, ViewStep, CopyStep, ConstantStep, FreeStep, LaunchStep, AtenStep, RandomSeedStep, HostReadStep,
-    CheckStep, BranchStep, LoopStep, WaitStep,
+    CheckStep, BranchStep, LoopStep, WaitStep, HandOverStep,
 )  # fmt: skip
 
 __all__ = [
     "STEPS", "AllocateStep", "AtenStep", "BranchStep", "CheckStep", "ConstantStep", "CopyStep",
-    "FreeStep", "HostReadStep", "LaunchStep", "LoopStep", "RandomSeedStep", "ViewStep",
+    "FreeStep", "HandOverStep", "HostReadStep", "LaunchStep", "LoopStep", "RandomSeedStep", "ViewStep",
     "WaitStep",
 ]  # fmt: skip

@@ -4,6 +4,7 @@
 %3 = view %2 as f32[768, s0 | 1, 768]
 copy %3 into %1
 free %2, %3
+hand over results 0, 2
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from typing import final
 
 from kiln.plan.plan import PlanEncoder, PlanPrinter, PlanRun, Slot, Step
-from kiln.plan.program_format import ALLOCATE, CONSTANT, COPY, FREE, RAW_ALLOCATE, VIEW, Record
+from kiln.plan.program_format import ALLOCATE, CONSTANT, COPY, FREE, HAND_OVER, RAW_ALLOCATE, VIEW, Record
 from kiln.plan.python_view import layout_python
 from kiln.plan.text import slots_text
 from kiln.support.records import dataclass
@@ -156,3 +157,23 @@ class FreeStep(Step):
     def run(self, run: PlanRun) -> None:
         for slot in self.slots:
             run.values[slot] = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class HandOverStep(Step):
+    """The caller may take these outputs now, before the plan ends (`kiln/plan/hand_over.py`)."""
+
+    outputs: tuple[int, ...]
+
+    def text(self) -> str:
+        return f"hand over results {', '.join(map(str, self.outputs)) or 'none'}"
+
+    def python(self, printer: PlanPrinter) -> str:
+        return f"# {self.text()}"
+
+    def native(self, encoder: PlanEncoder) -> Record:
+        return Record(HAND_OVER, outputs=self.outputs)
+
+    def run(self, run: PlanRun) -> None:
+        """The reference returns all at the end."""

@@ -5,6 +5,7 @@ dist.all_reduce(x)        `collective_polyfills.all_reduce`
 fc.all_reduce(x, ...)     its Python code is interpreted, as if torch were tracing it
 dist.isend(x, 1)          `collective_polyfills.isend`; breaks the graph if nothing waits before it ends
 dist.barrier()            breaks the graph: it orders effects, which come after the region
+ddp(x)                    its module's forward; the reducer is told of it behind the region
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from kiln.capture.interpreter.breaks import PastStep, UnsupportedCall
 from kiln.capture.interpreter.builtins.polyfilled import interpreted
 from kiln.capture.interpreter.core import HANDLERS, Args, CaptureState, Handler, Kwargs, Value, handles
 from kiln.capture.interpreter.data_values import past_step
+from kiln.capture.interpreter.effects import CallEffect
 from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.process_group import ProcessGroupObject, asked, rank_in
-from kiln.runtime import process_groups
+from kiln.runtime import data_parallel, process_groups
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.process_groups import Facts
 from kiln.support.records import dataclass
@@ -90,44 +92,62 @@ def rank_of(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 
 @final
-@dataclass(eq=False)
-class Messages:
-    """Messages that nothing has waited for yet, and the calls that began them.
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What a call of the program has begun, and why the graph breaks in front of that call if nothing ends it."""
 
-    A region that ended with one would wait for it, and the other rank may wait for what this rank does next: the graph
-    breaks in front of the call.
+    what: Value
+    call: PastStep
+    function: str
+    why: str
+
+
+@final
+@dataclass(eq=False)
+class Unfinished:
+    """What has begun and not ended yet; `call`: the latest call that begins something.
+
+    A region that ended with a message would wait for it, and the other rank may wait for what this rank does next.
     """
 
     call: PastStep | None = None
-    unfinished: list[tuple[Value, PastStep]] = field(default_factory=list)
+    begun: list[Begun] = field(default_factory=list)
+
+    def begin(self, what: Value, function: str, why: str) -> None:
+        assert self.call is not None
+        self.begun.append(Begun(what, self.call, function, why))
+
+    def end(self, what: Value) -> bool:
+        """Whether it had begun."""
+        before = len(self.begun)
+        self.begun = [row for row in self.begun if row.what is not what]
+        return len(self.begun) < before
 
 
-def message(polyfill: object) -> Handler:
+def beginning(polyfill: object) -> Handler:
+    """Of a function that begins something."""
+
     def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-        s.part(Messages).call = past_step(running_frame(s))
+        s.part(Unfinished).call = past_step(running_frame(s))
         return s.wrap(polyfill, None).call(s, args, kwargs)
 
     return handler
 
 
 def started(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    messages = s.part(Messages)
-    assert messages.call is not None
-    messages.unfinished.append((args[0], messages.call))
+    s.part(Unfinished).begin(args[0], "isend or irecv", "its `wait` is not called before the graph ends")
     return Constant(None)
 
 
 def ended(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    messages = s.part(Messages)
-    messages.unfinished = [row for row in messages.unfinished if row[0] is not args[0]]
+    s.part(Unfinished).end(args[0])
     return Constant(None)
 
 
-def unfinished_message(s: CaptureState) -> UnsupportedCall | None:
-    """The break in front of the first message that is under way where the region ends."""
-    for _, call in s.part(Messages).unfinished:
-        stop = UnsupportedCall(function="isend or irecv", why="its `wait` is not called before the graph ends")
-        return stop.before(call)
+def unfinished(s: CaptureState) -> UnsupportedCall | None:
+    """The break in front of the first call whose work is under way where the region ends."""
+    for row in s.part(Unfinished).begun:
+        return UnsupportedCall(function=row.function, why=row.why).before(row.call)
     return None
 
 
@@ -156,16 +176,13 @@ def refuse(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     raise UnsupportedCall(function=function, why=why)
 
 
-REDUCER = "it prepares the reducer, which is written in C++"
+def barrier(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    raise UnsupportedCall(function="barrier", why="the effects in front of it come after the region")
 
 
-def in_python(function: str, why: str) -> Handler:
-    """Of a function that breaks the graph."""
-
-    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-        raise UnsupportedCall(function=function, why=why)
-
-    return handler
+def forwarded(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    s.effects.note(CallEffect(s.wrap(data_parallel.forwarded, None), tuple(args)))
+    return Constant(None)
 
 
 def is_initialized(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
@@ -231,10 +248,11 @@ if dist.is_available():
         (c10d.get_rank, of_group("get_rank", rank_in)),
         (c10d.get_backend, of_group("get_backend", lambda facts: Constant(facts[2]))),
         (c10d.is_initialized, is_initialized),
-        (c10d.barrier, in_python("barrier", "the effects in front of it come after the region")),
+        (c10d.barrier, barrier),
         (c10d._get_group_size_by_name, named_size),
-        (DistributedDataParallel._pre_forward, in_python("_pre_forward", REDUCER)),
-        (DistributedDataParallel._post_forward, in_python("_post_forward", REDUCER)),
+        (DistributedDataParallel._pre_forward, interpreted(polyfills.pre_forward)),
+        (DistributedDataParallel._post_forward, interpreted(polyfills.post_forward)),
+        (polyfills.forwarded, forwarded),
         (DistributedDataParallel._inside_ddp_forward, interpreted(polyfills.inside_ddp_forward)),
     )
     for _function, _handler in QUERIES:
@@ -243,6 +261,6 @@ if dist.is_available():
         if hasattr(c10d, _name):
             handles(getattr(c10d, _name))(interpreted(getattr(polyfills, OTHER_NAMES.get(_name, _name))))
     for _name in MESSAGES:
-        handles(getattr(c10d, _name))(message(getattr(polyfills, _name)))
+        handles(getattr(c10d, _name))(beginning(getattr(polyfills, _name)))
     if hasattr(torch._utils, "_maybe_view_chunk_cat"):
         handles(torch._utils._maybe_view_chunk_cat)(interpreted(polyfills.joined_chunks))

@@ -278,9 +278,16 @@ class Dict(Container):
         if self._items is not None:
             emit_refill(g, self, Dict(self._items), base)
             return
-        resolved = [(key, self._found[token]) for token, key in self._stored.items()]
+        found = [(token, key, self._found[token]) for token, key in self._stored.items()]
+        resolved = [(key, value) for token, key, value in found if not held(self, token, value)]
         for key, value in (*resolved, *self._pending):
             g.run(vars(base)["__setitem__"], self, key, value)
+
+
+def held(mapping: Dict, token: Token, value: Value) -> bool:
+    """Whether the dict had this value for a key before the frame, so that a store of it changes nothing."""
+    before = MISSING if mapping.original is None else dict_get(mapping.original, token)
+    return before is not MISSING and value.real() is before
 
 
 def is_namespace(dictionary: Mapping[Token, object]) -> bool:
