@@ -31,6 +31,13 @@ def second_run(capture: Capture) -> SecondRun | None:
     return SecondRun(written, gradients, gpus.pop() if gpus else "cpu", sum(bytes_of(trace.graph) for trace in traces))
 
 
+def is_same_in_eager(capture: Capture) -> bool:
+    """Whether a call may run in eager instead: the program sees no difference but in the last bits of results."""
+    nodes = [node for region in capture.regions for node in nodes_of(region.trace.graph)]
+    on_gpu = any(device is not None and device.type != "cpu" for device in (device_of(node.spec) for node in nodes))
+    return not on_gpu and not capture.says_is_compiling and not any(node.op.kind is Kind.RANDOM for node in nodes)
+
+
 def is_repeatable(trace: Trace) -> bool:
     """Whether the same operators run again change nothing but written inputs and the state of generators."""
     return not trace.carried_inputs and all(is_known(node) for node in nodes_of(trace.graph))

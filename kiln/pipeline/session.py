@@ -22,7 +22,7 @@ from weakref import WeakSet, WeakValueDictionary
 
 from torch import nn
 
-from kiln.capture.bytecode.resume import assembled
+from kiln.capture.bytecode.resume import assembled, origin_of
 from kiln.capture.guards.explanation import UNKNOWN, Failure, explain_failure
 from kiln.native._frames import Dispatcher, Entry
 from kiln.pipeline.compile_budget import CompileBudget, CompileBudgetSpent
@@ -50,6 +50,7 @@ from kiln.pipeline.speed_check import Round, SpeedCheck, slower_than_eager
 from kiln.pipeline.stance import runs_eager
 from kiln.pipeline.stopwatch import Clock
 from kiln.pipeline.switched_off import switched_off, target_for
+from kiln.pipeline.turns import Turns, slower_in_turns
 from kiln.pipeline.variant_sections import load_part
 from kiln.pipeline.variant_store import VariantStore
 from kiln.runtime.cache.key_builder import KeyBuilder
@@ -271,12 +272,28 @@ class CompileSession:
         """Have calls of a new variant compared with eager, if they can be."""
         settings = self.settings
         asked = settings.options.speed_check and not settings.fullgraph and settings.backend is None
-        if asked and isinstance(entry.info, Variant) and entry.info.second_run is not None:
-            function = original_of(dispatcher)
-            trial = EagerTrial(entry.info.second_run, function, taking_slots(in_python(function)))
-            SpeedCheck(entry, trial, self._put_to_eager, self.clock).start(dispatcher, entry)
+        if not asked or not isinstance(entry.info, Variant):
+            return
+        function = original_of(dispatcher)
+        eager = taking_slots(in_python(function))
+        if entry.info.second_run is not None:
+            trial = EagerTrial(entry.info.second_run, function, eager)
+            on_slow = partial(self._put_to_eager, slower_than_eager)
+            SpeedCheck(entry, trial, on_slow, self.clock).start(dispatcher, entry)
+        elif origin_of(function) is None:
+            on_slow = partial(self._put_to_eager, slower_in_turns)
+            Turns(entry, eager, is_fit=self._is_same_in_eager, on_slow=on_slow, clock=self.clock).start(
+                dispatcher, entry
+            )
 
-    def _put_to_eager(self, dispatcher: Dispatcher, slow: Entry, shortest: Round) -> None:
+    def _is_same_in_eager(self) -> bool:
+        """Whether a call of any variant may run in eager instead."""
+        found = [entry.info for dispatcher in list(self._dispatchers) for entry in dispatcher.entries]
+        return all(info.same_in_eager for info in found if isinstance(info, Variant))
+
+    def _put_to_eager(
+        self, describe: Callable[[str, Round], KilnError], dispatcher: Dispatcher, slow: Entry, shortest: Round
+    ) -> None:
         """Replace an entry that is slower than eager."""
         function = original_of(dispatcher)
         with self._lock:
@@ -285,7 +302,7 @@ class CompileSession:
             info = replace(slow.info, function=function, second_run=None)
             eager = Entry(slow.tree, taking_slots(in_python(function)), info)
             dispatcher.set_entries([eager if entry is slow else entry for entry in dispatcher.entries])
-        self.report_eager(slower_than_eager(shown_name(function, self.name), shortest))
+        self.report_eager(describe(shown_name(function, self.name), shortest))
 
     def _new_variant(self, dispatcher: Dispatcher, arguments: Arguments) -> Entry | None:
         function, options = original_of(dispatcher), self.settings.options

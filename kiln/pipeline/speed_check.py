@@ -18,14 +18,14 @@ notice, stands in `second_run.py`.
 from __future__ import annotations
 
 import time
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import final
 
-from kiln.native._frames import BoundCall, Dispatcher, Entry
+from kiln.native._frames import Dispatcher, Entry
+from kiln.pipeline.sampled_entry import SampledEntry
 from kiln.pipeline.second_run import BackwardWatch, EagerTrial, NewNodes, NoRoom, is_observed
 from kiln.pipeline.stopwatch import Clock, Spans, Stopwatch, stopwatch_of
-from kiln.runtime.variant import SecondRun, Variant
+from kiln.runtime.variant import SecondRun
 from kiln.support.errors import KilnError
 from kiln.support.records import dataclass
 
@@ -101,8 +101,8 @@ class SpeedCheck:
     """What an entry calls instead of its callable where the call is compared. It holds neither entry nor dispatcher."""
 
     def __init__(self, entry: Entry, trial: EagerTrial, on_slow: SlowEntry, clock: Clock = time.perf_counter) -> None:
-        self.variant: Variant = entry.info
-        self.collects = isinstance(entry.callable, BoundCall)
+        self.entry = SampledEntry(entry)
+        self.variant = self.entry.variant
         self.trial, self.on_slow = trial, on_slow
         self.again: SecondRun = trial.again
         self.clock = clock
@@ -113,29 +113,13 @@ class SpeedCheck:
         self.wanted: frozenset[int] | None = None
         """The results that got gradients in the last backward; None: not known."""
         self.is_early = True
-        self.dispatcher: Callable[[], Dispatcher | None] = lambda: None
 
     def start(self, dispatcher: Dispatcher, entry: Entry) -> None:
         """Compare calls of `entry`, which is to be one of `dispatcher`."""
-        self.dispatcher = weakref.ref(dispatcher)
-        self.arm(entry, EARLY)
-
-    def arm(self, entry: Entry, calls: int) -> None:
-        run = BoundCall(entry.tree, self) if self.collects and entry.tree is not None else self
-        entry.sample_after(calls, run)
+        self.entry.start(dispatcher, entry, EARLY, self)
 
     def compare_after(self, calls: int) -> None:
-        for _, entry in self.entries():
-            self.arm(entry, calls)
-
-    def entries(self) -> Iterator[tuple[Dispatcher, Entry]]:
-        """The entry of the variant, unless it is gone."""
-        dispatcher = self.dispatcher()
-        if dispatcher is None:
-            return
-        for entry in dispatcher.entries:
-            if entry.info is self.variant:
-                yield dispatcher, entry
+        self.entry.after(calls, self)
 
     def __call__(self, *slots: object) -> object:
         if self.is_early:
@@ -155,10 +139,6 @@ class SpeedCheck:
         self.compare_after(1 if self.clock() - start > LONG else FIRST - EARLY)
         return result
 
-    def given(self, slots: tuple[object, ...]) -> tuple[object, ...]:
-        """The arguments of the original function."""
-        return slots[:-1] if self.collects else slots
-
     def run_eager(self, given: tuple[object, ...], wanted: frozenset[int]) -> Spans | None:
         """None where it fails."""
         try:
@@ -171,7 +151,7 @@ class SpeedCheck:
         if self.step is not None:
             self.settle(self.step)
             return self.variant.function(*slots)
-        given = self.given(slots)
+        given = self.entry.given(slots)
         eager_first = len(self.rounds) % 2 == 1  # the second run finds its inputs in the caches of the CPU
         eager = self.run_eager(given, frozenset()) if eager_first else None
         compiled = Spans(self.stopwatch)
@@ -191,7 +171,7 @@ class SpeedCheck:
                 return self.variant.function(*slots)
         eager = None
         if self.wanted is not None:
-            eager = self.run_eager(self.given(slots), self.wanted)
+            eager = self.run_eager(self.entry.given(slots), self.wanted)
             if eager is None:  # no room now, or it failed: no more comparisons
                 return self.variant.function(*slots)
         self.step = Comparison(Spans(self.stopwatch), eager, self.wanted)
@@ -230,7 +210,7 @@ class SpeedCheck:
         else:
             shortest = Round(min(r.compiled for r in self.rounds), min(r.eager for r in self.rounds))
             if shortest.is_slower:
-                for dispatcher, entry in self.entries():
+                for dispatcher, entry in self.entry.entries():
                     self.on_slow(dispatcher, entry, shortest)
             else:
                 self.pause()

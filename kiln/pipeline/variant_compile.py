@@ -17,7 +17,7 @@ from kiln.pipeline.compiled_region import finish_regions
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.dispatchers import Arguments, MakeDispatcher, original_of, side_exits
 from kiln.pipeline.original import taking_slots
-from kiln.pipeline.repeatable import second_run
+from kiln.pipeline.repeatable import is_same_in_eager, second_run
 from kiln.pipeline.seen_inputs import SeenInputs
 from kiln.pipeline.variant_sections import part_writer
 from kiln.pipeline.variant_store import VariantStore
@@ -91,6 +91,7 @@ def compiled_entry(
     variant = Variant(
         *(transformed, capture.guards, capture.collect, capture.modules, facts, seen.data()),
         second_run=second_run(capture),
+        same_in_eager=is_same_in_eager(capture),
     )
     if stored is not None:
         with events.stage("save"):

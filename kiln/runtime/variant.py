@@ -75,6 +75,8 @@ class Variant:
     """Sizes of the tensors that it was compiled for, by source."""
     second_run: SecondRun | None = None
     """None: a program could tell that a call was run again, in eager."""
+    same_in_eager: bool = False
+    """Whether the program could not tell, but by the last bits of results, that a call was run in eager instead."""
 
 
 @final
@@ -110,6 +112,7 @@ def write_variant(variant: Variant, tree: TreeRows, root: FunctionType, part: Pa
         "facts": [[kind, {name: plain(value) for name, value in data.items()}] for kind, data in variant.facts],
         "seen": variant.seen,
         "second_run": again,
+        "same_in_eager": variant.same_in_eager,
     }
     sections = {"checks": checks, "code": code, "guards": {"sources": table.rows, "guards": guards, "collect": collect}}
     parts = {f"part/{number}": data for number, data in enumerate(file.parts)}
@@ -165,7 +168,7 @@ def load_variant(
     facts = [(kind, fact) for kind, fact in code["facts"]]
     stored = StoredGuards(bytes(sections["guards"]))
     again = stored.second_run(code["second_run"])
-    variant = Variant(function, stored, (), list(checks["modules"]), facts, code["seen"], again)
+    variant = Variant(function, stored, (), list(checks["modules"]), facts, code["seen"], again, code["same_in_eager"])
     run: Any = BoundCall(tree, function) if checks["tree"]["collect"] else function
     return Entry(tree, run, variant)
 

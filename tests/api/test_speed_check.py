@@ -20,6 +20,7 @@ from kiln.pipeline import second_run, speed_check
 from kiln.pipeline.second_run import EagerTrial, NewNodes, edges_from_outside
 from kiln.pipeline.session import KilnWarning
 from kiln.pipeline.speed_check import EARLY, FIRST, LONG, ROUNDS, SPACING, SpeedCheck
+from kiln.pipeline.turns import Turns
 from kiln.runtime.variant import SecondRun
 
 X = torch.ones(3)
@@ -206,6 +207,13 @@ def catches(x: Tensor) -> Tensor:
     return x * 2
 
 
+@pytest.fixture
+def no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled and eager calls do not take turns (`test_turns.py`)."""
+    monkeypatch.setattr(Turns, "start", lambda *_: None)
+
+
+@pytest.mark.usefixtures("no_turns")
 @pytest.mark.parametrize(
     ("program", "x"),
     [
@@ -251,6 +259,7 @@ def test_a_variant_from_the_disk_is_compared_too(tmp_path: Path) -> None:
     assert "KILN1098" in problem and fast.report().loaded == 1
 
 
+@pytest.mark.usefixtures("no_turns")
 def test_what_follows_a_break_is_compared_what_precedes_it_is_not() -> None:
     fast, _ = timed(breaks, compiled=3e-3, eager=1e-3)
     (problem,) = run(fast, FIRST + ROUNDS, X)
