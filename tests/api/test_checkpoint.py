@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    noop_context_fn,
+)
 
 import kiln
 
@@ -115,3 +122,55 @@ def test_a_checkpoint_for_debugging_breaks() -> None:
     torch.testing.assert_close(compiled(x), program(x))
     (stop,) = kiln.report_of(compiled).breaks
     assert stop.code == "KILN1002" and "test_checkpoint.py" in stop.where
+
+
+def policies() -> dict[str, Any]:
+    return {
+        "list": functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default]),
+        "function": functools.partial(create_selective_checkpoint_contexts, saves_products),
+        "closure": lambda: create_selective_checkpoint_contexts(saves_products),
+        "nothing": noop_context_fn,
+    }
+
+
+def saves_products(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    saves = op in (torch.ops.aten.addmm.default, torch.ops.aten.mm.default)
+    return CheckpointPolicy.MUST_SAVE if saves else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@pytest.mark.parametrize("name", sorted(policies()))
+def test_policies_decide_what_is_computed_again(name: str) -> None:
+    torch.manual_seed(0)
+    block, x = Block(), torch.randn(8, 16)
+    context_fn = policies()[name]
+
+    def run(x: Tensor) -> Tensor:
+        return checkpoint(block, x, use_reentrant=False, context_fn=context_fn).sin()
+
+    def gradients(run: Any) -> list[Tensor | None]:
+        block.zero_grad()
+        run(x).square().sum().backward()
+        return [parameter.grad for parameter in block.parameters()]
+
+    compiled = kiln.compile(run, fullgraph=True)
+    torch.testing.assert_close(gradients(compiled), gradients(run))
+    wide, narrow = 8 * 64 * 4, 8 * 16 * 4
+    saved = sum_of_saved(compiled, x, block)
+    assert (saved >= wide) is (name != "nothing"), saved
+    assert saved < 2 * wide + 3 * narrow
+
+
+def sum_of_saved(model: Any, x: Tensor, block: nn.Module) -> int:
+    model.parameters = block.parameters
+    return saved_bytes(model, x)
+
+
+def test_a_policy_is_no_part_of_a_reentrant_checkpoint() -> None:
+    block, x = Block(), torch.randn(8, 16, requires_grad=True)
+
+    def run(x: Tensor) -> Tensor:
+        return checkpoint(block, x, use_reentrant=True, context_fn=policies()["list"])
+
+    for function in (run, kiln.compile(run)):
+        with pytest.raises(ValueError, match="use_reentrant=False"):
+            function(x)

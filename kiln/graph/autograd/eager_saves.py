@@ -48,6 +48,11 @@ def is_derivative(node: Node) -> bool:
     return node.origin is not None and node.origin.backward
 
 
+def is_kept(node: Node) -> bool:
+    """Whether the policy of a selective checkpoint saves it."""
+    return node.origin is not None and node.origin.kept
+
+
 def region_of(node: Node) -> int:
     """The checkpoint region it was recorded in, whose arguments it saves; 0 for none."""
     return node.origin.region if node.origin is not None else 0

@@ -9,8 +9,9 @@ reductions, scans, scatters, values that a library op of the backward reads from
 that the backward needs at several barrier depths: the sums of a residual stream, each of which would be recomputed from
 all earlier branches. Of a view, its base is saved.
 An input or a result that eager does not save may change before the backward: to save it, it is copied.
-Values inside a checkpoint region are never saved, except random numbers: the backward recomputes them from what
-enters the region; what leaves it is kept. So are parameters that a rank has a shard of, and gathers when it needs them.
+Values inside a checkpoint region are never saved, except random numbers and what its policy saves: the backward
+recomputes them from what enters the region; what leaves it is kept. So are parameters that a rank has a shard of, and
+gathers when it needs them.
 Source of the idea: Horace He and Shangdi Yu, "Transcending runtime-memory tradeoffs in checkpointing by being
 fusion aware", MLSys 2023.
 """
@@ -22,7 +23,7 @@ from typing import final
 
 import torch
 
-from kiln.graph.autograd.eager_saves import eager_saves, is_derivative, region_of
+from kiln.graph.autograd.eager_saves import eager_saves, is_derivative, is_kept, region_of
 from kiln.graph.autograd.flow import INFINITE, FlowNetwork
 from kiln.graph.autograd.fusion_barriers import BarrierDepths
 from kiln.graph.autograd.joint import JointGraph
@@ -117,7 +118,8 @@ class Sides:
         for node in self.nodes:
             if node not in self.backward and not is_derivative(node):
                 leaving.update(base_of(value) for value in node.inputs if region_of(value) not in (0, region_of(node)))
-        drawn = {node for node in inside if node.op.kind in DRAWN}
+        drawn = {node for node in inside if node.op.kind in DRAWN or is_kept(node)}
+        drawn.update(node.inputs[0] for node in inside if node.op.name == "item" and is_kept(node))
         drawn.update(node for node in inside if node.op.name == "item" and node.inputs[0] in drawn)
         stay = inside - leaving - drawn
         # What autograd computes from them alone, such as `1 - tanh(x) ** 2`, is recomputed too.

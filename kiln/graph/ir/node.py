@@ -32,7 +32,8 @@ class Arg:
 class Origin:
     """The torch call that made a node: its name, its number in the call log, the user's line, and the direction.
 
-    `region`: its checkpoint region (whose values are not saved for the backward), 0 outside of any.
+    `region`: its checkpoint region (whose values are not saved for the backward), 0 outside of any. `kept`: the policy
+    of a selective checkpoint saves it.
     """
 
     call: str
@@ -40,6 +41,7 @@ class Origin:
     location: Location | None = None
     backward: bool = False
     region: int = 0
+    kept: bool = False
 
 
 Scalar = int | float | complex | str | None | torch.dtype | torch.device | torch.layout | torch.memory_format

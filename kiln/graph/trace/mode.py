@@ -10,6 +10,7 @@ a write; the composite kernel, run under the mode; a registered fake or a probe;
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
+from dataclasses import replace
 from typing import final
 
 import torch
@@ -17,6 +18,7 @@ from torch._ops import OpOverload
 
 from kiln.graph.ir.node import Argument, Node
 from kiln.graph.ops import Emit
+from kiln.graph.prims.table import Kind
 from kiln.graph.trace.constants import Constants
 from kiln.graph.trace.fake import FakeTensor, make_fake, make_symbolic_fake
 from kiln.graph.trace.functionalise import Functionaliser, refuse_overlap
@@ -35,6 +37,8 @@ Args = tuple[object, ...]
 Kwargs = dict[str, object]
 Handler = Callable[["RecordingMode", OpOverload, Args, Kwargs], object]
 Resolver = Callable[[OpOverload], Handler]
+SavePolicy = Callable[[OpOverload, Args, Kwargs], bool]
+"""Whether a selective checkpoint saves what an operator returns."""
 
 
 @final
@@ -54,6 +58,7 @@ class RecordingMode(DispatchMode):
         self.symbolic = False
         self.autocast = False
         """Whether the call is made under autocast; torch's own flags are off below the mode."""
+        self.saves: SavePolicy | None = None
         self.tags = Tags()
         self.counts: dict[Hashable, Int] = {}
         """How many elements of a tensor are not zero, where a size depends on it."""
@@ -72,7 +77,19 @@ class RecordingMode(DispatchMode):
         if self.emit.givens:
             env, where = self.symbols.env, self.symbols.where
             args, kwargs = with_symbolic_numbers(env, self.tags, func, args, kwargs or {}, where)
-        return handler(self, func, args, kwargs or {})
+        if self.saves is None or not self.saves(func, args, kwargs or {}):
+            return handler(self, func, args, kwargs or {})
+        result = handler(self, func, args, kwargs or {})
+        self.keep(result)
+        return result
+
+    def keep(self, result: object) -> None:
+        """Mark what an operator returned: a selective checkpoint saves it."""
+        for part in result if isinstance(result, list | tuple) else (result,):
+            if isinstance(part, FakeTensor):
+                node = self.node_of(part)
+                if node.origin is not None and node.op.kind is not Kind.VIEW:
+                    node.origin = replace(node.origin, kept=True)
 
     # Fakes to nodes and back.
 

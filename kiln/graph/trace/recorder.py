@@ -36,7 +36,7 @@ from kiln.graph.trace.fused_optimizers import FUSED
 from kiln.graph.trace.gradients import BACKWARDS, accumulated_gradients
 from kiln.graph.trace.inputs import Dims, InputTable
 from kiln.graph.trace.log import NOWHERE, CallKind, ControlFlow, Target, TorchCall, target_name
-from kiln.graph.trace.mode import RecordingMode
+from kiln.graph.trace.mode import RecordingMode, SavePolicy
 from kiln.graph.trace.number_calls import NUMBER_CALLS
 from kiln.graph.trace.outer import OuterTensors
 from kiln.graph.trace.repeated_calls import CallCopies
@@ -385,6 +385,17 @@ def recording(recorder: Recorder) -> Iterator[None]:
         yield
     finally:
         _pop(None)
+
+
+@contextmanager
+def checkpointed(recorder: Recorder, region: int, saves: SavePolicy | None) -> Iterator[None]:
+    """Calls within belong to a checkpoint region (0: to none), of which `saves` keeps results."""
+    outer, policy = recorder.region, recorder._mode.saves
+    recorder.region, recorder._mode.saves = region, saves
+    try:
+        yield
+    finally:
+        recorder.region, recorder._mode.saves = outer, policy
 
 
 @contextmanager
