@@ -181,7 +181,7 @@ def constant_truth(recorder: Recorder, fake: torch.Tensor) -> bool | None:
     known = recorder.constant_value(fake)
     if known is not None:
         return bool(known)
-    return comparison_truth(recorder.nodes, recorder.node_of(fake), recorder.constants)
+    return comparison_truth(recorder.node_of(fake), recorder.constants)
 
 
 def known_truth(s: CaptureState, fake: torch.Tensor) -> bool | None:

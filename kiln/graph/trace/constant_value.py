@@ -9,7 +9,7 @@ static sizes qualify.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import final
 
 import torch
@@ -31,29 +31,32 @@ PURE_KINDS = frozenset(
 )
 
 
-def constant_value(nodes: Sequence[Node], node: Node, constants: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-    """The value of `node`, or None if it depends on more than constants. `nodes`: all nodes in order."""
-    needed: set[int] = set()
-    if not _collect(node, needed):
+def constant_value(node: Node, constants: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    """The value of `node`, or None if it depends on more than constants."""
+    needed = _needed_nodes(node)
+    if needed is None:
         return None
-    graph = Graph((), [other for other in nodes if id(other) in needed], (Output(node),))
+    graph = Graph((), needed, (Output(node),))
     value = interpret(graph, [], constants=constants).outputs[0]
     assert isinstance(value, torch.Tensor)
     return value
 
 
-def _collect(root: Node, needed: set[int]) -> bool:
-    """Collect the nodes `root` is computed from; False at the first that is not constant."""
+def _needed_nodes(root: Node) -> list[Node] | None:
+    """The nodes that `root` is computed from, each behind its inputs; None if one of them is not constant."""
+    needed: dict[int, Node] = {}
+    entered: set[int] = set()
     pending = [root]
     while pending:
-        node = pending.pop()
-        if id(node) in needed:
+        node = pending[-1]
+        if id(node) in entered:
+            needed.setdefault(id(pending.pop()), node)
             continue
-        needed.add(id(node))
         if not _is_constant(node):
-            return False
-        pending += node.inputs
-    return True
+            return None
+        entered.add(id(node))
+        pending += [given for given in node.inputs if id(given) not in needed]
+    return list(needed.values())
 
 
 def _is_constant(node: Node) -> bool:
@@ -108,20 +111,20 @@ COMPARISONS: Mapping[str, Callable[[NumberRange, NumberRange], bool | None]] = {
 UNIT_DRAWS = ("aten.rand.default", "aten.rand_like.default")
 
 
-def comparison_truth(nodes: Sequence[Node], node: Node, constants: Mapping[str, torch.Tensor]) -> bool | None:
+def comparison_truth(node: Node, constants: Mapping[str, torch.Tensor]) -> bool | None:
     """What a comparison of a random number with a constant always gives, None if that varies."""
     compare = COMPARISONS.get(node.op.name)
     if compare is None:
         return None
-    left, right = [range_of(nodes, operand, constants) for operand in node.inputs]
+    left, right = [range_of(operand, constants) for operand in node.inputs]
     return compare(left, right) if left is not None and right is not None else None
 
 
-def range_of(nodes: Sequence[Node], node: Node, constants: Mapping[str, torch.Tensor]) -> NumberRange | None:
+def range_of(node: Node, constants: Mapping[str, torch.Tensor]) -> NumberRange | None:
     unit = node.attrs.get("distribution") == "uniform" and node.attrs.get("params") == (0.0, 1.0)
     if unit or node.attrs.get("target") in UNIT_DRAWS:
         return NumberRange(0.0, 1.0, open=True)
-    known = constant_value(nodes, node, constants)
+    known = constant_value(node, constants)
     if known is None or known.numel() != 1 or known.is_complex() or known.isnan():
         return None
     return NumberRange(float(known), float(known))

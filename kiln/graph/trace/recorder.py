@@ -345,7 +345,7 @@ class Recorder:
 
     def constant_value(self, fake: torch.Tensor) -> torch.Tensor | None:
         """The value of a tensor computed from constants alone."""
-        return constant_value(self.emit.nodes, self.node_of(fake), self._constants.tensors)
+        return constant_value(self.node_of(fake), self._constants.tensors)
 
     def real_of(self, fake: torch.Tensor) -> torch.Tensor | None:
         """The tensor of an input or a constant."""

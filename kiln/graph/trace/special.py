@@ -198,7 +198,7 @@ def constrain_range(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwa
 @special("_local_scalar_dense.default", "item.default", "is_nonzero.default")
 def local_scalar(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
     node = mode.node_of(args[0])
-    value = constant_value(mode.emit.nodes, node, mode.constants.tensors)
+    value = constant_value(node, mode.constants.tensors)
     if value is not None:
         return value.item()
     dtype = node.tensor.dtype
