@@ -12,6 +12,7 @@ from kiln.backends import Backend, find_backend
 from kiln.graph.offload.part import GraphBackend
 from kiln.support.errors import KilnError
 from kiln.support.options import MODES, Options, options_from, options_from_text
+from kiln.support.target import KernelLanguage
 
 
 class BadArgument(KilnError):
@@ -46,7 +47,7 @@ def check_arguments(
     """The options, and the backend (None: Kiln's own compiler). Raises KilnError."""
     for name, flag in (("fullgraph", fullgraph), ("disable", disable)):
         check_flag(name, flag)
-    if isinstance(backend, type) or not (isinstance(backend, str | GraphBackend) or callable(backend)):
+    if isinstance(backend, type) or not (isinstance(backend, str | GraphBackend | KernelLanguage) or callable(backend)):
         raise BadArgument(name="backend", value=backend, allowed="a name of kiln.list_backends(), or a callable")
     return read_options(mode, options, dynamic), find_backend(backend)
 

@@ -32,8 +32,9 @@ from kiln.support.compiling import is_compiling
 from kiln.support.events import Event, EventSink
 from kiln.support.late import late
 from kiln.support.opaque import why_opaque
+from kiln.support.optional import check_installed
 from kiln.support.options import Options
-from kiln.support.target import host_cpu
+from kiln.support.target import KernelLanguage, host_cpu
 from kiln.support.torch_settings import is_torch_compiler_loaded
 
 if TYPE_CHECKING:
@@ -167,6 +168,9 @@ def _settings(options: Options, backend: Backend | None, fullgraph: bool) -> Ses
     if dump:  # what is loaded from disk goes through no stages
         options = replace(options, cache=False)
     target = host_cpu(torch.get_num_threads())
+    if isinstance(backend, KernelLanguage):
+        check_installed(backend.package, purpose=f"the backend `{backend.name}`")
+        target, backend = replace(target, language=backend), None
     return SessionSettings(options, backend, fullgraph, target, Path(dump) if dump else None)
 
 

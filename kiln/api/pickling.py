@@ -33,7 +33,8 @@ def register_pickling(rebuild: Rebuild) -> None:
         if at_path(original.__module__, original.__qualname__) is dispatcher:
             return original.__qualname__
         settings = session.settings
-        return rebuild, (original, settings.options, settings.backend, settings.fullgraph)
+        backend = settings.backend or settings.target.language
+        return rebuild, (original, settings.options, backend, settings.fullgraph)
 
     copyreg.pickle(Dispatcher, reduce)
 

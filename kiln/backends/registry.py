@@ -16,6 +16,7 @@ import torch
 
 from kiln.graph.offload.part import Backend, GraphBackend
 from kiln.support.errors import KilnError
+from kiln.support.target import KernelLanguage
 
 
 class UnknownBackend(KilnError):
@@ -28,7 +29,7 @@ class UnknownBackend(KilnError):
 KILN = "kiln"
 GROUP = "torch_dynamo_backends"
 BACKENDS: dict[str, Backend] = {}
-OWN = {"onnxrt": "kiln.backends.onnxrt", "openvino": "kiln.backends.openvino", "xla": "kiln.backends.xla"}
+OWN = {name: f"kiln.backends.{name}" for name in ("halide", "iree", "onnxrt", "openvino", "xla")}
 """Modules that register a backend when they are imported, by its name."""
 
 
@@ -36,7 +37,9 @@ def register_backend(backend: Backend | None = None, name: str | None = None) ->
     """Register `backend` as `name` (default: its own name). A function and a decorator."""
     if backend is None:
         return lambda late: register_backend(late, name)
-    BACKENDS[name or (backend.name if isinstance(backend, GraphBackend) else backend.__name__)] = backend
+    BACKENDS[name or (backend.name if isinstance(backend, GraphBackend | KernelLanguage) else backend.__name__)] = (
+        backend
+    )
     return backend
 
 

@@ -14,10 +14,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import final
 
@@ -43,6 +45,11 @@ from kiln.support.events import EventSink
 
 SMALL_UNIT = 2000
 """Characters of source per unit, at least: starting g++ has its cost, too."""
+
+
+HALIDE_BLOCK = "#if 0  // Halide\n"
+HALIDE_UNIT = str(Path(__file__).with_name("halide_unit.py"))
+"""Makes objects of the pipelines of Halide in a unit, then becomes the compiler."""
 
 
 class NoCompiler(KilnError):
@@ -224,7 +231,8 @@ def symbols_text(kernels: Sequence[Kernel]) -> str:
 
 
 def kernel_key(kernel: Kernel, compiler: Toolchain) -> str:
-    return content_key(kernel.symbol, kernel.source, compiler.key())
+    further = [version("halide")] if HALIDE_BLOCK in kernel.source else []
+    return content_key(kernel.symbol, kernel.source, compiler.key(), *further)
 
 
 def balanced_groups(kernels: Sequence[Kernel], workers: int) -> list[list[Kernel]]:
@@ -245,6 +253,8 @@ def start_unit(kernels: list[Kernel], compiler: Toolchain, store: DiskStore, lim
     folder = working_folder(store)
     source, output = folder / "kernels.cpp", folder / "kernels.so"
     command = [*compiler.command, *compiler.options, str(source), *compiler.linked, "-o", str(output)]
+    if any(HALIDE_BLOCK in kernel.source for kernel in kernels):
+        command = [sys.executable, HALIDE_UNIT, str(source), *command]
     try:
         source.write_text("\n".join(kernel.source for kernel in kernels))
         return Unit(kernels, folder, start_limited(command, limits, folder))

@@ -16,7 +16,7 @@ from typing import final
 
 from kiln.capture.interpreter.breaks import TorchCallFailed
 from kiln.capture.interpreter.capture import Capture, capture_frame
-from kiln.graph.offload.part import Backend, GraphBackend
+from kiln.graph.offload.part import GraphBackend, OtherCompiler
 from kiln.graph.ops.eager_kernels import EagerKernels
 from kiln.graph.trace import Recorder, Trace
 from kiln.native._frames import Dispatcher
@@ -65,7 +65,7 @@ class FrameCapture:
     dispatcher: Dispatcher
     arguments: Arguments
     context: CompileContext
-    backend: Backend | None
+    backend: OtherCompiler | None
     seen: SeenInputs
     make_dispatcher: MakeDispatcher
     make_exit: MakeDispatcher | None

@@ -74,7 +74,7 @@ from kiln.support.target import Target
 from kiln.support.torch_settings import warn_of_settings
 
 if TYPE_CHECKING:
-    from kiln.graph.offload.part import Backend
+    from kiln.graph.offload.part import OtherCompiler
     from kiln.pipeline.variant_compile import compile_variant
 else:
     compile_variant = late("kiln.pipeline.variant_compile", "compile_variant")
@@ -111,7 +111,7 @@ class SessionSettings:
     """The checked arguments of `kiln.compile`. `backend` is None for Kiln's own compiler."""
 
     options: Options
-    backend: Backend | None
+    backend: OtherCompiler | None
     fullgraph: bool
     target: Target
     dump_folder: Path | None

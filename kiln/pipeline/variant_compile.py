@@ -10,7 +10,7 @@ from kiln.build.cubins import prepare_compiling
 from kiln.capture.bytecode.resume import assembled
 from kiln.capture.interpreter.breaks import UninitialisedParameter
 from kiln.capture.interpreter.capture import Capture
-from kiln.graph.offload.part import Backend
+from kiln.graph.offload.part import OtherCompiler
 from kiln.native._frames import BoundCall, Dispatcher, Entry, ExpectedToRaise
 from kiln.pipeline.captured import Captured, FrameCapture
 from kiln.pipeline.compiled_region import finish_regions
@@ -37,7 +37,7 @@ def compile_variant(
     dispatcher: Dispatcher,
     arguments: Arguments,
     context: CompileContext,
-    backend: Backend | None,
+    backend: OtherCompiler | None,
     seen: SeenInputs,
     make_resume: MakeDispatcher,
     make_exit: MakeDispatcher | None,

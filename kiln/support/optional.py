@@ -8,21 +8,25 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from types import ModuleType
 from typing import Literal
 
 from kiln.support.errors import KilnError
 
 OptionalPackage = Literal[
-    "sympy", "numpy", "matplotlib.figure", "triton", "transformers", "timm", "onnxruntime", "openvino", "jax"
-]
+    "sympy", "numpy", "matplotlib.figure", "triton", "transformers", "timm", "onnx", "onnxruntime", "openvino", "jax",
+    "iree.compiler", "iree.compiler.extras.onnx_importer", "iree.compiler.tools", "iree.runtime"
+]  # fmt: skip
+DISTRIBUTIONS = {"iree": "iree-base-compiler iree-base-runtime"}
+"""What pip installs, where it is not named as the module."""
 
 
 class MissingPackage(KilnError):
     code = "KILN5010"
     what = "the package `{package}` is not installed"
     why = "it is needed for {purpose}"
-    try_ = ("pip install {package}",)
+    try_ = ("pip install {distribution}",)
 
 
 def load(package: OptionalPackage) -> ModuleType | None:
@@ -33,6 +37,16 @@ def load(package: OptionalPackage) -> ModuleType | None:
         return None
 
 
+def check_installed(package: str, *, purpose: str) -> None:
+    """Without importing it.
+
+    Raises:
+        MissingPackage: if it is not installed.
+    """
+    if importlib.util.find_spec(package) is None:
+        raise MissingPackage(package=package, purpose=purpose, distribution=DISTRIBUTIONS.get(package, package))
+
+
 def load_required(package: OptionalPackage, *, purpose: str) -> ModuleType:
     """The module.
 
@@ -41,5 +55,6 @@ def load_required(package: OptionalPackage, *, purpose: str) -> ModuleType:
     """
     module = load(package)
     if module is None:
-        raise MissingPackage(package=package.partition(".")[0], purpose=purpose)
+        name = package.partition(".")[0]
+        raise MissingPackage(package=name, purpose=purpose, distribution=DISTRIBUTIONS.get(name, name))
     return module

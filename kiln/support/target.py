@@ -15,6 +15,15 @@ WARP = 32
 
 @final
 @dataclass(frozen=True, slots=True)
+class KernelLanguage:
+    """A language of CPU kernels, and the package that compiles it. What it does not take is written in C++."""
+
+    name: str
+    package: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class Target:
     """A CPU with `vector_bytes` of its widest vectors (64: AVX-512, 32: AVX2, 16: others), or a GPU ("cuda")."""
 
@@ -31,6 +40,8 @@ class Target:
     """Results of 16 bits are rounded op by op, as eager does."""
     graphs: bool = False
     """CUDA graphs are recorded of what is compiled."""
+    language: KernelLanguage | None = None
+    """Of CPU kernels; None for C++."""
     without: tuple[str, ...] = ()
     """Passes and rules that are switched off (`pipeline/switches.py`)."""
 

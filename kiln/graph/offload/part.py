@@ -20,6 +20,7 @@ import torch
 from kiln.runtime.offloaded import PartRun
 from kiln.support.late import late
 from kiln.support.records import dataclass
+from kiln.support.target import KernelLanguage
 from kiln.symbolic import Symbol
 
 if TYPE_CHECKING:
@@ -74,4 +75,5 @@ class GraphBackend(Protocol):
 
 TorchBackend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., object]]
 """(graph of torch calls, example inputs) -> callable of the same inputs."""
-Backend = TorchBackend | GraphBackend
+OtherCompiler = TorchBackend | GraphBackend
+Backend = OtherCompiler | KernelLanguage

@@ -6,10 +6,13 @@ print_kernel(kernel, target, aligned, events)      PrintedKernel("k_3f1c..", ...
 from __future__ import annotations
 
 from kiln.loops.codegen.cpp.writer import write_cpp
+from kiln.loops.codegen.halide.writer import write_halide
 from kiln.loops.codegen.printed_kernel import PrintedKernel
 from kiln.loops.codegen.triton.writer import write_triton
 from kiln.loops.kernel.canonical import canonical
+from kiln.loops.kernel.errors import UnsupportedInKernel
 from kiln.loops.kernel.kernel import KernelIR
+from kiln.loops.kernel.mapped import MappedKernel
 from kiln.loops.kernel.passes.pipeline import run_kernel_passes
 from kiln.support.dump import Dump
 from kiln.support.events import EventSink
@@ -39,8 +42,22 @@ def print_kernel(
     if found is not None and (dump is None or dump.root is None):
         return found
     mapped = run_kernel_passes(form, target, events or EventSink(), dump)
-    made = write_triton(form, mapped, target, aligned, rows) if target.is_gpu else write_cpp(form, mapped, target)
+    made = written(form, mapped, target, aligned, rows)
     if len(_PRINTED) >= MOST_PRINTED:
         _PRINTED.clear()
     _PRINTED[key] = made
     return made
+
+
+def written(
+    form: KernelIR, mapped: MappedKernel, target: Target, aligned: tuple[bool, ...], rows: int
+) -> PrintedKernel:
+    """In the language of the target; C++ for what Halide does not take."""
+    if target.is_gpu:
+        return write_triton(form, mapped, target, aligned, rows)
+    if target.language is not None:
+        try:
+            return write_halide(form, target)
+        except UnsupportedInKernel:
+            pass
+    return write_cpp(form, mapped, target)
