@@ -26,10 +26,10 @@ FEATURES = (
     hl.TargetFeature.LargeBuffers,
 )
 Expr = Any
-"""Of Halide: its Python types are not annotated."""
+"""Objects of Halide, whose Python types are not annotated."""
 
 
-def target() -> Any:
+def target() -> Expr:
     found = hl.get_host_target()
     for feature in FEATURES:
         found = found.with_feature(feature)
@@ -157,7 +157,7 @@ def tanh(x: Expr) -> Expr:
 # Memory.
 
 
-def buffer(dtype: Any, name: str, rank: int, dense: int) -> Any:
+def buffer(dtype: Expr, name: str, rank: int, dense: int) -> Expr:
     """A tensor; `dense` is the dimension whose neighbours are neighbours in memory, or -1."""
     made = hl.ImageParam(dtype, rank, name)
     if rank and dense:
@@ -167,7 +167,7 @@ def buffer(dtype: Any, name: str, rank: int, dense: int) -> Any:
     return made
 
 
-def written(function: Any, places: Sequence[int]) -> Any:
+def written(function: Expr, places: Sequence[int]) -> Expr:
     """`function` as an output; `places`: of each of its values, the dimension that is dense, or -1."""
     for number, dense in enumerate(places):
         memory = function.output_buffers()[number]
@@ -178,8 +178,8 @@ def written(function: Any, places: Sequence[int]) -> Any:
     return function
 
 
-def exporter(folder: Path, objects: list[str]) -> Callable[[str, list[Any], list[Any]], None]:
-    def export(name: str, arguments: list[Any], outputs: list[Any]) -> None:
+def exporter(folder: Path, objects: list[str]) -> Callable[[str, list[Expr], list[Expr]], None]:
+    def export(name: str, arguments: list[Expr], outputs: list[Expr]) -> None:
         path = str(folder / f"{name}.o")
         hl.Pipeline(outputs).compile_to({hl.OutputFileType.object: path}, arguments, name, target())
         objects.append(path)

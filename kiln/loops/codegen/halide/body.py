@@ -27,7 +27,7 @@ from kiln.tensor.spec import TensorSpec
 
 @final
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedExpr:
     """The name of an expression, and its dtype."""
 
     text: str
@@ -36,7 +36,7 @@ class Named:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Memory:
+class ReadMemory:
     """What is read. `function`: the one that holds it, "" for a tensor; `further`: texts of its last indices."""
 
     spec: TensorSpec
@@ -45,11 +45,11 @@ class Memory:
 
 
 @final
-class HalideBody(LoopHandler[Named]):
+class HalideBody(LoopHandler[NamedExpr]):
     """Writes `lines`; `names` are texts of symbols, to which `indirect` adds."""
 
     def __init__(
-        self, memory: Mapping[str, Memory], bounds: BoundAnalysis, names: Mapping[Symbol, str], prefix: str
+        self, memory: Mapping[str, ReadMemory], bounds: BoundAnalysis, names: Mapping[Symbol, str], prefix: str
     ) -> None:
         self.memory, self.bounds, self.names, self.prefix = memory, bounds, dict(names), prefix
         self.lines: list[str] = []
@@ -57,13 +57,13 @@ class HalideBody(LoopHandler[Named]):
     def ints(self) -> IntPrinter:
         return IntPrinter(self.bounds, HALIDE_INTEGERS, self.names)
 
-    def define(self, text: str, dtype: torch.dtype) -> Named:
+    def define(self, text: str, dtype: torch.dtype) -> NamedExpr:
         HALIDE.dtype_name(dtype)
         name = f"{self.prefix}{len(self.lines)}"
         self.lines.append(f"{name} = {text}")
-        return Named(name, dtype)
+        return NamedExpr(name, dtype)
 
-    def load(self, buffer: str, index: Index, dtype: torch.dtype, mask: Named | None = None) -> Named:
+    def load(self, buffer: str, index: Index, dtype: torch.dtype, mask: NamedExpr | None = None) -> NamedExpr:
         held = self.memory[buffer]
         at = [self.ints().text(place) for place in index]
         if mask is not None:
@@ -83,22 +83,22 @@ class HalideBody(LoopHandler[Named]):
             raise HALIDE.unsupported("a load under a mask", "its tensor may be empty")
         return f"hl.clamp({text}, 0, {self.ints().text(size)} - 1)"
 
-    def constant(self, value: bool | int | float, dtype: torch.dtype) -> Named:
-        return Named(literal(value, dtype), dtype)
+    def constant(self, value: bool | int | float, dtype: torch.dtype) -> NamedExpr:
+        return NamedExpr(literal(value, dtype), dtype)
 
-    def index(self, expr: Int, dtype: torch.dtype) -> Named:
+    def index(self, expr: Int, dtype: torch.dtype) -> NamedExpr:
         return self.define(f"hl.cast({HALIDE.dtype_name(dtype)}, {self.ints().text(expr)})", dtype)
 
-    def test(self, relation: Relation) -> Named:
+    def test(self, relation: Relation) -> NamedExpr:
         return self.define(self.ints().relation(relation), torch.bool)
 
-    def pointwise(self, op: Prim, dtype: torch.dtype, *operands: Named) -> Named:
+    def pointwise(self, op: Prim, dtype: torch.dtype, *operands: NamedExpr) -> NamedExpr:
         if op.name == "convert":
             return self.converted(operands[0], dtype)
         template = HALIDE.expr(op, operands[-1].dtype)
         return self.define(template.format(*[operand.text for operand in operands]), dtype)
 
-    def converted(self, value: Named, dtype: torch.dtype) -> Named:
+    def converted(self, value: NamedExpr, dtype: torch.dtype) -> NamedExpr:
         if value.dtype == dtype:
             return value
         if dtype == torch.bool:
@@ -108,14 +108,14 @@ class HalideBody(LoopHandler[Named]):
             text = f"hl.cast({HALIDE.dtype_name(step)}, {text})"
         return self.define(text, dtype)
 
-    def indirect(self, symbol: Symbol, operand: Named, size: Int, check: bool) -> Named:
+    def indirect(self, symbol: Symbol, operand: NamedExpr, size: Int, check: bool) -> NamedExpr:
         if check:
             raise HALIDE.unsupported("an index that must be checked", "it cannot report a fault")
         at = self.define(f"hl.i32({operand.text})", torch.int32)
         self.names[symbol] = f"hl.select({at.text} < 0, {at.text} + {self.ints().operand(size)}, {at.text})"
         return operand
 
-    def random(self, distribution: str, seed: Named, counter: Int, dtype: torch.dtype) -> Named:
+    def random(self, distribution: str, seed: NamedExpr, counter: Int, dtype: torch.dtype) -> NamedExpr:
         raise HALIDE.unsupported("random numbers", "they are written in C++")
 
 

@@ -13,7 +13,7 @@ from kiln.loops.codegen.integers import IntPrinter, IntSyntax
 from kiln.loops.kernel.kernel import KernelIR
 from kiln.loops.program.nodes import Buffer
 from kiln.support.records import dataclass
-from kiln.symbolic import BoundAnalysis, Int, Range, Symbol, ceil_div, product
+from kiln.symbolic import BoundAnalysis, Int, Range, Symbol, ceil_div, is_static, product
 
 HEADER = """\
 #ifndef KILN_HALIDE
@@ -47,7 +47,7 @@ UNSIGNED = frozenset({torch.uint8, torch.bool})
 
 @final
 @dataclass(frozen=True, slots=True)
-class Output:
+class WrittenTensor:
     """A tensor that a function writes: the offset of its first element, and a stride for each of `axes`."""
 
     param: Buffer
@@ -58,7 +58,12 @@ class Output:
 
 
 def caller(
-    symbol: str, kernel: KernelIR, read: Sequence[str], sizes: Sequence[Symbol], outputs: Sequence[Output], strips: int
+    symbol: str,
+    kernel: KernelIR,
+    read: Sequence[str],
+    sizes: Sequence[Symbol],
+    outputs: Sequence[WrittenTensor],
+    strips: int,
 ) -> str:
     """`strips`: how many strips a call computes, 0 for all that lie together."""
     ints = IntPrinter(
@@ -69,6 +74,8 @@ def caller(
     numbers = [axis.symbol.name for axis in units] + [size.name for size in sizes]
     places = {param.name: place for place, param in enumerate(kernel.params)}
     lines = [f"const i64 {size} = ints[{place}];" for place, size in enumerate(kernel.ints) if isinstance(size, Symbol)]
+    wide = {ints.text(size) for param in kernel.params for size in param.spec.sizes if not is_static(size)}
+    lines += [f"if ({size} >= (1ll << 31)) return void(status[0] = 1);  // beyond the indices" for size in sorted(wide)]
     for name in read:
         spec = kernel.params[places[name]].spec
         dims = list(zip(reversed(spec.sizes), reversed(spec.strides), strict=True))
@@ -79,7 +86,7 @@ def caller(
     kinds = ["Buffer*"] * len(read) + ["int"] * len(numbers) + ["Buffer*"] * len(outputs)
     lines += loop(kernel, run, units, outputs, places, call, strips, ints)
     head = f'extern "C" int {symbol}_pipeline({", ".join(kinds)});'
-    signature = "void* const* tensors, const i64* ints, const double*, i64 begin, i64 end, void*, i64*"
+    signature = "void* const* tensors, const i64* ints, const double*, i64 begin, i64 end, void*, i64* status"
     body = "\n".join(f"  {line}" for line in lines)
     return f"{HEADER}\nnamespace kiln_halide {{\n{head}\n{EXPORTED} void {symbol}({signature}) {{\n{body}\n}}\n}}"
 
@@ -95,7 +102,7 @@ def described(name: str, dtype: torch.dtype, dims: Sequence[tuple[Int, Int]], ho
 
 
 def loop(
-    kernel: KernelIR, run: Axis | None, units: Sequence[Axis], outputs: Sequence[Output], places: dict[str, int],
+    kernel: KernelIR, run: Axis | None, units: Sequence[Axis], outputs: Sequence[WrittenTensor], places: dict[str, int],
     call: str, strips: int, ints: IntPrinter,
 ) -> list[str]:  # fmt: skip
     """Over the units, or over runs of strips."""
