@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from kiln.support.late import late
-from kiln_bench import bandwidth, compile_time, exports, launch, memory, overhead, products, reductions
+from kiln_bench import bandwidth, compile_time, exports, launch, memory, optimizers, overhead, products, reductions
 from kiln_bench.capture import main as capture
 
 
@@ -43,6 +43,7 @@ MEASURES: Mapping[str, Callable[[argparse.Namespace, list[str]], int]] = {
     "export": run_export,
     "launch": lambda given, candidates: launch.run(given.pairs, given.json),
     "memory": lambda given, candidates: memory.run(given.pairs, given.json, given.plot),
+    "optimizer": lambda given, candidates: optimizers.run(given.pairs, candidates, given.json),
     "overhead": lambda given, candidates: overhead.run(given.pairs, "torch.compile" in candidates, given.json),
     "products": lambda given, candidates: products.run(given.pairs, given.json),
     "reductions": lambda given, candidates: reductions.run(given.pairs, candidates, given.json),
