@@ -9,7 +9,7 @@
 // in a hook) is under way while the plan goes on.
 #pragma once
 
-#include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <map>
