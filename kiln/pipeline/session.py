@@ -56,7 +56,7 @@ from kiln.pipeline.variant_store import VariantStore
 from kiln.runtime.cache.key_builder import KeyBuilder
 from kiln.runtime.cache.store import DiskStore, default_folder
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
-from kiln.runtime.guards.guard import Guard, GuardKind
+from kiln.runtime.guards.guard import Guard, GuardKind, ShapeRelation
 from kiln.runtime.guards.reference import TWIN_OF
 from kiln.runtime.guards.tree import build_tree, extent_of, is_extent
 from kiln.runtime.variant import Makers, Variant
@@ -85,7 +85,7 @@ class TooManyVariants(KilnError):
     what = "`{function}` was compiled {count} times for different arguments"
     why = "{reason}"
     try_ = (
-        "mark what changes as dynamic: kiln.compile(dynamic=True)",
+        "{advice}",
         "raise the limit: options={{'variants': {more}}}",
     )
 
@@ -137,8 +137,10 @@ Scope = tuple[list[object], dict[str, object], tuple[object, ...] | None]
 
 
 def value_at(guard: Guard, function: FunctionType, scope: Scope) -> object:
-    """What a guard on one object sees; UNKNOWN where there is no object."""
-    if guard.kind in (GuardKind.GLOBAL_STATE, GuardKind.SHAPE_RELATION, GuardKind.TENSOR_ALIASES):
+    """What a guard on one object, or on one number of a tensor, sees; UNKNOWN where there are several or none."""
+    if guard.kind in (GuardKind.GLOBAL_STATE, GuardKind.TENSOR_ALIASES):
+        return UNKNOWN
+    if isinstance(guard.expected, ShapeRelation) and len(guard.expected.names) != 1:
         return UNKNOWN
     owner = guard.source.parent if is_extent(guard.source) else guard.source
     assert owner is not None, "an extent is one of a tensor"
@@ -315,6 +317,7 @@ class CompileSession:
                 function=function.__qualname__,
                 count=len(dispatcher.entries),
                 reason=failed.text() if failed is not None else "the guards of its variants differ",
+                advice=(failed.hint if failed is not None else "") or "keep what the variants of the report differ in",
                 more=options.variants * 2,
             )
         self._report_recompile(dispatcher, arguments)

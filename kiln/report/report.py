@@ -4,7 +4,7 @@
     seconds: capture 0.10, graph 0.03, loops 0.12, g++ 1.10, other 0.02; total 1.37
     kernels: 6 (72 launches, 96 library calls), 12.4 MB read, 6.1 MB written
     eager KILN1090 `Net.forward` was compiled 8 times for different arguments: self.step is 9, and was 8
-        try: mark what changes as dynamic: kiln.compile(dynamic=True)
+        try: nothing: a number that has changed is an input from then on. If it comes again, pass it as a tensor
     recompiled Net.forward: shape of x is [7, 4], and was [4, 4] (read at model.py:40, in Net.forward)
     break KILN1007 model.py:41, in Net.forward: `if` asks for the value of a tensor
         try: keep both sides in the graph with `torch.where`

@@ -73,6 +73,9 @@ def difference_of(guard: Guard, described: str, value: object) -> tuple[str, str
     match expected:
         case TensorExpectation():
             subject, before, found, hint = tensor_difference(subject, expected, value, found)
+        case ShapeRelation() if FIXED.fullmatch(expected.relation) and isinstance(value, int):
+            subject, before = relation_text(expected).split(" == ")
+            found, hint = str(value), FIXED_HINT
         case ShapeRelation():
             subject, before, found = relation_text(expected), "true", "false"
         case AliasExpectation():
@@ -151,7 +154,7 @@ def equal_hint(value: object, expected: object) -> str:
     if isinstance(expected, bool) or isinstance(value, bool):
         return FLAG_HINT
     if isinstance(expected, int | float) and isinstance(value, int | float):
-        return NUMBER_HINT
+        return LARGE_HINT if isinstance(value, int) and abs(value) >= LARGEST else NUMBER_HINT
     return HINTS[GuardKind.EQUALS]
 
 
@@ -256,6 +259,12 @@ KEYS = {
     "{}.is_neg()": torch._C.DispatchKey.Negative,
 }
 """Questions about a tensor that a dispatch key answers."""
+FIXED = re.compile(r"[a-z]\w* == -?\d+")
+"""A relation that gives a number its only value."""
+FIXED_HINT = (
+    "the call at that line takes this number as it is (a window of pooling or `unfold`, a count of parts or turns,"
+    " a key), so each value has a variant: let it have few values, or compile a function for each"
+)
 SIZE_HINT = "kiln.compile(dynamic=True), or torch._dynamo.mark_dynamic on the input, compiles once for all sizes"
 RANK_HINT = "each number of dimensions has a variant of its own: reshape the input to one of them"
 TENSOR_HINT = "keep dtype and device of the input"
@@ -264,6 +273,8 @@ GRAD_HINT = "nothing, if the function is used with and without gradients: each h
 STRIDE_HINT = "call `.contiguous()` on the input, or always pass it in one memory layout"
 FLAG_HINT = "nothing, if it has few values, as `training` does: each has a variant"
 NUMBER_HINT = "nothing: a number that has changed is an input from then on. If it comes again, pass it as a tensor"
+LARGE_HINT = "an integer of more than 62 bits is no input: pass it as a tensor, or what the function needs of it"
+LARGEST = 1 << 62
 WORDS: dict[GuardKind, str] = {
     GuardKind.IS: "the object {}",
     GuardKind.LENGTH: "of length {}",
