@@ -156,6 +156,11 @@ MAP = {
             "print_",
         ),
         (
+            "When is an object of the frame freed, for a weak reference?",
+            "kiln/capture/interpreter/lifetimes.py",
+            "is_alive",
+        ),
+        (
             "What becomes of a yield of the compiled function?",
             "kiln/capture/interpreter/suspension_codegen.py",
             "write_suspension",

@@ -119,6 +119,11 @@ from kiln.capture.interpreter.variables.hashed_key import KeyComparisons
 from kiln.capture.interpreter.variables.iterators import suspended_generator
 from kiln.capture.interpreter.variables.made_class import detach, refuse_stand_ins
 from kiln.capture.interpreter.variables.tensor import RegionInputs
+from kiln.capture.interpreter.variables.weak_references import (
+    WatchLifetimes,
+    refuse_late_callbacks,
+    watch_lifetimes,
+)
 from kiln.graph.autograd.errors import BackwardRaises
 from kiln.graph.ir.graph import Graph
 from kiln.graph.trace.fake import FakeTensor
@@ -288,21 +293,20 @@ def capture_frame(
         control_flow,
     )
     stops: dict[tuple[int, int], GraphBreak] = {}
-    needed, asked, outlined = dict[Instruction, str](), False, frozenset[types.CodeType]()
+    needed, outlined, asked, watching = dict[Instruction, str](), frozenset[types.CodeType](), False, False
     with sink.stage("capture", function=function.__qualname__):
         for _ in range(MAX_RESTARTS):
             state = new_state(function, callbacks, sink, is_compiling, stops, dict(needed))
-            state.part(Outlined).codes, state.part(Outlined).call = outlined, call_outlined
-            state.asked_is_compiling = asked
             try:
-                return attempt(state, function, locals, callbacks)
+                return attempt(learned(state, outlined, watching, asked), function, locals, callbacks)
             except Outline as found:
                 outlined |= found.codes
+            except WatchLifetimes:
+                watching = True
             except ValueNeeded as need:
                 keep_value(need, stops, needed)
             except (NoHint, DataDependentSize) as unknown:
-                made = value_needed(state, unknown)
-                if made is None:
+                if (made := value_needed(state, unknown)) is None:
                     return skip(function, unknown, state)
                 keep_value(made, stops, needed)
             except GraphBreak as stop:
@@ -329,6 +333,15 @@ def capture_frame(
                 asked = state.asked_is_compiling
                 leave(state)
     return skip(function, SkippedCode(function=function.__qualname__, why="too many graph breaks"), state)
+
+
+def learned(s: CaptureState, outlined: frozenset[types.CodeType], watching: bool, asked: bool) -> CaptureState:
+    """The state of an attempt, with what earlier ones have found."""
+    s.part(Outlined).codes, s.part(Outlined).call = outlined, call_outlined
+    s.asked_is_compiling = asked
+    if watching:
+        watch_lifetimes(s)
+    return s
 
 
 def leave(state: CaptureState) -> None:
@@ -478,6 +491,7 @@ def attempt(
         write_suspension(s, writer, frame, result, callbacks.make_resume, origin_of(function) is not None)
     elif stop is None:
         assert result is not None
+        refuse_late_callbacks(s, result)
         write_return(s, writer, result, frame.is_generator)
     else:
         write_break(s, writer, stop, callbacks.make_resume, origin_of(function) is not None)

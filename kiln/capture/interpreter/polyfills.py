@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copyreg
 import functools
+import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TextIO, TypeVar
 
@@ -59,6 +60,42 @@ def reduce_ex(self: object, protocol: int) -> object:
     if keywords:
         return copyreg.__newobj_ex__, (cls, arguments, keywords), state, items, pairs  # type: ignore[attr-defined]
     return copyreg.__newobj__, (cls, *arguments), state, items, pairs  # type: ignore[attr-defined]
+
+
+def object_dir(value: object) -> list[str]:
+    """`object.__dir__`."""
+    own = getattr(value, "__dict__", None)
+    names: dict[str, object] = dict(own) if isinstance(own, dict) else {}
+    add_names(names, value.__class__)
+    return list(names)
+
+
+def type_dir(cls: type) -> list[str]:
+    """`type.__dir__`."""
+    names: dict[str, object] = {}
+    add_names(names, cls)
+    return list(names)
+
+
+def add_names(names: dict[str, object], cls: type) -> None:
+    names.update(cls.__dict__)
+    for base in cls.__bases__:
+        add_names(names, base)
+
+
+def remove_dead_weakref(references: dict[Hashable, weakref.ref[object]], key: Hashable) -> None:
+    found = references.get(key)
+    if found is not None and found() is None:
+        del references[key]
+
+
+class Gone:
+    """Instances are referred to after they have been freed."""
+
+
+def dead_reference(cls: type[weakref.ref[Gone]]) -> object:
+    """Called by transformed code: a reference whose referent is gone."""
+    return weakref.ref.__new__(cls, Gone())
 
 
 def plain_state(self: object, cls: type) -> object:

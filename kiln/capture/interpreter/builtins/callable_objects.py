@@ -14,7 +14,9 @@ import torch
 from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.core import MISSING, WRAPPERS, Args, CaptureState, Kwargs, Value, handles, wraps
 from kiln.capture.interpreter.frame import dropped_arguments, running_frame
+from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.tensor import from_torch
+from kiln.capture.interpreter.variables.weak_references import WeakReference
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import CallSource, Source
 
@@ -22,6 +24,8 @@ from kiln.runtime.guards.source import CallSource, Source
 @handles(weakref.ref.__call__)
 def call_reference(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     reference = args[0]
+    if isinstance(reference, WeakReference):
+        return reference.target(s) or Constant(None)
     real, source = reference.real(), reference.source
     if real is MISSING or source is None:
         raise UnsupportedCall(function="weakref.ref", why="the reference was made in the graph")

@@ -21,6 +21,7 @@ from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import Sequence
 from kiln.capture.interpreter.variables.tensor import Tensor
+from kiln.capture.interpreter.variables.weak_references import WeakProxy
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import HEAP_TYPE
 from kiln.runtime.guards.source import CallSource, ModuleGlobalSource
@@ -91,12 +92,16 @@ def instance_of(s: CaptureState, value: Value, kind: type, cls: type) -> bool:
     if check is type.__instancecheck__ or value.real() is MISSING:
         if isinstance(value, Tensor) and cls is torch.nn.Parameter:
             return kind is torch.nn.Parameter or issubclass(kind, cls)
-        return issubclass(kind, cls) or (isinstance(value, Object) and issubclass(claimed_class(s, value), cls))
+        return issubclass(kind, cls) or (
+            isinstance(value, Object | WeakProxy) and issubclass(claimed_class(s, value), cls)
+        )
     return isinstance(value.real(), cls)
 
 
 def claimed_class(s: CaptureState, value: Value) -> type:
     """`value.__class__`, which proxies and mocks define: `isinstance` asks it too."""
+    if isinstance(value, WeakProxy):
+        return value.held(s).python_type()
     kind = value.python_type()
     read, found = s.classes.lookup(kind, "__getattribute__"), s.classes.lookup(kind, "__class__")
     own = type(read[1]) is types.FunctionType if read is not None else False

@@ -13,9 +13,11 @@ import builtins
 import inspect
 import sys
 import types
+from collections.abc import Mapping
 from dataclasses import field
 from typing import final
 
+import kiln.capture.interpreter.polyfills as polyfills
 from kiln.capture.interpreter.breaks import FrameInspection, UnsupportedAttribute, UnsupportedCall
 from kiln.capture.interpreter.builtins.functions import attribute, sort
 from kiln.capture.interpreter.core import (
@@ -35,6 +37,7 @@ from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.function import Cell, Namespace, namespace
 from kiln.capture.interpreter.variables.made_namespace import BUILTINS, MadeNamespace, module_of
 from kiln.capture.interpreter.variables.mapping import Dict
+from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, listed
 from kiln.runtime.guards.reference import HEAP_TYPE
 from kiln.runtime.guards.source import AttrSource, ImportSource
@@ -112,12 +115,27 @@ def dir_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return List([s.const(name) for name in sorted(map(str, names))])
 
 
+@handles(object.__dir__)
+def object_dir(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    return s.wrap(polyfills.object_dir, None).call(s, args, kwargs)
+
+
+@handles(type.__dir__)
+def type_dir(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    return s.wrap(polyfills.type_dir, None).call(s, args, kwargs)
+
+
+DIRECTORIES: Mapping[object, Handler] = {object.__dir__: object_dir, type.__dir__: type_dir}
+
+
 def names_of(s: CaptureState, value: Value) -> Value:
-    """By the `__dir__` of the program; of a class that cannot change and its instances the names of the class."""
+    """By the `__dir__` of the program, or from the dicts of the object and its classes."""
     custom = s.classes.lookup(value.python_type(), "__dir__")
     if custom is not None and type(custom[1]) is types.FunctionType:
         return List(sort(s, listed(s, s.call_special(value, "__dir__", [], {})), {}))
     kind = value.constant(s) if isinstance(value, Class) else s.guard_type(value)
+    if isinstance(value, Class | Object) and custom is not None and custom[1] in DIRECTORIES:
+        return List(sort(s, listed(s, DIRECTORIES[custom[1]](s, [value], {})), {}))
     if value.is_torch or kind.__flags__ & HEAP_TYPE or (not isinstance(value, Class) and kind.__dictoffset__):
         raise UnsupportedCall(function="dir", why="its result cannot be guarded")
     return List([s.const(name) for name in dir(kind)])

@@ -13,6 +13,7 @@ import operator
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import field
 from typing import final
 
 from kiln.capture.interpreter.breaks import AS_CONSTANT
@@ -27,15 +28,28 @@ from kiln.capture.interpreter.core import (
     Value,
     handles,
 )
+from kiln.capture.interpreter.lifetimes import are_held
 from kiln.capture.interpreter.operations import Function2, same
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import CallSource, ModuleGlobalSource
+from kiln.support.records import dataclass
 
 ASKED: tuple[Callable[[], object], ...] = (
     sys.get_int_max_str_digits, sys.getrecursionlimit, sys.getdefaultencoding, sys.getfilesystemencoding,
     sys.getswitchinterval, gc.isenabled, sys.is_finalizing, os.getpid, os.getppid, os.getcwd,
 )  # fmt: skip
 """Functions that tell a setting of the process."""
+
+
+MOST_ADDRESSES = 256
+
+
+@final
+@dataclass
+class AddressesSeen:
+    """The objects made in the frame whose addresses are keys or items of sets."""
+
+    targets: list[Value] = field(default_factory=list)
 
 
 @final
@@ -63,6 +77,10 @@ class Address(Value):
             return self.function
         target, real = self.target, self.target.real()
         if target.source is None and real is MISSING:
+            known = s.part(AddressesSeen).targets
+            known.append(target)
+            if len(known) > MOST_ADDRESSES or not are_held(s, known):
+                raise self.unsupported("hash", "an object may be gone, and another one at its address")
             return self.function, id(target)
         if target.is_constant or target.is_torch or real is MISSING:
             raise self.unsupported("hash", "a number from outside may be the address of an object from outside")

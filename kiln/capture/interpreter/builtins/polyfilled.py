@@ -6,6 +6,7 @@ import bisect
 import collections
 import functools
 import operator
+import weakref
 from collections.abc import Callable, Hashable
 
 import torch
@@ -28,6 +29,7 @@ from kiln.capture.interpreter.variables.function import Function, inline
 POLYFILLS: dict[Hashable, object] = {
     **{getattr(operator, name): getattr(polyfills, name) for name in ("itemgetter", "attrgetter", "methodcaller")},
     functools.lru_cache: polyfills.lru_cache,
+    weakref._remove_dead_weakref: polyfills.remove_dead_weakref,  # type: ignore[attr-defined]
     collections._count_elements: polyfills.count_elements,  # type: ignore[attr-defined]
     torch._check: polyfills.check,
     torch._check_is_size: polyfills.check_is_size,

@@ -1,0 +1,106 @@
+"""Whether the program still holds a value that the frame has made: what a weak reference to it answers.
+
+    a = Node()                    is_alive(<a>)    True: a local variable holds it
+    r = weakref.ref(a); del a     is_alive(<a>)    False: nothing leads to it, as in CPython, which counts references
+
+Values are found from the variables and stacks of the running frames, and from the side effects. What only the operands
+of a running call hold, what C code has seen, or what may be in a cycle of garbage is not known: None.
+"""
+
+from __future__ import annotations
+
+import gc
+import types
+from collections.abc import Iterable, Iterator, Sequence
+
+from kiln.capture.interpreter.core import MISSING, CaptureState, Value
+from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
+from kiln.capture.interpreter.native_calls import NativeCalls, Natives
+
+NOT_FOLLOWED = (type, types.ModuleType, types.CodeType, CaptureState, Natives, str, bytes, int, float)
+UNSEEN = frozenset(("decoded", "globals", "original", "parent", "referent", "rows", "saved", "source", "state"))
+"""Attributes of values and frames that hold nothing of the program, or more than it holds."""
+WEAK = "referent"
+
+
+def is_alive(s: CaptureState, value: Value, *, running: bool = True) -> bool | None:
+    """`running`: within an instruction, which holds its operands; not behind it."""
+    if value.source is not None or value.real() is not MISSING or s.frame is None:
+        return True  # the caller holds it, or what leads to it; or the code that is written holds all that it builds
+    inner = running_frame(s)
+    if id(value) in reached(s, [*roots(s, inner), *(inner.saved if running else [])]):
+        return True
+    natives = s.part(NativeCalls).natives
+    seen_by_c = [] if natives is None else [natives.reals, natives.values, natives.errors]
+    if id(value) in reached(s, [*outer_operands(inner), *s._parts.values(), *s.classes.made.values(), *seen_by_c]):
+        return None
+    return None if is_in_garbage(value) else False
+
+
+def are_held(s: CaptureState, values: Sequence[Value]) -> bool:
+    """Whether all of some values that the frame has made are certainly alive."""
+    inner = running_frame(s)
+    return {*map(id, values)} <= reached(s, [*roots(s, inner), *inner.saved])
+
+
+def roots(s: CaptureState, inner: SymbolicFrame) -> Iterator[object]:
+    """What certainly is held: variables and stacks."""
+    frame: SymbolicFrame | None = inner
+    while frame is not None:
+        yield frame
+        frame = frame.parent
+    yield from s.effects
+
+
+def outer_operands(frame: SymbolicFrame) -> Iterator[object]:
+    """What the frames that wait for a call gave it: it may have dropped that since."""
+    outer = frame.parent
+    while outer is not None:
+        yield outer.saved
+        outer = outer.parent
+
+
+def reached(s: CaptureState, found_from: Iterable[object]) -> set[int]:
+    """The `id`s of all that leads from some objects of the interpreter."""
+    found: set[int] = set()
+    waiting = list(found_from)
+    while waiting:
+        item = waiting.pop()
+        if id(item) in found or item is None or isinstance(item, NOT_FOLLOWED):
+            continue
+        found.add(id(item))
+        waiting += parts(s, item)
+    return found
+
+
+def parts(s: CaptureState, item: object) -> list[object]:
+    if isinstance(item, list | tuple | set | frozenset):
+        return list(item)
+    if isinstance(item, dict) and type(item).__module__ == "builtins":
+        return list(item.values())  # keys stand for values that need not be held
+    if isinstance(item, types.FunctionType):
+        return [cell.cell_contents for cell in item.__closure__ or () if cell != types.CellType()]
+    if isinstance(item, types.MethodType):
+        return [item.__self__, item.__func__]
+    if not type(item).__module__.startswith("kiln.capture.interpreter"):
+        return []
+    slots = [name for cls in type(item).__mro__ for name in cls.__dict__.get("__slots__", ()) if name not in UNSEEN]
+    held = [getattr(item, name, None) for name in slots]
+    held += [value for name, value in getattr(item, "__dict__", {}).items() if name not in UNSEEN]
+    if isinstance(item, Value) and isinstance(item.real(), type):
+        held.append(s.classes.made.get(item.real()))  # type: ignore[call-overload]
+    if isinstance(item, dict):  # attributes that are the items of a dict: `AttributeItems`
+        held += dict.values(item)
+    return held
+
+
+def is_in_garbage(value: Value) -> bool:
+    """Whether values that nothing leads to hold each other: CPython frees these later."""
+    holders = gc.get_referrers(value)
+    for holder in holders:
+        if isinstance(holder, Value) and not hasattr(holder, WEAK):
+            return True
+        inside = isinstance(holder, dict | list | tuple) and holder is not holders
+        if inside and any(isinstance(outer, Value) for outer in gc.get_referrers(holder)):
+            return True
+    return False
