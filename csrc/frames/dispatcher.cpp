@@ -152,10 +152,14 @@ PyObject* dispatch_bound(Dispatcher* self, Call call) {
   return result;
 }
 
-// Reads the signature again if the code of the function was replaced.
+// Reads the signature again if the code of the function was replaced, and drops the variants of the
+// code that it had.
 bool refresh_signature(Dispatcher* self) {
   PyObject* code = reinterpret_cast<PyFunctionObject*>(self->function)->func_code;
   if (C10_LIKELY(code == self->signature_code)) return true;
+  PyObject* none = PyTuple_New(0);
+  if (none == nullptr) return false;
+  Py_SETREF(self->entries, none);
   Py_XSETREF(self->signature_code, own(code));
   Py_CLEAR(self->signature.names);
   read_signature(reinterpret_cast<PyCodeObject*>(code), &self->signature);

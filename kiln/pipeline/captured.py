@@ -130,6 +130,7 @@ class FrameCapture:
                 compile_speculation=lambda graph, constants: compile_speculation(graph, constants, context),
                 check_time=context.check_time,
                 control_flow=context.options.control_flow,
+                own_regions=self.backend is None,
             )
         finally:
             stop()

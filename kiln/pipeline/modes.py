@@ -19,7 +19,7 @@ from torch.utils._device import DeviceContext
 
 from kiln.native._frames import watch_cuda_device
 from kiln.runtime.guards.guard import Guard, GuardKind
-from kiln.runtime.guards.source import ModuleGlobalSource
+from kiln.runtime.guards.source import AttrSource, CallSource, ModuleGlobalSource
 from kiln.runtime.guards.state import current_state
 from kiln.support.errors import KilnError
 
@@ -85,6 +85,10 @@ def mode_guards() -> list[Guard]:
     if current_state().function_modes:
         device = ModuleGlobalSource(_device.__name__, "CURRENT_DEVICE")
         guards.append(Guard(device, GuardKind.EQUALS, _device.CURRENT_DEVICE))
+    if torch.are_deterministic_algorithms_enabled():  # what `torch.empty` then does
+        asked = AttrSource(ModuleGlobalSource("torch", "_C"), "_get_deterministic_fill_uninitialized_memory")
+        fills = torch._C._get_deterministic_fill_uninitialized_memory()
+        guards.append(Guard(CallSource(asked), GuardKind.EQUALS, fills))
     return guards
 
 

@@ -275,6 +275,20 @@ def as_integer(value: Value | Given) -> Int | None:
     return value if isinstance(value, int | Expr) else None
 
 
+def keeps_value(env: ShapeEnv, value: Value, where: Location | None) -> bool:
+    """Whether an integer, or a float that `as_integer` takes for one, is not rounded as a float; guarded."""
+    integer = as_integer(value)
+    if not isinstance(value, Real) or not isinstance(integer, Expr) or not env.has_hint(integer):
+        return True
+    if not -EXACT_FLOATS <= env.hint(integer) <= EXACT_FLOATS:
+        return False
+    return env.decide(rel_le(integer, EXACT_FLOATS), where) and env.decide(rel_le(-EXACT_FLOATS, integer), where)
+
+
+EXACT_FLOATS = 1 << 53
+"""Up to here each integer is a float."""
+
+
 def specialise_real(env: ShapeEnv, value: Int | float | Real | Given, where: Location | None) -> float:
     """The number of `value`; guards fix the sizes in it."""
     if isinstance(value, Expr):
@@ -325,7 +339,9 @@ def round_to_integer(
         return integer
     if isinstance(value, Real) and value.op == "truediv" and rounding in (math.floor, math.ceil, math.trunc):
         a, b = map(as_integer, value.args)
-        if a is not None and b is not None and env.known(rel_lt(0, b)):
+        small = not isinstance(a, Expr) or env.unbounded.isdisjoint(a.free_symbols())
+        exact = not isinstance(a, Expr) or small or keeps_value(env, Real("float", (a,)), where)
+        if a is not None and b is not None and exact and env.known(rel_lt(0, b)):
             if rounding is math.ceil:
                 return ceil_div(a, b)
             if rounding is math.floor or env.known(rel_le(0, a)):
@@ -353,7 +369,8 @@ def compare(env: ShapeEnv, op: str, a: Value, b: Value, where: Location | None) 
         same = any_of(all_of(a, b), all_of(invert(a), invert(b)))
         return same if op == "eq" else invert(same)
     left, right = as_integer(a), as_integer(b)
-    if left is not None and right is not None:
+    exact = [keeps_value(env, item, where) for item, number in ((a, left), (b, right)) if number is not None]
+    if left is not None and right is not None and all(exact):
         return relation(left, right)
     if isinstance(a, Relation | AllOf | AnyOf) or isinstance(b, Relation | AllOf | AnyOf):
         raise TypeError(f"cannot compare a truth with a number: {a} {op} {b}")

@@ -17,6 +17,14 @@ CALLS: dict[str, tuple[Callable[..., Any], list[tuple[Any, ...]]]] = {
     "equal floats": (lambda x, s, u: x * 2 if s == u else x * 3, [(1.0, 2.0), (1.0, 1.0), (5.0, 1.0), (5.0, 5.0)]),
     "greater floats": (lambda x, s, u: x * 2 if s > u else x * 3, [(3.0, 2.0), (3.0, 1.0), (0.5, 1.0), (5.0, 7.0)]),
     "close floats": (lambda x, s, u: x * 2 if math.isclose(s, u) else x, [(1.0, 2.0), (1.0, 1.0), (5.0, 1.0)]),
+    "an integer and its float": (
+        lambda x, k, j: (k == float(k), k < float(k), k * 1.0 == k, (k + j) > float(k + j), k == 2.0**53, x),
+        [(4, 6), (5, 7), (2**53 + 1, 2), (2**53 + 3, 4), (2**53, 1), (2**60 + 1, 5)],
+    ),
+    "quotients of large integers": (
+        lambda x, k, j: (math.floor(k / 3), math.ceil(k / 2), int(k / 7), round(k / 2), x),
+        [(4, 6), (5, 7), (2**60 + 1, 2), (2**61 + 5, 4), (2**53 + 1, 1)],
+    ),
     "integers": (lambda x, k, j: (x * math.gcd(k, j), k ^ j), [(4, 6), (5, 6), (6, 6), (6, 7), (6, 8), (9, 3)]),
 }
 
@@ -72,3 +80,14 @@ def test_random_numbers_in_objects(program: Callable[..., Any]) -> None:
 
     expected = run(program)
     assert str(run(kiln.compile(program, backend="eager", options={"cache": False}))) == str(expected)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_power_of_a_size_is_compared_exactly(dynamic: bool | None) -> None:
+    def program(x: Tensor) -> Any:
+        n = x.shape[0]
+        return [n**50 == float(n**50), n**50 > float(n**50), float(n * 2**60 + 1) == n * 2**60 + 1, n == float(n)]
+
+    compiled = kiln.compile(program, dynamic=dynamic, backend="eager", options={"cache": False})
+    for size in (2, 3, 5, 3, 4, 7):
+        assert compiled(torch.ones(size)) == program(torch.ones(size))

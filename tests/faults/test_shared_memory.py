@@ -339,3 +339,26 @@ def test_writes_to_strides_that_overlap(backend: str) -> None:
 
     compiled = kiln.compile(program) if backend == "kiln" else kiln.compile(program, backend=backend)
     assert torch.equal(compiled(torch.arange(5.0)), program(torch.arange(5.0)))
+
+
+LAYOUTS: list[Callable[[], Tensor]] = [
+    lambda: torch.arange(30.0).as_strided((4, 4), (1, 1)),
+    lambda: torch.arange(16.0).reshape(4, 4),
+    lambda: torch.arange(4.0).reshape(1, 4),
+    lambda: torch.arange(40.0).as_strided((5, 3), (2, 1)),
+    lambda: torch.arange(20.0).reshape(4, 5)[:, 1:4],
+    lambda: torch.arange(12.0).reshape(4, 3).t(),
+]
+
+
+@pytest.mark.parametrize("first", range(len(LAYOUTS)))
+def test_writes_to_symbolic_strides_that_overlap(first: int) -> None:
+    """The last write wins, which only eager's kernel knows."""
+
+    def program(x: Tensor) -> Tensor:
+        return x.add_(1)
+
+    compiled = kiln.compile(program, dynamic=True, backend="eager", options={"cache": False})
+    for make in (LAYOUTS[first], *LAYOUTS):
+        x, expected = make(), program(make())
+        assert torch.equal(compiled(x), expected) and torch.equal(x, expected)

@@ -1074,3 +1074,30 @@ def test_a_class_is_known_from_another_object(named: type[Plain], read: Callable
     compiled = kiln.compile(program, backend="eager")
     for kind in (named, Plain, Answers, Computes, Covers):
         assert_like_eager(compiled, program, X, kind(3))
+
+
+def test_the_code_of_the_compiled_function() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    compiled, first = kiln.compile(program), program.__code__
+    for code in (first, (lambda x: x * 5).__code__, (lambda x, y=2: x - y).__code__, first):
+        program.__code__ = code
+        assert_like_eager(compiled, program, X)
+
+
+def test_uninitialised_memory_under_deterministic_algorithms() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.empty(3), torch.empty_like(x), x.new_empty(2, dtype=torch.int8), torch.empty(2, dtype=torch.bool)
+
+    compiled = kiln.compile(program, options={"cache": False})
+    compiled(X)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert_like_eager(compiled, program, X)
+        torch.utils.deterministic.fill_uninitialized_memory = False
+        compiled(X)
+        assert "fill_uninitialized_memory" in str(kiln.report_of(compiled))
+    finally:
+        torch.utils.deterministic.fill_uninitialized_memory = True
+        torch.use_deterministic_algorithms(False)

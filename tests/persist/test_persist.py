@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -311,3 +312,25 @@ def test_a_candidate_that_does_not_fit_is_explained(tmp_path: Path) -> None:
     events = session_of(compiled).events.events
     (reason,) = [str(event.data["reason"]) for event in events if event.kind == "variant_missing"]
     assert reason.startswith("variant 0: count is 5, and was 3 (read at ")
+
+
+def test_what_a_loaded_variant_names_may_be_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its guards are read only when a call misses, to explain why: what they name may be gone by then."""
+
+    def call(x: torch.Tensor, scale: object) -> torch.Tensor:
+        SHARED.clear()
+        compiled = kiln.compile(rooted, options={"cache_dir": str(tmp_path)})
+        result = compiled(x)
+        monkeypatch.setattr(math, "sqrt", scale)
+        torch.testing.assert_close(compiled(x), rooted(x))
+        monkeypatch.undo()
+        assert kiln.report_of(compiled).eager == 0
+        assert "math.sqrt is" in str(kiln.report_of(compiled))
+        return result
+
+    first = call(torch.ones(2), lambda x: 100.0)
+    assert torch.equal(call(torch.ones(2), lambda x: 200.0), first)
+
+
+def rooted(x: torch.Tensor) -> torch.Tensor:
+    return x * math.sqrt(4.0)

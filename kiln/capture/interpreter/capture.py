@@ -89,9 +89,9 @@ from kiln.capture.interpreter.opcodes import build, control, match, operators, s
 from kiln.capture.interpreter.shape_guards import computed_symbols, finish_guards
 from kiln.capture.interpreter.side_exits import (
     Fallback,
+    errors_of,
     exit_unless,
     falling_back,
-    may_fail,
     write_draws,
     write_leave,
     write_random_states,
@@ -125,14 +125,12 @@ from kiln.capture.interpreter.variables.weak_references import (
     watch_lifetimes,
 )
 from kiln.graph.autograd.errors import BackwardRaises
-from kiln.graph.ir.graph import Graph
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.history import mark_freed
 from kiln.graph.trace.inputs import Dims, InputRecord
 from kiln.graph.trace.nested_graphs import draws_random
 from kiln.graph.trace.recorder import Recorder
 from kiln.graph.trace.trace import Trace
-from kiln.runtime.checked_region import is_behind_checks, is_of_values
 from kiln.runtime.guards.guard import Guard
 from kiln.runtime.guards.source import CellObjectSource, CellSource, LocalSource, Source
 from kiln.runtime.leaf_gradients import drop_gradients, with_freed_history
@@ -252,6 +250,7 @@ class Callbacks:
     check_time: Callable[[], None] = lambda: None
     speculate_values: bool = True
     control_flow: ControlFlowOption = "auto"
+    own_regions: bool = True
 
 
 def capture_frame(
@@ -270,6 +269,7 @@ def capture_frame(
     check_time: Callable[[], None] = lambda: None,
     speculate_values: bool = True,
     control_flow: ControlFlowOption = "auto",
+    own_regions: bool = True,
 ) -> Capture:
     """Capture a call of `function` with the arguments `locals` (by name, `*args` and `**kwargs` as they are bound).
 
@@ -277,20 +277,19 @@ def capture_frame(
         compile_region: (recorder, finished trace) -> callable that runs the region: used inputs -> tuple of outputs.
         recorder_factory: makes a fresh recorder for each attempt.
         make_resume: wraps a resume function for the transformed code (in a dispatcher).
-        dims: which sizes of a new input become symbols.
-        scalars: which Python numbers become inputs; None: none.
+        dims, scalars: which sizes of a new input become symbols, and which Python numbers inputs (None: none).
         is_compiling: what `torch.compiler.is_compiling()` answers.
         make_exit: makes the function to call if a speculation fails; None: do not speculate.
         compile_speculation: compiles the graph of the speculated conditions, given its constants.
         check_time: called often; raises a KilnError, which ends the capture.
         speculate_values: speculate on the values of small integer tensors, not only on truth values.
         control_flow: which `if` on a tensor becomes a branch in the graph, as the option says.
+        own_regions: regions run Kiln's kernels and torch's operators, so that what an operator raises eager raises.
     """
     sink = events if events is not None else EventSink()
     callbacks = Callbacks(
         *(compile_region, recorder_factory, make_resume, dims, scalars, make_exit, compile_speculation, check_time),
-        speculate_values,
-        control_flow,
+        *(speculate_values, control_flow, own_regions),
     )
     stops: dict[tuple[int, int], GraphBreak] = {}
     needed, outlined, asked, watching = dict[Instruction, str](), frozenset[types.CodeType](), False, False
@@ -522,8 +521,7 @@ def finish(
     if function.__code__.co_freevars:
         head.op("COPY_FREE_VARS", len(function.__code__.co_freevars))
     head.op("RESUME", 0)
-    regions: list[Region] = []
-    collect: list[Source] = []
+    regions, collect = list[Region](), list[Source]()
     prologue = None
     if callbacks.make_exit is not None:
         prologue = make_prologue(s, function, callbacks.make_exit, callbacks.compile_speculation)
@@ -557,7 +555,8 @@ def finish(
         exits = write_random_states(s, head, exits)
     for made_region in regions:
         dropped = exits is None and write_dropped_gradients(s, head, writer, made_region.trace.used_inputs)
-        fallback = None if dropped else fallback_of(made_region.trace.graph, exits, partial(leave, function))
+        errors = None if dropped else errors_of(made_region.trace.graph, exits is not None, callbacks.own_regions)
+        fallback = Fallback(errors, exits or partial(leave, function)) if errors is not None else None
         write_region_call(head, writer, made_region, len(collect), fallback)
     for name, expected in checks:
         assert exits is not None
@@ -690,13 +689,6 @@ def write_dropped_gradients(s: CaptureState, head: Assembler, writer: CodeWriter
     if dropped := dropped_early(s, bound, writer.sources):
         head.const(drop_gradients).op("LOAD_FAST", BINDINGS).const(tuple(dropped)).call(2).op("POP_TOP")
     return bool(dropped)
-
-
-def fallback_of(graph: Graph, exits: Callable[[], None] | None, leave: Callable[[], None]) -> Fallback | None:
-    """`exits` leave a region that checks what the capture has assumed."""
-    if exits is not None:
-        return Fallback(is_behind_checks, exits)
-    return Fallback(is_of_values, leave) if may_fail(graph) else None
 
 
 def write_region_call(

@@ -42,7 +42,7 @@ from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record, 
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import HEAP_TYPE
 from kiln.symbolic.env import NoHint
-from kiln.symbolic.node import NumberTooLarge
+from kiln.symbolic.node import NumberTooLarge, SymNode
 from kiln.symbolic.values import as_integer, lower_bound
 
 Function2 = Callable[[Any, Any], Any]
@@ -153,6 +153,8 @@ def torch_binary(s: CaptureState, function: Function2, left: Value, right: Value
     if plain in COMPARISONS and (known := float_comparison(s, plain, left, right)) is not None:
         return Constant(known)
     try:
+        if plain in COMPARISONS and {left.python_type(), right.python_type()} == {int, float}:
+            return exact_comparison(s, plain, left, right)
         return s.wrap(function(left.torch_arg(s), right.torch_arg(s)), None)
     except NoHint:
         known = truth_of_comparison(s, plain, left, right) if plain in COMPARISONS else None
@@ -161,6 +163,13 @@ def torch_binary(s: CaptureState, function: Function2, left: Value, right: Value
         return Constant(known)
     except NumberTooLarge:
         return binary(s, function, settled(s, left), settled(s, right))
+
+
+def exact_comparison(s: CaptureState, function: Function2, left: Value, right: Value) -> Value:
+    """Of an integer and a float, as Python compares them: torch's operators round the integer first."""
+    node: SymNode = (left if isinstance(left, Symbolic) else cast(Symbolic, right)).node.node
+    ours, theirs = [node.make(number_of(s, value)) for value in (left, right)]
+    return s.wrap(torch.SymBool(getattr(ours, function.__name__)(theirs)), None)
 
 
 def number_of(s: CaptureState, value: Value) -> Number:

@@ -24,7 +24,14 @@ from kiln.capture.interpreter.host_draws import DRAWN, Draws
 from kiln.capture.interpreter.speculation import write_exit
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.rewrite import all_nodes
-from kiln.runtime.checked_region import random_states, restore_random_states
+from kiln.graph.prims.table import Kind
+from kiln.runtime.checked_region import (
+    is_behind_checks,
+    is_of_operator,
+    is_of_values,
+    random_states,
+    restore_random_states,
+)
 from kiln.runtime.host_draws import HostDraws
 from kiln.support.records import dataclass
 from kiln.tensor.spec import TensorSpec
@@ -44,16 +51,26 @@ class Fallback:
     leave: Callable[[], None]
 
 
-def may_fail(graph: Graph) -> bool:
-    """Whether the region itself may find wrong values, with no effects: on a GPU they are found after it."""
-    if has_lasting_effects(graph):
-        return False
+def errors_of(graph: Graph, is_checked: bool, own_region: bool) -> Callable[[BaseException], bool] | None:
+    """Which errors of the region lead to the original; None: it raises none, or eager cannot run the same again.
+
+    Those of a region that checks what the capture has assumed do. Operators of torch fail in an `own_region` as they do
+    in eager; other compilers' regions have errors of their own.
+    """
+    if is_checked:
+        return is_behind_checks
     nodes = list(all_nodes(graph))
+    libraries = [node for node in nodes if node.op.kind is Kind.LIBRARY]
+    if has_lasting_effects(graph) or not all(str(node.attrs["target"]).startswith("aten.") for node in libraries):
+        return None
+    of_operators = own_region and bool(libraries or any(node.op.name == "opaque" for node in nodes))
     tensors = [node.spec for node in nodes if isinstance(node.spec, TensorSpec)]
+    if any(tensor.device.type != "cpu" for tensor in tensors):
+        return is_of_operator if of_operators else None
+    if of_operators:
+        return is_behind_checks
     divides = any(node.op.name in DIVISIONS and not node.tensor.dtype.is_floating_point for node in nodes)
-    return all(tensor.device.type == "cpu" for tensor in tensors) and (
-        divides or any(node.op.name in FAILING for node in nodes)
-    )
+    return is_of_values if divides or any(node.op.name in FAILING for node in nodes) else None
 
 
 @contextmanager

@@ -101,6 +101,18 @@ DECOMPOSITIONS["zeros.default"] = _filled(0)
 DECOMPOSITIONS["ones.default"] = _filled(1)
 
 
+def uninitialised(
+    e: Emit, sizes: tuple[Int, ...], strides: tuple[Int, ...], dtype: torch.dtype, device: torch.device
+) -> Node:
+    """Memory that the program does not initialise; torch fills it where algorithms are to be deterministic."""
+    fills = torch._C._get_deterministic_fill_uninitialized_memory()
+    if not (fills and torch.are_deterministic_algorithms_enabled()):
+        return e.node("empty", sizes=sizes, strides=strides, dtype=dtype, device=device)
+    whole = not dtype.is_floating_point and not dtype.is_complex
+    value = torch.iinfo(dtype).max if whole and dtype != torch.bool else whole or math.nan
+    return relaid(e, e.full(value, sizes, dtype, device), strides)
+
+
 @decompose("empty.memory_format")
 def empty(
     e: Emit, size: Sizes, *, dtype: Dtype = None, layout: object = None, device: Device = None,
@@ -108,7 +120,7 @@ def empty(
 ) -> Node:  # fmt: skip
     sizes = tuple(size)
     strides = format_strides(sizes, FORMATS[memory_format or torch.contiguous_format])  # type: ignore[arg-type]
-    return e.node("empty", sizes=sizes, strides=strides, dtype=_float(dtype), device=eager_device(device))
+    return uninitialised(e, sizes, strides, _float(dtype), eager_device(device))
 
 
 @decompose("empty_strided.default")
@@ -116,7 +128,7 @@ def empty_strided(
     e: Emit, size: Sizes, stride: Sizes, *, dtype: Dtype = None, layout: object = None, device: Device = None,
     pin_memory: object = None,
 ) -> Node:  # fmt: skip
-    return e.node("empty", sizes=tuple(size), strides=tuple(stride), dtype=_float(dtype), device=eager_device(device))
+    return uninitialised(e, tuple(size), tuple(stride), _float(dtype), eager_device(device))
 
 
 @decompose("scalar_tensor.default")
@@ -143,7 +155,7 @@ def _like(value: Number | None) -> Decomposition:
         kind, where = dtype or spec.dtype, device_like(device, spec)
         strides = strides_for(e, spec, memory_format)
         if value is None and not fill:
-            return e.node("empty", sizes=spec.sizes, strides=strides, dtype=kind, device=where)
+            return uninitialised(e, spec.sizes, strides, kind, where)
         return relaid(e, e.full(fill[0] if fill else value, spec.sizes, kind, where), strides)  # type: ignore[arg-type]
 
     return rule
@@ -156,7 +168,7 @@ def _new(value: Number | None) -> Decomposition:
     ) -> Node:  # fmt: skip
         sizes, kind, where = tuple(size), dtype or x.tensor.dtype, device_like(device, x.tensor)
         if value is None and not fill:
-            return e.node("empty", sizes=sizes, strides=contiguous_strides(sizes), dtype=kind, device=where)
+            return uninitialised(e, sizes, contiguous_strides(sizes), kind, where)
         return e.full(fill[0] if fill else value, sizes, kind, where)  # type: ignore[arg-type]
 
     return rule
@@ -173,7 +185,7 @@ def new_empty_strided(
     pin_memory: object = None,
 ) -> Node:  # fmt: skip
     kind, where = dtype or x.tensor.dtype, device_like(device, x.tensor)
-    return e.node("empty", sizes=tuple(size), strides=tuple(stride), dtype=kind, device=where)
+    return uninitialised(e, tuple(size), tuple(stride), kind, where)
 
 
 @decompose("fill.Scalar", "fill.Tensor")

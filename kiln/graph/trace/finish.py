@@ -27,7 +27,7 @@ from kiln.graph.trace.inputs import InputRecord
 from kiln.graph.trace.mode import RecordingMode
 from kiln.graph.trace.outer import outer_node
 from kiln.graph.trace.storage_view import StorageView, may_overlap, root_of
-from kiln.symbolic import Expr, Symbol
+from kiln.symbolic import Expr, ShapeEnv, Symbol
 from kiln.tensor.spec import TensorSpec
 
 Owner = tuple[Literal["input", "output"], int, FakeTensor]
@@ -203,7 +203,7 @@ class _Outputs:
         else:
             of, index, first = owner
             if of == "input" and fake is not first and fake.requires_grad:
-                refuse_overlapping_base(first.storage_view.spec)
+                refuse_overlapping_base(first.storage_view.spec, self.mode.symbols.env)
             refuse_other_dtype(view.spec, first.storage_view.spec)
             refuse_separate_gradients(fake, first)
             refuse_custom_view(self.mode, fake, first)
@@ -238,9 +238,9 @@ class _Outputs:
         return emit.node("expand", emit.node("clone", value, strides=spec.strides), sizes=spec.sizes)
 
 
-def refuse_overlapping_base(base: TensorSpec) -> None:
+def refuse_overlapping_base(base: TensorSpec, env: ShapeEnv) -> None:
     """Views of inputs are rebuilt by `as_strided`, whose gradient differs if elements overlap."""
-    if may_overlap(base):
+    if may_overlap(base, env):
         raise UnsupportedOp(op="view", reason=f"an output is a view of an input with overlapping elements: {base}")
 
 

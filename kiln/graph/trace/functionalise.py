@@ -20,7 +20,7 @@ from kiln.graph.ops.breaks import UnsupportedMutation
 from kiln.graph.ops.sizes import is_empty
 from kiln.graph.prims.meta import META, equal, has_repeated_elements, is_canonical, same_strides, view_strides
 from kiln.graph.trace.storage_view import StorageView, may_overlap, parent_of, reaches_outside, root_of
-from kiln.symbolic import Expr, Int, rel_le, rel_lt
+from kiln.symbolic import Expr, Int, ShapeEnv, rel_le, rel_lt
 from kiln.tensor.spec import TensorSpec
 
 Sizes = tuple[Int, ...]
@@ -161,9 +161,9 @@ UNCHECKED = frozenset({
 """Ops that write to overlapping elements in eager: the last write wins, which only eager's kernel knows."""
 
 
-def refuse_overlap(spec: TensorSpec, op: str) -> None:
+def refuse_overlap(spec: TensorSpec, env: ShapeEnv, op: str) -> None:
     """As eager: refuse to write to overlapping elements. It only sees those of expanded tensors."""
-    if is_empty(spec) or not may_overlap(spec):
+    if is_empty(spec) or not may_overlap(spec, env):
         return
     if op in UNCHECKED or not has_repeated_elements(spec):
         raise UnsupportedMutation(op=op, reason="it writes to overlapping elements")

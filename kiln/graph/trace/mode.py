@@ -151,7 +151,7 @@ class RecordingMode(DispatchMode):
         """New contents of a tensor; only `uniform` ones may be written to overlapping elements."""
         view = self.view_of(target)
         if not uniform:
-            refuse_overlap(view.spec, str(op))
+            refuse_overlap(view.spec, self.symbols.env, str(op))
         self.mutations += 1
         guard_taken(self.symbols.env)
         if isinstance(target, FakeTensor) and is_counted(target, op):

@@ -19,7 +19,7 @@ import torch
 from kiln.graph.ir.node import Attr, Node
 from kiln.graph.ops import ViewStep
 from kiln.graph.prims.meta import has_repeated_elements
-from kiln.symbolic import Expr, Int
+from kiln.symbolic import Expr, Int, ShapeEnv, rel_lt
 from kiln.tensor.spec import TensorSpec
 
 Sizes = tuple[Int, ...]
@@ -83,18 +83,18 @@ def extent(spec: TensorSpec) -> tuple[int, int] | None:
     return start, start + (0 if 0 in sizes else reach + 1)
 
 
-def may_overlap(spec: TensorSpec) -> bool:
-    """Whether elements overlap; of symbolic strides only 0 is considered."""
+def may_overlap(spec: TensorSpec, env: ShapeEnv) -> bool:
+    """Whether elements overlap. For other sizes and strides of the same kind that is guarded."""
     if has_repeated_elements(spec):
         return True
-    dims = [pair for pair in zip(spec.strides, spec.sizes, strict=True) if pair[1] != 1]
-    if 0 in spec.sizes or any(isinstance(number, Expr) for pair in dims for number in pair):
+    if 0 in spec.sizes or not all(env.has_hint(number) for number in (*spec.sizes, *spec.strides)):
         return False
-    reach = 0
-    for stride, size in sorted(dims):  # type: ignore[type-var]
-        if stride <= reach:  # type: ignore[operator]
+    dims = [pair for pair in zip(spec.strides, spec.sizes, strict=True) if pair[1] != 1]
+    reach: Int = 0
+    for stride, size in sorted(dims, key=lambda pair: (env.hint(pair[0]), env.hint(pair[1]))):
+        if not env.decide(rel_lt(reach, stride)):
             return True
-        reach += (size - 1) * stride  # type: ignore[assignment, operator]
+        reach += (size - 1) * stride
     return False
 
 

@@ -25,7 +25,7 @@ from kiln.runtime.guards.reference import (
 
 __all__ = [
     "Json", "NotSerialisable", "ObjectRef", "add_constants", "constant_from_json", "constant_to_json", "is_constant",
-    "load_reference", "reference", "resolve", "same_constant",
+    "load_reference", "readable_constant", "reference", "resolve", "same_constant",
 ]  # fmt: skip
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
@@ -112,6 +112,15 @@ def constant_from_json(data: Json) -> object:
         return data
     kind, content = data
     return _READERS[str(kind)](content)
+
+
+def readable_constant(data: Json) -> object:
+    """The same for explanations: of an object that the program has replaced since, only its path."""
+    try:
+        return constant_from_json(data)
+    except NotSerialisable:
+        assert isinstance(data, list)
+        return ObjectRef(str(data[1]).partition("@")[0], None)
 
 
 def same_constant(left: object, right: object) -> bool:

@@ -21,8 +21,8 @@ import torch
 from kiln.runtime.guards.constant import (
     Json,
     ObjectRef,
-    constant_from_json,
     constant_to_json,
+    readable_constant,
     reference,
 )
 from kiln.runtime.guards.source import Source
@@ -297,7 +297,7 @@ def _expected_from_json(data: Json, read: SourceReader) -> object:
     if tag == "source":
         return read(content)
     if tag == "constant":
-        return constant_from_json(content)
+        return readable_constant(content)
     assert isinstance(content, list)
     items = [_expected_from_json(item, read) for item in content]
     return tuple(items) if tag == "tuple" else _EXPECTATIONS[tag](*items)
@@ -316,7 +316,7 @@ def guards_to_json(guards: Iterable[Guard], write: SourceWriter) -> Json:
 
 
 def guards_from_json(data: Json, read: SourceReader) -> list[Guard]:
-    """Inverse of `guards_to_json`; raises `NotSerialisable` where an object can no longer be imported."""
+    """Inverse of `guards_to_json`, for explanations."""
     assert isinstance(data, dict)
     rows, written, reasons = data["guards"], data["locations"], data["reasons"]
     assert isinstance(rows, list) and isinstance(written, list) and isinstance(reasons, list)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import field, fields
 from typing import ClassVar, final
 
-from kiln.runtime.guards.constant import Json, constant_from_json, constant_to_json
+from kiln.runtime.guards.constant import Json, constant_to_json, readable_constant
 from kiln.support.records import dataclass
 
 SOURCES: dict[str, type[Source]] = {}
@@ -407,8 +407,8 @@ def sources_from_rows(rows: list[Json]) -> list[Source]:
         assert isinstance(row, list)
         kind = SOURCES[str(row[0])]
         if issubclass(kind, StepSource):
-            values = [made[int(str(row[1]))], *(constant_from_json(value) for value in row[2:])]
+            values = [made[int(str(row[1]))], *(readable_constant(value) for value in row[2:])]
         else:
-            values = [constant_from_json(value) for value in row[1:]]
+            values = [readable_constant(value) for value in row[1:]]
         made.append(kind(*values))
     return made

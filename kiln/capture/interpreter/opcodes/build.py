@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 
 from kiln.capture.interpreter.breaks import UnsupportedOpcode
 from kiln.capture.interpreter.core import CaptureState, Value
@@ -68,7 +69,7 @@ def format_value_op(frame: SymbolicFrame, flags: int) -> None:
 
 @opcode("LIST_EXTEND", pops=argument_plus(1), pushes=argument)
 def list_extend(frame: SymbolicFrame, depth: int) -> None:
-    items = listed(frame.state, frame.pop())
+    items = spread(frame.state, frame.pop(), lambda: "Value")
     target = frame.stack[-depth]
     assert isinstance(target, List)
     target.change(frame.state).extend(items)
@@ -82,21 +83,59 @@ def set_update(frame: SymbolicFrame, depth: int) -> None:
     target.combine_in_place(frame.state, "update", [added])
 
 
-@opcode("DICT_UPDATE", "DICT_MERGE", pops=argument_plus(1), pushes=argument)
+def spread(s: CaptureState, value: Value, what: Callable[[], str]) -> list[Value]:
+    """The items of `*value`."""
+    cls = value.python_type()
+    if not hasattr(cls, "__iter__") and not hasattr(cls, "__getitem__"):
+        raise s.error(TypeError, f"{what()} after * must be an iterable, not {cls.__name__}")
+    return listed(s, value)
+
+
+@opcode("DICT_UPDATE", pops=argument_plus(1), pushes=argument)
 def dict_update(frame: SymbolicFrame, depth: int) -> None:
-    source = frame.pop()
+    s, source = frame.state, frame.pop()
     target = frame.stack[-depth]
     assert isinstance(target, Dict)
-    merge(frame, target, source)
+    items = mapped(s, source)
+    if items is None:
+        raise s.error(TypeError, f"'{source.type_name()}' object is not a mapping")
+    for key, value in items:
+        target.set_item(s, key, value)
 
 
-def merge(frame: SymbolicFrame, target: Dict, source: Value) -> None:
+@opcode("DICT_MERGE", pops=argument_plus(1), pushes=argument)
+def dict_merge(frame: SymbolicFrame, depth: int) -> None:
+    """`**source` in a call: each keyword once."""
+    s, source = frame.state, frame.pop()
+    target, function = frame.stack[-depth], frame.stack[-depth - 2]
+    assert isinstance(target, Dict) and function is not None
+    items = mapped(s, source)
+    if items is None:
+        wanted = f"argument after ** must be a mapping, not {source.type_name()}"
+        raise s.error(TypeError, f"{callee_text(s, function)} {wanted}")
+    for key, value in items:
+        if key.key(s) in target.items(s):
+            again = f"got multiple values for keyword argument '{key.constant(s)}'"
+            raise s.error(TypeError, f"{callee_text(s, function)} {again}")
+        target.set_item(s, key, value)
+
+
+def mapped(s: CaptureState, source: Value) -> list[tuple[Value, Value]] | None:
+    """The items of `**source`; None: it is no mapping."""
     native = getattr(source, "native", None) or source
     if isinstance(native, Dict):
-        target.change(frame.state).update(native.items(frame.state))
-        return
-    for key in all_items(frame.state, source.get_attr(frame.state, "keys").call(frame.state, [], {})):
-        target.set_item(frame.state, key, source.get_item(frame.state, key))
+        return list(native.items(s).values())
+    if not hasattr(source.python_type(), "keys"):
+        return None
+    return [(key, source.get_item(s, key)) for key in all_items(s, source.get_attr(s, "keys").call(s, [], {}))]
+
+
+def callee_text(s: CaptureState, function: Value) -> str:
+    """How CPython names a callee in errors of its arguments: `module.name()`."""
+    if not hasattr(function.python_type(), "__qualname__") and not isinstance(function.real(), type):
+        return f"{function.type_name()} object"
+    name, module = (function.get_attr(s, part).constant(s) for part in ("__qualname__", "__module__"))
+    return f"{name}()" if module in (None, "builtins") else f"{module}.{name}()"
 
 
 @opcode("LIST_APPEND", pops=argument_plus(1), pushes=argument)

@@ -24,13 +24,13 @@ from kiln.capture.interpreter.frame import (
     opcode,
 )
 from kiln.capture.interpreter.if_conversion import condition_of, take_both_sides
+from kiln.capture.interpreter.opcodes.build import callee_text, spread
 from kiln.capture.interpreter.operations import exception_matches, same, truth_value
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.exception import nothing_handled_outside
 from kiln.capture.interpreter.variables.iterators import Generator, sent
 from kiln.capture.interpreter.variables.mapping import Dict
-from kiln.capture.interpreter.variables.sequence import listed
 from kiln.capture.interpreter.variables.tensor import Symbolic
 
 NONE = Constant(None)
@@ -225,9 +225,12 @@ def call_function_ex(frame: SymbolicFrame, flags: int) -> None:
         mapping = frame.pop()
         mapping = getattr(mapping, "native", None) or mapping
         assert isinstance(mapping, Dict)
-        kwargs = {str(name): value for name, (_, value) in mapping.items(frame.state).items()}
-    args = listed(frame.state, frame.pop())
-    function = frame.pop()
+        items = mapping.items(frame.state)
+        if not all([isinstance(name, str) for name in items]):
+            raise frame.state.error(TypeError, "keywords must be strings")
+        kwargs = {str(name): value for name, (_, value) in items.items()}
+    given, function = frame.pop(), frame.pop()
+    args = spread(frame.state, given, lambda: f"{callee_text(frame.state, function)} argument")
     frame.stack.pop()
     frame.stack.append(function.call(frame.state, args, kwargs, PUSH))
 

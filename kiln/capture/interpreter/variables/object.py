@@ -167,8 +167,8 @@ class Object(Value):
         names = list(plain_dict(self.original)) if self.original is not MISSING else []
         for value in self.attrs.values():
             isinstance(value, Choice) and value.present()
-        names += [name for name in self.attrs if name not in names and not is_slot(self.cls, name)]
-        return [name for name in names if self.attrs.get(name, True) is not None and not self.is_field(name)]
+        names += [name for name in self.attrs if name not in names]
+        return [name for name in names if self.attrs.get(name, True) is not None and is_in_dict(self, name)]
 
     def is_field(self, name: str) -> bool:
         """Whether a built-in exception class keeps what `attrs` holds under this name."""
@@ -588,7 +588,7 @@ def from_descriptor(s: CaptureState, value: Value, name: str, raw: Any, site: Ca
         return accessor_value(s, value, name, raw.fget, "fget").call(s, [value], {}, site)
     if name == "__class__":
         return class_of(s, value)
-    if isinstance(value, Object) and name in value.attrs:
+    if isinstance(value, Object) and name in value.attrs and isinstance(raw, SLOT | GETSET):
         return value.attrs[name]
     if name == "__dict__" and isinstance(value, Object):
         return instance_dict(s, value)
@@ -617,6 +617,11 @@ def from_slot(s: CaptureState, value: Value, name: str, raw: Any) -> Value | Non
     return s.wrap(content, AttrSource(value.source, name) if value.source is not None else None)
 
 
+def is_in_dict(value: Object, name: str) -> bool:
+    """Whether the instance's dict keeps what `attrs` holds under this name."""
+    return not value.is_field(name) and not is_slot(value.cls, name)
+
+
 def instance_dict(s: CaptureState, value: Object) -> Value:
     """`obj.__dict__`: a dict whose items are the attributes of the object."""
     if isinstance(value.attrs, OwnItems):
@@ -626,10 +631,12 @@ def instance_dict(s: CaptureState, value: Object) -> Value:
     if found is None:
         if value.original is not MISSING and value.source is not None:
             source = AttrSource(value.source, "__dict__")
-            s.guard(source, GuardKind.DICT_KEYS, tuple(object.__getattribute__(value.original, "__dict__")))
-        names = value.instance_names()
-        loaded = {name: value.instance_attr(s, name) for name in names}
-        fields = {name: item for name, item in value.attrs.items() if value.is_field(name)}
+            keys = tuple(plain_dict(value.original))
+            if any([is_slot(value.cls, name) for name in keys]):
+                raise value.unsupported("access by attribute", "a slot has the name of a key of its `__dict__`")
+            s.guard(source, GuardKind.DICT_KEYS, keys)
+        loaded = {name: value.instance_attr(s, name) for name in value.instance_names()}
+        fields = {name: item for name, item in value.attrs.items() if not is_in_dict(value, name)}
         value.attrs = {**fields, **loaded, **{name: None for name in value.attrs if name not in {*fields, *loaded}}}
         found = known[id(value)] = Dict(InstanceItems(s, value))  # type: ignore[arg-type]
     return found
@@ -641,13 +648,13 @@ class InstanceItems(AttributeItems[Object]):
 
     def __getitem__(self, name: str) -> tuple[Value, Value]:
         found = self.owner.attrs.get(name)
-        if found is None or self.owner.is_field(name):
+        if found is None or not is_in_dict(self.owner, name):
             raise KeyError(name)
         return Constant(name), found
 
     def __setitem__(self, name: str, item: tuple[Value, Value]) -> None:
-        if type(name) is not str:
-            raise self.owner.unsupported("change of `__dict__`", "a key is no string")
+        if type(name) is not str or is_slot(self.owner.cls, name):
+            raise self.owner.unsupported("change of `__dict__`", "a key is no string, or the name of a slot")
         self.owner.put_attr(self.state, name, item[1])
 
     def __delitem__(self, name: str) -> None:
@@ -656,15 +663,14 @@ class InstanceItems(AttributeItems[Object]):
 
     def __iter__(self) -> Iterator[str]:
         return iter(
-            [name for name, value in self.owner.attrs.items() if value is not None and not self.owner.is_field(name)]
+            [name for name, value in self.owner.attrs.items() if value is not None and is_in_dict(self.owner, name)]
         )
 
     def __len__(self) -> int:
         return len(list(iter(self)))
 
     def popitem(self) -> tuple[str, tuple[Value, Value]]:
-        name = list(self)[-1]
-        return name, self.pop(name)
+        return (name := next(reversed(list(self)), "")), self.pop(name)
 
 
 def takes_dict(s: CaptureState, value: Object, items: Dict) -> bool:
