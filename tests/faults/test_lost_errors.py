@@ -306,3 +306,12 @@ def test_numbers_of_tensors_that_do_not_fit() -> None:
 def test_numbers_that_do_not_fit(name: str) -> None:
     program, arguments = FACTORS[name]
     assert_like_eager(kiln.compile(program), program, *arguments)
+
+
+def test_inference_tensors_are_not_written_outside_of_inference_mode() -> None:
+    compiled = kiln.compile(lambda x: x.add_(1))
+    with torch.inference_mode():
+        x = torch.ones(3)
+        assert compiled(x) is x
+    with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
+        compiled(x)

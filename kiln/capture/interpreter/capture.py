@@ -66,7 +66,7 @@ from kiln.capture.interpreter.builtins import (
 )
 from kiln.capture.interpreter.builtins.fully_sharded import register_fully_sharded
 from kiln.capture.interpreter.builtins.function_modes import break_before_modes
-from kiln.capture.interpreter.builtins.function_transforms import close_levels
+from kiln.capture.interpreter.builtins.function_transforms import break_before_levels, close_levels
 from kiln.capture.interpreter.builtins.leaf_gradients import dropped_early, forget_gradients
 from kiln.capture.interpreter.builtins.torch_functions import drop_unchanged_modes, restore_modes
 from kiln.capture.interpreter.codegen import BINDINGS, CodeWriter, emit_source, write_computed, write_number
@@ -475,7 +475,7 @@ def attempt(
             raise
         drop_tracebacks(raised)
         stop = raised
-    if (outside := break_before_modes(s)) is not None:
+    if (outside := break_before_modes(s) or break_before_levels(s)) is not None:
         raise outside
     if (unfinished := collectives.unfinished(s)) is not None:
         raise unfinished

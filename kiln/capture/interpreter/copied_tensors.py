@@ -43,7 +43,7 @@ def copied_before_write(first: int, s: CaptureState, tensor: Tensor) -> None:
     if tensor.source is not None or tensor.original is not None or type(fake) is not FakeTensor:
         return
     view = fake.storage_view
-    if view.step is not None or view.storage.tangled or (fake.requires_grad and fake.is_leaf):
+    if view.step is not None or view.storage.unwritable or (fake.requires_grad and fake.is_leaf):
         return
     if id(fake) in made_by(s.recorder.calls[first:]):
         return

@@ -429,7 +429,7 @@ def require_own_memory(changed: Sequence[FakeTensor], used: Sequence[FakeTensor]
     """Refuse changes of tensors that have gradients or that are also used through views."""
     for fake in changed:
         storage = fake.storage_view.storage
-        if fake.requires_grad or fake.storage_view.step is not None or storage.tangled:
+        if fake.requires_grad or fake.storage_view.step is not None or storage.unwritable:
             raise NotNested("it changes a view or a tensor with gradients")
         if any(other is not fake and other.storage_view.storage is storage for other in used):
             raise NotNested("it changes a tensor that it uses through a view")

@@ -107,8 +107,8 @@ class Functionaliser:
     def write(self, view: StorageView, value: Node, op: str) -> None:
         """Set the contents of `view` to `value`, of the same sizes and dtype."""
         storage = view.storage
-        if storage.tangled:
-            raise UnsupportedMutation(op=op, reason="it writes to memory of partially overlapping inputs")
+        if storage.unwritable:
+            raise UnsupportedMutation(op=op, reason=f"it writes to {storage.unwritable}")
         target, value = view, self._relaid(value, view.spec)
         chain = [(target, value)]
         while target.step is not None:

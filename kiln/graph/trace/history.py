@@ -33,6 +33,14 @@ def leaves_behind(recorder: Recorder, roots: Sequence[FakeTensor]) -> list[FakeT
     return list(found.values())
 
 
+def ends_behind(recorder: Recorder, root: FakeTensor) -> list[torch.Tensor]:
+    """What gradients of `root` reach in the recording: inputs of the region, and leaves that it made."""
+    with recording(recorder):
+        leaves = [leaf for function, _ in edges_behind([edge_of(root)]) if (leaf := leaf_of(function)) is not None]
+    ends = [record.leaf for record in recorder.inputs if record.requires_grad] + leaves
+    return list({id(end): end for end in ends}.values())
+
+
 def reaches_behind_inputs(recorder: Recorder, roots: Sequence[FakeTensor], wanted: Sequence[FakeTensor]) -> bool:
     """Whether gradients of `roots` may flow to `wanted` through what was computed in front of the region.
 
@@ -64,11 +72,11 @@ def mark_freed(recorder: Recorder, trace: Trace) -> None:
 
 def error_of_backward(recorder: Recorder, root: FakeTensor) -> str:
     """What autograd says about a backward of `root`; "" if nothing."""
-    leaves = [record.leaf for record in recorder.inputs if record.requires_grad]
+    ends = ends_behind(recorder, root)
     try:
         with recording(recorder):
             tangent = torch.ones_like(root)
-        recorder.run_backward([root], [tangent], leaves, retain_graph=True)
+        recorder.run_backward([root], [tangent], ends, retain_graph=True)
     except RuntimeError as error:
         return str(error)
     return ""

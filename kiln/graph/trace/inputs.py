@@ -265,6 +265,9 @@ def refusal(real: torch.Tensor, subclass: bool) -> str:
     return f"it has {real.dim()} dimensions" if real.dim() > MOST_DIMENSIONS else ""
 
 
+OVERLAPPING = "memory of partially overlapping inputs"
+
+
 @final
 class SharedMemory:
     """Which inputs share memory, so that a write to one changes the other.
@@ -279,6 +282,8 @@ class SharedMemory:
     def view_of(self, real: torch.Tensor, node: Node) -> StorageView:
         """The storage view of a new input."""
         view = new_storage(node)
+        if real.is_inference() and not torch.is_inference_mode_enabled():
+            view.storage.unwritable = "an inference tensor outside of inference mode"
         if not real.numel():
             return view
         others = self._views.setdefault(real.untyped_storage()._cdata, [])
@@ -295,7 +300,7 @@ class SharedMemory:
             return
         fresh = new.step is None and root_of(new.storage) is new and new.spec.dtype is old.spec.dtype
         if mine is None or theirs is None or not fresh:
-            new.storage.tangled = old.storage.tangled = True
+            new.storage.unwritable = old.storage.unwritable = OVERLAPPING
         elif theirs[0] <= mine[0] and mine[1] <= theirs[1]:
             join(new, old.storage)
             make_view_of(new, root_of(old.storage))
@@ -304,12 +309,12 @@ class SharedMemory:
             make_view_of(old, new)
             old.storage.root = new
         else:
-            new.storage.tangled = old.storage.tangled = True
+            new.storage.unwritable = old.storage.unwritable = OVERLAPPING
 
 
 def join(view: StorageView, storage: FakeStorage) -> None:
     """Move a root without views into another storage; it is stale if that has been written."""
-    storage.tangled |= view.storage.tangled
+    storage.unwritable = storage.unwritable or view.storage.unwritable
     view.storage = storage
     view.version = 0
 

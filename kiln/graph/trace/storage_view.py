@@ -30,15 +30,15 @@ Integers = tuple[int, ...]
 class FakeStorage:
     """Memory that views share. `version` counts the writes.
 
-    `tangled`: it may overlap another storage, so that a write would have to change both.
+    `unwritable`: why a write cannot be recorded, or ""; where it may overlap another storage, both would change.
     """
 
-    __slots__ = ("root", "tangled", "version")
+    __slots__ = ("root", "unwritable", "version")
 
     def __init__(self) -> None:
         self.version = 0
         self.root: StorageView | None = None
-        self.tangled = False
+        self.unwritable = ""
 
 
 @final

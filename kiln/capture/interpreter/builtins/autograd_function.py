@@ -6,7 +6,7 @@
 If something needs a gradient, the results get an autograd node that calls back here, and the log has a single call,
 `Scale.apply`, for user backends. A break in the forward or in the backward, which is interpreted last, restarts the
 capture and breaks at the call of `apply`; so does a read of a variable from outside in the backward, which eager reads
-later (`backward_reads.py`).
+later (`backward_reads.py`). A call within a function transform or under forward mode breaks the graph.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 import kiln.capture.interpreter.polyfills as polyfills
 from kiln.capture.interpreter.breaks import GraphBreak, PastStep, Raised, TorchCallFailed, UnsupportedCall
 from kiln.capture.interpreter.builtins.backward_reads import backward_frame
+from kiln.capture.interpreter.builtins.function_transforms import OpenLevels
 from kiln.capture.interpreter.builtins.outer_tensors import define_wrappers, note_wrappers
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, handles
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
@@ -59,6 +60,8 @@ def apply(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         raise UnsupportedCall(function=name, why="it is a part of torch that changes how autograd runs")
     if s.recorder.saved_hooks:
         raise UnsupportedCall(function=name, why="what it saves is packed by `saved_tensors_hooks`")
+    if s.part(OpenLevels).closing:
+        raise UnsupportedCall(function=name, why="a transform or forward mode has rules for it (`vmap`, `jvp`)")
     if natively:
         return apply_natively(s, cls, given)
     frame, call = running_frame(s), here(s)

@@ -5,7 +5,8 @@
                     _remove_batch_dim(y, level, 4, 0);  _vmap_decrement_nesting()
 
 All of these are torch calls of the log; the graph has the plain operators only. Levels that a capture leaves open
-(it ended within) are closed at its end. A break within a transform becomes a break in front of it.
+(it ended within) are closed at its end. A break within a transform, or within a level of `torch.autograd.forward_ad`,
+becomes a break in front of it.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ import torch
 from torch._C import _functorch as levels
 
 import kiln.capture.interpreter.transform_polyfills as polyfills
+from kiln.capture.interpreter.breaks import GraphBreak, PastStep, UnsupportedCall
 from kiln.capture.interpreter.builtins.polyfilled import interpreted
 from kiln.capture.interpreter.core import Args, CaptureState, Handler, Kwargs, Value, handles
+from kiln.capture.interpreter.data_values import past_step
+from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.tensor import record, recorded
 
@@ -43,16 +47,27 @@ differs by version of torch."""
 @final
 @dataclass
 class OpenLevels:
-    """What closes the levels that are open, innermost last."""
+    """What closes the levels that are open, innermost last, and where they were opened."""
 
     closing: list[Callable[[], object]] = field(default_factory=list)
+    opened: list[PastStep] = field(default_factory=list)
+
+    def open(self, close: Callable[[], object], frame: SymbolicFrame) -> None:
+        self.closing.append(close)
+        while frame.parent is not None and frame.decoded.in_library:
+            frame = frame.parent
+        self.opened.append(past_step(frame))
+
+    def close(self) -> None:
+        self.closing.pop()
+        self.opened.pop()
 
 
 def opens(function: Callable[..., object], close: Callable[[], object]) -> Handler:
     def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         s.counters.unguarded += 1  # a repeated layer would repeat levels
         level = record(s, function, args, kwargs)
-        s.part(OpenLevels).closing.append(close)
+        s.part(OpenLevels).open(close, running_frame(s))
         return level
 
     return handler
@@ -60,7 +75,7 @@ def opens(function: Callable[..., object], close: Callable[[], object]) -> Handl
 
 def closes(function: Callable[..., object]) -> Handler:
     def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-        s.part(OpenLevels).closing.pop()
+        s.part(OpenLevels).close()
         return record(s, function, args, kwargs)
 
     return handler
@@ -73,6 +88,16 @@ def close_levels(s: CaptureState) -> None:
         closing.pop()()
         levels.set_inplace_requires_grad_allowed(False)
         torch._C._set_fwd_grad_enabled(True)
+
+
+def break_before_levels(s: CaptureState) -> GraphBreak | None:
+    """For a capture that ends within a level: a break in front of it."""
+    opened = s.part(OpenLevels).opened
+    if not opened:
+        return None
+    stop = UnsupportedCall(function="enter_dual_level", why="the frame ends or breaks within the level")
+    stop.before(opened[0]).at = opened[0].at
+    return stop
 
 
 for _kind in ("vmap", "grad", "jvp"):
@@ -98,7 +123,7 @@ def enter_dual_level(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     s.counters.unguarded += 1
     level = record(s, torch._C._enter_dual_level, args, kwargs)
     number = level.constant(s)
-    s.part(OpenLevels).closing.append(lambda: torch._C._exit_dual_level(level=number))
+    s.part(OpenLevels).open(lambda: torch._C._exit_dual_level(level=number), running_frame(s))
     return level
 
 

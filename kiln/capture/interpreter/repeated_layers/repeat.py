@@ -186,4 +186,4 @@ def same_input(s: CaptureState, old: Tensor, new: Tensor) -> bool:
     """Whether `new` is an input of the same layout with its own memory."""
     view, first, second = new.fake.storage_view, *map(s.recorder.table.record_of, (old.fake, new.fake))
     assert first is not None and second is not None
-    return first.spec == second.spec and view.step is None and not view.storage.tangled
+    return first.spec == second.spec and view.step is None and not view.storage.unwritable

@@ -176,7 +176,7 @@ def is_plain_input(s: CaptureState, value: Tensor) -> bool:
     assert record is not None and isinstance(record.spec, TensorSpec)
     spec, view = record.spec, record.view
     numbers = (*spec.sizes, *spec.strides, spec.offset)
-    return view.step is None and not view.storage.tangled and all(type(number) is int for number in numbers)
+    return view.step is None and not view.storage.unwritable and all(type(number) is int for number in numbers)
 
 
 def make_tree(s: CaptureState, made: CallTemplate) -> _frames.GuardTree:
