@@ -125,15 +125,15 @@ from kiln.capture.interpreter.variables.weak_references import (
     watch_lifetimes,
 )
 from kiln.graph.autograd.errors import BackwardRaises
+from kiln.graph.autograd.own_leaves import mark_histories
 from kiln.graph.trace.fake import FakeTensor
-from kiln.graph.trace.history import mark_freed
 from kiln.graph.trace.inputs import Dims, InputRecord
 from kiln.graph.trace.nested_graphs import draws_random
 from kiln.graph.trace.recorder import Recorder
 from kiln.graph.trace.trace import Trace
 from kiln.runtime.guards.guard import Guard
 from kiln.runtime.guards.source import CellObjectSource, CellSource, LocalSource, Source
-from kiln.runtime.leaf_gradients import drop_gradients, with_freed_history
+from kiln.runtime.leaf_gradients import drop_gradients, with_freed_history, with_own_history
 from kiln.runtime.numbers import number_tensor
 from kiln.support.errors import InternalFault, KilnError, drop_tracebacks
 from kiln.support.events import EventSink
@@ -528,7 +528,7 @@ def finish(
     checks = [(writer.output(condition), expected) for condition, expected in conditions(s)]
     if writer.outputs or has_effects(recorder) or is_checked(s):
         trace = recorder.finish(writer.outputs)
-        mark_freed(recorder, trace)
+        mark_histories(recorder, trace)
         refuse_unchecked(s, trace.graph)
         refuse_own_leaves(s, trace)
         refuse_shared_history(s, trace)
@@ -716,8 +716,22 @@ def write_region_call(
     for number, message in region.trace.freed.items():
         head.const(with_freed_history).op("LOAD_FAST", names[number]).const(message).call(2)
         head.op("STORE_FAST", names[number])
+    write_own_histories(head, region.trace, names)
     for name, method in leaf_methods(region.trace, names):
         head.op("LOAD_FAST", name).op("LOAD_ATTR", method).call(0).op("STORE_FAST", name)
+
+
+def write_own_histories(head: Assembler, trace: Trace, names: list[str]) -> None:
+    ending = [names[number] for number in trace.ending]
+    if not ending:
+        return
+    head.const(with_own_history)
+    for name in ending:
+        head.op("LOAD_FAST", name)
+    head.op("BUILD_TUPLE", len(ending)).const(tuple(trace.ending.values())).const(trace.ending_together).call(3)
+    head.op("UNPACK_SEQUENCE", len(ending))
+    for name in ending:
+        head.op("STORE_FAST", name)
 
 
 MULTI_OUTPUT = torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE.value

@@ -5,7 +5,8 @@ loss = (w * x).sum()        loss.grad_fn: SumBackward -> MulBackward -> Accumula
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import cast
 
@@ -59,24 +60,31 @@ def mark_freed(recorder: Recorder, trace: Trace) -> None:
     if not any(call.target in BACKWARDS for call in trace.calls):
         return
     freed: dict[int, str] = {}
-    first = len(recorder.nodes)
-    for number, (fake, output) in enumerate(zip(trace.fake_outputs, trace.graph.outputs, strict=True)):
-        if output.requires_grad and not trace.leaves[number] and (message := error_of_backward(recorder, fake)):
-            freed[number] = message
-    recorder.nodes[first:] = [node for node in recorder.nodes[first:] if not has_effect(node)]
+    with forgetting_nodes(recorder):
+        for number, (fake, output) in enumerate(zip(trace.fake_outputs, trace.graph.outputs, strict=True)):
+            if output.requires_grad and not trace.leaves[number] and (message := error_of_backward(recorder, fake)):
+                freed[number] = message
     if freed:
         outputs = enumerate(trace.graph.outputs)
         marked = [replace(output, requires_grad=False) if number in freed else output for number, output in outputs]
         trace.graph, trace.freed = replace(trace.graph, outputs=tuple(marked)), freed
 
 
-def error_of_backward(recorder: Recorder, root: FakeTensor) -> str:
+@contextmanager
+def forgetting_nodes(recorder: Recorder) -> Iterator[None]:
+    """What is recorded within has no effect."""
+    first = len(recorder.nodes)
+    yield
+    recorder.nodes[first:] = [node for node in recorder.nodes[first:] if not has_effect(node)]
+
+
+def error_of_backward(recorder: Recorder, root: FakeTensor, retain_graph: bool = True) -> str:
     """What autograd says about a backward of `root`; "" if nothing."""
     ends = ends_behind(recorder, root)
     try:
         with recording(recorder):
             tangent = torch.ones_like(root)
-        recorder.run_backward([root], [tangent], ends, retain_graph=True)
+        recorder.run_backward([root], [tangent], ends, retain_graph=retain_graph)
     except RuntimeError as error:
         return str(error)
     return ""

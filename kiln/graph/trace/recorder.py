@@ -123,7 +123,8 @@ class Recorder:
     """A trace in progress. After `finish` it may go on to record the backward.
 
     `calls` is the log, `inputs` has all inputs in the order of registration, `nodes` all nodes so far, dead ones too.
-    `writes` counts the calls with effects; `wrote_and_failed`: a call failed after its first write to a fake.
+    `writes` counts the calls with effects; `wrote_and_failed`: a call failed after its first write to a fake, or in a
+    backward, which frees the graph of autograd.
     `symbols.location` is the user's line for guards on sizes.
     """
 
@@ -220,7 +221,7 @@ class Recorder:
                 result = self._numeric_call(target, args, kwargs)
         except BaseException:
             forget_effects(self._mode, first)
-            self.wrote_and_failed |= self._mode.mutations != mutations
+            self.wrote_and_failed |= self._mode.mutations != mutations or target in BACKWARDS  # it frees the graph
             raise
         finally:
             _pop(None)

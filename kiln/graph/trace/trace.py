@@ -38,6 +38,10 @@ class Trace:
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     freed: dict[int, str] = field(default_factory=dict)
     """The outputs that a backward in the region has differentiated and freed, with the error of another one."""
+    ending: dict[int, bool] = field(default_factory=dict)
+    """The outputs whose gradients end in the region (`own_leaves.py`), and whether a second backward raises."""
+    ending_together: bool = False
+    """Whether a backward of one of them frees what another one needs."""
 
     @property
     def used_inputs(self) -> list[InputRecord]:

@@ -19,7 +19,7 @@ import torch
 
 import kiln.capture.interpreter.polyfills as polyfills
 from kiln.capture.interpreter.breaks import GraphBreak, PastStep, Raised, TorchCallFailed, UnsupportedCall
-from kiln.capture.interpreter.builtins.backward_reads import backward_frame
+from kiln.capture.interpreter.builtins.backward_reads import backward_frame, changes
 from kiln.capture.interpreter.builtins.function_transforms import OpenLevels
 from kiln.capture.interpreter.builtins.outer_tensors import define_wrappers, note_wrappers
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, handles
@@ -195,11 +195,12 @@ class InterpretedBackward:
 
     def __call__(self, grads: tuple[object, ...]) -> list[FakeTensor | None]:
         s = self.state
-        effects = s.effects.snapshot()
+        given = grads if s.recorder.is_differentiating else None
+        before = changes(s, given)
         try:
             with backward_frame(s, self.frame, self._known()):
                 found = self._run(s, self._gradients(s, list(grads)))
-            if s.effects.snapshot() != effects:
+            if changes(s, given) != before:
                 raise UnsupportedCall(function=self.name, why="its backward has side effects")
             return found
         except (GraphBreak, Raised) as problem:

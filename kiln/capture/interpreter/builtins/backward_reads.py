@@ -3,8 +3,8 @@
     y.register_hook(lambda g: g * scale)     interpreted when the joint graph is made, in a nested frame
 
 If it runs later than the region, what it reads from outside (a global number, a variable shared with other functions,
-an attribute of a class) may have changed by then. Such a read breaks the graph. In a backward that the region itself
-runs (`loss.backward()`) it is a read like any other.
+an attribute of a class) may have changed by then. Such a read breaks the graph, and so does a write (`changes`). In a
+backward that the region itself runs (`loss.backward()`) it is a read like any other.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor
+from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.recorder import nested_calls
 
 LATER = "it reads a variable from outside of the region, which may change before the backward"
@@ -57,6 +58,17 @@ def backward_frame(s: CaptureState, frame: SymbolicFrame, known: Iterable[Value]
             yield
     finally:
         s.frame, modes.at_entry, s.policy, s.watch = before
+
+
+def changes(s: CaptureState, fakes: Iterable[object] | None = ()) -> tuple[object, ...]:
+    """Equal before and after code without side effects: those on objects, and writes to memory from outside and of
+    `fakes`; with None, writes to memory do not count."""
+    written: dict[int, int] = {}
+    if fakes is not None:
+        views = [record.view for record in s.recorder.inputs if isinstance(record.fake, FakeTensor)]
+        views += [fake.storage_view for fake in fakes if type(fake) is FakeTensor and not fake.is_outer]
+        written = {id(view.storage): view.storage.version for view in views if view.storage.version}
+    return s.effects.changes, s.effects.snapshot(), written
 
 
 def parts(s: CaptureState, values: Iterable[Value]) -> Iterator[Value]:

@@ -3,7 +3,8 @@
 The function is inlined; its torch calls are tagged as a checkpoint, whose intermediate values the partition does not
 save. Random numbers are saved, so that both runs use the same ones; so is what the policy of
 `create_selective_checkpoint_contexts` saves, which is asked while tracing. With `use_reentrant=True` the results have
-gradients if and only if one of `args` has: what differs from that breaks the graph.
+gradients if and only if one of `args` has: what differs from that breaks the graph. So do side effects, such as those
+of a batch norm on its statistics, which eager repeats when it runs the function again.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch.utils.checkpoint
 from torch._ops import OpOverload
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
+from kiln.capture.interpreter.builtins.backward_reads import changes
 from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Kwargs, Value, handles
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor, here
@@ -138,6 +140,10 @@ def tagged(s: CaptureState, function: Value, args: Args, kwargs: Kwargs, saves: 
         raise UnsupportedCall(function=NAME, why="it has hooks of its own, within `saved_tensors_hooks`")
     if recorder.region or not torch.is_grad_enabled():
         return function.call(s, args, kwargs)
+    call, before = here(s), changes(s)
     s.counters.checkpoints += 1
     with checkpointed(recorder, s.counters.checkpoints, saves):
-        return function.call(s, args, kwargs)
+        result = function.call(s, args, kwargs)
+    if changes(s) != before:
+        raise UnsupportedCall(function=NAME, why="its side effects are repeated when it runs again").before(call)
+    return result

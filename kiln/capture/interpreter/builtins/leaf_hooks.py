@@ -20,7 +20,7 @@ import torch
 
 import kiln.capture.interpreter.polyfills as polyfills
 from kiln.capture.interpreter.breaks import GraphBreak, PastStep, Raised, UnsupportedCall
-from kiln.capture.interpreter.builtins.backward_reads import backward_frame
+from kiln.capture.interpreter.builtins.backward_reads import backward_frame, changes
 from kiln.capture.interpreter.core import Args, CaptureState, Value
 from kiln.capture.interpreter.frame import SymbolicFrame
 from kiln.capture.interpreter.variables.tensor import Tensor, from_torch
@@ -102,10 +102,10 @@ class GradientHooks:
 
     def __call__(self, grad: FakeTensor) -> FakeTensor:
         s = self.backward.state
-        effects = s.effects.snapshot()
+        before = changes(s, None)
         with backward_frame(s, self.backward.frame, None):
             result = self.backward.interpret(polyfills.hooked_gradient, [from_torch(s, grad), self.hooks])
-        if s.effects.snapshot() != effects:
+        if changes(s, None) != before:
             raise self.backward.stop("it has side effects")
         if not isinstance(result, Tensor):
             raise self.backward.stop(f"it returns a {result.type_name()}")

@@ -20,7 +20,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from kiln.capture.interpreter.breaks import GraphBreak, PastStep, Raised, UnsupportedCall
-from kiln.capture.interpreter.builtins.backward_reads import LATER, backward_frame
+from kiln.capture.interpreter.builtins.backward_reads import LATER, backward_frame, changes
 from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Codegen, Kwargs, Value, handles
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.variables.builtin import PythonModule
@@ -149,11 +149,12 @@ class InterpretedHook:
 
     def __call__(self, grad: FakeTensor) -> FakeTensor | None:
         s = self.state
-        effects = s.effects.snapshot()
+        given = [grad] if s.recorder.is_differentiating else None
+        before = changes(s, given)
         try:
             with backward_frame(s, self.frame, self._captured()):
                 result = self.hook.call(s, [from_torch(s, grad)], {})
-            if s.effects.snapshot() != effects:
+            if changes(s, given) != before:
                 raise self._stop("it has side effects", None)
         except GraphBreak as problem:
             raise self._stop(problem.reason, problem) from problem
