@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,11 @@ import kiln
 
 X = torch.arange(4.0)
 LOG: list[str] = []
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
 
 
 class Node:
@@ -122,6 +128,22 @@ def refused(x: Tensor) -> Any:
     return x + 1, found
 
 
+def addresses(x: Tensor) -> Any:
+    seen, kept = set(), []
+    for number in range(3):
+        kept.append([number])
+        seen.add(id(kept[-1]))
+    return x + len(seen), id(kept[1]) in seen, repr(Point(1)), repr(Point(2))
+
+
+def addresses_used_again(x: Tensor) -> Any:
+    return (
+        x + 1,
+        len(set(map(id, zip("abc", "def", strict=True)))),
+        len(set(map(id, list(zip("abc", "def", strict=True))))),
+    )
+
+
 def in_a_cycle(x: Tensor) -> Any:
     first, second = Node(x), Node(x + 1)
     first.children.append(second)
@@ -139,7 +161,7 @@ def at_the_end(x: Tensor) -> Tensor:
 
 WHOLE = [
     *(tree, dropped, dropped_by_a_callee, held_by_a_container, held_by_a_closure, proxied, with_callbacks),
-    *(dictionaries, refused),
+    *(dictionaries, refused, addresses),
 ]
 
 
@@ -163,7 +185,9 @@ def test_one_graph(program: Callable[[Tensor], Any]) -> None:
     assert not report.breaks and not report.eager_reasons, report
 
 
-@pytest.mark.parametrize("program", [in_a_cycle, at_the_end], ids=lambda program: program.__name__)
+@pytest.mark.parametrize(
+    "program", [in_a_cycle, at_the_end, addresses_used_again], ids=lambda program: program.__name__
+)
 def test_what_is_not_known_breaks(program: Callable[[Tensor], Any]) -> None:
     compiled = kiln.compile(program, backend="eager", options={"cache": False})
     for x in (X, X + 1):

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import gc
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
-from kiln.capture.interpreter.core import MISSING, CaptureState, Value
+from kiln.capture.interpreter.core import MISSING, CaptureState, Token, Value
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.native_calls import NativeCalls, Natives
 
@@ -37,10 +37,22 @@ def is_alive(s: CaptureState, value: Value, *, running: bool = True) -> bool | N
     return None if is_in_garbage(value) else False
 
 
-def are_held(s: CaptureState, values: Sequence[Value]) -> bool:
-    """Whether all of some values that the frame has made are certainly alive."""
+def stale_keys(s: CaptureState, keys: Mapping[Token, Value]) -> bool:
+    """Whether a key of some dict or set stands for a value that may be gone; the last of `keys` is about to be one."""
     inner = running_frame(s)
-    return {*map(id, values)} <= reached(s, [*roots(s, inner), *inner.saved])
+    found = held(s, [*roots(s, inner), *inner.saved])
+    gone = {key for key, value in keys.items() if id(value) not in found}
+    if next(reversed(keys)) in gone:
+        return True
+    tables = [item for item in found.values() if isinstance(item, dict)] if gone else []
+    return any(not gone.isdisjoint(tokens_in(token)) for table in tables for token in table)
+
+
+def tokens_in(token: object) -> Iterator[object]:
+    """A token, and those of the items of a tuple that it stands for."""
+    yield token
+    for part in token if isinstance(token, tuple) else ():
+        yield from tokens_in(part)
 
 
 def roots(s: CaptureState, inner: SymbolicFrame) -> Iterator[object]:
@@ -61,14 +73,19 @@ def outer_operands(frame: SymbolicFrame) -> Iterator[object]:
 
 
 def reached(s: CaptureState, found_from: Iterable[object]) -> set[int]:
-    """The `id`s of all that leads from some objects of the interpreter."""
-    found: set[int] = set()
+    """The `id`s of all that some objects of the interpreter lead to."""
+    return {*held(s, found_from)}
+
+
+def held(s: CaptureState, found_from: Iterable[object]) -> dict[int, object]:
+    """The same with the objects."""
+    found: dict[int, object] = {}
     waiting = list(found_from)
     while waiting:
         item = waiting.pop()
         if id(item) in found or item is None or isinstance(item, NOT_FOLLOWED):
             continue
-        found.add(id(item))
+        found[id(item)] = item
         waiting += parts(s, item)
     return found
 

@@ -28,7 +28,7 @@ from kiln.capture.interpreter.core import (
     Value,
     handles,
 )
-from kiln.capture.interpreter.lifetimes import are_held
+from kiln.capture.interpreter.lifetimes import stale_keys
 from kiln.capture.interpreter.operations import Function2, same
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import CallSource, ModuleGlobalSource
@@ -49,7 +49,7 @@ MOST_ADDRESSES = 256
 class AddressesSeen:
     """The objects made in the frame whose addresses are keys or items of sets."""
 
-    targets: list[Value] = field(default_factory=list)
+    targets: dict[Token, Value] = field(default_factory=dict)
 
 
 @final
@@ -77,11 +77,12 @@ class Address(Value):
             return self.function
         target, real = self.target, self.target.real()
         if target.source is None and real is MISSING:
-            known = s.part(AddressesSeen).targets
-            known.append(target)
-            if len(known) > MOST_ADDRESSES or not are_held(s, known):
+            known, token = s.part(AddressesSeen).targets, (self.function, id(target))
+            known.pop(token, None)
+            known[token] = target
+            if len(known) > MOST_ADDRESSES or stale_keys(s, known):
                 raise self.unsupported("hash", "an object may be gone, and another one at its address")
-            return self.function, id(target)
+            return token
         if target.is_constant or target.is_torch or real is MISSING:
             raise self.unsupported("hash", "a number from outside may be the address of an object from outside")
         s.guard(target.source, GuardKind.IS, s.reference(real))
