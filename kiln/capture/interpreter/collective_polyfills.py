@@ -416,7 +416,7 @@ def pre_forward(self: DistributedDataParallel, *inputs: object, **kwargs: object
     """Buffers are broadcast in the graph; what the reducer is told comes behind it (`forwarded`)."""
     if is_unusual(self):
         refuse("_pre_forward", "its module does more than to reduce gradients")
-    if self.forward_sync_buffers and len(self.modules_buffers) > 0 and self.require_forward_param_sync:
+    if len(self.modules_buffers) > 0 and self.will_sync_module_buffers():
         with torch.no_grad():
             for buffer in self.modules_buffers:
                 broadcast(buffer, group=self.process_group, group_src=0)

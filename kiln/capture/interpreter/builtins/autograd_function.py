@@ -279,6 +279,8 @@ class NativeBackward:
     materializes = True
 
     def __call__(self, grads: tuple[object, ...]) -> list[FakeTensor | None]:
+        if all(grad is None for grad in grads):  # of a parameter without a gradient: torch 2.11 asks for a tensor
+            return [None for argument in self.arguments if fake_of(argument) is not None]
         mode = InnerCalls(self.state, records=False)
         try:
             backward = self.cls.cls.backward  # type: ignore[attr-defined]
