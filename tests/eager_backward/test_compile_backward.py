@@ -299,6 +299,36 @@ def test_one_compile_for_equal_graphs() -> None:
     assert backward.report().regions == 1
 
 
+def test_sizes_that_change_are_compiled_twice() -> None:
+    """With numbers, then with symbols; further sizes only cost a recording."""
+    model, _ = net()
+    model.insert(1, nn.LayerNorm(8))
+    backward = kiln.compile_backward()
+
+    def gradients(rows: int) -> list[torch.Tensor | None]:
+        model.zero_grad()
+        x = torch.arange(float(rows * 6)).reshape(rows, 6).cos()
+        (model(x).softmax(0).square().mean() + model(x[:3]).sum() / rows).backward()
+        return grads(model)
+
+    sizes = (5, 7, 12, 9, 31, 20, 11, 14)
+    wanted = list(map(gradients, sizes))
+    with backward:
+        found = list(map(gradients, sizes))
+    torch.testing.assert_close(found, wanted)
+    assert backward.report().regions == 2
+
+
+def test_numbers_that_follow_no_formula_are_compiled_each() -> None:
+    w = torch.randn(64, requires_grad=True)
+    backward = kiln.compile_backward()
+    with backward:
+        for count, step in ((5, 2), (7, 5), (11, 3)):
+            (found,) = torch.autograd.grad((w[: count * step : step].sin() * 2).exp().sum(), w)
+            assert int(found.count_nonzero()) == count
+    assert backward.report().regions <= 3
+
+
 def test_cat_keeps_sizes_that_cannot_be_read() -> None:
     w = torch.randn(2, 3, requires_grad=True)
 

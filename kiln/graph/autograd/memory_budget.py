@@ -71,6 +71,8 @@ class _Knapsack:
 
     def is_fixed(self, node: Node) -> bool:
         """Whether it cannot be computed again: it is drawn, flags of what is drawn, a number from data, an effect."""
+        if node in self.sides.recomputed:
+            return False
         if node.op.kind in DRAWN or node.op.name in ("item", "constant_tensor") or node in self.sides.drawn:
             return True
         is_flags = isinstance(node.spec, TensorSpec) and node.spec.dtype is torch.bool

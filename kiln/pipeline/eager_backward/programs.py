@@ -17,6 +17,7 @@ from typing import TypeVar, final
 
 import torch
 
+from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.text import graph_text
 from kiln.graph.trace import Recorder
 from kiln.pipeline.captured import eager_kernels
@@ -25,6 +26,7 @@ from kiln.pipeline.compiled_plan import compile_plan
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.eager_backward.record import NodeRefused, Recorded, record, run_nodes
 from kiln.pipeline.eager_backward.segments import Place, Segment, cut
+from kiln.pipeline.eager_backward.sizes import SymbolicGraph, with_symbols
 from kiln.pipeline.eager_backward.structure import Structure
 from kiln.pipeline.stages import graph_to_plan
 from kiln.plan.arena import with_donations
@@ -38,6 +40,7 @@ from kiln.symbolic import ShapeEnv
 from kiln.symbolic.reference import prove
 
 Mask = tuple[bool, ...]
+Run = Callable[..., Sequence[object]]
 
 
 @final
@@ -45,7 +48,7 @@ Mask = tuple[bool, ...]
 class SegmentPlan:
     """`inputs` as in `Recorded`; the plan returns a gradient or None for each target."""
 
-    run: Callable[..., Sequence[object]]
+    run: Run
     inputs: tuple[int, ...]
 
 
@@ -59,14 +62,53 @@ class CutGraph:
     plans: list[dict[tuple[Mask, Mask], SegmentPlan]] = field(default_factory=list)
 
 
+MOST_KNOWN = 256
+"""Sets of sizes whose programs are kept; a recording makes one again."""
+
+
+@final
+@dataclass(slots=True)
+class SegmentForms:
+    """Compiled forms of a segment: with the numbers of each recording, then with symbols for those that changed."""
+
+    static: list[Graph] = field(default_factory=list)
+    symbolic: list[tuple[SymbolicGraph, Executable]] = field(default_factory=list)
+
+    def find(self, programs: Programs, recorded: Recorded) -> Run:
+        """What computes the recorded graph, compiled now if there is nothing yet."""
+        graph = recorded.trace.graph
+        for form, executable in self.symbolic:
+            values = form.values_in(graph)
+            if values is not None:
+                return with_constants(executable, values)
+        for earlier in self.static if programs.context.options.dynamic != "never" else ():
+            made = with_symbols(earlier, graph)
+            values = made.values_in(graph) if made is not None else None
+            if made is not None and values is not None:
+                executable = programs.load_or_compile(made.graph, recorded)
+                self.symbolic.append((made, executable))
+                return with_constants(executable, values)
+        programs.compiles.append(graph.name)
+        self.static.append(graph)
+        return programs.load_or_compile(graph, recorded)
+
+
+def with_constants(executable: Executable, values: Sequence[torch.Tensor]) -> Run:
+    return executable if not values else lambda *inputs: executable(*inputs, *values)
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """All compiled backwards of a session. `refused`: nodes that could not be recorded, by key and number."""
+    """All compiled backwards of a session, the oldest first. `refused`: nodes that could not be recorded, by key and
+    number. `families`: segments that differ in numbers only."""
 
     context: CompileContext
     known: dict[Hashable, CutGraph] = field(default_factory=dict)
+    families: dict[Hashable, SegmentForms] = field(default_factory=dict)
     refused: dict[Hashable, dict[int, str]] = field(default_factory=dict)
+    compiles: list[str] = field(default_factory=list)
+    """One entry for each form with numbers."""
 
     def make(self, key: Hashable, structure: Structure, roots: Sequence[Place]) -> CutGraph:
         """Compile a backward; nodes that cannot be recorded stay eager."""
@@ -82,6 +124,10 @@ class Programs:
                 except NodeRefused as problem:
                     refused[problem.number] = problem.reason
                     continue
+                while len(self.known) >= MOST_KNOWN:
+                    oldest = next(iter(self.known))
+                    del self.known[oldest]
+                    self.refused.pop(oldest, None)
                 self.known[key] = program
                 return program
 
@@ -97,25 +143,28 @@ class Programs:
         with context.events.stage("trace"):
             recorder = Recorder(env=ShapeEnv(prover=prove), events=context.events, kernels=kernels)
             recorded = record(recorder, structure, segment, given, needed)
-        executable = self.load_or_compile(recorded)
+        types = tuple([type(structure.nodes[number]) for number in segment.members])
+        kind = types, segment, given, needed, recorded.inputs
+        executable = self.families.setdefault(kind, SegmentForms()).find(self, recorded)
         numbers = iter(range(sum(recorded.present)))
         order = tuple([next(numbers) if there else None for there in recorded.present])
         return SegmentPlan(in_places(executable, order), recorded.inputs)
 
-    def load_or_compile(self, recorded: Recorded) -> Executable:
+    def load_or_compile(self, graph: Graph, recorded: Recorded) -> Executable:
+        """`graph`: the recorded one, or its form with symbols."""
         trace, context = recorded.trace, self.context
         key = ""
         if context.options.cache:
             settings = compile_key("eager backward", context.options, context.host).digest()
             saved = repr([number < 0 for number in recorded.inputs])
-            key = content_key(settings, graph_text(trace.graph), saved, *sorted(trace.constants))
+            key = content_key(settings, graph_text(graph), saved, *sorted(trace.constants))
             stored = context.store.get("backward", key)
             if stored is not None:
                 with suppress(*UNREADABLE):  # damaged, or written by another version
                     return load_plan(stored, context.graphs, standalone=False)
         context.events.emit("region")
-        context.dump.write("graph", lambda: graph_text(trace.graph))
-        plan = graph_to_plan(trace.graph, replace(context, env=None), "backward")
+        context.dump.write("graph", lambda: graph_text(graph))
+        plan = graph_to_plan(graph, replace(context, env=None), "backward")
         plan = with_donations(plan, [slot for slot, number in enumerate(recorded.inputs) if number < 0])
         compiled = compile_plan(plan, trace.constants, context, range(len(plan.inputs)))
         if key:
@@ -123,7 +172,7 @@ class Programs:
         return compiled.executor(context.graphs, standalone=False)
 
 
-def in_places(executable: Executable, order: Sequence[int | None]) -> Callable[..., Sequence[object]]:
+def in_places(executable: Run, order: Sequence[int | None]) -> Run:
     """`executable`, with None for gradients that do not exist."""
     if order == tuple(range(len(order))):
         return executable
@@ -146,7 +195,7 @@ class Prepare:
 
     def __call__(
         self, tangents: tuple[torch.Tensor | None, ...], needed: Mask, releases: int
-    ) -> tuple[Callable[..., Sequence[object]], tuple[object, ...]]:
+    ) -> tuple[Run, tuple[object, ...]]:
         given = tuple([tangent is not None for tangent in tangents])
         plan = self.plans.get((given, needed))
         if plan is None:
@@ -166,7 +215,7 @@ class Prepare:
         self.plans[given, needed] = found
         return found
 
-    def by_nodes(self, tangents: Sequence[torch.Tensor | None], needed: Mask) -> Callable[..., Sequence[object]]:
+    def by_nodes(self, tangents: Sequence[torch.Tensor | None], needed: Mask) -> Run:
         nodes = self.structure.nodes
         found = outside_engine(lambda: run_nodes(nodes, self.segment, tangents, needed, lambda f, args: f(*args)))
         return lambda: found

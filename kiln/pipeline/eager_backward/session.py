@@ -77,6 +77,7 @@ class BackwardSession:
                 self._resets = self.session.resets
                 self.programs.known.clear()
                 self.programs.refused.clear()
+                self.programs.families.clear()
                 self.shapes.clear()
 
     def run(self, run: Run, roots: Roots, tangents: object, keep: bool, create: bool, wanted: Roots) -> object:
@@ -137,8 +138,7 @@ class BackwardSession:
             if self.shapes.get(shape, 0) >= limit:
                 session.report_eager(TooManyBackwards(count=limit, more=2 * limit))
                 return None
-            self.shapes[shape] = self.shapes.get(shape, 0) + 1
-            roots = roots_of(graph)
+            roots, before = roots_of(graph), len(self.programs.compiles)
             with without_autograd_observers(), session.events.stage("compile", function=NAME), budget.compiling():
                 session.events.emit("compile", function=NAME)
                 try:
@@ -147,6 +147,9 @@ class BackwardSession:
                     session.report_eager(problem)
                     drop_tracebacks(problem)
                     return self.programs.keep_eager(key, structure, problem.reason)
+                finally:
+                    if len(self.programs.compiles) > before:
+                        self.shapes[shape] = self.shapes.get(shape, 0) + 1
             self.report_nodes(structure, program)
             return program
 
