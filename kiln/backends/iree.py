@@ -103,7 +103,9 @@ def with_sizes(model: OnnxModel, sizes: Mapping[str, int]) -> OnnxModel:
         )
 
     inputs = tuple([fixed(value) for value in model.inputs if value.name not in sizes])
-    given = {value.name: torch.tensor([sizes[value.name]]) for value in model.inputs if value.name in sizes}
+    given = {
+        value.name: torch.tensor([sizes[value.name]], device="cpu") for value in model.inputs if value.name in sizes
+    }
     outputs = tuple([fixed(value) for value in model.outputs])
     return replace(model, inputs=inputs, outputs=outputs, numbers={**model.numbers, **given})
 

@@ -24,8 +24,8 @@ REDRAW_SECONDS = 0.1
 
 STAGES = frozenset((
     "backend", "backward", "capture", "compile", "encode", "guards", "joint", "kernels", "load", "loop_passes",
-    "lowering", "offload", "partition", "passes", "plan", "repeated layers", "replay", "save", "schedule", "verify",
-    "warm",
+    "lowering", "offload", "partition", "passes", "plan", "repeated layers", "replay", "save", "schedule", "trace",
+    "verify", "warm",
 ))  # fmt: skip
 KINDS = frozenset((
     "captured", "compile", "compiled_cubins", "compiled_kernels", "differs", "eager", "fault", "forget_breaks", "fused",

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from kiln.capture.interpreter.core import MISSING, CaptureState, Token, Value
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.native_calls import NativeCalls, Natives
+from kiln.capture.interpreter.variables.choice import Choice
 
 NOT_FOLLOWED = (type, types.ModuleType, types.CodeType, CaptureState, Natives, str, bytes, int, float)
 UNSEEN = frozenset(("decoded", "globals", "original", "parent", "referent", "rows", "saved", "source", "state"))
@@ -104,7 +105,8 @@ def parts(s: CaptureState, item: object) -> list[object]:
     slots = [name for cls in type(item).__mro__ for name in cls.__dict__.get("__slots__", ()) if name not in UNSEEN]
     held = [getattr(item, name, None) for name in slots]
     held += [value for name, value in getattr(item, "__dict__", {}).items() if name not in UNSEEN]
-    if isinstance(item, Value) and isinstance(item.real(), type):
+    # Which value a `Choice` is, is not asked: what it leads to is in its slots.
+    if isinstance(item, Value) and not isinstance(item, Choice) and isinstance(item.real(), type):
         held.append(s.classes.made.get(item.real()))  # type: ignore[call-overload]
     if isinstance(item, dict):  # attributes that are the items of a dict: `AttributeItems`
         held += dict.values(item)

@@ -8,7 +8,7 @@ EDITS = [
         """
 
 class Interning(GraphBreak):
-    code = "KILN1099"
+    code = "KILN1999"
     what = "a call of `{function}`"
     why = "the interpreter does not look at where strings are stored"
     try_ = ("intern the string outside of the compiled function",)
@@ -47,4 +47,4 @@ def check() -> None:
     x = torch.ones(3)
     torch.testing.assert_close(compiled(x, "abc"), named(x, "abc"))
     (found,) = kiln.report_of(compiled).breaks
-    assert found.code == "KILN1099" and "graph_break.py" in found.where and ERRORS["KILN1099"].try_
+    assert found.code == "KILN1999" and "graph_break.py" in found.where and ERRORS["KILN1999"].try_

@@ -252,8 +252,9 @@ def call_back(s: CaptureState) -> None:
 
 def refuse_late_callbacks(s: CaptureState, result: Value) -> None:
     """Break in front of a reference with a callback of the program that may be called when the frame ends."""
-    held = reached(s, [result, *s.effects])
-    for reference in s.part(WeakReferences).waiting:
+    waiting = s.part(WeakReferences).waiting
+    held = reached(s, [result, *s.effects]) if waiting else set[int]()
+    for reference in waiting:
         function = reference.callback
         own = isinstance(function, Function) and getattr(function.namespace, "module", "") not in LIBRARY
         if own and id(reference.referent) not in held:
