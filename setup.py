@@ -104,13 +104,15 @@ def is_newer(made: Path, source: str) -> bool:
     return made.exists() and made.stat().st_mtime > max([path.stat().st_mtime for path in used])
 
 
-PYTHONS = ((3, 11), (3, 12))
+PYTHONS = ((3, 11), (3, 12), (3, 13))
 """As in kiln/native/__init__.py. Elsewhere the package is installed without its extension, and programs run eager."""
-if sys.version_info[:2] not in PYTHONS:
-    print("torch-kiln: programs run eager on this Python: its extension is for 3.11 and 3.12", file=sys.stderr)
+supported = sys.version_info[:2] in PYTHONS and not sysconfig.get_config_var("Py_GIL_DISABLED")
+if not supported:
+    known = ", ".join(f"{major}.{minor}" for major, minor in PYTHONS)
+    print(f"torch-kiln: programs run eager on this Python: its extension is for {known} with the GIL", file=sys.stderr)
 modules = (
     []
-    if sys.version_info[:2] not in PYTHONS
+    if not supported
     else [
         native("_frames", "frames", ["c10"], []),
         native("_executor", "executor", ["c10", "torch_cpu", "torch_python"], PARALLEL),

@@ -27,6 +27,32 @@ inline const void* dict_version_address(PyObject* dict) {
 }
 #endif
 
+// Gives a dict a table of its own. From 3.13 on, the values of an instance's dict lie in the
+// instance itself, and an assignment to an attribute need not change the version of the
+// dict: 3.13.0 neither counts it nor tells watchers. A dict with its own table counts all changes.
+inline bool own_table(PyObject* dict) {
+#if PY_VERSION_HEX >= 0x030D0000
+  auto* self = reinterpret_cast<PyDictObject*>(dict);
+  if (self->ma_values == nullptr) return true;
+  PyObject* none = nullptr;
+  if (PyDict_GET_SIZE(dict) == 0) {  // `popitem` moves the values, and needs an item
+    none = PyUnicode_InternFromString("_kiln");
+    if (none == nullptr || PyDict_SetItem(dict, none, Py_None) < 0) PyErr_Clear();
+  }
+  PyObject* last = PyObject_CallMethod(dict, "popitem", nullptr);
+  bool moved = last != nullptr;
+  if (moved && none == nullptr) {
+    moved = PyDict_SetItem(dict, PyTuple_GET_ITEM(last, 0), PyTuple_GET_ITEM(last, 1)) == 0;
+  }
+  Py_XDECREF(last);
+  Py_XDECREF(none);
+  PyErr_Clear();
+  return moved && self->ma_values == nullptr;
+#else
+  return true;
+#endif
+}
+
 // Zero if the type was modified and not looked up since.
 inline uint32_t type_version(PyTypeObject* type) {
 #if PY_VERSION_HEX < 0x030D0000

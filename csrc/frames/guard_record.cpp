@@ -199,10 +199,12 @@ class Recorder {
 
   void probe_version(PyObject* dict, int at) {
 #if PY_VERSION_HEX < 0x030E0000
-    probe(dict_version_address(dict), dict_version(dict), Changed::kDict, at);
-#else
-    replay_.parts.push_back({Step::kLook, at, at, nullptr, false});
+    if (own_table(dict)) {
+      probe(dict_version_address(dict), dict_version(dict), Changed::kDict, at);
+      return;
+    }
 #endif
+    replay_.parts.push_back({Step::kLook, at, at, nullptr, false});
   }
 
   void probe(const void* address, uint64_t expected, Changed means, int at) {

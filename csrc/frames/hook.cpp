@@ -6,6 +6,9 @@
 #elif PY_VERSION_HEX < 0x030D0000
 #include "frames/cpython_312.h"
 #define KILN_HAS_HOOK 1
+#elif PY_VERSION_HEX < 0x030E0000
+#include "frames/cpython_313.h"
+#define KILN_HAS_HOOK 1
 #else
 #define KILN_HAS_HOOK 0
 #endif

@@ -26,9 +26,23 @@ bool is_immortal(PyObject* object) {
 #endif
 }
 
+// Of a Python function that nobody has given another one. CPython does not export its name.
+vectorcallfunc function_vectorcall = nullptr;
+
+bool find_function_vectorcall() {
+  PyObject* globals = PyDict_New();
+  auto* code = reinterpret_cast<PyObject*>(PyCode_NewEmpty("", "", 0));
+  PyObject* function = globals && code ? PyFunction_New(code, globals) : nullptr;
+  if (function) function_vectorcall = reinterpret_cast<PyFunctionObject*>(function)->vectorcall;
+  Py_XDECREF(function);
+  Py_XDECREF(code);
+  Py_XDECREF(globals);
+  return function_vectorcall != nullptr;
+}
+
 bool is_python_function(PyObject* callable) {
   return PyFunction_Check(callable) &&
-         reinterpret_cast<PyFunctionObject*>(callable)->vectorcall == _PyFunction_Vectorcall;
+         reinterpret_cast<PyFunctionObject*>(callable)->vectorcall == function_vectorcall;
 }
 
 // The frame of a Python function takes a reference to each argument first of all: without these
@@ -186,7 +200,7 @@ void give_pending(PyObject* callable, PyObject* const* args) {
 }
 
 bool add_tail_calls(PyObject* module) {
-  return PyModule_AddType(module, &TailCallType) == 0 &&
+  return find_function_vectorcall() && PyModule_AddType(module, &TailCallType) == 0 &&
          PyModule_AddType(module, &DrivenType) == 0 &&
          PyModule_AddType(module, &ExpectedToRaiseType) == 0;
 }

@@ -10,19 +10,23 @@ from __future__ import annotations
 
 import importlib
 import sys
+import sysconfig
 
 MODULES = ("torch", "kiln.native._frames", "kiln.native._executor")
 """What has to load, in this order: the extension needs torch's libraries in the process."""
 
-PYTHONS = ((3, 11), (3, 12))
+PYTHONS = ((3, 11), (3, 12), (3, 13))
 """The CPythons whose bytecode and frames Kiln knows."""
 
 
 def problem() -> str:
     """Why compiled programs cannot run in this process; `""` where they can."""
     if sys.version_info[:2] not in PYTHONS:
-        known = " and ".join(f"{major}.{minor}" for major, minor in PYTHONS)
+        *most, last = (f"{major}.{minor}" for major, minor in PYTHONS)
+        known = f"{', '.join(most)} and {last}"
         return f"CPython {sys.version_info[0]}.{sys.version_info[1]} is not supported yet, {known} are"
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return "free-threaded builds of CPython are not supported: guards read objects that no other thread may change"
     for name in MODULES:
         try:
             module = importlib.import_module(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import re
+import sysconfig
 import typing
 from typing import Any
 
@@ -82,6 +83,11 @@ def test_an_unknown_python_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kiln.native.problem() == ""
     monkeypatch.setattr(kiln.native, "PYTHONS", ((3, 98), (3, 99)))
     assert re.fullmatch(r"CPython 3\.\d+ is not supported yet, 3\.98 and 3\.99 are", kiln.native.problem())
+
+
+def test_a_free_threaded_python_runs_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sysconfig, "get_config_var", {"Py_GIL_DISABLED": 1}.get)
+    assert kiln.native.problem().startswith("free-threaded builds of CPython are not supported")
 
 
 def test_another_torch_than_that_of_the_build_runs_eager(run: Run) -> None:

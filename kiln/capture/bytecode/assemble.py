@@ -4,26 +4,26 @@
     a.const(len); a.op("LOAD_FAST", "x"); a.call(1); a.op("RETURN_VALUE")
     code = a.finish(like=function.__code__, arguments=("x",))
 
+Opcodes have their normal names; the table of the running version has the spelling of those that it writes differently.
+
 A call pushes the callable, then the arguments, then `call(count)`. With at least one argument no NULL is needed:
 CPython takes (callable, first argument) for (method, self).
 """
 
 from __future__ import annotations
 
-import dis
-import sys
+from collections.abc import Iterator
 from types import CodeType
 from typing import Any, final
 
 from bytecode import Bytecode, CompilerFlags, Instr, Label
-from bytecode.instr import CellVar, FreeVar, Intrinsic1Op, TryBegin, TryEnd
+from bytecode.instr import UNSET, CellVar, FreeVar, Intrinsic1Op, TryBegin, TryEnd
+
+from kiln.capture.bytecode.versions import TABLE
 
 __all__ = ["Assembler", "CellVar", "FreeVar", "Instr", "Label", "TryBegin", "TryEnd", "arguments_of", "parsed"]
 
-OLD_CALLS = sys.version_info < (3, 12)
-"""CALL is preceded by PRECALL."""
-METHOD_BIT = sys.version_info >= (3, 12)
-"""The argument of LOAD_ATTR has a bit that asks for a method."""
+SPELLING = TABLE.spelling
 
 
 @final
@@ -35,9 +35,14 @@ class Assembler:
         self.line = line
 
     def op(self, name: str, arg: Any = None) -> Assembler:
-        if name == "LOAD_ATTR" and METHOD_BIT:
+        if name in SPELLING.names:
+            name, fixed = SPELLING.names[name]
+            arg = arg if fixed is None else fixed
+        if name == "CALL_INTRINSIC_1":
+            arg = Intrinsic1Op(arg)
+        if name == "LOAD_ATTR" and SPELLING.method_bit:
             arg = (False, arg)
-        self.items.append(Instr(name, lineno=self.line) if arg is None else Instr(name, arg, lineno=self.line))
+        self.items.append(Instr(name, UNSET if arg is None else arg, lineno=self.line))
         return self
 
     def const(self, value: object) -> Assembler:
@@ -63,26 +68,28 @@ class Assembler:
     def call(self, count: int, names: tuple[str, ...] = ()) -> Assembler:
         """The last `len(names)` of the `count` arguments are keyword arguments."""
         if count == 0:
-            self.op("PUSH_NULL")
-            self.op("SWAP", 2)
+            self.null_for_callable()
             count = 1
+        if names and SPELLING.keywords_last:
+            return self.const(names).op("CALL_KW", count - 1)
         if names:
             self.op("KW_NAMES", names)
-        if OLD_CALLS:
+        if SPELLING.precall:
             self.op("PRECALL", count - 1)
         return self.op("CALL", count - 1)
 
+    def null_for_callable(self) -> Assembler:
+        """Add the NULL to the callable on the stack; the arguments, or their tuple, follow."""
+        self.op("PUSH_NULL")
+        return self if TABLE.null_above else self.op("SWAP", 2)
+
+    def truth(self) -> Assembler:
+        """The truth value of what is on the stack, where the instruction that follows needs a bool."""
+        return self.op("TO_BOOL") if SPELLING.tests_bool else self
+
     def jump_if(self, positive: bool, target: Label) -> None:
         """Pop a value and jump if its truth value is `positive`."""
-        forward = "POP_JUMP_FORWARD_IF_TRUE" in dis.opmap
-        name = f"POP_JUMP_{'FORWARD_' if forward else ''}IF_{'TRUE' if positive else 'FALSE'}"
-        self.items.append(Instr(name, target, lineno=self.line))
-
-    def list_to_tuple(self) -> None:
-        if METHOD_BIT:
-            self.op("CALL_INTRINSIC_1", Intrinsic1Op.INTRINSIC_LIST_TO_TUPLE)
-        else:
-            self.op("LIST_TO_TUPLE")
+        self.truth().op("POP_JUMP_IF_TRUE" if positive else "POP_JUMP_IF_FALSE", target)
 
     def extend(self, other: Assembler) -> None:
         self.items.extend(other.items)
@@ -120,7 +127,16 @@ class Assembler:
 
 def parsed(code: CodeType) -> list[Any]:
     """The instructions of `code` with names, labels and try markers; the n-th Instr is the n-th decoded one."""
-    return list(Bytecode.from_code(code))
+    return list(_parts(Bytecode.from_code(code)))
+
+
+def _parts(items: Bytecode) -> Iterator[object]:
+    for item in items:
+        if isinstance(item, Instr) and item.name in TABLE.pairs:
+            for name, variable in zip(TABLE.pairs[item.name], item.arg, strict=True):  # type: ignore[arg-type]
+                yield Instr(name, variable, location=item.location)
+        else:
+            yield item
 
 
 SUSPENDS = 0x20 | 0x80

@@ -6,9 +6,10 @@
                                       3  BINARY_OP <add>
                                       4  RETURN_VALUE 0
 
-Inline caches and EXTENDED_ARG are removed; jump targets are indices into the list. Raw and normal instructions
-correspond one to one, so an index also identifies the instruction when the code is edited. Much of a program's code is
-never reached, so only the layout of a code object is read at once, and an instruction when it is asked for.
+Inline caches and EXTENDED_ARG are removed, raw instructions that stand for two are two; jump targets are indices into
+the list. `assemble.parsed` gives the same list, so an index also identifies the instruction when the code is edited.
+Much of a program's code is never reached, so only the layout of a code object is read at once, and an instruction when
+it is asked for.
 """
 
 from __future__ import annotations
@@ -16,18 +17,14 @@ from __future__ import annotations
 import bisect
 import dis
 import opcode
-import sys
 from types import CodeType
 from typing import Any, final
 
-from kiln.capture.bytecode import v311, v312
 from kiln.capture.bytecode.exceptions import ExceptionRange, exception_ranges
-from kiln.capture.bytecode.table import Decoded, Jump, RawInstruction, VersionTable
+from kiln.capture.bytecode.table import Decoded, Jump, RawInstruction
+from kiln.capture.bytecode.versions import TABLE
 from kiln.support.location import Location
 from kiln.support.records import dataclass
-
-TABLES: dict[tuple[int, int], VersionTable] = {table.version: table for table in (v311.TABLE, v312.TABLE)}
-"""The table of each CPython version that Kiln knows."""
 
 CONDITIONAL = frozenset(("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE", "POP_JUMP_IF_NONE", "POP_JUMP_IF_NOT_NONE"))
 OR_POP = frozenset(("JUMP_IF_TRUE_OR_POP", "JUMP_IF_FALSE_OR_POP"))
@@ -35,9 +32,18 @@ JUMPS = CONDITIONAL | OR_POP | {"JUMP", "FOR_ITER", "SEND"}
 ENDS = frozenset(["JUMP", "RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"])
 """Instructions that never fall through."""
 
-_ROWS = TABLES[sys.version_info[:2]].rows if sys.version_info[:2] in TABLES else {}
+_ROWS, _PAIRS = TABLE.rows, TABLE.pairs
 EXTENDED_ARG = dis.EXTENDED_ARG
-WIDTHS: tuple[int, ...] = tuple(1 + caches for caches in opcode._inline_cache_entries)  # type: ignore[attr-defined]
+PAIR_OPCODES = frozenset(dis.opmap[name] for name in _PAIRS)
+
+
+def _widths() -> tuple[int, ...]:
+    caches: dict[str, int] | list[int] = opcode._inline_cache_entries  # type: ignore[attr-defined]
+    counts = [caches.get(name, 0) for name in dis.opname] if isinstance(caches, dict) else caches  # by name since 3.13
+    return tuple([1 + count for count in counts])
+
+
+WIDTHS = _widths()
 """The code units of each opcode, with its caches."""
 
 
@@ -74,12 +80,14 @@ class CodeFacts:
         self.in_library: bool | None = None
         """Whether it belongs to an installed package; None until that is asked."""
         self.units: list[int] = []
-        """The code unit of each instruction."""
+        """The code unit of each instruction; the two of a pair have the same."""
         opcodes, units, unit = code.co_code[::2], self.units, 0
         while unit < len(opcodes):
             op = opcodes[unit]
             if op != EXTENDED_ARG:
                 units.append(unit)
+                if op in PAIR_OPCODES:
+                    units.append(unit)
             unit += WIDTHS[op]
         self.instructions: list[Instruction | None] = [None] * len(units)
         self.locations: list[Location | None] = [None] * len(units)
@@ -135,9 +143,14 @@ class DecodedCode:
         return [self.instruction(index) for index in range(len(self))]
 
     def raw(self, index: int) -> RawInstruction:
-        """The instruction as stored, without caches and EXTENDED_ARG."""
-        unit, data = self.facts.units[index], self.code.co_code
+        """The instruction as stored, without caches and EXTENDED_ARG; one of a pair as if it stood alone."""
+        units, data = self.facts.units, self.code.co_code
+        unit = units[index]
         op, arg, before = data[2 * unit], data[2 * unit + 1], 1
+        if op in PAIR_OPCODES:
+            second = index > 0 and units[index - 1] == unit
+            name = _PAIRS[dis.opname[op]][second]
+            return RawInstruction(name, arg & 15 if second else arg >> 4, unit, unit + WIDTHS[op], self.code)
         while unit >= before and data[2 * (unit - before)] == EXTENDED_ARG:
             arg |= data[2 * (unit - before) + 1] << 8 * before
             before += 1

@@ -7,13 +7,16 @@ with a decoded argument, so that the interpreter has one handler per meaning:
     3.11  LOAD_METHOD 3                    =>  LOAD_METHOD        "append"
     3.12  LOAD_ATTR 7                      =>  LOAD_METHOD        "append"
 
-A new CPython version is a new file with a `VersionTable`.
+    3.13  LOAD_FAST_LOAD_FAST 18           =>  LOAD_FAST "b", LOAD_FAST "c"
+
+A new CPython version is a new file with a `VersionTable`, which also says how code is written in that version.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from dataclasses import field
 from types import CodeType
 from typing import Any, NamedTuple, final
 
@@ -48,11 +51,35 @@ class Jump:
 
 @final
 @dataclass(frozen=True, slots=True)
+class Spelling:
+    """How the assembler writes what versions write differently."""
+
+    names: Mapping[str, tuple[str, int | None]] = field(default_factory=dict)
+    """Raw opcodes, and their arguments if they are fixed, by normal names."""
+    precall: bool = False
+    """A PRECALL stands in front of each CALL."""
+    method_bit: bool = True
+    """The argument of LOAD_ATTR has a bit that asks for a method."""
+    keywords_last: bool = False
+    """The names of keyword arguments are an operand of CALL_KW, not of a KW_NAMES in front of CALL."""
+    tests_bool: bool = False
+    """Jumps and UNARY_NOT want a bool: a TO_BOOL stands in front of them."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class VersionTable:
     """`rows` maps raw opcode names to decoders; opcodes without a row are not supported in this version."""
 
     version: tuple[int, int]
     rows: Mapping[str, Decoder]
+    spelling: Spelling
+    pairs: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Raw opcodes that stand for two, which have four bits of the argument each."""
+    null_above: bool = False
+    """The NULL of a call that has no `self` lies above the callable, not below it."""
+    loop_end: tuple[str, ...] = ()
+    """What stands at the target of FOR_ITER to drop the iterator. FOR_ITER drops it itself, and jumps over these."""
 
 
 def plain(raw: RawInstruction) -> Decoded:
@@ -94,6 +121,11 @@ def local(raw: RawInstruction) -> Decoded:
 def forward(name: str) -> Decoder:
     """A jump relative to the next instruction."""
     return lambda raw: (name, Jump(raw.next_unit + raw.arg))
+
+
+def loop(behind: int) -> Decoder:
+    """FOR_ITER, to the instruction behind those that end the loop, `behind` code units."""
+    return lambda raw: ("FOR_ITER", Jump(raw.next_unit + raw.arg + behind))
 
 
 def backward(name: str) -> Decoder:
@@ -163,10 +195,9 @@ COMMON: Mapping[str, Decoder] = {
     "JUMP_FORWARD": forward("JUMP"),
     "JUMP_BACKWARD": backward("JUMP"),
     "JUMP_BACKWARD_NO_INTERRUPT": backward("JUMP"),
-    "FOR_ITER": forward("FOR_ITER"),
     "SEND": forward("SEND"),
 }
-"""Rows that 3.11 and 3.12 share."""
+"""Rows of more than one version; those of opcodes that a version lacks are never asked for."""
 
 
 def load_global(raw: RawInstruction) -> Decoded:

@@ -7,10 +7,12 @@ from kiln.capture.bytecode.table import (
     COMPARES,
     Decoded,
     RawInstruction,
+    Spelling,
     VersionTable,
     backward,
     forward,
     load_global,
+    loop,
     name,
     renamed,
 )
@@ -20,10 +22,20 @@ def compare_op(raw: RawInstruction) -> Decoded:
     return "COMPARE_OP", tuple(COMPARES.values())[raw.arg]
 
 
+SPELLING = Spelling(
+    {
+        "POP_JUMP_IF_TRUE": ("POP_JUMP_FORWARD_IF_TRUE", None),
+        "POP_JUMP_IF_FALSE": ("POP_JUMP_FORWARD_IF_FALSE", None),
+    },
+    precall=True,
+    method_bit=False,
+)
+
 # fmt: off
 TABLE = VersionTable((3, 11), {
     **COMMON,
     "COMPARE_OP":                     compare_op,
+    "FOR_ITER":                       loop(0),
     "LOAD_GLOBAL":                    load_global,
     "LOAD_ATTR":                      name,
     "LOAD_METHOD":                    name,
@@ -44,5 +56,5 @@ TABLE = VersionTable((3, 11), {
     "POP_JUMP_BACKWARD_IF_FALSE":     backward("POP_JUMP_IF_FALSE"),
     "POP_JUMP_BACKWARD_IF_NONE":      backward("POP_JUMP_IF_NONE"),
     "POP_JUMP_BACKWARD_IF_NOT_NONE":  backward("POP_JUMP_IF_NOT_NONE"),
-})
+}, SPELLING)
 # fmt: on

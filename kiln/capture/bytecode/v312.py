@@ -11,10 +11,12 @@ from kiln.capture.bytecode.table import (
     COMPARES,
     Decoded,
     RawInstruction,
+    Spelling,
     VersionTable,
     forward,
     load_global,
     local,
+    loop,
     name,
     plain,
 )
@@ -56,10 +58,13 @@ def store_fast(raw: RawInstruction) -> Decoded:
     return ("STORE_FAST_OR_CELL" if variable in raw.code.co_cellvars else opcode), variable
 
 
+SPELLING = Spelling({"LIST_TO_TUPLE": ("CALL_INTRINSIC_1", INTRINSICS_1.index("LIST_TO_TUPLE"))})
+
 # fmt: off
 TABLE = VersionTable((3, 12), {
     **COMMON,
     "COMPARE_OP":                compare_op,
+    "FOR_ITER":                  loop(1),
     "LOAD_GLOBAL":               load_global,
     "LOAD_ATTR":                 load_attr,
     "LOAD_SUPER_ATTR":           load_super_attr,
@@ -80,5 +85,5 @@ TABLE = VersionTable((3, 12), {
     "POP_JUMP_IF_FALSE":         forward("POP_JUMP_IF_FALSE"),
     "POP_JUMP_IF_NONE":          forward("POP_JUMP_IF_NONE"),
     "POP_JUMP_IF_NOT_NONE":      forward("POP_JUMP_IF_NOT_NONE"),
-})
+}, SPELLING, loop_end=("END_FOR",))
 # fmt: on

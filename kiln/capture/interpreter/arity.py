@@ -9,7 +9,6 @@ A handler that does not look at keyword arguments is not called with any: the ca
 from __future__ import annotations
 
 import builtins
-import dis
 import functools
 import inspect
 import re
@@ -18,6 +17,8 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Mapping
 from typing import final
 
+from kiln.capture.bytecode.decode import decode
+from kiln.capture.bytecode.postdominators import RETURNS
 from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.support.records import dataclass
 
@@ -70,8 +71,6 @@ NEEDS_ARGUMENTS: Mapping[type, Callable[[], object]] = {
     types.MappingProxyType: lambda: types.MappingProxyType({}),
 }
 """Instances of classes that cannot be called without arguments."""
-NAMES_LOCAL = frozenset(dis.haslocal)
-RETURNS = frozenset(dis.opmap[name] for name in ("RETURN_VALUE", "RETURN_CONST") if name in dis.opmap)
 PLAIN_SIGNATURE = re.compile(r"""\(([\w$*/., =<>-]|'[^',()]*')*\)""")
 """A `__text_signature__` without brackets or commas in its defaults, which would take a parser."""
 
@@ -175,9 +174,10 @@ def drops_keywords(handler: Callable[..., object]) -> bool:
     code = getattr(handler, "__code__", None)
     if code is None:
         return False
-    steps = list(zip(code.co_code[::2], code.co_code[1::2], strict=True))
-    reads = code.co_varnames[2] in code.co_cellvars or any(arg == 2 and step in NAMES_LOCAL for step, arg in steps)
-    return not reads and any(step in RETURNS for step, _ in steps)
+    keywords, steps = code.co_varnames[2], decode(code).instructions
+    if keywords in code.co_cellvars or any(step.name == "LOAD_FAST" and step.arg == keywords for step in steps):
+        return False
+    return any(step.name in RETURNS for step in steps)
 
 
 def refuse_unread(function: Callable[..., object], handler: Callable[..., object], keywords: Collection[str]) -> None:

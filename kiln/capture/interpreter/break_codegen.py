@@ -11,7 +11,6 @@ the callee. Needs: every frame of `stop.frames` (innermost first) can be resumed
 
 from __future__ import annotations
 
-import dis
 import types
 from collections.abc import Callable
 from collections.abc import Sequence as Items
@@ -31,6 +30,7 @@ from kiln.capture.bytecode.resume import (
     resume_function,
     unused_number,
 )
+from kiln.capture.bytecode.versions import TABLE
 from kiln.capture.interpreter.breaks import DebuggerCall, FrameInspection, GraphBreak, NotResumable, UnsupportedValue
 from kiln.capture.interpreter.codegen import CodeWriter
 from kiln.capture.interpreter.control_flow import plain_operator
@@ -54,12 +54,12 @@ from kiln.runtime.guards.source import LocalSource
 
 MakeResume = Callable[[types.FunctionType], Callable[..., object]]
 
-NULL_BELOW: dict[str, Callable[[Assembler, str], object]] = {
+WITH_NULL: dict[str, Callable[[Assembler, str], object]] = {
     "LOAD_METHOD": lambda body, name: body.op("LOAD_ATTR", name),
     "LOAD_GLOBAL_CALL": lambda body, name: body.global_(name),
     "LOAD_SUPER_METHOD": lambda body, name: body.super_attr(name),
 }
-"""Instructions that push a NULL below their value are written without it; the resume function pushes it."""
+"""Instructions that push a NULL beside their value are written without it; the resume function pushes it."""
 
 
 @final
@@ -433,11 +433,9 @@ def write_loop(breaking: BreakWriter, frame: SymbolicFrame, inst: Instruction, b
     body.op("POP_TOP")
     breaking.tail_call(breaking.resume(frame.at + 1, 0, [name]))
     body.label(done)
-    after = inst.arg
-    if frame.decoded.instruction(after).name == "END_FOR":
-        body.op("END_FOR")
-        after += 1
-    breaking.tail_call(breaking.resume(after, 1, []))
+    for name in TABLE.loop_end:
+        body.op(name)
+    breaking.tail_call(breaking.resume(inst.arg, 1, []))
 
 
 def write_instruction(
@@ -445,21 +443,16 @@ def write_instruction(
 ) -> None:
     """Execute the instruction at run time and pass its results to the resume function."""
     body = breaking.writer.body
-    results: list[str | None] = []
     pushed = OPCODES[inst.name].results(inst.arg)
-    if inst.name in NULL_BELOW:
-        NULL_BELOW[inst.name](body, inst.arg)
-        results = [None]
+    if inst.name in WITH_NULL:
+        WITH_NULL[inst.name](body, inst.arg)
         pushed -= 1
     elif inst.name == "LOAD_SUPER_ATTR":
         body.super_attr(inst.arg)
     elif inst.name == "CALL":
-        names = keyword_names(frame)
-        if names:
-            body.op("KW_NAMES", names)
-        if "PRECALL" in dis.opmap:
-            body.op("PRECALL", inst.arg)
-        body.op("CALL", inst.arg)
+        body.call(inst.arg + 1, keyword_names(frame))
+    elif inst.name == "UNARY_NOT":
+        body.truth().op("UNARY_NOT")
     else:
         body.items.append(CODES.instruction(frame.code, frame.at))
     end_try(breaking, begin)
@@ -468,7 +461,10 @@ def write_instruction(
     names_of = [breaking.writer.temporary() for _ in range(pushed)]
     for name in reversed(names_of):
         body.op("STORE_FAST", name)
-    breaking.tail_call(breaking.resume(frame.at + 1, pops, [*results, *names_of]))
+    results: list[str | None] = [*names_of]
+    if inst.name in WITH_NULL:
+        results.insert(len(results) if TABLE.null_above else 0, None)
+    breaking.tail_call(breaking.resume(frame.at + 1, pops, results))
 
 
 def keyword_names(frame: SymbolicFrame) -> tuple[str, ...]:

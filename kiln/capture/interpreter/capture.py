@@ -703,7 +703,7 @@ def write_region_call(
                 write_argument(head, writer, record)
             head.call(len(records))
         else:
-            head.op("PUSH_NULL").op("SWAP", 2)
+            head.null_for_callable()
             write_argument_list(head, records, total, writer)
             head.op("CALL_FUNCTION_EX", 0)
     names = writer.output_names()
@@ -796,4 +796,4 @@ def write_argument_list(head: Assembler, records: list[InputRecord], total: int,
             head.const(slice(taken, taken + count)).op("BINARY_SUBSCR")
         head.op("LIST_EXTEND", 1)
         taken += count
-    head.list_to_tuple()
+    head.op("LIST_TO_TUPLE")

@@ -264,7 +264,7 @@ def data_dependent(step: PastStep, operation: str) -> GraphBreak:
 
 STRAIGHT = ("LOAD_", "BUILD_", "FORMAT_", "BINARY_", "UNARY_", "COMPARE_", "CONTAINS_", "IS_OP", "CALL", "KW_NAMES",
             "PUSH_NULL", "POP_TOP", "COPY", "SWAP", "LIST_", "DICT_", "CONVERT_", "MAKE_FUNCTION", "NOP", "STORE_FAST",
-            "IMPORT_", "PRECALL")  # fmt: skip
+            "IMPORT_", "PRECALL", "SET_FUNCTION_ATTRIBUTE")  # fmt: skip
 """Beginnings of the names of instructions that neither jump nor change anything outside of the frame."""
 LONGEST_RAISE = 96
 

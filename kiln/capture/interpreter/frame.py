@@ -23,6 +23,7 @@ from kiln.capture.bytecode.decode import CodeFacts, DecodedCode
 from kiln.capture.bytecode.liveness import READS_FRAME
 from kiln.capture.bytecode.postdominators import RETURNS
 from kiln.capture.bytecode.resume import NULL, InnerCall, ResumeOrigin
+from kiln.capture.bytecode.versions import TABLE
 from kiln.capture.interpreter.breaks import GraphBreak, Raised, UnsupportedOpcode
 from kiln.capture.interpreter.core import NOT_RESUMABLE, PUSH, Args, CallSite, CaptureState, Value
 from kiln.capture.interpreter.variables.constant import Constant
@@ -65,6 +66,7 @@ def count_of(count: Count, arg: object) -> int:
     return count if isinstance(count, int) else count(arg if isinstance(arg, int) else 0)
 
 
+NULL_ABOVE = TABLE.null_above
 OPCODES: dict[str, Opcode] = {}
 """By normal opcode name."""
 
@@ -435,6 +437,18 @@ class SymbolicFrame:
 
     def push(self, value: Value | None) -> None:
         self.stack.append(value)
+
+
+def top(frame: SymbolicFrame) -> Value | None:
+    """The value on top of the stack; below a NULL that belongs to it."""
+    stack = frame.stack
+    found = stack[-1] if stack else None
+    return stack[-2] if found is None and NULL_ABOVE and len(stack) > 1 else found
+
+
+def push_callable(frame: SymbolicFrame, value: Value) -> None:
+    """Push what is called, and the NULL beside it."""
+    frame.stack += (value, None) if NULL_ABOVE else (None, value)
 
 
 def run_to(frame: SymbolicFrame, end: int, held: Sequence[Value | None]) -> None:

@@ -55,6 +55,7 @@ NOT_CALLED = frozenset((
     *("__new__", "__init__", "__class__", "__getattribute__", "__getattr__", "__setattr__", "__delattr__", "__dict__"),
     *("__doc__", "__module__", "__weakref__", "__slots__", "__init_subclass__", "__subclasshook__", "__del__"),
     *("__class_getitem__", "__set_name__", "__annotations__", "__qualname__", "__match_args__", "__get__", "__set__"),
+    *("__firstlineno__", "__static_attributes__", "__replace__"),
 ))  # fmt: skip
 """Double-underscore names that are not special methods of instances, or that C code does not call."""
 UNSHARED = 2

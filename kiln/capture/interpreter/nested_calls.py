@@ -198,15 +198,15 @@ def all_values(s: CaptureState) -> Iterator[object]:
 def reachable(roots: Iterable[object]) -> set[int]:
     """The `id`s of values that are found from `roots` through attributes of values and frames, and containers."""
     found: set[int] = set()
+    containers: dict[int, object] = {}
     waiting = list(roots)
     while waiting:
         item = waiting.pop()
-        if id(item) in found:
+        if id(item) in found or id(item) in containers:
             continue
-        if isinstance(item, list | tuple | set | frozenset):
-            waiting += item
-        elif isinstance(item, dict):
-            waiting += item.values()
+        if isinstance(item, list | tuple | set | frozenset | dict):
+            containers[id(item)] = item
+            waiting += item.values() if isinstance(item, dict) else item
         elif isinstance(item, Value | SymbolicFrame | Namespace | SideEffect):
             found.add(id(item))
             slots = [name for cls in type(item).__mro__ for name in getattr(cls, "__slots__", ())]

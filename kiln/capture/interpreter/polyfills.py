@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import copyreg
 import functools
+import inspect
+import types
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TextIO, TypeVar
@@ -331,6 +333,16 @@ def bisect_left(a: Sequence[float], x: float, lo: int = 0, hi: int | None = None
         else:
             hi = middle
     return lo
+
+
+def shadowed_dict(cls: type) -> object:
+    """`inspect._shadowed_dict`, without the cache by weak references to classes that CPython has from 3.12.3 on."""
+    for kind in inspect._static_getmro(cls):  # type: ignore[attr-defined]
+        found = inspect._get_dunder_dict_of_class(kind).get("__dict__", ABSENT)  # type: ignore[attr-defined]
+        own = type(found) is types.GetSetDescriptorType and found.__name__ == "__dict__" and found.__objclass__ is kind
+        if found is not ABSENT and not own:
+            return found
+    return inspect._sentinel  # type: ignore[attr-defined]
 
 
 def hooked_gradient(grad: object, hooks: dict[int, Callable[[object], object]]) -> object:

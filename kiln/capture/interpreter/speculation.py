@@ -292,13 +292,13 @@ def write_exit(head: Assembler, side_exit: Callable[..., object], code: types.Co
     keywords = names.pop() if code.co_flags & VARKEYWORDS else None
     rest = names.pop() if code.co_flags & VARARGS else None
     count = code.co_argcount
-    head.op("PUSH_NULL").const(side_exit)
+    head.const(side_exit).null_for_callable()
     for name in names[:count]:
         head.op("LOAD_FAST", name)
     head.op("BUILD_LIST", count)
     if rest is not None:
         head.op("LOAD_FAST", rest).op("LIST_EXTEND", 1)
-    head.list_to_tuple()
+    head.op("LIST_TO_TUPLE")
     only = names[count:]
     for name in only:
         head.const(name).op("LOAD_FAST", name)

@@ -22,7 +22,7 @@ import torch
 from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.builtins.torch_functions import TorchModes
 from kiln.capture.interpreter.core import CaptureState, Value
-from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
+from kiln.capture.interpreter.frame import SymbolicFrame, running_frame, top
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor
@@ -85,7 +85,7 @@ def refuse_outside_reads(s: CaptureState, accepted: dict[int, Value]) -> None:
     Modules, functions and classes are no variables; what is read from them is.
     """
     frame = running_frame(s)
-    value = frame.stack[-1] if frame.stack else None
+    value = top(frame)
     if value is None or (id(value) in accepted and not is_attribute_of_outside(frame, value)):
         return
     named = issubclass(value.python_type(), DEFINITIONS)

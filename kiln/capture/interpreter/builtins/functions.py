@@ -19,7 +19,7 @@ import torch
 from kiln.capture.interpreter.breaks import DebuggerCall, Raised, UnsupportedCall
 from kiln.capture.interpreter.builtins.class_statements import type_new
 from kiln.capture.interpreter.builtins.math_functions import computed_in_front
-from kiln.capture.interpreter.core import Args, CaptureState, Handler, Kwargs, Value, handles, read_attr
+from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Handler, Kwargs, Value, handles, read_attr
 from kiln.capture.interpreter.effects import Container
 from kiln.capture.interpreter.native_calls import natives
 from kiln.capture.interpreter.operations import (
@@ -347,9 +347,10 @@ for _class in (range, torch.finfo, torch.iinfo, torch.device, bytes, complex):
 @handles(re._compile)  # type: ignore[attr-defined]
 def compiled_pattern(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     """The cache of patterns is no state of the program."""
-    given = [arg.constant(s) for arg in args]
+    plain = [s.model.plain(s, arg) for arg in args]  # flags may be of a class of its own
+    given = [arg.constant(s) if value is MISSING else value for arg, value in zip(args, plain, strict=True)]
     try:
-        return s.wrap(re.compile(*given), None)
+        return s.wrap(re.compile(*given), None)  # type: ignore[arg-type, type-var]
     except re.error as error:
         raise UnsupportedCall(function="re.compile", why=f"it raises {error}") from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import collections
 import functools
+import inspect
 import operator
 import weakref
 from collections.abc import Callable, Hashable
@@ -42,6 +43,7 @@ POLYFILLS: dict[Hashable, object] = {
     record_function.__enter__: polyfills.record_function_enter,
     record_function.__exit__: polyfills.record_function_exit,
     _get_value: polyfills.value_of_state,
+    inspect._shadowed_dict: polyfills.shadowed_dict,  # type: ignore[attr-defined]
     torch._C._group_tensors_by_device_and_dtype: polyfills.grouped_tensors,
 }
 """The original -> the function that is interpreted in its place."""

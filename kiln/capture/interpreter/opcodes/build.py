@@ -58,11 +58,32 @@ def build_slice(frame: SymbolicFrame, count: int) -> None:
     frame.push(Slice(frame.pop_many(count)))
 
 
+CONVERSIONS = ("", "s", "r", "a")
+
+
 @opcode("FORMAT_VALUE", pops=lambda flags: 2 if flags & 4 else 1)
 def format_value_op(frame: SymbolicFrame, flags: int) -> None:
     spec = frame.pop().constant(frame.state) if flags & 4 else ""
-    value = frame.pop()
-    conversion = ("", "s", "r", "a")[flags & 3]
+    push_text(frame, frame.pop(), CONVERSIONS[flags & 3], spec)
+
+
+@opcode("CONVERT_VALUE", pops=1)
+def convert_value(frame: SymbolicFrame, conversion: int) -> None:
+    push_text(frame, frame.pop(), CONVERSIONS[conversion])
+
+
+@opcode("FORMAT_SIMPLE", pops=1)
+def format_simple(frame: SymbolicFrame, arg: int) -> None:
+    push_text(frame, frame.pop())
+
+
+@opcode("FORMAT_WITH_SPEC", pops=2)
+def format_with_spec(frame: SymbolicFrame, arg: int) -> None:
+    spec = frame.pop().constant(frame.state)
+    push_text(frame, frame.pop(), spec=spec)
+
+
+def push_text(frame: SymbolicFrame, value: Value, conversion: str = "", spec: str = "") -> None:
     text = deferred_text(frame.state, value, conversion, spec)
     frame.push(text or frame.state.const(format_value(frame.state, value, conversion, spec)))
 
@@ -201,19 +222,32 @@ def unpack_ex(frame: SymbolicFrame, arg: int) -> None:
 def make_function(frame: SymbolicFrame, flags: int) -> None:
     code = frame.pop().constant(frame.state)
     function = Function(code, frame.globals)
-    if flags & 8:
-        closure = frame.pop()
-        assert isinstance(closure, Sequence)
-        function.cells = list(closure.items(frame.state))  # type: ignore[arg-type]
-    if flags & 4:
-        function.annotations = frame.pop()
-    if flags & 2:
-        defaults = frame.pop()
-        assert isinstance(defaults, Dict)
-        function.kwdefaults = {str(name): value for name, (_, value) in defaults.items(frame.state).items()}
-    if flags & 1:
-        function.defaults = list(all_items(frame.state, frame.pop()))
+    for part in (8, 4, 2, 1):
+        if flags & part:
+            set_part(frame, function, part, frame.pop())
     frame.push(function)
+
+
+@opcode("SET_FUNCTION_ATTRIBUTE", pops=2)
+def set_function_attribute(frame: SymbolicFrame, part: int) -> None:
+    function = frame.pop()
+    assert isinstance(function, Function)
+    set_part(frame, function, part, frame.pop())
+    frame.push(function)
+
+
+def set_part(frame: SymbolicFrame, function: Function, part: int, value: Value) -> None:
+    """Closure, annotations, keyword-only defaults or defaults, by CPython's number."""
+    if part == 8:
+        assert isinstance(value, Sequence)
+        function.cells = list(value.items(frame.state))  # type: ignore[arg-type]
+    elif part == 4:
+        function.annotations = value
+    elif part == 2:
+        assert isinstance(value, Dict)
+        function.kwdefaults = {str(name): item for name, (_, item) in value.items(frame.state).items()}
+    else:
+        function.defaults = list(all_items(frame.state, value))
 
 
 @opcode("INTRINSIC", pops=1)

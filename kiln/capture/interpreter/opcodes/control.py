@@ -130,8 +130,7 @@ def for_iter(frame: SymbolicFrame, target: int) -> None:
         frame.stack.append(item)
         return
     frame.stack.pop()
-    # 3.12 has an END_FOR at the target, which pops the iterator; here it is popped already.
-    frame.ip = target + (frame.decoded.instruction(target).name == "END_FOR")
+    frame.ip = target
 
 
 @opcode("RETURN_VALUE")
@@ -203,19 +202,36 @@ def kw_names(frame: SymbolicFrame, names: tuple[str, ...]) -> None:
 
 @opcode("CALL", pops=argument_plus(2))
 def call(frame: SymbolicFrame, count: int) -> None:
-    args = frame.pop_many(count)
-    function = frame.pop()
-    below = frame.stack.pop()
-    if below is not None:
-        args.insert(0, function)
-        function = below
     names = frame.kwnames
-    kwargs: dict[str, Value] = {}
     if names:
         frame.kwnames = ()
+    make_call(frame, frame.pop_many(count), names)
+
+
+@opcode("CALL_KW", pops=argument_plus(3))
+def call_kw(frame: SymbolicFrame, count: int) -> None:
+    names = frame.pop().constant(frame.state)
+    make_call(frame, frame.pop_many(count), names)
+
+
+def make_call(frame: SymbolicFrame, args: list[Value], names: tuple[str, ...]) -> None:
+    """Call what is on the stack; the last arguments have `names`."""
+    function = called(frame, args)
+    kwargs: dict[str, Value] = {}
+    if names:
         kwargs = dict(zip(names, args[-len(names) :], strict=True))
         del args[-len(names) :]
     frame.stack.append(function.call(frame.state, args, kwargs, PUSH))
+
+
+def called(frame: SymbolicFrame, args: list[Value]) -> Value:
+    """Pop the callable and its `self` or NULL, which lies below it up to 3.12; `self` is the first of `args`."""
+    above, below = frame.stack.pop(), frame.stack.pop()
+    if below is not None and above is not None:
+        args.insert(0, above)
+    found = above if below is None else below
+    assert found is not None
+    return found
 
 
 @opcode("CALL_FUNCTION_EX", pops=lambda flags: 3 + (flags & 1))
@@ -229,9 +245,9 @@ def call_function_ex(frame: SymbolicFrame, flags: int) -> None:
         if not all([isinstance(name, str) for name in items]):
             raise frame.state.error(TypeError, "keywords must be strings")
         kwargs = {str(name): value for name, (_, value) in items.items()}
-    given, function = frame.pop(), frame.pop()
+    given = frame.pop()
+    function = called(frame, [])
     args = spread(frame.state, given, lambda: f"{callee_text(frame.state, function)} argument")
-    frame.stack.pop()
     frame.stack.append(function.call(frame.state, args, kwargs, PUSH))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 
 from kiln.capture.interpreter.core import DISCARD, PUSH, Value, read_attr
-from kiln.capture.interpreter.frame import SymbolicFrame, opcode
+from kiln.capture.interpreter.frame import SymbolicFrame, opcode, push_callable
 from kiln.capture.interpreter.operations import Function2, binary, compare, contains, same, truth_value, unary
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.sequence import Sequence, Slice
@@ -108,9 +108,7 @@ def load_attr(frame: SymbolicFrame, name: str) -> None:
 @opcode("LOAD_METHOD", pops=1, pushes=2)
 def load_method(frame: SymbolicFrame, name: str) -> None:
     """The method is bound, so the slot of `self` is NULL."""
-    value = read_attr(frame.state, frame.pop(), name)
-    frame.stack.append(None)
-    frame.stack.append(value)
+    push_callable(frame, read_attr(frame.state, frame.pop(), name))
 
 
 @opcode("LOAD_SUPER_ATTR", pops=3)
@@ -122,9 +120,7 @@ def load_super_attr(frame: SymbolicFrame, name: str) -> None:
 @opcode("LOAD_SUPER_METHOD", pops=3, pushes=2)
 def load_super_method(frame: SymbolicFrame, name: str) -> None:
     super_, cls, self_ = frame.pop_many(3)
-    value = super_.call(frame.state, [cls, self_], {}).get_attr(frame.state, name)
-    frame.push(None)
-    frame.push(value)
+    push_callable(frame, super_.call(frame.state, [cls, self_], {}).get_attr(frame.state, name))
 
 
 @opcode("STORE_ATTR", pops=2, pushes=0)

@@ -9,7 +9,7 @@ import types
 
 from kiln.capture.interpreter.breaks import Raised, UnsupportedCall, UnsupportedOpcode
 from kiln.capture.interpreter.core import MISSING, CaptureState, Value
-from kiln.capture.interpreter.frame import SymbolicFrame, opcode
+from kiln.capture.interpreter.frame import SymbolicFrame, opcode, push_callable
 from kiln.capture.interpreter.variables.constant import PLAIN, TORCH, Constant
 from kiln.capture.interpreter.variables.function import Cell
 from kiln.capture.interpreter.variables.mapping import Dict
@@ -172,9 +172,7 @@ def load_global(frame: SymbolicFrame, name: str) -> None:
 
 @opcode("LOAD_GLOBAL_CALL", pops=0, pushes=2, uses_globals=True)
 def load_global_call(frame: SymbolicFrame, name: str) -> None:
-    stack = frame.stack
-    stack.append(None)
-    stack.append(frame.globals.load(frame.state, name))
+    push_callable(frame, frame.globals.load(frame.state, name))
 
 
 @opcode("STORE_GLOBAL", pops=1, pushes=0, uses_globals=True)

@@ -474,7 +474,7 @@ def is_fixed(s: CaptureState, value: Value) -> bool:
     return value.is_constant or (isinstance(value, Tuple) and all(is_fixed(s, item) for item in value.items(s)))
 
 
-GENERATED = frozenset(("__new__", "__repr__", "__getnewargs__"))
+GENERATED = frozenset(("__new__", "__repr__", "__getnewargs__", "__replace__"))
 """Methods that named tuples have."""
 UNIMPORTANT = frozenset(("__str__", "__format__", "__getattr__", "__reduce__", "__reduce_ex__", "__init_subclass__"))
 """Others that the program may write: not asked where the items of a tuple are read."""

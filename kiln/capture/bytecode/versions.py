@@ -1,0 +1,13 @@
+"""The tables of the CPython versions that Kiln knows, and that of the running one."""
+
+from __future__ import annotations
+
+import sys
+
+from kiln.capture.bytecode import v311, v312, v313
+from kiln.capture.bytecode.table import Spelling, VersionTable
+
+TABLES: dict[tuple[int, int], VersionTable] = {table.version: table for table in (v311.TABLE, v312.TABLE, v313.TABLE)}
+_UNKNOWN = VersionTable(sys.version_info[:2], {}, Spelling())
+TABLE = TABLES.get(sys.version_info[:2], _UNKNOWN)
+"""Of the running CPython. On an unknown one it has no opcodes, and programs run eager."""
