@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kiln.api.programs import analyze as analyze
     from kiln.api.programs import export as export
     from kiln.api.programs import load_program as load_program
+    from kiln.api.spreading import distributed as distributed
     from kiln.packages import load as load
 
 __version__ = "0.1.0"
@@ -35,10 +36,12 @@ COMPILER = (
     "register_backend", "replace_torch_compile", "report_of", "reset",
 )  # fmt: skip
 PROGRAMS = ("Dim", "Examples", "Program", "analyze", "export", "load_program")
+SPREADING = ("distributed",)
 PACKAGES = ("load",)
 MODULES = {
     **dict.fromkeys(COMPILER, "kiln.api"),
     **dict.fromkeys(PROGRAMS, "kiln.api.programs"),
+    **dict.fromkeys(SPREADING, "kiln.api.spreading"),
     **dict.fromkeys(PACKAGES, "kiln.packages"),
 }
 __all__ = [*MODULES]

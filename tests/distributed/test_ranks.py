@@ -7,7 +7,7 @@ import torch
 
 from tests.distributed.ranks import run_cases
 
-CASES = tuple(f"tests.distributed.{name}_cases" for name in ("shared", "collective", "wrapper", "dtensor"))
+CASES = tuple(f"tests.distributed.{name}_cases" for name in ("shared", "collective", "wrapper", "dtensor", "spread"))
 
 
 def assert_all_right(problems: dict[str, str]) -> None:
