@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import TracebackType
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from kiln.api.arguments import check_arguments
 from kiln.api.compiler import REPORTS, new_session
-from kiln.pipeline.eager_backward.session import NAME, BackwardSession, enter, leave
 from kiln.pipeline.switched_off import switched_off
 from kiln.report import Report
+from kiln.support.late import late
 from kiln.support.options import Options
+
+if TYPE_CHECKING:
+    from kiln.pipeline.eager_backward.session import BackwardSession, enter, leave
+else:
+    BackwardSession = late("kiln.pipeline.eager_backward.session", "BackwardSession")
+    enter = late("kiln.pipeline.eager_backward.session", "enter")
+    leave = late("kiln.pipeline.eager_backward.session", "leave")
 
 BACKWARDS: dict[tuple[Options, bool], CompiledBackward] = {}
 """What was compiled for each set of options: a context that is opened in every step finds it again."""
@@ -24,7 +31,7 @@ class CompiledBackward:
     """A context, to be entered as often as wanted, in any thread."""
 
     def __init__(self, options: Options, fullgraph: bool) -> None:
-        self._session = new_session(NAME, options, None, fullgraph)
+        self._session = new_session("compile_backward", options, None, fullgraph)
         self._backwards = BackwardSession(self._session)
 
     def __enter__(self) -> CompiledBackward:

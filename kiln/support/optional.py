@@ -26,7 +26,7 @@ class MissingPackage(KilnError):
     code = "KILN5010"
     what = "the package `{package}` is not installed"
     why = "it is needed for {purpose}"
-    try_ = ("pip install {distribution}",)
+    try_ = ("pip install {package}",)
 
 
 def load(package: OptionalPackage) -> ModuleType | None:
@@ -44,7 +44,7 @@ def check_installed(package: str, *, purpose: str) -> None:
         MissingPackage: if it is not installed.
     """
     if importlib.util.find_spec(package) is None:
-        raise MissingPackage(package=package, purpose=purpose, distribution=DISTRIBUTIONS.get(package, package))
+        raise MissingPackage(package=DISTRIBUTIONS.get(package, package), purpose=purpose)
 
 
 def load_required(package: OptionalPackage, *, purpose: str) -> ModuleType:
@@ -56,5 +56,5 @@ def load_required(package: OptionalPackage, *, purpose: str) -> ModuleType:
     module = load(package)
     if module is None:
         name = package.partition(".")[0]
-        raise MissingPackage(package=name, purpose=purpose, distribution=DISTRIBUTIONS.get(name, name))
+        raise MissingPackage(package=DISTRIBUTIONS.get(name, name), purpose=purpose)
     return module

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 
 import pytest
@@ -40,7 +41,7 @@ def test_kiln_gives_the_answer_of_the_candidate() -> None:
 def test_the_answer_that_auto_chose_is_reported() -> None:
     def breaks_unless_compiling(x: Tensor) -> Tensor:
         if not torch.compiler.is_compiling():
-            print("", end="")
+            time.sleep(0)
         return x + 1
 
     compiled = api.compile(breaks_unless_compiling)

@@ -128,7 +128,8 @@ def test_the_tables_are_filled_by_importing_the_interpreter():
     names = {".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__") for file in files}
     program = "import sys, kiln.capture.interpreter; print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=root, check=True)
-    assert names <= set(result.stdout.split())
+    late = {"kiln.capture.interpreter.fully_shard_polyfills"}  # where the program has loaded FSDP2
+    assert names - late <= set(result.stdout.split())
 
 
 OF_CLASS_BODIES = {
