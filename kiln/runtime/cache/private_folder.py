@@ -149,8 +149,9 @@ def write_key(folder: Path) -> None:
     """A new key in place of a missing or bad one; the first of several processes wins. Raises OSError."""
     path = folder / KEY_FILE
     with written_aside(path, secrets.token_bytes(KEY_BYTES)) as part:
-        if path.is_symlink() or path.exists():  # a bad one: `read_key` refused it
-            os.replace(part, path)
+        if path.is_symlink() or path.exists():
+            if read_key(path) is None:  # a bad one; a good one is that of another process, made meanwhile
+                os.replace(part, path)
         else:
             with contextlib.suppress(FileExistsError):
                 os.link(part, path)
