@@ -128,7 +128,8 @@ def dict_update(frame: SymbolicFrame, depth: int) -> None:
 def dict_merge(frame: SymbolicFrame, depth: int) -> None:
     """`**source` in a call: each keyword once."""
     s, source = frame.state, frame.pop()
-    target, function = frame.stack[-depth], frame.stack[-depth - 2]
+    target, above, below = frame.stack[-depth], frame.stack[-depth - 2], frame.stack[-depth - 3]
+    function = below if above is None else above  # the other one is NULL
     assert isinstance(target, Dict) and function is not None
     items = mapped(s, source)
     if items is None:
