@@ -122,7 +122,12 @@ EXPORTERS: Mapping[str, ExportCandidate] = {
 
 
 def candidate(name: str, mode: str | None) -> Candidate:
-    """Eager, or a compiler under a `mode` that both know; another name is one of Kiln's back ends."""
+    """Eager, or a compiler under a `mode` that both know; another name is one of Kiln's back ends.
+
+    `kiln:reduce-overhead` has a mode of its own.
+    """
+    name, _, own_mode = name.partition(":")
+    mode = own_mode or mode
     if name not in CANDIDATES:
         return Candidate(lambda model: api.compile(model, backend=name), facts=_kiln_facts)
     return CANDIDATES[name](mode)

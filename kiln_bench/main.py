@@ -38,7 +38,9 @@ MODELS = ("cpu", "gpu", "micro")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--suite", choices=(*MODELS, *MEASURES), default="cpu")
     parser.add_argument(
-        "--against", default="eager,torch.compile", help="comma list of torch.compile and Kiln's back ends"
+        "--against",
+        default="eager,torch.compile",
+        help="comma list of torch.compile and Kiln's back ends; kiln:reduce-overhead has a mode of its own",
     )
     parser.add_argument("--train", action="store_true", help="training step: loss and all gradients")
     parser.add_argument("--train-step", action="store_true", help="the same with AdamW, compiled as a whole")

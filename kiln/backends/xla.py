@@ -183,7 +183,7 @@ class JitRun:
 
     def __call__(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> Sequence[torch.Tensor]:
         key = tuple(sizes)
-        with self.jax.enable_x64(True):
+        with self.jax.enable_x64(True), self.jax.default_device(self.jax.local_devices(backend="cpu")[0]):
             run = self.jitted.get(key)
             if run is None:
                 numbers = dict(zip(self.part.symbols, key, strict=True))

@@ -38,6 +38,12 @@ def test_kiln_gives_the_answer_of_the_candidate() -> None:
         assert chosen.facts(compiled)["answer"] is (expected == 2)
 
 
+def test_a_candidate_may_have_a_mode_of_its_own() -> None:
+    assert candidate("kiln:reduce-overhead", None).compile(asking)(torch.ones(1)) == torch.tensor([3.0])
+    with pytest.raises(ValueError, match="no-mode"):
+        candidate("kiln:no-mode", None).compile(asking)
+
+
 def test_the_answer_that_auto_chose_is_reported() -> None:
     def breaks_unless_compiling(x: Tensor) -> Tensor:
         if not torch.compiler.is_compiling():
