@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import kiln.api as api
+from kiln.api.arguments import BadArgument
 from kiln_bench import exports
 from kiln_bench.candidates import CANDIDATES, EXPORTERS, candidate
 from kiln_bench.exports import ExportRow, measure_exports, summary
@@ -40,7 +41,7 @@ def test_kiln_gives_the_answer_of_the_candidate() -> None:
 
 def test_a_candidate_may_have_a_mode_of_its_own() -> None:
     assert candidate("kiln:reduce-overhead", None).compile(asking)(torch.ones(1)) == torch.tensor([3.0])
-    with pytest.raises(ValueError, match="no-mode"):
+    with pytest.raises(BadArgument, match="no-mode"):
         candidate("kiln:no-mode", None).compile(asking)
 
 
