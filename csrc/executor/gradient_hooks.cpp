@@ -39,6 +39,14 @@ bool is_asked_for(const ag::Edge& edge) {
 
 }  // namespace
 
+// Such nodes run before all others.
+bool is_leaf(const ag::Node& node) { return node.sequence_nr() == UINT64_MAX; }
+
+bool is_hooked_leaf(ag::Node& node) {
+  return is_leaf(node) && !(node.tensor_pre_hooks().empty() && !node.tensor_post_acc_grad_hooks() &&
+                            node.pre_hooks().empty() && node.post_hooks().empty());
+}
+
 Observed observed(const ag::Edge& edge) {
   ag::Node& node = *edge.function;
   if (!node.pre_hooks().empty() || !node.post_hooks().empty()) return Observed::kHooked;

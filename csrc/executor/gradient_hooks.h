@@ -2,6 +2,7 @@
 #pragma once
 
 #include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/function.h>
 
 namespace kiln {
 
@@ -12,5 +13,9 @@ enum class Observed : uint8_t { kNo, kAskedFor, kHooked };
 // In the present backward: was the gradient of the tensor at this edge asked for, or is there a
 // hook on it, or on its node, or does it retain its gradient?
 Observed observed(const torch::autograd::Edge& edge);
+
+// Does the node store gradients in a leaf? And is there a hook that sees when it does?
+bool is_leaf(const torch::autograd::Node& node);
+bool is_hooked_leaf(torch::autograd::Node& node);
 
 }  // namespace kiln

@@ -57,6 +57,15 @@ struct ResultNodes {
   std::unordered_set<ag::Node*> alive;
 };
 
+// Hands a gradient on to a leaf. Of nodes that are ready, the engine runs the one of the highest
+// number: leaves, then these.
+class LeafGradientNode final : public ag::Node {
+ public:
+  explicit LeafGradientNode(size_t position) : ag::Node(UINT64_MAX - 1 - position) {}
+
+  ag::variable_list apply(ag::variable_list&& gradients) override { return std::move(gradients); }
+};
+
 class RegionNode final : public ag::Node {
  public:
   std::string name() const override { return state_->name; }
@@ -65,12 +74,16 @@ class RegionNode final : public ag::Node {
     state_ = std::move(state);
     if (!state_->depends.empty()) results_ = std::make_shared<ResultNodes>();
     ag::edge_list edges(inputs.size());
-    for (size_t n = 0; n < inputs.size(); n++) {
+    bool hooked = false;
+    for (int32_t number : state_->reached) {
+      auto n = static_cast<size_t>(number);
       if (!inputs[n].is_tensor()) continue;
       const at::Tensor& input = tensor_of(inputs[n]);
-      if (input.requires_grad()) edges[n] = ag::impl::gradient_edge(input);
+      if (!input.requires_grad()) continue;
+      edges[n] = ag::impl::gradient_edge(input);
+      hooked = hooked || is_hooked_leaf(*edges[n].function);
     }
-    for (int32_t n : state_->unreached) edges[static_cast<size_t>(n)] = ag::Edge();
+    if (hooked) set_order(edges, inputs);
     auto first = std::find_if(inputs.begin(), inputs.end(), [](const Value& input) {
       return input.is_tensor() && input.tensor()->requires_grad();
     });
@@ -200,6 +213,19 @@ class RegionNode final : public ag::Node {
       return value.copy();
     }
   };
+
+  // Puts a node in front of each leaf, so that leaves get their gradients in eager's order.
+  void set_order(ag::edge_list& edges, const std::vector<Value>& inputs) const {
+    size_t position = 0;
+    for (int32_t number : state_->reached) {
+      auto n = static_cast<size_t>(number);
+      if (!edges[n].is_valid() || !is_leaf(*edges[n].function)) continue;
+      auto node = new_node<LeafGradientNode>(position++);
+      node->add_input_metadata(tensor_of(inputs[n]));
+      node->add_next_edge(std::move(edges[n]));
+      edges[n] = ag::Edge(std::move(node), 0);
+    }
+  }
 
   // Notes which tangents the present backward is for, and for which no other can follow if it
   // frees the graph. Raises if none can be for these.

@@ -43,8 +43,9 @@ struct RegionState {
   std::vector<ResultEntry> results;
   // Results without a gradient that are views of tensors with one.
   std::vector<int32_t> detached;
-  // Inputs that no result depends on differentiably: the engine must not follow their history.
-  std::vector<int32_t> unreached;
+  // Inputs on which results depend differentiably, in the order in which leaves get their gradients
+  // in eager. The engine must not follow the history of others.
+  std::vector<int32_t> reached;
   // Saved values that are random numbers: `differentiate` gets them.
   std::vector<int32_t> drawn;
   std::vector<SavedEntry> saved;

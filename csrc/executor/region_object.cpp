@@ -121,14 +121,14 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
       *no_inner_gradient, *no_second_hooks;
   int optional_tangents;
   Py_ssize_t num_inputs;
-  PyObject *forward, *results, *saved, *written, *backward, *differentiate, *detached, *unreached;
+  PyObject *forward, *results, *saved, *written, *backward, *differentiate, *detached, *reached;
   PyObject *readers, *ends, *depends, *order, *drawn, *parts;
   PyObject* accepts = Py_None;
   if (!PyArg_ParseTuple(args, "snOOOOOOOOOOssssspOOOO|O", &name, &num_inputs, &forward, &results,
                         &saved, &readers, &ends, &depends, &order, &written, &backward,
                         &differentiate, &no_second_derivative, &no_wrapped_tangents,
                         &no_forward_mode, &no_inner_gradient, &no_second_hooks, &optional_tangents,
-                        &detached, &unreached, &drawn, &parts, &accepts)) {
+                        &detached, &reached, &drawn, &parts, &accepts)) {
     return nullptr;
   }
   auto state = std::make_shared<RegionState>();
@@ -139,7 +139,7 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   if (!read_rows(depends, 0, state->depends)) return nullptr;
   if (!read_numbers(order, state->order)) return nullptr;
   if (!read_numbers(detached, state->detached)) return nullptr;
-  if (!read_numbers(unreached, state->unreached)) return nullptr;
+  if (!read_numbers(reached, state->reached)) return nullptr;
   if (!read_numbers(drawn, state->drawn)) return nullptr;
   if (!read_numbers(parts, state->parts)) return nullptr;
   state->forward = Callable(forward);

@@ -50,7 +50,7 @@ class Region:
         no_second_hooks: str,
         optional_tangents: bool,
         detached: Sequence[int],
-        unreached: Sequence[int],
+        reached: Sequence[int],
         drawn: Sequence[int],
         parts: Sequence[int],
         accepts: Callable[..., bool] | None = None,

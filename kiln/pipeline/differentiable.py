@@ -95,12 +95,11 @@ def differentiable_region(
         for number, result in enumerate(results)
         if result.alias and result.alias.view and not result.requires_grad
     ]
-    unreached = tuple(sorted({*range(signature.num_inputs)} - {*signature.gradients}))
     spec = replace(
         region_spec(plan, signature),
         enables_grad=enables_grad,
         detached=tuple(detached),
-        unreached=unreached,
+        reached=signature.reached,
         creations=creations,
         draws=partitioned.draws,
     )

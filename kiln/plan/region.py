@@ -51,7 +51,8 @@ class RegionSpec:
     pairs of inputs that need a gradient and get the value of a result by an ordinary `copy_`. `optional_tangents`: a
     result that the loss does not use has no tangent and adds nothing to any gradient, as in eager (else: zeros).
     `enables_grad`: the region is called where gradients are off, and turns them on. `detached`: results that are views
-    without a gradient of tensors with a gradient. `unreached`: inputs that no result depends on differentiably.
+    without a gradient of tensors with a gradient. `reached`: inputs on which results depend differentiably, in the
+    order in which eager gives leaves their gradients; None: all.
     `creations`: (result, torch's `CreationMeta`) of the views that eager forbids to change in place.
     `draws`: (torch call, position in `saved`) of the random numbers that a second derivative uses again.
     `depends`: for each result those from which it is computed, without another in between; empty if there are none.
@@ -69,7 +70,7 @@ class RegionSpec:
     optional_tangents: bool = False
     enables_grad: bool = False
     detached: tuple[int, ...] = ()
-    unreached: tuple[int, ...] = ()
+    reached: tuple[int, ...] | None = None
     creations: tuple[tuple[int, int], ...] = ()
     draws: tuple[tuple[int, int], ...] = ()
     ends: tuple[tuple[int, ...], ...] = ()

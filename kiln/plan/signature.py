@@ -4,7 +4,8 @@
 
     Signature(num_inputs=3, num_outputs=1, carried=(Carried(input=2, output=1),),
               saved=(SavedTensor("input", 0), SavedTensor("output", 2)),
-              tangents=(Tangent(output=0, ...), Tangent(output=1, ...)), gradients=(0, 1))
+              tangents=(Tangent(output=0, ...), Tangent(output=1, ...)), gradients=(0, 1),
+              reached=(1, 0))
 
 The forward returns the user's outputs, then the carried ones, then what is only saved. A carried output is the
 new content of an input whose in-place change has a history: the caller copies it into the input, seen by autograd
@@ -69,6 +70,7 @@ class Signature:
 
     `hidden_outputs`: how many leading outputs are bases of later ones (views); the user does not get them.
     `gradients`: the inputs of the forward that have a gradient, in the order of the outputs of a backward for all.
+    `reached`: the same inputs, in the order in which eager gives leaves their gradients.
     `depends`: for each output and carried one those from which it is computed; empty if there are none.
     `parts`: for each input the part of the backward in which its gradient is handed over; empty: all at its end.
     """
@@ -79,6 +81,7 @@ class Signature:
     saved: tuple[SavedTensor | SymbolBinding, ...]
     tangents: tuple[Tangent, ...]
     gradients: tuple[int, ...]
+    reached: tuple[int, ...]
     hidden_outputs: int = 0
     depends: tuple[tuple[int, ...], ...] = ()
     parts: tuple[int, ...] = ()

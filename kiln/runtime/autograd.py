@@ -108,7 +108,7 @@ def make_region(
         str(GradientOfInnerResult(name=spec.name, reason="a second backward would not go through its hooks")),
         spec.optional_tangents,
         spec.detached,
-        spec.unreached,
+        range(spec.num_inputs) if spec.reached is None else spec.reached,
         [position for _, position in spec.draws],
         spec.parts if wrappers is None else (),
         None if wrappers is None else wrappers.accepts,

@@ -67,7 +67,7 @@ def gradients(model: nn.Module) -> list[torch.Tensor | None]:
     return [None if parameter.grad is None else parameter.grad.clone() for parameter in model.parameters()]
 
 
-@pytest.mark.unrecorded
+@pytest.mark.unrecorded  # a recorded plan is called by Python, without pauses
 def test_hooks_of_parameters_run_between_the_parts_of_a_backward() -> None:
     _, compiled = models()
     for number, layer in enumerate(compiled.layers):

@@ -15,6 +15,8 @@ Needs: a recorder whose trace has just been finished.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import cast, final
 
 import torch
@@ -45,13 +47,13 @@ class JointGraph:
     """`graph.inputs` are the forward's, then the tangents; `graph.outputs` the forward's, then the gradients.
 
     `carried`: numbers of inputs whose new contents have a gradient function. These are the last forward outputs, in
-    this order, instead of writes; the caller copies them into the inputs under autograd.
-    `tangent_of`: for each tangent the number of its forward output; of a wrapper (`graph/trace/outer.py`) there is one
-    for each tensor inside. `grads`: for each forward input the number of its gradient in `graph.outputs`, or None; a
-    wrapper is as many inputs as its gradient has tensors inside. `wrappers` says which are wrappers. `env` has the
-    hints of symbolic sizes. `depends`: for each forward output those from which it is computed, without another one in
-    between; empty if there are none. `eager_saves`: inputs and outputs that eager saves, known before passes merge
-    values; None if no pass has run.
+    this order, instead of writes; the caller copies them into the inputs under autograd. `tangent_of`: for each tangent
+    the number of its forward output; of a wrapper (`graph/trace/outer.py`) there is one for each tensor inside.
+    `grads`: for each forward input the number of its gradient in `graph.outputs`, or None; a wrapper is as many inputs
+    as its gradient has tensors inside. `wrappers` says which are wrappers. `env` has the hints of symbolic sizes.
+    `order`: inputs, as the engine of autograd comes to their gradients. `depends`: for each forward output those from
+    which it is computed, without another one in between; empty if there are none. `eager_saves`: inputs and outputs
+    that eager saves, known before passes merge values; None if no pass has run.
     """
 
     graph: Graph
@@ -60,6 +62,7 @@ class JointGraph:
     carried: tuple[int, ...]
     tangent_of: tuple[int, ...]
     grads: tuple[int | None, ...]
+    order: tuple[int, ...] = ()
     env: ShapeEnv | None = None
     wrappers: RegionWrappers | None = None
     eager_saves: EagerSaves | None = None
@@ -93,7 +96,7 @@ def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
     given = [tangents.make(root) for root in roots]
     wanted = [record for record in trace.used_inputs if record.requires_grad]
     leaves = [record.leaf for record in wanted]
-    found = gradients_of(recorder, roots, given, leaves) if roots and leaves else []
+    found, order = gradients_of(recorder, roots, given, leaves) if roots and leaves else ([], [])
     pairs = [(record, grad) for record, grad in zip(wanted, found, strict=False) if grad is not None]
     made, wrapped = gradient_nodes(recorder, trace, pairs)
     use_for_backward(recorder, trace, [node for _, node in made])
@@ -113,6 +116,7 @@ def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
         numbers,
         tuple([index for index, count in counts for _ in range(count)]),
         grads,
+        tuple([positions[id(wanted[number])] for number in order]),
         trace.env,
         wrappers,
         eager_saves(graph, len(positions), len(outputs)),
@@ -197,12 +201,25 @@ def region_wrappers(
 
 def gradients_of(
     recorder: Recorder, roots: list[FakeTensor], tangents: list[FakeTensor], leaves: list[FakeTensor]
-) -> list[torch.Tensor | None]:
-    """Records the backward. Raises BackwardRaises where autograd refuses: eager would, but only if asked for it."""
-    try:
-        return recorder.run_backward(roots, tangents, leaves)
-    except RuntimeError as problem:
-        raise BackwardRaises(problem=str(problem).partition("\n")[0]) from problem
+) -> tuple[list[torch.Tensor | None], list[int]]:
+    """Records the backward: the gradients, and the numbers of the leaves in the order in which they get them.
+
+    Raises BackwardRaises where autograd refuses: eager would, but only if asked for it.
+    """
+    order: list[int] = []
+    with ExitStack() as hooks:
+        for number, leaf in enumerate(leaves):
+            if leaf.requires_grad:
+                hook = leaf.register_hook(partial(note, order, number))  # type: ignore[no-untyped-call]
+                hooks.callback(hook.remove)
+        try:
+            return recorder.run_backward(roots, tangents, leaves), order
+        except RuntimeError as problem:
+            raise BackwardRaises(problem=str(problem).partition("\n")[0]) from problem
+
+
+def note(order: list[int], number: int, gradient: torch.Tensor) -> None:
+    order.append(number)
 
 
 def refuse_missing_gradients(recorder: Recorder, roots: Sequence[FakeTensor]) -> None:

@@ -46,7 +46,7 @@ class Partition:
     """`forward.outputs`: the user's and the carried inputs (`num_user_outputs`), then values that are only saved.
 
     `backward.inputs`: the values of `saved`, then the tangents. `backward.outputs`: gradients; `grads`: for each input
-    of the forward the number of its gradient, or None. `carried`, `tangent_of`, `depends`: see `JointGraph`.
+    of the forward the number of its gradient, or None. `carried`, `tangent_of`, `order`, `depends`: see `JointGraph`.
     `draws`: of the random numbers that are saved, (number of the torch call, position in `saved`).
     """
 
@@ -59,6 +59,7 @@ class Partition:
     tangent_specs: tuple[TensorSpec, ...]
     tangent_ends: tuple[Readers, ...]
     grads: tuple[int | None, ...]
+    order: tuple[int, ...] = ()
     draws: tuple[tuple[int, int], ...] = ()
     depends: Dependencies = ()
 
@@ -67,6 +68,8 @@ class Partition:
         """How the runtime calls the two plans as a differentiable function."""
         first = self.num_user_outputs - len(self.carried)
         owners = {grad: index for index, grad in enumerate(self.grads) if grad is not None}
+        reached = [number for number in self.order if self.grads[number] is not None]
+        reached += [number for number in owners.values() if number not in reached]
         return Signature(
             num_inputs=len(self.forward.inputs),
             num_outputs=first,
@@ -74,8 +77,9 @@ class Partition:
             saved=self.saved,
             tangents=tuple(map(Tangent, self.tangent_of, self.tangent_specs, self.tangent_ends)),
             gradients=tuple([owners[grad] for grad in range(len(owners))]),
+            reached=tuple(reached),
             depends=self.depends,
-            parts=gradient_parts(self.backward, self.grads),
+            parts=gradient_parts(self.backward, self.grads, reached),
         )
 
 
@@ -136,6 +140,7 @@ def partition(joint: JointGraph, *, recompute: bool = True, keep_draws: bool = F
         joint.tangent_specs,
         tuple(ends),
         grads,
+        joint.order,
         draws,
         joint.depends,
     )
