@@ -26,7 +26,14 @@ def is_of_values(error: BaseException) -> bool:
 
 def is_of_operator(error: BaseException) -> bool:
     """An operator of torch fails in any way. On a GPU what kernels find may be of an earlier call, this is not."""
-    return isinstance(error, Exception) and not isinstance(error, KilnError)
+    return isinstance(error, Exception) and not isinstance(error, KilnError) and not is_of_hook(error)
+
+
+def is_of_hook(error: BaseException) -> bool:
+    """A saved-tensor hook around the call raises it, which is Python code: a checkpoint stops a recomputation so."""
+    frames = error.__traceback__
+    has_hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    return has_hooks and frames is not None and frames.tb_next is not None
 
 
 def is_behind_checks(error: BaseException) -> bool:

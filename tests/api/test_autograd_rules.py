@@ -353,12 +353,7 @@ RUN_EAGER = (transforms, dual_numbers, mutation_allowed)
 """Under modes that see every call."""
 
 
-OPEN = pytest.mark.xfail(reason="a compiled function in a checkpoint that stops early leaves it in its state")
-
-
-@pytest.mark.parametrize(
-    "scenario", [pytest.param(one, marks=OPEN) if one is checkpointed else one for one in SCENARIOS]
-)
+@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_as_eager(scenario: Callable[[Call], Account]) -> None:
     expected = scenario(product)
     with warnings.catch_warnings():
