@@ -153,13 +153,17 @@ PyObject* dispatch_bound(Dispatcher* self, Call call) {
 }
 
 // Reads the signature again if the code of the function was replaced, and drops the variants of the
-// code that it had.
+// code that it had. The code of a resume function is replaced when it is assembled: it means the
+// same.
 bool refresh_signature(Dispatcher* self) {
-  PyObject* code = reinterpret_cast<PyFunctionObject*>(self->function)->func_code;
+  auto* function = reinterpret_cast<PyFunctionObject*>(self->function);
+  PyObject* code = function->func_code;
   if (C10_LIKELY(code == self->signature_code)) return true;
-  PyObject* none = PyTuple_New(0);
-  if (none == nullptr) return false;
-  Py_SETREF(self->entries, none);
+  if (!function->func_dict || !PyDict_GetItemString(function->func_dict, "_kiln_resumed")) {
+    PyObject* none = PyTuple_New(0);
+    if (none == nullptr) return false;
+    Py_SETREF(self->entries, none);
+  }
   Py_XSETREF(self->signature_code, own(code));
   Py_CLEAR(self->signature.names);
   read_signature(reinterpret_cast<PyCodeObject*>(code), &self->signature);

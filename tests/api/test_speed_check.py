@@ -259,7 +259,6 @@ def test_a_variant_from_the_disk_is_compared_too(tmp_path: Path) -> None:
     assert "KILN1098" in problem and fast.report().loaded == 1
 
 
-@pytest.mark.xfail(reason="since functions with breaks take turns, what follows a break is not compared on its own")
 @pytest.mark.usefixtures("no_turns")
 def test_what_follows_a_break_is_compared_what_precedes_it_is_not() -> None:
     fast, _ = timed(breaks, compiled=3e-3, eager=1e-3)

@@ -40,7 +40,7 @@ CLASS_CELL = "__class__"
 NULL = None
 """A NULL on the stack: pushed again, not passed as an argument."""
 RESUMED = "_kiln_resumed"
-"""The attribute of resume functions: their `ResumeOrigin`."""
+"""The attribute of resume functions: their `ResumeOrigin`. Also in csrc/frames/dispatcher.cpp."""
 PARAMETER = re.compile(r"_(?:stack|result|inner|instead)_(\d+)")
 """How the parameters of resume functions begin that are no variables of the program; `parameter` makes them."""
 
