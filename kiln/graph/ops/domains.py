@@ -8,11 +8,14 @@ to that dtype are refused where they do not fit:
 
     add(i64[4], i64[4], alpha=0.5)       refused: no factor of integers
     addcmul(f32[4], f32[4], 1e39)        refused: beyond f32
+
+Of dtypes that few kernels take, such as `u16`, the kernel itself is asked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import torch
 
@@ -21,8 +24,11 @@ from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.promotion import OPMATH, result_dtype
 from kiln.graph.ops.sizes import is_empty
+from kiln.plan.overloads import find_overload, is_random
 from kiln.support.records import dataclass
+from kiln.symbolic import Expr
 from kiln.symbolic.values import Real
+from kiln.tensor.spec import TensorSpec
 
 OPERANDS = (Node, bool, int, float, complex)
 BOOL, INTEGER, FLOAT, COMPLEX = "bool", "integer", "float", "complex"
@@ -150,6 +156,58 @@ def refuse_dtype(name: str, args: Sequence[object], dtype: object) -> None:
     if is_empty(*[node.tensor for node in nodes]):
         raise UnsupportedOp(op=name, reason=f"whether it takes {common} without elements depends on its kernel")
     raise NotImplementedError(f'"{name}" not implemented for {common}')
+
+
+RARE = frozenset({
+    torch.uint16, torch.uint32, torch.uint64, torch.complex32, torch.float8_e5m2, torch.float8_e4m3fn,
+    torch.float8_e5m2fnuz, torch.float8_e4m3fnuz, torch.float8_e8m0fnu,
+})  # fmt: skip
+"""Dtypes that few of eager's kernels take."""
+
+
+def is_rare(value: object) -> bool:
+    if isinstance(value, Node):
+        return isinstance(value.spec, TensorSpec) and value.spec.dtype in RARE
+    return isinstance(value, torch.dtype) and value in RARE
+
+
+def refuse_rare(name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+    """Raise NotImplementedError where eager has no kernel for these dtypes."""
+    if any(map(is_rare, (*args, *kwargs.values()))) and not is_random(name):
+        problem = problem_of_kernel(name, tuple(map(asked, args)), tuple([(key, asked(kwargs[key])) for key in kwargs]))
+        if problem:
+            raise NotImplementedError(problem)
+
+
+def asked(value: object) -> object:
+    """An argument for `problem_of_kernel`: of a tensor its dtype, rank and device; what is not known is 1."""
+    if isinstance(value, list | tuple):
+        return tuple(map(asked, value))
+    if isinstance(value, Node):
+        spec = value.spec
+        return spec.with_sizes((2,) * spec.rank) if isinstance(spec, TensorSpec) else 1
+    return 1 if isinstance(value, Expr | Real) else value
+
+
+@lru_cache(maxsize=1024)
+def problem_of_kernel(name: str, args: tuple[object, ...], kwargs: tuple[tuple[str, object], ...]) -> str:
+    """What eager's kernel says about tensors of sizes 2; "" unless it is not implemented for them."""
+    try:
+        with torch.no_grad():
+            find_overload(name)(*map(element, args), **{key: element(value) for key, value in kwargs})
+    except NotImplementedError as problem:
+        return str(problem)
+    except Exception:  # for example, what is asked has other sizes than the arguments
+        return ""
+    return ""
+
+
+def element(value: object) -> object:
+    if isinstance(value, tuple):
+        return list(map(element, value))
+    if not isinstance(value, TensorSpec):
+        return value
+    return torch.zeros((2,) * value.rank, dtype=value.dtype, device=value.device)
 
 
 REFUSED_IN_PLACE: Mapping[str, frozenset[str]] = {"aten.abs.default": frozenset({COMPLEX})}

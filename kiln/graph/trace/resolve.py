@@ -17,7 +17,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from kiln.graph.ir.node import Node
 from kiln.graph.ops import DECOMPOSITIONS, INPLACE, LIBRARY, MUTATIONS, VIEWS, Emit
 from kiln.graph.ops.breaks import UnsupportedMutation, UnsupportedOp
-from kiln.graph.ops.domains import NUMBERS, REFUSED, refuse_dtype, refuse_in_place, refuse_numbers
+from kiln.graph.ops.domains import NUMBERS, REFUSED, refuse_dtype, refuse_in_place, refuse_numbers, refuse_rare
 from kiln.graph.ops.eager_kernels import OWN_KERNELS, EagerKernels
 from kiln.graph.ops.registry import Decomposition, MutationRule, Results, SpecRule, ViewRule, ViewSteps
 from kiln.graph.ops.sizes import same_sizes
@@ -65,15 +65,18 @@ def functional_rule(name: str, kernels: EagerKernels = OWN_KERNELS, *, in_place:
     if rule is None:
         specs = LIBRARY.get(name)
         return None if specs is None else library_rule(name, specs, random=kernels.random and is_random(name))
-    rule = kernels.decomposition(name, rule, in_place=in_place)
-    return refusing_rule(name, rule) if name in REFUSED or name in NUMBERS else rule
+    return refusing_rule(name, kernels.decomposition(name, rule, in_place=in_place))
 
 
 def refusing_rule(name: str, decomposition: Decomposition) -> Decomposition:
+    is_choosy = name in REFUSED or name in NUMBERS
+
     @wraps(decomposition)
     def rule(e: Emit, *args: Results, **kwargs: Results) -> Results:
-        refuse_dtype(name, args, kwargs.get("dtype"))
-        refuse_numbers(e, name, args, kwargs)
+        refuse_rare(name, args, kwargs)
+        if is_choosy:
+            refuse_dtype(name, args, kwargs.get("dtype"))
+            refuse_numbers(e, name, args, kwargs)
         return decomposition(e, *args, **kwargs)
 
     return rule

@@ -1,0 +1,40 @@
+"""Arithmetic of dtypes that few kernels take (uint16, float8 and others), which eager refuses, was computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import kiln
+
+OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "add": lambda x: x + x,
+    "in place": lambda x: x.clone().add_(1),
+    "compare": lambda x: x < 2,
+    "reduce": lambda x: x.amax(),
+    "gather": lambda x: x.gather(0, torch.tensor([0])),
+    "flip": lambda x: x.flip(0),
+    "power": lambda x: x**2,
+    "range": lambda x: torch.arange(3, dtype=x.dtype),
+    "product": lambda x: x * 2,
+    "copy": lambda x: torch.cat([x, x]).to(torch.int64 if not x.dtype.is_complex else torch.complex64),
+    "sum": lambda x: x.sum(),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint64, torch.float8_e4m3fn, torch.complex32], ids=str)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_as_eager(name: str, dtype: torch.dtype) -> None:
+    x = torch.ones(3).to(dtype)
+
+    def outcome(function: Callable[[Tensor], Tensor]) -> object:
+        try:
+            found = function(x)
+        except NotImplementedError:
+            return "refused"
+        return found.dtype, found.to(torch.complex128 if found.dtype.is_complex else torch.float64).tolist()
+
+    assert outcome(kiln.compile(OPERATIONS[name])) == outcome(OPERATIONS[name])
