@@ -1,4 +1,4 @@
-"""Python's own builtin classes, for the compiler to work with while a program has replaced some of them.
+"""Python's own builtin classes and functions, for the compiler to work with while a program has replaced some of them.
 
 with mock.patch("builtins.int"):      the program sees the mock
     compiled(x)                       code is assembled with the real `int`; nothing is compiled
@@ -9,24 +9,30 @@ from __future__ import annotations
 import builtins
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import MappingProxyType
+from types import BuiltinFunctionType, MappingProxyType
 
-CLASSES = MappingProxyType({name: cls for name, cls in vars(builtins).items() if isinstance(cls, type)})
+OFTEN_REPLACED = frozenset(("print", "open", "input", "breakpoint", "__import__"))
+"""The compiler does without these."""
+OWN = MappingProxyType({
+    name: value
+    for name, value in vars(builtins).items()
+    if isinstance(value, type | BuiltinFunctionType) and name not in OFTEN_REPLACED
+})  # fmt: skip
 MISSING = object()
 
 
 def replaced_builtins() -> dict[str, object]:
-    """What stands in the place of Python's own classes."""
+    """What stands in the place of Python's own classes and functions."""
     space = vars(builtins)
-    return {name: space.get(name, MISSING) for name, cls in CLASSES.items() if space.get(name) is not cls}
+    return {name: space.get(name, MISSING) for name, own in OWN.items() if space.get(name) is not own}
 
 
 @contextmanager
 def real_builtins() -> Iterator[None]:
-    """The builtin classes are Python's own; other threads see them, too."""
+    """The builtin classes and functions are Python's own; other threads see them, too."""
     replaced = replaced_builtins()
     space = vars(builtins)
-    space.update({name: CLASSES[name] for name in replaced})
+    space.update({name: OWN[name] for name in replaced})
     try:
         yield
     finally:

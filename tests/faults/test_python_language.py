@@ -346,6 +346,12 @@ def replaced_builtin() -> object:
         return int("3"), isinstance(int, mock.MagicMock)
 
 
+def replaced_builtin_function() -> object:
+    with mock.patch("builtins.max", lambda *numbers: 10):
+        opaque()
+        return max(2, 3)
+
+
 STREAM = io.StringIO()
 WRITE = STREAM.write
 
