@@ -12,6 +12,7 @@ Tables that kinds and handlers register in:
     SUBCLASS_WRAPPERS   the same for subclasses, first match wins
     HANDLERS            builtin or torch callable -> handler      (`@handles(len)`)
     OPERATORS           (operator, kind of the left operand) -> handler
+    AS_INDEX            kind of value -> what it is among the indices of a tensor: an array counts as a tensor
 """
 
 from __future__ import annotations
@@ -264,6 +265,7 @@ HANDLERS: dict[Hashable, Handler] = {}
 SITE_HANDLERS: dict[Hashable, SiteHandler] = {}
 """Those of HANDLERS that take the call site."""
 OPERATORS: dict[tuple[object, type[Value]], Operator] = {}
+AS_INDEX: dict[type[Value], Callable[[CaptureState, Value], Value]] = {}
 
 
 def wraps(*types: type, subclasses: bool = False) -> Callable[[W], W]:

@@ -19,11 +19,14 @@ import types
 import torch
 
 from kiln.runtime.guards.reference import HEAP_TYPE
+from kiln.support.optional import load
 
+numpy = load("numpy")
 PURE_TYPES = (
     *(int, float, bool, complex, str, bytes, tuple, frozenset, range, slice, type(None), type(...)),
     *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, torch.finfo, torch.iinfo),
     *(types.GenericAlias, types.UnionType, re.Pattern, re.Match),
+    *((numpy.generic, numpy.dtype) if numpy is not None else ()),
 )
 """Immutable types, whose methods are pure."""
 

@@ -19,8 +19,6 @@ from typing import final
 import torch
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
-from kiln.capture.interpreter.builtins import numpy_constants
-from kiln.capture.interpreter.builtins.numpy_constants import computed
 from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Handler, Kwargs, Value, handles
 from kiln.capture.interpreter.operations import ERRORS
 from kiln.capture.interpreter.variables.array import (
@@ -33,6 +31,7 @@ from kiln.capture.interpreter.variables.array import (
     of_result,
 )
 from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.known_array import KnownArray, computed, is_plain, plain
 from kiln.capture.interpreter.variables.sequence import Sequence, Tuple
 from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record
 from kiln.runtime.guards.guard import GuardKind
@@ -77,7 +76,7 @@ class NumpyCall:
     def given(self, name: str, default: object = None) -> NumpyObject:
         """A constant argument."""
         value = self.arguments.get(name)
-        return default if value is None else numpy_constants.plain(self.s, value)
+        return default if value is None else plain(self.s, value)
 
     def tensor(self, name: str, dtype: NumpyObject = None) -> Tensor:
         return tensor_of(self.s, self.arguments[name], dtype)
@@ -109,6 +108,10 @@ class NumpyCall:
             return ()
         return tuple([number % rank for number in (axis if isinstance(axis, tuple) else (axis,))])
 
+    def refuse_truth_values(self) -> None:
+        if self.expected.dtype.kind == "b":
+            raise UnsupportedCall(function=f"numpy.{self.name}", why="it gets truth values")
+
     def refuse(self, *names: str) -> None:
         for name in names:
             if self.given(name) is not None:
@@ -117,11 +120,12 @@ class NumpyCall:
 
 def tensor_of(s: CaptureState, value: Value, dtype: NumpyObject = None) -> Tensor:
     """An argument as a tensor, in one of NumPy's dtypes."""
+    if isinstance(value, KnownArray) and not value.memory.is_known:
+        value = value.traced(s)
     if isinstance(value, TracedArray):
         return value.tensor if dtype is None else converted(s, value.tensor, dtype)
-    plain = numpy_constants.plain(s, value)
     assert numpy is not None
-    array = numpy.asarray(plain, dtype)
+    array = numpy.asarray(plain(s, value), dtype)
     wanted = DTYPES.get(array.dtype.name)
     if wanted is None:
         raise UnsupportedCall(function="numpy", why=f"it gets the dtype {array.dtype}")
@@ -132,22 +136,14 @@ def tensor_of(s: CaptureState, value: Value, dtype: NumpyObject = None) -> Tenso
 
 def example(s: CaptureState, value: Value) -> NumpyObject:
     """What stands for an argument when NumPy is asked for the dtype and shape of the result in this call."""
-    if isinstance(value, TracedArray):
+    if isinstance(value, TracedArray | KnownArray):
         return value.example_of_call()
     if isinstance(value, Symbolic) and value.node.node.has_hint():
         return value.node.node.hint
     if isinstance(value, Sequence):
         items = [example(s, item) for item in value.items(s)]
         return tuple(items) if isinstance(value, Tuple) else items
-    return numpy_constants.plain(s, value)
-
-
-def has_traced(values: list[Value]) -> bool:
-    """Whether one of them is, or holds, an array that is not known."""
-    return any(
-        isinstance(value, TracedArray) or (isinstance(value, Sequence) and has_traced(list(value._items or ())))
-        for value in values
-    )
+    return plain(s, value)
 
 
 Implementation = Callable[[NumpyCall], Value]
@@ -165,13 +161,23 @@ def written_as(*names: str) -> Callable[[Implementation], Implementation]:
 def asked(s: CaptureState, function: NumpyObject, args: Args, kwargs: Kwargs) -> NumpyObject:
     """What NumPy returns, or raises, for arrays of these dtypes and shapes. Other calls may have other shapes."""
     assert numpy is not None
-    plain = [example(s, arg) for arg in args]
+    examples = [example(s, arg) for arg in args]
     named = {key: example(s, arg) for key, arg in kwargs.items()}
+    if getattr(numpy.linalg, function.__name__, None) is function:
+        examples = [regular(array) for array in examples]
     try:
         with numpy.errstate(all="ignore"):
-            return function(*plain, **named)
+            return function(*examples, **named)
     except ERRORS as error:
         raise s.error(type(error), *error.args) from None
+
+
+def regular(array: NumpyObject) -> NumpyObject:
+    """Square matrices that have an inverse, in place of those of ones."""
+    assert numpy is not None
+    if getattr(array, "ndim", 0) < 2 or array.shape[-1] != array.shape[-2]:
+        return array
+    return array + numpy.eye(array.shape[-1], dtype=array.dtype)
 
 
 def traced(s: CaptureState, function: NumpyObject, args: Args, kwargs: Kwargs) -> Value:
@@ -179,16 +185,30 @@ def traced(s: CaptureState, function: NumpyObject, args: Args, kwargs: Kwargs) -
     name: str = function.__name__
     assert numpy is not None
     universal = isinstance(function, numpy.ufunc)
-    known = name in OPERATORS or name in ELEMENTWISE if universal else name in FUNCTIONS
-    if not known or (universal and kwargs) or getattr(numpy, name, MISSING) is not function:
+    written = None if universal else written_form(function)
+    known = (name in OPERATORS or name in ELEMENTWISE) and getattr(numpy, name, MISSING) is function
+    if written is None and (not universal or not known or kwargs):
         raise UnsupportedCall(function=f"numpy.{name}", why="it is not written as torch calls")
     expected = asked(s, function, args, kwargs)
-    if not isinstance(expected, numpy.ndarray | numpy.generic) or expected.size == 0:
+    parts = expected if isinstance(expected, list) else [expected]
+    if not all([isinstance(part, numpy.ndarray | numpy.generic) and part.size for part in parts]):
         raise UnsupportedCall(function=f"numpy.{name}", why="its result is no array, or is empty")
-    if universal:
+    if written is None:
         return of_result(s, elementwise(s, function, args), expected)
-    bound = inspect.signature(function).bind(*args, **kwargs)
-    return of_result(s, FUNCTIONS[name](NumpyCall(s, name, dict(bound.arguments), expected)), expected)
+    arguments = dict(inspect.signature(function).bind(*args, **kwargs).arguments)
+    arguments |= arguments.pop("kwargs", {})
+    made = written(NumpyCall(s, name, arguments, expected))
+    return made if parts is expected or isinstance(made, TracedArray) else of_result(s, made, expected)
+
+
+def written_form(function: NumpyObject) -> Implementation | None:
+    """How a function of `numpy` or `numpy.linalg` is written as torch calls."""
+    assert numpy is not None
+    name: str = function.__name__
+    for space, prefix in ((numpy, ""), (numpy.linalg, "linalg.")):
+        if getattr(space, name, MISSING) is function:
+            return FUNCTIONS.get(prefix + name)
+    return None
 
 
 def elementwise(s: CaptureState, function: NumpyObject, args: Args) -> Value:
@@ -206,8 +226,8 @@ def elementwise(s: CaptureState, function: NumpyObject, args: Args) -> Value:
         if isinstance(arg, Symbolic):
             operands.append(arg)
             continue
-        plain = name in OPERATORS and number_of(arg) is not None
-        operands.append(Constant(dtype.type(number_of(arg)).item()) if plain else tensor_of(s, arg, dtype))
+        is_number = name in OPERATORS and number_of(arg) is not None
+        operands.append(Constant(dtype.type(number_of(arg)).item()) if is_number else tensor_of(s, arg, dtype))
     made = record(s, OPERATORS.get(name) or ELEMENTWISE[name], operands, {})
     if name == "sign" and loops[0].kind == "f":  # NumPy's sign of NaN is NaN, torch's is 0
         return record(s, torch.where, [record(s, torch.isnan, operands, {}), operands[0], made], {})
@@ -227,7 +247,7 @@ def loop_dtypes(s: CaptureState, function: NumpyObject, args: Args) -> tuple[Num
 
 def dtype_of(s: CaptureState, value: Value) -> NumpyObject:
     assert numpy is not None
-    return value.dtype if isinstance(value, TracedArray) else numpy.asarray(numpy_constants.plain(s, value)).dtype
+    return value.dtype if isinstance(value, TracedArray) else numpy.asarray(plain(s, value)).dtype
 
 
 def is_nonnegative(values: list[Value]) -> bool:
@@ -254,10 +274,11 @@ def spread(call: NumpyCall) -> Value:
     return call.call(getattr(torch, call.name), tensor, dim=axes, correction=call.given("ddof", 0), keepdim=keep)
 
 
-@written_as("prod", "cumsum", "argmax", "argmin")
+@written_as("prod", "cumsum", "cumprod", "argmax", "argmin")
 def along_one_axis(call: NumpyCall) -> Value:
     call.refuse("initial", "where", "out")
-    tensor: Value = call.tensor("a", call.expected.dtype if call.name in ("prod", "cumsum") else None)
+    sums = call.name in ("prod", "cumsum", "cumprod")
+    tensor: Value = call.tensor("a", call.expected.dtype if sums else None)
     if call.name in ("argmax", "argmin") and call.tensor("a").fake.dtype is torch.bool:
         tensor = call.call("to", tensor, torch.uint8)
     axis = call.given("axis")
@@ -265,7 +286,7 @@ def along_one_axis(call: NumpyCall) -> Value:
         if call.given("keepdims"):
             raise UnsupportedCall(function=f"numpy.{call.name}", why="it gets `keepdims` without an axis")
         tensor, axis = call.call("reshape", tensor, (-1,)), 0
-    named = {} if call.name == "cumsum" else {"keepdim": bool(call.given("keepdims"))}
+    named = {} if call.name in ("cumsum", "cumprod") else {"keepdim": bool(call.given("keepdims"))}
     return call.call(getattr(torch, call.name), tensor, dim=axis, **named)
 
 
@@ -308,7 +329,7 @@ def moved(call: NumpyCall) -> Value:
     return call.call(call.name, tensor, call.given("k", 0))
 
 
-@written_as("stack", "vstack", "hstack")
+@written_as("stack", "vstack", "hstack", "dstack", "column_stack")
 def stacked(call: NumpyCall) -> Value:
     call.refuse("out", "dtype")
     items = numpy_list(call, "arrays" if call.name == "stack" else "tup")
@@ -373,6 +394,125 @@ def named_alike(call: NumpyCall) -> Value:
     return call.call(torch.trace, call.tensor("a", call.expected.dtype))
 
 
+@written_as("ptp")
+def extent(call: NumpyCall) -> Value:
+    call.refuse("out")
+    tensor = call.tensor("a")
+    axes, keep = call.axes(tensor.fake.dim()), bool(call.given("keepdims"))
+    largest, least = (call.call(function, tensor, dim=axes, keepdim=keep) for function in (torch.amax, torch.amin))
+    return call.call(operator.sub, largest, least)
+
+
+@written_as("median", "quantile", "percentile")
+def quantile(call: NumpyCall) -> Value:
+    call.refuse("out", "overwrite_input", "weights", "interpolation")
+    share, axis = 0.5 if call.name == "median" else call.given("q"), call.given("axis")
+    plain_axis = axis is None or isinstance(axis, int)
+    if not isinstance(share, int | float) or not plain_axis or call.given("method", "linear") != "linear":
+        raise UnsupportedCall(function=f"numpy.{call.name}", why="it gets a method, several shares or several axes")
+    share = share / 100 if call.name == "percentile" else float(share)
+    tensor = call.tensor("a", call.expected.dtype)
+    return call.call(torch.quantile, tensor, share, dim=axis, keepdim=bool(call.given("keepdims")))
+
+
+@written_as("take")
+def taken(call: NumpyCall) -> Value:
+    call.refuse("out")
+    if call.given("mode", "raise") != "raise":
+        raise UnsupportedCall(function="numpy.take", why="it gets a mode")
+    axis, tensor, index = call.given("axis"), call.tensor("a"), call.tensor("indices")
+    if axis is None:
+        return call.call(operator.getitem, call.call("reshape", tensor, (-1,)), index)
+    before = [call.s.const(slice(None))] * (axis % tensor.fake.dim())
+    return call.call(operator.getitem, tensor, Tuple([*before, index]))
+
+
+@written_as("flip", "fliplr", "flipud")
+def flipped(call: NumpyCall) -> Value:
+    """`a[::-1]`, a view as in NumPy."""
+    array = call.arguments["m"]
+    assert isinstance(array, TracedArray)
+    rank = array.tensor.fake.dim()
+    axes = {"fliplr": (1,), "flipud": (0,)}.get(call.name) or call.axes(rank)
+    key = tuple([slice(None, None, -1 if axis in axes else None) for axis in range(rank)])
+    made = array.get_item(call.s, call.s.const(key))
+    assert isinstance(made, TracedArray)
+    return made
+
+
+@written_as("nan_to_num")
+def finite(call: NumpyCall) -> Value:
+    if call.given("copy", True) is not True:
+        raise UnsupportedCall(function="numpy.nan_to_num", why="it writes to its argument")
+    bounds = {name: call.given(name) for name in ("nan", "posinf", "neginf") if call.given(name) is not None}
+    return call.call(torch.nan_to_num, call.tensor("x"), **bounds)
+
+
+@written_as("pad")
+def padded(call: NumpyCall) -> Value:
+    assert numpy is not None
+    if call.given("mode", "constant") != "constant" or not isinstance(call.given("constant_values", 0), int | float):
+        raise UnsupportedCall(function="numpy.pad", why="it pads with other values than a constant")
+    tensor = call.tensor("array")
+    widths = numpy.broadcast_to(call.given("pad_width"), (tensor.fake.dim(), 2)).tolist()
+    flat = [width for pair in reversed(widths) for width in pair]
+    value = call.expected.dtype.type(call.given("constant_values", 0)).item()
+    return call.call(torch.nn.functional.pad, tensor, tuple(flat), value=value)
+
+
+@written_as("split", "array_split", "hsplit", "vsplit")
+def divided(call: NumpyCall) -> Value:
+    """A list of views."""
+    array = call.tensor("ary")
+    rank = array.fake.dim()
+    fixed = {"vsplit": 0, "hsplit": min(1, rank - 1)}
+    axis = fixed[call.name] if call.name in fixed else call.given("axis", 0) % rank
+    parts, begin = list[Value](), 0
+    for part in call.expected:
+        made = call.call("narrow", array, axis, begin, part.shape[axis])
+        parts.append(of_result(call.s, made, part))
+        begin += part.shape[axis]
+    return call.s.model.list_of(parts)
+
+
+@written_as("einsum")
+def einsum(call: NumpyCall) -> Value:
+    call.refuse("out", "dtype")
+    call.refuse_truth_values()
+    operands: NumpyObject = call.arguments["operands"]
+    tensors = [tensor_of(call.s, operand, call.expected.dtype) for operand in operands[1:]]
+    return call.call(torch.einsum, operands[0], *tensors)
+
+
+@written_as("kron", "tensordot", "linalg.solve")
+def of_two(call: NumpyCall) -> Value:
+    call.refuse_truth_values()
+    left, right = (call.tensor(name, call.expected.dtype) for name in "ab")
+    if call.name == "tensordot":
+        return call.call(torch.tensordot, left, right, dims=call.given("axes", 2))
+    if call.name == "solve" and right.fake.dim() not in (1, 2):
+        raise UnsupportedCall(function="numpy.linalg.solve", why="it gets stacks of right-hand sides")
+    return call.call(torch.kron if call.name == "kron" else torch.linalg.solve, left, right)
+
+
+@written_as("linalg.inv", "linalg.det", "linalg.cholesky", "linalg.eigvalsh")
+def of_matrix(call: NumpyCall) -> Value:
+    if any(call.given(name) not in (None, False, "L") for name in ("upper", "UPLO")):
+        raise UnsupportedCall(function=f"numpy.linalg.{call.name}", why="it reads the upper triangle")
+    return call.call(getattr(torch.linalg, call.name), call.tensor("a", call.expected.dtype))
+
+
+@written_as("linalg.norm")
+def norm(call: NumpyCall) -> Value:
+    tensor, order, keep = call.tensor("x", call.expected.dtype), call.given("ord"), bool(call.given("keepdims"))
+    axes = call.axes(tensor.fake.dim())
+    if order is None or len(axes) == 1:
+        return call.call(torch.linalg.vector_norm, tensor, 2 if order is None else order, dim=axes, keepdim=keep)
+    if order != "fro":
+        raise UnsupportedCall(function="numpy.linalg.norm", why=f"it is the matrix norm {order!r}")
+    return call.call(torch.linalg.matrix_norm, tensor, dim=axes, keepdim=keep)
+
+
 def numpy_tuple(value: NumpyObject) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
@@ -435,20 +575,35 @@ def copied(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return kept.view(record(s, "clone", [kept.tensor], {}))
 
 
+def contiguous(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    kept = taken_over(s, args, kwargs)
+    assert isinstance(kept, TracedArray)
+    if kept.reversed_view is None and kept.tensor.fake.dim() and kept.tensor.fake.is_contiguous():
+        return kept
+    return copied(s, args, kwargs)
+
+
 IN_C: dict[str, Callable[[CaptureState, Args, Kwargs], Value]] = {
     "concatenate": concatenated,
     "where": chosen,
     "dot": product("dot"),
     "matmul": product("matmul"),
     "asarray": taken_over,
+    "ascontiguousarray": contiguous,
     "array": copied,
 }
 
 
+def seen(s: CaptureState, value: Value) -> Value:
+    """An array of constants whose memory was written through a tensor, as the array that it is now."""
+    return value.traced(s) if isinstance(value, KnownArray) and not value.memory.is_known else value
+
+
 def call_function(s: CaptureState, function: NumpyObject, args: Args, kwargs: Kwargs) -> Value:
     """A call of a function of NumPy."""
-    if not has_traced([*args, *kwargs.values()]):
+    if all(map(is_plain, (*args, *kwargs.values()))):
         return computed(s, function, args, kwargs)
+    args = [seen(s, arg) for arg in args]
     found = in_c(function.__name__)
     return found(s, args, kwargs) if found is not None else traced(s, function, args, kwargs)
 
@@ -473,8 +628,13 @@ def of_function(function: NumpyObject, order: int = 1) -> Handler:
 def in_place(function: NumpyObject) -> Handler:
     def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         target = args[0]
+        if isinstance(target, KnownArray) and target.memory.tensor is None and is_plain(args[1]):
+            return computed(s, function, args, {"out": target})
+        if isinstance(target, KnownArray):
+            handler(s, [target.traced(s), *args[1:]], kwargs)
+            return target
         if not isinstance(target, TracedArray):
-            raise UnsupportedCall(function=f"numpy.{function.__name__}", why="it writes to an array")
+            raise UnsupportedCall(function=f"numpy.{function.__name__}", why="it writes to a scalar")
         target.refuse_write()
         made = call_function(s, function, args, kwargs)
         assert isinstance(made, TracedArray)
@@ -488,15 +648,19 @@ def in_place(function: NumpyObject) -> Handler:
 
 def as_tensor(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     """`torch.from_numpy(a)`, in the memory of the array."""
+    if len(args) == 1 and isinstance(args[0], KnownArray):
+        return args[0].traced(s).tensor
     if len(args) == 1 and isinstance(args[0], TracedArray) and not args[0].is_scalar:
         return args[0].tensor
-    return numpy_constants.from_numpy(s, args, kwargs)
+    return record(s, torch.from_numpy, args, kwargs)
 
 
 def of_tensor(function: NumpyObject, copies: bool) -> Handler:
     """`torch.as_tensor`, `torch.asarray` and `torch.tensor`, of an array."""
 
     def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        if args and isinstance(args[0], KnownArray):
+            args = [args[0].traced(s), *args[1:]]
         if not args or not isinstance(args[0], TracedArray):
             return record(s, function, args, kwargs)
         if len(args) > 1 or kwargs.keys() - {"dtype", "device"}:
@@ -539,9 +703,7 @@ def cast(s: CaptureState, array: TracedArray, args: Args, kwargs: Kwargs) -> Val
     assert numpy is not None
     if len(args) != 1 or kwargs:
         raise UnsupportedCall(function="ndarray.astype", why="it gets more than a dtype")
-    dtype = numpy.dtype(args[0].real() if isinstance(args[0].real(), type) else numpy_constants.plain(s, args[0]))
-    if args[0].source is not None:
-        s.guard(args[0].source, GuardKind.IS, s.reference(args[0].real()))
+    dtype = numpy.dtype(plain(s, args[0]))
     made = converted(s, array.tensor, dtype)
     tensor = record(s, "clone", [made], {}) if made is array.tensor else made
     assert isinstance(tensor, Tensor)
@@ -605,7 +767,7 @@ def register() -> None:
     handles(numpy.ufunc.__call__, type(numpy.prod).__call__)(called)
     handles(torch.from_numpy)(as_tensor)
     handles(torch.Tensor.numpy)(tensor_as_array)
-    for name in ("array", "asarray"):
+    for name in ("array", "asarray", "ascontiguousarray"):
         if not isinstance(getattr(numpy, name), type(numpy.prod)):
             handles(getattr(numpy, name))(of_function(getattr(numpy, name)))
     handles(numpy.dtype.__eq__)(same_dtype)

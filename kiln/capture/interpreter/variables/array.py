@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, final, runtime_checkable
 
 import torch
 
 from kiln.capture.interpreter.breaks import DataDependentValue, UnsupportedCall
 from kiln.capture.interpreter.core import (
+    AS_INDEX,
     MISSING,
     NOT_RESUMABLE,
     Args,
@@ -55,17 +57,25 @@ ARRAY_METHODS: dict[str, Callable[[CaptureState, TracedArray, Args, Kwargs], Val
 class TracedArray(Value):
     """An array, or with `is_scalar` a scalar of NumPy; its numbers are those of `tensor`."""
 
-    __slots__ = ("is_scalar", "original", "tensor")
+    __slots__ = ("_tensor", "is_scalar", "original", "reversed_view")
 
     takes_symbols = True
 
     def __init__(
         self, tensor: Tensor, is_scalar: bool = False, source: Source | None = None, original: object = MISSING
     ) -> None:
-        self.tensor = tensor
+        self._tensor = tensor
         self.is_scalar = is_scalar
         self.source = source
         self.original = original
+        self.reversed_view: ReversedView | None = None
+
+    @property
+    def tensor(self) -> Tensor:
+        view = self.reversed_view
+        if view is not None and view.version != version_of(view.base):
+            raise UnsupportedCall(function="ndarray.__getitem__", why="the array was changed since it was reversed")
+        return self._tensor
 
     @property
     def dtype(self) -> NumpyObject:
@@ -121,6 +131,8 @@ class TracedArray(Value):
 
     def get_item(self, s: CaptureState, key: Value, site: CallSite = NOT_RESUMABLE) -> Value:
         index = plain_index(s, key)
+        if is_reversed(index):
+            return reversed_view(s, self, index)
         try:
             found = self.example_of_call()[index]
         except (IndexError, TypeError, ValueError) as error:
@@ -134,7 +146,8 @@ class TracedArray(Value):
 
     def set_item(self, s: CaptureState, key: Value, value: Value, site: CallSite = NOT_RESUMABLE) -> None:
         self.refuse_write()
-        plain_index(s, key)
+        if is_reversed(plain_index(s, key)):
+            raise self.unsupported("item assignment", "a slice has a negative step")
         new = value.tensor if isinstance(value, TracedArray) else value
         if not isinstance(new, Tensor) and not (new.is_constant and isinstance(new.real(), int | float)):
             raise self.unsupported("item assignment", f"it is set to a {value.type_name()}")
@@ -142,6 +155,8 @@ class TracedArray(Value):
 
     def refuse_write(self) -> None:
         """Break for an array from outside, which may share memory with others unseen, and for a scalar."""
+        if self.reversed_view is not None:
+            raise self.unsupported("item assignment", "a slice with a negative step is a copy in torch")
         root = self.tensor.fake.storage_view.storage.root
         if self.is_scalar or root is None or root.node.op.name == "input":
             raise self.unsupported("item assignment", "an array from outside may share memory with others")
@@ -163,14 +178,28 @@ class TracedArray(Value):
         raise DataDependentValue(operation="an array")
 
     def torch_arg(self, s: CaptureState) -> object:
+        """Torch takes a scalar for a number."""
+        if self.is_scalar:
+            return self.tensor.get_attr(s, "item").call(s, [], {}).torch_arg(s)
         raise UnsupportedCall(function="torch", why="it gets an array of NumPy")
 
     def emit(self, g: Codegen) -> None:
+        if self.reversed_view is not None:
+            g.make(self, operator.getitem, self.reversed_view.base, self.reversed_view.index)
+            return
         g.emit(self.tensor)
         g.body.attr("numpy").call(0)
         if self.is_scalar:
             g.body.const(()).op("BINARY_SUBSCR")
         g.remember(self)
+
+
+def index_of_array(s: CaptureState, array: Value) -> Value:
+    assert isinstance(array, TracedArray)
+    return array.tensor.get_attr(s, "item").call(s, [], {}) if array.is_scalar else array.tensor
+
+
+AS_INDEX[TracedArray] = index_of_array
 
 
 @final
@@ -212,6 +241,43 @@ def plain_index(s: CaptureState, key: Value) -> NumpyObject:
     if not key.is_constant:
         raise UnsupportedCall(function="ndarray.__getitem__", why=f"the index is a {key.type_name()}")
     return key.constant(s)
+
+
+@final
+@dataclass(frozen=True)
+class ReversedView:
+    """What an array with a negative step is a view of: torch has copies only, right as long as nobody writes."""
+
+    base: TracedArray
+    index: NumpyObject
+    version: int
+
+
+def version_of(array: TracedArray) -> int:
+    return array.tensor.fake.storage_view.storage.version
+
+
+def is_reversed(index: NumpyObject) -> bool:
+    parts = index if isinstance(index, tuple) else (index,)
+    return any([isinstance(part, slice) and part.step is not None and part.step < 0 for part in parts])
+
+
+def reversed_view(s: CaptureState, array: TracedArray, index: NumpyObject) -> TracedArray:
+    """`a[::-1]`: the same elements in order, flipped."""
+    parts = index if isinstance(index, tuple) else (index,)
+    if not all([isinstance(part, slice) for part in parts]):
+        raise array.unsupported("indexing", "a slice has a negative step")
+    ordered, turned = list[slice](), list[int]()
+    for dim, (part, size) in enumerate(zip(parts, array.tensor.fake.shape, strict=False)):
+        places = range(int(size))[part]
+        if places.step < 0:
+            turned.append(dim)
+            places = places[::-1]
+        ordered.append(slice(places.start, places.stop, places.step))
+    made = record(s, operator.getitem, [array.tensor, s.const(tuple(ordered))], {})
+    found = array.view(record(s, "flip", [made, s.const(tuple(turned))], {}))
+    found.reversed_view = ReversedView(array, index, version_of(array))
+    return found
 
 
 def tensor_index(s: CaptureState, key: Value) -> Value:

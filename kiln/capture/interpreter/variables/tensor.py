@@ -30,6 +30,7 @@ from kiln.capture.interpreter.breaks import (
     UnsupportedValue,
 )
 from kiln.capture.interpreter.core import (
+    AS_INDEX,
     HANDLERS,
     NOT_RESUMABLE,
     Args,
@@ -441,7 +442,7 @@ def index_value(s: CaptureState, key: Value) -> Value:
     if isinstance(key, Slice):
         return Slice([index_value(s, part) for part in key.parts])
     if not isinstance(key, Tensor) or is_wrapped(key.fake) or key.fake.dim() or key.fake.dtype not in INDEX_DTYPES:
-        return key
+        return AS_INDEX[type(key)](s, key) if type(key) in AS_INDEX else key
     return key.get_attr(s, "item").call(s, [], {})
 
 
