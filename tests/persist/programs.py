@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -40,6 +41,25 @@ KINDS = {nn.ReLU, nn.Linear, nn.GELU, nn.Tanh}
 def set_of_classes() -> Call:
     def function(x: Tensor) -> Tensor:
         return x * 2 if nn.GELU in KINDS else x
+
+    return function, (tensor(3, 4),), {}
+
+
+class Collector:
+    """A context variable that only an attribute leads to."""
+
+    def __init__(self) -> None:
+        self.variable: ContextVar[list[Tensor] | None] = ContextVar("collected", default=None)
+
+
+COLLECTOR = Collector()
+
+
+@program
+def context_variable() -> Call:
+    def function(x: Tensor) -> Tensor:
+        collected = COLLECTOR.variable.get()
+        return x * 2 if collected is None else x
 
     return function, (tensor(3, 4),), {}
 

@@ -11,6 +11,7 @@ A path that begins with `#` is a digest of contents: the reader follows the guar
 from __future__ import annotations
 
 import collections
+import contextvars
 import enum
 import hashlib
 import importlib
@@ -26,7 +27,7 @@ from torch import nn
 from kiln.support.records import dataclass
 
 CONTENT = "#"
-CODE, TWIN, FIELD, CLASS = "#code:", "#twin:", "#field:", "#class:"
+CODE, TWIN, FIELD, CLASS, CONTEXT = "#code:", "#twin:", "#field:", "#class:", "#context:"
 HEAP_TYPE = 1 << 9
 """The flag of classes whose attributes can be set."""
 TUPLE_GETTER = type(collections.namedtuple("_Probe", "field").field)  # type: ignore[attr-defined]
@@ -230,6 +231,8 @@ def reference_path(ref: ObjectRef) -> str:
         return CODE + code_key(ref.value)
     if type(ref.value) is TUPLE_GETTER:
         return f"{FIELD}{field_index(ref.value)}"
+    if isinstance(ref.value, contextvars.ContextVar):  # knows no module
+        return CONTEXT + ref.value.name
     path = named_path(ref.value)
     if not path and isinstance(ref.value, type) and TWIN_MARK in vars(ref.value):
         original = path_of(ref.value.__mro__[1])
@@ -250,6 +253,8 @@ def fits(path: str, value: object) -> bool:
         return twin and path_of(value.__mro__[1]) == path.removeprefix(TWIN)  # type: ignore[attr-defined]
     if path.startswith(FIELD):
         return type(value) is TUPLE_GETTER and path == f"{FIELD}{field_index(value)}"
+    if path.startswith(CONTEXT):
+        return isinstance(value, contextvars.ContextVar) and path == CONTEXT + value.name
     if path.startswith(CLASS):
         return isinstance(value, type) and path == class_digest(value)
     return False

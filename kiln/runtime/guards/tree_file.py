@@ -70,6 +70,7 @@ class TreeWriter:
         self.objects: list[Json] = []
         self._numbers: dict[tuple[str, int], int] = {}
         self._paths: dict[int, str] = {}
+        self._checked: dict[int, int] = {}
 
     def check(self, kind: int, guard: int, node: int, payload: object) -> Json:
         if kind == FUNCTION_CODE:
@@ -92,9 +93,13 @@ class TreeWriter:
         if path is None:
             path = self._paths[id(value)] = reference_path(ObjectRef("", value))
         by_content = path.startswith(CONTENT)
-        if by_content and node < 0:
-            raise NotSerialisable(f"{value!r:.100} cannot be imported")
+        if by_content and node < 0:  # the argument of a call: a check of the object itself says where it is
+            if id(value) not in self._checked:
+                raise NotSerialisable(f"{value!r:.100} cannot be imported")
+            return {"o": self._checked[id(value)]}
         number = self._numbers.setdefault((path, node if by_content else -1), len(self.objects))
+        if how == SELF:
+            self._checked[id(value)] = number
         if number == len(self.objects):
             self.objects.append([path, node, how] if by_content else path)
         return {"o": number}
@@ -120,7 +125,7 @@ def read_tree(data: TreeData, function: types.FunctionType, values: Sequence[obj
     scope = (values, function.__globals__, function.__closure__)
     reader = TreeReader()
     reader.objects = [load_named(row) if isinstance(row, str) else None for row in data["objects"]]
-    nodes: list[NodeRow] = [(*row[:5], reader.value(row[5]), row[6]) for row in data["nodes"]]
+    nodes = reader.nodes(data)
     by_content = [(number, *row) for number, row in enumerate(data["objects"]) if not isinstance(row, str)]
     if by_content:
         finder = paths_only(nodes, [node for _, _, node, _ in by_content])
@@ -131,6 +136,7 @@ def read_tree(data: TreeData, function: types.FunctionType, values: Sequence[obj
             if not fits(path, part):
                 return Misfit(guard_of(data["checks"], node), f"{found!r:.100}")
             reader.objects[number] = part
+        nodes = reader.nodes(data)  # calls get such objects too
     checks = [(kind, guard, node, reader.value(payload)) for kind, guard, node, payload in data["checks"]]
     tree = GuardTree(nodes, checks, tuple(data["collect"]))
     return tree if tree.check(*scope) else Misfit(*(tree.explain(*scope) or (-1, "other values")))
@@ -172,6 +178,9 @@ def _expected_part(found: object, how: str) -> object:
 class TreeReader:
     def __init__(self) -> None:
         self.objects: list[object] = []
+
+    def nodes(self, data: TreeData) -> list[NodeRow]:
+        return [(*row[:5], self.value(row[5]), row[6]) for row in data["nodes"]]
 
     def value(self, data: object) -> object:
         if isinstance(data, list):
