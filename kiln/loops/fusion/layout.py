@@ -21,6 +21,7 @@ from kiln.loops.fusion.group import FusableNode, Group, GroupSymbols, Member
 from kiln.loops.kernel.occupancy import floor_power, wanted_pieces
 from kiln.loops.program.analyses import node_axes
 from kiln.loops.program.nodes import Buffer
+from kiln.support.errors import require
 from kiln.support.records import dataclass
 from kiln.support.target import Target
 from kiln.symbolic import Symbol, is_static, sym_min
@@ -61,6 +62,7 @@ def block_units(group: Group, symbols: GroupSymbols) -> None:
         del group.blocked[old]
         for member in group.members:
             if member.partial is not None:
+                require(member.partial.blocked is not old or member.partial.size == size, "parts have other blocks")
                 member.partial.dims = tuple(block if symbol is old else symbol for symbol in member.partial.dims)
 
 

@@ -162,7 +162,7 @@ def too_many_columns(pair: Pair) -> Excess | None:
 
 
 def two_blockings(pair: Pair) -> Excess | None:
-    return CONFLICT if len(_blocked(pair)) > 1 else None
+    return CONFLICT if len({*pair.first.blocked.items(), *_renamed_blocks(pair).items()}) > 1 else None
 
 
 def parts_lose_units(pair: Pair) -> Excess | None:
@@ -190,7 +190,12 @@ def _summed(pair: Pair) -> set[Symbol]:
 
 
 def _blocked(pair: Pair) -> set[Symbol]:
-    return {*pair.first.blocked, *_renamed(pair.second.blocked, pair.space.names)}
+    return {*pair.first.blocked, *_renamed_blocks(pair)}
+
+
+def _renamed_blocks(pair: Pair) -> dict[Symbol, int]:
+    """Those of the second group, and their sizes, in the common space."""
+    return {pair.space.names.get(symbol, symbol): size for symbol, size in pair.second.blocked.items()}
 
 
 def _renamed(symbols: Iterable[Symbol], names: Mapping[Symbol, Symbol]) -> set[Symbol]:
@@ -202,8 +207,8 @@ def _renamed(symbols: Iterable[Symbol], names: Mapping[Symbol, Symbol]) -> set[S
 
 def too_few_pieces(pair: Pair) -> Excess | None:
     """Only where one of the two had more pieces of work, and a loop that takes long."""
-    target, names = pair.context.target, pair.space.names
-    blocks = pair.first.blocked | {names.get(symbol, symbol): size for symbol, size in pair.second.blocked.items()}
+    target = pair.context.target
+    blocks = pair.first.blocked | _renamed_blocks(pair)
     left, wanted = pieces(pair.first, pair.space.units, target, blocks), wanted_pieces(target)
     if left >= wanted:
         return None
