@@ -177,6 +177,11 @@ MAP = {
             "speculated_size",
         ),
         (
+            "When is it assumed that floats are finite?",
+            "kiln/graph/trace/finite.py",
+            "truth_if_finite",
+        ),
+        (
             "Which torch function modes may a frame enter?",
             "kiln/capture/interpreter/builtins/function_modes.py",
             "enter_mode",

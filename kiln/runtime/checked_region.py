@@ -5,8 +5,9 @@
 
 What fails is a check of the values of tensors, or one of torch's operators, which checks its arguments when it runs.
 
-The region changes no input and calls no operator with unknown effects, so that nothing has happened when it fails
-but draws from torch's generators; the states are put back where the capture has assumed something of values.
+The region calls no operator with unknown effects, and changes inputs only behind all its checks, so that nothing has
+happened when one of them fails but draws from torch's generators; the states are put back where the capture has
+assumed something of values. One that changes inputs is not replaced where anything else fails.
 """
 
 from __future__ import annotations
@@ -16,12 +17,19 @@ import torch
 from kiln.plan.errors import CheckFailed, IndexOutOfRange, IntegerDivisionByZero
 from kiln.support.errors import KilnError
 
+ASSUMED = "what was assumed of values does not hold"
+"""How the message of a check begins that stands for an assumption of the capture."""
 OF_VALUES = (CheckFailed, IndexOutOfRange, IntegerDivisionByZero)
 """Errors that the values of tensors cause. All others of ours are faults of the compiler."""
 
 
 def is_of_values(error: BaseException) -> bool:
     return isinstance(error, OF_VALUES)
+
+
+def is_failed_check(error: BaseException) -> bool:
+    """A check of values, in front of which a region changes nothing. Other errors may come when it has."""
+    return isinstance(error, CheckFailed)
 
 
 def is_of_operator(error: BaseException) -> bool:

@@ -378,6 +378,7 @@ def new_state(
         speculate and callbacks.speculate_values,
         callbacks.check_time,
         callbacks.control_flow,
+        callbacks.own_regions,
     )
     collectives.register_functional()
     register_fully_sharded()

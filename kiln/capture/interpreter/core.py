@@ -354,6 +354,8 @@ class Policy:
     """Likewise for whole values, such as a list of sizes."""
     check_time: Callable[[], None] = lambda: None
     control_flow: ControlFlowOption = "auto"
+    own_regions: bool = True
+    """Kiln compiles the regions, which check what was assumed of values before they change inputs."""
 
 
 @final

@@ -22,12 +22,16 @@ from kiln.capture.interpreter.breaks import DataDependentValue, GraphBreak, Past
 from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.speculation import Speculation, Speculations, constant_truth
+from kiln.capture.interpreter.speculation import known_truth as known_condition
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import all_nodes
 from kiln.graph.trace.condition import equality, evaluate, inputs_of, integer_value, is_buffer, size_read
 from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.finish import changes_inputs
+from kiln.graph.trace.finite import truth_if_finite
 from kiln.plan.overloads import is_random, written_arguments
+from kiln.runtime.checked_region import ASSUMED
 from kiln.support.errors import KilnError
 from kiln.support.records import dataclass
 from kiln.symbolic.expr import Expr, Symbol
@@ -184,6 +188,23 @@ def assumed_truth(s: CaptureState, fake: FakeTensor) -> bool | None:
     return expected
 
 
+def finite_truth(s: CaptureState, fake: torch.Tensor) -> bool | None:
+    """The truth of a question whether floats are finite: that they are is assumed, and the region checks it."""
+    if not s.policy.speculate or any(size != 1 for size in fake.shape):
+        return None
+    truth = truth_if_finite(s.recorder.node_of(fake))
+    if truth is not None:
+        assert isinstance(fake, FakeTensor)
+        assume(s, fake, truth)
+    return truth
+
+
+def likely_truth(s: CaptureState, fake: torch.Tensor) -> bool | None:
+    """The truth value of a tensor that is constant or speculated on, else if all floats are finite."""
+    known = known_condition(s, fake)
+    return finite_truth(s, fake) if known is None else known
+
+
 def in_operator(frame: SymbolicFrame) -> bool:
     """Whether a control flow operator of torch is interpreted as plain Python, as its fallback in eager is not."""
     outer: object = frame
@@ -212,13 +233,15 @@ def assumed_relation(s: CaptureState, number: torch.SymInt | torch.SymFloat | to
 
 
 def refuse_unchecked(s: CaptureState, graph: Graph) -> None:
-    """Break where something was assumed if eager cannot run `graph` again, since it changes inputs or calls operators
-    with unknown effects, or where the tensor of a number was changed after it had been read."""
+    """Break where something was assumed if eager cannot run `graph` again, since it calls operators with unknown
+    effects, or changes inputs and does not check what was assumed before that; or where the tensor of a number was
+    changed after it had been read."""
     runs_once = has_lasting_effects(graph)
     found = s.part(DataValues)
     for assumption in found.assumptions:
         tensor = assumption.tensor
-        if runs_once or (tensor is not None and s.recorder.node_of(tensor) is not assumption.node):
+        checked = tensor is not None and s.policy.own_regions and not calls_opaque(graph)
+        if (runs_once and not checked) or (tensor is not None and s.recorder.node_of(tensor) is not assumption.node):
             raise data_dependent(assumption.step, "an assertion on values")
     env = s.recorder.env
     for check in env.checks if runs_once else ():
@@ -310,6 +333,17 @@ JUMPS: Mapping[str, bool] = {"POP_JUMP_IF_TRUE": True, "POP_JUMP_IF_FALSE": Fals
 
 
 def conditions(s: CaptureState) -> list[tuple[FakeTensor, bool]]:
-    """The conditions that the transformed code checks on results of the region, and what they must be."""
-    found = s.part(DataValues).assumptions
-    return [(assumption.tensor, assumption.expected) for assumption in found if assumption.tensor is not None]
+    """What the transformed code checks on results of the region, and what they must be.
+
+    A region that changes inputs checks them itself, before it does: they become checks of its graph.
+    """
+    found = [assumption for assumption in s.part(DataValues).assumptions if assumption.tensor is not None]
+    if not (s.policy.own_regions and changes_inputs(s.recorder.inputs)):
+        return [(assumption.tensor, assumption.expected) for assumption in found if assumption.tensor is not None]
+    emit = s.recorder.emit
+    for assumption in found:
+        node = emit.convert(s.recorder.node_of(assumption.tensor), torch.bool)  # type: ignore[arg-type]
+        node = emit.node("reshape", node, sizes=()) if node.tensor.rank else node
+        node = node if assumption.expected else emit.pointwise("logical_not", node)
+        emit.node("assert", node, message=f"{ASSUMED} at {assumption.step.location().text()}")
+    return []

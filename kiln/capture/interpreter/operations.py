@@ -19,7 +19,7 @@ import torch
 
 from kiln.capture.interpreter.breaks import NotConstant
 from kiln.capture.interpreter.core import MISSING, OPERATORS, CaptureState, Operator, Token, Value
-from kiln.capture.interpreter.data_values import assume
+from kiln.capture.interpreter.data_values import assume, likely_truth
 from kiln.capture.interpreter.native_calls import natives
 from kiln.capture.interpreter.speculation import (
     Number,
@@ -27,7 +27,6 @@ from kiln.capture.interpreter.speculation import (
     known_truth,
     number_in_front,
     number_truth,
-    truth_of_comparison,
 )
 from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.builtin import Builtin
@@ -157,7 +156,7 @@ def torch_binary(s: CaptureState, function: Function2, left: Value, right: Value
             return exact_comparison(s, plain, left, right)
         return s.wrap(function(left.torch_arg(s), right.torch_arg(s)), None)
     except NoHint:
-        known = truth_of_comparison(s, plain, left, right) if plain in COMPARISONS else None
+        known = likely_truth(s, comparison_in_region(s, plain, left, right)) if plain in COMPARISONS else None
         if known is None:
             raise
         return Constant(known)

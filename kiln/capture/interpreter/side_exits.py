@@ -27,6 +27,7 @@ from kiln.graph.ir.rewrite import all_nodes
 from kiln.graph.prims.table import Kind
 from kiln.runtime.checked_region import (
     is_behind_checks,
+    is_failed_check,
     is_of_operator,
     is_of_values,
     random_states,
@@ -58,7 +59,7 @@ def errors_of(graph: Graph, is_checked: bool, own_region: bool) -> Callable[[Bas
     in eager; other compilers' regions have errors of their own.
     """
     if is_checked:
-        return is_behind_checks
+        return is_failed_check if graph.writes else is_behind_checks
     nodes = list(all_nodes(graph))
     libraries = [node for node in nodes if node.op.kind is Kind.LIBRARY]
     if has_lasting_effects(graph) or not all(str(node.attrs["target"]).startswith("aten.") for node in libraries):

@@ -205,11 +205,6 @@ def known_truth(s: CaptureState, fake: torch.Tensor) -> bool | None:
     return found.expected
 
 
-def truth_of_comparison(s: CaptureState, function: Callable[..., object], left: Value, right: Value) -> bool | None:
-    """A comparison of floats that were taken from tensors, if it can be speculated on, else None."""
-    return known_truth(s, comparison_in_region(s, function, left, right))
-
-
 def comparison_in_region(s: CaptureState, function: Callable[..., object], left: Value, right: Value) -> FakeTensor:
     """The truth of a comparison of floats that were taken from tensors, as a tensor of the region."""
     assert s.frame is not None

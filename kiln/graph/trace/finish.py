@@ -37,7 +37,7 @@ Owner = tuple[Literal["input", "output"], int, FakeTensor]
 def build_graph(mode: RecordingMode, records: Sequence[InputRecord], outputs: Sequence[FakeTensor]) -> Graph:
     """Marks the records that are used, which in order are the graph's inputs."""
     views = read_through_roots(mode, records)
-    written = [(record, views.get(value, value)) for record, value in _written(mode, records)]
+    written = [(record, views.get(value, value)) for record, value in _written(records)]
     draft = _Outputs(mode, records, outputs)
     made = [draft.output(fake) for fake in outputs]
     roots = [output.value for output in made] + [value for _, value in written]
@@ -160,7 +160,12 @@ def use_for_sizes(records: Sequence[InputRecord], nodes: Sequence[Node]) -> None
         needed -= symbols
 
 
-def _written(mode: RecordingMode, records: Sequence[InputRecord]) -> list[tuple[InputRecord, Node]]:
+def changes_inputs(records: Sequence[InputRecord]) -> bool:
+    """Whether the recording writes to an input."""
+    return bool(_written(records))
+
+
+def _written(records: Sequence[InputRecord]) -> list[tuple[InputRecord, Node]]:
     found: list[tuple[InputRecord, Node]] = []
     for record in records:
         if isinstance(record.fake, FakeTensor):

@@ -4,7 +4,7 @@ Their kernels change lists of tensors, which no rule can express.
 
 _fused_adam_([p], [g], [m], [v], [], [step], lr=..., ...)    =>    m.lerp_(g, 1 - beta1), v = ..., p.copy_(...)
 
-The step counts are used in double precision, as the kernels do. A `grad_scale` or `found_inf` is left to the kernels.
+The step counts are used in double precision, as the kernels do.
 """
 
 from __future__ import annotations
@@ -29,16 +29,27 @@ def decays(weight_decay: float) -> bool:
     return not isinstance(weight_decay, int | float) or weight_decay != 0
 
 
-def without_scaling(kernel: Callable[..., None], step: Callable[..., None]) -> Callable[..., None]:
-    """`step`, or the kernel where that scales gradients too, or leaves out the step after infinite ones."""
+def with_scaling(step: Callable[..., None], changed: int) -> Callable[..., None]:
+    """`step`, of gradients divided by a `grad_scale`, and left out where `found_inf` is one.
+
+    It takes lists of tensors, of which it changes the first `changed`, but for the gradients, which come second.
+    """
 
     def call(
-        *args: object, grad_scale: Tensor | None = None, found_inf: Tensor | None = None, **options: object
+        *lists: Lists, grad_scale: Tensor | None = None, found_inf: Tensor | None = None, **options: object
     ) -> None:
         if grad_scale is None and found_inf is None:
-            step(*args, **options)
-        else:
-            kernel(*args, **options, grad_scale=grad_scale, found_inf=found_inf)
+            step(*lists, **options)
+            return
+        made = [[each.clone() for each in tensors] for tensors in lists]
+        if grad_scale is not None:
+            made[1] = [grad / grad_scale for grad in lists[1]]
+        step(*made, **options)
+        for number in range(changed):
+            if number == 1 and grad_scale is None:
+                continue
+            for old, new in zip(lists[number], made[number], strict=True):
+                old.copy_(new if found_inf is None else torch.where(found_inf == 1, old, new))
 
     return call
 
@@ -155,9 +166,9 @@ def update_scale(
 FUSED: Mapping[Target, Callable[..., object]] = {
     torch._amp_foreach_non_finite_check_and_unscale_: unscale,
     torch._amp_update_scale_: update_scale,
-    torch._fused_adam_: without_scaling(torch._fused_adam_, adam(decoupled=False)),
-    torch._fused_adamw_: without_scaling(torch._fused_adamw_, adam(decoupled=True)),
-    torch._fused_sgd_: without_scaling(torch._fused_sgd_, sgd),
-    torch._fused_adagrad_: without_scaling(torch._fused_adagrad_, adagrad),
+    torch._fused_adam_: with_scaling(adam(decoupled=False), changed=5),
+    torch._fused_adamw_: with_scaling(adam(decoupled=True), changed=5),
+    torch._fused_sgd_: with_scaling(sgd, changed=3),
+    torch._fused_adagrad_: with_scaling(adagrad, changed=3),
 }
 """Functions of torch, and the same in torch calls."""

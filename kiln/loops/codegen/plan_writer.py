@@ -25,7 +25,18 @@ from kiln.loops.codegen.printed_kernel import PrintedKernel
 from kiln.loops.kernel.analyses import launch_grain, launch_units
 from kiln.loops.kernel.kernel import KernelIR
 from kiln.loops.kernel.launches.program import Allocation, KernelLaunch, KernelProgram, NestedCall
-from kiln.loops.program.nodes import COND, LOCAL_SCALAR, SCAN, WAIT, WHILE_LOOP, Buffer, BufferArg, Extern, LoopOutput
+from kiln.loops.program.nodes import (
+    CHECK,
+    COND,
+    LOCAL_SCALAR,
+    SCAN,
+    WAIT,
+    WHILE_LOOP,
+    Buffer,
+    BufferArg,
+    Extern,
+    LoopOutput,
+)
 from kiln.plan import steps
 from kiln.plan.overloads import number_arguments
 from kiln.plan.plan import Kernel, Plan, PlanInput, PlanOutput, Ref, Slot, Step, SymbolBinding
@@ -344,7 +355,7 @@ SPECIAL: dict[str, Callable[[_PlanWriter, Extern], None]] = {
     "kiln.empty": _empty,
     "kiln.view": _view,
     "kiln.random_seed": _random_seed,
-    "kiln.assert": _assert,
+    CHECK: _assert,
     LOCAL_SCALAR: _local_scalar,
     WAIT: _wait,
 }

@@ -2,7 +2,8 @@
 
 Buffers with a base share its memory. A reader can be fused with the writer of a buffer that exactly one node writes.
 Where memory is written several times (scatters in place, calls that mutate), only the order is kept, by barriers.
-What uses a number that the host reads comes after all reads in front of it.
+What uses a number that the host reads comes after all reads in front of it. What follows the last check of values, and
+only that, may write to an argument: until then nothing has changed that eager could not compute from again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import final
 
 from kiln.loops.fusion.group import Group
 from kiln.loops.program.analyses import kept_buffers, memory_of, reads, symbols_read, symbols_used, written
-from kiln.loops.program.nodes import Buffer, LoopNode, LoopProgram
+from kiln.loops.program.nodes import CHECK, Buffer, Extern, LoopNode, LoopProgram
 from kiln.support.records import dataclass
 from kiln.symbolic import Symbol
 
@@ -36,6 +37,16 @@ def numbers_of(node: LoopNode, buffers: dict[str, Buffer], host: frozenset[Symbo
     """Whether `node` and the buffers that it accesses depend on the numbers `host`."""
     specs = [buffers[name].spec for name in (*written(node), *(access.buffer for access in reads(node)))]
     return HostNumbers(bool(symbols_read(node)), not host.isdisjoint(symbols_used((node, *specs))))
+
+
+def last_check(program: LoopProgram) -> int:
+    """The number of the last check of values in a program that writes to its arguments, else -1."""
+    checks = [number for number, node in enumerate(program.nodes) if is_check(node)]
+    return checks[-1] if checks and program.writes else -1
+
+
+def is_check(node: LoopNode) -> bool:
+    return isinstance(node, Extern) and node.target == CHECK
 
 
 @final
@@ -65,6 +76,11 @@ class Dependencies:
         host = host_numbers(program)
         self._host_numbers = [numbers_of(node, buffers, host) for node in program.nodes] if host else None
         self._last_read: Group | None = None
+        self.last_check = last_check(program)
+        self._check: Group | None = None
+        self._checks: list[Group] = []
+        self.before_check = frozenset(name for names in self._writes[: self.last_check + 1] for name in names)
+        """What is computed in front of the last check."""
         self.uses = {name: BufferUses(kept=name in kept) for name in buffers}
         for number, names in enumerate(self._reads):
             for name in names:
@@ -79,6 +95,14 @@ class Dependencies:
         """Enter the edges of `group`, which holds just node `number`."""
         if self._host_numbers is not None:
             self._order_by_numbers(group, self._host_numbers[number])
+        if self._check is not None:
+            group.after.add(self._check)
+            group.barriers.add(self._check)
+        elif number == self.last_check:
+            self._check = group
+            group.after.update(self._checks)
+        elif number < self.last_check and group.step is not None and is_check(group.step):
+            self._checks.append(group)
         for name in self._reads[number]:
             root = self.roots[name]
             writer = self._last_writer.get(root)

@@ -21,7 +21,7 @@ from kiln.loops.fusion.lifetimes import ScheduledStep
 from kiln.loops.fusion.overlap import changes
 from kiln.loops.kernel.launches.program import LONGEST_ROW, KernelLaunch
 from kiln.loops.program.analyses import memory_of, symbols_used
-from kiln.loops.program.nodes import Buffer
+from kiln.loops.program.nodes import CHECK, Buffer, Extern
 from kiln.support.records import dataclass
 from kiln.support.target import Target
 from kiln.symbolic import Symbol, is_static
@@ -82,6 +82,8 @@ class _Tables:
         writes = {memory_of(name, self.buffers) for name in changes(step)}
         reads = {memory_of(name, self.buffers) for name in step.touched()} - writes
         row, key = step.row, self._key(step)
+        if isinstance(step.step, Extern) and step.step.target == CHECK:
+            self.open.clear()  # what follows may write to arguments
         entry = None if row is None or key is None else self.open.get(key)
         if entry is None or not self._joins(entry, step, reads, writes):
             entry = _Entry(len(self.entries), [], set(), set())

@@ -123,6 +123,7 @@ def landing_targets(program: LoopProgram, graph: Dependencies, buffers: Mapping[
         and shared[target] == shared[source] == sources[source] == 1
         and graph.has_own_memory(source)
         and not returned & {source, target}
+        and source not in graph.before_check
         and not has_repeated_elements(buffers[target].spec)
         and _same_layout(buffers[target].spec, buffers[source].spec)
     }

@@ -17,7 +17,7 @@ from kiln.graph.prims.table import Kind
 from kiln.loops.lowering.column import STATEMENT
 from kiln.loops.lowering.errors import NoLowering
 from kiln.loops.lowering.lower import Lowering, origin_text
-from kiln.loops.program.nodes import LOCAL_SCALAR, WAIT, Buffer, BufferArg, Extern
+from kiln.loops.program.nodes import CHECK, LOCAL_SCALAR, WAIT, Buffer, BufferArg, Extern
 from kiln.plan.overloads import find_overload, written_arguments
 from kiln.symbolic import Expr
 from kiln.tensor.spec import ScalarSpec, TensorSpec
@@ -174,7 +174,7 @@ CALLS_OF_ANY_DTYPE: Mapping[str, Callable[[Node, list[BufferArg]], AtenCall[Buff
 @STATEMENT("assert")
 def assert_(lowering: Lowering, node: Node) -> None:
     args = (lowering.argument(node.inputs[0]), node.attrs["message"])
-    lowering.emit(Extern((), "kiln.assert", args, origin=origin_text(node)))
+    lowering.emit(Extern((), CHECK, args, origin=origin_text(node)))
 
 
 @STATEMENT("wait")

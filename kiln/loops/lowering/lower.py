@@ -21,6 +21,7 @@ from kiln.graph.prims.table import Kind
 from kiln.loops.body.body import Index, Load, LoopBody
 from kiln.loops.body.indexing import Axis
 from kiln.loops.lowering.body import Body
+from kiln.loops.lowering.checks import checks_first
 from kiln.loops.lowering.column import ELEMENT, LOOP_DTYPES, STATEMENT, without_loops
 from kiln.loops.lowering.errors import NoLowering, NoMemory
 from kiln.loops.lowering.in_place import InPlace
@@ -70,7 +71,7 @@ class Lowering:
     def run(self) -> LoopProgram:
         inputs = tuple([self._input(position, node) for position, node in enumerate(self.graph.inputs)])
         live = live_nodes(self.graph.nodes, results(self.graph))
-        nodes = [node for node in self.graph.nodes if node in live]
+        nodes = checks_first([node for node in self.graph.nodes if node in live], bool(self.graph.writes))
         left_to_aten = without_loops(nodes, self.target)
         self.in_place = InPlace(self, find_updates(self.graph, nodes, left_to_aten, self.env))
         realised = choose_realised(self.graph, nodes, left_to_aten, self.in_place.updates)

@@ -26,6 +26,7 @@ from kiln.graph.ir.size_oracle import GuardFreeOracle, UnknownRelation
 from kiln.graph.prims.errors import ImpossibleView, ShapeMismatch
 from kiln.graph.prims.meta import META, has_repeated_elements, same_strides, view_strides
 from kiln.graph.prims.table import Kind
+from kiln.loops.lowering.checks import last_check
 from kiln.loops.lowering.column import ELEMENT, LOOP_DTYPES
 from kiln.plan.overloads import find_overload
 from kiln.symbolic import ShapeEnv
@@ -96,6 +97,7 @@ class _Finder:
     ) -> None:
         self.graph, self.nodes, self.calls, self.oracle, self.found = graph, nodes, calls, oracle, found
         self.position = {node: number for number, node in enumerate(nodes)}
+        self.last_check = last_check(nodes)
         self.users: dict[Node, list[Node]] = {}
         for node in nodes:
             for operand in node.inputs:
@@ -123,6 +125,8 @@ class _Finder:
         if not placed or not chain.updates or any(node in self.found for node in chain.layout):
             return
         is_input = target.op.name == "input"
+        if is_input and min(map(self.position.__getitem__, chain.updates)) < self.last_check:
+            return
         parts = sum(node.op.name in PARTS for node in chain.updates)
         if not is_input and parts == len(chain.updates) and parts < MANY_PARTS:
             return

@@ -182,7 +182,7 @@ OWN_STEPS: Mapping[str, Callable[[nodes.Extern, Memory], None]] = {
     "kiln.empty": _empty,
     "kiln.view": _empty,
     "kiln.random_seed": _random_seed,
-    "kiln.assert": _assert,
+    nodes.CHECK: _assert,
     nodes.LOCAL_SCALAR: _local_scalar,
     nodes.WAIT: lambda node, memory: None,  # results are waited for before they are copied
     nodes.COND: _cond,

@@ -128,6 +128,7 @@ class BufferArg:
     spec: TensorSpec | None = None
 
 
+CHECK = "kiln.assert"
 LOCAL_SCALAR = "kiln.local_scalar"
 WAIT = "kiln.wait"
 COND, WHILE_LOOP, SCAN = "kiln.cond", "kiln.while_loop", "kiln.scan"
@@ -144,7 +145,7 @@ class Extern:
         "kiln.empty"         outs[0] is fresh memory with any contents
         "kiln.view"          outs[0] is its base under another layout
         "kiln.random_seed"   outs[0] is int64[2] (seed, offset); args = (device, increment)
-        "kiln.assert"        args = (buffer, message)
+        CHECK                args = (buffer, message)
         WAIT                 args = (buffer, held): the collective that writes the buffer, which it mutates, has ended
         LOCAL_SCALAR         args = (buffer, kind, symbol, checks): the host reads a number
         COND                 args = (condition, buffers, sizes); `nested` = (true, false), on buffers and sizes

@@ -15,6 +15,7 @@ from kiln.capture.interpreter.breaks import (
 )
 from kiln.capture.interpreter.chosen_rows import ChosenRows, chosen_rows
 from kiln.capture.interpreter.core import MISSING, NOT_RESUMABLE, PUSH, CaptureState, Value
+from kiln.capture.interpreter.data_values import finite_truth
 from kiln.capture.interpreter.frame import (
     HANDLED_BEFORE,
     SymbolicFrame,
@@ -31,7 +32,7 @@ from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.exception import nothing_handled_outside
 from kiln.capture.interpreter.variables.iterators import Generator, sent
 from kiln.capture.interpreter.variables.mapping import Dict
-from kiln.capture.interpreter.variables.tensor import Symbolic
+from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor
 
 NONE = Constant(None)
 ITERABLE_COROUTINE = 0x100
@@ -77,9 +78,12 @@ def pop_jump_if(name: str, when: bool, test: Callable[[CaptureState, Value], boo
             truth = test(frame.state, value)
         except DataDependentBranch as stop:
             targets = (target, frame.ip) if when else (frame.ip, target)
-            if not take_both_sides(frame, value, targets):
+            if take_both_sides(frame, value, targets):
+                return
+            found = finite_truth(frame.state, value.fake) if isinstance(value, Tensor) else None
+            if found is None:
                 raise stop.because(frame.state.needed.get((frame.code, frame.at), "")) from None
-            return
+            truth = found
         if truth is when:
             frame.ip = target
 

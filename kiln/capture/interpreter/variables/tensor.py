@@ -49,6 +49,7 @@ from kiln.capture.interpreter.data_values import (
     assumed_relation,
     assumed_truth,
     is_needed,
+    likely_truth,
     number_hidden,
     number_made,
     past_step,
@@ -58,7 +59,7 @@ from kiln.capture.interpreter.data_values import (
 )
 from kiln.capture.interpreter.effects import SideEffect, emit_deletion
 from kiln.capture.interpreter.frame import running_frame
-from kiln.capture.interpreter.speculation import known_truth, number_truth
+from kiln.capture.interpreter.speculation import comparison_in_region, known_truth, number_truth
 from kiln.capture.interpreter.variables.bound_method import NamedMethod
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.mapping import Dict
@@ -363,8 +364,8 @@ def tensor_truth(s: CaptureState, value: Tensor, statement: str) -> bool:
     if is_wrapped(value.fake):
         raise DataDependentBranch(statement=statement)
     truth = assumed_truth(s, value.fake)
-    if truth is None:
-        truth = known_truth(s, value.fake)
+    if truth is None:  # of an `if` both sides are tried before it is assumed that floats are finite
+        truth = known_truth(s, value.fake) if statement == "if" else likely_truth(s, value.fake)
     if truth is None:
         raise DataDependentBranch(statement=statement)
     return truth
@@ -564,9 +565,11 @@ class Symbolic(Value):
     def truth(self, s: CaptureState) -> bool:
         if self.python_type() is float and self.node.node.has_hint():
             known = number_truth(s, operator.ne, self.node.node.value, 0)
-            return bool(self.constant(s)) if known is None else known
-        assumed = assumed_relation(s, self.node)
-        return bool(self.constant(s)) if assumed is None else assumed
+        elif self.python_type() is float:
+            known = likely_truth(s, comparison_in_region(s, operator.ne, self, s.const(0.0)))
+        else:
+            known = assumed_relation(s, self.node)
+        return bool(self.constant(s)) if known is None else known
 
     def key(self, s: CaptureState) -> Token:
         return self.constant(s)
