@@ -28,11 +28,13 @@ template <class V, class I> static inline __attribute__((always_inline)) V shuff
 #define __builtin_ia32_pmovzxbd512_mask(x, rest, mask) _mm512_cvtepu8_epi32((__m128i)(x))
 #define __builtin_ia32_pmovsxwd512_mask(x, rest, mask) _mm512_cvtepi16_epi32((__m256i)(x))
 #define __builtin_ia32_pmovzxwd512_mask(x, rest, mask) _mm512_cvtepu16_epi32((__m256i)(x))
+#define __builtin_ia32_pmuludq512_mask(a, b, rest, mask) _mm512_mul_epu32((__m512i)(a), (__m512i)(b))
 #define __builtin_ia32_ptestmd512(a, b, mask) _mm512_mask_test_epi32_mask(mask, (__m512i)(a), (__m512i)(b))
 #define __builtin_ia32_sqrtps512_mask(x, rest, mask, rounding) _mm512_sqrt_ps((__m512)(x))
 #define __builtin_ia32_sqrtpd512_mask(x, rest, mask, rounding) _mm512_sqrt_pd((__m512d)(x))
 
 // 256 bits.
+#define __builtin_ia32_pmuludq256(a, b) _mm256_mul_epu32((__m256i)(a), (__m256i)(b))
 #define __builtin_ia32_sqrtps256(x) _mm256_sqrt_ps((__m256)(x))
 #define __builtin_ia32_vcvtph2ps256(x) _mm256_cvtph_ps((__m128i)(x))
 #define __builtin_ia32_vfmaddps256(a, b, c) _mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c))

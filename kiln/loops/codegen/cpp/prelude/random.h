@@ -1,23 +1,54 @@
-//@ philox
+//@ philox: halves
 // Philox 4x32, 10 rounds (Salmon, Moraes, Dror, Shaw, SC 2011): key = seed, counter = (low, high, 0, 0).
 template <class V> struct Words {
   V w[4];
 };
-KILN_INLINE u64 low_word(u64 x) { return x & 0xffffffffu; }
-KILN_INLINE u64v low_word(u64v x) { return x & 0xffffffffu; }
+// The lanes of a register: GCC keeps longer vectors in memory from round to round.
+#if defined(KILN_AVX512)
+constexpr int register_bytes = 64;
+#else
+constexpr int register_bytes = 32;
+#endif
+typedef u64 word_register __attribute__((vector_size(register_bytes)));
+typedef i32 half_words __attribute__((vector_size(register_bytes)));
+template <class V> KILN_INLINE V low_word(V x) { return x & 0xffffffffu; }
+// The product of two words: of x, the high ones do not count. As a product of 64-bit lanes GCC would multiply three times.
+template <class V> KILN_INLINE V word_product(V x, u32 y) { return low_word(x) * (u64)y; }
+#if defined(KILN_AVX512)
+KILN_INLINE word_register word_product(word_register x, u32 y) {
+  half_words factor = (half_words)(word_register{} + y);
+  return (word_register)__builtin_ia32_pmuludq512_mask((half_words)x, factor, (whole_register)x, (u8)-1);
+}
+#elif defined(__AVX2__)
+KILN_INLINE word_register word_product(word_register x, u32 y) {
+  return (word_register)__builtin_ia32_pmuludq256((half_words)x, (half_words)(word_register{} + y));
+}
+#endif
 template <class V> KILN_INLINE Words<V> philox(u64 seed, V counter) {
-  V w0 = low_word(counter), w1 = counter >> 32, w2 = {}, w3 = {};
-  u64 key0 = low_word(seed), key1 = seed >> 32;
+  V w0 = counter, w1 = counter >> 32, w2 = {}, w3 = {};  // the high word of a lane is not read
+  V key0 = V{} + seed, key1 = V{} + (seed >> 32);
   for (int round = 0; round < 10; ++round) {
-    V p0 = w0 * 0xD2511F53u, p1 = w2 * 0xCD9E8D57u;
+    V p0 = word_product(w0, 0xD2511F53u), p1 = word_product(w2, 0xCD9E8D57u);
     w0 = (p1 >> 32) ^ w1 ^ key0;
-    w1 = low_word(p1);
+    w1 = p1;
     w2 = (p0 >> 32) ^ w3 ^ key1;
-    w3 = low_word(p0);
-    key0 = low_word(key0 + 0x9E3779B9u);
-    key1 = low_word(key1 + 0xBB67AE85u);
+    w3 = p0;
+    key0 = key0 + 0x9E3779B9u;
+    key1 = key1 + 0xBB67AE85u;
   }
-  return {{w0, w1, w2, w3}};
+  return {{low_word(w0), low_word(w1), low_word(w2), low_word(w3)}};
+}
+KILN_INLINE Words<u64v> philox(u64 seed, u64v counter) {
+  constexpr int count = sizeof(u64v) / sizeof(word_register);
+  word_register parts[count], words[4][count];
+  __builtin_memcpy(parts, &counter, sizeof counter);
+  for (int k = 0; k < count; ++k) {
+    auto made = philox(seed, parts[k]);
+    for (int n = 0; n < 4; ++n) words[n][k] = made.w[n];
+  }
+  Words<u64v> r;
+  __builtin_memcpy(&r, words, sizeof r);
+  return r;
 }
 
 //@ random_bits: philox
