@@ -1,6 +1,7 @@
 #include "executor/region.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
@@ -273,15 +274,20 @@ class RegionNode final : public ag::Node {
 
   Observed inner_observed(ag::Node* asking);
 
+  // By result: a tensor with the history of the result, where another is computed from it.
+  std::vector<Value> ends_of_inner() const;
+
   // Runs the region again by eager operators, unless this backward has done so.
   void start_turn(const std::vector<bool>& mask) {
     if (turn_.replayed) return;
     if (!state_->differentiate) throw std::runtime_error(state_->no_inner_gradient);
     Given given = replay_inputs();
+    std::vector<Value> ends;
+    if (c10::GradMode::is_enabled()) ends = ends_of_inner();
     TakeGil gil;
-    PyObject* made = PyObject_CallMethod(state_->differentiate.get(), "start", "NNN",
-                                         values_to_python(given.inputs),
-                                         values_to_python(given.drawn), mask_to_python(mask));
+    PyObject* made = PyObject_CallMethod(
+        state_->differentiate.get(), "start", "NNNN", values_to_python(given.inputs),
+        values_to_python(given.drawn), mask_to_python(mask), values_to_python(ends));
     if (!made) throw RaisedError::fetch();
     turn_.replayed = share_object(made);
     Py_DECREF(made);
@@ -298,7 +304,7 @@ class RegionNode final : public ag::Node {
     std::vector<Value> given = values_of(tangents);
     TakeGil gil;
     std::vector<Value> made = taken(
-        PyObject_CallMethod(turn_.replayed.get(), "gradients", "(N)", values_to_python(given)));
+        PyObject_CallMethod(turn_.replayed.get(), "differentiate", "(N)", values_to_python(given)));
     turn_ = Turn();
     return gradients(std::move(made), mask);
   }
@@ -519,6 +525,8 @@ class ResultNode final : public ag::Node {
 
   std::string name() const override { return state_->name; }
 
+  size_t result() const { return static_cast<size_t>(result_); }
+
   // Sets the edges; the results from which it is computed are finished.
   void connect(const std::vector<Value>& results) {
     if (state_->depends.empty() || state_->depends[static_cast<size_t>(result_)].empty()) {
@@ -584,6 +592,23 @@ Observed RegionNode::inner_observed(ag::Node* asking) {
     most = std::max(most, static_cast<ResultNode*>(node)->inner_observed());
   }
   return most;
+}
+
+std::vector<Value> RegionNode::ends_of_inner() const {
+  std::vector<Value> ends(state_->depends.size());
+  std::lock_guard<std::mutex> lock(results_->mutex);
+  for (ag::Node* node : results_->alive) {
+    size_t number = static_cast<ResultNode*>(node)->result();
+    for (size_t n = 0; n < state_->depends[number].size(); n++) {
+      Value& end = ends[static_cast<size_t>(state_->depends[number][n])];
+      const ag::Edge& edge = node->next_edge(n + 1);
+      if (!edge.is_valid() || end.is_tensor()) continue;
+      at::Tensor made = at::empty({0});
+      ag::impl::set_gradient_edge(made, edge);
+      end.set_tensor(made.unsafeReleaseIntrusivePtr());
+    }
+  }
+  return ends;
 }
 
 bool needs_gradient(const std::vector<Value>& inputs) {

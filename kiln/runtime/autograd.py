@@ -23,8 +23,9 @@ KILN4008 when differentiated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -153,26 +154,53 @@ class SecondDerivative:
         """The gradients, with a history if gradients are on. `drawn`: the random numbers of the forward."""
         return self.start(inputs, drawn, mask).differentiate(tangents)
 
-    def start(self, inputs: Sequence[object], drawn: Sequence[torch.Tensor], mask: Mask) -> Replayed:
-        """The replay runs on views of the inputs: an input may itself have been computed from another input."""
+    def start(
+        self,
+        inputs: Sequence[object],
+        drawn: Sequence[torch.Tensor],
+        mask: Mask,
+        ends: Sequence[torch.Tensor | None] | None = None,
+    ) -> Replayed:
+        """The replay runs on views of the inputs: an input may itself have been computed from another input.
+
+        With `ends`, results that are computed from others are computed from copies of these: gradients do not go
+        through them. A tensor in `ends` has the history of that result in the program, which the copy gets.
+        """
         create_graph = torch.is_grad_enabled()
+        copies: dict[int, torch.Tensor] = {}
+
+        def copy(number: int, result: torch.Tensor) -> torch.Tensor:
+            end = ends[number] if ends else None
+            made: torch.Tensor = result.detach()
+            made = made.requires_grad_() if end is None else WithHistory.apply(made, end)  # type: ignore[no-untyped-call]
+            copies[number] = made
+            return made
+
+        inner = {number for row in self.spec.depends for number in row} if ends is not None else ()
+        replaced = {number: partial(copy, number) for number in sorted(inner)}
         with torch.enable_grad():
             fresh = [
                 value.view_as(value) if needed and isinstance(value, torch.Tensor) else value
                 for value, needed in zip(inputs, mask, strict=True)
             ]
             with outside_vmap() if drawn else nullcontext():
-                results = self._results(fresh, drawn)
-        return Replayed(self.spec, fresh, results, mask, create_graph)
+                results = self._results(fresh, drawn, replaced)
+        return Replayed(self.spec, fresh, results, copies, mask, create_graph)
 
-    def _results(self, inputs: Sequence[object], drawn: Sequence[torch.Tensor]) -> Sequence[Any]:
+    def _results(
+        self,
+        inputs: Sequence[object],
+        drawn: Sequence[torch.Tensor],
+        replaced: Mapping[int, Callable[[torch.Tensor], torch.Tensor]],
+    ) -> Sequence[Any]:
         """Raises NoSecondDerivative if the replay draws random numbers that were not saved: the forward drew others."""
         generators = generators_of(inputs)
         before = [generator.get_state() for generator in generators]
         draws: dict[int, list[torch.Tensor]] = {}
         for (call, _), numbers in zip(self.spec.draws, drawn, strict=True):
             draws.setdefault(call, []).append(numbers)
-        results = self.replay(*inputs, draws=draws) if draws else self.replay(*inputs)
+        named: dict[str, object] = {"draws": draws} if draws else {}
+        results = self.replay(*inputs, **named, **({"replaced": replaced} if replaced else {}))
         if all(torch.equal(generator.get_state(), state) for generator, state in zip(generators, before, strict=True)):
             return results
         for state, generator in zip(before, generators, strict=True):
@@ -181,46 +209,41 @@ class SecondDerivative:
 
 
 @final
+class WithHistory(torch.autograd.Function):
+    """The value of one tensor with the history of another."""
+
+    @staticmethod
+    def forward(ctx: object, value: torch.Tensor, end: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: object, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:  # type: ignore[override]
+        return None, gradient
+
+
+@final
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A region run again by eager operators: `results` of `inputs`, with a history."""
+    """A region run again by eager operators: `results` of `inputs`, with a history. `copies`: see `start`."""
 
     spec: RegionSpec
     inputs: Sequence[object]
     results: Sequence[torch.Tensor]
+    copies: Mapping[int, torch.Tensor]
     mask: Mask
     create_graph: bool
 
-    @property
-    def inner(self) -> list[int]:
-        """The results from which others are computed."""
-        return sorted({number for row in self.spec.depends for number in row})
-
     def differentiate(self, tangents: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """The gradient of each input that is needed."""
+        """The gradient of each input that is needed; with copies, tangents of inner results have the part of others."""
         fresh = [result for result, fresh in zip(self.results, self.spec.differentiable, strict=False) if fresh]
         wanted = [value for value, needed in zip(self.inputs, self.mask, strict=True) if needed]
         found = iter(self._run(list(zip(fresh, tangents, strict=True)), wanted))
         return [next(found) if needed else None for needed in self.mask]
 
-    def gradients(self, tangents: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """The same where the tangents of inner results are whole: they have the part of other results."""
-        fresh = [number for number, fresh in enumerate(self.spec.differentiable) if fresh]
-        whole = {number: tangent for number, tangent in zip(fresh, tangents, strict=True) if tangent is not None}
-        inner = self.inner
-        hooks = [self.results[number].register_hook(replaced_by(whole[number])) for number in inner if number in whole]
-        try:
-            with self._cut([number for number in inner if number not in whole]):
-                return self.differentiate(tangents)
-        finally:
-            for hook in hooks:
-                hook.remove()
-
     def through(self, number: int, tangents: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """The gradients of the results from which result `number` is computed: its own part of them."""
-        with self._cut([other for other in self.inner if other != number]):
-            wanted = [self.results[other] for other in self.spec.depends[number]]
-            return self._run([(self.results[number], tangents[0])], wanted)
+        wanted = [self.copies[other] for other in self.spec.depends[number]]
+        return self._run([(self.results[number], tangents[0])], wanted)
 
     def _run(
         self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor | None]], wanted: Sequence[object]
@@ -240,26 +263,6 @@ class Replayed:
                 accumulate_grad=False,
             )
         )
-
-    @contextmanager
-    def _cut(self, numbers: Sequence[int]) -> Iterator[None]:
-        """Inside, gradients reach these results, but go no further."""
-        with ExitStack() as stack:
-            for number in numbers:
-                result = self.results[number]
-                if result.grad_fn is not None:
-                    hook = result.grad_fn.register_prehook(without(result.output_nr))
-                    stack.callback(hook.remove)
-            yield
-
-
-def replaced_by(tangent: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda gradient: tangent
-
-
-def without(number: int) -> Callable[[Gradients], Gradients]:
-    """A hook on a node that drops the gradient of its output `number`."""
-    return lambda gradients: (*gradients[:number], None, *gradients[number + 1 :])
 
 
 @contextmanager

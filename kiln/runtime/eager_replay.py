@@ -54,6 +54,8 @@ Run = Callable[..., tuple[torch.Tensor, ...]]
 Row = list[object]
 """A call: target, arguments, named arguments, results, number."""
 NO_DRAWS: Mapping[int, Sequence[torch.Tensor]] = {}
+Replace = Callable[[torch.Tensor], torch.Tensor]
+NOTHING: Mapping[int, Replace] = {}
 FILLING = frozenset(("uniform_", "normal_", "exponential_", "bernoulli_", "random_"))
 FRESH = frozenset(("rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "bernoulli"))
 
@@ -101,6 +103,8 @@ class EagerReplay:
         self.data = data
         self.constants = constants
         self.functions = functions
+        self._versions: list[int] | None = None
+        """Of the results, when all calls have been made."""
 
     @cached_property
     def _program(self) -> dict[str, Any]:
@@ -108,14 +112,46 @@ class EagerReplay:
         find_targets(program["calls"], self.functions)
         return program
 
-    def __call__(self, *inputs: Any, draws: Mapping[int, Sequence[torch.Tensor]] = NO_DRAWS) -> tuple[Any, ...]:
+    def __call__(
+        self,
+        *inputs: Any,
+        draws: Mapping[int, Sequence[torch.Tensor]] = NO_DRAWS,
+        replaced: Mapping[int, Replace] = NOTHING,
+    ) -> tuple[Any, ...]:
+        """`replaced`: by number of a result, what later calls read in its place."""
         program = self._program
         written = frozenset(program["written"])
         values = [value.clone() if number in written else value for number, value in enumerate(inputs)]
         run = _Run(dict(enumerate(values)), symbol_values(program["symbols"], inputs), self.constants)
+        if replaced:
+            if self._versions is None:
+                first = self(*inputs, draws=draws)
+                self._versions = [getattr(result, "_version", 0) for result in first]
+            run.replacing = Replacing(program["outputs"], self._versions, replaced, {})
         with ambient(program["state"]):
             run.calls(program["calls"], draws)
-        return tuple(run.values[number] for number in program["outputs"])
+        results = [run.values[number] for number in program["outputs"]]
+        if run.replacing is not None:
+            results = [run.replacing.made.get(number, result) for number, result in enumerate(results)]
+        return tuple(results)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Replacing:
+    """Replaces results once the last call has written to them. `made` has them as they were, by number."""
+
+    outputs: Sequence[int]
+    versions: Sequence[int]
+    replaced: Mapping[int, Replace]
+    made: dict[int, torch.Tensor]
+
+    def after_call(self, values: dict[int, torch.Tensor]) -> None:
+        for number, replacement in self.replaced.items():
+            result = values.get(self.outputs[number])
+            if number not in self.made and result is not None and result._version == self.versions[number]:
+                self.made[number] = result
+                values[self.outputs[number]] = replacement(result)
 
 
 @final
@@ -126,11 +162,14 @@ class _Run:
         self.values = values
         self.symbols = symbols
         self.constants = constants
+        self.replacing: Replacing | None = None
 
     def calls(self, rows: Sequence[Row], draws: Mapping[int, Sequence[torch.Tensor]] = NO_DRAWS) -> None:
         for target, args, kwargs, result, number in rows:
             with DrawnBefore(draws[cast(int, number)]) if number in draws else nullcontext():
                 self.call(target, cast(Json, args), cast(Json, kwargs), result)
+            if self.replacing is not None:
+                self.replacing.after_call(self.values)
 
     def nested(self, log: NestedCalls) -> Callable[..., tuple[object, ...]]:
         """A branch, or the body of a loop, as a function of its arguments."""

@@ -124,6 +124,20 @@ def second(results: tuple[Tensor, ...], x: Tensor, w: Tensor, seen: list[Any]) -
     return gradient
 
 
+def second_of_result(results: tuple[Tensor, ...], x: Tensor, w: Tensor, seen: list[Any]) -> object:
+    """A gradient between results has a path back to the result, not only to the inputs."""
+    (gradient,) = torch.autograd.grad(total(results, 2), results[0], create_graph=True, allow_unused=True)
+    if gradient is None:
+        return None
+    wanted = [results[0], x, w]
+    return gradient, torch.autograd.grad((gradient**2).sum(), wanted, retain_graph=True, allow_unused=True)
+
+
+def penalty(results: tuple[Tensor, ...], x: Tensor, w: Tensor, seen: list[Any]) -> object:
+    gradients = torch.autograd.grad(total(results, 2), results[:2], create_graph=True, allow_unused=True)
+    return (total(results) + sum((grad**2).sum() for grad in gradients if grad is not None)).backward()  # type: ignore[no-untyped-call]
+
+
 def freed(results: tuple[Tensor, ...], x: Tensor, w: Tensor, seen: list[Any]) -> object:
     results[0].retain_grad()
     total(results, 1).backward()
@@ -147,6 +161,8 @@ SCENARIOS: dict[str, Scenario] = {
     "backward to": backward_to,
     "from one": from_one,
     "second": second,
+    "second of a result": second_of_result,
+    "penalty": penalty,
     "freed": freed,
     "hook of a node": hook_of_node,
 }
