@@ -17,8 +17,12 @@ struct Dispatcher {
   PyObject* signature_code;  // the code whose signature was read; owned
   vectorcallfunc vectorcall;
   uint64_t misses, stale;
+  uint32_t unguarded_in_row;  // calls that only the last entry, which has no guards, held for
   bool compiling;
 };
+
+// After so many calls in a row that no guarded entry held for, one call in `kAskEvery` asks them.
+constexpr uint32_t kUnguardedInRow = 64, kAskEvery = 16;
 
 // Dispatchers call the originals while the compiler runs in this thread.
 __attribute__((tls_model("initial-exec"))) thread_local bool enabled = true;
@@ -54,16 +58,26 @@ Scope scope_of(Dispatcher* self, const Call& call) {
           function->func_closure};
 }
 
+// The entry to try first: past those that have not held for long, where the last one always holds.
+// Such a program has a new value in every call, and would pay for all guards each time.
+Py_ssize_t first_to_ask(Dispatcher* self, PyObject* entries) {
+  uint32_t in_row = self->unguarded_in_row;
+  bool asks = in_row < kUnguardedInRow || in_row % kAskEvery == 0;
+  Py_ssize_t last = PyTuple_GET_SIZE(entries) - 1;
+  return asks || last < 0 ? 0 : last;
+}
+
 // The first entry whose guards hold (new reference), or null.
 Entry* find_entry(Dispatcher* self, const Call& call) {
   PyObject* entries = self->entries;
   Scope scope = scope_of(self, call);
   Py_INCREF(entries);  // releasing a temporary may run code that replaces them
   Entry* found = nullptr;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(entries) && found == nullptr; i++) {
+  for (Py_ssize_t i = first_to_ask(self, entries); i < PyTuple_GET_SIZE(entries) && !found; i++) {
     auto* entry = reinterpret_cast<Entry*>(PyTuple_GET_ITEM(entries, i));
-    if (entry_holds(entry, scope))
-      found = reinterpret_cast<Entry*>(own(reinterpret_cast<PyObject*>(entry)));
+    if (!entry_holds(entry, scope)) continue;
+    found = reinterpret_cast<Entry*>(own(reinterpret_cast<PyObject*>(entry)));
+    self->unguarded_in_row = i > 0 && entry->tree == Py_None ? self->unguarded_in_row + 1 : 0;
   }
   Py_DECREF(entries);
   return found;
@@ -163,6 +177,7 @@ bool refresh_signature(Dispatcher* self) {
     PyObject* none = PyTuple_New(0);
     if (none == nullptr) return false;
     Py_SETREF(self->entries, none);
+    self->unguarded_in_row = 0;
   }
   Py_XSETREF(self->signature_code, own(code));
   Py_CLEAR(self->signature.names);
@@ -239,6 +254,7 @@ PyObject* set_entries(PyObject* object, PyObject* sequence) {
   PyObject* entries = entries_tuple(sequence);
   if (entries == nullptr) return nullptr;
   Py_SETREF(reinterpret_cast<Dispatcher*>(object)->entries, entries);
+  reinterpret_cast<Dispatcher*>(object)->unguarded_in_row = 0;
   Py_RETURN_NONE;
 }
 

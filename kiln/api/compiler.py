@@ -238,7 +238,8 @@ def session_of(compiled: object) -> CompileSession:
     if isinstance(compiled, nn.Module) and MARK in type(compiled).__dict__:
         found: object = type(compiled).__dict__[MARK]
     else:
-        found = getattr(getattr(compiled, "__func__", compiled), "__dict__", {}).get("session")
+        called = getattr(compiled, "_compiled_call_impl", None) or compiled  # what `module.compile()` has set
+        found = getattr(getattr(called, "__func__", called), "__dict__", {}).get("session")
     if not isinstance(found, CompileSession):
         raise TypeError(f"{compiled!r} was not compiled by kiln.compile")
     return found

@@ -118,6 +118,26 @@ def test_entries_are_tried_in_order_and_the_new_one_is_checked() -> None:
     assert dispatcher.stale == 0
 
 
+def test_guards_that_have_not_held_for_long_are_asked_now_and_then() -> None:
+    def function(x: Any) -> str:
+        return "original"
+
+    guard = Guard(LocalSource("x"), GuardKind.EQUALS, 1)
+    guarded = _frames.Entry(build_tree([guard], function=function), lambda x: "guarded")
+    dispatcher = _frames.Dispatcher(function, no_compile)
+    dispatcher.set_entries([guarded, always(lambda x: "always")])
+    for _ in range(3):
+        assert [dispatcher(2) for _ in range(63)] == ["always"] * 63
+        assert dispatcher(1) == "guarded"
+    assert [dispatcher(2) for _ in range(200)] == ["always"] * 200
+    assert "guarded" in [dispatcher(1) for _ in range(16)]
+    assert dispatcher(1) == "guarded"
+    for _ in range(200):
+        dispatcher(2)
+    dispatcher.set_entries([guarded])
+    assert dispatcher(1) == "guarded"
+
+
 def test_a_new_entry_that_does_not_hold_runs_the_original() -> None:
     def function(x: Any) -> str:
         return "original"
