@@ -394,6 +394,7 @@ FOREACH = {
     "mul number": (lambda x, y: torch._foreach_mul([x, y], 2.0), [r(3), r(4)]),
     "mul numbers": (lambda x, y: torch._foreach_mul([x, y], [2.0, 3.0]), [r(3), r(4)]),
     "mul tensor": (lambda x, y: torch._foreach_mul([x, y], torch.tensor(2.0)), [r(3), r(4)]),
+    "power of a number": (lambda x, y: torch._foreach_pow(0.9, [x, y]), [r(3), r(4)]),
     "sqrt": (lambda x, y: torch._foreach_sqrt([x.abs(), y.abs()]), [r(3), r(4)]),
     "add_": (lambda x, y: torch._foreach_add_([x, y], 1.0), [r(3), r(4)]),
     "addcdiv_": (lambda x, y: torch._foreach_addcdiv_([x], [y], [y.abs() + 1], 0.5), [r(3), r(3)]),

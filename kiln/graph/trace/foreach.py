@@ -28,7 +28,12 @@ def single_names(name: str) -> list[str]:
     base = base.removesuffix("_")
     if special := SINGLE.get(f"{base}.{overload}"):
         return [f"aten.{special}"]
-    kinds = {"Scalar": ("Tensor_Scalar", "Scalar"), "ScalarList": ("Tensor_Scalar", "Scalar"), "List": ("Tensor",)}
+    kinds = {
+        "Scalar": ("Tensor_Scalar", "Scalar"),
+        "ScalarList": ("Tensor_Scalar", "Scalar"),
+        "List": ("Tensor",),
+        "ScalarAndTensor": ("Scalar",),
+    }
     return [f"aten.{base}.{kind}" for kind in (*kinds.get(overload, ()), "Tensor", "Tensor_Tensor", "default")]
 
 
@@ -52,7 +57,7 @@ def _handler(rule: Decomposition, *, in_place: bool, zero: bool, packed: bool) -
         values, named = mode.arguments(args, kwargs)
         if packed:
             values[-1] = elements(mode, cast(Node, values[-1]))
-        targets = cast(Sequence[object], args[0])
+        targets = cast(Sequence[object], next(arg for arg in args if isinstance(arg, list | tuple)))
         if in_place:
             read = by_storage(mode, args[1:])
             for target in targets:

@@ -40,7 +40,7 @@ from kiln.support.records import dataclass
 FUNCTION = torch.autograd.Function
 APPLY = FUNCTION.__dict__["apply"]
 """A `classmethod` up to torch 2.13, written in C from 2.14."""
-LIKE_PROGRAMS = ("torch.distributions.", "torch.nn.modules.")
+LIKE_PROGRAMS = ("torch.distributions.", "torch.nn.modules.", "torch.distributed._functional_collectives")
 """Parts of torch whose functions only compute."""
 NATIVE_FUNCTIONS = "torch.distributed.tensor."
 """Where functions of DTensor are, which run natively on the fakes inside."""
