@@ -202,6 +202,44 @@ def module() -> Call:
     return Net().eval(), (tensor(2, 8),), {"gain": 1.5}
 
 
+class Resized(nn.Module):
+    """Two convolutions with a group norm, and a skip connection."""
+
+    def __init__(self, given: int, made: int) -> None:
+        super().__init__()
+        self.norm, self.first = nn.GroupNorm(2, given), nn.Conv2d(given, made, 3, padding=1)
+        self.second, self.skip = nn.Conv2d(made, made, 3, padding=1), nn.Conv2d(given, made, 1)
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        return self.second(F.silu(self.first(F.silu(self.norm(x))) + time.sin()[:, None, None, None])) + self.skip(x)
+
+
+class UNet(nn.Module):
+    def __init__(self, widths: tuple[int, ...] = (4, 8, 16)) -> None:
+        super().__init__()
+        self.begin, self.end = nn.Conv2d(3, widths[0], 3, padding=1), nn.Conv2d(widths[0], 3, 1)
+        self.down = nn.ModuleList([Resized(*pair) for pair in zip(widths[:-1], widths[1:], strict=True)])
+        self.middle = nn.MultiheadAttention(widths[-1], 2, batch_first=True)
+        self.up = nn.ModuleList([Resized(2 * b, a) for a, b in zip(widths[-2::-1], widths[:0:-1], strict=True)])
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        x, kept = self.begin(x), []
+        for block in self.down:
+            kept.append(block(x, time))
+            x = F.avg_pool2d(kept[-1], 2)
+        rows = x.flatten(2).transpose(1, 2)
+        x = x + self.middle(rows, rows, rows)[0].transpose(1, 2).view_as(x)
+        for block in self.up:
+            x = block(torch.cat([F.interpolate(x, scale_factor=2.0), kept.pop()], 1), time)
+        return self.end(x)
+
+
+@program
+def unet() -> Call:
+    torch.manual_seed(0)
+    return UNet().eval(), (tensor(1, 3, 16, 16), tensor(1)), {}
+
+
 def train(net: Net, x: Tensor) -> list[Tensor]:
     loss = net(x).square().sum()
     loss.backward()

@@ -71,6 +71,10 @@ FUNCTIONS: dict[str, tuple[Program, list[tuple[Tensor, ...]]]] = {
     "chunk": (lambda x: [part * 2 for part in x.chunk(3)], rows(6, 9, 12, 15)),
     "split": (lambda x: [part * 2 for part in x.split(x.shape[0] // 2)], rows(6, 8, 12, 14)),
     "rfft": (torch.fft.rfft, signals(8, 10, 11, 13)),
+    "stft without a window": (
+        lambda x: torch.stft(x, 16, return_complex=True).abs(),
+        signals(64, 80, 100, 97),
+    ),
     "stft": (
         lambda x: torch.stft(x, 16, return_complex=True, window=torch.hann_window(16)).abs(),
         signals(64, 80, 100, 97),

@@ -72,12 +72,13 @@ def stft(
     return_complex: bool | None = None,
     **options: object,
 ) -> Tensor:
-    """torch.stft of real signals with a window of `n_fft`: the spectrum of the product of frames and window."""
+    """torch.stft of real signals with a window of `n_fft`, or none: the spectrum of the product of frames and window."""
     hop = n_fft // 4 if hop_length is None else hop_length
     length = n_fft if win_length is None else win_length
     real = input.is_floating_point() and input.dim() in (1, 2)
     plain = real and return_complex and not normalized and length == n_fft and hop > 0
-    if not plain or options or window is None or window.shape != (n_fft,) or window.is_complex():
+    fits = window is None or (window.shape == (n_fft,) and not window.is_complex())
+    if not plain or options or not fits:
         made: Tensor = torch.stft(
             *(input, n_fft, hop_length, win_length, window, center, pad_mode, normalized, onesided, return_complex),
             **options,  # type: ignore[arg-type]
@@ -86,7 +87,9 @@ def stft(
     signal = input.view(1, -1) if input.dim() == 1 else input
     if center:
         signal = torch.nn.functional.pad(signal[:, None], [n_fft // 2, n_fft // 2], pad_mode)[:, 0]
-    frames = signal.unfold(-1, n_fft, hop) * window
+    frames = signal.unfold(-1, n_fft, hop)
+    if window is not None:
+        frames = frames * window
     spectrum: Tensor = torch.fft.fft(frames) if onesided is False else torch.fft.rfft(frames)
     return spectrum.transpose(1, 2)[0] if input.dim() == 1 else spectrum.transpose(1, 2)
 
