@@ -219,3 +219,19 @@ def test_around_the_region() -> None:
     for _ in range(2):
         assert torch.equal(compiled(x), torch.sin(x) + 1)
     assert compiled.report().compiles == 1
+
+
+def test_how_many_dispatch_modes_there_are() -> None:
+    """Attention that is not trained asks it, to choose its path."""
+    attention = nn.MultiheadAttention(8, 2, batch_first=True).eval().requires_grad_(False)
+
+    def program(x: Tensor) -> tuple[Tensor, int, int]:
+        before = torch._C._len_torch_dispatch_stack()
+        with Log():
+            inside = torch._C._len_torch_dispatch_stack()
+        return attention(x, x, x)[0], before, inside
+
+    compiled = kiln.compile(program, options={"cache": False})
+    x = torch.randn(2, 4, 8)
+    torch.testing.assert_close(compiled(x), program(x))
+    assert program(x)[1:] == (0, 1) and not kiln.report_of(compiled).breaks

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -218,9 +219,9 @@ class UNet(nn.Module):
     def __init__(self, widths: tuple[int, ...] = (4, 8, 16)) -> None:
         super().__init__()
         self.begin, self.end = nn.Conv2d(3, widths[0], 3, padding=1), nn.Conv2d(widths[0], 3, 1)
-        self.down = nn.ModuleList([Resized(*pair) for pair in zip(widths[:-1], widths[1:], strict=True)])
+        self.down = nn.ModuleList([Resized(*pair) for pair in pairwise(widths)])
         self.middle = nn.MultiheadAttention(widths[-1], 2, batch_first=True)
-        self.up = nn.ModuleList([Resized(2 * b, a) for a, b in zip(widths[-2::-1], widths[:0:-1], strict=True)])
+        self.up = nn.ModuleList([Resized(2 * b, a) for b, a in pairwise(widths[::-1])])
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
         x, kept = self.begin(x), []

@@ -72,7 +72,7 @@ def stft(
     return_complex: bool | None = None,
     **options: object,
 ) -> Tensor:
-    """torch.stft of real signals with a window of `n_fft`, or none: the spectrum of the product of frames and window."""
+    """torch.stft of real signals, the window of `n_fft` or absent: the spectrum of the product of frames and window."""
     hop = n_fft // 4 if hop_length is None else hop_length
     length = n_fft if win_length is None else win_length
     real = input.is_floating_point() and input.dim() in (1, 2)

@@ -73,6 +73,12 @@ def leave(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return Constant(None)
 
 
+@handles(torch._C._len_torch_dispatch_stack)
+def depth(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    """Without Kiln's own modes. The guard on the global state says that there were none before the frame."""
+    return Constant(len(s.part(DispatchModes).stack))
+
+
 def note(s: CaptureState) -> None:
     s.part(Overrides).under_modes = call_under_modes if s.part(DispatchModes).stack else None
 
