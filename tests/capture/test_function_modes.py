@@ -227,7 +227,7 @@ def test_how_many_dispatch_modes_there_are() -> None:
 
     def program(x: Tensor) -> tuple[Tensor, int, int]:
         before = torch._C._len_torch_dispatch_stack()
-        with Log():
+        with Operators():
             inside = torch._C._len_torch_dispatch_stack()
         return attention(x, x, x)[0], before, inside
 
