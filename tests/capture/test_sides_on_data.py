@@ -269,3 +269,16 @@ def test_experts_that_no_token_has_chosen_have_no_gradients(kind: type[Experts])
             if eager is not None:
                 torch.testing.assert_close(ours, eager)
     assert absent
+
+
+def test_a_loss_that_refuses_values() -> None:
+    def loss(x: Tensor, variance: Tensor) -> Tensor:
+        return torch.nn.functional.gaussian_nll_loss(x, torch.zeros(3), variance)
+
+    compiled: Any = kiln.compile(loss, fullgraph=True, options={"cache": False})
+    x, variance = torch.randn(3, requires_grad=True), torch.rand(3)
+    torch.testing.assert_close(compiled(x, variance), loss(x, variance))
+    with pytest.raises(ValueError, match="negative"):
+        compiled(x, -variance)
+    gradients = [torch.autograd.grad(function(x, variance), x)[0] for function in (compiled, loss)]
+    torch.testing.assert_close(*gradients)
