@@ -1,4 +1,4 @@
-"""`nn.LSTM` in training: one region, with the values and gradients of eager."""
+"""`nn.LSTM` with gradients: one region, with the values and gradients of eager."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ def trained(module: Any, lstm: torch.nn.LSTM, x: torch.Tensor) -> list[torch.Ten
     return [out.detach(), h.detach(), c.detach(), *gradients]
 
 
+@pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("dynamic", ["never", "always"])
-def test_lstm_has_gradients(dynamic: str) -> None:
+def test_lstm_has_gradients(dynamic: str, train: bool) -> None:
     torch.manual_seed(0)
-    lstm = torch.nn.LSTM(3, 4, num_layers=2, bidirectional=True, batch_first=True)
+    lstm = torch.nn.LSTM(3, 4, num_layers=2, bidirectional=True, batch_first=True).train(train)
     compiled = kiln.compile(lstm, options={"cache": False, "dynamic": dynamic})
     for _ in range(2):
         x = torch.randn(2, 5, 3)

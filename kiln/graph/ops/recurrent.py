@@ -37,7 +37,7 @@ def layer_specs(e: Emit, args: tuple[Results, ...]) -> list[TensorSpec]:
 @decompose(FORWARD)
 def mkldnn_rnn_layer(e: Emit, *args: Results) -> Results:
     specs, call = layer_specs(e, args), cast(tuple[Argument, ...], args)
-    if not (torch.is_grad_enabled() and args[-1]):
+    if not torch.is_grad_enabled():
         return e.library(f"aten.{FORWARD}", call, {}, (*specs, None))
     given = [node.tensor for node in args[:TENSORS] if isinstance(node, Node)]
     if not all(is_static(size) for spec in given for size in spec.sizes):
