@@ -226,3 +226,31 @@ def test_warnings_have_their_lines() -> None:
     with warnings.catch_warnings(), pytest.raises(DeprecationWarning):
         warnings.simplefilter("error")
         compiled(X)
+
+
+def outer_warning(x: Tensor) -> Tensor:
+    warn_caller()
+    return x + 1
+
+
+def warn_caller() -> None:
+    warnings.warn("of who called the compiled function", stacklevel=3)
+
+
+def call(program: Callable[[Tensor], Tensor]) -> None:
+    program(X)
+
+
+def test_a_warning_of_the_caller_is_at_its_line() -> None:
+    compiled = kiln.compile(outer_warning, backend="eager", options={"cache": False})
+    found: list[Any] = []
+    for program in (outer_warning, compiled, compiled):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            call(program)
+        found.append([(str(entry.message), entry.category, entry.filename, entry.lineno) for entry in caught])
+    assert found[0] == found[1] == found[2] and len(found[0]) == 1
+    assert not kiln.report_of(compiled).breaks
+    with warnings.catch_warnings(), pytest.raises(UserWarning, match="who called"):
+        warnings.simplefilter("error")
+        call(compiled)

@@ -53,17 +53,6 @@ def generator_returned(x):
     return g
 
 
-async def coroutine_function():
-    return 1
-
-
-@program("KILN1002")
-def coroutine(x):
-    c = coroutine_function()
-    c.close()
-    return x + 1
-
-
 @program("KILN1010")
 def clock(x):
     return x + (time.time() > 0)

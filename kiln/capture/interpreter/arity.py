@@ -45,7 +45,10 @@ NO_SIGNATURE: dict[object, tuple[int, int | None, frozenset[str] | None]] = {
         for name in ("clear", "copy", "items", "keys", "values")
         if hasattr(cls, name)
     },
-    **dict.fromkeys([set.clear, set.pop, set.copy, frozenset.copy, types.GeneratorType.close], (1, 1, frozenset())),
+    **dict.fromkeys(
+        [set.clear, set.pop, set.copy, frozenset.copy, types.GeneratorType.close, types.CoroutineType.close],
+        (1, 1, frozenset()),
+    ),
     **{getattr(set, name): (2, 2, frozenset()) for name in ("add", "discard", "remove", "symmetric_difference_update")},
     **{
         getattr(cls, name): (2, 2, frozenset())
@@ -54,8 +57,10 @@ NO_SIGNATURE: dict[object, tuple[int, int | None, frozenset[str] | None]] = {
     },
     defaultdict.copy: (1, 1, frozenset()),
     **dict.fromkeys((max, min), (1, ANY, frozenset(("default", "key")))),
-    **dict.fromkeys((list.__getitem__, dict.__getitem__, types.GeneratorType.send), (2, 2, frozenset())),
-    types.GeneratorType.throw: (2, 4, frozenset()),
+    **dict.fromkeys(
+        (list.__getitem__, dict.__getitem__, types.GeneratorType.send, types.CoroutineType.send), (2, 2, frozenset())
+    ),
+    **dict.fromkeys((types.GeneratorType.throw, types.CoroutineType.throw), (2, 4, frozenset())),
     types.MappingProxyType.get: (2, 3, frozenset()),
     filter: (2, 2, frozenset()),
     map: (2, ANY, frozenset()),

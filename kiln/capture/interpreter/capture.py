@@ -10,11 +10,13 @@ restarts, to break in front of an instruction further out.
 from __future__ import annotations
 
 import operator
+import pkgutil
 import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, final
 
@@ -32,38 +34,7 @@ from kiln.capture.interpreter.breaks import (
     UnsupportedCall,
     UnsupportedValue,
 )
-from kiln.capture.interpreter.builtins import (
-    autograd_function,
-    callable_objects,
-    checkpoint,
-    class_checks,
-    class_statements,
-    collectives,
-    context,
-    control_flow_operators,
-    copying,
-    dataclass_fields,
-    dispatch_modes,
-    evaluation,
-    exceptions,
-    function_transforms,
-    functions,
-    identity,
-    leaf_gradients,
-    legacy_tensors,
-    math_functions,
-    methods,
-    numpy_constants,
-    numpy_functions,
-    outer_tensors,
-    polyfilled,
-    printing,
-    saved_tensors_hooks,
-    tensor_data,
-    tensor_hooks,
-    tensor_literals,
-    tensor_subclasses,
-)
+from kiln.capture.interpreter.builtins import collectives, control_flow_operators
 from kiln.capture.interpreter.builtins.fully_sharded import register_fully_sharded
 from kiln.capture.interpreter.builtins.function_modes import break_before_modes
 from kiln.capture.interpreter.builtins.function_transforms import break_before_levels, close_levels
@@ -85,7 +56,6 @@ from kiln.capture.interpreter.host_draws import Draws, Outline, call_outlined, c
 from kiln.capture.interpreter.if_conversion import refuse_varying_gradients, refuse_visible_copies
 from kiln.capture.interpreter.native_calls import release
 from kiln.capture.interpreter.object_model import PythonObjectModel
-from kiln.capture.interpreter.opcodes import build, control, match, operators, stack
 from kiln.capture.interpreter.shape_guards import computed_symbols, finish_guards
 from kiln.capture.interpreter.side_exits import (
     Fallback,
@@ -111,8 +81,6 @@ from kiln.capture.interpreter.speculation import (
     write_prologue,
 )
 from kiln.capture.interpreter.suspension_codegen import write_returned, write_suspension
-from kiln.capture.interpreter.variables import builtin, classes, constant, descriptors, logger, module, tensor
-from kiln.capture.interpreter.variables import object as objects
 from kiln.capture.interpreter.variables.dtensor import register_dtensors
 from kiln.capture.interpreter.variables.function import Outlined, namespace, shared_cell, unguarded_modules
 from kiln.capture.interpreter.variables.hashed_key import KeyComparisons
@@ -145,45 +113,13 @@ from kiln.tensor.spec import ScalarSpec
 
 __all__ = ["Capture", "Region", "capture_frame"]
 
-REGISTERED = (
-    *(
-        autograd_function,
-        builtin,
-        callable_objects,
-        checkpoint,
-        class_checks,
-        class_statements,
-        classes,
-        collectives,
-        constant,
-        context,
-        control_flow_operators,
-        copying,
-    ),
-    *(
-        dataclass_fields,
-        descriptors,
-        exceptions,
-        evaluation,
-        function_transforms,
-        functions,
-        identity,
-        legacy_tensors,
-        logger,
-        math_functions,
-    ),
-    leaf_gradients,
-    *(methods, module, numpy_constants, numpy_functions, objects, polyfilled, printing, tensor),
-    *(build, control, match, operators, stack),
-    tensor_data,
-    tensor_hooks,
-    tensor_literals,
-    tensor_subclasses,
-    outer_tensors,
-    dispatch_modes,
-    saved_tensors_hooks,
+FOLDERS = [(name, str(Path(__file__).with_name(name))) for name in ("builtins", "opcodes", "variables")]
+REGISTERED = tuple(
+    import_module(f"kiln.capture.interpreter.{name}.{found.name}")
+    for name, folder in FOLDERS
+    for found in pkgutil.iter_modules([folder])
 )
-"""Importing these modules fills the tables of handlers."""
+"""Importing all kinds of values, handlers and opcodes fills their tables."""
 
 MAX_RESTARTS = 32
 ASYNC_GENERATOR = 0x200

@@ -25,6 +25,10 @@ TENSOR_CLASSES: dict[type, Source] = {
 """Paths to the classes of tensors that are made in a frame."""
 
 
+SET_HERE = object()
+"""Stands for the entry of a class that the frame has set: plain data."""
+
+
 @final
 class ClassLookups(Generic[V]):
     """Lookups along method resolution orders, and the values made of their results."""
@@ -51,6 +55,8 @@ class ClassLookups(Generic[V]):
         """Keyed by the class of the object and the position in its method resolution order."""
         self.made: dict[type, dict[str, V]] = {}
         """Classes made in the frame, by the stand-in for each: its attributes."""
+        self.changed: dict[type, dict[str, V]] = {}
+        """Classes from outside: the attributes that the frame has set (`class_changes.py`)."""
         self.values: dict[type, V] = {}
         """The value of each stand-in."""
         self.stand_ins: dict[int, object] = {}
@@ -62,7 +68,7 @@ class ClassLookups(Generic[V]):
         """`name` on the method resolution order of `cls`."""
         key = (cls, name)
         try:
-            return self._found[key]
+            found = self._found[key]
         except KeyError:
             found = None
             for base in cls.__mro__:
@@ -70,7 +76,23 @@ class ClassLookups(Generic[V]):
                     found = (base, base.__dict__[name])
                     break
             self._found[key] = found
-            return found
+        return self._with_changes(cls, name, found) if self.changed else found
+
+    def _with_changes(self, cls: type, name: str, found: Found | None) -> Found | None:
+        """The entry that the frame has set, if that is found first."""
+        for base in cls.__mro__:
+            if name in self.changed.get(base, ()):
+                return base, SET_HERE
+            if found is not None and base is found[0]:
+                break
+        return found
+
+    def change(self, cls: type, name: str, value: V) -> None:
+        """An attribute of a class from outside was set."""
+        self.changed.setdefault(cls, {})[name] = value
+        for table in (self.attributes, self.own_attributes):
+            for key in [key for key in table if key[1] == name and cls in key[0].__mro__]:
+                del table[key]
 
     def gets_like_property(self, cls: type[property]) -> bool:
         """Whether a subclass of `property` leaves `__get__` as it is."""
@@ -78,9 +100,13 @@ class ClassLookups(Generic[V]):
         return found is not None and found[1] is vars(property)["__get__"]
 
     def made_attr(self, cls: type, name: str) -> V | None:
-        """The attribute, if a class made in the frame defines it."""
-        found = self.lookup(cls, name) if self.made else None
-        return self.made[found[0]].get(name) if found is not None and found[0] in self.made else None
+        """The attribute, if a class made in the frame defines it, or the frame has set it."""
+        found = self.lookup(cls, name) if self.made or self.changed else None
+        if found is None:
+            return None
+        if found[1] is SET_HERE:
+            return self.changed[found[0]][name]
+        return self.made[found[0]].get(name) if found[0] in self.made else None
 
     def outer_bases(self, cls: type) -> list[type]:
         """The classes from outside from which a class made in the frame derives."""

@@ -266,6 +266,12 @@ def check_is_size(i: int, message: Callable[[], object] | None = None, *, max: i
         check(i <= max, message)
 
 
+def broadcast_shapes(*shapes: int | Sequence[int]) -> torch.Size:
+    """Sizes may be symbols, which torch's own does not take."""
+    expanded = [torch.empty((), device="cpu").expand(shape) for shape in shapes]
+    return torch.broadcast_tensors(*expanded)[0].shape if expanded else torch.Size()
+
+
 def record_function_init(self: Any, name: str, args: str | None = None) -> None:
     """`torch.profiler.record_function`: regions have names of their own in profiles, so its ranges are left out."""
     self.name = name

@@ -12,6 +12,7 @@ import collections
 import io
 import math
 import operator
+import os
 import re
 import sys
 import types
@@ -41,7 +42,7 @@ PURE_FUNCTIONS: tuple[object, ...] = (
         torch.is_floating_point,
         torch.is_complex,
     ),
-    *(math.sqrt, operator.index, sys.intern),
+    *(math.sqrt, operator.index, sys.intern, os.fspath),
 )
 IMMUTABLE_TYPE = 1 << 8
 """The flag of classes whose attributes cannot be set: of those with `HEAP_TYPE`, those that are written in C."""

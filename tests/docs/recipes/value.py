@@ -58,17 +58,6 @@ def wrap_duration(s: CaptureState, real: Any, source: Source | None) -> Value:
     return Duration(real, source)
 ''',
     ),
-    (
-        "kiln/capture/interpreter/capture.py",
-        "REGISTERED = (\n",
-        "REGISTERED = (\n    duration,\n",
-    ),
-    (
-        "kiln/capture/interpreter/capture.py",
-        "from kiln.capture.interpreter.variables import object as objects\n",
-        "from kiln.capture.interpreter.variables import duration\n"
-        "from kiln.capture.interpreter.variables import object as objects\n",
-    ),
 ]
 
 

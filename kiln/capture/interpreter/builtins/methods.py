@@ -443,6 +443,16 @@ def object_init(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return NONE
 
 
+@handles(types.SimpleNamespace.__init__)
+def namespace_init(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    made, *others = args
+    if others or not isinstance(made, Object):
+        raise UnsupportedCall(function="SimpleNamespace.__init__", why="it gets more than keywords")
+    for name, value in kwargs.items():
+        made.store_attr(s, name, value)
+    return NONE
+
+
 @handles(object.__init_subclass__, object.__dict__["__init_subclass__"])
 def object_init_subclass(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if kwargs:
@@ -521,13 +531,13 @@ def generator_iter(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return args[0]
 
 
-@handles(types.GeneratorType.send)
+@handles(types.GeneratorType.send, types.CoroutineType.send)
 def generator_send(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     generator = own_generator(args[0])
     return yielded(s, generator, generator.send(s, args[1]))
 
 
-@handles(types.GeneratorType.throw)
+@handles(types.GeneratorType.throw, types.CoroutineType.throw)
 def generator_throw(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     generator, kind, *rest = args
     generator = own_generator(generator)
@@ -546,7 +556,7 @@ def generator_throw(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return yielded(s, generator, generator.throw(s, error))
 
 
-@handles(types.GeneratorType.close)
+@handles(types.GeneratorType.close, types.CoroutineType.close)
 def generator_close(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     own_generator(args[0]).close(s)
     return NONE

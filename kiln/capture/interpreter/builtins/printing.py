@@ -116,26 +116,31 @@ def warn(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     """As `warnings.warn` does it, at the line of the frame that `stacklevel` names."""
     given = dict(zip(("message", "category", "stacklevel", "source"), args, strict=False), **kwargs)
     message, category, level = given.pop("message"), given.pop("category", None), given.pop("stacklevel", Constant(1))
-    frame = frame_at(s, level.constant(s))
+    number, frames = level.constant(s), running(s)
+    outer = 0 if frames[-1].is_resumed else number - len(frames)
+    frame = frames[max(number, 1) - 1] if number <= len(frames) else None
     text = written(s, message) if not is_needed(s) and message.python_type() is str else None
     kind = UserWarning if category is None or s.is_none(category) else category.constant(s)
-    if frame is None or given or text is None or not issubclass(kind, Warning) or is_set(s, vars(warnings)):
+    if given or text is None or not issubclass(kind, Warning) or is_set(s, vars(warnings)) or not (frame or outer > 0):
         raise SideEffectCall(function="warnings.warn", why="what becomes of the warning is not known while tracing")
     refuse_repeated(s, "warnings.warn")
-    line, space = frame.location().line, frame.globals.dictionary
+    line, space = (frame.location().line, frame.globals.dictionary) if frame is not None else (0, {})
     known = text.constant(s) if text.is_constant else None
     if not passes(s, WarningPasses(known, kind, space.get("__name__") or "<string>", line)):
         raise SideEffectCall(function="warnings.warn", why="a filter turns it into an error")
-    s.effects.note(CallEffect(s.wrap(warn_in, None), (text, kind, frame.code.co_filename, line, space)))
+    if frame is None:  # a caller of the compiled function, found when it is given
+        s.effects.note(CallEffect(Builtin(warnings.warn), (text, kind, outer + 1)))
+    else:
+        s.effects.note(CallEffect(s.wrap(warn_in, None), (text, kind, frame.code.co_filename, line, space)))
     return Constant(None)
 
 
-def frame_at(s: CaptureState, level: int) -> SymbolicFrame | None:
-    """The running frame for 1, its caller for 2; None where that is not interpreted."""
-    frame: SymbolicFrame | None = running_frame(s)
-    for _ in range(level - 1):
-        frame = frame.parent if frame is not None else None
-    return frame
+def running(s: CaptureState) -> list[SymbolicFrame]:
+    """The frames of the compiled function, the innermost first."""
+    frames = [running_frame(s)]
+    while frames[-1].parent is not None:
+        frames.append(frames[-1].parent)
+    return frames
 
 
 def passes(s: CaptureState, check: WarningPasses) -> bool:

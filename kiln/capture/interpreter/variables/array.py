@@ -12,7 +12,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, final, runtime_checkable
+from typing import Any, TypeAlias, final
 
 import torch
 
@@ -229,8 +229,8 @@ def plain_index(s: CaptureState, key: Value) -> NumpyObject:
         if any(kinds) and not all(kinds):  # NumPy broadcasts the numbers with the arrays, torch selects first
             raise UnsupportedCall(function="ndarray.__getitem__", why="numbers and arrays of indices are mixed")
         return index
-    if isinstance(key, TracedArray | ConstantArray):
-        example = key.example_of_call()
+    if type(key) in AS_INDEX:
+        example = operator.methodcaller("example_of_call")(key)
         if example.dtype.kind not in "iu" or not example.ndim:
             raise UnsupportedCall(function="ndarray.__getitem__", why="the shape of the result depends on data")
         return example * 0
@@ -284,19 +284,7 @@ def tensor_index(s: CaptureState, key: Value) -> Value:
     """An index as torch takes it."""
     if isinstance(key, Tuple):
         return Tuple([tensor_index(s, part) for part in key.items(s)])
-    if isinstance(key, ConstantArray):
-        return record(s, torch.tensor, [s.const(key.example().tolist())], {})
-    return key.tensor if isinstance(key, TracedArray) else key
-
-
-@runtime_checkable
-class ConstantArray(Protocol):
-    """An array whose numbers are known while tracing (`numpy_constants.py`)."""
-
-    @property
-    def array(self) -> NumpyObject: ...
-    def example(self) -> NumpyObject: ...
-    def example_of_call(self) -> NumpyObject: ...
+    return AS_INDEX[type(key)](s, key) if type(key) in AS_INDEX else key
 
 
 def is_usable(real: NumpyObject) -> bool:

@@ -34,6 +34,7 @@ from kiln.capture.interpreter.pure import is_confined_class, is_pure_class, is_w
 from kiln.capture.interpreter.variables.attribute_items import AttributeItems
 from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.builtin import Unique, call_unknown
+from kiln.capture.interpreter.variables.class_changes import set_outer_attr
 from kiln.capture.interpreter.variables.class_entries import GETSET, is_data_descriptor
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.exception import fill
@@ -152,6 +153,8 @@ class Class(Unique):
 
     def _field(self, s: CaptureState, name: str) -> Value:
         """`__name__`, `__dict__`, `__mro__` and the like, which can be assigned or changed."""
+        if name == "__dict__" and self.cls in s.classes.changed:
+            raise UnsupportedAttribute(name=name, type=self.type_name(), why="an attribute was set in the frame")
         path, instance = self._path(s), s.classes.instances.get(self.cls)
         if path is None and instance is not None and self.cls.__flags__ & HEAP_TYPE:
             path = TypeSource(instance)
@@ -214,7 +217,9 @@ class Class(Unique):
 
     def set_own_attr(self, s: CaptureState, name: str, value: Value | None) -> bool:
         """`type.__setattr__` and `type.__delattr__`; False if they are not modelled."""
-        had = name in s.classes.made.get(self.cls, ())
+        if self.constant(s) not in s.classes.made:
+            return set_outer_attr(s, self, self.cls, name, value)
+        had = name in s.classes.made[self.cls]
         if not set_made_attr(s, self.cls, name, value):
             return False
         if value is not None and name not in NAMING:
@@ -284,9 +289,14 @@ def construct(s: CaptureState, value: Class, args: Args, kwargs: Kwargs, site: C
     if init is not None and type(init[1]) is types.FunctionType and issubclass(made.python_type(), cls):
         result = value.own_attr(s, "__init__", init[1]).call(s, [made, *args], kwargs, site.discarding(made))
         refuse_result(s, result)
-    elif init is not None and isinstance(made, Object) and made.native is not None and init[1] is not object.__init__:
+    elif init is not None and isinstance(made, Object) and has_contents(made) and init[1] is not object.__init__:
         s.wrap(init[1], None).call(s, [made, *args], kwargs)
     return made
+
+
+def has_contents(made: Object) -> bool:
+    """Whether an `__init__` written in C fills it."""
+    return made.native is not None or issubclass(made.cls, types.SimpleNamespace)
 
 
 def refuse_result(s: CaptureState, result: Value) -> None:
@@ -390,7 +400,7 @@ def can_be_bare(cls: type) -> bool:
     return True
 
 
-BARE_BASES = frozenset({dict, list, set, OrderedDict}) | {
+BARE_BASES = frozenset({dict, list, set, OrderedDict, types.SimpleNamespace}) | {
     cls for cls in vars(builtins).values() if isinstance(cls, type) and issubclass(cls, BaseException)
 }
 """Built-in classes whose instances `new_object` can make."""

@@ -99,9 +99,6 @@ class KnownArray(Value):
     def python_type(self) -> type:
         return type(self.array)
 
-    def example(self) -> NumpyObject:
-        return self.array
-
     def example_of_call(self) -> NumpyObject:
         return self.array
 

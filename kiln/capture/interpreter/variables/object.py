@@ -340,7 +340,7 @@ class Object(Value):
 
 
 def emit_bare(value: Object, g: Codegen) -> None:
-    base = next((kind for kind in CONTAINERS if issubclass(value.cls, kind)), object)
+    base = next((kind for kind in (*CONTAINERS, types.SimpleNamespace) if issubclass(value.cls, kind)), object)
     fixed = [value.native] if base in (tuple, frozenset) else []
     g.make(value, base.__new__, g.state.classes.written(value.cls), *fixed)
     if value.native is not None and not fixed:
