@@ -22,6 +22,7 @@ from kiln.graph.prims.meta import has_repeated_elements, same_strides
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.table import Kind
 from kiln.graph.trace.autograd_edges import edge_of, edges_behind, leaf_of
+from kiln.graph.trace.breaks import UnsupportedInput
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.inputs import InputRecord
 from kiln.graph.trace.mode import RecordingMode
@@ -54,10 +55,18 @@ def build_graph(mode: RecordingMode, records: Sequence[InputRecord], outputs: Se
     use_for_gradients(mode, records, outputs)
     use_for_sizes(records, nodes)
     used = [index for index, record in enumerate(records) if record.used]
+    refuse_without_memory([records[index] for index in used])
     numbers = {index: number for number, index in enumerate(used)}
     inputs = tuple([records[index].node for index in used])
     writes = tuple([Write(record.node, value, versions_of(mode, record, records)) for record, value in written])
     return Graph(inputs, nodes, tuple([output.renumbered(numbers) for output in made]), writes)
+
+
+def refuse_without_memory(records: Sequence[InputRecord]) -> None:
+    """Meta tensors may be seen, as those that `functional_call` replaces, but not computed with."""
+    for record in records:
+        if isinstance(record.fake, FakeTensor) and record.fake.device.type == "meta":
+            raise UnsupportedInput(name=record.name, reason="it is a meta tensor")
 
 
 def versions_of(mode: RecordingMode, written: InputRecord, records: Sequence[InputRecord]) -> int:

@@ -260,8 +260,8 @@ def refusal(real: torch.Tensor, subclass: bool) -> str:
         return f"it is a {type(real).__qualname__}"
     if real.is_conj() or real.is_neg():
         return "it is a lazy conjugate or negation"
-    if real.is_quantized or real.device.type == "meta":
-        return "it is quantized" if real.is_quantized else "it is a meta tensor"
+    if real.is_quantized:
+        return "it is quantized"
     return f"it has {real.dim()} dimensions" if real.dim() > MOST_DIMENSIONS else ""
 
 

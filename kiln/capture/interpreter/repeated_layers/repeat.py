@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, final
 
+import torch
+
 from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Kwargs, Value
 from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.repeated_layers.pairing import Pairing
@@ -66,6 +68,8 @@ def call_repeatable(
 ) -> Value:
     """`module(*args, **kwargs)`; `interpret` is the call of it opcode by opcode."""
     if module.source is None or module.original is MISSING or s.effects.wrote_outside:
+        return interpret()
+    if torch._C._functorch.maybe_current_level() is not None:  # tensors of a transform are wrappers, not fakes
         return interpret()
     families = s.part(Families).by_class
     family = families.get(module.cls)
