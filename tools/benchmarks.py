@@ -260,6 +260,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Run], Iterator[str]]]] = {
     "gpu-reduce-overhead": ("GPU: inference with CUDA graphs (`mode='reduce-overhead'`)", models),
     "gpu-train": ("GPU: training step under bf16 autocast (forward and backward)", models),
     "gpu-train-convnext": ("GPU: training step of ConvNeXt, whose error the run above had no time to compare", models),
+    "gpu-train-step": ("GPU: whole training step with AdamW under bf16 autocast", models),
     "gpu-bandwidth": ("GPU: kernels against the bandwidth of memory", bandwidth),
     "gpu-launch": ("GPU: launching kernels", launch),
     "gpu-products": ("GPU: 16-bit matrix products by the alignment of their rows", rates),
