@@ -213,16 +213,26 @@ def inner() -> None:
     warnings.warn("from the caller", stacklevel=2)
 
 
-def test_warnings_have_their_lines() -> None:
-    compiled = kiln.compile(warning, backend="eager", options={"cache": False})
+def call(program: Callable[[Tensor], Tensor]) -> None:
+    program(X)
+
+
+def check_warnings(program: Callable[[Tensor], Tensor], count: int) -> Callable[[Tensor], Tensor]:
+    """The compiled program, which warns like `program`, `count` times in each call."""
+    compiled = kiln.compile(program, backend="eager", options={"cache": False})
     found: list[Any] = []
-    for program in (warning, compiled, compiled):
+    for each in (program, compiled, compiled):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            program(X)
+            call(each)
         found.append([(str(entry.message), entry.category, entry.filename, entry.lineno) for entry in caught])
-    assert found[0] == found[1] == found[2] and len(found[0]) == 2
+    assert found[0] == found[1] == found[2] and len(found[0]) == count
     assert not kiln.report_of(compiled).breaks
+    return compiled
+
+
+def test_warnings_have_their_lines() -> None:
+    compiled = check_warnings(warning, 2)
     with warnings.catch_warnings(), pytest.raises(DeprecationWarning):
         warnings.simplefilter("error")
         compiled(X)
@@ -237,20 +247,8 @@ def warn_caller() -> None:
     warnings.warn("of who called the compiled function", stacklevel=3)
 
 
-def call(program: Callable[[Tensor], Tensor]) -> None:
-    program(X)
-
-
 def test_a_warning_of_the_caller_is_at_its_line() -> None:
-    compiled = kiln.compile(outer_warning, backend="eager", options={"cache": False})
-    found: list[Any] = []
-    for program in (outer_warning, compiled, compiled):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            call(program)
-        found.append([(str(entry.message), entry.category, entry.filename, entry.lineno) for entry in caught])
-    assert found[0] == found[1] == found[2] and len(found[0]) == 1
-    assert not kiln.report_of(compiled).breaks
+    compiled = check_warnings(outer_warning, 1)
     with warnings.catch_warnings(), pytest.raises(UserWarning, match="who called"):
         warnings.simplefilter("error")
         call(compiled)

@@ -190,10 +190,8 @@ def assumed_truth(s: CaptureState, fake: FakeTensor) -> bool | None:
 
 def finite_truth(s: CaptureState, fake: torch.Tensor) -> bool | None:
     """The truth of a question whether floats are finite: that they are is assumed, and the region checks it."""
-    if not isinstance(fake, FakeTensor):  # a wrapper of a transform
-        return None
-    if not s.policy.speculate or any(size != 1 for size in fake.shape):
-        return None
+    if not (isinstance(fake, FakeTensor) and s.policy.speculate and all(size == 1 for size in fake.shape)):
+        return None  # a wrapper of a transform is no fake
     truth = truth_if_finite(s.recorder.node_of(fake))
     if truth is not None:
         assume(s, fake, truth)

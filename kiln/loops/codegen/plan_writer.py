@@ -25,18 +25,8 @@ from kiln.loops.codegen.printed_kernel import PrintedKernel
 from kiln.loops.kernel.analyses import launch_grain, launch_units
 from kiln.loops.kernel.kernel import KernelIR
 from kiln.loops.kernel.launches.program import Allocation, KernelLaunch, KernelProgram, NestedCall
-from kiln.loops.program.nodes import (
-    CHECK,
-    COND,
-    LOCAL_SCALAR,
-    SCAN,
-    WAIT,
-    WHILE_LOOP,
-    Buffer,
-    BufferArg,
-    Extern,
-    LoopOutput,
-)
+from kiln.loops.program import nodes
+from kiln.loops.program.nodes import Buffer, BufferArg, Extern, LoopOutput
 from kiln.plan import steps
 from kiln.plan.overloads import number_arguments
 from kiln.plan.plan import Kernel, Plan, PlanInput, PlanOutput, Ref, Slot, Step, SymbolBinding
@@ -206,7 +196,7 @@ class _PlanWriter:
 
     def _nested(self, step: NestedCall) -> None:
         """A branch or a loop; its kernels are the plan's, too."""
-        aligned = self.inputs_aligned and step.call.target != SCAN  # a row starts anywhere
+        aligned = self.inputs_aligned and step.call.target != nodes.SCAN  # a row starts anywhere
         plans = [write_plan(made, self.write_kernel, inputs_aligned=aligned) for made in step.programs]
         self.nested_kernels.update({kernel.symbol: kernel for plan in plans for kernel in plan.kernels})
         self.steps.append(NESTED[step.call.target](self, step.call, plans))
@@ -347,7 +337,7 @@ def _scan(writer: _PlanWriter, call: Extern, plans: Sequence[Plan]) -> Step:
 
 
 NESTED: dict[str, Callable[[_PlanWriter, Extern, Sequence[Plan]], Step]] = {
-    COND: _cond, WHILE_LOOP: _while_loop, SCAN: _scan,
+    nodes.COND: _cond, nodes.WHILE_LOOP: _while_loop, nodes.SCAN: _scan,
 }  # fmt: skip
 """Targets of extern steps that run other programs."""
 
@@ -355,8 +345,8 @@ SPECIAL: dict[str, Callable[[_PlanWriter, Extern], None]] = {
     "kiln.empty": _empty,
     "kiln.view": _view,
     "kiln.random_seed": _random_seed,
-    CHECK: _assert,
-    LOCAL_SCALAR: _local_scalar,
-    WAIT: _wait,
+    nodes.CHECK: _assert,
+    nodes.LOCAL_SCALAR: _local_scalar,
+    nodes.WAIT: _wait,
 }
 """Targets of extern steps that are not ATen overloads."""

@@ -45,7 +45,7 @@ def last_check(program: LoopProgram) -> int:
     return checks[-1] if checks and program.writes else -1
 
 
-def is_check(node: LoopNode) -> bool:
+def is_check(node: object) -> bool:
     return isinstance(node, Extern) and node.target == CHECK
 
 

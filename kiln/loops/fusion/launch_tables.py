@@ -17,11 +17,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import final
 
+from kiln.loops.fusion.dependencies import is_check
 from kiln.loops.fusion.lifetimes import ScheduledStep
 from kiln.loops.fusion.overlap import changes
 from kiln.loops.kernel.launches.program import LONGEST_ROW, KernelLaunch
 from kiln.loops.program.analyses import memory_of, symbols_used
-from kiln.loops.program.nodes import CHECK, Buffer, Extern
+from kiln.loops.program.nodes import Buffer
 from kiln.support.records import dataclass
 from kiln.support.target import Target
 from kiln.symbolic import Symbol, is_static
@@ -74,7 +75,10 @@ class _Tables:
         self.readers: dict[str, list[_Entry]] = {}  # since the last write
 
     def run(self, steps: Sequence[ScheduledStep]) -> list[ScheduledStep]:
-        for step in steps:
+        last_check = max((number for number, step in enumerate(steps) if is_check(step.step)), default=-1)
+        for number, step in enumerate(steps):
+            if number == last_check:
+                self.open.clear()  # what follows may write to arguments
             self.add(step)
         return [made for entry in sorted(self.entries, key=lambda entry: entry.place) for made in _steps_of(entry)]
 
@@ -82,8 +86,6 @@ class _Tables:
         writes = {memory_of(name, self.buffers) for name in changes(step)}
         reads = {memory_of(name, self.buffers) for name in step.touched()} - writes
         row, key = step.row, self._key(step)
-        if isinstance(step.step, Extern) and step.step.target == CHECK:
-            self.open.clear()  # what follows may write to arguments
         entry = None if row is None or key is None else self.open.get(key)
         if entry is None or not self._joins(entry, step, reads, writes):
             entry = _Entry(len(self.entries), [], set(), set())

@@ -24,6 +24,7 @@ from kiln.capture.interpreter.operations import ERRORS
 from kiln.capture.interpreter.variables.array import (
     ARRAY_METHODS,
     DTYPES,
+    ArrayValue,
     NumpyObject,
     TracedArray,
     converted,
@@ -136,7 +137,7 @@ def tensor_of(s: CaptureState, value: Value, dtype: NumpyObject = None) -> Tenso
 
 def example(s: CaptureState, value: Value) -> NumpyObject:
     """What stands for an argument when NumPy is asked for the dtype and shape of the result in this call."""
-    if isinstance(value, TracedArray | KnownArray):
+    if isinstance(value, ArrayValue):
         return value.example_of_call()
     if isinstance(value, Symbolic) and value.node.node.has_hint():
         return value.node.node.hint

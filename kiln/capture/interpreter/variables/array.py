@@ -53,8 +53,17 @@ METADATA_OF_TENSOR = frozenset(("shape", "size"))
 ARRAY_METHODS: dict[str, Callable[[CaptureState, TracedArray, Args, Kwargs], Value]] = {}
 
 
+class ArrayValue(Value):
+    """An array of NumPy. `example_of_call`: one with the dtype and the shape of this call."""
+
+    __slots__ = ()
+
+    def example_of_call(self) -> NumpyObject:
+        raise NotImplementedError
+
+
 @final
-class TracedArray(Value):
+class TracedArray(ArrayValue):
     """An array, or with `is_scalar` a scalar of NumPy; its numbers are those of `tensor`."""
 
     __slots__ = ("_tensor", "is_scalar", "original", "reversed_view")
@@ -229,8 +238,8 @@ def plain_index(s: CaptureState, key: Value) -> NumpyObject:
         if any(kinds) and not all(kinds):  # NumPy broadcasts the numbers with the arrays, torch selects first
             raise UnsupportedCall(function="ndarray.__getitem__", why="numbers and arrays of indices are mixed")
         return index
-    if type(key) in AS_INDEX:
-        example = operator.methodcaller("example_of_call")(key)
+    if isinstance(key, ArrayValue):
+        example = key.example_of_call()
         if example.dtype.kind not in "iu" or not example.ndim:
             raise UnsupportedCall(function="ndarray.__getitem__", why="the shape of the result depends on data")
         return example * 0
@@ -284,7 +293,7 @@ def tensor_index(s: CaptureState, key: Value) -> Value:
     """An index as torch takes it."""
     if isinstance(key, Tuple):
         return Tuple([tensor_index(s, part) for part in key.items(s)])
-    return AS_INDEX[type(key)](s, key) if type(key) in AS_INDEX else key
+    return AS_INDEX[type(key)](s, key) if isinstance(key, ArrayValue) else key
 
 
 def is_usable(real: NumpyObject) -> bool:

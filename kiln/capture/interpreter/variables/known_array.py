@@ -20,7 +20,7 @@ import torch
 from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.core import AS_INDEX, NOT_RESUMABLE, Args, CallSite, CaptureState, Codegen, Kwargs, Value
 from kiln.capture.interpreter.operations import ERRORS
-from kiln.capture.interpreter.variables.array import DTYPES, NumpyObject, TracedArray
+from kiln.capture.interpreter.variables.array import DTYPES, ArrayValue, NumpyObject, TracedArray
 from kiln.capture.interpreter.variables.bound_method import NamedMethod
 from kiln.capture.interpreter.variables.mapping import fresh
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Slice, Tuple
@@ -86,7 +86,7 @@ class KnownArrays:
 
 
 @final
-class KnownArray(Value):
+class KnownArray(ArrayValue):
     """An array that the program made of constants."""
 
     __slots__ = ("array", "memory")
