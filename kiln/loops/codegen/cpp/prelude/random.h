@@ -1,7 +1,7 @@
 //@ philox: halves
-// Philox 4x32, 10 rounds (Salmon, Moraes, Dror, Shaw, SC 2011): key = seed, counter = (low, high, 0, 0).
+// Philox 2x32, 10 rounds (Salmon, Moraes, Dror, Shaw, SC 2011); seed and counter as in loops/body/philox.py.
 template <class V> struct Words {
-  V w[4];
+  V w[2];
 };
 // The lanes of a register: GCC keeps longer vectors in memory from round to round.
 #if defined(KILN_AVX512)
@@ -25,26 +25,22 @@ KILN_INLINE word_register word_product(word_register x, u32 y) {
 }
 #endif
 template <class V> KILN_INLINE Words<V> philox(u64 seed, V counter) {
-  V w0 = counter, w1 = counter >> 32, w2 = {}, w3 = {};  // the high word of a lane is not read
-  V key0 = V{} + seed, key1 = V{} + (seed >> 32);
+  V w0 = counter, w1 = (counter ^ seed) >> 32, key = V{} + seed;  // the high word of a lane is not read
   for (int round = 0; round < 10; ++round) {
-    V p0 = word_product(w0, 0xD2511F53u), p1 = word_product(w2, 0xCD9E8D57u);
-    w0 = (p1 >> 32) ^ w1 ^ key0;
-    w1 = p1;
-    w2 = (p0 >> 32) ^ w3 ^ key1;
-    w3 = p0;
-    key0 = key0 + 0x9E3779B9u;
-    key1 = key1 + 0xBB67AE85u;
+    V product = word_product(w0, 0xD256D193u);
+    w0 = (product >> 32) ^ w1 ^ key;
+    w1 = product;
+    key = key + 0x9E3779B9u;
   }
-  return {{low_word(w0), low_word(w1), low_word(w2), low_word(w3)}};
+  return {{low_word(w0), low_word(w1)}};
 }
 KILN_INLINE Words<u64v> philox(u64 seed, u64v counter) {
   constexpr int count = sizeof(u64v) / sizeof(word_register);
-  word_register parts[count], words[4][count];
+  word_register parts[count], words[2][count];
   __builtin_memcpy(parts, &counter, sizeof counter);
   for (int k = 0; k < count; ++k) {
     auto made = philox(seed, parts[k]);
-    for (int n = 0; n < 4; ++n) words[n][k] = made.w[n];
+    for (int n = 0; n < 2; ++n) words[n][k] = made.w[n];
   }
   Words<u64v> r;
   __builtin_memcpy(&r, words, sizeof r);
@@ -79,11 +75,13 @@ template <class T> KILN_INLINE vec<T> random_uniform(i64 seed, i64v counter) {
 }
 
 //@ random_normal: philox unit log cos sqrt
-// Box-Muller: sqrt(-2 log(1 - u0)) cos(2 pi u1).
+// Box-Muller: sqrt(-2 log(1 - u0)) cos(2 pi u1); in double precision, u1 is from another counter.
 template <class V> KILN_INLINE V box_muller(V u0, V u1) { return sqrt(-2 * log(1 - u0)) * cos((V)(u1 * (decltype(u1[0] + 0))6.28318530717958647693)); }
 template <class T> KILN_INLINE vec<T> random_normal(i64 seed, i64v counter) {
   auto r = philox((u64)seed, (u64v)counter);
-  if constexpr (sizeof(T) == 8) return box_muller(unit53(r.w[0], r.w[1]), unit53(r.w[2], r.w[3]));
-  else return box_muller(unit24(r.w[0]), unit24(r.w[1]));
+  if constexpr (sizeof(T) == 8) {
+    auto other = philox((u64)seed, (u64v)counter ^ (1ull << 63));
+    return box_muller(unit53(r.w[0], r.w[1]), unit53(other.w[0], other.w[1]));
+  } else return box_muller(unit24(r.w[0]), unit24(r.w[1]));
 }
 template <class T> KILN_INLINE T random_normal(i64 seed, i64 counter) { return random_normal<T>(seed, all(counter))[0]; }
