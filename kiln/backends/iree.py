@@ -12,15 +12,12 @@ from typing import Protocol, cast, final
 
 import torch
 
-from kiln.backends.onnx_parts import Kernels, model_of
+from kiln.backends.onnx_parts import OnnxBackend, model_of
 from kiln.backends.registry import register_backend
-from kiln.graph.ir.node import Node
 from kiln.graph.offload.part import GraphPart
 from kiln.onnx import OnnxModel, model_bytes
 from kiln.onnx.model import OnnxValue
-from kiln.runtime.offloaded import PartRun
 from kiln.support.optional import load_required
-from kiln.support.records import dataclass
 
 PURPOSE = "the backend `iree`"
 FLAGS = ["--iree-llvmcpu-target-cpu=host", "--iree-input-demote-f64-to-f32=false"]
@@ -29,37 +26,6 @@ REAL = SINGLE | {torch.float64}
 WHOLE = frozenset({torch.int32, torch.int64})
 TRUTHS = frozenset({torch.bool})
 ALL = REAL | WHOLE | TRUTHS
-
-# fmt: off
-KERNELS = Kernels("iree", {
-    **dict.fromkeys(("Reshape", "Transpose", "Concat", "Slice", "Expand", "Squeeze", "Unsqueeze", "Identity", "Cast",
-                     "Shape", "Where", "Equal"), ALL),
-    **dict.fromkeys(("And", "Or", "Xor", "Not"), TRUTHS),
-    # Without a form for float64.
-    **dict.fromkeys(("Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Tanh", "Asinh", "Acosh", "Atanh",
-                     "Erf"), SINGLE),
-    "Pad": frozenset(),  # not with negative numbers
-    **dict.fromkeys(("Add", "Sub", "Mul", "Max", "Min", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Neg",
-                     "Abs", "ReduceSum", "ReduceMax", "ReduceMin", "MatMul"), REAL | WHOLE),
-}, REAL)
-# fmt: on
-
-
-@final
-@dataclass(frozen=True)
-class Iree:
-    """Registered as `iree`."""
-
-    name = "iree"
-
-    def refusal(self, node: Node) -> str:
-        return KERNELS.refusal(node)
-
-    def compile(self, part: GraphPart) -> PartRun:
-        return ModuleRun(part)
-
-
-register_backend(Iree())
 
 
 class HostArray(Protocol):
@@ -134,3 +100,19 @@ def loaded(bytecode: bytes, name: str) -> Callable[..., object]:
     context.add_vm_module(runtime.VmModule.copy_buffer(context.instance, bytecode))
     function: Callable[..., object] = context.modules.module[name]
     return function
+
+
+# fmt: off
+KERNELS = OnnxBackend("iree", {
+    **dict.fromkeys(("Reshape", "Transpose", "Concat", "Slice", "Expand", "Squeeze", "Unsqueeze", "Identity", "Cast",
+                     "Shape", "Where", "Equal"), ALL),
+    **dict.fromkeys(("And", "Or", "Xor", "Not"), TRUTHS),
+    # Without a form for float64.
+    **dict.fromkeys(("Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Tanh", "Asinh", "Acosh", "Atanh",
+                     "Erf"), SINGLE),
+    "Pad": frozenset(),  # not with negative numbers
+    **dict.fromkeys(("Add", "Sub", "Mul", "Max", "Min", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Neg",
+                     "Abs", "ReduceSum", "ReduceMax", "ReduceMin", "MatMul"), REAL | WHOLE),
+}, REAL, ModuleRun)
+# fmt: on
+register_backend(KERNELS)

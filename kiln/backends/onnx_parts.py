@@ -1,13 +1,13 @@
 """What backends that read ONNX models share: which nodes they take, and the model of a part.
 
-takes = Kernels("onnxruntime", {"Erf": REAL, "MatMul": REAL | WHOLE, ...})
-takes.refusal(node)          "" or "onnxruntime has no BitShift of int64"
+backend = OnnxBackend("onnxrt", {"Erf": REAL, "MatMul": REAL | WHOLE, ...}, SINGLE, SessionRun)
+backend.refusal(node)        "" or "onnxrt has no BitShift of int64"
 model_of(part)               inputs x0, x1, ..., then the sizes that no input has; results y0, y1, ...
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import final
 
 import torch
@@ -15,6 +15,7 @@ import torch
 from kiln.graph.ir.node import Node
 from kiln.graph.offload.part import GraphPart
 from kiln.onnx import NoOnnxForm, OnnxModel, calls_of_node, to_onnx
+from kiln.runtime.offloaded import PartRun
 from kiln.support.records import dataclass
 from kiln.symbolic import Symbol
 from kiln.tensor.dtypes import DTYPE_NAMES
@@ -25,12 +26,19 @@ Dtypes = frozenset[torch.dtype]
 
 @final
 @dataclass(frozen=True, slots=True)
-class Kernels:
-    """The dtypes for which `library` has a kernel of each ONNX operator; `default` for those that are not listed."""
+class OnnxBackend:
+    """The dtypes for which a library has a kernel of each ONNX operator; `default` for those that are not listed.
 
-    library: str
+    `run` makes the callable of a part.
+    """
+
+    name: str
     dtypes: Mapping[str, Dtypes]
     default: Dtypes
+    run: Callable[[GraphPart], PartRun]
+
+    def compile(self, part: GraphPart) -> PartRun:
+        return self.run(part)
 
     def refusal(self, node: Node) -> str:
         """Why the library cannot run the calls that `node` becomes; "" if it can."""
@@ -44,16 +52,8 @@ class Kernels:
             return str(problem.details["reason"])
         for call in calls:
             if call.dtype not in self.dtypes.get(call.op, self.default):
-                return f"{self.library} has no {call.op} of {DTYPE_NAMES[call.dtype]}"
+                return f"{self.name} has no {call.op} of {DTYPE_NAMES[call.dtype]}"
         return ""
-
-    def text(self) -> str:
-        """What it takes, by dtypes."""
-        groups: dict[str, list[str]] = {}
-        for op, dtypes in self.dtypes.items():
-            groups.setdefault(" ".join(sorted(DTYPE_NAMES[dtype] for dtype in dtypes)), []).append(op)
-        groups.setdefault(" ".join(sorted(DTYPE_NAMES[dtype] for dtype in self.default)), []).append("all others")
-        return "\n".join(f"{dtypes or 'nothing'}: {', '.join(ops)}" for dtypes, ops in groups.items())
 
 
 def model_of(part: GraphPart) -> tuple[OnnxModel, tuple[Symbol, ...]]:

@@ -15,7 +15,7 @@ from typing import Protocol, cast, final
 
 import torch
 
-from kiln.backends.onnx_parts import Kernels, model_of
+from kiln.backends.onnx_parts import OnnxBackend, model_of
 from kiln.backends.registry import register_backend
 from kiln.graph.ir.node import Node
 from kiln.graph.offload.part import GraphPart
@@ -31,48 +31,12 @@ NUMBERS = REAL | WHOLE
 BYTES = frozenset({torch.bool, torch.uint8})
 ALL = NUMBERS | BYTES
 
-# fmt: off
-KERNELS = Kernels("onnxruntime", {
-    # Data movement takes what has a name.
-    **dict.fromkeys(("Reshape", "Transpose", "Concat", "Slice", "Expand", "Gather", "GatherElements", "GatherND",
-                     "Identity", "Squeeze", "Unsqueeze", "Cast", "Shape", "ScatterElements", "ScatterND"), ALL),
-    "Where": NUMBERS | {torch.uint8}, "Pad": ALL, "Equal": ALL,
-    **dict.fromkeys(("And", "Or", "Xor", "Not"), frozenset({torch.bool})),
-    **dict.fromkeys(("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot"), WHOLE | {torch.uint8}),
-    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Max", "Min", "Less", "Greater", "LessOrEqual", "Neg",
-                     "GreaterOrEqual", "Abs", "Sign", "Mod", "ReduceSum", "ReduceMax", "ReduceMin", "CumSum", "MatMul",
-                     "Range", "TopK"), NUMBERS),
-    "ReduceProd": SINGLE | WHOLE, "ReduceMean": REAL, "ReduceLogSumExp": REAL,
-    "ArgMax": REAL | {torch.int32}, "ArgMin": REAL | {torch.int32},
-    **dict.fromkeys(("Exp", "Log", "Sqrt", "Reciprocal", "Tanh", "Sigmoid", "Floor", "Ceil", "Round", "IsNaN", "IsInf",
-                     "Sin", "Cos", "Pow", "Gemm", "Softmax", "MaxPool"), REAL),
-}, SINGLE)
-# fmt: on
-
-
-@final
-@dataclass(frozen=True)
-class OnnxRuntime:
-    """`constant_weights`: parameters are part of the model. A change of one is noticed, but not one through `.data`."""
-
-    constant_weights: bool = False
-    name = "onnxrt"
-
-    def refusal(self, node: Node) -> str:
-        return KERNELS.refusal(node)
-
-    def compile(self, part: GraphPart) -> PartRun:
-        return SessionRun(part, self.constant_weights and part.direction == "")
-
-
-register_backend(OnnxRuntime())
-
 
 @final
 class SessionRun:
     """A session for the model of a part."""
 
-    def __init__(self, part: GraphPart, constant_weights: bool) -> None:
+    def __init__(self, part: GraphPart, constant_weights: bool = False) -> None:
         self.model, self.hidden = model_of(part)
         self.places = [part.symbols.index(symbol) for symbol in self.hidden]
         self.fixed: list[FixedWeight] = []
@@ -135,3 +99,40 @@ def new_session(model: OnnxModel) -> InferenceSession:
     options.log_severity_level = 3
     made = runtime.InferenceSession(model_bytes(model), options, providers=["CPUExecutionProvider"])
     return cast(InferenceSession, made)
+
+
+# fmt: off
+KERNELS = OnnxBackend("onnxrt", {
+    # Data movement takes what has a name.
+    **dict.fromkeys(("Reshape", "Transpose", "Concat", "Slice", "Expand", "Gather", "GatherElements", "GatherND",
+                     "Identity", "Squeeze", "Unsqueeze", "Cast", "Shape", "ScatterElements", "ScatterND"), ALL),
+    "Where": NUMBERS | {torch.uint8}, "Pad": ALL, "Equal": ALL,
+    **dict.fromkeys(("And", "Or", "Xor", "Not"), frozenset({torch.bool})),
+    **dict.fromkeys(("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot"), WHOLE | {torch.uint8}),
+    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Max", "Min", "Less", "Greater", "LessOrEqual", "Neg",
+                     "GreaterOrEqual", "Abs", "Sign", "Mod", "ReduceSum", "ReduceMax", "ReduceMin", "CumSum", "MatMul",
+                     "Range", "TopK"), NUMBERS),
+    "ReduceProd": SINGLE | WHOLE, "ReduceMean": REAL, "ReduceLogSumExp": REAL,
+    "ArgMax": REAL | {torch.int32}, "ArgMin": REAL | {torch.int32},
+    **dict.fromkeys(("Exp", "Log", "Sqrt", "Reciprocal", "Tanh", "Sigmoid", "Floor", "Ceil", "Round", "IsNaN", "IsInf",
+                     "Sin", "Cos", "Pow", "Gemm", "Softmax", "MaxPool"), REAL),
+}, SINGLE, SessionRun)
+# fmt: on
+
+
+@final
+@dataclass(frozen=True)
+class OnnxRuntime:
+    """`constant_weights`: parameters are part of the model. A change of one is noticed, but not one through `.data`."""
+
+    constant_weights: bool = False
+    name = "onnxrt"
+
+    def refusal(self, node: Node) -> str:
+        return KERNELS.refusal(node)
+
+    def compile(self, part: GraphPart) -> PartRun:
+        return SessionRun(part, self.constant_weights and part.direction == "")
+
+
+register_backend(OnnxRuntime())

@@ -11,46 +11,14 @@ from typing import Protocol, cast, final
 
 import torch
 
-from kiln.backends.onnx_parts import Kernels, model_of
+from kiln.backends.onnx_parts import OnnxBackend, model_of
 from kiln.backends.registry import register_backend
-from kiln.graph.ir.node import Node
 from kiln.graph.offload.part import GraphPart
 from kiln.onnx import model_bytes
-from kiln.runtime.offloaded import PartRun
 from kiln.support.optional import load_required
-from kiln.support.records import dataclass
 
 SINGLE = frozenset({torch.float32})
 TRUTHS = frozenset({torch.bool})
-
-# fmt: off
-KERNELS = Kernels("openvino", {
-    **dict.fromkeys(("Reshape", "Transpose", "Concat", "Slice", "Expand", "Squeeze", "Unsqueeze", "Identity"),
-                    SINGLE | TRUTHS | {torch.int32}),
-    **dict.fromkeys(("And", "Or", "Xor", "Not"), TRUTHS),
-    "Cast": SINGLE | TRUTHS | {torch.int32}, "Shape": SINGLE | TRUTHS | {torch.int32, torch.int64},
-    # Other answers than eager's: negative padding, indices smaller than the tensor, which of equal values.
-    **dict.fromkeys(("Pad", "GatherElements", "ArgMax", "ArgMin", "TopK", "BitwiseAnd", "BitwiseOr", "BitwiseXor",
-                     "BitwiseNot"), frozenset[torch.dtype]()),
-}, SINGLE)
-# fmt: on
-
-
-@final
-@dataclass(frozen=True)
-class OpenVino:
-    """Registered as `openvino`."""
-
-    name = "openvino"
-
-    def refusal(self, node: Node) -> str:
-        return KERNELS.refusal(node)
-
-    def compile(self, part: GraphPart) -> PartRun:
-        return CompiledModelRun(part)
-
-
-register_backend(OpenVino())
 
 
 class CompiledModel(Protocol):
@@ -80,3 +48,17 @@ class CompiledModelRun:
             feed[symbol.name] = torch.tensor([sizes[place]], device="cpu").numpy()
         found = self.compiled({name: value for name, value in feed.items() if name in self.inputs})
         return [torch.from_numpy(found[number]) for number in range(self.count)]
+
+
+# fmt: off
+KERNELS = OnnxBackend("openvino", {
+    **dict.fromkeys(("Reshape", "Transpose", "Concat", "Slice", "Expand", "Squeeze", "Unsqueeze", "Identity"),
+                    SINGLE | TRUTHS | {torch.int32}),
+    **dict.fromkeys(("And", "Or", "Xor", "Not"), TRUTHS),
+    "Cast": SINGLE | TRUTHS | {torch.int32}, "Shape": SINGLE | TRUTHS | {torch.int32, torch.int64},
+    # Other answers than eager's: negative padding, indices smaller than the tensor, which of equal values.
+    **dict.fromkeys(("Pad", "GatherElements", "ArgMax", "ArgMin", "TopK", "BitwiseAnd", "BitwiseOr", "BitwiseXor",
+                     "BitwiseNot"), frozenset[torch.dtype]()),
+}, SINGLE, CompiledModelRun)
+# fmt: on
+register_backend(KERNELS)

@@ -142,6 +142,8 @@ class Exporter:
         self.mode = import_module("torch._subclasses.fake_tensor").FakeTensorMode(
             shape_env=self.sizes.env, allow_non_fake_inputs=False
         )
+        self.dispatcher = import_module("torch._dispatch.python").enable_python_dispatcher
+        """Without it, composite operators refuse symbols."""
         self.view = FxView(program.graph, program.constants)
         self.fx = torch.fx.Graph()
         self.copies: dict[FxNode, FxNode] = {}
@@ -255,7 +257,7 @@ class Exporter:
         values = torch.fx.node.map_arg((node.args, node.kwargs), lambda arg: arg.meta["val"])
         args, kwargs = values  # type: ignore[misc]
         assert callable(node.target)
-        with self.mode, torch.no_grad():
+        with self.mode, self.dispatcher(), torch.no_grad():
             node.meta["val"] = node.target(*args, **kwargs)
         if bindings := self.shapes.compute_unbacked_bindings(self.sizes.env, node.meta["val"]):
             node.meta["unbacked_bindings"] = bindings

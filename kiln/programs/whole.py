@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import field
 from typing import final
 
@@ -170,13 +171,24 @@ def capture_whole(
         raise UnknownMode(function=name_of(target), mode=mode)
     function, first = entry_of(target)
     slots = slots_of(function, (*first, *args), kwargs)
-    with GC_PAUSE(), without_autograd_observers(), torch.set_grad_enabled(training):
+    with GC_PAUSE(), without_autograd_observers(), torch.set_grad_enabled(training), without_fused_encoders():
         keeper, capture = _captured(function, slots, RegionKeeper(table, training, keep_calls))
     assert keeper.recorder is not None and capture.function is not None
     if keeper.trace is None:
         keeper.trace = keeper.recorder.finish([])
     result = _result(capture, slots, keeper.trace)
     return WholeCapture(keeper.trace, result, capture.steps, keeper.joint, keeper.torch_module)
+
+
+@contextmanager
+def without_fused_encoders() -> Iterator[None]:
+    """nn.MultiheadAttention and the like by their parts, not as calls of one operator without a formula."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _captured(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kiln.backends.iree import Iree
+from kiln.backends.iree import KERNELS
 from tests.backends.models import check_inference_of_any_batch
 from tests.backends.operators import taken
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.unrecorded
 
 
 def test_what_it_takes(golden: Callable[..., None]) -> None:
-    golden(taken(Iree()))
+    golden(taken(KERNELS))
 
 
 def test_inference_of_any_batch() -> None:

@@ -233,8 +233,10 @@ def test_objects_of_torch_export_are_understood() -> None:
         (nn.LSTM(8, 8, batch_first=True), (-1, 5, 8)),
         (nn.LSTM(8, 8, batch_first=True), (2, -1, 8)),
         (nn.AdaptiveAvgPool2d(1), (2, 3, -1, 4)),
+        (lambda x: torch.cat([x.new_ones(1, 2).expand(len(x), -1), x], 1), (-1, 3)),
+        (lambda x: x @ x.transpose(-1, -2) @ torch.ones(1, 4, 5), (-1, 2, 4, 4)),
     ],
-    ids=["contiguous", "reshape", "linear", "encoder", "lstm", "lstm-length", "pool"],
+    ids=["contiguous", "reshape", "linear", "encoder", "lstm", "lstm-length", "pool", "expand", "products"],
 )
 def test_layouts_exclude_no_size_of_one(target: Callable[..., Any], shape: tuple[int, ...]) -> None:
     def example(size: int) -> Tensor:

@@ -47,6 +47,24 @@ def call(*args: object, **kwargs: object) -> Call:
     return args, kwargs
 
 
+class Layers(nn.Module):
+    """Grouped attention, a recurrent layer, a resized image and a spectrum: copies in layouts of symbolic sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys, self.layer = nn.Linear(8, 4), nn.LSTM(8, 6, batch_first=True, bidirectional=True)
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.eval()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        batch, length, _ = x.shape
+        heads = self.keys(x).view(batch, length, 1, 4).transpose(1, 2).repeat_interleave(2, 1)
+        products = (x.view(batch, length, 2, 4).transpose(1, 2) @ heads.mT).softmax(-1) @ heads
+        image = nn.functional.interpolate(x.unsqueeze(1), size=(length + 3, 9), mode="bilinear")
+        spectrum = torch.stft(x.flatten(1), 16, window=torch.ones(16), return_complex=True).abs()
+        return products.transpose(1, 2).flatten(2), self.layer(x)[0].flatten(0, 1), image, spectrum, self.encoder(x)
+
+
 DIM = kiln.Dim("batch", min=2, max=64)
 # fmt: off
 MODELS: dict[str, tuple[Callable[[], Any], Call, Any, Call]] = {
@@ -65,6 +83,9 @@ MODELS: dict[str, tuple[Callable[[], Any], Call, Any, Call]] = {
     "halves":     (lambda: halves,   call(torch.randn(4, 6), torch.ones(2, 6)),
                    {"x": {0: DIM}, "y": {0: kiln.Dim.AUTO}},
                    call(torch.randn(10, 6), torch.ones(5, 6))),
+    "layers":     (Layers,           call(torch.randn(2, 6, 8)),
+                   {"x": {0: kiln.Dim("batch"), 1: kiln.Dim("length", min=4)}},
+                   call(torch.randn(1, 9, 8))),
     "pair":       (Pair,             call(torch.randn(6, 4), [torch.randn(13)]),
                    {"x": {0: DIM}, "others": [{0: 2 * DIM + 1}]},
                    call(torch.randn(3, 4), [torch.randn(7)])),
@@ -146,8 +167,9 @@ def test_programs_of_torch_come_back(name: str, functional: bool) -> None:
     assert bool(program.constraints) == (shapes is not None)
 
 
-def test_there_and_back(tmp_path: Any) -> None:
-    program, expected, given = exported("pair")
+@pytest.mark.parametrize("name", ["pair", "layers"])
+def test_there_and_back(tmp_path: Any, name: str) -> None:
+    program, expected, given = exported(name)
     again = kiln.Program.from_torch_export(program.to_torch_export())
     again.package(tmp_path / "m")
     same(kiln.load(tmp_path / "m"), expected, given)

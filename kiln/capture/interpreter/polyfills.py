@@ -260,6 +260,10 @@ def check_tensor_all(cond: torch.Tensor, message: Callable[[], object] | None = 
     check_with(RuntimeError, cond.all(), message)
 
 
+def assert_scalar(cond: object, message: str) -> None:
+    check_with(RuntimeError, cond, lambda: message)
+
+
 def check_is_size(i: int, message: Callable[[], object] | None = None, *, max: int | None = None) -> None:
     check(i >= 0, message)
     if max is not None:

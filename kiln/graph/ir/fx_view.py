@@ -53,7 +53,7 @@ class _FxCall:
 
     def __call__(self, name: str, *args: FxArgument, **kwargs: FxArgument) -> torch.fx.Node:
         target = operator.getitem if name == "getitem" else find_overload("aten." + name)
-        return self.view.fx.call_function(target, args, kwargs)
+        return self.view.fx.call_function(target, self.view.sizes.concrete(args), kwargs)  # type: ignore[arg-type]
 
 
 @final

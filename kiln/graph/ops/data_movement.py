@@ -21,6 +21,7 @@ from kiln.graph.ops.promotion import result_dtype
 from kiln.graph.ops.registry import DECOMPOSITIONS, Decomposition, decompose, library
 from kiln.graph.ops.sizes import FAR, axes_of, axis_of, clamp_slice, filled, is_empty, same_sizes, wrap_index
 from kiln.graph.prims.meta import broadcast, equal, view_strides
+from kiln.graph.prims.meta.layout import is_dense
 from kiln.symbolic import Int
 from kiln.tensor.spec import CPU, TensorSpec
 
@@ -76,8 +77,10 @@ def to_copy(
 
 @decompose("copy.default")
 def copied(e: Emit, x: Node, source: Node, non_blocking: bool = False) -> Node:
-    value = e.convert(source, x.tensor.dtype)
-    return value if value.tensor.sizes == x.tensor.sizes else e.node("expand", value, sizes=x.tensor.sizes)
+    """The source in dtype, sizes and, if `x` has no gaps, strides of `x`."""
+    value, spec = e.convert(source, x.tensor.dtype), x.tensor
+    value = value if value.tensor.sizes == spec.sizes else e.node("expand", value, sizes=spec.sizes)
+    return relaid(e, value, spec.strides) if is_dense(e.oracle, spec.sizes, spec.strides) else value
 
 
 # Concatenation and repetition.

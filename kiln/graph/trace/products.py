@@ -33,10 +33,16 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _broadcast(left: Sequence[int], right: Sequence[int]) -> list[int]:
-    """Of compatible shapes; decides for each symbol whether it is 1."""
+    """Of compatible shapes."""
     rank = max(len(left), len(right))
     padded = [[1] * (rank - len(shape)) + list(shape) for shape in (left, right)]
-    return [b if a == 1 else a for a, b in zip(*padded, strict=True)]
+    return [_common(a, b) for a, b in zip(*padded, strict=True)]
+
+
+def _common(a: int, b: int) -> int:
+    """Of two compatible sizes; a symbol is compared with other symbols only."""
+    ones = [isinstance(size, int) and size == 1 for size in (a, b)]
+    return b if ones[0] else a if ones[1] or a == b or a != 1 else b
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -65,8 +65,8 @@ class TraceSymbols:
         return self.env.decide(relation, self.location)
 
     def is_empty(self, sizes: Iterable[Int]) -> bool:
-        """Whether a tensor has no elements; sizes that depend on data are taken to be positive."""
-        return any(self.env.has_hint(size) and self.decide(rel_eq(size, 0)) for size in sizes)
+        """Whether no elements make any layout contiguous; sizes that depend on data are taken to be positive."""
+        return any(self.env.has_hint(size) and self.decide_layout(rel_eq(size, 0)) for size in sizes)
 
     def expect(self, relation: Relation | bool) -> bool:
         """Whether it holds; adds a check at run time if that depends on data."""

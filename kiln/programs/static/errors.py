@@ -11,7 +11,6 @@ class NoStaticLibrary(KilnError):
     why = "it has no kernels of its own for: {problems}"
     try_ = (
         "program.package(path) keeps calls of torch's kernels",
-        "of an nn.TransformerEncoder: torch.backends.mha.set_fastpath_enabled(False) before the export",
         "leave what the error names to the caller",
     )
 

@@ -40,6 +40,10 @@ POLYFILLS: dict[Hashable, object] = {
     torch._check_type: polyfills.check_type,
     torch._check_with: polyfills.check_with,
     torch._check_tensor_all: polyfills.check_tensor_all,
+    **dict.fromkeys(
+        (torch._assert_scalar, torch.ops.aten._assert_scalar, torch.ops.aten._assert_scalar.default),
+        polyfills.assert_scalar,
+    ),
     record_function.__init__: polyfills.record_function_init,
     record_function.__enter__: polyfills.record_function_enter,
     record_function.__exit__: polyfills.record_function_exit,

@@ -25,9 +25,9 @@ def expand_meta(oracle: SizeOracle, x: TensorSpec, *, sizes: Sizes) -> TensorSpe
         return x.with_view(sizes, (0,) * missing, x.offset)
     strides: list[Int] = list(x.strides)
     for axis, (own, size) in enumerate(zip(x.sizes, sizes[missing:], strict=True)):
-        if own == size or equal(oracle, own, size):
+        if own == size or (alike if own == 1 else equal)(oracle, own, size):
             continue
-        if not equal(oracle, own, 1):
+        if own != 1 and not equal(oracle, own, 1):
             raise ShapeMismatch(op="expand", problem=f"size {own} cannot be expanded to {size}")
         strides[axis] = 0
     for axis in range(missing - 1, -1, -1):
