@@ -90,8 +90,6 @@ def read_package(
         data = trusted_manifest(archive, digest, key)
         manifest, parts = read_manifest(data, plain=plain)
         return packaged_program(manifest, read_parts(archive, parts, check_weights=compare))
-    except (DamagedPackage, ForeignPackage, UntrustedPackage):
-        raise
     except DamagedProgram as problem:
         raise DamagedPackage(problem=problem.details["problem"]) from problem
     except MissingKernel as problem:
@@ -199,12 +197,7 @@ def laid_out(name: str, stored: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     if flat.numel() != spec.storage_elements():
         raise DamagedPackage(problem=f"tensor {name[:40]!r} has {flat.numel()} elements, not those of {spec}")
     sizes, strides = cast(tuple[int, ...], spec.sizes), cast(tuple[int, ...], spec.strides)
-    return on_device(flat, spec.device).as_strided(sizes, strides, cast(int, spec.offset))
-
-
-def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Weights on a GPU are copies."""
-    return tensor.to(device)
+    return flat.to(spec.device).as_strided(sizes, strides, cast(int, spec.offset))
 
 
 @final

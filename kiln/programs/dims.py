@@ -19,7 +19,7 @@ from typing import ClassVar, Literal, cast, final
 import torch
 
 from kiln.programs.call.errors import BadDynamicShapes
-from kiln.programs.call.tree import flatten
+from kiln.programs.call.tree import fields_of, flatten
 from kiln.support.records import dataclass
 from kiln.symbolic import DimChoice, DimKind, Expr, Int, ShapeEnv, Symbol, symbol
 
@@ -224,6 +224,7 @@ def _assign(table: DimTable, value: object, wish: object, place: str) -> None:
     if isinstance(value, torch.Tensor):
         _assign_tensor(table, value, wish, place)
         return
+    value, wish = (item_by_name(each) for each in (value, wish))
     if isinstance(value, Mapping) and isinstance(wish, Mapping):
         for key, inner in wish.items():
             if key not in value:
@@ -235,6 +236,12 @@ def _assign(table: DimTable, value: object, wish: object, place: str) -> None:
             _assign(table, item, inner, f"{place}[{number}]")
         return
     raise BadDynamicShapes(place=place, problem=f"{wish!r} does not fit a {type(value).__name__}")
+
+
+def item_by_name(value: object) -> object:
+    """The fields of a dataclass as a dict; other values as they are."""
+    names = () if isinstance(value, tuple) else fields_of(type(value))
+    return {name: getattr(value, name) for name in names} if names else value
 
 
 def _assign_tensor(table: DimTable, value: torch.Tensor, wish: object, place: str) -> None:

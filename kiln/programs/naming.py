@@ -85,15 +85,11 @@ def separate(leaves: list[object], taken: set[int]) -> list[object]:
         if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and leaf.numel():
             storage = leaf.untyped_storage()._cdata
             if leaf.storage_offset() or storage in storages or id(leaf) in taken:
-                leaf = same_layout_copy(leaf)
+                copy = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
+                leaf = copy.copy_(leaf.detach()).requires_grad_(leaf.requires_grad)
             storages.add(storage)
         made.append(leaf)
     return made
-
-
-def same_layout_copy(tensor: torch.Tensor) -> torch.Tensor:
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    return made.copy_(tensor.detach()).requires_grad_(tensor.requires_grad)
 
 
 @final

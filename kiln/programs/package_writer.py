@@ -45,7 +45,6 @@ from kiln.plan.plan import Plan, PlanOutput, Step
 from kiln.plan.serialize import encode_plan
 from kiln.plan.steps import CheckStep
 from kiln.programs.call.errors import BadExportArgument, NotSavable
-from kiln.programs.call.interface import CallInterface
 from kiln.programs.call.shapes import ShapeRules
 from kiln.programs.call.tensors import tensor_file
 from kiln.programs.program_parts import ProgramParts
@@ -110,7 +109,8 @@ def plan_program(program: ProgramParts, context: CompileContext) -> tuple[Plan, 
     env = shape_env(interface.rules)
     plan = graph_to_plan(program.graph, replace(context, target=context.host, env=env))
     inputs = [replace(given, name=name) for given, name in zip(plan.inputs, interface.names, strict=True)]
-    sizes = tuple(dict.fromkeys(result_sizes(interface)))
+    values = [leaf.value for leaf in interface.signature.results if leaf.kind == "size"]
+    sizes = tuple(dict.fromkeys([value for value in values if isinstance(value, Expr)]))
     outputs = (*plan.outputs, *[PlanOutput(value=size) for size in sizes])
     steps = (*size_checks(interface.rules), *plan.steps)
     return replace(plan, name=program.name, inputs=tuple(inputs), outputs=outputs, steps=steps), sizes
@@ -124,13 +124,6 @@ def shape_env(rules: ShapeRules) -> ShapeEnv:
     for constraint in rules.constraints:
         env.assume(constraint.relation, checked=True)
     return env
-
-
-def result_sizes(interface: CallInterface) -> Iterator[Int]:
-    """The sizes among the results: the plan computes them, also those that depend on data."""
-    for leaf in interface.signature.results:
-        if leaf.kind == "size" and isinstance(leaf.value, Expr):
-            yield leaf.value
 
 
 def size_checks(rules: ShapeRules) -> Iterator[Step]:

@@ -39,7 +39,13 @@ from kiln.programs.call.signature import ProgramSignature
 from kiln.programs.file_writer import save_program
 from kiln.programs.onnx_file import save_onnx
 from kiln.programs.text import head
-from kiln.programs.torch_export import from_exported_program, to_exported_program
+from kiln.programs.torch_export import (
+    example_arguments,
+    plain_module,
+    signature_of_exported,
+    to_exported_program,
+    wanted_sizes,
+)
 from kiln.symbolic import Expr, Int, evaluate, symbol
 from kiln.tensor.spec import ScalarSpec, TensorSpec
 
@@ -235,7 +241,9 @@ class Program:
             KilnError: what `kiln.export` raises.
         """
         capture = loaded_compiler("capture an exported program").capture
-        program, signature = from_exported_program(exported, capture)
+        args = example_arguments(exported)
+        program = capture(plain_module(exported), args, wanted_sizes(exported, args))
+        signature = signature_of_exported(exported, program.signature)
         return replace(program, name="exported", signature=signature, torch_module=None)
 
     @cached_property

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast, final
+from typing import TYPE_CHECKING, cast, final
 
 import torch
 from torch.utils import _pytree as pytree
@@ -347,10 +347,15 @@ class Exporter:
         structures = []
         for tree in (self.signature.in_tree, self.signature.out_tree):
             leaves: Sequence[object] = [*range(tree.size())]
-            structures.append(pytree.tree_structure(tree.build(leaves)))
+            found, structure = pytree.tree_flatten(tree.build(leaves))
+            structures.append(structure)
+            if found != leaves:
+                raise NoTorchExport(problem=f"torch.export.register_dataclass does not know a class in {tree}")
         in_spec, out_spec = structures
         count = len(self.signature.in_tree.children[0].children)
-        names = [*self.signature.parameters[:count], *map(str, self.signature.in_tree.children[1].keys)]
+        names = [*self.signature.parameters[:count]]
+        names += [f"args_{number}" for number in range(len(names), count)]  # of a parameter like `*args`
+        names += map(str, self.signature.in_tree.children[1].keys)
         call = export.ModuleCallSignature([], [], in_spec, out_spec, names)
         call.inputs = [spec.arg for spec in self.inputs if spec.kind is self.torch_export.InputKind.USER_INPUT]
         call.outputs = [spec.arg for spec in self.outputs if spec.kind is self.torch_export.OutputKind.USER_OUTPUT]
@@ -365,31 +370,8 @@ def allowed(target: Callable[..., object] | str) -> Callable[..., object] | str:
 # From torch.
 
 
-class HasSignature(Protocol):
-    """A program."""
-
-    @property
-    def signature(self) -> ProgramSignature: ...
-
-
-P = TypeVar("P", bound=HasSignature, covariant=True)
-
-
-class CaptureModule(Protocol[P]):
-    """Exports a module: `kiln.export`, handed in."""
-
-    def __call__(self, target: torch.nn.Module, args: tuple[object, ...], dynamic_shapes: object, /) -> P: ...
-
-
-def from_exported_program(exported: ExportedProgram, capture: CaptureModule[P]) -> tuple[P, ProgramSignature]:
-    """The program of the flat graph, and the signature with which it is that of `exported`.
-
-    Raises NoTorchExport, and what `kiln.export` raises.
-    """
-    module = plain_module(exported)
-    args = example_arguments(exported)
-    program = capture(module, args, wanted_sizes(exported, args))
-    flat: ProgramSignature = program.signature
+def signature_of_exported(exported: ExportedProgram, flat: ProgramSignature) -> ProgramSignature:
+    """The signature of `exported`; `flat` is that of its graph, from `plain_module`. Raises NoTorchExport."""
     in_tree, out_tree = (tree_of(spec) for spec in (exported.call_spec.in_spec, exported.call_spec.out_spec))
     if out_tree.size() != len(flat.results):
         raise NoTorchExport(problem=f"it returns {out_tree}, and its graph {len(flat.results)} values")
@@ -398,7 +380,7 @@ def from_exported_program(exported: ExportedProgram, capture: CaptureModule[P]) 
     if len(positional) != in_tree.children[0].size():
         names = tuple([f"argument_{number}" for number in range(len(positional))])
     names = tuple(getattr(exported.module_call_graph[0].signature, "forward_arg_names", None) or names)
-    return program, replace(flat, in_tree=in_tree, out_tree=out_tree, parameters=names[: len(positional)])
+    return replace(flat, in_tree=in_tree, out_tree=out_tree, parameters=names[: len(positional)])
 
 
 def plain_module(exported: ExportedProgram) -> torch.nn.Module:
@@ -474,18 +456,11 @@ def wanted_size(size: int | torch.SymInt, roots: Collection[object], exported: E
     return int(terms[0]) * named_dim(root, exported) + int(terms[1])
 
 
-def named_dim(of: SizeSymbol, exported: ExportedProgram) -> Dim:
+def named_dim(of: object, exported: ExportedProgram) -> Dim:
     """The dimension of a SymPy symbol; the names `s0` and `u0` are Kiln's own."""
     within = exported.range_constraints.get(of)  # type: ignore[call-overload]
     high = None if within is None or not within.upper.is_Integer else int(within.upper)
-    return Dim(f"size_{of.name}", 0 if within is None else max(int(within.lower), 0), high)
-
-
-class SizeSymbol(Protocol):
-    """A SymPy symbol."""
-
-    @property
-    def name(self) -> str: ...
+    return Dim(f"size_{of}", 0 if within is None else max(int(within.lower), 0), high)
 
 
 def tree_of(spec: pytree.TreeSpec) -> Tree:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import final
 
@@ -39,15 +38,14 @@ from kiln.tensor.spec import ScalarSpec
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class OutputMark:
-    """Stands for an output of the region while the results are put together.
+    """Stands for an output of the region while the results are put together; no dataclass, which would be a container.
 
     `value`: the symbol for its number, if the graph reads it.
     """
 
-    number: int
-    value: torch.SymInt | None = None
+    def __init__(self, number: int, value: torch.SymInt | None = None) -> None:
+        self.number, self.value = number, value
 
     def item(self) -> torch.SymInt:
         if self.value is None:
@@ -171,24 +169,18 @@ def capture_whole(
         raise UnknownMode(function=name_of(target), mode=mode)
     function, first = entry_of(target)
     slots = slots_of(function, (*first, *args), kwargs)
-    with GC_PAUSE(), without_autograd_observers(), torch.set_grad_enabled(training), without_fused_encoders():
-        keeper, capture = _captured(function, slots, RegionKeeper(table, training, keep_calls))
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # nn.MultiheadAttention and the like by their parts
+    try:
+        with GC_PAUSE(), without_autograd_observers(), torch.set_grad_enabled(training):
+            keeper, capture = _captured(function, slots, RegionKeeper(table, training, keep_calls))
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
     assert keeper.recorder is not None and capture.function is not None
     if keeper.trace is None:
         keeper.trace = keeper.recorder.finish([])
     result = _result(capture, slots, keeper.trace)
     return WholeCapture(keeper.trace, result, capture.steps, keeper.joint, keeper.torch_module)
-
-
-@contextmanager
-def without_fused_encoders() -> Iterator[None]:
-    """nn.MultiheadAttention and the like by their parts, not as calls of one operator without a formula."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _captured(

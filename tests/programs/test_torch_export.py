@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -41,6 +42,15 @@ class Pair(nn.Module):
 
     def forward(self, x: Tensor, others: list[Tensor], scale: float = 2.0) -> Any:
         return {"product": x @ x.T, "rows": others[0].shape[0]}, [others[0][1:] * scale]
+
+
+def summed(*tensors: Tensor, bias: Tensor) -> tuple[Tensor, torch.Size]:
+    return torch.cat(tensors).sum(0) + bias, tensors[1].shape
+
+
+@dataclass
+class Unregistered:
+    x: Tensor
 
 
 def call(*args: object, **kwargs: object) -> Call:
@@ -86,6 +96,8 @@ MODELS: dict[str, tuple[Callable[[], Any], Call, Any, Call]] = {
     "layers":     (Layers,           call(torch.randn(2, 6, 8)),
                    {"x": {0: kiln.Dim("batch"), 1: kiln.Dim("length", min=4)}},
                    call(torch.randn(1, 9, 8))),
+    "rest":       (lambda: summed,   call(torch.ones(2, 3), torch.ones(4, 3), bias=torch.ones(3)), None,
+                   call(torch.randn(2, 3), torch.randn(4, 3), bias=torch.randn(3))),
     "pair":       (Pair,             call(torch.randn(6, 4), [torch.randn(13)]),
                    {"x": {0: DIM}, "others": [{0: 2 * DIM + 1}]},
                    call(torch.randn(3, 4), [torch.randn(7)])),
@@ -189,6 +201,8 @@ class Moving(nn.Module):
 def test_what_has_no_form_there_says_so() -> None:
     with pytest.raises(NoTorchExport, match="changes the parameter or constant `w`"):
         kiln.export(Moving(), (torch.ones(2),)).to_torch_export()
+    with pytest.raises(NoTorchExport, match="register_dataclass does not know a class in Unregistered"):
+        kiln.export(lambda x: Unregistered(x + 1), (torch.ones(2),)).to_torch_export()
 
 
 def test_onnx() -> None:

@@ -21,7 +21,7 @@ class UnknownResult(KilnError):
     why = "results are tensors, numbers, strings, None, and containers of these"
     try_ = (
         "return a tuple or a dict",
-        "register the class: torch.utils._pytree.register_pytree_node",
+        "register the class: torch.utils._pytree.register_pytree_node; dataclasses are known",
         "of a Hugging Face model: pass use_cache=False",
     )
 

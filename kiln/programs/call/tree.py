@@ -5,15 +5,19 @@
     leaves                  [x, 3]
     tree.build([y, 4])      ({"x": y}, 4)
 
-Tuples, lists and dicts are built in; other classes are those that `torch.utils._pytree` knows (named tuples, the
-results of Hugging Face models). A file names them as they are registered, and a reader never imports anything.
+Tuples, lists and dicts are built in; other classes are those that `torch.utils._pytree` knows (the results of Hugging
+Face models), named tuples and dataclasses. A file names them; a reader neither imports nor runs their code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+import sys
+from collections.abc import Iterator, Sequence
 from typing import cast, final
 
+import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from kiln.programs.call.errors import DamagedProgram, NotSavable
@@ -22,13 +26,18 @@ from kiln.support.records import dataclass
 
 Key = str | int
 PLAIN: dict[type, str] = {tuple: "tuple", list: "list", dict: "dict"}
+TUPLES = frozenset({torch.Size, *torch.return_types.all_return_types})
+"""Tuples of torch, whose classes take their items."""
 LARGEST_DEPTH = 64
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A leaf (`type` is None), or a container with its children; `keys` of a dict, `context` of a registered class."""
+    """A leaf (`type` is None), or a container with its children.
+
+    `keys` of a dict, or the fields of a class; `context` of a registered class.
+    """
 
     type: type | None = None
     children: tuple[Tree, ...] = ()
@@ -62,9 +71,15 @@ class Tree:
             return dict(zip(self.keys, parts, strict=True))
         if self.type in PLAIN:
             return self.type(parts)
-        if issubclass(self.type, tuple):  # a named tuple
-            make: Callable[[Sequence[object]], object] = getattr(self.type, "_make", self.type)
-            return make(parts)
+        if self.type in TUPLES:
+            return self.type(parts)
+        if issubclass(self.type, tuple):
+            return tuple.__new__(self.type, parts)
+        if self.keys:
+            made = object.__new__(self.type)
+            for key, part in zip(self.keys, parts, strict=True):
+                object.__setattr__(made, str(key), part)
+            return made
         return pytree.SUPPORTED_NODES[self.type].unflatten_fn(parts, self.context)
 
     def paths(self, root: str) -> Iterator[str]:
@@ -73,7 +88,7 @@ class Tree:
             yield root
         for number, child in enumerate(self.children):
             key = self.keys[number] if self.keys else number
-            yield from child.paths(f"{root}[{key!r}]")
+            yield from child.paths(f"{root}[{key!r}]" if self.type in PLAIN or not self.keys else f"{root}.{key}")
 
     # The form in files.
 
@@ -83,16 +98,38 @@ class Tree:
         children: Json = [child.to_json() for child in self.children]
         if self.type in PLAIN:
             return {"type": PLAIN[self.type], "keys": list(self.keys), "children": children}
+        name = f"{self.type.__module__}:{self.type.__qualname__}"
+        if class_named(name) is self.type:
+            return {"type": f"class {name}", "keys": list(self.keys), "children": children}
         registered = pytree.SUPPORTED_SERIALIZED_TYPES.get(self.type)
-        name = registered.serialized_type_name if registered is not None else None
+        known = registered.serialized_type_name if registered is not None else None
         # Classes that are registered without a name share one.
-        unnamed = not isinstance(name, str) or name == pytree.NO_SERIALIZED_TYPE_NAME_FOUND
+        unnamed = not isinstance(known, str) or known == pytree.NO_SERIALIZED_TYPE_NAME_FOUND
         if unnamed or not is_json(self.context):
             raise NotSavable(place="a result or argument", type=self.type.__qualname__)
-        return {"type": f"registered {name}", "keys": cast(Json, self.context), "children": children}
+        return {"type": f"registered {known}", "keys": cast(Json, self.context), "children": children}
 
 
 LEAF = Tree()
+
+
+def fields_of(kind: type) -> tuple[str, ...]:
+    """The fields of a named tuple or dataclass that is not registered; of others none."""
+    if issubclass(kind, tuple):
+        return getattr(kind, "_fields", ())
+    if not dataclasses.is_dataclass(kind) or kind.__new__ is not object.__new__:
+        return ()
+    is_other = kind in pytree.SUPPORTED_NODES or issubclass(kind, nn.Module)
+    return () if is_other else tuple([field.name for field in dataclasses.fields(kind)])
+
+
+def class_named(name: str) -> type | None:
+    """A class of a module that is imported already, if its objects are only their fields."""
+    module, _, path = name.partition(":")
+    found: object = sys.modules.get(module)
+    for part in path.split("."):
+        found = getattr(found, "__dict__", {}).get(part)
+    return found if isinstance(found, type) and (found in TUPLES or fields_of(found)) else None
 
 
 def is_json(value: object, depth: int = 0) -> bool:
@@ -114,8 +151,11 @@ def _flat(value: object, leaves: list[object]) -> Tree:
         return Tree(kind, tuple([_flat(item, leaves) for item in value]))
     if kind is dict and isinstance(value, dict) and all(type(key) in (str, int) for key in value):
         return Tree(kind, tuple([_flat(item, leaves) for item in value.values()]), tuple(value))
+    names = fields_of(kind)
     if isinstance(value, tuple):
-        return Tree(kind, tuple([_flat(item, leaves) for item in value]))
+        return Tree(kind, tuple([_flat(item, leaves) for item in value]), names)
+    if names and all(hasattr(value, name) for name in names):
+        return Tree(kind, tuple([_flat(getattr(value, name), leaves) for name in names]), names)
     node = pytree.SUPPORTED_NODES.get(kind)
     if node is None or kind is dict:
         leaves.append(value)
@@ -141,22 +181,25 @@ def tree_from_json(data: Json, depth: int = 0, *, plain: bool = False) -> Tree:
             raise DamagedProgram(problem=f"the keys of a {name} do not fit its items")
         fields.finish()
         return Tree(found, children, keys)
-    if not name.startswith("registered "):
-        raise DamagedProgram(problem=f"unknown container {name!r}")
+    how, _, name = name.partition(" ")
+    if how not in ("registered", "class"):
+        raise DamagedProgram(problem=f"unknown container {how!r}")
     if plain:
         names = fields.take("keys")
         fields.finish()
         texts = tuple([key for key in names if isinstance(key, str)]) if isinstance(names, list) else ()
         return Tree(dict, children, texts) if len(set(texts)) == len(texts) == len(children) else Tree(tuple, children)
-    registered = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name.removeprefix("registered "))
-    if registered is None or registered in PLAIN:
-        problem = f"the class {name.removeprefix('registered ')!r} is not registered here; import its library first"
-        raise DamagedProgram(problem=problem)
+    kind = class_named(name) if how == "class" else pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name)
+    if kind is None or kind in PLAIN:
+        raise DamagedProgram(problem=f"the class {name!r} is not known here; import its library first")
     context = fields.take("keys")
     fields.finish()
-    if not is_json(context):
-        raise DamagedProgram(problem=f"the class {name.removeprefix('registered ')!r} has fields of another kind")
-    return Tree(registered, children, (), context)
+    members = fields_of(kind) if how == "class" else ()
+    if how == "class" and context == list(members) and (kind in TUPLES or len(members) == len(children)):
+        return Tree(kind, children, members)
+    if how == "class" or not is_json(context):
+        raise DamagedProgram(problem=f"the class {name!r} has fields of another kind")
+    return Tree(kind, children, (), context)
 
 
 def _key(value: Json) -> Key:
