@@ -3,7 +3,7 @@
                  a number per lane, then one       one per point of the kept axes
     sum f32      f64v, lanes added at the end      row of f64
     amax f32     f32v                              row of f32
-    argmax       Best<f32v, i64v>                  rows of value and index
+    argmax       Best<f32v, i32v> (i64v if long)   rows of value and index
 
 Long sums and products of floats are accumulated in double precision, sums of float32 in short blocks first
 (`blocked_sums.py`). Short ones (64 additions per lane) stay in float32; their lanes are added in double precision.
@@ -84,6 +84,12 @@ class Register:
         return self.across and not self.is_index
 
     @property
+    def index(self) -> str:
+        """The type of an index: lanes of 32 bits where those along the axis are known to fit."""
+        size = self.effect.over[0].size
+        return "i32" if self.across and isinstance(size, int) and size < 1 << 31 else "i64"
+
+    @property
     def takes_largest(self) -> str:
         return "true" if self.op is ReduceOp.ARGMAX else "false"
 
@@ -92,13 +98,14 @@ class Register:
         value = CPP.dtype_name(self.step_dtype if step else self.dtype)
         vector = "mask" if self.dtype == torch.bool else value + "v"
         if self.is_index:
-            return f"Best<{vector}, i64v>" if self.lanes else f"Best<{value}, i64>"
+            return f"Best<{vector}, {self.index}v>" if self.lanes else f"Best<{value}, {self.index}>"
         return vector if self.lanes else value
 
     def start(self) -> str:
         value = start_text(self.op, self.dtype)
         if self.is_index:
-            return f"{{all({value}), all((i64){FIRST_INDEX})}}" if self.lanes else f"{{{value}, {FIRST_INDEX}}}"
+            first = f"({self.index}){FIRST_INDEX}"
+            return f"{{all({value}), all({first})}}" if self.lanes else f"{{{value}, {FIRST_INDEX}}}"
         return f"all({value})" if self.lanes else value
 
     def merge(self, copies: list[str]) -> str:

@@ -69,7 +69,7 @@ template <class V, class I> struct Best {
 //@ beats: less
 // Does x come before y?
 template <bool Largest, class V> KILN_INLINE auto beats(V x, V y) {
-  return (Largest ? greater(x, y) : less(x, y)) | (differs(x, x) & equals(y, y));
+  return as_mask((Largest ? at_most(x, y) : at_least(x, y)) == 0) & equals(y, y);
 }
 
 //@ take: Best
@@ -80,7 +80,7 @@ template <bool Largest, class V, class I, class M> KILN_INLINE void take(Best<V,
 }
 
 //@ best_lane: Best
-template <bool Largest, class T, class V> KILN_INLINE Best<T, i64> best_lane(Best<V, i64v> lanes) {
+template <bool Largest, class T, class V, class I> KILN_INLINE Best<T, i64> best_lane(Best<V, I> lanes) {
   Best<T, i64> best{(T)lanes.value[0], (i64)lanes.at[0]};
   for (int k = 1; k < W; ++k) {
     T x = lanes.value[k];

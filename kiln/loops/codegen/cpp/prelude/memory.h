@@ -271,11 +271,12 @@ KILN_INLINE u16 narrow_bf16(f32 x) {
   u32 bits = __builtin_bit_cast(u32, x);
   return x != x ? 0x7fc0 : (u16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
-KILN_INLINE u16v narrow_bf16(f32v x) {
+// In the high half of a lane; the low half is anything.
+KILN_INLINE u32v nearest_bf16(f32v x) {
   u32v bits = (u32v)x;
-  bits = (x != x) ? (u32v{} + 0x7fc00000u) : bits + 0x7fff + ((bits >> 16) & 1);
-  return low16(bits >> 16);
+  return (x != x) ? (u32v{} + 0x7fc00000u) : bits + 0x7fff + ((bits >> 16) & 1);
 }
+KILN_INLINE u16v narrow_bf16(f32v x) { return low16(nearest_bf16(x) >> 16); }
 // Not by _Float16: GCC may omit its conversions as excess precision.
 KILN_INLINE u16 narrow_f16(f32 x) {
   u32 bits = __builtin_bit_cast(u32, x), size = bits & 0x7fffffff, sign = (bits >> 16) & 0x8000;
@@ -300,5 +301,6 @@ KILN_INLINE u16v narrow_f16(f32v x) {
 }
 
 //@ rounded: widen narrow
-template <class V> KILN_INLINE V rounded_bf16(V x) { return widen_bf16(narrow_bf16(x)); }
+KILN_INLINE f32 rounded_bf16(f32 x) { return widen_bf16(narrow_bf16(x)); }
+KILN_INLINE f32v rounded_bf16(f32v x) { return (f32v)(nearest_bf16(x) & 0xffff0000u); }
 template <class V> KILN_INLINE V rounded_f16(V x) { return widen_f16(narrow_f16(x)); }
