@@ -8,30 +8,19 @@ A call of another form of the same operator (`divisor_override`, attention with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 import torch
 
+from kiln.graph.prims.table import Cells
 from kiln.onnx.call import OnnxCaller, OnnxRule
 from kiln.onnx.model import Attribute
 from kiln.symbolic import Expr, Int
 from kiln.tensor.spec import TensorSpec
 
-Filled = TypeVar("Filled", bound=OnnxRule)
-LIBRARY_RULES: dict[str, OnnxRule] = {}
+rule = LIBRARY_RULES = Cells[OnnxRule]("library rules")
+"""By the name of the overload, without `aten.`."""
 Sizes = Sequence[Int]
-
-
-def rule(*names: str) -> Callable[[Filled], Filled]:
-    """Decorator: fill the rules of these overloads."""
-
-    def fill(function: Filled) -> Filled:
-        for name in names:
-            LIBRARY_RULES[f"aten.{name}"] = function
-        return function
-
-    return fill
 
 
 def static(o: OnnxCaller, sizes: Sizes, count: int) -> tuple[int, ...]:

@@ -187,7 +187,7 @@ class Call:
                 raise self.refused(f"no elements of {part.dtype}")
         inputs = [str(self.writer.values[value]) for value in node.inputs]
         if "target" in node.attrs:
-            rule = LIBRARY_RULES.get(node.attrs["target"])
+            rule = LIBRARY_RULES.get(node.attrs["target"].removeprefix("aten."))
             if rule is None:
                 raise self.refused("no ONNX form")
             args = [self.filled(value, inputs) for value in node.attrs["args"]]

@@ -60,7 +60,11 @@ def compile_differentiable(recorder: Recorder, trace: Trace, context: CompileCon
     with context.events.stage("partition"):
         recompute = context.options.recompute == "cheap" and "recompute" not in context.without
         partitioned = partition(
-            joint, recompute=recompute, keep_draws=bool(replay.data), budget=context.options.memory_budget
+            joint,
+            recompute=recompute,
+            keep_draws=bool(replay.data),
+            keep_inputs=replay.old,
+            budget=context.options.memory_budget,
         )
         partitioned = saved_as_made(partitioned, context)
     enables_grad = not recorder.grad_at_start

@@ -2,8 +2,8 @@
 
     3  function  torch.nn.functional.gelu  (%0,)      =>      [["torch._C._nn:gelu"], [["value", 0]], [], 2]
 
-Not every region can be replayed from the inputs that the backward has: the old contents of an overwritten input are
-gone. The error of the second derivative gives that reason. Random numbers are saved by the forward.
+Not every region can be replayed from the inputs that the backward has: the old contents of a large overwritten input
+are gone. The error of the second derivative gives that reason. Random numbers and small old contents are saved.
 Needs: a recorder whose trace has just been finished.
 """
 
@@ -29,6 +29,8 @@ from kiln.runtime.guards.reference import named_path
 from kiln.symbolic import Expr, Symbol
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat)
+MOST_OLD = 1 << 18
+"""Bytes of an overwritten input that every forward copies, in case that there will be a second derivative."""
 
 
 @final
@@ -39,7 +41,7 @@ class NotReplayable(Exception):
 def write_eager_replay(recorder: Recorder, trace: Trace) -> EagerReplayData:
     """The replay of a trace, or why there is none."""
     try:
-        written = written_inputs(trace)
+        written, needed = written_inputs(trace)
         if any(record.given is not None for record in trace.used_inputs):
             raise NotReplayable("a Python float is one of its inputs")
         writer = EagerReplayWriter(recorder, trace.used_inputs)
@@ -55,25 +57,29 @@ def write_eager_replay(recorder: Recorder, trace: Trace) -> EagerReplayData:
         "state": recorder.state_at_start,
     }
     data = json.dumps(program, separators=(",", ":")).encode()
-    return EagerReplayData(data, tuple(writer.constants), functions=tuple(writer.functions))
+    return EagerReplayData(data, tuple(writer.constants), functions=tuple(writer.functions), old=needed)
 
 
-def written_inputs(trace: Trace) -> list[int]:
-    """Numbers of the inputs that the region overwrites: a replay works on copies of them."""
+def written_inputs(trace: Trace) -> tuple[list[int], tuple[int, ...]]:
+    """Numbers of the inputs that the region overwrites, and of those whose old contents a replay needs: the forward
+    saves these. A replay works on copies of both."""
     numbers = {id(record.node): number for number, record in enumerate(trace.used_inputs)}
     written = [numbers[id(write.target)] for write in trace.graph.writes]
     if not written:
-        return []
+        return [], ()
     needed = ancestors(output.value for output in trace.graph.outputs if output.requires_grad)
     owner: dict[int, str] = {}
+    old: list[int] = []
     for number, record in enumerate(trace.used_inputs):
         if number in written and (id(record.node) in needed or record.requires_grad):
-            raise NotReplayable(f"it changes `{record.name}`, whose old contents its results depend on")
+            if record.requires_grad or record.real is None or record.real.nbytes > MOST_OLD:
+                raise NotReplayable(f"it changes `{record.name}`, whose old contents its results depend on")
+            old.append(number)
         if isinstance(record.fake, FakeTensor):
             other = owner.setdefault(id(record.view.storage), record.name)
             if other != record.name:
                 raise NotReplayable(f"it changes inputs, and `{record.name}` and `{other}` share memory")
-    return written
+    return written, tuple(old)
 
 
 def ancestors(roots: Iterable[Node]) -> set[int]:

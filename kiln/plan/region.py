@@ -54,7 +54,8 @@ class RegionSpec:
     without a gradient of tensors with a gradient. `reached`: inputs on which results depend differentiably, in the
     order in which eager gives leaves their gradients; None: all.
     `creations`: (result, torch's `CreationMeta`) of the views that eager forbids to change in place.
-    `draws`: (torch call, position in `saved`) of the random numbers that a second derivative uses again.
+    `draws`: (torch call, position in `saved`) of what a second derivative uses again: random numbers,
+    and old contents of an input (`~number`).
     `depends`: for each result those from which it is computed, without another in between; empty if there are none.
     `parts`: for each input the part of the backward in which its gradient is handed over; empty: all at its end.
     `ends`: for each tangent those for which no backward can follow, if the graph is freed; empty: all.

@@ -118,10 +118,14 @@ class EagerReplay:
         draws: Mapping[int, Sequence[torch.Tensor]] = NO_DRAWS,
         replaced: Mapping[int, Replace] = NOTHING,
     ) -> tuple[Any, ...]:
-        """`replaced`: by number of a result, what later calls read in its place."""
+        """`draws`: random numbers by call, and at `~number` the old contents of an overwritten input. `replaced`: by
+        number of a result, what later calls read in its place."""
         program = self._program
         written = frozenset(program["written"])
-        values = [value.clone() if number in written else value for number, value in enumerate(inputs)]
+        values = [
+            draws.get(~number, (value,))[0].clone() if number in written else value
+            for number, value in enumerate(inputs)
+        ]
         run = _Run(dict(enumerate(values)), symbol_values(program["symbols"], inputs), self.constants)
         if replaced:
             if self._versions is None:
@@ -298,12 +302,13 @@ def ambient(state: Mapping[str, Any]) -> Iterator[None]:
 @dataclass(frozen=True, slots=True)
 class EagerReplayData:
     """What `kiln.runtime.eager_replay` runs; `data` is empty where there is a reason not to. `functions` cannot be
-    imported by name: with such, it is for this process only."""
+    imported by name: with such, it is for this process only. `old`: overwritten inputs that the forward saves."""
 
     data: bytes
     constants: tuple[torch.Tensor, ...] = ()
     reason: str = ""
     functions: tuple[Callable[..., object], ...] = ()
+    old: tuple[int, ...] = ()
 
     def sections(self) -> dict[str, bytes]:
         """What `read_eager_replay` reads."""

@@ -177,3 +177,19 @@ def test_second_gradients_of_custom_functions() -> None:
     for program in (lambda x: Cube.apply(x.sin()) * 2, lambda x: Local.apply(x.sin()) * 2):
         for _ in range(2):
             assert gradients(kiln.compile(program)) == [pytest.approx(part) for part in gradients(program)]
+
+
+def test_result_that_is_an_argument_breaks_the_graph_there() -> None:
+    def program(x: Tensor) -> Any:
+        return x.exp().sum(), Reversed.apply(x)
+
+    compiled = kiln.compile(program)
+    found = []
+    for run in (program, compiled):
+        x = torch.ones(3, requires_grad=True)
+        total, same = run(x)
+        (total + (same * 2).sum()).backward()
+        assert same.data_ptr() == x.data_ptr()
+        found.append(x.grad)
+    torch.testing.assert_close(found[1], found[0])
+    assert not compiled.report().eager and len(compiled.report().breaks) == 1

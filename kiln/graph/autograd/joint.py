@@ -231,7 +231,7 @@ def refuse_missing_gradients(recorder: Recorder, roots: Sequence[FakeTensor]) ->
             edges = list(map(edge_of, roots))
         reached = {frozenset(outputs_reached(edge, node)) for edge in edges}
         if len(reached - {frozenset()}) > 1:
-            refuse()
+            refuse("its backward asks which results have gradients (`set_materialize_grads`), and calls differ in it")
 
 
 def outputs_reached(root: Edge, wanted: object) -> list[int]:

@@ -47,7 +47,8 @@ class Partition:
 
     `backward.inputs`: the values of `saved`, then the tangents. `backward.outputs`: gradients; `grads`: for each input
     of the forward the number of its gradient, or None. `carried`, `tangent_of`, `order`, `depends`: see `JointGraph`.
-    `draws`: of the random numbers that are saved, (number of the torch call, position in `saved`).
+    `draws`: of the random numbers that are saved, (number of the torch call, position in `saved`); of old contents of
+    an input, (`~number`, position).
     """
 
     forward: Graph
@@ -112,12 +113,21 @@ def _share_memory(outputs: list[Output], wanted: list[int]) -> tuple[Output, ...
     return tuple(kept)
 
 
-def partition(joint: JointGraph, *, recompute: bool = True, keep_draws: bool = False, budget: float = 1.0) -> Partition:
+def partition(
+    joint: JointGraph,
+    *,
+    recompute: bool = True,
+    keep_draws: bool = False,
+    keep_inputs: Sequence[int] = (),
+    budget: float = 1.0,
+) -> Partition:
     """Forward and backward of `joint`; without `recompute`, all that the backward reads is saved. `keep_draws`: so are
-    all random numbers, for a second derivative. `budget`: see `saved_values`."""
+    all random numbers, for a second derivative, as are old contents of inputs. `budget`: see `saved_values`."""
     sides = Sides.of_joint(joint, keep_draws)
+    old = {sides.primals[number]: ~number for number in keep_inputs}
     chosen = saved_values(sides, joint.env, recompute=recompute, budget=budget)
-    kept = [node for node in (*joint.graph.inputs, *joint.graph.nodes) if node in chosen or node in sides.drawn]
+    forced = chosen.union(sides.drawn, old)
+    kept = [node for node in (*joint.graph.inputs, *joint.graph.nodes) if node in forced]
     forward, tensors = _forward(joint, sides, kept)
     paths = TangentPaths(joint.graph.nodes, joint.tangents, sides.gradients)
     apart = len(joint.tangents) > 1 and joint.wrappers is None  # of wrappers, tangents are counted twice
@@ -130,6 +140,7 @@ def partition(joint: JointGraph, *, recompute: bool = True, keep_draws: bool = F
     grads = tuple([None if grad is None else grad - offset for grad in joint.grads])
     origins = [(sides.drawn[node], position) for position, node in enumerate(kept) if node in sides.drawn]
     draws = tuple([(origin.number, position) for origin, position in origins if origin is not None])
+    draws += tuple([(old[node], position) for position, node in enumerate(kept) if node in old])
     return Partition(
         forward,
         backward,

@@ -277,7 +277,9 @@ def refuse_custom_view(mode: RecordingMode, fake: FakeTensor, first: FakeTensor)
             node, end = view.grad_fn, view._base.grad_fn  # type: ignore[union-attr]
         while node is not None and node is not end:
             if isinstance(node, BackwardCFunction):
-                reason = "a result of an `autograd.Function` is its argument, or a view of it"
+                reason = "a result of the function is its argument, or a view of it"
+                if refuse := getattr(getattr(node, "run", None), "refuse", None):
+                    refuse(reason)
                 raise UnsupportedOp(op="view", reason=reason)
             node = node.next_functions[0][0] if node.next_functions else None
 

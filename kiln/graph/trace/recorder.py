@@ -137,7 +137,7 @@ class Recorder:
         self.events = events
         self.outer: OuterTensors | None = None
         """What the capture knows of wrappers, once there are gradients through one."""
-        self.unmaterialised: list[tuple[list[FakeTensor], Callable[[], None]]] = []
+        self.unmaterialised: list[tuple[list[FakeTensor], Callable[[str], None]]] = []
         """Outputs of each `autograd.Function` whose backward may get None, and what refuses it."""
         self.saved_hooks: list[tuple[Callable[..., object], Callable[..., torch.Tensor]]] = []
         """Pairs of functions that pack and unpack what autograd saves; the last one is active."""

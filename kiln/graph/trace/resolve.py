@@ -38,7 +38,7 @@ def resolve(op: OpOverload, kernels: EagerKernels = OWN_KERNELS) -> Handler:
     """The handler of `op`; raises a `TraceBreak` where there is none."""
     name = str(op)
     find = partial(functional_rule, kernels=kernels)
-    if handler := SPECIAL.get(name):
+    if handler := SPECIAL.get(name.removeprefix("aten.")):
         return handler
     if query := QUERIES.get(name):
         return lambda mode, op, args, kwargs: query(*args, **kwargs)

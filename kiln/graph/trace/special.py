@@ -7,7 +7,6 @@ x.item()        the constant that x is computed from, or an unbacked symbol
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -20,6 +19,7 @@ from kiln.graph.ops.pointwise import truth
 from kiln.graph.ops.registry import ViewSteps
 from kiln.graph.ops.sizes import same_sizes
 from kiln.graph.prims.rows import PRIMS
+from kiln.graph.prims.table import Cells
 from kiln.graph.trace.constant_value import constant_value
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.fallback import fallback_handler
@@ -31,16 +31,8 @@ from kiln.symbolic import Int, rel_le
 from kiln.symbolic.node import to_sym
 from kiln.tensor.spec import ScalarSpec
 
-SPECIAL: dict[str, Handler] = {}
-
-
-def special(*names: str) -> Callable[[Handler], Handler]:
-    def fill(handler: Handler) -> Handler:
-        for name in names:
-            SPECIAL[f"aten.{name}"] = handler
-        return handler
-
-    return fill
+special = SPECIAL = Cells[Handler]("special")
+"""By the name of the overload, without `aten.`."""
 
 
 @special("detach.default", "alias.default", "lift_fresh.default", "lift.default")
@@ -106,7 +98,7 @@ for _name, _view in {
     "squeeze_.default": "squeeze.default", "squeeze_.dim": "squeeze.dim", "squeeze_.dims": "squeeze.dims",
     "as_strided_.default": "as_strided.default",
 }.items():  # fmt: skip
-    SPECIAL[f"aten.{_name}"] = metadata_change(f"aten.{_view}")
+    SPECIAL[_name] = metadata_change(f"aten.{_view}")
 
 
 @special(

@@ -12,6 +12,7 @@ from typing import final
 
 import torch
 
+from kiln.graph.prims.table import Cells
 from kiln.plan.overloads import find_overload
 from kiln.plan.plan import Ref, Slot
 from kiln.plan.steps import AtenStep
@@ -81,15 +82,7 @@ class OwnKernelCall:
 
 
 Rule = Callable[[OwnKernelCall], list[str]]
-RULES: dict[str, Rule] = {}
-
-
-def rule(*targets: str) -> Callable[[Rule], Rule]:
-    def register(made: Rule) -> Rule:
-        RULES.update(dict.fromkeys(targets, made))
-        return made
-
-    return register
+rule = RULES = Cells[Rule]("static calls")
 
 
 def statements(step: AtenStep, at: Places) -> list[str]:

@@ -149,7 +149,7 @@ def attach(
         )  # fmt: skip
     if not backward.materializes:
         made = [fake for number, fake in enumerate(results) if type(fake) is FakeTensor and number not in plain]
-        s.recorder.unmaterialised.append((made, backward.refuse_other_gradients))
+        s.recorder.unmaterialised.append((made, backward.refuse))
     if wrapped:
         note_wrappers(s, results)
     return [output if fake is None else mode.lift(fake) for output, fake in zip(outputs, results, strict=True)]
@@ -247,9 +247,7 @@ class InterpretedBackward:
             raise UnsupportedCall(function=self.name, why="one of the gradients that it returns is no tensor")
         return [fake_of(grad) for argument, grad in pairs if fake_of(argument) is not None]
 
-    def refuse_other_gradients(self) -> None:
-        """For results of the region that reach only some of its outputs."""
-        why = "its backward asks which results have gradients (`set_materialize_grads`), which differs between calls"
+    def refuse(self, why: str) -> None:
         raise UnsupportedCall(function=self.name, why=why).before(self.call)
 
     @property
@@ -292,5 +290,5 @@ class NativeBackward:
         pairs = zip(self.arguments, result.items(self.state), strict=True)
         return [fake_of(grad) for argument, grad in pairs if fake_of(argument) is not None]
 
-    def refuse_other_gradients(self) -> None:
-        """It has one result."""
+    def refuse(self, why: str) -> None:
+        raise UnsupportedCall(function=f"{self.cls.cls.__qualname__}.apply", why=why).before(self.call)

@@ -35,6 +35,7 @@ from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.known_array import KnownArray, computed, is_plain, plain
 from kiln.capture.interpreter.variables.sequence import Sequence, Tuple
 from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record
+from kiln.graph.prims.table import Cells
 from kiln.runtime.guards.guard import GuardKind
 from kiln.support.optional import load
 
@@ -148,15 +149,7 @@ def example(s: CaptureState, value: Value) -> NumpyObject:
 
 
 Implementation = Callable[[NumpyCall], Value]
-FUNCTIONS: dict[str, Implementation] = {}
-
-
-def written_as(*names: str) -> Callable[[Implementation], Implementation]:
-    def register(implementation: Implementation) -> Implementation:
-        FUNCTIONS.update(dict.fromkeys(names, implementation))
-        return implementation
-
-    return register
+written_as = FUNCTIONS = Cells[Implementation]("numpy")
 
 
 def asked(s: CaptureState, function: NumpyObject, args: Args, kwargs: Kwargs) -> NumpyObject:

@@ -1,0 +1,105 @@
+"""Full backward hooks of modules: what they see and change is as in eager, and the rest of the model is compiled."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import kiln
+
+Seen = list[object]
+
+
+class Model(nn.Module):
+    """Its parts have results of all kinds: fresh, views, tuples, arguments, numbers of the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 2, 3)
+        self.act = nn.Tanh()
+        self.flat = nn.Flatten()
+        self.split = nn.Unflatten(1, (4, -1))
+        self.same = nn.Identity()
+        self.rnn = nn.GRU(8, 5, batch_first=True)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.same(self.split(self.flat(self.act(self.conv(x)))))
+        out, last = self.rnn(y)
+        return self.head(out) + self.head(last[0].unsqueeze(1))  # type: ignore[no-any-return]
+
+
+PARTS = ("conv", "act", "flat", "split", "same", "rnn", "head", "")
+
+
+def sums(grads: tuple[Tensor | None, ...]) -> list[object]:
+    return [None if grad is None else (tuple(grad.shape), round(float(grad.double().sum()), 4)) for grad in grads]
+
+
+def noted(seen: Seen) -> Callable[..., None]:
+    return lambda module, inputs, outputs: seen.append((type(module).__name__, sums(inputs), sums(outputs)))
+
+
+def halved(seen: Seen) -> Callable[..., Any]:
+    return lambda module, inputs, outputs: tuple([None if grad is None else grad * 0.5 for grad in inputs])
+
+
+def train(compile: Callable[[nn.Module], Any], name: str, register: str, hook: Any, sizes: tuple[int, ...]) -> Seen:
+    torch.manual_seed(0)
+    seen: Seen = []
+    model = Model()
+    part = model.get_submodule(name)
+    handle = getattr(part, f"register_full_backward_{register}")(hook(seen))
+    compiled = compile(model)
+    for size in sizes:
+        x = torch.linspace(-1, 1, size * 36).view(size, 1, 6, 6).requires_grad_(name != "conv")
+        model.zero_grad()
+        compiled(x).pow(2).mean().backward()
+        seen.append([sums((parameter.grad,)) for parameter in model.parameters()])
+        seen.append(sums((x.grad,)))
+    with torch.no_grad():
+        seen.append(sums((compiled(x),)))
+    handle.remove()
+    compiled(x).sum().backward()
+    seen.append([sums((parameter.grad,)) for parameter in model.parameters()])
+    return seen
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_hook(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        expected = train(lambda model: model, name, "hook", noted, (2, 3))
+        assert train(kiln.compile, name, "hook", noted, (2, 3)) == expected
+
+
+@pytest.mark.parametrize("name", ["act", "split", "rnn"])
+def test_hook_that_changes_gradients(name: str) -> None:
+    expected = train(lambda model: model, name, "hook", halved, (2,))
+    assert train(lambda model: kiln.compile(model, dynamic=True), name, "hook", halved, (2,)) == expected
+
+
+@pytest.mark.parametrize("name", ["conv", "flat", "head"])
+def test_hook_in_front(name: str) -> None:
+    def doubled(seen: Seen) -> Any:
+        return lambda module, outputs: tuple([grad * 2 for grad in outputs])
+
+    expected = train(lambda model: model, name, "pre_hook", doubled, (2,))
+    assert train(kiln.compile, name, "pre_hook", doubled, (2,)) == expected
+
+
+def test_the_rest_of_the_model_is_compiled() -> None:
+    model = Model()
+    seen: Seen = []
+    model.act.register_full_backward_hook(noted(seen))
+    compiled = kiln.compile(model)
+    compiled(torch.ones(2, 1, 6, 6)).sum().backward()
+    report = compiled.report()
+    assert len(seen) == 1
+    assert not report.eager
+    assert {entry.code for entry in report.breaks} == {"KILN1002"}
