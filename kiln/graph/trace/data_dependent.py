@@ -25,8 +25,9 @@ from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
 from kiln.graph.trace.shared_memory import by_storage, refuse_shared_memory
 from kiln.graph.trace.special import special, unbacked_integer
-from kiln.symbolic import Int, sym_max
+from kiln.symbolic import Int
 from kiln.symbolic.node import from_sym
+from kiln.symbolic.relation import rel_eq
 from kiln.tensor.spec import TensorSpec
 
 MASKS = (torch.bool, torch.uint8)
@@ -151,15 +152,15 @@ def repeat_interleave(mode: RecordingMode, op: OpOverload, args: Args, kwargs: K
 def bincount(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
     values, named = mode.arguments(args, kwargs)
     x, emit = cast(Node, values[0]), mode.emit
-    if not isinstance(x.tensor.numel(), int) or x.tensor.numel() == 0:
+    if not mode.symbols.env.has_hint(x.tensor.numel()) or mode.symbols.decide(rel_eq(x.tensor.numel(), 0)):
         raise DataDependentOp(op=str(op))
     weights = cast("Node | None", values[1] if len(values) > 1 else named.get("weights"))
     least = cast(Int, values[2] if len(values) > 2 else named.get("minlength", 0))
-    last = item_of(mode, emit.node("amax", emit.convert(x, torch.int64), axes=(0,)))
-    dtype = torch.int64
-    if weights is not None:
-        dtype = weights.tensor.dtype if weights.tensor.dtype is torch.float32 else torch.float64
-    spec = TensorSpec(dtype, (sym_max(last + 1, least),), (1,), 0, x.tensor.device)
+    past = emit.pointwise("add", emit.node("amax", emit.convert(x, torch.int64), axes=(0,)), 1)
+    size = item_of(mode, emit.pointwise("maximum", past, emit.number(least, torch.int64, x.tensor.device)))
+    single = weights is not None and weights.tensor.dtype is torch.float32
+    dtype = torch.int64 if weights is None else torch.float32 if single else torch.float64
+    spec = TensorSpec(dtype, (size,), (1,), 0, x.tensor.device)
     return mode.wrap(emit.library("aten.bincount.default", values, named, spec))
 
 
