@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, final
 
 from torch import nn
 
@@ -15,8 +13,8 @@ from kiln.pipeline.dispatchers import original_of
 from kiln.programs.analysis import ProgramCost
 from kiln.programs.export import export_program
 from kiln.programs.package_writer import package_program
-from kiln.programs.program import COMPILERS, Level, Program
-from kiln.programs.static.library import StaticLibrary, write_static_library
+from kiln.programs.program import COMPILERS, Compiler, Level, Program
+from kiln.programs.static.library import write_static_library
 
 
 def export(
@@ -66,33 +64,4 @@ def analyze(target: object, *, dynamic_shapes: object = None) -> Callable[..., P
     return call
 
 
-@final
-class LoadedCompiler:
-    """The compiler, for programs that need it."""
-
-    def package(
-        self,
-        program: Program,
-        path: str | os.PathLike[str],
-        target: str,
-        key: bytes | None,
-        options: Mapping[str, object] | None,
-    ) -> str:
-        return package_program(program, path, target, key, read_options(None, options, None))
-
-    def static_library(
-        self,
-        program: Program,
-        path: str | os.PathLike[str],
-        header: str | os.PathLike[str] | None,
-        target: str,
-        weights: Literal["embedded", "mapped"],
-        options: Mapping[str, object] | None,
-    ) -> StaticLibrary:
-        return write_static_library(program, path, header, target, weights, read_options(None, options, None))
-
-    def capture(self, target: nn.Module, args: tuple[object, ...], dynamic_shapes: object) -> Program:
-        return export_program(target, args, dynamic_shapes=dynamic_shapes)
-
-
-COMPILERS.append(LoadedCompiler())
+COMPILERS.append(Compiler(package_program, write_static_library, export_program, read_options))

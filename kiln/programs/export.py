@@ -13,8 +13,8 @@ from typing import final
 
 import torch
 
-from kiln.graph.ir.graph import Graph
-from kiln.graph.ir.node import Node
+from kiln.graph.ir.graph import Graph, Write
+from kiln.graph.ir.node import Attr, Node
 from kiln.graph.ir.rewrite import rebuilt, symbols_in, with_inputs
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.trace.constants import spec_of_real
@@ -104,12 +104,14 @@ class Assembly:
             gradients = tuple([self.name(trace.used_inputs[number]) for number in made.inputs])
             results += [ResultLeaf("output", made.first + number) for number in range(len(gradients))]
             out_tree = Tree(tuple, (out_tree, Tree(dict, (LEAF,) * len(gradients), gradients)))
+        stored = {self.states.constant("buffer", old).name: (old, value) for old, value in self.whole.buffers}
+        self.returned.update({name: old for name, (old, _) in stored.items()})
         carried = self.carried(graph)
         order = [carried_input.state.name for carried_input in carried]
         results = [replace(leaf, number=order.index(str(leaf.value)), value=None) if leaf.kind == "state" else leaf
                    for leaf in results]  # fmt: skip
         arguments = self.arguments(len(carried))
-        graph = self.with_inputs(graph, carried, arguments)
+        graph = self.with_inputs(graph, carried, arguments, {name: value for name, (_, value) in stored.items()})
         used = frozenset().union(*[symbols_in(node.spec) for node in graph.inputs])
         states = tuple([carried_input.state for carried_input in carried])
         signature = ProgramSignature(states, arguments, tuple(results), call.parameters, call.tree, out_tree, gradients)
@@ -184,8 +186,14 @@ class Assembly:
                 made.append(ArgumentLeaf(name, unused=True))
         return tuple(made)
 
-    def with_inputs(self, graph: Graph, carried: list[CarriedInput], arguments: Sequence[ArgumentLeaf]) -> Graph:
-        """The graph with its inputs in order, under their names."""
+    def with_inputs(
+        self,
+        graph: Graph,
+        carried: list[CarriedInput],
+        arguments: Sequence[ArgumentLeaf],
+        stored: Mapping[str, Node],
+    ) -> Graph:
+        """The graph with its inputs in order, under their names; `stored`: what buffers are at its end, by name."""
         rows = [(each.state.name, each.spec, each.node) for each in carried]
         for argument, leaf in zip(arguments, self.call.leaves, strict=True):
             if argument.number is not None:
@@ -204,5 +212,13 @@ class Assembly:
             nodes.append(replaced[node])
         made = rebuilt(graph, nodes, replaced)
         outputs = tuple([output.renumbered(numbers) for output in made.outputs])
-        writes = tuple([replace(write, target=replaced[write.target]) for write in made.writes])
-        return Graph(tuple(inputs), nodes, outputs, writes)
+        targets = {node: replaced[stored[node.attrs["name"]]] for node in inputs if node.attrs["name"] in stored}
+        for target, value in targets.items():
+            if value in inputs:  # which may be written before it is read
+                attrs: dict[str, Attr] = {"strides": value.tensor.strides}
+                targets[target] = Node(PRIMS["clone"], (value,), attrs, value.spec)
+                nodes.append(targets[target])
+        writes = [replace(write, target=replaced[write.target]) for write in made.writes]
+        writes = [write for write in writes if write.target not in targets]
+        writes += [Write(target, value) for target, value in targets.items()]
+        return Graph(tuple(inputs), nodes, outputs, tuple(writes))

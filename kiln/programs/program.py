@@ -20,10 +20,10 @@ grad mode: gradients are exported with `training=True`.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, Protocol, cast, final
+from typing import TYPE_CHECKING, Literal, cast, final
 
 import torch
 
@@ -46,6 +46,7 @@ from kiln.programs.torch_export import (
     to_exported_program,
     wanted_sizes,
 )
+from kiln.support.options import Options
 from kiln.symbolic import Expr, Int, evaluate, symbol
 from kiln.tensor.spec import ScalarSpec, TensorSpec
 
@@ -57,34 +58,15 @@ Level = Literal["torch", "core", "prims"]
 LEVELS: tuple[Level, ...] = ("torch", "core", "prims")
 
 
-class Compiler(Protocol):
-    """What a program needs the compiler for."""
+@final
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """What a program needs the compiler for: `package_program`, `write_static_library`, `export_program`."""
 
-    def package(
-        self,
-        program: Program,
-        path: str | os.PathLike[str],
-        target: str,
-        key: bytes | None,
-        options: Mapping[str, object] | None,
-        /,
-    ) -> str:
-        """What `Program.package` does."""
-
-    def static_library(
-        self,
-        program: Program,
-        path: str | os.PathLike[str],
-        header: str | os.PathLike[str] | None,
-        target: str,
-        weights: Literal["embedded", "mapped"],
-        options: Mapping[str, object] | None,
-        /,
-    ) -> StaticLibrary:
-        """What `Program.static_library` does."""
-
-    def capture(self, target: torch.nn.Module, args: tuple[object, ...], dynamic_shapes: object, /) -> Program:
-        """What `kiln.export` does."""
+    package: Callable[..., str]
+    static_library: Callable[..., StaticLibrary]
+    capture: Callable[..., Program]
+    read_options: Callable[..., Options]
 
 
 COMPILERS: list[Compiler] = []
@@ -188,7 +170,8 @@ class Program:
         Raises:
             KilnError: it cannot be compiled, or holds what no file holds.
         """
-        return loaded_compiler("package a program").package(self, path, target, key, options)
+        compiler = loaded_compiler("package a program")
+        return compiler.package(self, path, target, key, compiler.read_options(None, options, None))
 
     def static_library(
         self,
@@ -216,7 +199,8 @@ class Program:
             KilnError: it cannot be compiled.
         """
         compiler = loaded_compiler("make a static library")
-        return compiler.static_library(self, path, header, target, weights, options)
+        read = compiler.read_options(None, options, None)
+        return compiler.static_library(self, path, header, target, weights, read)
 
     def save_onnx(self, path: str | os.PathLike[str]) -> None:
         """Write the program as an ONNX model (opset 18), with the same names and free sizes; needs no other package.
@@ -242,7 +226,7 @@ class Program:
         """
         capture = loaded_compiler("capture an exported program").capture
         args = example_arguments(exported)
-        program = capture(plain_module(exported), args, wanted_sizes(exported, args))
+        program = capture(plain_module(exported), args, dynamic_shapes=wanted_sizes(exported, args))
         signature = signature_of_exported(exported, program.signature)
         return replace(program, name="exported", signature=signature, torch_module=None)
 

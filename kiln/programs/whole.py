@@ -19,6 +19,7 @@ from torch import nn
 from kiln.capture.interpreter.builtins.torch_functions import ModeEffect
 from kiln.capture.interpreter.capture import Capture, capture_frame
 from kiln.capture.interpreter.core import MISSING, Effect
+from kiln.capture.interpreter.effects import ContentsEffect
 from kiln.capture.interpreter.variables.object import AttributeEffect
 from kiln.graph.autograd.joint import JointGraph, make_joint
 from kiln.graph.ir.node import Node
@@ -69,6 +70,8 @@ class WholeCapture:
     steps: int
     joint: JointGraph | None = None
     torch_module: torch.fx.GraphModule | None = None
+    buffers: list[tuple[torch.Tensor, Node]] = field(default_factory=list)
+    """Buffers for which the call stores other tensors (`self.mean = ...`), and these."""
 
 
 @final
@@ -179,8 +182,11 @@ def capture_whole(
     assert keeper.recorder is not None and capture.function is not None
     if keeper.trace is None:
         keeper.trace = keeper.recorder.finish([])
-    result = _result(capture, slots, keeper.trace)
-    return WholeCapture(keeper.trace, result, capture.steps, keeper.joint, keeper.torch_module)
+    result, stored = _result(capture, slots, keeper.trace, buffer_dicts(first))
+    buffers = [stored_buffer(old, new, keeper.trace, name_of(target)) for old, new in stored]
+    if training and buffers:
+        raise ExportChangesObject(function=name_of(target), what_changes="a buffer, which it stores anew")
+    return WholeCapture(keeper.trace, result, capture.steps, keeper.joint, keeper.torch_module, buffers)
 
 
 def _captured(
@@ -197,7 +203,8 @@ def _captured(
         raise capture.skipped
     if capture.breaks:
         raise capture.breaks[0]
-    refuse_effects(function, capture.effects)
+    known = {id(buffers) for buffers in buffer_dicts(tuple(slots.values()))}
+    refuse_effects(function, [effect for effect in capture.effects if not is_store_of_buffers(effect, known)])
     return keeper, capture
 
 
@@ -219,6 +226,26 @@ def refuse_effects(function: types.FunctionType, effects: list[Effect]) -> None:
     for effect in effects:
         if (effect.writes and not is_restored(effect)) or isinstance(effect, ModeEffect):
             raise ExportChangesObject(function=function.__qualname__, what_changes=described(effect))
+
+
+def buffer_dicts(arguments: tuple[object, ...]) -> list[dict[str, torch.Tensor | None]]:
+    """The buffers of the module that is called, and of those in it."""
+    modules = arguments[0].modules() if arguments and isinstance(arguments[0], nn.Module) else ()
+    return [module._buffers for module in modules]
+
+
+def is_store_of_buffers(effect: Effect, known: set[int]) -> bool:
+    """Whether it stores tensors in one of the dicts `known` (by `id`)."""
+    return isinstance(effect, ContentsEffect) and id(effect.value.real()) in known
+
+
+def stored_buffer(old: torch.Tensor | None, new: object, trace: Trace, function: str) -> tuple[torch.Tensor, Node]:
+    """A buffer and the value that it gets. Raises ExportChangesObject for one of another kind."""
+    records = [record.node for record in trace.inputs if record.fake is new or record.real is new]
+    node = trace.graph.outputs[new.number].value if isinstance(new, OutputMark) else next(iter(records), None)
+    if old is None or node is None or (node.tensor.dtype, node.tensor.sizes) != (old.dtype, tuple(old.shape)):
+        raise ExportChangesObject(function=function, what_changes="a buffer, which gets another size, dtype or kind")
+    return old, node
 
 
 def is_restored(effect: Effect) -> bool:
@@ -243,13 +270,28 @@ def described(effect: Effect) -> str:
     return f"the contents of `{place}`" if place else "an object that exists outside of it"
 
 
-def _result(capture: Capture, slots: Mapping[str, object], trace: Trace) -> object:
-    """The result of the transformed code on fakes, where sizes are symbols and region outputs are marks."""
+def _result(
+    capture: Capture, slots: Mapping[str, object], trace: Trace, dicts: list[dict[str, torch.Tensor | None]]
+) -> tuple[object, list[tuple[torch.Tensor | None, object]]]:
+    """The result of the transformed code on fakes, where sizes are symbols and region outputs are marks.
+
+    Also the buffers in `dicts` for which it stored others; they are there again afterwards.
+    """
     assert capture.function is not None
     fakes = {id(record.real): record.fake for record in trace.inputs if record.real is not None}
     tree, leaves = flatten(tuple(slots.values()))
     values = tree.build([fakes.get(id(leaf), leaf) for leaf in leaves])
     assert isinstance(values, tuple)
     extra = ((None,) * len(capture.collect),) if capture.collect else ()
-    result: object = capture.function(*values, *extra)
-    return result
+    before = [dict(buffers) for buffers in dicts]
+    try:
+        result: object = capture.function(*values, *extra)
+        names = [(kept, now, name) for kept, now in zip(before, dicts, strict=True) for name in kept | now]
+        pairs = [(kept.get(name), now.get(name)) for kept, now, name in names]
+    finally:
+        for kept, now in zip(before, dicts, strict=True):
+            now.clear()
+            now.update(kept)
+    return result, [
+        (old, new) for old, new in pairs if old is not None and new is not old and new is not fakes.get(id(old), old)
+    ]

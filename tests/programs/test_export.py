@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 import kiln
 from kiln.graph.ir.verify import verify
+from kiln.programs.call.errors import ExportChangesObject
 from kiln.programs.dims import fixed_problem
 from kiln.support.errors import KilnError
 from kiln.support.location import Location
@@ -409,6 +411,50 @@ def test_attributes_that_are_restored_are_no_change() -> None:
     model, x = Restores(), torch.randn(3)
     check(kiln.export(model, (x,)), model, x)
     assert model.mode is None
+
+
+class Averages(nn.Module):
+    """Buffers that are stored anew: of itself and of a module in it, in place, exchanged, one that is not read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("mean", "before", "last"):
+            self.register_buffer(name, torch.zeros(3))
+        self.inner = nn.Module()
+        self.inner.register_buffer("count", torch.tensor(0))
+        self.register_buffer("absent", None)
+
+    def forward(self, x: Tensor, size: int = 3) -> Tensor:
+        self.inner.count += 1
+        self.mean, self.before = self.before, self.mean * 0.5 + x[:, :3].mean(0)  # type: ignore[has-type]
+        self.last = x[0, :size]
+        if size == 1:
+            self.absent = x
+        return x - self.mean / self.inner.count
+
+
+def test_buffers_that_are_stored_anew(tmp_path: Path) -> None:
+    model, x = Averages(), torch.randn(2, 3)
+    program = kiln.export(model, (x,), dynamic_shapes={"x": {0: kiln.Dim("batch", min=1)}})
+    assert model.mean is model._buffers["mean"] and not model.mean.any() and not model.inner.count
+    program.save(tmp_path / "p")
+    program.package(tmp_path / "m", key=b"k")
+    exported = program.to_torch_export().module()
+    expected = copy.deepcopy(model)
+    loaded = kiln.load_program(tmp_path / "p")
+    runs = (loaded, kiln.load(tmp_path / "m", key=b"k"), exported)
+    with torch.no_grad():
+        for rows in (2, 5, 3):
+            x = torch.randn(rows, 3)
+            wanted = expected(x)
+            for run in runs:
+                assert_close(run(x), wanted)
+    for name, buffer in expected.named_buffers():
+        assert_close(loaded.state_dict()[name], buffer)
+    for size in (2, 1):
+        with pytest.raises(ExportChangesObject, match="a buffer, which gets another size"):
+            kiln.export(model, (x, size))
+    assert model.absent is None
 
 
 def test_what_fixes_a_size_is_named_with_its_line_if_there_is_one() -> None:

@@ -11,7 +11,7 @@ class ExportChangesObject(KilnError):
     why = "a program is a graph of tensors, which cannot change objects of this process"
     try_ = (
         "return the new value, and let the caller store it",
-        "keep state in a buffer of the module and change it in place, with `copy_` or `add_`",
+        "keep state in a buffer of the module, whose size and dtype stay",
     )
 
 
