@@ -277,6 +277,7 @@ MAP = {
         ),
         ("Where is a compiled node put into autograd's graph?", "csrc/executor/autograd_graph.cpp", "splice"),
         ("How does `create_graph=True` work?", "kiln/runtime/eager_replay.py", "EagerReplay"),
+        ("When are gradients that are differentiated again compiled?", "kiln/pipeline/gradient_regions.py", "find"),
         ("Why did the cache miss?", "kiln/runtime/cache/key_builder.py", "explain_miss"),
         ("What is in the key of a stored variant?", "kiln/pipeline/compile_key.py", "compile_key"),
         ("Where are variants kept between processes?", "kiln/pipeline/variant_store.py", "VariantStore"),

@@ -24,7 +24,6 @@ from kiln.runtime.cache.store import content_key
 from kiln.runtime.executor import Executable
 from kiln.runtime.loader import load_plan
 from kiln.runtime.variant import UNREADABLE
-from kiln.support.errors import InternalFault, KilnError
 from kiln.support.events import Event, EventSink
 from kiln.support.late import late
 from kiln.tensor.encoding import encode_tensor
@@ -70,13 +69,9 @@ class BackwardCompiler:
             try:
                 return self.find_or_compile(needed, given)
             except Exception as fault:
-                if not self.replayable or self.context.report_eager is None:
+                if not self.replayable:
                     raise
-                if isinstance(fault, KilnError):
-                    self.context.report_eager(fault, None)
-                else:
-                    problem = InternalFault(stage=events.failed_stage, problem=repr(fault))
-                    self.context.report_eager(problem, fault)
+                self.context.report_failure(fault)
                 return None
 
     def find_or_compile(self, needed: Mask, given: Mask) -> Executable:

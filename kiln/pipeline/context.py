@@ -6,10 +6,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol, final
 
+from kiln.runtime.autograd import GradientRun
 from kiln.runtime.cache.store import DiskStore
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
 from kiln.support.dump import Dump
-from kiln.support.errors import KilnError
+from kiln.support.errors import InternalFault, KilnError
 from kiln.support.events import EventSink
 from kiln.support.options import Options
 from kiln.support.records import dataclass
@@ -44,8 +45,17 @@ class CompileContext:
     counting: Callable[[], AbstractContextManager[None]] = nullcontext
     """Entered by a compile that starts later, when a program runs: it counts as time of compiling."""
 
+    compile_gradients: Callable[..., GradientRun] | None = None
+    """What create_graph=True runs is compiled with it."""
     offload: Offload | None = None
     """Another compiler that gets parts of the graphs."""
+
+    def report_failure(self, fault: Exception) -> None:
+        """Warn that something runs eager since its compile failed; raises where nobody can be told."""
+        if self.report_eager is None:
+            raise fault
+        problem = InternalFault(stage=self.events.failed_stage, problem=repr(fault))
+        self.report_eager(*((fault,) if isinstance(fault, KilnError) else (problem, fault)))
 
     @property
     def without(self) -> tuple[str, ...]:

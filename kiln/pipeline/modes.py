@@ -8,8 +8,10 @@ with saved_tensors_hooks(pack, unpack): ...     the original runs, so that `pack
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch.autograd import forward_ad
@@ -103,3 +105,17 @@ def without_autograd_observers() -> Iterator[None]:
     finally:
         torch._C._autograd._saved_tensors_hooks_set_tracing(hooks)
         torch.set_anomaly_enabled(anomaly, check_nan)
+
+
+Found = TypeVar("Found")
+
+
+def outside_engine(body: Callable[[], Found]) -> Found:
+    """`body()` in a thread of its own: within a backward, a node asks the engine which gradients are needed."""
+
+    def run() -> Found:
+        with torch.no_grad():
+            return body()
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(run).result()

@@ -12,6 +12,7 @@ import torch
 
 from kiln.pipeline.backward import BackwardCompiler
 from kiln.pipeline.context import CompileContext
+from kiln.pipeline.gradient_regions import GradientRegions
 from kiln.plan.region import RegionSpec
 from kiln.plan.serialize import decode_plan
 from kiln.runtime.autograd import make_region
@@ -66,7 +67,9 @@ def join_plans(
 ) -> Executable:
     """The callable with one autograd node, which returns the user's results."""
     replay = EagerReplay(data.data, data.constants, data.functions) if data.data else None
-    region: Executable = make_region(forward, backward, spec, replay=replay, no_replay=data.reason, wrappers=wrappers)
+    find = GradientRegions(replay, spec, backward.context).find if replay and not wrappers else lambda *_: None
+    named = {"replay": replay, "find_gradients": find, "no_replay": data.reason, "wrappers": wrappers}
+    region: Executable = make_region(forward, backward, spec, **named)  # type: ignore[arg-type]
     if spec.enables_grad:
         region = torch.enable_grad()(region)
     signature = backward.signature

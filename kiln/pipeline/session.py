@@ -75,8 +75,10 @@ from kiln.support.torch_settings import warn_of_settings
 
 if TYPE_CHECKING:
     from kiln.graph.offload.part import OtherCompiler
+    from kiln.pipeline.gradient_compile import compile_gradients
     from kiln.pipeline.variant_compile import compile_variant
 else:
+    compile_gradients = late("kiln.pipeline.gradient_compile", "compile_gradients")
     compile_variant = late("kiln.pipeline.variant_compile", "compile_variant")
 
 
@@ -379,6 +381,7 @@ class CompileSession:
             report_eager=self.report_eager,
             check_time=self.budget.check,
             counting=self.budget.counting,
+            compile_gradients=compile_gradients,
         )
 
     def _why_missed(self, dispatcher: Dispatcher, arguments: Arguments) -> Failure | None:

@@ -17,7 +17,8 @@ only what these need. Each of several results has a node of its own in front of 
 `torch.autograd.grad`, asks for the gradient of a result from which another one is computed, gradients pass from node to
 node, made by `replay`. Without retain_graph each saved tensor is freed at its last use in the backward plan and its
 memory may be reused. With create_graph=True, or for tangents that are wrappers (vmap
-over a backward), the gradients come from `replay`, the same function run eagerly; without a replay, gradients raise
+over a backward), the gradients come from `replay`, the same function run eagerly, or from what was compiled of it
+(`find_gradients`); without a replay, gradients raise
 KILN4008 when differentiated.
 """
 
@@ -41,6 +42,9 @@ from kiln.support.records import dataclass
 Function = Callable[..., Sequence[object]]
 Mask = tuple[bool, ...]
 Gradients = tuple[torch.Tensor | None, ...]
+Tensors = Sequence[torch.Tensor | None]
+GradientRun = Callable[..., list[torch.Tensor | None]]
+FindGradients = Callable[[Sequence[object], Tensors, Mask], GradientRun | None]
 
 
 class NoSecondDerivative(KilnError, RuntimeError):
@@ -77,18 +81,20 @@ def make_region(
     spec: RegionSpec,
     *,
     replay: Function | None = None,
+    find_gradients: FindGradients = lambda *_: None,
     no_replay: str = "there is no replay of it",
     wrappers: RegionWrappers | None = None,
 ) -> Region:
     """The differentiable callable. `backward` must not refer to the region; if it returns None, the gradients come
     from `replay`.
 
-    `replay(*inputs)` computes the user's results with eager operators. `no_replay`: why there is no replay. `wrappers`:
-    the tensors of wrapper subclasses at its border.
+    `replay(*inputs)` computes the user's results with eager operators. `no_replay`: why there is no replay.
+    `find_gradients`: what was compiled of it for given inputs, tangents and mask. `wrappers`: the tensors of wrapper
+    subclasses at its border.
     """
     if wrappers is not None:
         forward, backward = wrappers.forward(forward), wrappers.backward(backward)
-    differentiate = None if replay is None else SecondDerivative(spec, replay)
+    differentiate = None if replay is None else SecondDerivative(spec, replay, find_gradients)
     return Region(
         spec.name,
         spec.num_inputs,
@@ -143,6 +149,7 @@ class SecondDerivative:
 
     spec: RegionSpec
     replay: Function
+    find_gradients: FindGradients
 
     def __call__(
         self,
@@ -152,6 +159,8 @@ class SecondDerivative:
         mask: Mask,
     ) -> list[torch.Tensor | None]:
         """The gradients, with a history if gradients are on. `drawn`: the random numbers of the forward."""
+        if not drawn and torch.is_grad_enabled() and (run := self.find_gradients(inputs, tangents, mask)) is not None:
+            return run(*inputs, *tangents)
         return self.start(inputs, drawn, mask).differentiate(tangents)
 
     def start(

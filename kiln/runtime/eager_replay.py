@@ -19,7 +19,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cached_property
-from typing import Any, TypedDict, cast, final
+from typing import Any, Protocol, TypedDict, cast, final
 
 import torch
 from torch._ops import OpOverload
@@ -53,6 +53,15 @@ SETTERS: dict[str, Callable[..., object]] = {
 Run = Callable[..., tuple[torch.Tensor, ...]]
 Row = list[object]
 """A call: target, arguments, named arguments, results, number."""
+
+
+class CallLog(Protocol):
+    """A recording of torch calls."""
+
+    def call(self, target: Callable[..., object] | str, args: list[object], kwargs: dict[str, object]) -> object: ...
+    def set_state(self, kind: str, value: object) -> None: ...
+
+
 NO_DRAWS: Mapping[int, Sequence[torch.Tensor]] = {}
 Replace = Callable[[torch.Tensor], torch.Tensor]
 NOTHING: Mapping[int, Replace] = {}
@@ -107,7 +116,7 @@ class EagerReplay:
         """Of the results, when all calls have been made."""
 
     @cached_property
-    def _program(self) -> dict[str, Any]:
+    def program(self) -> dict[str, Any]:
         program: dict[str, Any] = json.loads(self.data)
         find_targets(program["calls"], self.functions)
         return program
@@ -117,16 +126,20 @@ class EagerReplay:
         *inputs: Any,
         draws: Mapping[int, Sequence[torch.Tensor]] = NO_DRAWS,
         replaced: Mapping[int, Replace] = NOTHING,
+        log: CallLog | None = None,
     ) -> tuple[Any, ...]:
         """`draws`: random numbers by call, and at `~number` the old contents of an overwritten input. `replaced`: by
-        number of a result, what later calls read in its place."""
-        program = self._program
+        number of a result, what later calls read in its place. `log` makes the calls."""
+        program = self.program
         written = frozenset(program["written"])
         values = [
-            draws.get(~number, (value,))[0].clone() if number in written else value
+            (log.call("clone", [value], {}) if log else draws.get(~number, (value,))[0].clone())
+            if number in written
+            else value
             for number, value in enumerate(inputs)
         ]
         run = _Run(dict(enumerate(values)), symbol_values(program["symbols"], inputs), self.constants)
+        run.log = log
         if replaced:
             if self._versions is None:
                 first = self(*inputs, draws=draws)
@@ -163,6 +176,7 @@ class _Run:
     """One replay: values by number."""
 
     def __init__(self, values: dict[int, Any], symbols: Mapping[str, int], constants: Sequence[torch.Tensor]) -> None:
+        self.log: CallLog | None = None
         self.values = values
         self.symbols = symbols
         self.constants = constants
@@ -190,6 +204,10 @@ class _Run:
         named: dict[str, object] = dict(self.arguments(kwargs))
         if result == SET_STATE:
             SETTERS[target](*given)
+            if self.log is not None:
+                self.log.set_state(target, tuple(given))
+        elif self.log is not None:
+            self.bind(result, self.log.call(target, given, named))
         elif isinstance(target, str):
             self.bind(result, getattr(given[0], target)(*given[1:], **named))
         elif isinstance(target, ControlFlowTarget):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import kiln
+from kiln.pipeline.gradient_regions import GradientRegions
 
 
 @pytest.fixture(params=["compiled", "loaded"])
@@ -231,3 +232,95 @@ def test_hooks_see_what_they_see_without_a_second_derivative() -> None:
         x, bias = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
         kiln.compile(lambda x, bias: x * 3 + bias, fullgraph=True)(x, bias)
     assert not any(item is bias or item is x for item in seen)
+
+
+def third(function: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
+    """The gradients of a loss of second gradients."""
+    wanted = [given for given in inputs if given.requires_grad]
+    results: list[Tensor] = []
+    loss = function(*inputs).square().sum()
+    for _ in range(3):
+        found = torch.autograd.grad(loss, wanted, create_graph=True, allow_unused=True)
+        gradients = [gradient for gradient in found if gradient is not None and gradient.requires_grad]
+        if not gradients:
+            break
+        results += gradients
+        loss = sum((gradient * gradient.detach().tanh()).sum() for gradient in gradients)  # type: ignore[assignment]
+    return results
+
+
+@pytest.fixture
+def gradient_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """An entry per call of compiled gradients."""
+    found: list[str] = []
+    inner = GradientRegions.find
+
+    def find(self: GradientRegions, *arguments: Any) -> Any:
+        run = inner(self, *arguments)
+        found.extend(["run"] if run is not None else [])
+        return run
+
+    monkeypatch.setattr(GradientRegions, "find", find)
+    return found
+
+
+@pytest.fixture
+def in_double() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("derivatives", [twice, third])
+@pytest.mark.parametrize("function", PROGRAMS)
+def test_gradients_are_compiled_when_they_come_again(
+    function: Any, derivatives: Any, gradient_runs: list[str], in_double: None
+) -> None:
+    """An input without a gradient is another compile."""
+    compiled = kiln.compile(function, fullgraph=True)
+    for scale, needs_grad in [(1, True)] * 3 + [(2, True)] * 2 + [(2, False)] * 2:
+        x = torch.randn(3, 4, requires_grad=True) * scale
+        w = torch.randn(4, 6, requires_grad=needs_grad)
+        for ours, theirs in zip(derivatives(compiled, x, w), derivatives(function, x, w), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+            assert ours.requires_grad == theirs.requires_grad
+    assert gradient_runs
+
+
+def test_sizes_that_do_not_come_again_are_not_compiled(gradient_runs: list[str]) -> None:
+    compiled = kiln.compile(chunks, dynamic=True, fullgraph=True)
+    w = torch.randn(4, 6, requires_grad=True)
+    for rows in range(2, 8):
+        twice(compiled, torch.randn(rows, 4, requires_grad=True), w)
+    assert not gradient_runs
+
+
+def test_a_failed_compile_of_gradients_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise ValueError("no")
+
+    monkeypatch.setattr("kiln.pipeline.gradient_compile.Recorder", fail)
+    compiled = kiln.compile(chunks)
+    x, w = torch.randn(3, 4, requires_grad=True), torch.randn(4, 6, requires_grad=True)
+    twice(compiled, x, w)
+    with pytest.warns(UserWarning, match="KILN9000"):
+        results = twice(compiled, x, w)
+    for ours, theirs in zip(results, twice(chunks, x, w), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_statistics_are_written_once(gradient_runs: list[str]) -> None:
+    eager = network()
+    model = copy.deepcopy(eager)
+    compiled = kiln.compile(model, fullgraph=True)
+    for _ in range(3):
+        for module, call in ((eager, eager), (model, compiled)):
+            x = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4).requires_grad_()
+            (gradient,) = torch.autograd.grad(call(x).sum(), [x], create_graph=True)
+            module.zero_grad()
+            gradient.square().sum().backward()
+        for ours, theirs in zip(model.parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad)
+        for ours, theirs in zip(model.buffers(), eager.buffers(), strict=True):
+            torch.testing.assert_close(ours, theirs)
+    assert gradient_runs

@@ -9,11 +9,10 @@ for all of them, and when others are met, while the engine runs.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
-from typing import TypeVar, final
+from typing import final
 
 import torch
 
@@ -28,6 +27,7 @@ from kiln.pipeline.eager_backward.record import NodeRefused, Recorded, record, r
 from kiln.pipeline.eager_backward.segments import Place, Segment, cut
 from kiln.pipeline.eager_backward.sizes import SymbolicGraph, with_symbols
 from kiln.pipeline.eager_backward.structure import Structure
+from kiln.pipeline.modes import outside_engine
 from kiln.pipeline.stages import graph_to_plan
 from kiln.plan.arena import with_donations
 from kiln.runtime.cache.store import content_key
@@ -226,26 +226,3 @@ def dense(tangents: Sequence[torch.Tensor | None], number: int) -> object:
     tangent = tangents[number]
     assert tangent is not None
     return number if tangent.layout is torch.strided else tangent.to_dense()
-
-
-Found = TypeVar("Found")
-
-
-def outside_engine(body: Callable[[], Found]) -> Found:
-    """`body()` in a thread of its own: within a backward, a node asks the engine which gradients are needed."""
-    found: list[Found] = []
-    problems: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            with torch.no_grad():
-                found.append(body())
-        except BaseException as problem:
-            problems.append(problem)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if problems:
-        raise problems[0]
-    return found[0]

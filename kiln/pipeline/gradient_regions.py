@@ -1,0 +1,58 @@
+"""The gradients of a region as regions of their own, which create_graph=True runs.
+
+    calls of the region, then torch.autograd.grad, on fakes      -->  region(x, weight, tangent) -> (gradient of x,)
+
+Gradients that are differentiated come from the eager replay of the region. The second time that inputs and tangents
+have the same layouts, the replay is recorded with its backward and compiled. The result has a backward, and a replay,
+of its own, so that third derivatives are compiled in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from functools import partial
+from typing import final
+
+import torch
+
+from kiln.pipeline.context import CompileContext
+from kiln.pipeline.modes import outside_engine, unknown_mode, without_autograd_observers
+from kiln.plan.region import RegionSpec
+from kiln.runtime.autograd import GradientRun, Mask, Tensors
+from kiln.runtime.eager_replay import EagerReplay
+
+
+@final
+class GradientRegions:
+    """Those of one region by the layouts of inputs and tangents; None where they were seen once, or stay eager."""
+
+    def __init__(self, replay: EagerReplay, spec: RegionSpec, context: CompileContext) -> None:
+        self.parts = replay, spec, context
+        self.context = context
+        self.known: dict[Hashable, GradientRun | None] = {}
+        self.compiles = 0
+
+    def find(self, inputs: Sequence[object], tangents: Tensors, mask: Mask) -> GradientRun | None:
+        """Takes inputs and tangents, and returns the gradients, with a history; None where the replay makes them."""
+        context, values = self.context, (*inputs, *tangents)
+        if context.compile_gradients is None or unknown_mode():
+            return None
+        key = mask, torch.are_deterministic_algorithms_enabled(), *map(layout, values)
+        seen, run = key in self.known, self.known.setdefault(key, None)
+        if seen and run is None and self.compiles < context.options.variants:
+            self.compiles += 1
+            with context.counting(), without_autograd_observers(), context.events.stage("compile"):
+                try:
+                    run = outside_engine(partial(context.compile_gradients, *self.parts, values, mask))
+                except Exception as fault:
+                    context.report_failure(fault)
+            self.known[key] = run
+        return run
+
+
+def layout(value: object) -> Hashable:
+    """What a compiled gradient takes as given."""
+    if not isinstance(value, torch.Tensor):
+        return type(value), value
+    keys = torch._C._dispatch_keys(value).raw_repr()
+    return type(value), keys, value.dtype, value.device, value.shape, value.stride(), value.requires_grad
