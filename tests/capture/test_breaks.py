@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+from pathlib import Path
 
 import pytest
 import torch
+
+import kiln
 
 
 def opaque(x):
@@ -200,3 +204,39 @@ def test_result_is_eagers(lab, equal, function):
 def test_deep_callee_is_three_regions_at_most(lab):
     lab.compile(in_deep_callee)(torch.randn(3))
     assert len([capture for capture in lab.captures if capture.regions]) == 2
+
+
+def test_submodules_that_are_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`from package import submodule` loads it, if the package has no such name."""
+    folder = tmp_path / "kiln_lazy_package"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("here = 2")
+    (folder / "inner.py").write_text("factor = 3")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("kiln_lazy_package")
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        from kiln_lazy_package import here, inner  # type: ignore[import-not-found]
+
+        return x * inner.factor + here
+
+    def missing(x: torch.Tensor) -> torch.Tensor:
+        from kiln_lazy_package import there
+
+        return x * there
+
+    compiled = kiln.compile(f, backend="eager", options={"cache": False})
+    assert [compiled(torch.ones(2)).tolist() for _ in range(2)] == [[5, 5], [5, 5]]
+    again = kiln.compile(f, backend="eager", fullgraph=True, options={"cache": False})
+    assert again(torch.ones(2)).tolist() == [5, 5]
+    with pytest.raises(ImportError, match="cannot import name 'there'"):
+        kiln.compile(missing, backend="eager", options={"cache": False})(torch.ones(2))
+
+
+def test_the_mark_of_a_step_of_cuda_graphs_does_nothing() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        torch.compiler.cudagraph_mark_step_begin()
+        return x * 2
+
+    compiled = kiln.compile(f, backend="eager", fullgraph=True, options={"cache": False})
+    assert compiled(torch.ones(2)).tolist() == [2, 2]

@@ -194,8 +194,11 @@ def import_name(frame: SymbolicFrame, name: str) -> None:
     package = frame.globals.dictionary.get("__package__") or ""
     depth = level.constant(frame.state)
     full = importlib.util.resolve_name("." * depth + name, package) if depth else name
-    if full not in sys.modules:
-        raise UnsupportedCall(function=f"import {full}", why="the module is not loaded yet")
+    loaded = sys.modules.get(full)
+    names = [f"{full}.{part}" for part in fromlist.constant(frame.state) or () if not hasattr(loaded, part)]
+    unloaded = [name for name in names if name not in sys.modules and hasattr(loaded, "__path__")]
+    if loaded is None or any(map(importlib.util.find_spec, unloaded)):
+        raise UnsupportedCall(function=f"import {full}", why="the module, or one within it, is not loaded yet")
     target = full if fromlist.truth(frame.state) else full.split(".")[0]
     frame.pop_many(2)
     frame.push(frame.state.wrap(sys.modules[target], ImportSource(target)))

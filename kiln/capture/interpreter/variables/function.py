@@ -78,7 +78,8 @@ TORCH_RULES = "torch._dynamo.trace_rules"
 """Where torch keeps what is allowed in a graph, if the program has loaded it."""
 HINTS = ("mark_static_address", "mark_static", "maybe_mark_dynamic", "mark_dynamic")
 BOOKKEEPING = frozenset({
-    ("torch._dynamo.mutation_guard", "GenerationTracker.tag"), *[("torch._dynamo.decorators", name) for name in HINTS],
+    ("torch._dynamo.mutation_guard", "GenerationTracker.tag"), ("torch.compiler", "cudagraph_mark_step_begin"),
+    *[("torch._dynamo.decorators", name) for name in HINTS],
 })  # fmt: skip
 """Functions of torch.compile (module, name) that are ignored: its own bookkeeping, called when an `nn.Module` is made
 after it ran in the process, and hints about tensors that a program makes."""
