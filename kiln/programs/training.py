@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import final
 
 from kiln.graph.autograd.joint import JointGraph
+from kiln.graph.autograd.tangents import without_joins
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Attr, Node
 from kiln.graph.ir.rewrite import rebuilt, with_inputs, without_dead_code
@@ -51,7 +52,7 @@ def training_graph(joint: JointGraph | None, results: Sequence[ResultLeaf], func
         made = filled(tangent.tensor, 1.0 if of == loss.number else 0.0)
         replaced[tangent] = made[-1]
         seeds += made
-    graph = joint.graph
+    graph = without_joins(joint.graph)
     nodes = [*seeds]
     for node in graph.nodes:
         replaced[node] = with_inputs(node, tuple([replaced.get(value, value) for value in node.inputs]))

@@ -8,7 +8,7 @@
 
 As in eager, an input that only unused outputs depend on gets no gradient rather than zeros. A backward is linear in its
 tangents, so values that depend on missing tangents alone are zero, and a sum with them is the other summand. Where
-another op reads such a value, it becomes zeros.
+another op reads such a value, it becomes zeros. So does a gradient that an `autograd.Function` gets beside another.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kiln.graph.autograd.partition import gradient_outputs
 from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
-from kiln.graph.ir.rewrite import computed_from, with_inputs, without_dead_code
+from kiln.graph.ir.rewrite import computed_from, rewrite, with_inputs, with_nested, without_dead_code
 from kiln.graph.prims.rows import PRIMS
 from kiln.symbolic import ShapeEnv
 from kiln.tensor.spec import TensorSpec
@@ -47,7 +47,8 @@ def without_tangents(graph: Graph, given: Sequence[bool]) -> tuple[Graph, frozen
 
     Also the numbers of the outputs that have become zero; `backward_for` drops them.
     """
-    if all(given):
+    graph = with_nested(graph, without_joins)
+    if all(given) and all(node.op.name != "materialised" for node in graph.nodes):
         return graph, frozenset()
     tangents = graph.inputs[len(graph.inputs) - len(given) :]
     present = [tangent for tangent, here in zip(tangents, given, strict=True) if here]
@@ -55,6 +56,13 @@ def without_tangents(graph: Graph, given: Sequence[bool]) -> tuple[Graph, frozen
     zero = computed_from(graph.nodes, tangents) - computed_from(graph.nodes, present)
     absent = frozenset(number for number, output in enumerate(graph.outputs) if output.value in zero)
     return _WithoutTangents(graph, missing, zero).graph(len(graph.inputs) - len(given)), absent
+
+
+def without_joins(graph: Graph) -> Graph:
+    """`graph` where no tangent is missing: a `materialised` gradient is its first input."""
+    graph = with_nested(graph, without_joins)
+    joins = [node for node in graph.nodes if node.op.name == "materialised"]
+    return rewrite(graph, lambda builder, node: node.inputs[0], ShapeEnv(), joins)[0] if joins else graph
 
 
 @final
@@ -78,7 +86,7 @@ class _WithoutTangents:
                 if isinstance(node.spec, TensorSpec):
                     self.new[node] = self.zeros(node.spec)
                 continue
-            made = self.summand(node)
+            made = self.new[node.inputs[0]] if node.op.name == "materialised" else self.summand(node)
             if made is None:
                 made = self.builder.append(with_inputs(node, tuple([self.new[value] for value in node.inputs])))
             self.new[node] = made

@@ -143,6 +143,8 @@ def prod(call: AtenCaller[V], x: V, *, axes: tuple[int, ...]) -> V:
 
 # Data movement and scatters.
 
+rule("materialised")(lambda call, x, *others: x)
+
 
 @rule("clone")
 def clone(call: AtenCaller[V], x: V, *, strides: object) -> V:

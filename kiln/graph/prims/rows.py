@@ -15,6 +15,7 @@ PRIMS = PrimTable(
     Prim("input",           0, "argument `index` of the graph",                     STRUCTURE, ("index", "name"), flops=0),
     Prim("constant_tensor", 0, "a tensor known at compile time, by content key",    STRUCTURE, ("key",), flops=0),
     Prim("item",            1, "result `index` of an op with several",              STRUCTURE, ("index",), flops=0),
+    Prim("materialised", None, "x, or zeros if x is missing and another input, a gradient too, is not", STRUCTURE, flops=0),
 
     # arithmetic
     Prim("neg",             1, "-x",                                                POINTWISE),

@@ -39,7 +39,7 @@ class Kind(Enum):
     CREATE = "elements from attributes alone"
     RANDOM = "elements from a random stream"
     LIBRARY = "left to an ATen kernel"
-    STRUCTURE = "bookkeeping: input, constant tensor, item of a tuple"
+    STRUCTURE = "bookkeeping: input, constant tensor, item of a tuple, gradient of an autograd function"
     EFFECT = "has an effect besides its result, kept in order: assert, opaque op, host read"
     NESTED = "holds graphs: branch, loop, checkpoint region, repeated block"
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import cast, final
+from typing import TypeVar, cast, final
 
 import torch
 
@@ -59,6 +59,7 @@ from kiln.tensor.spec import ScalarSpec
 
 Kwargs = dict[str, object]
 _push, _pop = torch._C._push_on_torch_dispatch_stack, torch._C._pop_torch_dispatch_stack
+T = TypeVar("T")
 _run_backward = torch.autograd.Variable._execution_engine.run_backward
 
 
@@ -134,6 +135,8 @@ class Recorder:
         self.strict = kernels.strict
         self.is_differentiating = False
         """The gradients of the region are being recorded, not those that the program asks for."""
+        self.may_lack_tangents = False
+        """They are those of several results, of which a loss may use some."""
         self.events = events
         self.outer: OuterTensors | None = None
         """What the capture knows of wrappers, once there are gradients through one."""
@@ -309,7 +312,7 @@ class Recorder:
         """Gradients of `inputs`, recorded as nodes of the backward direction. What was frozen since has one as well."""
         frozen = [x for x in inputs if x.is_leaf and not x.requires_grad]
         self.emit.origin = Origin("backward", len(self.calls), None, backward=True)
-        self.is_differentiating = True
+        self.is_differentiating, self.may_lack_tangents = True, len(outputs) > 1
         _push(self._mode)
         try:
             for leaf in frozen:
@@ -328,8 +331,17 @@ class Recorder:
             for leaf in frozen:
                 leaf.requires_grad_(False)
             _pop(None)
-            self.is_differentiating = False
+            self.is_differentiating = self.may_lack_tangents = False
         return list(grads)
+
+    def materialised(self, values: Sequence[T], grads: Sequence[object]) -> list[T]:
+        """`values` of a backward in Python, or of a hook, which exist if one of the `grads` that it gets does."""
+        nodes = [self.node_of(grad) for grad in grads if type(grad) is FakeTensor and not grad.is_outer]
+        made: list[object] = list(values)
+        for place, value in enumerate(made if self.may_lack_tangents and nodes else ()):
+            if type(value) is FakeTensor and not value.is_outer:
+                made[place] = self.fake_of(self.emit.node("materialised", self.node_of(value), *nodes))
+        return cast(list[T], made)
 
     def fake_of(self, node: Node) -> FakeTensor:
         """A fresh fake tensor with the value of `node`, such as a tangent."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Union, final
+from typing import TypeVar, Union, final
 
 from kiln.programs.call.errors import DamagedProgram
 
+Kind = TypeVar("Kind")
 LARGEST = 1 << 48
 """Above all sizes of tensors."""
 Json = Union[None, bool, int, float, str, Sequence["Json"], Mapping[str, "Json"]]  # noqa: UP007
@@ -45,11 +46,14 @@ class Fields:
     def wrong(self, name: str, wanted: str) -> DamagedProgram:
         return DamagedProgram(problem=f"`{name}` of {self._place} is not {wanted}")
 
-    def text(self, name: str) -> str:
+    def of_type(self, name: str, kind: type[Kind], wanted: str) -> Kind:
         value = self.take(name)
-        if not isinstance(value, str):
-            raise self.wrong(name, "a text")
+        if not isinstance(value, kind):
+            raise self.wrong(name, wanted)
         return value
+
+    def text(self, name: str) -> str:
+        return self.of_type(name, str, "a text")
 
     def choice(self, name: str, allowed: Sequence[str]) -> str:
         value = self.text(name)
@@ -58,10 +62,7 @@ class Fields:
         return value
 
     def flag(self, name: str) -> bool:
-        value = self.take(name)
-        if not isinstance(value, bool):
-            raise self.wrong(name, "true or false")
-        return value
+        return self.of_type(name, bool, "true or false")
 
     def integer(self, name: str, below: int) -> int:
         """A number from 0 to `below - 1`."""
@@ -77,10 +78,7 @@ class Fields:
         return self.integer(name, below)
 
     def items(self, name: str) -> Sequence[Json]:
-        value = self.take(name)
-        if not isinstance(value, list):
-            raise self.wrong(name, "a list")
-        return value
+        return self.of_type(name, list, "a list")
 
     def texts(self, name: str) -> tuple[str, ...]:
         return tuple([self._a_text(name, item) for item in self.items(name)])

@@ -91,7 +91,7 @@ def apply_natively(s: CaptureState, cls: Class, given: Args) -> Value:
     """A function of torch that makes, moves or takes apart DTensors: torch's code runs on the fakes inside."""
     frame, call, mark = running_frame(s), here(s), s.recorder.mark()
     s.counters.unguarded += 1
-    function, context = cls.cls, NativeContext()
+    function, context = cls.cls, types.SimpleNamespace(set_materialize_grads=lambda value: None)
     needs = [fake is not None and fake.requires_grad for fake in map(fake_of, given)]
     try:
         result = run_natively(InnerCalls(s), function.forward, given, {}, before=(context,))  # type: ignore[attr-defined]
@@ -195,6 +195,8 @@ class InterpretedBackward:
 
     def __call__(self, grads: tuple[object, ...]) -> list[FakeTensor | None]:
         s = self.state
+        if self.materializes:
+            grads = tuple(s.recorder.materialised(grads, grads))
         given = grads if s.recorder.is_differentiating else None
         before = changes(s, given)
         try:
@@ -202,7 +204,7 @@ class InterpretedBackward:
                 found = self._run(s, self._gradients(s, list(grads)))
             if changes(s, given) != before:
                 raise UnsupportedCall(function=self.name, why="its backward has side effects")
-            return found
+            return s.recorder.materialised(found, grads)
         except (GraphBreak, Raised) as problem:
             raise self._at_the_call(s, problem) from problem
 
@@ -257,14 +259,6 @@ class InterpretedBackward:
 
 
 @final
-class NativeContext(types.SimpleNamespace):
-    """The `ctx` of a function of torch: it keeps what the function sets."""
-
-    def set_materialize_grads(self, value: bool) -> None:
-        """Its only result always has a gradient."""
-
-
-@final
 @dataclass(frozen=True, eq=False)
 class NativeBackward:
     """Called by the autograd engine with the gradient of the only result."""
@@ -272,7 +266,7 @@ class NativeBackward:
     state: CaptureState
     call: PastStep
     cls: Class
-    context: NativeContext
+    context: types.SimpleNamespace
     arguments: tuple[Value, ...]
     materializes = True
 

@@ -172,7 +172,7 @@ class InterpretedHook:
         except Raised as problem:
             raise self._stop(f"it raises {problem.value.type_name()}", None) from problem
         if isinstance(result, Tensor):
-            return result.fake
+            return s.recorder.materialised([result.fake], [grad])[0]
         if s.is_none(result):
             return None
         raise self._stop(f"it returns a {result.type_name()}", None)

@@ -57,8 +57,8 @@ def item_meta(oracle: SizeOracle, results: tuple[TensorSpec | ScalarSpec | None,
     return part
 
 
-@META("wait")
-def wait_meta(oracle: SizeOracle, x: TensorSpec, *held: TensorSpec) -> Spec:
+@META("wait", "materialised")
+def first_meta(oracle: SizeOracle, x: TensorSpec, *others: TensorSpec) -> Spec:
     return x
 
 
