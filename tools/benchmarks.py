@@ -229,6 +229,15 @@ def launch(run: Run) -> Iterator[str]:
     yield from table(["on the CPU", "us"], [[name, f"{cost:.2f}"] for name, cost in run.data["microseconds"].items()])
 
 
+def memory(run: Run) -> Iterator[str]:
+    """Time of a training step by the option `memory_budget`."""
+    yield run.source()
+    yield f"![Time against memory](plots/{run.subject}.svg)\n"
+    head = ["`memory_budget`", "MB saved for the backward", "CPU time of a step, ms"]
+    body = [[name, f"{size / 1e6:.1f}", f"{time * 1e3:.0f}"] for name, (size, time) in run.data["candidates"].items()]
+    yield from table(head, body)
+
+
 EXPORTED = {"export": "torch.export", "package": "AOTInductor", "call": "AOTInductor"}
 
 
@@ -253,6 +262,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Run], Iterator[str]]]] = {
     "cpu": ("CPU: inference in float32", models),
     "cpu-train": ("CPU: training step in float32 (loss and all gradients)", models),
     "cpu-micro": ("CPU: small patterns in float32", models),
+    "cpu-memory": ("CPU: time of a training step against memory", memory),
     "compile": ("CPU: time of compiling", compile_time),
     "export": ("CPU: programs and packages", exports),
     "overhead": ("CPU: entering compiled code", overhead),
@@ -345,6 +355,23 @@ def draw_models(run: Run) -> Callable[[Any], None]:
     return draw
 
 
+def draw_memory(run: Run) -> Callable[[Any], None]:
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        points = {name: (size / 1e6, time * 1e3) for name, (size, time) in run.data["candidates"].items()}
+        axes.plot(*points["eager"], "s", color=COLORS[PEER], label="eager")
+        del points["eager"]
+        axes.plot(*zip(*points.values(), strict=True), "o-", color=COLORS[KILN], label="Kiln")
+        for name, point in points.items():
+            axes.annotate(name, point, textcoords="offset points", xytext=(4, 4))
+        axes.set_xlabel("saved for the backward, MB")
+        axes.set_ylabel("CPU time of a step, ms")
+        axes.set_ylim(bottom=0)
+        axes.legend(frameon=False)
+
+    return draw
+
+
 def draw_overview(runs: dict[str, Run]) -> Callable[[Any], None]:
     def draw(figure: Any) -> None:
         speed, first = figure.subplots(1, 2, width_ratios=(5, 4))
@@ -377,6 +404,7 @@ def files() -> dict[Path, str]:
     runs = newest(paths)
     before, _, rest = README.read_text().partition(MARKS[0])
     plots = {"overview": svg(draw_overview(runs), 7.5, 3.2)}
+    plots["cpu-memory"] = svg(draw_memory(runs["cpu-memory"]), 5, 3.2)
     for subject in SECTIONS:
         if has_plot(runs[subject]):
             plots[subject] = svg(draw_models(runs[subject]), 2 + 0.45 * len(runs[subject].rows()), 3)
