@@ -8,6 +8,7 @@ A class statement is interpreted, and these with it, so they have run when its c
 
 from __future__ import annotations
 
+import _random
 import abc
 from collections.abc import Callable, Mapping
 
@@ -65,3 +66,13 @@ def make_class(metaclass: type, name: str, bases: tuple[type, ...], names: Mappi
     if issubclass(metaclass, abc.ABCMeta):
         INIT_ABC(made)
     return made
+
+
+def random_in_state(cls: type[_random.Random], state: tuple[int, ...]) -> _random.Random:
+    """An instance of a class that derives from the generator written in C; `__init__` is not called."""
+    made: _random.Random = object_of(cls, 0)
+    _random.Random.setstate(made, state)
+    return made
+
+
+object_of: Callable[..., _random.Random] = _random.Random.__new__

@@ -1,4 +1,4 @@
-"""Random numbers of Python, NumPy and `torch.Generator`s that a compiled function draws in front of its region.
+"""Random numbers of Python, NumPy and generators of the program that a compiled function draws in front of its region.
 
 They are drawn in the program's order.
 
@@ -9,13 +9,13 @@ draws.restore(drawn[-1])         as if nothing had been drawn
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias, final
 
 import torch
 
-from kiln.runtime.checked_region import restore_random_states
 from kiln.support.optional import load
 from kiln.support.records import dataclass
 
@@ -37,6 +37,19 @@ def set_numpy_state(state: State) -> None:
     numpy.random.set_state((name, numpy.frombuffer(key, numpy.uint32), *rest))
 
 
+def set_bits(generator: object, state: object) -> None:
+    operator.attrgetter("bit_generator")(generator).state = state
+
+
+Accessors: TypeAlias = tuple[Callable[..., object], Callable[..., object]]
+OBJECTS: dict[type, Accessors] = {
+    torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),
+    random.Random: (random.Random.getstate, random.Random.setstate),
+}
+"""How the state of a generator is read and set, by its type."""
+if numpy is not None:
+    OBJECTS[numpy.random.RandomState] = (numpy.random.RandomState.get_state, numpy.random.RandomState.set_state)
+    OBJECTS[numpy.random.Generator] = (operator.attrgetter("bit_generator.state"), set_bits)
 GENERATORS: Mapping[str, tuple[Callable[[], State], Callable[[State], None]]] = {
     "random": (random.getstate, random.setstate),
     **({"numpy.random": (numpy_state, set_numpy_state)} if numpy is not None else {}),
@@ -149,9 +162,13 @@ def seed_given(generator: torch.Generator, seed: int) -> None:
 @final
 @dataclass(frozen=True, slots=True)
 class GivenGenerator:
-    """An argument of a call: the generator with this number among those that the compiled function is given."""
+    """An argument of a call: the generator with this number among those that the compiled function is given.
+
+    `is_made`: among those that the function makes.
+    """
 
     number: int
+    is_made: bool = False
 
 
 @final
@@ -165,21 +182,27 @@ class HostCall:
     form: Form
     decides: bool = False
 
-    def run(self, given: Sequence[torch.Generator]) -> object:
-        args = [given[arg.number] if isinstance(arg, GivenGenerator) else arg for arg in self.args]
-        kwargs = {name: given[arg.number] if isinstance(arg, GivenGenerator) else arg for name, arg in self.kwargs}
-        return self.function(*args, **kwargs)
+    def run(self, given: Sequence[object], made: Sequence[object]) -> object:
+        def real(arg: object) -> object:
+            return (made if arg.is_made else given)[arg.number] if isinstance(arg, GivenGenerator) else arg
+
+        return self.function(*map(real, self.args), **{name: real(arg) for name, arg in self.kwargs})
+
+
+Making: TypeAlias = tuple[Callable[..., object], tuple[object, ...]]
+"""What makes a generator, and its arguments."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class HostDraws:
-    """All calls of a function, and the generators that they change."""
+    """All calls of a function, the generators that they change, and how those are made that the function makes."""
 
     calls: tuple[HostCall, ...]
     generators: tuple[str, ...]
+    made: tuple[Making, ...] = ()
 
-    def __call__(self, *given: torch.Generator) -> tuple[object, ...] | None:
+    def __call__(self, *given: object) -> tuple[object, ...] | None:
         """The leaves of all results, and the states before; None if one has another form or raises.
 
         torch's own generator is none that can be given: the region may draw from it too, in another order.
@@ -187,11 +210,12 @@ class HostDraws:
         if any(generator is torch.default_generator for generator in given):
             return None
         named = tuple([GENERATORS[name][0]() for name in self.generators])
-        states = named, [(generator, generator.get_state()) for generator in given]
+        states = named, states_of(given)
+        made = [make(*args) for make, args in self.made]
         leaves: list[object] = []
         try:
             for call in self.calls:
-                result = call.run(given)
+                result = call.run(given, made)
                 if form_of(result, decides=call.decides) != call.form:
                     self.restore(states)
                     return None
@@ -201,8 +225,18 @@ class HostDraws:
             return None
         return (*leaves, states)
 
-    def restore(self, states: tuple[tuple[State, ...], list[tuple[torch.Generator, torch.Tensor]]]) -> None:
+    def restore(self, states: tuple[tuple[State, ...], list[tuple[object, object]]]) -> None:
         named, given = states
         for name, state in zip(self.generators, named, strict=True):
             GENERATORS[name][1](state)
-        restore_random_states(given)
+        restore_states(given)
+
+
+def states_of(generators: Sequence[object]) -> list[tuple[object, object]]:
+    return [(generator, OBJECTS[type(generator)][0](generator)) for generator in generators]
+
+
+def restore_states(states: Sequence[tuple[object, object]]) -> None:
+    """Put them back, last first: one may be there twice."""
+    for generator, state in reversed(states):
+        OBJECTS[type(generator)][1](generator, state)

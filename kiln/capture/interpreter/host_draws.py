@@ -10,12 +10,15 @@ drawn in one call selects no code, apart from comparisons of floats, which are c
 integers that the program needs as such (a number of turns, an index of a list): for the first side exits, their values
 are part of what is checked; then the draw breaks the graph.
 
-A `torch.Generator` of the program is given to the calls that draw from it. What draws from torch's own generator stays
-in the graph. What draws by the values of a tensor, such as `multinomial`, breaks the graph if it is given a generator.
+A generator of the program (a `torch.Generator`, a `random.Random`, one of NumPy's) is given to the calls that draw from
+it; one that the program makes, by NumPy with a seed of its own, is made in front, too. What draws from torch's own
+generator stays in the graph. What draws by the values of a tensor, such as `multinomial`, breaks the graph if it is
+given a generator.
 """
 
 from __future__ import annotations
 
+import _random
 import builtins
 import dis
 import math
@@ -30,30 +33,50 @@ from typing import final
 
 import torch
 
-from kiln.capture.interpreter.breaks import AS_CONSTANT, GraphBreak, SideEffectCall
-from kiln.capture.interpreter.core import HANDLERS, Args, CaptureState, Handler, Kwargs, Value, handles, wraps
+from kiln.capture.interpreter.breaks import (
+    AS_CONSTANT,
+    GraphBreak,
+    PastStep,
+    SideEffectCall,
+    UnsupportedValue,
+)
+from kiln.capture.interpreter.core import (
+    HANDLERS,
+    NOT_RESUMABLE,
+    Args,
+    CallSite,
+    CaptureState,
+    Codegen,
+    Handler,
+    Kwargs,
+    Value,
+    handles,
+    wraps,
+)
 from kiln.capture.interpreter.data_values import is_needed
 from kiln.capture.interpreter.effects import CallEffect
 from kiln.capture.interpreter.frame import running_frame
+from kiln.capture.interpreter.native_calls import natives
 from kiln.capture.interpreter.speculation import NumberCheck, Speculations
 from kiln.capture.interpreter.variables.array import TracedArray
 from kiln.capture.interpreter.variables.builtin import wrap_builtin
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import Function, Outlined
-from kiln.capture.interpreter.variables.object import wrap_object
+from kiln.capture.interpreter.variables.object import Object, wrap_object
 from kiln.capture.interpreter.variables.sequence import List, Tuple
-from kiln.capture.interpreter.variables.tensor import FILLS, Overrides, RegionInputs, Symbolic, Tensor, record
-from kiln.runtime.checked_region import restore_random_states
+from kiln.capture.interpreter.variables.tensor import FILLS, Overrides, RegionInputs, Symbolic, Tensor, here, record
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import LocalSource, Source
 from kiln.runtime.host_draws import (
     GENERATORS,
+    OBJECTS,
     ArrayForm,
     Form,
     GivenGenerator,
     HostCall,
     HostDraws,
     Leaf,
+    Making,
     NumberForm,
     SequenceForm,
     State,
@@ -62,7 +85,9 @@ from kiln.runtime.host_draws import (
     filled,
     form_of,
     leaves_of,
+    restore_states,
     seed_given,
+    states_of,
 )
 from kiln.support.optional import load
 from kiln.support.records import dataclass
@@ -72,7 +97,11 @@ numpy = load("numpy")
 DRAWN = "_kiln_drawn_"
 """Local variables of the transformed code with what was drawn; the last has the states of the generators before."""
 MOST_LEAVES = 64
-CHOICES = (random.Random.choice, random.Random.choices, random.Random.sample)
+CPU = torch.device("cpu")
+CHOICES: tuple[object, ...] = (
+    *(random.Random.choice, random.Random.choices, random.Random.sample),
+    *((numpy.random.RandomState.choice, numpy.random.Generator.choice) if numpy is not None else ()),
+)
 """They neither change nor return the list that they get."""
 PYTHON: object = getattr(random.random, "__self__")  # noqa: B009 - the generator of the module's functions
 OWNERS: tuple[object, ...] = (PYTHON, *([numpy.random.rand.__self__] if numpy is not None else []))
@@ -114,25 +143,64 @@ class Draws:
     calls: list[HostCall] = field(default_factory=list)
     leaves: int = 0
     before: dict[str, State] = field(default_factory=dict)
-    given: dict[Source, torch.Generator] = field(default_factory=dict)
-    given_before: list[tuple[torch.Generator, torch.Tensor]] = field(default_factory=list)
+    given: dict[Source, object] = field(default_factory=dict)
+    given_before: list[tuple[object, object]] = field(default_factory=list)
+    made: list[tuple[Making, object]] = field(default_factory=list)
 
     def plan(self) -> HostDraws | None:
         if not self.calls:
             return None
         changed = [name for name, state in self.before.items() if GENERATORS[name][0]() != state]
-        return HostDraws(tuple(self.calls), tuple(changed))
+        return HostDraws(tuple(self.calls), tuple(changed), tuple([making for making, _ in self.made]))
 
     def put_back(self) -> None:
         for name, state in self.before.items():
             GENERATORS[name][1](state)
-        restore_random_states(self.given_before[::-1])  # one may be given twice
+        restore_states(self.given_before)
+
+
+@final
+class MadeGenerator(Value):
+    """A generator that the program makes, of torch for a CPU or of NumPy."""
+
+    __slots__ = ("kind", "made_at", "number")
+
+    def __init__(self, kind: type, number: int, made_at: PastStep) -> None:
+        self.kind = kind
+        self.number = number
+        self.made_at = made_at
+        self.source = None
+
+    def python_type(self) -> type:
+        return self.kind
+
+    def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
+        is_device = name == "device" and self.kind is torch.Generator
+        return Constant(CPU) if is_device else super().get_attr(s, name, site)
+
+    def emit(self, g: Codegen) -> None:
+        raise UnsupportedValue(type=self.type_name(), why="it was made in front of the region").before(self.made_at)
+
+
+def making(make: Callable[..., object]) -> Handler:
+    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        given = tuple([arg.constant(s) for arg in (*args, *kwargs.values())])
+        of_torch = make is torch.Generator and [torch.device(device) for device in given] in ([], [CPU])
+        if not (of_torch or [type(seed) for seed in given] == [int]) or not once(s) or not s.policy.speculate:
+            raise SideEffectCall(function=make.__name__, why="its seed is not known, or its draws are repeated")
+        made, real = s.part(Draws).made, make(*given)
+        made.append(((make, given), real))
+        return MadeGenerator(type(real), len(made) - 1, here(s))
+
+    return handler
 
 
 def drawing(name: str, function: Callable[..., object]) -> Handler:
     """The handler of a function that draws. A method gets its generator first."""
 
     def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        if args and isinstance(args[0], Object) and args[0].foreign is not None:
+            return drawn_here(s, name, function, args, kwargs)
         codes = frozenset(outlinable(s)) - s.part(Outlined).codes
         if codes and s.policy.speculate:
             raise Outline(codes)
@@ -142,6 +210,18 @@ def drawing(name: str, function: Callable[..., object]) -> Handler:
         return made
 
     return handler
+
+
+def drawn_here(s: CaptureState, name: str, function: Callable[..., object], args: Args, kwargs: Kwargs) -> Value:
+    """What a `random.Random` gives that the frame has made: C code works on it while tracing."""
+    if name != "random.seed":
+        return natives(s).call(function, args, kwargs)
+    seed = args[1].constant(s) if len(args) == 2 and not kwargs else None
+    if not isinstance(seed, int | float | str | bytes):
+        raise SideEffectCall(function=name, why="the seed is the time, or of the operating system")
+    state = random.Random(seed).getstate()[1]
+    args[0].set_attr(s, "gauss_next", Constant(None))
+    return natives(s).call(_random.Random.setstate, [args[0], s.const(state)], {})
 
 
 def outlinable(s: CaptureState) -> Iterator[types.CodeType]:
@@ -173,7 +253,9 @@ def drawn(s: CaptureState, function: Callable[..., object], args: Args, kwargs: 
     found = s.part(Draws)
     found.before = found.before or {name: read() for name, (read, _) in GENERATORS.items()}
     try:
-        result = HostCall(function, plain, named, ValueForm(None)).run(list(found.given.values()))
+        result = HostCall(function, plain, named, ValueForm(None)).run(
+            list(found.given.values()), [real for _, real in found.made]
+        )
     except Exception:  # the program raises it where the call is made in Python
         return None
     form = form_of(result, decides=decides)
@@ -221,6 +303,8 @@ def once(s: CaptureState) -> bool:
 
 
 def is_own_generator(value: Value) -> bool:
+    if isinstance(value, MadeGenerator):
+        return True
     real = value.real()
     own = type(real) is torch.Generator and real is not torch.default_generator and real.device.type == "cpu"
     return own and value.source is not None
@@ -243,11 +327,13 @@ def constant(s: CaptureState, value: Value) -> object:
     if any(real is owner for owner in OWNERS):
         s.guard(value.source, GuardKind.IS, s.reference(real))
         return real
-    if isinstance(real, torch.Generator) and value.source is not None:
+    if isinstance(value, MadeGenerator):
+        return GivenGenerator(value.number, is_made=True)
+    if type(real) in OBJECTS and value.source is not None:
         s.guard_type(value)
         found = s.part(Draws)
         if value.source not in found.given:
-            found.given_before.append((real, real.get_state()))
+            found.given_before += states_of([real])
         found.given.setdefault(value.source, real)
         return GivenGenerator(list(found.given).index(value.source))
     if isinstance(value, Tensor | TracedArray):
@@ -365,6 +451,15 @@ def numpy_functions() -> Mapping[str, Callable[..., object]]:
     return {f"numpy.random.{name}": function for name, function in {**drawing, "seed": numpy.random.seed}.items()}
 
 
+def numpy_methods() -> Mapping[str, Callable[..., object]]:
+    """Those of `numpy.random.Generator` that draw."""
+    if numpy is None:
+        return {}
+    kind = type(numpy.random.rand.__func__)
+    found = {name: function for name, function in vars(numpy.random.Generator).items() if type(function) is kind}
+    return {f"Generator.{name}": function for name, function in found.items() if name[0] != "_" and name != "spawn"}
+
+
 def wrap_drawing(s: CaptureState, real: Callable[..., object], source: Source | None) -> Value:
     """A function of NumPy that draws; others of its type are not known."""
     return wrap_builtin(s, real, source) if real in HANDLERS else wrap_object(s, real, source)
@@ -396,11 +491,14 @@ def register() -> None:
         handles(getattr(random.Random, name))(drawing(f"random.{name}", getattr(random.Random, name)))
         if isinstance(getattr(random, name), types.BuiltinFunctionType):
             handles(getattr(random, name))(drawing(f"random.{name}", getattr(random, name)))
-    for name, function in numpy_functions().items():
+    for name, function in {**numpy_functions(), **numpy_methods()}.items():
         wraps(type(function))(wrap_drawing)
         handles(function)(drawing(name, function))
     for function in (torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal):
         handles(function)(drawing_from(function, function))
+    handles(torch.Generator)(making(torch.Generator))
+    for make in (numpy.random.RandomState, numpy.random.default_rng) if numpy is not None else ():
+        handles(make)(making(make))
     handles(torch.Generator.manual_seed)(seed_own)
     for name in FILLS:
         handles(getattr(torch.Tensor, name))(drawing_from(filled, name))

@@ -7,6 +7,7 @@ on stand-ins for them (`native_calls.py`). Functions that use files, clocks or r
 
 from __future__ import annotations
 
+import _random
 import _thread
 import collections
 import io
@@ -56,8 +57,8 @@ CONFINED_FUNCTIONS: tuple[object, ...] = (
 )
 """Those of `builtins`, besides the pure ones. On objects of C, attributes are fields."""
 MAKERS: tuple[object, ...] = (_thread.allocate_lock, _thread.RLock)
-CONFINED_CLASSES = (io.StringIO, io.BytesIO, _thread.RLock, _thread.LockType)
-"""Others: streams in memory, and locks that only the frame knows."""
+CONFINED_CLASSES = (io.StringIO, io.BytesIO, _thread.RLock, _thread.LockType, _random.Random)
+"""Others: streams in memory, and locks and generators of random numbers that only the frame knows."""
 HOLDERS: tuple[object, ...] = (collections.deque,)
 """Classes that may hold tensors."""
 NOT_CONFINED: tuple[type, ...] = (
@@ -127,7 +128,7 @@ def is_confined_class(cls: type) -> bool:
 
 
 def is_written_in_c(cls: type) -> bool:
-    return not cls.__flags__ & HEAP_TYPE or bool(cls.__flags__ & IMMUTABLE_TYPE)
+    return not cls.__flags__ & HEAP_TYPE or bool(cls.__flags__ & IMMUTABLE_TYPE) or cls is _random.Random
 
 
 def is_pure_class(cls: type) -> bool:

@@ -6,6 +6,7 @@ class Number(int): ...; Number(5)      Object(Number) with Foreign(<proxy: 5>)
 
 from __future__ import annotations
 
+import _random
 import types
 from collections.abc import Callable
 from typing import Protocol, final
@@ -23,6 +24,7 @@ from kiln.capture.interpreter.core import (
     Value,
 )
 from kiln.capture.interpreter.pure import is_confined, is_confined_class
+from kiln.runtime.classes import random_in_state
 
 STORED = (types.MemberDescriptorType, types.GetSetDescriptorType)
 """Descriptors of the fields of objects of C."""
@@ -101,8 +103,12 @@ class Foreign:
         return MISSING if base is None else PLAIN[base](self.object)
 
     def emit(self, value: Value, g: Codegen) -> None:
-        """Of immutable built-in bases: `int.__new__(Number, 5)`."""
+        """Of immutable built-in bases: `int.__new__(Number, 5)`; of others whose state can be read and set."""
         base = built_in_base(value.python_type())
+        if isinstance(self.object, _random.Random):
+            state = _random.Random.getstate(self.object)
+            g.make(value, random_in_state, g.state.classes.written(value.python_type()), state)
+            return
         if base is None:
             raise UnsupportedValue(type=value.type_name(), why="its base is written in C").before(self.made_at)
         g.make(value, base.__new__, g.state.classes.written(value.python_type()), self.plain())

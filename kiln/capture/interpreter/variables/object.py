@@ -758,6 +758,8 @@ def call_get(s: CaptureState, value: Value, name: str, raw: object, site: CallSi
     modelled = modelled_descriptor(s, value, name, raw)
     if modelled is not None:
         return modelled
+    if type(found[1]) is not types.FunctionType and handler_of(raw) is not None:  # a function of Cython
+        return BoundMethod(s.class_attr(value, name, raw), value)
     if type(found[1]) is not types.FunctionType:
         raise UnsupportedAttribute(name=name, type=value.type_name(), why=f"its class is {type(raw).__name__}")
     descriptor = s.class_attr(value, name, raw)
