@@ -40,6 +40,7 @@ from kiln.capture.interpreter.builtins.function_modes import break_before_modes
 from kiln.capture.interpreter.builtins.function_transforms import break_before_levels, close_levels
 from kiln.capture.interpreter.builtins.leaf_gradients import dropped_early, forget_gradients
 from kiln.capture.interpreter.builtins.torch_functions import drop_unchanged_modes, restore_modes
+from kiln.capture.interpreter.builtins.triton_kernels import register_triton
 from kiln.capture.interpreter.codegen import BINDINGS, CodeWriter, emit_source, write_computed, write_number
 from kiln.capture.interpreter.core import MISSING, CaptureState, Effect, Policy, Value
 from kiln.capture.interpreter.data_values import (
@@ -319,6 +320,7 @@ def new_state(
     collectives.register_functional()
     register_fully_sharded()
     register_dtensors()
+    register_triton()
     recorder = callbacks.recorder_factory()
     recorder.env.assumes_data = speculate
     state = CaptureState(PythonObjectModel(), recorder, sink, function.__globals__, policy, stops, needed)

@@ -370,3 +370,10 @@ def hooks_of_leaf(leaf: object, hooks: dict[int, Callable[[object], object]], cr
         for hook in list(hooks.values()):
             if hook(leaf) is not None:
                 raise RuntimeError("Tensor post accumulate grad hooks should return None.")
+
+
+def launch_kernel(
+    kernel: str, call: str, written: list[torch.Tensor], read: list[torch.Tensor], ints: list[int]
+) -> None:
+    """Triton kernels know nothing of gradients."""
+    torch.ops.kiln_triton.launch(kernel, call, [x.detach() for x in written], [x.detach() for x in read], ints)

@@ -32,11 +32,11 @@ from kiln.graph.trace.recorder import nested_calls
 LATER = "it reads a variable from outside of the region, which may change before the backward"
 NAMES = frozenset(("LOAD_GLOBAL", "LOAD_GLOBAL_CALL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"))
 VARIABLES = frozenset(("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"))
-DEFINITIONS = (
+DEFINITIONS: list[type] = [
     *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType),
     *(types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType),
     *(enum.Enum, torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops._OpNamespace, torch._ops._Ops),
-)
+]
 FIXED = (torch, math)
 """Modules whose attributes (`torch.float32`, `math.pi`) do not change."""
 
@@ -88,7 +88,7 @@ def refuse_outside_reads(s: CaptureState, accepted: dict[int, Value]) -> None:
     value = top(frame)
     if value is None or (id(value) in accepted and not is_attribute_of_outside(frame, value)):
         return
-    named = issubclass(value.python_type(), DEFINITIONS)
+    named = issubclass(value.python_type(), tuple(DEFINITIONS))
     if not named and is_read_from_outside(frame, value, accepted):
         raise UnsupportedCall(function=frame.code.co_qualname, why=LATER)
     if not named:
