@@ -147,7 +147,11 @@ MAP = {
         ),
         ("What becomes of a tensor of a subclass?", "kiln/capture/interpreter/variables/subclass.py", "call"),
         ("What becomes of a DTensor?", "kiln/capture/interpreter/variables/dtensor.py", "run_natively"),
-        ("What becomes of a launch of a Triton kernel of the program?", "kiln/capture/interpreter/builtins/triton_kernels.py", "launch"),
+        (
+            "What becomes of a launch of a Triton kernel of the program?",
+            "kiln/capture/interpreter/builtins/triton_kernels.py",
+            "launch",
+        ),
         ("What becomes of Cls.count += 1?", "kiln/capture/interpreter/variables/class_changes.py", "set_outer_attr"),
         ("What becomes of np.zeros(3) inside?", "kiln/capture/interpreter/variables/known_array.py", "KnownArray"),
         ("Which torch calls is a function of NumPy?", "kiln/capture/interpreter/builtins/numpy_functions.py", "traced"),
