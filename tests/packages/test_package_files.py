@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -169,3 +170,21 @@ def test_a_member_that_lies_elsewhere(packages: list[Sample], tmp_path: Path) ->
         (tmp_path / "m").write_bytes(made)
         refused_or_equal(tmp_path / "m", *packages[0][1:])
     assert set(members(packages[0][0])) > {"program.bin", "plan.json"}
+
+
+def test_the_runtime_for_cpp_includes_no_python() -> None:
+    """What examples/cpp/CMakeLists.txt compiles; the build itself is a slow test."""
+    root = Path(__file__).resolve().parents[2]
+    names = re.search(r'set\(PYTHON "([^"]+)"\)', (root / "examples" / "cpp" / "CMakeLists.txt").read_text())
+    assert names
+    files = [path for path in (root / "csrc" / "executor").glob("*.cpp") if path.stem not in names[1].split("|")]
+    files += (root / "csrc" / "runtime").glob("*.cpp")
+    seen: set[Path] = set()
+    while files:
+        path = files.pop()
+        if path not in seen and path.exists():
+            seen.add(path)
+            included = re.findall(r'#include [<"]([^>"]+)[>"]', path.read_text())
+            assert "Python.h" not in included, path
+            files += [root / "csrc" / name for name in included] + [path.parent / name for name in included]
+    assert len(seen) > 20
