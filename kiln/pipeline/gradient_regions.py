@@ -21,6 +21,9 @@ from kiln.plan.region import RegionSpec
 from kiln.runtime.autograd import GradientRun, Mask, Tensors
 from kiln.runtime.eager_replay import EagerReplay
 
+MOST_LAYOUTS = 256
+"""That a region remembers; at more, those without a compiled gradient are forgotten."""
+
 
 @final
 class GradientRegions:
@@ -38,6 +41,8 @@ class GradientRegions:
         if context.compile_gradients is None or unknown_mode():
             return None
         key = mask, torch.are_deterministic_algorithms_enabled(), *map(layout, values)
+        if len(self.known) >= MOST_LAYOUTS and key not in self.known:
+            self.known = {layouts: run for layouts, run in self.known.items() if run is not None}
         seen, run = key in self.known, self.known.setdefault(key, None)
         if seen and run is None and self.compiles < context.options.variants:
             self.compiles += 1

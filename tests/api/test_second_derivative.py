@@ -295,6 +295,22 @@ def test_sizes_that_do_not_come_again_are_not_compiled(gradient_runs: list[str])
     assert not gradient_runs
 
 
+def test_layouts_that_do_not_come_again_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kiln.pipeline.gradient_regions.MOST_LAYOUTS", 4)
+    made: list[GradientRegions] = []
+    create = GradientRegions.__init__
+
+    def noted(self: GradientRegions, *parts: Any) -> None:
+        made.append(self)
+        create(self, *parts)
+
+    monkeypatch.setattr(GradientRegions, "__init__", noted)
+    compiled = kiln.compile(lambda x: x.sin(), fullgraph=True, dynamic=True, options={"cache": False})
+    for size in range(2, 20):
+        twice(compiled, torch.rand(size, requires_grad=True))
+    assert made and all(len(regions.known) <= 4 for regions in made)
+
+
 def test_a_failed_compile_of_gradients_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object) -> None:
         raise ValueError("no")
