@@ -197,7 +197,12 @@ def laid_out(name: str, stored: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     if flat.numel() != spec.storage_elements():
         raise DamagedPackage(problem=f"tensor {name[:40]!r} has {flat.numel()} elements, not those of {spec}")
     sizes, strides = cast(tuple[int, ...], spec.sizes), cast(tuple[int, ...], spec.strides)
-    return flat.to(spec.device).as_strided(sizes, strides, cast(int, spec.offset))
+    return on_device(flat, spec.device).as_strided(sizes, strides, cast(int, spec.offset))
+
+
+def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Weights on a GPU are copies."""
+    return tensor.to(device)
 
 
 @final

@@ -121,6 +121,11 @@ class EagerReplay:
         find_targets(program["calls"], self.functions)
         return program
 
+    @cached_property
+    def has_branches(self) -> bool:
+        """Branches and loops are run as Python, which no `log` can record."""
+        return any(isinstance(row[0], ControlFlowTarget) for row in self.program["calls"])
+
     def __call__(
         self,
         *inputs: Any,

@@ -59,7 +59,7 @@ def test_fullgraph_raises() -> None:
 
 @pytest.mark.usefixtures("broken")
 def test_what_cannot_be_run_again_raises() -> None:
-    x, w = torch.randn(3, requires_grad=True), torch.ones(3)
+    x, w = torch.randn(3, 1, requires_grad=True), torch.ones(100_000)  # more than is kept for a replay
     with pytest.raises(ZeroDivisionError):
         kiln.compile(lambda x, w: (x * w.add_(1)).sum())(x, w).backward()
 
