@@ -30,15 +30,14 @@ class GradientRegions:
     """Those of one region by the layouts of inputs and tangents; None where they were seen once, or stay eager."""
 
     def __init__(self, replay: EagerReplay, spec: RegionSpec, context: CompileContext) -> None:
-        self.parts = replay, spec, context
-        self.context = context
+        self.replay, self.spec, self.context = replay, spec, context
         self.known: dict[Hashable, GradientRun | None] = {}
         self.compiles = 0
 
     def find(self, inputs: Sequence[object], tangents: Tensors, mask: Mask) -> GradientRun | None:
         """Takes inputs and tangents, and returns the gradients, with a history; None where the replay makes them."""
         context, values = self.context, (*inputs, *tangents)
-        if context.compile_gradients is None or unknown_mode() or self.parts[0].has_branches:
+        if context.compile_gradients is None or unknown_mode() or self.replay.has_branches:
             return None
         key = mask, torch.are_deterministic_algorithms_enabled(), *map(layout, values)
         if len(self.known) >= MOST_LAYOUTS and key not in self.known:
@@ -48,7 +47,8 @@ class GradientRegions:
             self.compiles += 1
             with context.counting(), without_autograd_observers(), context.events.stage("compile"):
                 try:
-                    run = outside_engine(partial(context.compile_gradients, *self.parts, values, mask))
+                    parts = self.replay, self.spec, context, values, mask
+                    run = outside_engine(partial(context.compile_gradients, *parts))
                 except Exception as fault:
                     context.report_failure(fault)
             self.known[key] = run

@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 
 from kiln.plan.errors import CheckFailed, IndexOutOfRange, IntegerDivisionByZero
+from kiln.runtime.host_draws import states_of
 from kiln.support.errors import KilnError
 
 ASSUMED = "what was assumed of values does not hold"
@@ -49,14 +50,8 @@ def is_behind_checks(error: BaseException) -> bool:
     return is_of_values(error) or is_of_operator(error)
 
 
-def random_states(devices: tuple[str, ...]) -> list[tuple[torch.Generator, torch.Tensor]]:
+def random_states(devices: tuple[str, ...]) -> list[tuple[object, object]]:
     """torch's default generators, of the CPU and of the GPUs among `devices`, with their states."""
     found = [torch.device(name) for name in devices]
     gpus = [torch.cuda.default_generators[device.index or 0] for device in found if device.type == "cuda"]
-    return [(generator, generator.get_state()) for generator in (torch.default_generator, *gpus)]
-
-
-def restore_random_states(states: list[tuple[torch.Generator, torch.Tensor]]) -> None:
-    """As if the region had drawn nothing."""
-    for generator, state in states:
-        generator.set_state(state)
+    return states_of((torch.default_generator, *gpus))

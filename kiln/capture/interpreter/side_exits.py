@@ -4,7 +4,7 @@ states = random_states(devices)
 try:
     outputs = region(x)
 except (error of values):
-    restore_random_states(states)
+    restore_states(states)
     return side_exit(x)
 """
 
@@ -31,9 +31,8 @@ from kiln.runtime.checked_region import (
     is_of_operator,
     is_of_values,
     random_states,
-    restore_random_states,
 )
-from kiln.runtime.host_draws import HostDraws
+from kiln.runtime.host_draws import HostDraws, restore_states
 from kiln.support.records import dataclass
 from kiln.tensor.spec import TensorSpec
 
@@ -142,7 +141,7 @@ def write_random_states(s: CaptureState, head: Assembler, leave: Callable[[], No
     head.op("STORE_FAST", STATES)
 
     def leave_restored() -> None:
-        head.const(restore_random_states)
+        head.const(restore_states)
         head.op("LOAD_FAST", STATES)
         head.call(1)
         head.op("POP_TOP")

@@ -41,8 +41,11 @@ def _broadcast(left: Sequence[int], right: Sequence[int]) -> list[int]:
 
 def _common(a: int, b: int) -> int:
     """Of two compatible sizes; a symbol is compared with other symbols only."""
-    ones = [isinstance(size, int) and size == 1 for size in (a, b)]
-    return b if ones[0] else a if ones[1] or a == b or a != 1 else b
+    if isinstance(a, int) and a == 1:
+        return b
+    if isinstance(b, int) and b == 1:
+        return a
+    return a if a == b or a != 1 else b
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -15,7 +15,6 @@ import sys
 import textwrap
 import types
 from collections.abc import Iterator
-from operator import attrgetter
 from typing import cast
 
 import torch
@@ -42,8 +41,13 @@ def register_triton() -> None:
         kind = getattr(sys.modules.get(module), name, None)
         if kind is not None and kind.run not in HANDLERS:
             handles(kind.run)(launch)
-            handles(torch.library.wrap_triton)(lambda s, args, kwargs: args[0])
-            DEFINITIONS.extend(attrgetter("KernelInterface", "JITCallable")(sys.modules["triton.runtime.jit"]))
+            DEFINITIONS.append(kind)
+
+
+@handles(torch.library.wrap_triton)
+def wrapped(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    """For torch's compilers the wrapper marks a kernel."""
+    return args[0]
 
 
 def launch(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:

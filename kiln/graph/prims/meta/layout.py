@@ -34,16 +34,20 @@ FORMAT_ORDERS: dict[str, tuple[int, ...]] = {  # dimensions from the innermost
 
 def equal(oracle: SizeOracle, left: Int, right: Int) -> bool:
     """Whether left == right; asks the oracle only where the expressions do not decide it."""
-    if left == right or not (isinstance(left, Expr) or isinstance(right, Expr)):
-        return left == right
-    return oracle.decide(rel_eq(left, right))
+    if left == right:
+        return True
+    return has_symbols(left, right) and oracle.decide(rel_eq(left, right))
 
 
 def alike(oracle: SizeOracle, left: Int, right: Int) -> bool:
     """`equal`, where a wrong False costs a copy or gives other strides, and no other values."""
-    if left == right or not (isinstance(left, Expr) or isinstance(right, Expr)):
-        return left == right
-    return oracle.decide_layout(rel_eq(left, right))
+    if left == right:
+        return True
+    return has_symbols(left, right) and oracle.decide_layout(rel_eq(left, right))
+
+
+def has_symbols(left: Int, right: Int) -> bool:
+    return isinstance(left, Expr) or isinstance(right, Expr)
 
 
 def less(oracle: SizeOracle, left: Int, right: Int) -> bool:

@@ -157,7 +157,7 @@ class CppEffects(EffectWriter):
         dtype = register.step_dtype
         text = self._wide(value, dtype, lanes)
         if register.is_index:
-            at = self.body.lane_ints(register.index) if across else self.body.ints()
+            at = self.body.lane_ints(register.index == "i32") if across else self.body.ints()
             index = at.text(effect.over[0].symbol)
             index = index if across or not lanes else f"all({index})"
             real = "active(lanes)" if lanes else "true"

@@ -49,10 +49,10 @@ class CppStatements(IndexCompareStatements):
     def ints(self) -> IntPrinter:
         return IntPrinter(self.nest.bounds, CPP_INTEGERS)
 
-    def lane_ints(self, kind: str = "i64") -> IntPrinter:
-        """Prints one value per lane, in lanes of 64 bits or `i32`."""
+    def lane_ints(self, narrow: bool = False) -> IntPrinter:
+        """Prints one value per lane; `narrow`: in lanes of 32 bits."""
         lane = self.nest.lane_symbol
-        names = {} if lane is None else {lane: f"(({kind}){lane} + lanes{kind[1:]}())"}
+        names = {} if lane is None else {lane: f"((i32){lane} + lanes32())" if narrow else f"({lane} + lanes64())"}
         return IntPrinter(self.nest.bounds, CPP_INTEGERS, names)
 
     # Operators.

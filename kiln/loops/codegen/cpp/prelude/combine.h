@@ -67,7 +67,7 @@ template <class V, class I> struct Best {
 };
 
 //@ beats: less
-// Does x come before y?
+// Does x come before y? It does unless it is at most (at least) that: a comparison with NaN is false.
 template <bool Largest, class V> KILN_INLINE auto beats(V x, V y) {
   return as_mask((Largest ? at_most(x, y) : at_least(x, y)) == 0) & equals(y, y);
 }
