@@ -32,6 +32,8 @@ from kiln.runtime.guards.guard import GuardKind
 
 MODULES = {"triton.runtime.jit": "JITFunction", "triton.runtime.interpreter": "InterpretedFunction",
            "triton.runtime.autotuner": "Autotuner"}  # fmt: skip
+BASES = "KernelInterface", "JITCallable"
+"""Of kernels, and of functions such as `triton.cdiv`."""
 BUILTINS = frozenset(("range", "min", "max", "int", "float", "bool", "len", "print", "static_range"))
 
 
@@ -41,7 +43,7 @@ def register_triton() -> None:
         kind = getattr(sys.modules.get(module), name, None)
         if kind is not None and kind.run not in HANDLERS:
             handles(kind.run)(launch)
-            DEFINITIONS.append(kind)
+            DEFINITIONS.extend(getattr(sys.modules["triton.runtime.jit"], base) for base in BASES)
 
 
 @handles(torch.library.wrap_triton)
