@@ -23,7 +23,7 @@ from weakref import WeakSet, WeakValueDictionary
 from torch import nn
 
 from kiln.capture.bytecode.resume import assembled, origin_of
-from kiln.capture.guards.explanation import UNKNOWN, Failure, explain_failure
+from kiln.capture.guards.explanation import UNKNOWN, Failure, differences, explain_failure
 from kiln.native._frames import Dispatcher, Entry
 from kiln.pipeline.compile_budget import CompileBudget, CompileBudgetSpent
 from kiln.pipeline.compile_key import compile_key, compiler_contents
@@ -385,15 +385,19 @@ class CompileSession:
         )
 
     def _why_missed(self, dispatcher: Dispatcher, arguments: Arguments) -> Failure | None:
-        """Which guard of the last variant fails, and on what."""
-        entry, function = dispatcher.entries[-1], original_of(dispatcher)
-        values = list(arguments.values())
-        scope = values, function.__globals__, function.__closure__
-        if entry.tree is None or (failed := entry.tree.explain(*scope)) is None:
-            return None
-        guard: Guard = entry.info.guards[failed[0]]
-        value = value_at(guard, function, scope)
-        return explain_failure(guard, failed[1], value, argument_names(function, arguments))
+        """Which guard fails, and on what: of the variant that is nearest to the call, the last of equal ones."""
+        function = original_of(dispatcher)
+        scope = [*arguments.values()], function.__globals__, function.__closure__
+        nearest, found = (-1.0, 0), None
+        for entry in dispatcher.entries:
+            if entry.tree is None or (failed := entry.tree.explain(*scope)) is None:
+                continue
+            guard: Guard = entry.info.guards[failed[0]]
+            value = value_at(guard, function, scope)
+            near = failed[0] / len(entry.info.guards), -differences(guard, value)
+            if near >= nearest:
+                nearest, found = near, (guard, failed[1], value)
+        return None if found is None else explain_failure(*found, argument_names(function, arguments))
 
     def _report_recompile(self, dispatcher: Dispatcher, arguments: Arguments) -> None:
         """Say why no variant of the function fits."""

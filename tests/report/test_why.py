@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +245,63 @@ def test_frames_have_the_names_and_lines_of_the_program() -> None:
     frames = [frame for frame in traceback.extract_tb(caught.value.__traceback__) if frame.filename == __file__]
     assert {frame.name for frame in frames[1:]} == {"failing"}
     assert frames[-1].line == 'raise ValueError("at the end")'
+
+
+class Mismatched(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(5, 5)
+
+    def forward(self, x: Tensor, late: bool = False) -> Tensor:
+        if late:
+            time.sleep(0)
+        return self.second(self.first(x))  # type: ignore[no-any-return]
+
+
+def caught_by_the_program(model: Mismatched, x: Tensor) -> list[str]:
+    try:
+        return [str(model(x))]
+    except RuntimeError:
+        return traceback.format_exc().splitlines()
+
+
+def added(x: Tensor) -> Tensor:
+    return x + torch.ones(7)
+
+
+def frames_of(function: Callable[..., object], *arguments: object) -> list[tuple[int | None, str]]:
+    with pytest.raises(RuntimeError) as caught:
+        function(*arguments)
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    return [(frame.lineno, frame.name) for frame in frames if frame.filename == __file__]
+
+
+def test_errors_of_operators_have_the_traceback_of_eager() -> None:
+    """Where the mismatch is found while tracing, in inlined calls, behind a graph break and in a handler."""
+    model, x = Mismatched(), torch.ones(3, 4)
+    programs: list[Callable[[Tensor], object]] = [
+        lambda x: nn.Sequential(model)(x * 2),
+        lambda x: model(x),
+        lambda x: [added(row) for row in x],
+    ]
+    for program in programs:
+        assert frames_of(kiln.compile(program), x) == frames_of(program, x)
+    assert frames_of(kiln.compile(model), x, True)[-1] == frames_of(model, x, True)[-1]
+    compiled = kiln.compile(caught_by_the_program)
+    told, expected = ([line for line in f(model, x) if __file__ in line] for f in (compiled, caught_by_the_program))
+    assert told == expected
+
+
+def test_the_nearest_variant_is_compared() -> None:
+    def program(x: Tensor, mode: str, count: int) -> Tensor:
+        return x * count if mode == "a" else x + count
+
+    compiled = kiln.compile(program, options={"cache": False})
+    x = torch.ones(3)
+    for arguments in ((x, "a", 3), (x, "b", 3), (x.double(), "b", 3), (x, "a", 4), (x[None], "b", 3)):
+        compiled(*arguments)
+    reasons = [found.reason for found in compiled.report().recompiles]
+    assert [reason.split(" is ")[0] for reason in reasons] == ["mode", "dtype of x", "count", "shape of x"], reasons
 
 
 def test_a_break_in_a_library_names_the_line_of_the_program() -> None:

@@ -219,6 +219,13 @@ def tensor_difference(
     return f"the dispatch keys of {subject}", "others", str(torch._C._dispatch_keys(value)), TENSOR_HINT
 
 
+def differences(guard: Guard, value: object) -> int:
+    """In how many properties the value differs from what the guard expects."""
+    if not isinstance(guard.expected, TensorExpectation) or not isinstance(value, torch.Tensor):
+        return 1
+    return sum(before != after for _, before, after, _ in properties(guard.expected, value))
+
+
 def properties(expected: TensorExpectation, value: torch.Tensor) -> list[tuple[str, str, str, str]]:
     """(property, expected, found, advice) of a tensor guard, in the order in which they are compared."""
     wanted = torch._C.DispatchKeySet.from_raw_repr(expected.keys) if expected.keys else None

@@ -17,7 +17,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import final
 
-from kiln.capture.bytecode.assemble import Assembler, Label, TryBegin, TryEnd
+from kiln.capture.bytecode.assemble import Assembler, Instr, Label, TryBegin, TryEnd
 from kiln.capture.bytecode.decode import CONDITIONAL, OR_POP, Handler, Instruction
 from kiln.capture.bytecode.liveness import live_locals
 from kiln.capture.bytecode.resume import (
@@ -51,6 +51,7 @@ from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import Sequence
 from kiln.native._frames import Driven, TailCall
 from kiln.runtime.guards.source import LocalSource
+from kiln.runtime.tracebacks import insert_calls
 
 MakeResume = Callable[[types.FunctionType], Callable[..., object]]
 
@@ -350,7 +351,7 @@ def write_resumption(s: CaptureState, writer: CodeWriter, breaking: BreakWriter,
     found = breaking.handler()
     begin = None
     landing = Label()
-    if found is not None or breaking.handling:
+    if found is not None or breaking.handling or len(breaking.frames) > 1:
         begin = TryBegin(landing, False, int(breaking.handling))
         writer.body.items.append(begin)
     if frame.pending is None and inst.name == "WITH_EXCEPT_START":
@@ -366,12 +367,23 @@ def write_resumption(s: CaptureState, writer: CodeWriter, breaking: BreakWriter,
         write_loop(breaking, frame, inst, begin)
     elif inst.name != "WITH_EXCEPT_START":
         write_instruction(breaking, frame, inst, pops, begin)
-    if found is not None:
-        write_handler(breaking, landing, *found)
-    elif breaking.handling:
+    if begin is not None:
         writer.body.label(landing)
-        for name, arg in (("SWAP", 2), ("POP_EXCEPT", None), ("RERAISE", 0)):
-            writer.body.op(name, arg)
+        complete_traceback(breaking)
+    if found is not None:
+        write_handler(breaking, *found)
+    elif begin is not None:
+        if breaking.handling:
+            writer.body.op("SWAP", 2).op("POP_EXCEPT")
+        writer.body.op("RERAISE", 0)
+
+
+def complete_traceback(breaking: BreakWriter) -> None:
+    """Give the exception on the stack the lines of the inlined calls, whose code ran in the outermost frame."""
+    calls = [frame.location() for frame in reversed(breaking.frames[:-1])]
+    if calls:
+        lines = tuple((call.file, call.line, call.function) for call in calls)
+        breaking.writer.body.const(insert_calls).op("COPY", 2).const(lines).call(2).op("POP_TOP")
 
 
 def handle(breaking: BreakWriter, error: Value | None) -> None:
@@ -454,7 +466,9 @@ def write_instruction(
     elif inst.name == "UNARY_NOT":
         body.truth().op("UNARY_NOT")
     else:
-        body.items.append(CODES.instruction(frame.code, frame.at))
+        copied = CODES.instruction(frame.code, frame.at)
+        inlined = len(breaking.frames) > 1  # its line is in another function
+        body.items.append(Instr(copied.name, copied.arg, lineno=body.line) if inlined else copied)
     end_try(breaking, begin)
     if inst.name == "RAISE_VARARGS":
         return
@@ -523,10 +537,9 @@ def leave_with(leave: Callable[..., object], error: BaseException) -> object:
     return leave(type(error), error, error.__traceback__)
 
 
-def write_handler(breaking: BreakWriter, landing: Label, index: int, handler: Handler) -> None:
+def write_handler(breaking: BreakWriter, index: int, handler: Handler) -> None:
     """If the instruction raises, continue in the program's handler, with the exception on its stack."""
     body = breaking.writer.body
-    body.label(landing)
     name = breaking.writer.temporary()
     body.op("STORE_FAST", name)
     results: list[str | None] = [name]
