@@ -27,7 +27,7 @@ check: build
 	PYTHON=$(PY) tools/check
 
 build: $(READY)
-	$(PY) setup.py -q build_ext --inplace --parallel 2
+	$(PY) setup.py -q egg_info build_ext --inplace --parallel 2
 
 $(VENV)/.ready: requirements.txt
 	python3.11 -m venv $(VENV)
