@@ -10,7 +10,6 @@ through `ShapeEnv.decide` with the user's line, which the callable `where` gives
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from typing import Any, Protocol
@@ -117,18 +116,9 @@ def require_fit(env: ShapeEnv, value: Int, where: Location | None) -> None:
 
 def _on_reals(op: str) -> Binary:
     def method(self: SymNode, other: SymNode) -> SymNode:
-        if op != "pow":
-            require_divisor(self.env, other.value)
         return self.make(real(op, _number(self.value), _number(other.value)))
 
     return method
-
-
-def require_divisor(env: ShapeEnv, divisor: Value) -> None:
-    """Where the call can check it, a divisor is not 0."""
-    assume = env.assume_number
-    if assume is not None and isinstance(divisor, Real) and assume(operator.ne, divisor, 0) is False:
-        raise ZeroDivisionError("float division by zero")
 
 
 def _comparison(op: str, swapped: bool = False) -> Binary:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -58,3 +60,41 @@ def test_plain_sizes_are_torchs_business() -> None:
         patch.setattr("kiln.graph.trace.recorder.COMPOSITES", dict.fromkeys(COMPOSITES, fail))
         compiled = kiln.compile(lambda x, y: x @ y, fullgraph=True, dynamic=False)
         compiled(torch.randn(2, 3, 4), torch.randn(4, 5))
+
+
+def transformed(theta: Tensor, x: Tensor) -> Tensor:
+    """torch's backward of an affine grid reads sizes and, of volumes, data."""
+    return functional.grid_sample(x, functional.affine_grid(theta, x.shape, align_corners=False), align_corners=False)
+
+
+def windowed(theta: Tensor, x: Tensor) -> Tensor:
+    """Eager reads the smallest sum of the windows."""
+    spectrum = torch.stft(x, 16, hop_length=5, win_length=12, window=torch.hann_window(12), return_complex=True)
+    return torch.istft(spectrum * theta, 16, 5, 12, torch.hann_window(12), length=24)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize(
+    ("program", "shapes"),
+    [
+        (transformed, [((2, 2, 3), (2, 3, 4, 5)), ((3, 2, 3), (3, 3, 5, 6))]),
+        (transformed, [((2, 3, 4), (2, 1, 4, 5, 3)), ((4, 3, 4), (4, 1, 3, 4, 2))]),
+        (windowed, [((), (2, 40)), ((), (3, 50)), ((), (30,))]),
+        (lambda theta, x: x.var(0) + theta, [((), (2, 4)), ((), (1, 4)), ((), (5, 4))]),
+    ],
+)
+def test_gradients_of_calls_that_torch_decomposes(program: Any, shapes: Any, dynamic: bool | None) -> None:
+    compiled = kiln.compile(program, dynamic=dynamic, fullgraph=True)
+    for sizes in shapes:
+        inputs = [torch.randn(size, requires_grad=True) for size in sizes]
+        got, expected = compiled(*inputs), program(*inputs)
+        torch.testing.assert_close(got, expected, equal_nan=True)
+        grads = [torch.autograd.grad(found.square().sum(), inputs) for found in (got, expected)]
+        torch.testing.assert_close(*grads, equal_nan=True)
+
+
+def test_windows_that_do_not_cover_the_signal() -> None:
+    spectrum = torch.stft(torch.randn(64), 16, window=torch.hann_window(16), return_complex=True)
+    compiled = kiln.compile(functools.partial(torch.istft, n_fft=16, window=torch.hann_window(16), center=False))
+    with pytest.raises(RuntimeError, match="istft"):
+        compiled(spectrum)

@@ -1,6 +1,6 @@
-"""Functions whose C++ reads sizes as plain integers, rewritten for symbolic sizes: products, recurrent layers, `stft`.
+"""Functions whose C++ reads sizes as plain integers, asks for values or steps over memory, in other torch calls.
 
-Only recorded calls with symbolic sizes take these; the log keeps the call that the user wrote.
+Products and recurrent layers take these only with symbolic sizes; the log keeps the call that the user wrote.
 """
 
 from __future__ import annotations
@@ -59,6 +59,15 @@ def cov(x: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweig
     return (away @ away.t() / (count - correction)).squeeze()
 
 
+NORMS = {False: "backward", True: "ortho"}
+"""Of a transform, by `normalized`."""
+
+
+def centred(window: Tensor, length: int) -> Tensor:
+    rest = length - window.shape[0]
+    return torch.nn.functional.pad(window, [rest // 2, rest - rest // 2]) if rest else window
+
+
 def stft(
     input: Tensor,
     n_fft: int,
@@ -72,12 +81,13 @@ def stft(
     return_complex: bool | None = None,
     **options: object,
 ) -> Tensor:
-    """torch.stft of real signals, the window of `n_fft` or absent: the spectrum of the product of frames and window."""
+    """torch.stft of real signals: the spectrum of the product of frames and window."""
     hop = n_fft // 4 if hop_length is None else hop_length
-    length = n_fft if win_length is None else win_length
+    width = n_fft if win_length is None else win_length
+    wave = torch.ones(width, dtype=input.dtype, device=input.device) if window is None else window
     real = input.is_floating_point() and input.dim() in (1, 2)
-    plain = real and return_complex and not normalized and length == n_fft and hop > 0
-    fits = window is None or (window.shape == (n_fft,) and not window.is_complex())
+    plain = real and return_complex is not None and 0 < width <= n_fft and hop > 0
+    fits = wave.shape == (width,) and not wave.is_complex()
     if not plain or options or not fits:
         made: Tensor = torch.stft(
             *(input, n_fft, hop_length, win_length, window, center, pad_mode, normalized, onesided, return_complex),
@@ -88,10 +98,66 @@ def stft(
     if center:
         signal = torch.nn.functional.pad(signal[:, None], [n_fft // 2, n_fft // 2], pad_mode)[:, 0]
     frames = signal.unfold(-1, n_fft, hop)
-    if window is not None:
-        frames = frames * window
-    spectrum: Tensor = torch.fft.fft(frames) if onesided is False else torch.fft.rfft(frames)
-    return spectrum.transpose(1, 2)[0] if input.dim() == 1 else spectrum.transpose(1, 2)
+    if window is not None or width < n_fft:
+        frames = frames * centred(wave, n_fft)
+    transform = torch.fft.fft if onesided is False else torch.fft.rfft
+    spectrum = transform(frames, norm=NORMS[normalized]).transpose(1, 2)
+    spectrum = spectrum[0] if input.dim() == 1 else spectrum
+    return spectrum if return_complex else torch.view_as_real(spectrum)
+
+
+def istft(
+    input: Tensor,
+    n_fft: int,
+    hop_length: int | None = None,
+    win_length: int | None = None,
+    window: Tensor | None = None,
+    center: bool = True,
+    normalized: bool = False,
+    onesided: bool | None = None,
+    length: int | None = None,
+    return_complex: bool = False,
+) -> Tensor:
+    """torch.istft of real signals. Eager reads whether the windows cover the signal."""
+    hop = n_fft // 4 if hop_length is None else hop_length
+    width = n_fft if win_length is None else win_length
+    wave = torch.ones(width, dtype=input.real.dtype, device=input.device) if window is None else window
+    spectrum = input[None] if input.dim() == 2 else input
+    whole = n_fft + hop * (spectrum.shape[-1] - 1)
+    start = n_fft // 2 if center else 0
+    end = whole - start if length is None else start + length
+    plain = input.is_complex() and spectrum.dim() == 3 and not return_complex and input.device.type == "cpu"
+    fits = 0 < hop <= width <= n_fft and wave.shape == (width,) and not wave.is_complex()
+    if not (plain and fits and onesided is not False and spectrum.shape[1] == n_fft // 2 + 1 and start < end <= whole):
+        made: Tensor = torch.istft(
+            *(input, n_fft, hop_length, win_length, window, center, normalized, onesided, length, return_complex)
+        )
+        return made
+    wave = centred(wave, n_fft)
+    frames = torch.fft.irfft(spectrum.transpose(1, 2), n_fft, norm=NORMS[normalized]) * wave
+    signal = torch.ops.aten.unfold_backward(frames, [frames.shape[0], whole], 1, n_fft, hop)[:, start:end]
+    squares = wave.square().expand(1, frames.shape[1], n_fft)
+    envelope = torch.ops.aten.unfold_backward(squares, [1, whole], 1, n_fft, hop)[:, start:end]
+    torch._assert_async(envelope.abs().min() > 1e-11, "istft: the windows do not cover the signal")
+    covered: Tensor = signal / envelope
+    return covered[0] if input.dim() == 2 else covered
+
+
+def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Tensor:
+    """torch.nn.functional.affine_grid: the product of the coordinates between -1 and 1 with each matrix."""
+    dims = len(size) - 2
+    made: Tensor = torch.nn.functional.affine_grid(theta.detach(), size, align_corners)  # type: ignore[arg-type]
+    if not theta.requires_grad or theta.dtype not in WIDE:
+        return made  # the errors and warnings are eager's in any case
+    base = theta.new_ones([*size[2:], dims + 1])
+    for dim, count in enumerate(size[2:]):
+        steps = torch.linspace(-1, 1, count, dtype=theta.dtype, device=theta.device)
+        steps = steps if count > 1 else torch.zeros_like(steps)
+        if not align_corners:
+            steps = steps * (count - 1) / count
+        base[..., dims - 1 - dim] = steps.view(-1, *[1] * (dims - 1 - dim))
+    points = base.view(1, -1, dims + 1).expand(size[0], -1, dims + 1)
+    return points.bmm(theta.transpose(1, 2)).view([size[0], *size[2:], dims])
 
 
 def tensor(data: object, *, dtype: torch.dtype | None = None, **options: object) -> Tensor:
@@ -134,6 +200,11 @@ CHECKED: Mapping[Target, Callable[..., object]] = {
     torch.nn.functional.rrelu: rrelu,
     torch.cov: cov,
     "cov": cov,
+    torch.nn.functional.affine_grid: affine_grid,
+    torch.stft: stft,
+    "stft": stft,
+    torch.istft: istft,
+    "istft": istft,
     torch.autograd.grad: gradients,
     torch.tensor: tensor,
 }
@@ -146,7 +217,5 @@ COMPOSITES: Mapping[Target, Callable[..., object]] = {
     "__matmul__": matmul,
     torch.nn.functional.linear: linear,
     torch.nn.functional.interpolate: interpolate,
-    torch.stft: stft,
-    "stft": stft,
     **RECURRENT,
 }
