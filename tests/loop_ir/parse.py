@@ -21,6 +21,7 @@ import torch
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.table import Prim
 from kiln.loops.body.body import (
+    Check,
     Compute,
     Const,
     Index,
@@ -102,9 +103,9 @@ class BodyParser:
         """`v3 = ...` or `j0 = indirect(...)`."""
         name, _, text = line.partition(" = ")
         if text.startswith("indirect("):
-            operand, size, *unchecked = split(text.removeprefix("indirect(")[:-1])
+            operand, size, *check = split(text.removeprefix("indirect(")[:-1])
             self.names[name] = self.builder.append(
-                Indirect(symbol(name), self.value(operand), parse_int(size), not unchecked)
+                Indirect(symbol(name), self.value(operand), parse_int(size), *map(Check, check))
             )
         else:
             self.names[name] = self.value(re.sub(r" : \w+$", "", text))

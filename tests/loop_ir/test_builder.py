@@ -72,3 +72,19 @@ def test_constants_that_are_equal_numbers_are_not_equal_data() -> None:
     assert zero != minus and nan == Const(float("nan"), torch.float32)
     assert Const(1, torch.int64) != Const(True, torch.bool)
     assert len({zero, minus, nan, Const(0.0, torch.float32)}) == 3
+
+
+def test_an_index_that_does_not_count_from_the_end_is_checked_by_itself() -> None:
+    build = BodyBuilder()
+    x = build.load("x", (i0,), I64)
+    negative = build.pointwise(PRIMS["lt"], torch.bool, x, build.constant(0, I64))
+    large = build.pointwise(PRIMS["where"], I64, negative, build.constant(torch.iinfo(I64).max, I64), x)
+    small = build.pointwise(PRIMS["where"], I64, negative, build.constant(3, I64), x)
+    at, wrapped, chosen = (build.bind(index, 8) for index in (large, x, small))
+    y = build.load("y", (at, wrapped, chosen), F32)
+    assert body_text(build.finish(y)).split("\n")[-4:] == [
+        "j0 = indirect(v0, 8, not negative)",
+        "j1 = indirect(v0, 8)",
+        "j2 = indirect(where(lt(v0, i64(0)), i64(3), v0), 8)",
+        "-> load y[j0, j1, j2]",
+    ]

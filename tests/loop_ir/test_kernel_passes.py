@@ -13,6 +13,7 @@ from kiln.loops.body.interpret import number
 from kiln.loops.kernel.interpret import run_kernel
 from kiln.loops.kernel.kernel import KernelIR
 from kiln.loops.kernel.mapped import MappedKernel
+from kiln.loops.kernel.passes.choose_lanes import ChooseLanes
 from kiln.loops.kernel.passes.choose_tiles import ChooseTiles
 from kiln.loops.kernel.passes.choose_vector import ChooseVector
 from kiln.loops.kernel.passes.drop_roundings import DropRoundings
@@ -89,11 +90,19 @@ PICKED = """
             out[i0] = sub(load x[i0, j0], load total[])
 """
 
+DOUBLES = """
+    kernel doubles(x: f64[s0, 40], y: f32[40] -> out: f64[s0, 40]; s0) units (i0: s0)
+        phase (i1: 40):
+            out[i0, i1] = mul(load x[i0, i1], convert(load y[i1], f64))
+"""
+
 CASES: dict[str, tuple[str, Target, Sequence[KernelPass]]] = {
     "round-halves": (CHAIN, replace(CPU, rounds=True), (RoundHalves(),)),
     "round-halves-not": (CHAIN, CPU, (RoundHalves(),)),
     "fuse-erf": (GELU, CPU, (FuseErf(),)),
     "drop-roundings": (GELU, CPU, (DropRoundings(),)),
+    "choose-lanes": (DOUBLES, replace(CPU, vector_bytes=32), (ChooseLanes(),)),
+    "choose-lanes-not": (GELU, replace(CPU, vector_bytes=32), (ChooseLanes(),)),
     "strips-to-runs": (COLUMN_SUMS, CPU, (StripsToRuns(),)),
     "strips-to-runs-rows": (TRANSPOSE, CPU, (StripsToRuns(),)),
     "choose-vector": (GELU, CPU, (ChooseVector(),)),

@@ -18,6 +18,7 @@ layout. A data-dependent index becomes a symbol by `indirect`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 from typing import ClassVar, Protocol, TypeVar, final
 
 import torch
@@ -85,17 +86,23 @@ class Compute:
 
 
 @final
+class Check(Enum):
+    """Which values of an index set the kernel's status. The others count from the end if they are negative."""
+
+    IN_SIZE = "in size"  # outside of [-size, size)
+    NOT_NEGATIVE = "not negative"  # outside of [0, size)
+    NONE = "unchecked"
+
+
+@final
 @dataclass(frozen=True, slots=True)
 class Indirect:
-    """Binds `symbol` to an integer value for use in later indices.
-
-    Negative values count from the end of `size`; with `check`, one outside of [-size, size) sets the kernel's status.
-    """
+    """Binds `symbol` to an integer value for use in later indices of a dimension of `size`."""
 
     symbol: Symbol
     operand: int
     size: Int
-    check: bool = True
+    check: Check = Check.IN_SIZE
     dtype: ClassVar[torch.dtype] = torch.int64
 
 
@@ -121,7 +128,7 @@ class LoopHandler(Protocol[V]):
     def index(self, expr: Int, dtype: torch.dtype) -> V: ...
     def test(self, relation: Relation) -> V: ...
     def pointwise(self, op: Prim, dtype: torch.dtype, *operands: V) -> V: ...
-    def indirect(self, symbol: Symbol, operand: V, size: Int, check: bool) -> V: ...
+    def indirect(self, symbol: Symbol, operand: V, size: Int, check: Check) -> V: ...
     def random(self, distribution: str, seed: V, counter: Int, dtype: torch.dtype) -> V: ...
 
 

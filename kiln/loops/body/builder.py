@@ -22,6 +22,7 @@ from kiln.graph.prims.table import Prim
 from kiln.loops.body.analyses import without_dead
 from kiln.loops.body.body import (
     BodyOp,
+    Check,
     Compute,
     Const,
     Index,
@@ -73,7 +74,7 @@ class BodyBuilder(LoopHandler[int]):
         known = self._folded(op, dtype, operands)
         return self.append(Compute(op, operands, dtype)) if known is None else known
 
-    def indirect(self, symbol: Symbol, operand: int, size: Int, check: bool = True) -> int:
+    def indirect(self, symbol: Symbol, operand: int, size: Int, check: Check = Check.IN_SIZE) -> int:
         """Binds `symbol` for later indices; `bind` binds a fresh symbol instead."""
         found, position = self.bind_at(operand, substituted(size, self._renamed), check, prefer=symbol)
         if found != symbol:
@@ -83,23 +84,39 @@ class BodyBuilder(LoopHandler[int]):
     def random(self, distribution: str, seed: int, counter: Int, dtype: torch.dtype) -> int:
         return self.append(Random(distribution, seed, substituted(counter, self._renamed), dtype))
 
-    def bind(self, operand: int, size: Int, check: bool = True) -> Int:
+    def bind(self, operand: int, size: Int, check: Check = Check.IN_SIZE) -> Int:
         """A symbol for the integer at `operand`, an index into a dimension of `size`; a constant in range is itself."""
         return self.bind_at(operand, size, check)[0]
 
-    def bind_at(self, operand: int, size: Int, check: bool = True, prefer: Symbol | None = None) -> tuple[Int, int]:
+    def bind_at(
+        self, operand: int, size: Int, check: Check = Check.IN_SIZE, prefer: Symbol | None = None
+    ) -> tuple[Int, int]:
         """What `bind` gives, and the position of its value; the symbol is `prefer` if that name is free."""
         value = self.ops[operand]
         if isinstance(value, Const) and is_static(size) and -size <= value.value < size:
             return int(value.value) % size, operand
         bound = {op.symbol for op in self.ops if isinstance(op, Indirect)}
         made = prefer if prefer and prefer not in bound else symbol(f"{self.indirect_prefix}{len(bound)}")
+        if check is Check.IN_SIZE and (index := self._not_negative(value, size)) is not None:
+            operand, check = index, Check.NOT_NEGATIVE
         position = self._positions.setdefault(("indirect", operand, size, check), len(self.ops))
         if position == len(self.ops):
             self.ops.append(Indirect(made, operand, size, check))
         op = self.ops[position]
         assert isinstance(op, Indirect)
         return op.symbol, position
+
+    def _not_negative(self, value: BodyOp, size: Int) -> int | None:
+        """The position of x if `value` is where(x < 0, outside, x), as ops have it that do not count from the end."""
+        if isinstance(value, Compute) and value.op.name == "where":
+            negative, outside, x = (self.ops[position] for position in value.operands)
+            largest = size if is_static(size) else torch.iinfo(torch.int64).max
+            beyond = isinstance(outside, Const) and outside.value >= largest
+            if beyond and isinstance(negative, Compute) and negative.op.name == "lt":
+                below, zero = negative.operands
+                if self.ops[below] == x and self.ops[zero] == Const(0, x.dtype):
+                    return below
+        return None
 
     def dtype_of(self, position: int) -> torch.dtype:
         return self.ops[position].dtype
@@ -179,7 +196,7 @@ class Inline(LoopHandler[int]):
     def pointwise(self, op: Prim, dtype: torch.dtype, *operands: int) -> int:
         return self.builder.pointwise(op, dtype, *operands)
 
-    def indirect(self, symbol: Symbol, operand: int, size: Int, check: bool = True) -> int:
+    def indirect(self, symbol: Symbol, operand: int, size: Int, check: Check = Check.IN_SIZE) -> int:
         size = substituted(size, self.values)
         self.values[symbol], position = self.builder.bind_at(operand, size, check)
         return position

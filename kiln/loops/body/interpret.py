@@ -18,7 +18,7 @@ from typing import final
 import torch
 
 from kiln.graph.prims.table import Prim
-from kiln.loops.body.body import Index, LoopHandler
+from kiln.loops.body.body import Check, Index, LoopHandler
 from kiln.loops.body.indexing import Axis
 from kiln.loops.body.philox import random_numbers
 from kiln.loops.body.reference import apply
@@ -115,10 +115,11 @@ class TorchHandler(LoopHandler[Tensor]):
             operands = (operands[0], operands[1].where(operands[1] != 0, 1))
         return apply(op, dtype, operands)
 
-    def indirect(self, symbol: Symbol, operand: Tensor, size: Int, check: bool = True) -> Tensor:
+    def indirect(self, symbol: Symbol, operand: Tensor, size: Int, check: Check = Check.IN_SIZE) -> Tensor:
         limit = evaluate_int(size, self.values)
         at = operand.to(torch.int64)
-        if check and bool(((at < -limit) | (at >= limit)).any()):
+        lowest = 0 if check is Check.NOT_NEGATIVE else -limit
+        if check is not Check.NONE and bool(((at < lowest) | (at >= limit)).any()):
             self.faults.report("index out of range")
             at = torch.zeros_like(at)
         at = torch.where(at < 0, at + limit, at)

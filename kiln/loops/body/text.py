@@ -12,7 +12,19 @@ from collections import Counter
 from collections.abc import Sequence
 
 from kiln.loops.body.analyses import operands_of
-from kiln.loops.body.body import BodyOp, Compute, Const, Index, IndexValue, Indirect, Load, LoopBody, Random, Test
+from kiln.loops.body.body import (
+    BodyOp,
+    Check,
+    Compute,
+    Const,
+    Index,
+    IndexValue,
+    Indirect,
+    Load,
+    LoopBody,
+    Random,
+    Test,
+)
 from kiln.loops.body.indexing import Axis
 from kiln.tensor.dtypes import DTYPE_NAMES
 
@@ -62,7 +74,7 @@ class BodyText:
                 extra = f", {DTYPE_NAMES[dtype]}" if prim.result == "attr" else ""
                 return f"{prim.name}({', '.join(self._exprs[operand] for operand in operands)}{extra})"
             case Indirect(_, operand, size, check):
-                return f"indirect({self._exprs[operand]}, {size}{'' if check else ', unchecked'})"
+                return f"indirect({self._exprs[operand]}, {size}{'' if check is Check.IN_SIZE else f', {check.value}'})"
             case Random(distribution, seed, counter, dtype):
                 return f"random_{distribution}({self._exprs[seed]}, {counter}, {DTYPE_NAMES[dtype]})"
 

@@ -23,7 +23,7 @@ from typing import final
 import torch
 
 from kiln.graph.prims.table import Prim
-from kiln.loops.body.body import Index, LoopHandler
+from kiln.loops.body.body import Check, Index, LoopHandler
 from kiln.loops.body.indexing import Axis, linear_index, stride_of, symbols_of
 from kiln.loops.codegen.dialect import Dialect, is_infix
 from kiln.support.records import dataclass
@@ -172,7 +172,7 @@ class StatementWriter(LoopHandler[TextValue], ABC):
     @abstractmethod
     def test_text(self, relation: Relation) -> str: ...
     @abstractmethod
-    def indirect_text(self, operand: TextValue, size: Int, check: bool) -> str: ...
+    def indirect_text(self, operand: TextValue, size: Int, check: Check) -> str: ...
     @abstractmethod
     def random_text(self, distribution: str, seed: TextValue, counter: Int, dtype: torch.dtype) -> str: ...
 
@@ -230,7 +230,7 @@ class StatementWriter(LoopHandler[TextValue], ABC):
         """What templates may use besides operands: the active lanes, for functions that report faults."""
         return {"lanes": "lanes" if any(operand.varying for operand in operands) else "full"}
 
-    def indirect(self, symbol: Symbol, operand: TextValue, size: Int, check: bool = True) -> TextValue:
+    def indirect(self, symbol: Symbol, operand: TextValue, size: Int, check: Check = Check.IN_SIZE) -> TextValue:
         depth = max(operand.depth, self.nest.depth_of(symbols_of(size)))
         text = self.indirect_text(operand, size, check)
         value = self.define(text, torch.int64, operand.dims, depth, name=symbol.name)

@@ -1,6 +1,7 @@
 """A kernel and how its points map to a machine: what kernel passes work on and printers print.
 
 MappedKernel(kernel)                                what fusion made
+MappedKernel(kernel, lanes=4)                       for C++: numbers in a vector, where they are fewer than usual
 MappedKernel(kernel, run=UnitRun(i1, k_i1, ..))     for C++: consecutive units go through each phase together
 MappedKernel(kernel, tiling=Tiling(..))             for Triton: blocks and loops
 """
@@ -15,6 +16,7 @@ from kiln.loops.body.indexing import Axis
 from kiln.loops.kernel.kernel import KernelIR, Phase
 from kiln.loops.kernel.tiling import Tiling
 from kiln.support.records import dataclass
+from kiln.support.target import Target
 from kiln.symbolic import Range, Symbol
 
 
@@ -57,11 +59,18 @@ class UnitRun:
 @final
 @dataclass(frozen=True, slots=True)
 class MappedKernel:
-    """`run` for a CPU, `tiling` for a GPU; None until a pass decides it, or where the kernel needs none."""
+    """`run` for a CPU, `tiling` for a GPU; None until a pass decides it, or where the kernel needs none.
+
+    `lanes`: of a vector; 0 where it has as many as 32-bit numbers fit.
+    """
 
     kernel: KernelIR
     run: UnitRun | None = None
     tiling: Tiling | None = None
+    lanes: int = 0
+
+    def lanes_on(self, target: Target) -> int:
+        return self.lanes or target.vector_bytes // 4
 
     def with_phases(self, change: Callable[[Phase], Phase]) -> tuple[MappedKernel, int]:
         """The kernel with `change` applied to its phases, and how many that changed."""

@@ -28,7 +28,8 @@ def mapped_kernel_text(mapped: MappedKernel) -> str:
     """A kernel and how its points map to the machine."""
     run = [] if mapped.run is None else [INDENT + _run_text(mapped.run)]
     tiling = [] if mapped.tiling is None else [INDENT + _tiling_text(mapped.tiling)]
-    return "\n".join([_head(mapped.kernel), *run, *tiling, *_inside(mapped.kernel)])
+    lanes = [f"{INDENT}lanes {mapped.lanes}"] if mapped.lanes else []
+    return "\n".join([_head(mapped.kernel), *lanes, *run, *tiling, *_inside(mapped.kernel)])
 
 
 def _head(kernel: KernelIR) -> str:

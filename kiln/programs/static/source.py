@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import final
 
-from kiln.loops.codegen.cpp.prelude import prelude_for
+from kiln.loops.codegen.cpp.prelude import namespace, prelude_for
 from kiln.loops.codegen.cpp.writer import EXPORTED
 from kiln.loops.codegen.sections import Sections
 from kiln.plan.plan import Ref, Slot
@@ -90,7 +90,7 @@ class SourceWriter:
         own = "\n".join(section.text for section in used)
         functions = prelude_for(f"{own}\n{text} floor_div floor_mod min max", self.lanes)
         kernels = "\n".join(kernel.source.replace(EXPORTED, "static") for kernel in self.kernels.values())
-        opened = "namespace {\nusing namespace kiln;"
+        opened = f"namespace {{\nusing namespace {namespace(self.lanes)};"
         embedded = "" if self.interface.mapped else EMBEDDED.format(prefix=prefix)
         whole = "\n".join([embedded, functions, kernels, opened, own, *self._messages(), "}", text])
         return LibrarySource(whole + "\n", self.places.weights, total)
@@ -115,7 +115,7 @@ class SourceWriter:
                     f"if (!{self.printer.relation(step.relation)}) return {self.interface.status(step.message)};"
                 )
         head = f"static int solve(const {self.interface.prefix}_inputs* in, i64* n) {{"
-        return ["using namespace kiln;", head, *indented(lines), "  return 0;", "}"]
+        return [f"using namespace {namespace(self.lanes)};", head, *indented(lines), "  return 0;", "}"]
 
     def _solved(self) -> list[str]:
         names = list(self.interface.symbols.values())

@@ -3,13 +3,12 @@
     prelude_for("const f32v v1 = exp(v0);", lanes=16)    sections base, KILN_FUNCTION, mad, ..., exp
 
 The sections are in `prelude/*.h`, each under a line `//@ name: needs`. A section is used if its name, or one that it
-defines, occurs. Include guards let kernels that are compiled together share one copy.
+defines, occurs. Include guards let kernels that are compiled together share one copy for each number of lanes.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -25,13 +24,33 @@ def sections() -> Sections:
     return Sections.read(_FOLDER, "*.h", "//@", _DEFINED.findall)
 
 
+def namespace(lanes: int) -> str:
+    """That of the functions for so many lanes."""
+    return f"kiln{lanes}"
+
+
 def prelude_for(text: str, lanes: int) -> str:
-    return "\n".join(_guarded(sections().used(["base", *_WORD.findall(text)]), lanes))
+    used = sections().used(["base", *_WORD.findall(text)])
+    return "\n".join([_LANES.format(lanes), *(_guarded(section, lanes) for section in used)])
 
 
-def _guarded(used: list[Section], lanes: int) -> Iterator[str]:
-    for section in used:
-        body = section.text
-        if section.name == "base":
-            body = f"#define KILN_W {lanes}\nconstexpr int W = KILN_W;  // lanes of every vector\n{body}"
-        yield f"#ifndef KILN_HAS_{section.name}\n#define KILN_HAS_{section.name}\nnamespace kiln {{\n{body}\n}}\n#endif"
+_LANES = """\
+#undef KILN_W
+#define KILN_W {}
+#undef KILN_AVX512
+#if defined(__AVX512F__) && defined(__AVX512DQ__) && KILN_W == 16
+#define KILN_AVX512
+#endif"""
+"""What differs between the kernels of one unit."""
+
+
+def _guarded(section: Section, lanes: int) -> str:
+    guarded = f"namespace {namespace(lanes)} {{\n{section.text}\n}}"
+    return _GUARD.format(section.name, lanes, guarded)
+
+
+_GUARD = """\
+#ifndef KILN_HAS_{0}_{1}
+#define KILN_HAS_{0}_{1}
+{2}
+#endif"""

@@ -16,7 +16,7 @@ from typing import final
 
 import torch
 
-from kiln.loops.body.body import Index
+from kiln.loops.body.body import Check, Index
 from kiln.loops.body.indexing import Axis, stride_of, symbols_of
 from kiln.loops.codegen.cpp.dialect import CPP, CPP_INTEGERS
 from kiln.loops.codegen.cpp.index_compare import IndexCompareStatements
@@ -189,11 +189,12 @@ class CppStatements(IndexCompareStatements):
         lanes = "lanes32()" if step == 1 else f"lanes32() * {step}"
         return f"{lanes} {SIGNS[relation.kind]} clamp32({here})"
 
-    def indirect_text(self, operand: TextValue, size: Int, check: bool) -> str:
+    def indirect_text(self, operand: TextValue, size: Int, check: Check) -> str:
         at, limit = self.convert(operand, torch.int64), self.ints().text(size)
-        if not check:
+        if check is Check.NONE:
             return f"wrapped({at}, {limit})"
-        return f"within({at}, {limit}, status, lanes)" if operand.varying else f"within({at}, {limit}, status)"
+        function = "within" if check is Check.IN_SIZE else "inside"
+        return f"{function}({at}, {limit}, status{', lanes' if operand.varying else ''})"
 
     def random_text(self, distribution: str, seed: TextValue, counter: Int, dtype: torch.dtype) -> str:
         if seed.varying:

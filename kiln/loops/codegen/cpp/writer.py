@@ -26,7 +26,7 @@ from kiln.loops.body.indexing import Axis, add_ranges, symbols_of
 from kiln.loops.codegen.cpp.blocked_sums import loop_of_blocks, sums_in_blocks
 from kiln.loops.codegen.cpp.dialect import CPP, CPP_INTEGERS
 from kiln.loops.codegen.cpp.phases import CppPhaseWriter
-from kiln.loops.codegen.cpp.prelude import prelude_for
+from kiln.loops.codegen.cpp.prelude import namespace, prelude_for
 from kiln.loops.codegen.cpp.reductions import accumulated_in
 from kiln.loops.codegen.effects import INDEX_OPS
 from kiln.loops.codegen.integers import IntPrinter
@@ -51,13 +51,14 @@ LONG = frozenset(prim.name for prim in PRIMS if prim.flops >= LONG_FLOPS and pri
 
 def write_cpp(canonical: KernelIR, mapped: MappedKernel, target: Target) -> PrintedKernel:
     """The C++ source of `mapped`, which the passes made of `canonical` for `target`. Raises `UnsupportedInKernel`."""
-    writer = _CppKernelWriter(mapped, target.vector_bytes // 4)
+    writer = _CppKernelWriter(mapped, mapped.lanes_on(target))
     body = "\n".join(indented(writer.lines()))
     head = "\n".join(f"// {line}" for line in mapped_kernel_text(mapped).split("\n"))
-    called = "".join(map(_CALLED.format, called_functions(mapped.kernel)))
+    space = namespace(writer.width)
+    called = "".join([_CALLED.format(name, space) for name in called_functions(mapped.kernel)])
     used = prelude_for(called + body, writer.width)
     symbol = kernel_symbol(used, head, called + body)
-    source = f"{used}\n\n{head}\n{_HEAD.format(symbol=symbol, called=called)}\n{body}\n}}\n}}\n"
+    source = f"{used}\n\n{head}\n{_HEAD.format(symbol=symbol, called=called, space=space)}\n{body}\n}}\n}}\n"
     scratch = writer.scratch
     static = scratch if is_static(scratch) else 0
     made = Kernel(symbol, "cpp", source, kernel_params(canonical), len(canonical.ints), scratch_bytes=static)
@@ -68,12 +69,12 @@ EXPORTED = 'extern "C" __attribute__((visibility("default")))'
 """What stands in front of a kernel; a static library has `static` instead."""
 _HEAD = f"""\
 namespace {{symbol}}_ {{{{
-using namespace kiln;
+using namespace {{space}};
 {{called}}{EXPORTED} void {{symbol}}(void* const* tensors, const i64* ints,
     const f64* floats, i64 begin, i64 end, void* scratch, i64* status) {{{{"""
 
 
-_CALLED = "template <class... T> __attribute__((noinline)) static auto {0}(T... x) {{ return kiln::{0}(x...); }}\n"
+_CALLED = "template <class... T> __attribute__((noinline)) static auto {0}(T... x) {{ return {1}::{0}(x...); }}\n"
 
 
 def called_functions(kernel: KernelIR) -> list[str]:

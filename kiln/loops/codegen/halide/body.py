@@ -16,7 +16,7 @@ from typing import final
 import torch
 
 from kiln.graph.prims.table import Prim
-from kiln.loops.body.body import Index, LoopHandler
+from kiln.loops.body.body import Check, Index, LoopHandler
 from kiln.loops.codegen.halide.dialect import HALIDE, HALIDE_INTEGERS
 from kiln.loops.codegen.integers import IntPrinter
 from kiln.loops.codegen.numbers import conversion_steps
@@ -108,8 +108,8 @@ class HalideBody(LoopHandler[NamedExpr]):
             text = f"hl.cast({HALIDE.dtype_name(step)}, {text})"
         return self.define(text, dtype)
 
-    def indirect(self, symbol: Symbol, operand: NamedExpr, size: Int, check: bool) -> NamedExpr:
-        if check:
+    def indirect(self, symbol: Symbol, operand: NamedExpr, size: Int, check: Check) -> NamedExpr:
+        if check is not Check.NONE:
             raise HALIDE.unsupported("an index that must be checked", "it cannot report a fault")
         at = self.define(f"hl.i32({operand.text})", torch.int32)
         self.names[symbol] = f"hl.select({at.text} < 0, {at.text} + {self.ints().operand(size)}, {at.text})"

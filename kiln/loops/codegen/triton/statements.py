@@ -20,7 +20,7 @@ from typing import final
 import torch
 
 from kiln.graph.prims.table import Prim
-from kiln.loops.body.body import Index
+from kiln.loops.body.body import Check, Index
 from kiln.loops.codegen.integers import IntPrinter
 from kiln.loops.codegen.kernel_writer import Access, Dims, Nest, StatementWriter, Storage, TextValue
 from kiln.loops.codegen.numbers import conversion_steps, float_text
@@ -210,11 +210,11 @@ class TritonStatements(StatementWriter):
     def test_text(self, relation: Relation) -> str:
         return f"{self.ints.text(relation.lhs)} {SIGNS[relation.op]} {self.ints.text(relation.rhs)}"
 
-    def indirect_text(self, operand: TextValue, size: Int, check: bool) -> str:
+    def indirect_text(self, operand: TextValue, size: Int, check: Check) -> str:
         at, limit = self.convert(operand, torch.int64), self.ints.text(size)
-        if not check:
+        if check is Check.NONE:
             return f"wrapped({at}, {limit})"
-        return f"within({at}, {limit}, {self.active(operand.dims)}, status)"
+        return f"{'within' if check is Check.IN_SIZE else 'inside'}({at}, {limit}, {self.active(operand.dims)}, status)"
 
     def random_text(self, distribution: str, seed: TextValue, counter: Int, dtype: torch.dtype) -> str:
         at = f"tl.full([], {counter}, tl.int64)" if isinstance(counter, int) else f"{self.ints.operand(counter)}"

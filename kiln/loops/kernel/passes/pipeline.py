@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from kiln.loops.kernel.kernel import KernelIR
 from kiln.loops.kernel.mapped import MappedKernel
+from kiln.loops.kernel.passes.choose_lanes import ChooseLanes
 from kiln.loops.kernel.passes.choose_tiles import ChooseTiles
 from kiln.loops.kernel.passes.choose_vector import ChooseVector
 from kiln.loops.kernel.passes.drop_roundings import DropRoundings
@@ -25,7 +26,9 @@ from kiln.support.target import Target
 
 KernelPass = Pass[MappedKernel, Target]
 
-CPP_PASSES: tuple[KernelPass, ...] = (RoundHalves(), FuseErf(), DropRoundings(), StripsToRuns(), ChooseVector())
+CPP_PASSES: tuple[KernelPass, ...] = (
+    RoundHalves(), FuseErf(), DropRoundings(), ChooseLanes(), StripsToRuns(), ChooseVector(),
+)  # fmt: skip
 
 TRITON_PASSES: tuple[KernelPass, ...] = (
     RoundHalves(), LoopRows(), ChooseTiles(), OnlineSoftmax(), FastMath(), HoistLoads(),
@@ -36,6 +39,8 @@ check_order(
     CPP_PASSES,
     before("round-halves",   "fuse-erf",       because="a rounded erf is not fused"),
     before("round-halves",   "drop-roundings", because="the last rounding is the store's"),
+    before("drop-roundings", "choose-lanes",   because="it counts the ops that are computed"),
+    before("choose-lanes",   "strips-to-runs", because="as many rows of a run as lanes are transposed together"),
     before("strips-to-runs", "choose-vector",  because="a run is the vectorised axis of its phases"),
 )
 check_order(

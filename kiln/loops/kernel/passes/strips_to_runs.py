@@ -32,10 +32,11 @@ class StripsToRuns:
 
     def run(self, mapped: MappedKernel, target: Target) -> tuple[MappedKernel, int]:
         kernel = mapped.kernel
-        return (_with_run(kernel, target.vector_bytes // 4), 1) if kernel.strip and kernel.units else (mapped, 0)
+        return (_with_run(mapped, mapped.lanes_on(target)), 1) if kernel.strip and kernel.units else (mapped, 0)
 
 
-def _with_run(kernel: KernelIR, width: int) -> MappedKernel:
+def _with_run(mapped: MappedKernel, width: int) -> MappedKernel:
+    kernel = mapped.kernel
     axis = kernel.units[-1]
     lane, count = symbol(f"k_{axis.symbol}"), symbol(f"count_{axis.symbol}")
     unlimited = len(kernel.phases) == 1 and not kernel.phases[0].axes and not kernel.locals
@@ -49,7 +50,7 @@ def _with_run(kernel: KernelIR, width: int) -> MappedKernel:
     phases = tuple(change.phase(phase, tuple(inner)) for phase in kernel.phases)
     locals_ = tuple(replace(local, axes=(*local.axes, Axis(lane, kernel.strip))) for local in kernel.locals)
     run = UnitRun(axis, lane, count, 0 if unlimited else kernel.strip, rows)
-    return MappedKernel(replace(kernel, phases=phases, locals=locals_), run)
+    return replace(mapped, kernel=replace(kernel, phases=phases, locals=locals_), run=run)
 
 
 def _rows(kernel: KernelIR, width: int) -> RunRows | None:

@@ -15,7 +15,7 @@ from typing import final
 
 import torch
 
-from kiln.loops.body.body import Index, Indirect, Load
+from kiln.loops.body.body import Check, Index, Indirect, Load
 from kiln.loops.body.builder import BodyBuilder, Inline
 from kiln.loops.body.indexing import points, symbols_of
 from kiln.loops.program.analyses import kept_buffers, memory_of, node_axes, program_buffers, reads, written
@@ -60,7 +60,8 @@ class RecomputeAtGather:
     def _pays(self, node: Pointwise, program: LoopProgram) -> bool:
         """Is it looked up at few points, and read by no call? Errors that its points report must not be lost."""
         name, used = node.out.name, 0
-        if node.out.base is not None or any(isinstance(op, Indirect) and op.check for op in node.body.ops):
+        indices = [op for op in node.body.ops if isinstance(op, Indirect)]
+        if node.out.base is not None or any(op.check is not Check.NONE for op in indices):
             return False
         for other in program.nodes:
             if isinstance(other, Extern):

@@ -22,7 +22,7 @@ import torch
 
 from kiln.graph.prims.rows import PRIMS
 from kiln.loops.body.analyses import result_dtypes
-from kiln.loops.body.body import Index, LoopBody
+from kiln.loops.body.body import Check, Index, LoopBody
 from kiln.loops.body.builder import BodyBuilder, Inline
 from kiln.loops.body.indexing import Axis, points, stride_along
 from kiln.loops.program.analyses import program_buffers, reads
@@ -132,7 +132,7 @@ class _Split:
         builder = BodyBuilder()
         kept = tuple([axis.symbol for axis in self.node.kept])
         first = builder.load(self.first.name, kept, torch.int64)
-        chosen = builder.bind(first, self.outer.size, check=False)
+        chosen = builder.bind(first, self.outer.size, check=Check.NONE)
         within = builder.load(self.within.name, (chosen, *kept), torch.int64)
         start = builder.pointwise(PRIMS["mul"], torch.int64, first, builder.index(self.part, torch.int64))
         return builder.finish(builder.pointwise(PRIMS["add"], torch.int64, start, within))

@@ -32,12 +32,14 @@ template <class V> KILN_INLINE V sign(V x) {
 // NaN wins; of equal numbers, such as zeros of both signs, the first.
 template <class V> KILN_INLINE V maximum(V x, V y) {
   if constexpr (Whole<V>) return x > y ? x : y;
+  if constexpr (Register<V>) return (x < y) | (y != y) ? y : x;
   return sel(less(x, y) | differs(y, y), y, x);
 }
 
 //@ minimum: sel less
 template <class V> KILN_INLINE V minimum(V x, V y) {
   if constexpr (Whole<V>) return x < y ? x : y;
+  if constexpr (Register<V>) return (x > y) | (y != y) ? y : x;
   return sel(greater(x, y) | differs(y, y), y, x);
 }
 
@@ -45,12 +47,14 @@ template <class V> KILN_INLINE V minimum(V x, V y) {
 // NaN loses; of equal numbers the first.
 template <class V> KILN_INLINE V fmax(V x, V y) {
   if constexpr (Whole<V>) return x > y ? x : y;
+  if constexpr (Register<V>) return (x < y) | (x != x) ? y : x;
   return sel(less(x, y) | differs(x, x), y, x);
 }
 
 //@ fmin: sel less
 template <class V> KILN_INLINE V fmin(V x, V y) {
   if constexpr (Whole<V>) return x < y ? x : y;
+  if constexpr (Register<V>) return (x > y) | (x != x) ? y : x;
   return sel(greater(x, y) | differs(x, x), y, x);
 }
 
@@ -97,12 +101,10 @@ template <class... C> KILN_INLINE f64v horner(f64v x, f64 highest, C... others) 
 //@ whole_lanes
 // To an integer in one instruction: 0 nearest, 1 down, 2 up, 3 toward 0.
 #if defined(KILN_AVX512)
-#define KILN_WHOLE_LANES
 template <int Way> KILN_INLINE f32v whole_lanes(f32v x) {
   return (f32v)__builtin_ia32_rndscaleps_mask(x, Way, x, (u16)-1, 4);
 }
 #elif defined(__AVX__) && KILN_W == 8
-#define KILN_WHOLE_LANES
 template <int Way> KILN_INLINE f32v whole_lanes(f32v x) { return (f32v)__builtin_ia32_roundps256(x, Way); }
 #endif
 
@@ -111,7 +113,7 @@ template <int Way> KILN_INLINE f32v whole_lanes(f32v x) { return (f32v)__builtin
 KILN_INLINE f32 round(f32 x) { return __builtin_rintf(x); }
 KILN_INLINE f64 round(f64 x) { return __builtin_rint(x); }
 KILN_INLINE f32v round(f32v x) {
-#if defined(KILN_WHOLE_LANES)
+#if defined(KILN_AVX512) || (defined(__AVX__) && KILN_W == 8)
   return whole_lanes<0>(x);
 #endif
   f32v size = abs(x), whole = (size + 0x1p23f) - 0x1p23f;
@@ -125,7 +127,7 @@ KILN_INLINE f64v round(f64v x) {
 //@ floor: round whole_lanes
 KILN_INLINE f32 floor(f32 x) { return __builtin_floorf(x); }
 KILN_INLINE f64 floor(f64 x) { return __builtin_floor(x); }
-#if defined(KILN_WHOLE_LANES)
+#if defined(KILN_AVX512) || (defined(__AVX__) && KILN_W == 8)
 KILN_INLINE f32v floor(f32v x) { return whole_lanes<1>(x); }
 #endif
 template <class V> KILN_INLINE V floor(V x) {
@@ -136,7 +138,7 @@ template <class V> KILN_INLINE V floor(V x) {
 //@ ceil: round copysign whole_lanes
 KILN_INLINE f32 ceil(f32 x) { return __builtin_ceilf(x); }
 KILN_INLINE f64 ceil(f64 x) { return __builtin_ceil(x); }
-#if defined(KILN_WHOLE_LANES)
+#if defined(KILN_AVX512) || (defined(__AVX__) && KILN_W == 8)
 KILN_INLINE f32v ceil(f32v x) { return whole_lanes<2>(x); }
 #endif
 template <class V> KILN_INLINE V ceil(V x) {
@@ -147,7 +149,7 @@ template <class V> KILN_INLINE V ceil(V x) {
 //@ trunc: floor abs copysign whole_lanes
 KILN_INLINE f32 trunc(f32 x) { return __builtin_truncf(x); }
 KILN_INLINE f64 trunc(f64 x) { return __builtin_trunc(x); }
-#if defined(KILN_WHOLE_LANES)
+#if defined(KILN_AVX512) || (defined(__AVX__) && KILN_W == 8)
 KILN_INLINE f32v trunc(f32v x) { return whole_lanes<3>(x); }
 #endif
 template <class V> KILN_INLINE V trunc(V x) { return copysign(floor(abs(x)), x); }

@@ -1,4 +1,5 @@
 //@ base
+constexpr int W = KILN_W;  // lanes of every vector
 typedef __INT8_TYPE__ i8;
 typedef __INT16_TYPE__ i16;
 typedef __INT32_TYPE__ i32;
@@ -17,9 +18,6 @@ struct f16 {
 };
 #define KILN_INLINE static inline __attribute__((always_inline))
 #define KILN_LAMBDA __attribute__((always_inline))
-#if defined(__AVX512F__) && defined(__AVX512DQ__) && KILN_W == 16
-#define KILN_AVX512
-#endif
 
 // vec<T>: one T per lane, as it is computed with. A bool is a lane of 0 or -1.
 template <class T> struct vec_of {
@@ -48,6 +46,14 @@ template <> struct vec_of<bool> {
 template <class T> using vec = typename vec_of<T>::type;
 template <class V> concept Lanes = requires(V v) { v[0]; };
 template <class V> concept Whole = requires(V v) { v << 1; };
+
+// Longer vectors GCC keeps in memory, and compares lane by lane.
+#if defined(KILN_AVX512)
+constexpr int register_bytes = 64;
+#else
+constexpr int register_bytes = 32;
+#endif
+template <class V> concept Register = Lanes<V> && sizeof(V) <= register_bytes;
 
 // The active lanes of a step: all, or the first n.
 struct Full {
@@ -137,9 +143,14 @@ KILN_INLINE f64v sel(mask c, f64v x, f64v y) { return chosen(c, x, y); }
 KILN_INLINE i64v sel(mask c, i64v x, i64v y) { return chosen(c, x, y); }
 KILN_INLINE u64v sel(mask c, u64v x, u64v y) { return chosen(c, x, y); }
 #else
-KILN_INLINE f64v sel(mask c, f64v x, f64v y) { return __builtin_convertvector(c, i64v) ? x : y; }
-KILN_INLINE i64v sel(mask c, i64v x, i64v y) { return __builtin_convertvector(c, i64v) ? x : y; }
-KILN_INLINE u64v sel(mask c, u64v x, u64v y) { return __builtin_convertvector(c, i64v) ? x : y; }
+// By bits: GCC would compare the widened mask with 0, lane by lane if the vector is two registers.
+template <class V> KILN_INLINE V chosen(mask c, V x, V y) {
+  i64v m = __builtin_convertvector(c, i64v);
+  return (V)(((i64v)x & m) | ((i64v)y & ~m));
+}
+KILN_INLINE f64v sel(mask c, f64v x, f64v y) { return chosen(c, x, y); }
+KILN_INLINE i64v sel(mask c, i64v x, i64v y) { return chosen(c, x, y); }
+KILN_INLINE u64v sel(mask c, u64v x, u64v y) { return chosen(c, x, y); }
 #endif
 KILN_INLINE i16v sel(mask c, i16v x, i16v y) { return __builtin_convertvector(c, i16v) ? x : y; }
 KILN_INLINE u16v sel(mask c, u16v x, u16v y) { return __builtin_convertvector(c, i16v) ? x : y; }
@@ -238,20 +249,51 @@ KILN_INLINE i32 distance32(i64 to, i64 from) {
 KILN_INLINE i64 wrapped(i64 at, i64 size) { return at < 0 ? at + size : at; }
 KILN_INLINE i64v wrapped(i64v at, i64 size) { return at + ((at >> 63) & size); }
 
-//@ within: sel less active any_lanes wrapped
-// A Python index into `size` elements, from the end if negative; one out of range sets the status.
-KILN_INLINE i64 within(i64 at, i64 size, i64* status) {
-  if (at < -size || at >= size) {
-    status[0] = 1;
-    return 0;
-  }
-  return at < 0 ? at + size : at;
+//@ any_negative: halves
+KILN_INLINE bool any_negative(i64v x) {
+#if defined(KILN_AVX512)
+  auto [low, high] = halves<whole_register>(x);
+  return __builtin_ia32_cmpq512_mask(low | high, whole_register{}, 1, (u8)-1) != 0;
+#elif defined(__AVX2__)
+  typedef i64 Part __attribute__((vector_size(32)));
+  typedef f64 Doubles __attribute__((vector_size(32)));
+  Part parts[sizeof x / sizeof(Part)], either = {};
+  __builtin_memcpy(parts, &x, sizeof x);
+  for (auto part : parts) either |= part;
+  return __builtin_ia32_movmskpd256((Doubles)either) != 0;
+#endif
+  i64 r = 0;
+  for (int k = 0; k < W; ++k) r |= x[k];
+  return r < 0;
 }
+
+//@ inside: any_negative
+// An index into `size` elements; one out of range sets the status.
+KILN_INLINE i64 inside(i64 at, i64 size, i64* status) {
+  if ((u64)at < (u64)size) return at;
+  status[0] = 1;
+  return 0;
+}
+__attribute__((noinline, cold)) static i64v outside(const i64v& at, i64 least, i64 size, i64* status, i64 active) {
+  i64v r = at;
+  for (i64 k = 0; k < W; ++k)
+    if (at[k] < least || at[k] >= size) {
+      r[k] = 0;
+      if (k < active) status[0] = 1;
+    }
+  return r;
+}
+// The distances to both ends are computed without a comparison, for which few machines have an instruction.
+template <class L> KILN_INLINE i64v inside(i64v at, i64 size, i64* status, L lanes) {
+  if (any_negative(at | (i64v)((u64)size - 1 - (u64v)at))) at = outside(at, 0, size, status, lanes.n);
+  return at;
+}
+
+//@ within: inside wrapped
+// A Python index, from the end if negative.
+KILN_INLINE i64 within(i64 at, i64 size, i64* status) { return inside(wrapped(at, size), size, status); }
 template <class L> KILN_INLINE i64v within(i64v at, i64 size, i64* status, L lanes) {
-  mask outside = at_least((u64v)(at + size), all((u64)size * 2)) & active(lanes);
-  if (any_lanes(outside)) {
-    status[0] = 1;
-    at = sel(outside, i64v{}, at);
-  }
+  i64v far = (i64v)(((u64v)at + (u64)size) | ((u64)size - 1 - (u64v)at));
+  if (any_negative(far)) at = outside(at, -size, size, status, lanes.n);
   return wrapped(at, size);
 }

@@ -43,6 +43,8 @@ KILN_INLINE bool any_lanes(mask v) {
   return __builtin_ia32_ptestmd512((vec_of<i32>::type)v, (vec_of<i32>::type)v, (u16)-1) != 0;
 #elif defined(__AVX__) && KILN_W == 8
   return __builtin_ia32_movmskps256((f32v)v) != 0;
+#elif defined(__SSE__) && KILN_W == 4
+  return __builtin_ia32_movmskps((f32v)v) != 0;
 #endif
   i32 r = 0;
   for (int k = 0; k < W; ++k) r |= v[k];
@@ -51,7 +53,7 @@ KILN_INLINE bool any_lanes(mask v) {
 
 //@ all_lanes: any_lanes
 KILN_INLINE bool all_lanes(mask v) {
-#if defined(KILN_AVX512) || (defined(__AVX__) && KILN_W == 8)
+#if defined(KILN_AVX512) || (defined(__AVX__) && KILN_W == 8) || (defined(__SSE__) && KILN_W == 4)
   return !any_lanes(~v);
 #endif
   i32 r = -1;

@@ -3,12 +3,7 @@
 template <class V> struct Words {
   V w[2];
 };
-// The lanes of a register: GCC keeps longer vectors in memory from round to round.
-#if defined(KILN_AVX512)
-constexpr int register_bytes = 64;
-#else
-constexpr int register_bytes = 32;
-#endif
+// The lanes of a register.
 typedef u64 word_register __attribute__((vector_size(register_bytes)));
 typedef i32 half_words __attribute__((vector_size(register_bytes)));
 template <class V> KILN_INLINE V low_word(V x) { return x & 0xffffffffu; }

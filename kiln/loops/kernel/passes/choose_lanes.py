@@ -1,0 +1,64 @@
+"""Kernels that work mostly on 64-bit numbers get half as many lanes, so that a vector of these is one register.
+
+    phase (i1: 768): out[i0, i1] = mul(load x[i0, i1], f64(2.0))      =>      lanes 4
+
+Vectors of two registers GCC keeps in memory between the steps of a loop, and it compares and selects lane by lane in
+them. Only for AVX2: with AVX-512 the prelude has instructions for the halves of such a vector.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import final
+
+import torch
+
+from kiln.loops.body.analyses import operands_of, symbols_used
+from kiln.loops.body.body import BodyOp, Compute, IndexValue, Indirect, Load
+from kiln.loops.kernel.kernel import KernelIR, Phase
+from kiln.loops.kernel.mapped import MappedKernel
+from kiln.support.records import dataclass
+from kiln.support.target import Target
+from kiln.symbolic import Symbol
+
+AVX2_BYTES = 32
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ChooseLanes:
+    name: str = "choose-lanes"
+
+    def run(self, mapped: MappedKernel, target: Target) -> tuple[MappedKernel, int]:
+        work = [_work(mapped.kernel, phase) for phase in mapped.kernel.phases]
+        wide, narrow = (sum(each) for each in zip(*work, strict=True))
+        if target.vector_bytes != AVX2_BYTES or wide <= narrow:
+            return mapped, 0
+        return replace(mapped, lanes=target.vector_bytes // 8), 1
+
+
+def _work(kernel: KernelIR, phase: Phase) -> tuple[int, int]:
+    """Operations per step on 64-bit lanes, and on others. What is the same in all lanes does not count."""
+    axes = kernel.units if kernel.strip else phase.axes
+    if not axes:
+        return 0, 0
+    moving: set[Symbol] = {axes[-1].symbol}
+    dtypes: dict[int, torch.dtype] = {}
+    counts = [0, 0]
+    for position, op in enumerate(phase.body.ops):
+        operands = [dtypes[operand] for operand in operands_of(op) if operand in dtypes]
+        if isinstance(op, IndexValue) or not (operands or moving & symbols_used(op)):
+            continue  # index expressions are compared in 32-bit lanes where they can be
+        dtypes[position] = op.dtype
+        if isinstance(op, Indirect):
+            moving.add(op.symbol)
+        counts[not any(dtype.itemsize == 8 for dtype in (op.dtype, *operands))] += _flops(op)
+    for effect in phase.effects:
+        result = dtypes.get(phase.body.results[effect.result])
+        if result is not None:
+            counts[result.itemsize != 8] += 1
+    return counts[0], counts[1]
+
+
+def _flops(op: BodyOp) -> int:
+    return max(op.op.flops, 1) if isinstance(op, Compute) else int(isinstance(op, Load | Indirect))
