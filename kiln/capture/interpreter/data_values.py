@@ -25,7 +25,7 @@ from kiln.capture.interpreter.speculation import Speculation, Speculations, cons
 from kiln.capture.interpreter.speculation import known_truth as known_condition
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
-from kiln.graph.ir.rewrite import all_nodes
+from kiln.graph.ir.rewrite import all_nodes, symbols_read
 from kiln.graph.trace.condition import equality, evaluate, inputs_of, integer_value, is_buffer, size_read
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.finish import changes_inputs
@@ -236,16 +236,19 @@ def refuse_unchecked(s: CaptureState, graph: Graph) -> None:
     effects, or changes inputs and does not check what was assumed before that; or where the tensor of a number was
     changed after it had been read."""
     runs_once = has_lasting_effects(graph)
+    checks_first = s.policy.own_regions and not calls_opaque(graph)
     found = s.part(DataValues)
     for assumption in found.assumptions:
         tensor = assumption.tensor
-        checked = tensor is not None and s.policy.own_regions and not calls_opaque(graph)
-        if (runs_once and not checked) or (tensor is not None and s.recorder.node_of(tensor) is not assumption.node):
+        changed = tensor is not None and s.recorder.node_of(tensor) is not assumption.node
+        if changed or (runs_once and not checks_first):
             raise data_dependent(assumption.step, "an assertion on values")
     env = s.recorder.env
+    late = symbols_read(all_nodes(graph)) - symbols_read(graph.nodes) if checks_first else None
     for check in env.checks if runs_once else ():
         for symbol in check.relation.free_symbols():
-            if symbol in found.steps and not isinstance(env.simplify(symbol), int):  # not speculated on
+            unchecked = late is None or symbol in late
+            if unchecked and symbol in found.steps and not isinstance(env.simplify(symbol), int):  # not speculated on
                 raise ValueNeeded(*found.steps[symbol])
 
 

@@ -14,7 +14,7 @@ from typing import final
 
 from kiln.loops.fusion.group import Group
 from kiln.loops.program.analyses import kept_buffers, memory_of, reads, symbols_read, symbols_used, written
-from kiln.loops.program.nodes import CHECK, Buffer, Extern, LoopNode, LoopProgram
+from kiln.loops.program.nodes import CHECK, LOCAL_SCALAR, Buffer, Extern, LoopNode, LoopProgram
 from kiln.support.records import dataclass
 from kiln.symbolic import Symbol
 
@@ -46,7 +46,8 @@ def last_check(program: LoopProgram) -> int:
 
 
 def is_check(node: object) -> bool:
-    return isinstance(node, Extern) and node.target == CHECK
+    """Whether it stops the region for some values; the last argument of one that reads a number is what must hold."""
+    return isinstance(node, Extern) and (node.target == CHECK or (node.target == LOCAL_SCALAR and bool(node.args[-1])))
 
 
 @final

@@ -21,7 +21,11 @@ from kiln.plan.overloads import is_random
 
 def last_check(nodes: Sequence[Node]) -> int:
     """The position of the last check among `nodes`, -1 if there is none."""
-    return max((number for number, node in enumerate(nodes) if node.op.name == "assert"), default=-1)
+    return max((number for number, node in enumerate(nodes) if _is_check(node)), default=-1)
+
+
+def _is_check(node: Node) -> bool:
+    return node.op.name == "assert" or (node.op.name == "local_scalar" and bool(node.attrs["checks"]))
 
 
 def checks_first(nodes: list[Node], writes: bool) -> list[Node]:
