@@ -107,6 +107,7 @@ MAP = {
             "Speculation",
         ),
         ("How is `torch.utils.checkpoint` traced?", "kiln/capture/interpreter/builtins/checkpoint.py", ""),
+        ("What is compiled of a function that runs eager?", "kiln/pipeline/eager_callees.py", "CalleeCompiler"),
         ("How many variants may a function have?", "kiln/pipeline/session.py", "TooManyVariants"),
         ("What is remembered of the sizes of earlier calls?", "kiln/pipeline/seen_inputs.py", "SeenInputs"),
         ("Which of torch's modes run eager?", "kiln/pipeline/modes.py", "unknown_mode"),

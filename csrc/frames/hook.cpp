@@ -82,6 +82,37 @@ PyObject* run_default(PyThreadState* thread, Frame* frame, int throwing) {
                              : previous(thread, frame, throwing);
 }
 
+PyObject* evaluate(PyThreadState* thread, Frame* frame, int throwing);
+
+void install() {
+  PyInterpreterState* interpreter = PyInterpreterState_Get();
+  if (in_chain) return;
+  previous = _PyInterpreterState_GetEvalFrameFunc(interpreter);
+  if (previous == _PyEval_EvalFrameDefault) previous = nullptr;
+  _PyInterpreterState_SetEvalFrameFunc(interpreter, evaluate);
+  in_chain = true;
+}
+
+// A hook that was installed over ours still calls it; then ours stays, idle.
+void uninstall() {
+  PyInterpreterState* interpreter = PyInterpreterState_Get();
+  if (_PyInterpreterState_GetEvalFrameFunc(interpreter) != evaluate) return;
+  _PyInterpreterState_SetEvalFrameFunc(interpreter, previous ? previous : _PyEval_EvalFrameDefault);
+  in_chain = false;
+}
+
+void push(PyObject* callback) {
+  hook.callbacks.push_back(own(callback));
+  if (wanted++ == 0) install();
+}
+
+void pop() {
+  PyObject* callback = hook.callbacks.back();
+  hook.callbacks.pop_back();
+  if (--wanted == 0) uninstall();
+  Py_DECREF(callback);
+}
+
 // Code that takes a frame over must have the same arguments and free variables.
 bool fits(PyCodeObject* before, PyCodeObject* after) {
   bool same = is_plain_function(after) && before->co_argcount == after->co_argcount &&
@@ -119,11 +150,21 @@ PyObject* call_as_function(Frame* frame, PyCodeObject* code) {
   return result;
 }
 
-// Runs the frame as `what`: a code object takes it over, a callable gets every slot.
+// Calls the function with the callback as the hook of this thread; None: without a hook.
+PyObject* call_under(PyObject* callback, PyObject* function, PyObject* const* arguments,
+                     Py_ssize_t count) {
+  push(callback);
+  PyObject* result = PyObject_Vectorcall(function, arguments, count, nullptr);
+  pop();
+  return result;
+}
+
+// Runs the frame as `what`: a code object takes it over, a callable gets every slot and runs
+// without the hook.
 PyObject* run_as(PyThreadState* thread, Frame* frame, PyObject* what) {
   PyCodeObject* code = frame_code(frame);
   if (!PyCode_Check(what)) {
-    PyObject* result = PyObject_Vectorcall(what, frame_slots(frame), slot_count(code), nullptr);
+    PyObject* result = call_under(Py_None, what, frame_slots(frame), slot_count(code));
     return frame_finish(thread, frame, stub, result);
   }
   auto* other = reinterpret_cast<PyCodeObject*>(what);
@@ -185,8 +226,8 @@ PyObject* ask(PyThreadState* thread, Frame* frame) {
 }
 
 PyObject* evaluate(PyThreadState* thread, Frame* frame, int throwing) {
-  if (throwing || hook.callbacks.empty() || hook.inside || !frame_is_fresh(frame) ||
-      !is_plain_function(frame_code(frame))) {
+  if (throwing || hook.callbacks.empty() || hook.callbacks.back() == Py_None || hook.inside ||
+      !frame_is_fresh(frame) || !is_plain_function(frame_code(frame))) {
     return run_default(thread, frame, throwing);
   }
   CodeCache* cache = find_cache(frame_code(frame));
@@ -209,39 +250,25 @@ PyObject* evaluate(PyThreadState* thread, Frame* frame, int throwing) {
   return result;
 }
 
-void install() {
-  PyInterpreterState* interpreter = PyInterpreterState_Get();
-  if (in_chain) return;
-  previous = _PyInterpreterState_GetEvalFrameFunc(interpreter);
-  if (previous == _PyEval_EvalFrameDefault) previous = nullptr;
-  _PyInterpreterState_SetEvalFrameFunc(interpreter, evaluate);
-  in_chain = true;
-}
-
-// A hook that was installed over ours still calls it; then ours stays, idle.
-void uninstall() {
-  PyInterpreterState* interpreter = PyInterpreterState_Get();
-  if (_PyInterpreterState_GetEvalFrameFunc(interpreter) != evaluate) return;
-  _PyInterpreterState_SetEvalFrameFunc(interpreter, previous ? previous : _PyEval_EvalFrameDefault);
-  in_chain = false;
-}
-
 PyObject* hook_push(PyObject*, PyObject* callback) {
   if (!PyCallable_Check(callback))
     return PyErr_Format(PyExc_TypeError, "the callback is not callable");
-  hook.callbacks.push_back(own(callback));
-  if (wanted++ == 0) install();
+  push(callback);
   Py_RETURN_NONE;
 }
 
 PyObject* hook_pop(PyObject*, PyObject*) {
   if (hook.callbacks.empty())
     return PyErr_Format(PyExc_RuntimeError, "this thread has no hook to remove");
-  PyObject* callback = hook.callbacks.back();
-  hook.callbacks.pop_back();
-  if (--wanted == 0) uninstall();
-  Py_DECREF(callback);
+  pop();
   Py_RETURN_NONE;
+}
+
+PyObject* hook_call(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count < 2) return PyErr_Format(PyExc_TypeError, "needs a callback and a function");
+  if (!PyCallable_Check(arguments[0]))
+    return PyErr_Format(PyExc_TypeError, "the callback is not callable");
+  return call_under(arguments[0], arguments[1], arguments + 2, count - 2);
 }
 
 PyObject* hook_wanted(PyObject*, PyObject*) { return PyLong_FromSsize_t(wanted); }
@@ -280,6 +307,8 @@ PyMethodDef functions[] = {
     {"hook_push", hook_push, METH_O,
      "Catches the frames of this thread with a callback, until hook_pop."},
     {"hook_pop", hook_pop, METH_NOARGS, "Ends the last hook_push of this thread."},
+    {"hook_call", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(hook_call)),
+     METH_FASTCALL, "Calls a function with arguments while a callback catches frames."},
     {"hook_wanted", hook_wanted, METH_NOARGS, "How many pushes of all threads have not ended."},
     {"set_code_entries", set_code_entries, METH_VARARGS,
      "The variants of a code object, or SKIP_ALWAYS."},

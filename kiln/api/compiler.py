@@ -28,7 +28,7 @@ from kiln.pipeline.dispatchers import calling, original_of
 from kiln.pipeline.session import CompileSession, SessionSettings
 from kiln.pipeline.switched_off import switched_off
 from kiln.report import ProgressBar, Report, log_names, log_stages
-from kiln.support.compiling import is_compiling
+from kiln.support.compiling import DISABLED, is_compiling
 from kiln.support.events import Event, EventSink
 from kiln.support.late import late
 from kiln.support.opaque import why_opaque
@@ -51,10 +51,6 @@ SHARED = SharedDispatchers()
 """The dispatchers of methods of modules."""
 
 __all__ = ["compile", "disable", "explain", "is_compiling", "keep_reports", "report_of", "reset", "session_of"]
-
-DISABLED = "_torchdynamo_disable"
-"""The mark of torch's own `torch.compiler.disable`, which libraries already use."""
-
 
 AnyCallable = TypeVar("AnyCallable", bound=Callable[..., Any])
 Parameters = ParamSpec("Parameters")

@@ -38,12 +38,15 @@ def hook_push(callback: FrameCallback, /) -> None:
     """Catches every plain function that this thread starts, until `hook_pop`; pushes nest.
 
     `callback(code, arguments by name, globals, closure, function)` returns another code object (same arguments and
-    free variables; it takes the frame over), a callable (gets every slot), None (run unchanged) or `SKIP_ALWAYS`. It
-    is not called if a variant published by `set_code_entries` holds.
+    free variables; it takes the frame over), a callable (gets every slot, and runs without the hook), None (run
+    unchanged) or `SKIP_ALWAYS`. It is not called if a variant published by `set_code_entries` holds.
     """
 
 def hook_pop() -> None:
     """Ends the last `hook_push` of this thread; the hook is removed with the last of all threads."""
+
+def hook_call(callback: FrameCallback, function: Callable[..., object], /, *arguments: object) -> object:
+    """Calls the function, between a `hook_push` and a `hook_pop`."""
 
 def hook_wanted() -> int:
     """How many pushes of all threads have not ended."""

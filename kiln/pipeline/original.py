@@ -35,12 +35,13 @@ def in_python(function: FunctionType) -> FunctionType:
     return resume_function(plain, function.__globals__, function.__closure__, function.__qualname__)
 
 
-def taking_slots(function: FunctionType) -> Callable[..., object]:
-    """`function` as an entry calls it: every argument slot positionally, `*args` and `**kwargs` as one slot each."""
-    code = function.__code__
+def taking_slots(function: FunctionType, run: Callable[..., object] | None = None) -> Callable[..., object]:
+    """`run`, or `function` itself, as an entry calls it: every argument slot of `function` positionally, `*args` and
+    `**kwargs` as one slot each."""
+    code, run = function.__code__, run or function
     positional, keyword_only = code.co_argcount, code.co_kwonlyargcount
     if not keyword_only and not code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
-        return function
+        return run
     names = code.co_varnames[positional : positional + keyword_only]
 
     def call(*slots: object) -> object:
@@ -50,6 +51,6 @@ def taking_slots(function: FunctionType) -> Callable[..., object]:
             args += rest.pop(0)  # type: ignore[operator]
         if code.co_flags & inspect.CO_VARKEYWORDS:
             named.update(rest.pop(0))  # type: ignore[call-overload]
-        return function(*args, **named)
+        return run(*args, **named)
 
     return call

@@ -24,7 +24,7 @@ from torch import nn
 
 from kiln.capture.bytecode.resume import assembled, origin_of
 from kiln.capture.guards.explanation import UNKNOWN, Failure, differences, explain_failure
-from kiln.native._frames import Dispatcher, Entry
+from kiln.native._frames import Dispatcher, Entry, hook_supported
 from kiln.pipeline.compile_budget import CompileBudget, CompileBudgetSpent
 from kiln.pipeline.compile_key import compile_key, compiler_contents
 from kiln.pipeline.context import CompileContext
@@ -40,6 +40,7 @@ from kiln.pipeline.dispatchers import (
     side_exit_maker,
     side_exits,
 )
+from kiln.pipeline.eager_callees import CalleeCompiler
 from kiln.pipeline.growing_lists import wait_for_length
 from kiln.pipeline.modes import UnknownMode, mode_to_run_eager, watch_current_device, without_autograd_observers
 from kiln.pipeline.original import in_python, taking_slots
@@ -412,7 +413,18 @@ class CompileSession:
     def _run_eager(self, dispatcher: Dispatcher, problem: KilnError, cause: Exception | None = None) -> Entry:
         """A variant without guards that is the original function."""
         self.report_eager(problem, cause)
-        return Entry(None, taking_slots(assembled(in_python(original_of(dispatcher)))), problem)
+        function = assembled(in_python(original_of(dispatcher)))
+        run = taking_slots(function)
+        if not self.captures or not hook_supported or isinstance(problem, TooManyVariants | TooManyBreaks):
+            return Entry(None, run, problem)
+
+        def settle(run: Callable[..., object]) -> None:
+            with self._lock:
+                settled = Entry(None, run, problem)
+                dispatcher.set_entries([settled if found is entry else found for found in dispatcher.entries])
+
+        entry = Entry(None, CalleeCompiler(function, self.dispatcher).trial(run, settle), problem)
+        return entry
 
     def report_eager(self, problem: KilnError, cause: Exception | None = None) -> None:
         """Warn, once per code, that a call runs eager; with `fullgraph` raise the reason."""

@@ -61,12 +61,11 @@ from kiln.runtime.guards.source import (
     ModuleGlobalSource,
     Source,
 )
+from kiln.support.compiling import DISABLED
 from kiln.support.opaque import TRANSFORMS, why_opaque
 from kiln.support.records import dataclass
 
 VARARGS, VARKEYWORDS, ASYNC_GENERATOR = 0x04, 0x08, 0x200
-DISABLED = "_torchdynamo_disable"
-"""The attribute by which `torch.compiler.disable` and `kiln.disable` mark a function."""
 MARK_OF_TORCH = _disable_dynamo(len).__code__
 """Of the functions by which torch keeps parts of itself out of torch.compile, such as `Optimizer.zero_grad`."""
 WRAPPER_CONSTRUCTOR = "mark_subclass_constructor_exportable"
