@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import kiln
+from tests.faults.outcome import assert_like_eager
 
 PROGRAMS: dict[str, Callable[[Tensor], object]] = {
     "constants": lambda x: (x * 0.3 + torch.full((4,), 2.0, device="cpu") * 3, x.half() * 3.1),
@@ -33,3 +34,22 @@ def test_on_cpu_tensors_with_another_default(name: str, backend: str | None) -> 
         torch.set_default_device(None)
     torch.testing.assert_close(result, expected)
     assert compiled.report().eager == 0
+
+
+@pytest.mark.parametrize("error", [False, True])
+def test_a_break_under_a_device(error: bool) -> None:
+    """The device was entered while tracing, and stayed the default of the process."""
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, list[object]]:
+        with torch.device("meta") as device:
+            made = torch.ones(3)
+            values = x.tolist()
+            if error:
+                raise KeyError
+        return x.sum() + made.numel(), [*values, device.type]
+
+    compiled = kiln.compile(program)
+    for _ in range(2):
+        assert_like_eager(compiled, program, torch.ones(3))
+        assert torch.ones(1).device.type == "cpu" and not torch._C._len_torch_function_stack()
+    assert not any(reason.code.startswith("KILN9") for reason in kiln.report_of(compiled).eager_reasons)

@@ -370,3 +370,10 @@ def test_the_gradient_of_logit_outside_of_its_domain() -> None:
 
     x = torch.tensor([-1.0, -0.0, 0.0, 0.5, 1.0, 2.0], requires_grad=True)
     assert_like_eager(kiln.compile(program, fullgraph=True), program, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.complex64])
+def test_the_layout_of_a_power_of_zero(dtype: torch.dtype) -> None:
+    for x in (torch.ones(3, 2, dtype=dtype).t(), torch.ones(2, 1, 4, 4, dtype=dtype).permute(0, 2, 3, 1)):
+        result, expected = kiln.compile(lambda x: x**0)(x), x**0
+        assert torch.equal(result, expected) and result.stride() == expected.stride()

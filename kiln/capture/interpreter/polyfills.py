@@ -17,6 +17,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TextIO, TypeVar
 
 import torch
+from torch.utils._device import DeviceContext
 
 ABSENT: Any = object()
 T = TypeVar("T")
@@ -291,6 +292,15 @@ def record_function_enter(self: Any) -> Any:
 
 def record_function_exit(self: Any, kind: object, error: object, traceback: object) -> None:
     """No exception is swallowed."""
+
+
+def enter_device(device: torch.device) -> torch.device:
+    torch._C._push_on_torch_function_stack(DeviceContext(device))
+    return device
+
+
+def leave_device(device: torch.device, kind: object, error: object, traceback: object) -> None:
+    torch._C._pop_torch_function_stack()
 
 
 def value_of_state(x: object) -> object:

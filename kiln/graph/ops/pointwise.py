@@ -216,12 +216,12 @@ def pow_scalar(e: Emit, x: Node, exponent: Number) -> Node:
     if not (dtype.is_floating_point or dtype.is_complex) and not isinstance(exponent, complex) and exponent < 0:
         raise RuntimeError("Integers to negative integer powers are not allowed.")
     base = e.convert(x, dtype)
+    if exponent == 0:
+        return relaid(e, _ones(e, base), e.pointwise("neg", base).tensor.strides)
     simple = _POWERS.get(exponent) if dtype.is_floating_point and not isinstance(exponent, complex) else None
     if simple is not None:
         wide = OPMATH.get(dtype, dtype)
         return e.convert(simple(e, e.convert(base, wide)), dtype)
-    if exponent == 0 and dtype.is_complex:
-        return relaid(e, _ones(e, base), e.preserved_strides(x.tensor))
     if exponent == 2:
         return e.pointwise("mul", base, base)
     return e.pointwise("pow", base, exponent)
@@ -249,7 +249,6 @@ def _square(e: Emit, x: Node) -> Node:
 
 
 _POWERS: dict[Number, Callable[[Emit, Node], Node]] = {
-    0: _ones,
     0.5: lambda e, x: e.pointwise("sqrt", x),
     1: copy,
     2: _square,

@@ -47,6 +47,8 @@ POLYFILLS: dict[Hashable, object] = {
     record_function.__init__: polyfills.record_function_init,
     record_function.__enter__: polyfills.record_function_enter,
     record_function.__exit__: polyfills.record_function_exit,
+    torch.device.__enter__: polyfills.enter_device,
+    torch.device.__exit__: polyfills.leave_device,
     _get_value: polyfills.value_of_state,
     inspect._shadowed_dict: polyfills.shadowed_dict,  # type: ignore[attr-defined]
     torch._C._group_tensors_by_device_and_dtype: polyfills.grouped_tensors,
