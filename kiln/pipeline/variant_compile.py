@@ -8,7 +8,7 @@ from types import FunctionType
 
 from kiln.build.cubins import prepare_compiling
 from kiln.capture.bytecode.resume import assembled
-from kiln.capture.interpreter.breaks import UninitialisedParameter
+from kiln.capture.interpreter.breaks import RaisesException, UninitialisedParameter, as_raised
 from kiln.capture.interpreter.capture import Capture
 from kiln.graph.offload.part import OtherCompiler
 from kiln.native._frames import BoundCall, Dispatcher, Entry, ExpectedToRaise
@@ -56,12 +56,13 @@ def compile_variant(
         assert capture.skipped is not None
         if capture.raises or capture.guarded:
             return eager_entry(function, capture, arguments, context, seen)
-        if isinstance(capture.skipped, UninitialisedParameter):
+        of_program = fullgraph and isinstance(capture.skipped, RaisesException)  # it is raised again, by the program
+        if of_program or isinstance(capture.skipped, UninitialisedParameter):
             context.events.emit("eager", code=capture.skipped.code, reason=capture.skipped.reason)
             return None
         raise capture.skipped
     if capture.breaks and fullgraph:
-        raise capture.breaks[0]
+        raise as_raised(capture.breaks[0])
     return compiled_entry(
         function, capture.function, captured, arguments, context, seen, stored, side_exits(dispatcher)
     )

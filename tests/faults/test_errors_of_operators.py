@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import kiln
+from kiln.support.errors import KilnError
 from tests.faults.outcome import assert_like_eager
 
 
@@ -91,3 +92,22 @@ def test_an_error_of_another_compilers_region_is_not_hidden() -> None:
 
     with pytest.raises(RuntimeError, match="of the back end"):
         kiln.compile(lambda x: x.topk(2)[0], backend=backend)(torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x.reshape(7, 7),
+        lambda x: x[5],
+        lambda x: x + "a",
+        lambda x: x.sum(dim=3),
+        lambda x: torch.nn.functional.interpolate(x, mode="none"),
+    ],
+)
+def test_the_program_catches_errors_of_a_whole_graph_as_those_of_eager(program: Callable[[Any], Any]) -> None:
+    x = torch.ones(3)
+    with pytest.raises(Exception) as expected:
+        program(x)
+    with pytest.raises(expected.type) as caught:
+        kiln.compile(program, fullgraph=True)(x)
+    assert isinstance(caught.value, KilnError), "it names the line of the program"

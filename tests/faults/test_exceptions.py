@@ -402,3 +402,13 @@ def test_tracebacks_lead_to_the_lines_of_the_program() -> None:
     compiled = kiln.compile(program, backend="eager", options={"cache": False})
     for _ in range(2):
         assert_like_eager(compiled, program, torch.ones(2))
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_an_error_that_numbers_decide_is_the_program_s_own(fullgraph: bool) -> None:
+    def program(x: Any, by: float) -> Any:
+        return x * (1.0 / by)
+
+    compiled = kiln.compile(program, fullgraph=fullgraph)
+    for by in (2.0, 4.0, 0.0, 5.0, 0.0):
+        assert_like_eager(compiled, program, torch.ones(2), by)

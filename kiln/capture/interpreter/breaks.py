@@ -126,6 +126,15 @@ class TorchCallFailed(GraphBreak):
         return cls(function=function, why=f"{type(error).__name__}: {error}")
 
 
+def as_raised(stop: GraphBreak) -> GraphBreak:
+    """The break as the program catches it: of the class, too, of what torch has raised."""
+    cause = stop.__cause__
+    if isinstance(stop, TorchCallFailed) and isinstance(cause, RuntimeError | IndexError | TypeError | ValueError):
+        kind = next(kind for kind in type(cause).__mro__ if kind.__module__ == "builtins")
+        stop.__class__ = type(type(stop).__name__, (type(stop), kind), {"__module__": __name__})
+    return stop
+
+
 class DataDependentBranch(GraphBreak):
     code = "KILN1007"
     what = "`{statement}` depends on the value of a tensor"
