@@ -56,7 +56,12 @@ def parts(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
     return a, b, a * b
 
 
-PROGRAMS = (chain, backwards, apart, features, view_of_input, at_zero, parts)
+def view_before_base(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    h = x * w
+    return h.t(), h, (h * w).sin()
+
+
+PROGRAMS = (chain, backwards, apart, features, view_of_input, at_zero, parts, view_before_base)
 
 
 def total(results: tuple[Tensor, ...], *numbers: int) -> Tensor:

@@ -93,6 +93,7 @@ from kiln.capture.interpreter.variables.weak_references import (
     refuse_late_callbacks,
     watch_lifetimes,
 )
+from kiln.graph.autograd.dependencies import in_order_of_history
 from kiln.graph.autograd.errors import BackwardRaises
 from kiln.graph.autograd.own_leaves import mark_histories
 from kiln.graph.trace.fake import FakeTensor
@@ -466,14 +467,14 @@ def finish(
         prologue = make_prologue(s, function, callbacks.make_exit, callbacks.compile_speculation)
     checks = [(writer.output(condition), expected) for condition, expected in conditions(s)]
     if writer.outputs or has_effects(recorder) or is_checked(s):
+        writer.outputs = in_order_of_history(recorder, writer.outputs)
         trace = recorder.finish(writer.outputs)
         mark_histories(recorder, trace)
         refuse_unchecked(s, trace.graph)
         refuse_own_leaves(s, trace)
         refuse_shared_history(s, trace)
-        make_final_checks(s, writer.outputs)
-        refuse_visible_copies(s, writer.outputs)
-        refuse_varying_gradients(s, writer.outputs)
+        for check in (make_final_checks, refuse_visible_copies, refuse_varying_gradients):
+            check(s, writer.outputs)
         region = callbacks.compile_region(recorder, trace)
         regions.append(Region(trace, region))
         collect = bound_sources(trace, prologue)

@@ -18,8 +18,20 @@ from kiln.graph.ir.graph import Output
 from kiln.graph.trace import FakeTensor, Recorder
 from kiln.graph.trace.autograd_edges import Edge, edge_of
 from kiln.graph.trace.recorder import recording
+from kiln.graph.trace.storage_view import root_of
 
 Dependencies = tuple[tuple[int, ...], ...]
+
+
+def in_order_of_history(recorder: Recorder, outputs: list[FakeTensor]) -> list[FakeTensor]:
+    """If some share memory: each behind those from which it is computed, as views are rebuilt from the first."""
+    roots = {id(root_of(fake.storage_view.storage)) for fake in outputs if not fake.is_outer}
+    if len(roots) == len(outputs):
+        return outputs
+    with recording(recorder):  # autograd computes the gradient function of a view on demand
+        functions = [fake.grad_fn if fake.requires_grad else None for fake in outputs]
+    made = {id(fake): f._sequence_nr() if f is not None else 0 for fake, f in zip(outputs, functions, strict=True)}
+    return sorted(outputs, key=lambda fake: (not fake.requires_grad, made[id(fake)]))
 
 
 def dependencies(recorder: Recorder, outputs: Sequence[Output], results: Sequence[FakeTensor]) -> Dependencies:
