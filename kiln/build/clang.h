@@ -33,7 +33,12 @@ template <class V, class I> static inline __attribute__((always_inline)) V shuff
 #define __builtin_ia32_sqrtps512_mask(x, rest, mask, rounding) _mm512_sqrt_ps((__m512)(x))
 #define __builtin_ia32_sqrtpd512_mask(x, rest, mask, rounding) _mm512_sqrt_pd((__m512d)(x))
 
-// 256 bits.
+// 128 and 256 bits.
+#define __builtin_ia32_packssdw128(a, b) _mm_packs_epi32((__m128i)(a), (__m128i)(b))
+#define __builtin_ia32_packsswb128(a, b) _mm_packs_epi16((__m128i)(a), (__m128i)(b))
+#define __builtin_ia32_packusdw128(a, b) _mm_packus_epi32((__m128i)(a), (__m128i)(b))
+#define __builtin_ia32_pmovsxbd256(x) _mm256_cvtepi8_epi32((__m128i)(x))
+#define __builtin_ia32_pmovzxbd256(x) _mm256_cvtepu8_epi32((__m128i)(x))
 #define __builtin_ia32_pmuludq256(a, b) _mm256_mul_epu32((__m256i)(a), (__m256i)(b))
 #define __builtin_ia32_sqrtps256(x) _mm256_sqrt_ps((__m256)(x))
 #define __builtin_ia32_vcvtph2ps256(x) _mm256_cvtph_ps((__m128i)(x))

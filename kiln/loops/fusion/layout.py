@@ -69,9 +69,10 @@ def block_units(group: Group, symbols: GroupSymbols) -> None:
 def layout(group: Group, stored: frozenset[str], buffers: Mapping[str, Buffer], target: Target) -> LoopLayout:
     """How the loops of `group` are run on `target`; `stored`: results that reach memory."""
     strides = _strides(group)
-    vector = best_vector(group, group.members, stored)
+    full_row = 1 if target.is_gpu else SHORT_ROW
+    vector = best_vector(group, group.members, stored, full_row)
     if vector is None:
-        vector = best_vector(group, group.members)
+        vector = best_vector(group, group.members, None, full_row)
     in_strips = vector is None or vector in group.units or _has_short_rows(group)
     if in_strips and vector not in group.units:
         vector = min(group.units, key=lambda unit: strides.get(unit, 0.0), default=None)
@@ -91,20 +92,23 @@ def _has_short_rows(group: Group) -> bool:
     return longest < SHORT_ROW and group.points_hint(group.units) >= 8 * SHORT_ROW
 
 
-def best_vector(group: Group, members: Iterable[Member], stored: frozenset[str] | None = None) -> Symbol | None:
+def best_vector(
+    group: Group, members: Iterable[Member], stored: frozenset[str] | None = None, full_row: int = 1
+) -> Symbol | None:
     """The symbol with neighbours in memory in most accesses, weighed by elements; None where there is none.
 
-    `stored`: which results of members reach memory; None: all.
+    `stored`: which results of members reach memory; None: all. Rows shorter than `full_row` count in part.
     """
     private = group.writers().keys() - stored if stored is not None else frozenset()
-    votes: dict[Symbol, int] = {}
+    votes: dict[Symbol, float] = {}
     for member in members:
         for access in member.accesses():
             if access.form is None or access.buffer in private:
                 continue
             for symbol, stride in access.form.strides.items():
                 if is_static(stride) and stride == 1:
-                    votes[symbol] = votes.get(symbol, 0) + group.points_hint(access.form.strides)
+                    filled = min(group.points_hint((symbol,)) / full_row, 1.0)
+                    votes[symbol] = votes.get(symbol, 0) + group.points_hint(access.form.strides) * filled
     return max(votes, key=lambda symbol: votes[symbol], default=None)
 
 

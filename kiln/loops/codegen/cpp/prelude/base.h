@@ -88,6 +88,14 @@ KILN_INLINE i32v lanes32() {
 //@ lanes64: lanes32
 KILN_INLINE i64v lanes64() { return __builtin_convertvector(lanes32(), i64v); }
 
+//@ lane_numbers
+// 0, 1, .., N - 1 as constants, of which GCC makes shuffles of one instruction.
+template <int... K> struct LaneNumbers {};
+template <int N, int... K> struct lane_numbers : lane_numbers<N - 1, N - 1, K...> {};
+template <int... K> struct lane_numbers<0, K...> {
+  static constexpr LaneNumbers<K...> all{};
+};
+
 //@ active: lanes32
 // The active lanes of a step, as a mask.
 KILN_INLINE mask active(Full) { return all(true); }
@@ -97,7 +105,15 @@ KILN_INLINE mask active(Part lanes) { return lanes32() < (i32)lanes.n; }
 // The result of a comparison as a bool.
 KILN_INLINE bool as_mask(bool x) { return x; }
 KILN_INLINE mask as_mask(i32v x) { return x; }
+#if defined(__AVX2__) && KILN_W == 4
+KILN_INLINE mask as_mask(i64v x) {
+  mask h[2];
+  __builtin_memcpy(h, &x, sizeof h);
+  return __builtin_shuffle(h[0], h[1], mask{0, 2, 4, 6});
+}
+#else
 KILN_INLINE mask as_mask(i64v x) { return __builtin_convertvector(x, mask); }
+#endif
 KILN_INLINE mask as_mask(i16v x) { return __builtin_convertvector(x, mask); }
 KILN_INLINE mask as_mask(i8v x) { return __builtin_convertvector(x, mask); }
 
@@ -167,9 +183,39 @@ KILN_INLINE i32v wide32(i8v x) { return (i32v)__builtin_ia32_pmovsxbd512_mask((b
 KILN_INLINE i32v wide32(u16v x) { return (i32v)__builtin_ia32_pmovzxwd512_mask((i16v)x, i32v{}, (u16)-1); }
 KILN_INLINE i32v wide32(i16v x) { return (i32v)__builtin_ia32_pmovsxwd512_mask(x, i32v{}, (u16)-1); }
 KILN_INLINE u16v low16(u32v x) { return (u16v)__builtin_ia32_pmovdw512_mask((i32v)x, i16v{}, (u16)-1); }
+#elif defined(__AVX2__) && KILN_W == 8
+typedef char byte_lanes __attribute__((vector_size(16)));
+typedef i32 half_lanes __attribute__((vector_size(16)));
+template <class V> KILN_INLINE byte_lanes in_register(V x) {
+  typedef i64 Two __attribute__((vector_size(16)));
+  return (byte_lanes)Two{__builtin_bit_cast(i64, x), 0};
+}
+KILN_INLINE i32v wide32(u8v x) { return (i32v)__builtin_ia32_pmovzxbd256(in_register(x)); }
+KILN_INLINE i32v wide32(i8v x) { return (i32v)__builtin_ia32_pmovsxbd256(in_register(x)); }
+KILN_INLINE u16v low16(u32v x) {
+  half_lanes h[2];
+  __builtin_memcpy(h, &x, sizeof h);
+  return (u16v)__builtin_ia32_packusdw128(h[0], h[1]);
+}
 #else
+// Of numbers below 2^16.
 KILN_INLINE u16v low16(u32v x) { return __builtin_convertvector(x, u16v); }
 #endif
+
+//@ mask_bytes: wide32
+// 0 or 1 for each lane.
+KILN_INLINE u8v mask_bytes(mask m) {
+#if defined(__AVX2__) && KILN_W == 8
+  half_lanes h[2];
+  __builtin_memcpy(h, &m, sizeof h);
+  auto words = __builtin_ia32_packssdw128(h[0], h[1]);
+  auto bytes = (byte_lanes)__builtin_ia32_packsswb128(words, words) & 1;
+  u8v r;
+  __builtin_memcpy(&r, &bytes, sizeof r);
+  return r;
+#endif
+  return __builtin_convertvector(m & 1, u8v);
+}
 
 //@ less: as_mask halves
 // Comparisons: a bool of numbers, a mask of lanes.

@@ -127,16 +127,15 @@ KILN_INLINE void add_row(f64* to, const f32* from, i64 count) {
   for (; k < count; ++k) to[k] += (f64)from[k];
 }
 
-//@ scan_sum: keep
+//@ scan_sum: keep lane_numbers
 // Prefix sums on top of `run`, in 64 bits: for each half of the vector by doubling distances.
 typedef f64 f64h __attribute__((vector_size(sizeof(f64) * W / 2)));
 typedef i64 i64h __attribute__((vector_size(sizeof(i64) * W / 2)));
+template <int D, class H, int... K> KILN_INLINE H moved_up(H x, LaneNumbers<K...>) {
+  return __builtin_shuffle(x, H{}, i64h{(K < D ? W / 2 : K - D)...});
+}
 template <int D, class H> KILN_INLINE H scan_half(H x) {
-  if constexpr (D < W / 2) {
-    i64h from;
-    for (int k = 0; k < W / 2; ++k) from[k] = k < D ? W / 2 : k - D;
-    return scan_half<2 * D>(x + __builtin_shuffle(x, H{}, from));
-  }
+  if constexpr (D < W / 2) return scan_half<2 * D>(x + moved_up<D>(x, lane_numbers<W / 2>::all));
   return x;
 }
 template <class L> KILN_INLINE f32v scan_sum(f32v v, f64& run, L lanes) {

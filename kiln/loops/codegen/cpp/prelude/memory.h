@@ -65,7 +65,7 @@ template <class L> KILN_INLINE mask load_step(const bool* p, i64 step, L lanes) 
   return r;
 }
 
-//@ transpose
+//@ transpose: lane_numbers
 // W vectors of W lanes, rows to columns in log2(W) steps of exchanges.
 template <int Size> struct same_size {
   typedef i32 type;
@@ -73,25 +73,24 @@ template <int Size> struct same_size {
 template <> struct same_size<2> {
   typedef i16 type;
 };
+template <> struct same_size<8> {
+  typedef i64 type;
+};
 template <class T> using tile_row = typename vec_of<typename same_size<sizeof(T)>::type>::type;
-template <class T> constexpr bool has_tile_row = sizeof(T) == 4 || sizeof(T) == 2;
-template <class V> KILN_INLINE void transpose(V* r) {
+template <class T> constexpr bool has_tile_row = sizeof(T) > 1 && sizeof(T) * W <= register_bytes;
+// Lanes with bit S of their number go from the one to the other.
+template <int S, class V, int... K> KILN_INLINE void exchange(V& a, V& b, LaneNumbers<K...>) {
   typedef decltype(V{} == V{}) Places;
-#pragma GCC unroll 8
-  for (int s = 1; s < W; s *= 2) {
-    Places low, high;
-#pragma GCC unroll 64
-    for (int k = 0; k < W; ++k) {
-      low[k] = (k & s) ? W + k - s : k;
-      high[k] = (k & s) ? W + k : k + s;
-    }
+  V low = __builtin_shuffle(a, b, Places{(K & S ? W + K - S : K)...});
+  b = __builtin_shuffle(a, b, Places{(K & S ? W + K : K + S)...});
+  a = low;
+}
+template <int S, class V> KILN_INLINE void transpose(V* r) {
+  if constexpr (S < W) {
 #pragma GCC unroll 64
     for (int k = 0; k < W; ++k)
-      if (!(k & s)) {
-        V a = r[k], b = r[k + s];
-        r[k] = __builtin_shuffle(a, b, low);
-        r[k + s] = __builtin_shuffle(a, b, high);
-      }
+      if (!(k & S)) exchange<S>(r[k], r[k + S], lane_numbers<W>::all);
+    transpose<2 * S>(r);
   }
 }
 template <class T>
@@ -99,7 +98,7 @@ __attribute__((noinline)) static void transpose_tile(T* to, i64 to_step, const T
   tile_row<T> r[W];
 #pragma GCC unroll 64
   for (int k = 0; k < W; ++k) __builtin_memcpy(&r[k], from + k * from_step, sizeof r[k]);
-  transpose(r);
+  transpose<1>(r);
 #pragma GCC unroll 64
   for (int k = 0; k < W; ++k) __builtin_memcpy(to + k * to_step, &r[k], sizeof r[k]);
 }
@@ -198,12 +197,12 @@ KILN_INLINE void write(f32* p, f32v v, Part lanes) {
 }
 #endif
 
-//@ store: write narrow
+//@ store: write narrow mask_bytes
 template <class T, class L> KILN_INLINE void store(T* p, vec<T> v, L lanes) { write(p, v, lanes); }
 template <class L> KILN_INLINE void store(bf16* p, f32v v, L lanes) { write((u16*)p, narrow_bf16(v), lanes); }
 template <class L> KILN_INLINE void store(f16* p, f32v v, L lanes) { write((u16*)p, narrow_f16(v), lanes); }
 template <class L> KILN_INLINE void store(bool* p, mask v, L lanes) {
-  write((u8*)p, __builtin_convertvector(v & 1, u8v), lanes);
+  write((u8*)p, mask_bytes(v), lanes);
 }
 
 //@ put: narrow
