@@ -427,8 +427,8 @@ class CompileSession:
         return entry
 
     def report_eager(self, problem: KilnError, cause: Exception | None = None) -> None:
-        """Warn, once per code, that a call runs eager; with `fullgraph` raise the reason."""
-        if self.settings.fullgraph:
+        """Warn, once per code, that a call runs eager; with `fullgraph`, or if the program says so, raise the reason."""
+        if self.settings.fullgraph or problem.forbidden:
             raise problem from cause or problem.__cause__
         at = problem.at.text() if problem.at is not None else ""
         self.events.emit("eager", code=problem.code, reason=problem.reason, at=at, hint=problem.hint)

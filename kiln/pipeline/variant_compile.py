@@ -61,7 +61,7 @@ def compile_variant(
             context.events.emit("eager", code=capture.skipped.code, reason=capture.skipped.reason)
             return None
         raise capture.skipped
-    if capture.breaks and fullgraph:
+    if capture.breaks and (fullgraph or capture.breaks[0].forbidden):
         raise as_raised(capture.breaks[0])
     return compiled_entry(
         function, capture.function, captured, arguments, context, seen, stored, side_exits(dispatcher)

@@ -44,6 +44,9 @@ class KilnError(Exception):
         if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
             raise TypeError(f"error code {cls.code} already belongs to {other.__qualname__}")
 
+    forbidden = False
+    """The program says that it is to be raised where it would only be reported."""
+
     def __init__(self, *, at: Location | None = None, **details: object) -> None:
         self.at = at
         self.details = details

@@ -30,15 +30,31 @@ TRANSFORMS = frozenset(("torch._functorch.vmap", "torch._functorch.eager_transfo
 """Modules whose functions open levels of function transforms."""
 INTERPRETED = TRANSFORMS | {
     *("torch._functorch.apis", "torch._functorch.functional_call", "torch._functorch.utils"),
-    *("torch._functorch.predispatch", "torch._dynamo.mutation_guard", MADE_BY_KILN),
+    *("torch._functorch.predispatch", "torch._dynamo.mutation_guard", "torch._dynamo.comptime", MADE_BY_KILN),
     *("torch.distributed.tensor._api", "torch.distributed.tensor.parallel.style"),
 }
 """Modules of these packages that are interpreted."""
+INTERPRETED_PARTS = {
+    "torch._higher_order_ops.invoke_subgraph": frozenset(("mark_compile_region",)),
+    "torch._dynamo.external_utils": frozenset(("wrap_dunder_call_ctx_manager", "is_compiling")),
+    "torch._dynamo.decorators": frozenset((
+        *("error_on_graph_break", "ErrorOnGraphBreakDecoratorContextManager"),
+        *("override_cudagraphs", "CudagraphOverrideContextManager"),
+    )),
+    "torch.fx.experimental.symbolic_shapes": frozenset((
+        *("guard_or_false", "guard_or_true", "_guard_or", "guard_size_oblivious", "guard_scalar", "guard_bool"),
+        *("statically_known_true", "statically_known_false", "sym_and", "sym_or", "sym_eq", "guard_int", "guard_float"),
+        *("is_concrete_int", "is_concrete_float", "is_concrete_bool", "has_static_value"),
+    )),
+}  # fmt: skip
+"""Module -> functions and classes in it that are interpreted: in eager they do what they say with plain values."""
 
 
 def why_opaque(function: FunctionType) -> str:
     """Why `function` is called and not interpreted; `""` if it is."""
     module = str(function.__globals__.get("__name__"))
     if not module.startswith(("torch.", "kiln.")) or module in INTERPRETED:
+        return ""
+    if function.__qualname__.partition(".")[0] in INTERPRETED_PARTS.get(module, ()):
         return ""
     return next((why for package, why in OPAQUE.items() if f"{module}.".startswith(f"{package}.")), "")

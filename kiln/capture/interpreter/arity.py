@@ -42,7 +42,7 @@ NO_SIGNATURE: dict[object, tuple[int, int | None, frozenset[str] | None]] = {
     **{
         getattr(cls, name): (1, 1, frozenset())
         for cls in (*DICTS, types.MappingProxyType)
-        for name in ("clear", "copy", "items", "keys", "values")
+        for name in ("clear", "copy", "items", "keys", "values", "__reversed__")
         if hasattr(cls, name)
     },
     **dict.fromkeys(

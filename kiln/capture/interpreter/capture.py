@@ -39,6 +39,7 @@ from kiln.capture.interpreter.builtins.fully_sharded import register_fully_shard
 from kiln.capture.interpreter.builtins.function_modes import break_before_modes
 from kiln.capture.interpreter.builtins.function_transforms import break_before_levels, close_levels
 from kiln.capture.interpreter.builtins.leaf_gradients import dropped_early, forget_gradients
+from kiln.capture.interpreter.builtins.torch_compiler import refuse_break
 from kiln.capture.interpreter.builtins.torch_functions import drop_unchanged_modes, restore_modes
 from kiln.capture.interpreter.builtins.triton_kernels import register_triton
 from kiln.capture.interpreter.codegen import BINDINGS, CodeWriter, emit_source, write_computed, write_number
@@ -380,6 +381,7 @@ def skip_guarded(function: types.FunctionType, reason: KilnError, state: Capture
 
 def skip(function: types.FunctionType, reason: KilnError, state: CaptureState) -> Capture:
     at = reason.at.text() if reason.at else ""
+    refuse_break(state, reason)
     state.events.emit("skipped_frame", function=function.__qualname__, code=reason.code, reason=reason.reason, at=at)
     return Capture(None, [], skipped=reason, steps=state.counters.steps)
 
@@ -509,6 +511,7 @@ def finish(
     code = head.finish(function.__code__, arguments, (), function.__code__.co_freevars)
     made = types.FunctionType(code, function.__globals__, function.__name__, None, function.__closure__)
     if stop is not None:
+        refuse_break(s, stop)
         at = stop.explained().place
         called = [frame.location().text() for frame in stop.frames[1:]]
         s.events.emit("graph_break", code=stop.code, reason=stop.reason, at=at, called=called, hint=stop.hint)

@@ -55,7 +55,7 @@ NOT_CALLED = frozenset((
     *("__new__", "__init__", "__class__", "__getattribute__", "__getattr__", "__setattr__", "__delattr__", "__dict__"),
     *("__doc__", "__module__", "__weakref__", "__slots__", "__init_subclass__", "__subclasshook__", "__del__"),
     *("__class_getitem__", "__set_name__", "__annotations__", "__qualname__", "__match_args__", "__get__", "__set__"),
-    *("__firstlineno__", "__static_attributes__", "__replace__"),
+    *("__firstlineno__", "__static_attributes__", "__replace__", "__slotnames__"),
 ))  # fmt: skip
 """Double-underscore names that are not special methods of instances, or that C code does not call."""
 UNSHARED = 2
@@ -338,6 +338,8 @@ class Natives:
         found = self.classes.get((id(cls), base))
         if found is None:
             found = self.classes[id(cls), base] = new_proxy_class(self.state, cls, base, self.enter)
+            s = self.state
+            self.values[id(found)] = found, s.wrap(cls, s.classes.sources.get(cls))  # C code may return `type(self)`
         return found
 
     def construct(self, cls: type, base: type, args: Args, kwargs: Kwargs) -> Object:

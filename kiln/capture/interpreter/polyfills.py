@@ -101,6 +101,12 @@ def dead_reference(cls: type[weakref.ref[Gone]]) -> object:
     return weakref.ref.__new__(cls, Gone())
 
 
+def namespace_repr(self: types.SimpleNamespace) -> str:
+    cls = type(self)
+    name = "namespace" if cls is types.SimpleNamespace else cls.__name__
+    return f"{name}({', '.join([f'{key}={value!r}' for key, value in self.__dict__.items()])})"
+
+
 def plain_state(self: object, cls: type) -> object:
     """`object.__getstate__`."""
     own = dict(self.__dict__) if hasattr(self, "__dict__") and self.__dict__ else None

@@ -6,6 +6,7 @@ scripted(x)       the Python function that it was made of, interpreted
 
 from __future__ import annotations
 
+import typing
 import weakref
 from types import FunctionType
 
@@ -18,7 +19,10 @@ from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.tensor import from_torch
 from kiln.capture.interpreter.variables.weak_references import WeakReference
 from kiln.runtime.guards.guard import GuardKind
-from kiln.runtime.guards.source import CallSource, Source
+from kiln.runtime.guards.source import CallSource, ModuleGlobalSource, Source
+
+
+CALL = ModuleGlobalSource("operator", "call")
 
 
 @handles(weakref.ref.__call__)
@@ -36,12 +40,21 @@ def call_reference(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         s.guard(source, GuardKind.IS, s.reference(real))
         return s.const(None)
     known = s.recorder.table.find(target) if isinstance(target, torch.Tensor) else None
-    if known is None:
+    if known is None and type(real) is weakref.ref:
         s.guard(source, GuardKind.TYPE_IS, s.reference(type(real)))
         return s.wrap(target, CallSource(source))
+    if known is None:  # of a class that derives from it, such as the references in a `WeakValueDictionary`
+        s.guard(source, GuardKind.IS, s.reference(real))
+        return s.wrap(target, CallSource(CALL, (s.reference(real),)))
     s.guard(source, GuardKind.IS, s.reference(real))
     s.guard(known.source, GuardKind.IS, s.reference(target))
     return from_torch(s, known.fake)
+
+
+@handles(vars(typing.NewType).get("__call__"))
+def call_new_type(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    """`UserId(3)`, which is 3."""
+    return args[-1]
 
 
 @wraps(torch.jit.ScriptFunction)

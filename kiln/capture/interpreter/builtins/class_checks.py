@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import torch
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
+from kiln.capture.interpreter.builtins.functions import attribute
 from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Kwargs, Value, handles
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
@@ -86,6 +87,8 @@ def instance_of(s: CaptureState, value: Value, kind: type, cls: type) -> bool:
     own = own_check(s, cls, "__instancecheck__")
     if own is not None:
         return own.call(s, [s.wrap(cls, s.classes.sources.get(cls)), value], {}).truth(s)
+    if names := data_members(cls):
+        return all([attribute(s, value, name) is not None for name in names])
     if registers(cls):
         return registered(s, cls, kind)
     check: object = type(cls).__instancecheck__
@@ -96,6 +99,15 @@ def instance_of(s: CaptureState, value: Value, kind: type, cls: type) -> bool:
             isinstance(value, Object | WeakProxy) and issubclass(claimed_class(s, value), cls)
         )
     return isinstance(value.real(), cls)
+
+
+def data_members(cls: type) -> frozenset[str]:
+    """The names that an instance of a protocol has to have, if not all of them are methods."""
+    if not (cls.__dict__.get("_is_protocol") and getattr(cls, "_is_runtime_protocol", False)):
+        return frozenset()
+    asked = getattr(typing, "_get_protocol_attrs")  # noqa: B009
+    names: frozenset[str] = frozenset(getattr(cls, "__protocol_attrs__", None) or asked(cls))
+    return names if not all([callable(getattr(cls, name, None)) for name in names]) else frozenset()
 
 
 def claimed_class(s: CaptureState, value: Value) -> type:

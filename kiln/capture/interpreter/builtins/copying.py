@@ -16,10 +16,12 @@ from kiln.capture.interpreter.builtins.functions import attribute
 from kiln.capture.interpreter.builtins.polyfilled import interpret
 from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Kwargs, Value, handles
 from kiln.capture.interpreter.native_calls import progress
+from kiln.capture.interpreter.pure import is_written_in_c
 from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.builtin import Builtin, PythonModule, call_unknown
 from kiln.capture.interpreter.variables.class_entries import SLOT
 from kiln.capture.interpreter.variables.classes import Class, can_be_bare
+from kiln.capture.interpreter.variables.foreign import is_written
 from kiln.capture.interpreter.variables.function import Function
 from kiln.capture.interpreter.variables.mapping import Dict, Set
 from kiln.capture.interpreter.variables.native_object import NativeObject
@@ -118,13 +120,15 @@ class Copier:
             return s.call_special(value, special, [Dict({})] if self.deep else [], {})
         for name in PROTOCOL:
             found = s.classes.lookup(value.cls, name)
-            if found is not None and found[0] is not object:
+            if found is not None and found[0] not in (object, set):
                 raise UnsupportedCall(function="copy.copy", why=f"{value.type_name()} defines {name}")
+        if isinstance(value.native, Set) and is_written(s, value.cls, "__init__"):
+            raise UnsupportedCall(function="copy.copy", why=f"a set calls the __init__ of {value.type_name()}")
         new = s.classes.lookup(value.cls, "__new__")
         if new is not None and type(new[1]) in (types.FunctionType, staticmethod):
             raise UnsupportedCall(function="copy.copy", why=f"{value.type_name()} defines __new__")
         reads = s.classes.lookup(value.cls, "__getattribute__")
-        hooked = reads is not None and reads[0] is not object
+        hooked = reads is not None and not is_written_in_c(reads[0])
         if hooked:
             self._read_original(value)
         made = self.made[id(value)] = new_object(s, value.cls)

@@ -287,6 +287,8 @@ class FrameObject(Value):
             return s.const(self.frame.code)
         if name == "f_back" and self.frame.parent is not None:
             return frame_object(s, self.frame.parent)
+        if name == "f_locals" and not self.frame.is_resumed:
+            return variables(s, self.frame)
         if name == "f_lineno":
             return s.const(self.frame.location().line)
         raise UnsupportedAttribute(name=name, type="frame", why="the frame is not run by Python")

@@ -9,6 +9,7 @@ import operator
 import pdb
 import re
 import sys
+import threading
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Mapping
@@ -58,6 +59,7 @@ from kiln.capture.interpreter.variables.partial import Partial
 from kiln.capture.interpreter.variables.sequence import List, ReversedList, Slice, Tuple, all_items, consumed, listed
 from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record
 from kiln.runtime.guards.guard import GuardKind
+from kiln.runtime.guards.source import CallSource, ModuleGlobalSource
 from kiln.symbolic.node import function_of
 
 
@@ -104,10 +106,15 @@ def hasattr_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return Constant(True)
 
 
+HASATTR = ModuleGlobalSource("builtins", "hasattr")
+
+
 def guard_own_attr(s: CaptureState, value: Value, name: str) -> None:
     """Guard that an attribute that was found in the instance's dict is there."""
     real = value.real() if not isinstance(value, Tensor) else value.original
-    if name in getattr(real, "__dict__", ()) and not isinstance(value, Class):
+    if issubclass(type(real), threading.local):
+        s.guard(CallSource(HASATTR, (s.reference(real), name)), GuardKind.EQUALS, True)
+    elif name in getattr(real, "__dict__", ()) and not isinstance(value, Class):
         s.guard(value.source, GuardKind.HAS_ATTR, name)
 
 

@@ -54,7 +54,7 @@ class AddressesSeen:
 
 @final
 class Address(Value):
-    """The `id` of an object; of the thread if there is none."""
+    """The `id` of an object; of the thread if there is none, which is guarded where it is a key."""
 
     __slots__ = ("function", "target")
 
@@ -74,7 +74,8 @@ class Address(Value):
 
     def key(self, s: CaptureState) -> Token:
         if self.target is None:
-            return self.function
+            s.guard(CallSource(ModuleGlobalSource("_thread", "get_ident")), GuardKind.EQUALS, self.function())
+            return self.function()
         target, real = self.target, self.target.real()
         if target.source is None and real is MISSING:
             known, token = s.part(AddressesSeen).targets, (self.function, id(target))

@@ -7,6 +7,8 @@ import collections
 import functools
 import inspect
 import operator
+import types
+import typing
 import weakref
 from collections.abc import Callable, Hashable
 
@@ -15,6 +17,7 @@ from torch.autograd.profiler import record_function
 from torch.optim.optimizer import _get_value
 
 import kiln.capture.interpreter.polyfills as polyfills
+from kiln.capture.interpreter.breaks import UnsupportedOperation
 from kiln.capture.interpreter.core import (
     NOT_RESUMABLE,
     Args,
@@ -26,9 +29,12 @@ from kiln.capture.interpreter.core import (
 )
 from kiln.capture.interpreter.variables.builtin import call_unknown
 from kiln.capture.interpreter.variables.function import Function, inline
+from kiln.capture.interpreter.variables.sequence import Tuple
+from kiln.runtime.guards.guard import GuardKind
 
 POLYFILLS: dict[Hashable, object] = {
     **{getattr(operator, name): getattr(polyfills, name) for name in ("itemgetter", "attrgetter", "methodcaller")},
+    types.SimpleNamespace.__repr__: polyfills.namespace_repr,
     functools.lru_cache: polyfills.lru_cache,
     weakref._remove_dead_weakref: polyfills.remove_dead_weakref,  # type: ignore[attr-defined]
     collections._count_elements: polyfills.count_elements,  # type: ignore[attr-defined]
@@ -72,6 +78,37 @@ def interpreted(replacement: object) -> Handler:
 
 for _original, _replacement in POLYFILLS.items():
     handles(_original)(interpreted(_replacement))
+
+
+def subscripted(function: Callable[..., object]) -> Handler:
+    """`Optional[int]`: made by the library, which remembers it, if its parts are constants."""
+
+    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        try:
+            plain = [typing_constant(s, arg) for arg in args]
+        except UnsupportedOperation:
+            return interpret(s, function, args, kwargs)
+        return s.wrap(function(*plain), None)
+
+    return handler
+
+
+def typing_constant(s: CaptureState, value: Value) -> object:
+    real = value.real()
+    if isinstance(value, Tuple):
+        return tuple([typing_constant(s, item) for item in value.items(s)])
+    if type(real).__module__ != "typing" or value.source is None:
+        return value.constant(s)
+    s.guard(value.source, GuardKind.IS, s.reference(real))
+    return real
+
+
+for _kind in list(vars(typing).values()):
+    if isinstance(_kind, type) and _kind.__module__ == "typing":
+        for _name in ("__getitem__", "__class_getitem__"):
+            _subscript = getattr(vars(_kind).get(_name), "__func__", vars(_kind).get(_name))
+            if isinstance(_subscript, types.FunctionType):
+                handles(_subscript)(subscripted(_subscript))
 
 
 def of_number(function: Callable[..., object], replacement: object) -> Handler:

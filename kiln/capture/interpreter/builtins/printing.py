@@ -135,6 +135,13 @@ def warn(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return Constant(None)
 
 
+@handles(warnings._filters_mutated)  # type: ignore[attr-defined]
+def filters_mutated(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    """What Python remembers of the filters is stale; here only `warnings.warn` asks them, which breaks if they are set."""
+    s.effects.note(CallEffect(Builtin(warnings._filters_mutated), ()))  # type: ignore[attr-defined]
+    return Constant(None)
+
+
 def running(s: CaptureState) -> list[SymbolicFrame]:
     """The frames of the compiled function, the innermost first."""
     frames = [running_frame(s)]

@@ -200,6 +200,8 @@ class Class(Unique):
         meta = s.classes.lookup(type(cls), "__call__")
         if meta is not None and type(meta[1]) is types.FunctionType:
             return call_metaclass(s, self, meta[1], args, kwargs)
+        if meta is not None and isinstance(meta[1], type):  # a class does not bind: of a `TypedDict`, it is `dict`
+            return s.class_attr(self, "__call__", meta[1]).call(s, args, kwargs, site)
         return construct(s, self, args, kwargs, site)
 
     def construct(self, s: CaptureState, args: Args, kwargs: Kwargs) -> Value:

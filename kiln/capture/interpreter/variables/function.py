@@ -75,13 +75,18 @@ GENERATED = "namedtuple_"
 """Namespaces in which `collections.namedtuple` makes constructors; they are no modules."""
 TORCH_RULES = "torch._dynamo.trace_rules"
 """Where torch keeps what is allowed in a graph, if the program has loaded it."""
-HINTS = ("mark_static_address", "mark_static", "maybe_mark_dynamic", "mark_dynamic")
+HINTS = (
+    *("mark_static_address", "mark_static", "maybe_mark_dynamic", "mark_dynamic", "mark_unbacked"),
+    *("override_optimization_hint", "DynamoConfigPatchProxy.__enter__", "DynamoConfigPatchProxy.__exit__"),
+)
 BOOKKEEPING = frozenset({
     ("torch._dynamo.mutation_guard", "GenerationTracker.tag"), ("torch.compiler", "cudagraph_mark_step_begin"),
     *[("torch._dynamo.decorators", name) for name in HINTS],
 })  # fmt: skip
 """Functions of torch.compile (module, name) that are ignored: its own bookkeeping, called when an `nn.Module` is made
 after it ran in the process, and hints about tensors that a program makes."""
+NAMED_HANDLERS: dict[tuple[str, str], Handler] = {}
+"""Handlers of functions in modules that Kiln does not import: module, qualified name."""
 BREAK_CALL = ("torch._dynamo.decorators", "graph_break")
 """Honoured in programs. In torch's own functions (its optimizers) it works around limits of torch.compile."""
 
@@ -351,6 +356,8 @@ class Function(Value):
                 return self.behind_mark(s, args).call(s, args, kwargs, site)
             if is_ignored(s, original):
                 return s.const(None)
+            if (instead := NAMED_HANDLERS.get((original.__module__, original.__qualname__))) is not None:
+                return instead(s, args, kwargs)
             refuse_opaque(original)
             refuse_packed(original, args)
             if original.__globals__.get("__name__") in TRANSFORMS and not s.part(TransformScope).active:

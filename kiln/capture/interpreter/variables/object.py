@@ -72,14 +72,15 @@ from kiln.capture.interpreter.variables.sequence import List, Tuple
 from kiln.native._frames import Dispatcher
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import TWIN_OF
-from kiln.runtime.guards.source import AttrSource, DictAttrSource, MethodFuncSource, MroSource, Source
+from kiln.runtime.guards.source import AttrSource, CallSource, DictAttrSource, MethodFuncSource, ModuleGlobalSource, MroSource, Source
 from kiln.support.records import dataclass
 
 CONTAINERS = (OrderedDict, dict, list, set, frozenset, tuple)
 ALIASES = (types.UnionType, types.GenericAlias, typing.TypeVar, typing.ParamSpec, TorchVersion)
 """Types of objects that stand for a type in `isinstance` and in annotations, and of `torch.__version__`."""
-OWN_READS = (threading.local, weakref.ProxyType, weakref.CallableProxyType)
+OWN_READS = (weakref.ProxyType, weakref.CallableProxyType)
 """Classes written in C whose attributes are not stored in the object."""
+GETATTR = ModuleGlobalSource("builtins", "getattr")
 PLAIN_ARGUMENTS = (int, float, complex, torch.Tensor)
 """What torch gets for an instance of a class that derives from one of these."""
 BINDS_TWICE = sys.version_info < (3, 13)
@@ -95,6 +96,12 @@ def plain_dict(real: object) -> dict[str, object]:
         return object.__getattribute__(real, "__dict__")  # type: ignore[no-any-return]
     except AttributeError:
         return {}
+
+
+def refers_by_identity(real: object) -> bool:
+    """Whether a weak reference is equal to others that refer to the same object."""
+    target = real() if issubclass(type(real), weakref.ref) and type(real).__hash__ is weakref.ref.__hash__ else None
+    return target is not None and type(target).__hash__ is object.__hash__ and type(target).__eq__ is object.__eq__
 
 
 def store_field(s: CaptureState, error: Object, name: str, value: Value | None) -> None:
@@ -232,7 +239,8 @@ class Object(Value):
 
     def has_place(self, name: str, raw: object) -> bool:
         """Whether an instance can hold the name: it has a slot (`raw`) for it, or a dict."""
-        return isinstance(raw, SLOT | GETSET) or self.cls.__dictoffset__ != 0 or issubclass(self.cls, BaseException)
+        held = isinstance(raw, SLOT | GETSET) or isinstance(self.attrs, OwnItems)
+        return held or self.cls.__dictoffset__ != 0 or issubclass(self.cls, BaseException)
 
     def has_own_attr(self, s: CaptureState, name: str, raw: object) -> bool:
         """Whether a slot (`raw`) or the instance's dict holds the name."""
@@ -288,7 +296,7 @@ class Object(Value):
             return self
         if found is not None and isinstance(found[1], types.FunctionType):
             return hashed_key(s, self)
-        if found is None or found[1] is not object.__hash__:
+        if found is None or (found[1] is not object.__hash__ and not refers_by_identity(self.original)):
             raise self.unsupported("hash", "its class defines its own hash")
         if self.original is MISSING:
             return self
@@ -779,6 +787,11 @@ def wrap_object(s: CaptureState, real: Any, source: Source | None) -> Value:
                 value.attrs = OwnItems(s, value.native)
                 if source is not None:
                     s.identities.other_paths.append((value, AttrSource(source, "__dict__")))
+        if issubclass(type(real), threading.local) and source is not None:  # its dict is that of the thread
+            s.guard(source, GuardKind.IS, s.reference(real))
+            items = s.wrap(real.__dict__, CallSource(GETATTR, (s.reference(real), "__dict__")))
+            assert isinstance(items, Dict)
+            value.attrs = OwnItems(s, items)
         return value
 
     return s.identities.same_object(real, source, make)

@@ -9,7 +9,18 @@ import functools
 from typing import final
 
 from kiln.capture.interpreter.breaks import UnsupportedAttribute, UnsupportedValue
-from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Codegen, Kwargs, Value, wraps
+from kiln.capture.interpreter.core import (
+    NOT_RESUMABLE,
+    Args,
+    CallSite,
+    CaptureState,
+    Codegen,
+    Kwargs,
+    Value,
+    will_change,
+    wraps,
+)
+from kiln.capture.interpreter.effects import emit_attribute
 from kiln.capture.interpreter.variables.function import named
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import Tuple
@@ -21,13 +32,15 @@ from kiln.runtime.guards.source import AttrSource, DictAttrSource, ItemSource, S
 class Partial(Value):
     """functools.partial."""
 
-    __slots__ = ("args", "function", "given", "keywords", "original")
+    __slots__ = ("args", "attrs", "function", "given", "keywords", "original")
 
     def __init__(self, function: Value, args: Args, kwargs: Kwargs, source: Source | None = None) -> None:
         self.function = function
         self.args = args
         self.given = kwargs
         self.original: functools.partial[object] | None = None
+        self.attrs: dict[str, Value] = {}
+        """Attributes of one that the frame made."""
         self.keywords: Dict | None = None
         """What the program has read as `keywords`, which it may have changed."""
         self.source = source
@@ -67,10 +80,19 @@ class Partial(Value):
             return self.read_keywords(s)
         if name == "__dict__":
             raise UnsupportedAttribute(name=name, type=self.type_name(), why="attributes of a partial are not modelled")
+        if name in self.attrs:
+            return self.attrs[name]
         attributes = self.attributes()
         if attributes is not None and name in attributes:
             return s.wrap(attributes[name], DictAttrSource(self.source, name) if self.source is not None else None)
         return super().get_attr(s, name, site)
+
+    def set_attr(self, s: CaptureState, name: str, value: Value | None, site: CallSite = NOT_RESUMABLE) -> None:
+        if value is None or self.original is not None or hasattr(functools.partial, name):
+            super().set_attr(s, name, value, site)
+        else:
+            will_change(s, self)
+            self.attrs[name] = value
 
     def attributes(self) -> dict[str, object] | None:
         """What a partial from outside has as attributes; None without a `__dict__`, which reading it would make."""
@@ -82,6 +104,8 @@ class Partial(Value):
     def emit(self, g: Codegen) -> None:
         parts = (self.function, *self.args, *self.kwargs.values())
         g.make(self, functools.partial, *parts, names=tuple(self.kwargs))
+        for name, value in self.attrs.items():
+            emit_attribute(g, functools.partial, name, value)
 
 
 @wraps(functools.partial, subclasses=True)

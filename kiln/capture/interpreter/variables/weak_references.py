@@ -96,7 +96,9 @@ class WeakReference(Object, Weak):
         self.made_by, self.made_at = this_instruction(s)
 
     def key(self, s: CaptureState) -> Token:
-        return weakref.ref, self.referent.key(s)
+        """Equal to references from outside that refer to the same object."""
+        token, real = self.referent.key(s), self.referent.real()
+        return weakref.ref(real) if real is not MISSING and token is real else (weakref.ref, token)
 
     def emit(self, g: Codegen) -> None:
         found = self.target(g.state)
@@ -211,7 +213,8 @@ def init_reference(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 def equal_references(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     left, right = args
     if not isinstance(left, WeakReference) or not isinstance(right, WeakReference):
-        return Constant(left is right or NotImplemented)
+        both = all([issubclass(value.python_type(), weakref.ref) for value in args])
+        return Constant(left.key(s) == right.key(s) if both and left is not right else left is right or NotImplemented)
     first, second = left.target(s), right.target(s)
     if first is None or second is None:
         return Constant(left is right)

@@ -1,0 +1,148 @@
+"""Parts of the standard library that a program uses between operations on tensors: one graph, and eager's results."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+import types
+import typing
+import warnings
+import weakref
+from typing import Any, Dict, Generic, List, Literal, NewType, Optional, Protocol, TypedDict, TypeVar, Union, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+import kiln
+
+# mypy: disallow_untyped_defs = False, check_untyped_defs = False
+# ruff: noqa: UP006, UP035, UP007, UP045
+
+T = TypeVar("T")
+UserId = NewType("UserId", int)
+
+
+class Node:
+    pass
+
+
+class Items(set):  # type: ignore[type-arg]
+    pass
+
+
+class Named(set):  # type: ignore[type-arg]
+    def __init__(self, *items):
+        super().__init__(*items)
+        self.name = "n"
+
+
+class Box(Generic[T]):
+    def __init__(self, value: T) -> None:
+        self.value = value
+
+
+class Record(TypedDict, total=False):
+    a: int
+
+
+@typing.runtime_checkable
+class HasValue(Protocol):
+    value: int
+
+
+KEY = Node()
+WEAK_KEYS = weakref.WeakKeyDictionary({KEY: 3})
+WEAK_VALUES = weakref.WeakValueDictionary(a=KEY)
+WEAK_SET = weakref.WeakSet([KEY])
+REFERENCE = weakref.ref(KEY)
+
+
+@functools.singledispatch
+def shifted(kind, x):
+    return x
+
+
+@shifted.register
+def _(kind: int, x):
+    return x + kind
+
+
+class Scaler:
+    def scale(self, x, factor=2):
+        return x * factor
+
+    tripled = functools.partialmethod(scale, factor=3)
+
+
+def weak_containers(x):
+    return x * WEAK_KEYS[KEY], KEY in WEAK_KEYS, WEAK_KEYS.get(Node()), KEY in WEAK_SET, Node() in WEAK_SET
+
+
+def weak_values(x):
+    return x, WEAK_VALUES["a"] is KEY, "b" in WEAK_VALUES, [key is KEY for key in WEAK_KEYS]
+
+
+def weak_references(x):
+    return x, weakref.ref(KEY) == REFERENCE, REFERENCE == weakref.ref(Node()), REFERENCE() is KEY
+
+
+def dispatched(x):
+    return shifted(2, x), shifted("a", x), Scaler().tripled(x)
+
+
+def this_thread(x):
+    return x, threading.current_thread().name, threading.current_thread() is threading.main_thread()
+
+
+def types_of_typing(x):
+    y = cast(Optional[int], 3) + x
+    return y, List[int], Dict[str, int], Union[int, str], Literal["a"], Box[Tensor](x).value, UserId(3), Record(a=1)
+
+
+def protocols(x):
+    return x, isinstance(Box(1), HasValue), isinstance(Node(), HasValue), isinstance(KEY, HasValue)
+
+
+def copies_of_sets(x):
+    first, second = Items([1, 2]), Named([1])
+    copied, other = copy.deepcopy(first), copy.copy(second)
+    return x + len(copied), type(copied).__name__, copied == first, type(other).__name__, other.name
+
+
+def filtered_warnings(x):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("ignore", message="a.*")
+        return x + 1
+
+
+def texts(x):
+    return x, repr(types.SimpleNamespace(a=1, b="c"))
+
+
+PROGRAMS = [
+    *(weak_containers, weak_values, weak_references, dispatched, this_thread, types_of_typing, protocols),
+    *(copies_of_sets, filtered_warnings, texts),
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_one_graph(program: Any) -> None:
+    compiled = kiln.compile(program, fullgraph=True)
+    for size in (2, 2, 3):
+        filters = list(warnings.filters)
+        assert repr(compiled(torch.ones(size))) == repr(program(torch.ones(size)))
+        assert warnings.filters == filters
+
+
+def reversed_with_arguments(x):
+    try:
+        return list(types.MappingProxyType({1: 1}).__reversed__(2))
+    except TypeError as error:
+        return x, str(error)
+
+
+def test_errors() -> None:
+    assert repr(kiln.compile(reversed_with_arguments)(1)) == repr(reversed_with_arguments(1))
