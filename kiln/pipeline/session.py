@@ -427,7 +427,7 @@ class CompileSession:
         return entry
 
     def report_eager(self, problem: KilnError, cause: Exception | None = None) -> None:
-        """Warn, once per code, that a call runs eager; with `fullgraph`, or if the program says so, raise the reason."""
+        """Warn, once per code, that a call runs eager; raise the reason with `fullgraph` or if the program says so."""
         if self.settings.fullgraph or problem.forbidden:
             raise problem from cause or problem.__cause__
         at = problem.at.text() if problem.at is not None else ""

@@ -85,7 +85,7 @@ def weak_values(x):
 
 
 def weak_references(x):
-    return x, weakref.ref(KEY) == REFERENCE, REFERENCE == weakref.ref(Node()), REFERENCE() is KEY
+    return x, weakref.ref(KEY) == REFERENCE, weakref.ref(Node()) == REFERENCE, REFERENCE() is KEY
 
 
 def dispatched(x):

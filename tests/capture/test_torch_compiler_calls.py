@@ -67,7 +67,7 @@ def marks(x: Tensor) -> Tensor:
     torch._dynamo.mark_dynamic(y, 0)
     torch._dynamo.decorators.mark_unbacked(x * 2, 0)
     torch._dynamo.mark_static(y, 1)
-    return y * 2 if not torch._dynamo.is_compiling() else y * 2
+    return y * 2 + torch._dynamo.is_compiling() * 0
 
 
 def questions(x: Tensor) -> Tensor:

@@ -454,6 +454,13 @@ def write_effects(s: CaptureState, writer: CodeWriter) -> None:
         effect.emit(writer)
 
 
+def report_break(s: CaptureState, stop: GraphBreak) -> None:
+    refuse_break(s, stop)
+    at = stop.explained().place
+    called = [frame.location().text() for frame in stop.frames[1:]]
+    s.events.emit("graph_break", code=stop.code, reason=stop.reason, at=at, called=called, hint=stop.hint)
+
+
 def finish(
     s: CaptureState, function: types.FunctionType, writer: CodeWriter, stop: GraphBreak | None, callbacks: Callbacks
 ) -> Capture:
@@ -511,10 +518,7 @@ def finish(
     code = head.finish(function.__code__, arguments, (), function.__code__.co_freevars)
     made = types.FunctionType(code, function.__globals__, function.__name__, None, function.__closure__)
     if stop is not None:
-        refuse_break(s, stop)
-        at = stop.explained().place
-        called = [frame.location().text() for frame in stop.frames[1:]]
-        s.events.emit("graph_break", code=stop.code, reason=stop.reason, at=at, called=called, hint=stop.hint)
+        report_break(s, stop)
     s.events.emit("captured", steps=s.counters.steps)
     breaks = [stop] if stop is not None else []
     guards = finish_guards(s)

@@ -21,7 +21,6 @@ from kiln.capture.interpreter.variables.weak_references import WeakReference
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import CallSource, ModuleGlobalSource, Source
 
-
 CALL = ModuleGlobalSource("operator", "call")
 
 

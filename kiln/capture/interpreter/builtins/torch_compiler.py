@@ -1,7 +1,7 @@
 """Functions by which a program speaks to torch.compile, in modules that Kiln does not import.
 
-    @torch.compiler.nested_compile_region       interpreted; equal regions are found anyway (`repeated_layers`)
-    with error_on_graph_break(True):            a graph break within is raised, as with `fullgraph=True`
+@torch.compiler.nested_compile_region       interpreted; equal regions are found anyway (`repeated_layers`)
+with error_on_graph_break(True):            a graph break within is raised, as with `fullgraph=True`
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import field
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch.torch_version import TorchVersion
@@ -72,7 +72,15 @@ from kiln.capture.interpreter.variables.sequence import List, Tuple
 from kiln.native._frames import Dispatcher
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import TWIN_OF
-from kiln.runtime.guards.source import AttrSource, CallSource, DictAttrSource, MethodFuncSource, ModuleGlobalSource, MroSource, Source
+from kiln.runtime.guards.source import (
+    AttrSource,
+    CallSource,
+    DictAttrSource,
+    MethodFuncSource,
+    ModuleGlobalSource,
+    MroSource,
+    Source,
+)
 from kiln.support.records import dataclass
 
 CONTAINERS = (OrderedDict, dict, list, set, frozenset, tuple)
@@ -100,8 +108,12 @@ def plain_dict(real: object) -> dict[str, object]:
 
 def refers_by_identity(real: object) -> bool:
     """Whether a weak reference is equal to others that refer to the same object."""
-    target = real() if issubclass(type(real), weakref.ref) and type(real).__hash__ is weakref.ref.__hash__ else None
-    return target is not None and type(target).__hash__ is object.__hash__ and type(target).__eq__ is object.__eq__
+    if not issubclass(type(real), weakref.ref) or "__hash__" in vars(type(real)):
+        return False
+    target = type(weakref.ref.__call__(cast(weakref.ref[object], real)))
+    return target is not type(None) and not {"__hash__", "__eq__"} & {
+        name for kind in target.__mro__[:-1] for name in vars(kind)
+    }
 
 
 def store_field(s: CaptureState, error: Object, name: str, value: Value | None) -> None:
