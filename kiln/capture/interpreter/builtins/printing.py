@@ -137,7 +137,7 @@ def warn(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(warnings._filters_mutated)  # type: ignore[attr-defined]
 def filters_mutated(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    """What Python remembers of the filters is stale; here only `warnings.warn` asks them, which breaks if they are set."""
+    """What Python remembers of the filters is stale. Here only `warnings.warn` asks them, and breaks if they are set."""
     s.effects.note(CallEffect(Builtin(warnings._filters_mutated), ()))  # type: ignore[attr-defined]
     return Constant(None)
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import builtins
 import dis
 import types
+import weakref
 from dataclasses import field
-from typing import final
+from typing import cast, final
 
 import torch
 
@@ -108,3 +109,14 @@ def is_quiet(function: types.FunctionType) -> bool:
 def is_quiet_global(function: types.FunctionType, name: str) -> bool:
     found = function.__globals__.get(name, getattr(builtins, name, None))
     return isinstance(found, type) or any(found is known for known in QUIET)
+
+
+def refers_by_identity(real: object) -> bool:
+    """Whether a weak reference is equal to others that refer to the same object."""
+    kind = type(real)
+    if not issubclass(kind, weakref.ref) or (kind is not weakref.ref and "__hash__" in vars(kind)):
+        return False
+    target = type(weakref.ref.__call__(cast(weakref.ref[object], real)))
+    return target is not type(None) and not {"__hash__", "__eq__"} & {
+        name for kind in target.__mro__[:-1] for name in vars(kind)
+    }

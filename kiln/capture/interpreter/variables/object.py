@@ -19,7 +19,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import field
-from typing import Any, cast, final
+from typing import Any, final
 
 import torch
 from torch.torch_version import TorchVersion
@@ -65,7 +65,7 @@ from kiln.capture.interpreter.variables.exception import (
 )
 from kiln.capture.interpreter.variables.foreign import ForeignPart, is_written
 from kiln.capture.interpreter.variables.function import handler_of
-from kiln.capture.interpreter.variables.hashed_key import hashed_key
+from kiln.capture.interpreter.variables.hashed_key import hashed_key, refers_by_identity
 from kiln.capture.interpreter.variables.made_descriptor import MadeDescriptor, lacks_accessor
 from kiln.capture.interpreter.variables.mapping import Dict, Native, Set, native_of
 from kiln.capture.interpreter.variables.sequence import List, Tuple
@@ -104,16 +104,6 @@ def plain_dict(real: object) -> dict[str, object]:
         return object.__getattribute__(real, "__dict__")  # type: ignore[no-any-return]
     except AttributeError:
         return {}
-
-
-def refers_by_identity(real: object) -> bool:
-    """Whether a weak reference is equal to others that refer to the same object."""
-    if not issubclass(type(real), weakref.ref) or "__hash__" in vars(type(real)):
-        return False
-    target = type(weakref.ref.__call__(cast(weakref.ref[object], real)))
-    return target is not type(None) and not {"__hash__", "__eq__"} & {
-        name for kind in target.__mro__[:-1] for name in vars(kind)
-    }
 
 
 def store_field(s: CaptureState, error: Object, name: str, value: Value | None) -> None:
