@@ -137,7 +137,7 @@ def warn(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(warnings._filters_mutated)  # type: ignore[attr-defined]
 def filters_mutated(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    """What Python remembers of the filters is stale. Here only `warnings.warn` asks them, and breaks if they are set."""
+    """Python's memory of the filters is stale. Here only `warnings.warn` asks them; it breaks if they are set."""
     s.effects.note(CallEffect(Builtin(warnings._filters_mutated), ()))  # type: ignore[attr-defined]
     return Constant(None)
 
