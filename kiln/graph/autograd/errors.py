@@ -1,6 +1,6 @@
 """Errors of the joint trace.
 
-A backward that needs a size read by `.item()`   =>   KILN2602: the forward computes it, no saved tensor has it
+A backward that needs a size that a branch reads   =>   KILN2602: no saved tensor has it
 """
 
 from __future__ import annotations
@@ -34,5 +34,5 @@ class UnsavedSymbol(KilnError):
 
     code = "KILN2602"
     what = "the backward needs the size {symbol}, which the forward computes"
-    why = "neither an input of the forward nor a saved tensor has this size"
+    why = "a branch or a loop reads it, and neither an input of the forward nor a saved tensor has this size"
     try_ = ("run the part with the data-dependent size outside of the compiled function",)

@@ -28,7 +28,7 @@ from kiln.graph.autograd.tangent_paths import Readers, TangentPaths
 from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Alias, Graph, Output
 from kiln.graph.ir.node import Node, base_of
-from kiln.graph.ir.rewrite import nodes_between, symbols_of, with_inputs, without_dead_code
+from kiln.graph.ir.rewrite import nodes_between, symbols_of, symbols_read, with_inputs, without_dead_code
 from kiln.graph.ir.size_oracle import GuardFreeOracle
 from kiln.graph.prims.rows import PRIMS
 from kiln.plan.plan import SymbolBinding
@@ -135,7 +135,7 @@ def partition(
     ends: Sequence[Readers] = paths.ends() if apart else [None] * len(joint.tangents)
     backward, symbols = _backward(joint, sides, kept, readers)
     tensors = [replace(tensor, readers=read) for tensor, read in zip(tensors, readers, strict=True)]
-    saved: tuple[SavedValue, ...] = (*tensors, *[binding_of(symbol, sides.primals) for symbol in symbols])
+    saved: tuple[SavedValue, ...] = (*tensors, *[binding_of(symbol, forward) for symbol in symbols])
     offset = joint.num_forward_outputs
     grads = tuple([None if grad is None else grad - offset for grad in joint.grads])
     origins = [(sides.drawn[node], position) for position, node in enumerate(kept) if node in sides.drawn]
@@ -288,10 +288,12 @@ def gradient_outputs(
 # Symbols.
 
 
-def binding_of(symbol: Symbol, inputs: Sequence[Node]) -> SymbolBinding:
-    """Where an input of the forward has a symbol."""
+def binding_of(symbol: Symbol, forward: Graph) -> SymbolBinding:
+    """Where an input of the forward has a symbol, or that the forward reads it."""
     name = str(symbol)
-    for slot, node in enumerate(inputs):
+    if symbol in symbols_read(forward.nodes):
+        return SymbolBinding(name, "unbacked", -1)
+    for slot, node in enumerate(forward.inputs):
         spec = node.spec
         if isinstance(spec, ScalarSpec) and spec.value is symbol:
             return SymbolBinding(name, "scalar", slot)
