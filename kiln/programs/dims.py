@@ -3,6 +3,8 @@
     {"x": {0: kiln.Dim("batch", max=64)}}           x: f32[batch, 16], 0 <= batch <= 64
     {"x": (kiln.Dim.AUTO, None)}                    x: f32[s0, 16], or static if the program fixes it
     {"x": {0: batch}, "y": {0: 2 * batch}}          y: f32[2*batch, 16]
+    {"x": {0: 2 * half}, "y": {0: half + 1}}        x: f32[2*half_size - 2, 16], y: f32[half_size, 16]
+    {"x": {0: 2 * half}}                            x: f32[half_size, 16], half_size % 2 == 0
     kiln.Examples((x2,), (x3,))                     the sizes that differ between the examples
 
 Objects of `torch.export.Dim` are understood too.
@@ -21,7 +23,7 @@ import torch
 from kiln.programs.call.errors import BadDynamicShapes
 from kiln.programs.call.tree import fields_of, flatten
 from kiln.support.records import dataclass
-from kiln.symbolic import DimChoice, DimKind, Expr, Int, ShapeEnv, Symbol, symbol
+from kiln.symbolic import DimChoice, DimKind, Expr, Int, ShapeEnv, Symbol, evaluate, rel_eq, symbol
 
 NAME = re.compile(r"(?!(?:[su]\d+|min|max)$)[A-Za-z_]\w*$")
 LARGEST_SIZE = 1 << 48
@@ -39,19 +41,23 @@ class DimHint:
 @final
 @dataclass(frozen=True, slots=True)
 class DerivedDim:
-    """A size that is computed from a named one: `2 * batch + 1`."""
+    """A size that is computed from a named one: `2 * batch + 1` has the step 2 and the offset 1."""
 
     root: Dim
-    compute: Callable[[Int], Int]
+    step: int
+    offset: int
+
+    def size(self, root: Int) -> Int:
+        return root * self.step + self.offset
 
     def __add__(self, other: int) -> DerivedDim:
-        return DerivedDim(self.root, lambda size: self.compute(size) + other)
+        return DerivedDim(self.root, self.step, self.offset + other)
 
     def __sub__(self, other: int) -> DerivedDim:
         return self + -other
 
     def __mul__(self, other: int) -> DerivedDim:
-        return DerivedDim(self.root, lambda size: self.compute(size) * other)
+        return DerivedDim(self.root, self.step * other, self.offset * other)
 
     __radd__, __rmul__ = __add__, __mul__
 
@@ -70,13 +76,13 @@ class Dim:
     STATIC: ClassVar[DimHint] = DimHint("static")
 
     def __add__(self, other: int) -> DerivedDim:
-        return DerivedDim(self, lambda size: size + other)
+        return DerivedDim(self, 1, other)
 
     def __sub__(self, other: int) -> DerivedDim:
         return self + -other
 
     def __mul__(self, other: int) -> DerivedDim:
-        return DerivedDim(self, lambda size: size * other)
+        return DerivedDim(self, other, 0)
 
     __radd__, __rmul__ = __add__, __mul__
 
@@ -108,6 +114,8 @@ class DimTable:
     wishes: dict[int, dict[int, AnyDim]] = field(default_factory=dict)
     places: dict[int, str] = field(default_factory=dict)
     hints: dict[str, tuple[Dim, int]] = field(default_factory=dict)
+    roots: dict[str, tuple[DerivedDim, Symbol]] = field(default_factory=dict)
+    """Of a dimension that stands in expressions only: one of them, and the symbol for its size."""
 
     def add(self, tensor: torch.Tensor, axis: int, dim: AnyDim, place: str) -> None:
         self.wishes.setdefault(id(tensor), {})[axis] = dim
@@ -122,20 +130,44 @@ class DimTable:
             upper = "" if dim.max is None else f" <= {dim.max}"
             raise BadDynamicShapes(place=place, problem=f"the size {size} is outside {dim.min} <= {dim.name}{upper}")
 
-    def check_roots(self) -> None:
-        """Derived dimensions agree with the sizes of the call, and their root is a size of its own."""
-        for key, wishes in self.wishes.items():
-            for dim in wishes.values():
-                if isinstance(dim, DerivedDim) and dim.root.name not in self.hints:
-                    problem = f"`{dim.root.name}` is only used in expressions; give it to a dimension of its own"
-                    raise BadDynamicShapes(place=self.places[key], problem=problem)
+    def solve_roots(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Where no size is `half`, the size `2 * half` becomes a symbol, which is even."""
+        places = [(tensor, axis) for tensor in tensors for axis in self.wishes.get(id(tensor), {})]
+        derived = [(self.wishes[id(tensor)][axis], tensor, axis) for tensor, axis in places]
+        found = [(dim, tensor, axis) for dim, tensor, axis in derived if isinstance(dim, DerivedDim)]
+        for dim, tensor, axis in sorted(found, key=lambda each: each[0].step):
+            root, place, size = dim.root, self.places[id(tensor)], int(tensor.shape[axis])
+            if root.name in self.hints or root.name in self.roots:
+                continue
+            name = f"{root.name}_size"
+            if dim.step < 1 or name in self.hints:
+                problem = f"`{root.name}` is only used in expressions; give it to a dimension of its own"
+                raise BadDynamicShapes(place=place, problem=problem)
+            if (size - dim.offset) % dim.step:
+                problem = f"the size {size} is not {dim.size(symbol(root.name))} for any number `{root.name}`"
+                raise BadDynamicShapes(place=place, problem=problem)
+            self.roots[root.name] = dim, symbol(name)
+            high = None if root.max is None else root.max * dim.step + dim.offset
+            self.add(tensor, axis, Dim(name, max(root.min * dim.step + dim.offset, 0), high), place)
 
     def env(self, make: Callable[[], ShapeEnv]) -> ShapeEnv:
         """A shape environment with a symbol for each named dimension."""
         env = make()
         for dim, size in self.hints.values():
             env.create_symbol(size, name=dim.name, lo=dim.min, hi=dim.max)
+        for derived, made in self.roots.values():
+            env.assume(rel_eq((made - derived.offset) % derived.step, 0))
         return env
+
+    def size(self, dim: DerivedDim) -> Int:
+        """A derived size as an expression of symbols."""
+        if dim.root.name not in self.roots:
+            return dim.size(symbol(dim.root.name))
+        solved, made = self.roots[dim.root.name]
+        rest = made - solved.offset
+        if dim.step % solved.step == 0:
+            return rest * (dim.step // solved.step) + dim.offset
+        return dim.size(rest // solved.step)
 
     def choose(self, tensor: torch.Tensor) -> tuple[DimChoice, ...]:
         """Static or a symbol, per dimension of a new input of the recording."""
@@ -152,12 +184,12 @@ class DimTable:
                 return DimChoice(DimKind.SYMBOL, dim.kind)
             case Dim():
                 return DimChoice(DimKind.SYMBOL, "named", size=symbol(dim.name))
-        value = dim.compute(symbol(dim.root.name))
+        value = self.size(dim)
         if not isinstance(value, Expr):
             raise BadDynamicShapes(
                 place=self.places[id(tensor)], problem=f"{value} is not an expression of a dimension"
             )
-        number = value.substitute({symbol(dim.root.name): self.hints[dim.root.name][1]})
+        number = evaluate(value, {symbol(name): hint for name, (_, hint) in self.hints.items()})
         if number != size:
             problem = f"{value} is {number} for these arguments, and the size is {size}"
             raise BadDynamicShapes(place=self.places[id(tensor)], problem=problem)
@@ -214,7 +246,7 @@ def dim_table(
         raise BadDynamicShapes(
             place="dynamic_shapes", problem="it is a dict by argument name, a tuple, or kiln.Examples"
         )
-    table.check_roots()
+    table.solve_roots([leaf for leaf in flatten(dict(values))[1] if isinstance(leaf, torch.Tensor)])
     return table
 
 
@@ -280,7 +312,8 @@ def as_dim(dim: object, place: str) -> AnyDim:
     if root is not None and callable(compute):
         named = as_dim(root, place)
         assert isinstance(named, Dim)
-        return DerivedDim(named, compute)
+        offset = compute(0)
+        return DerivedDim(named, compute(1) - offset, offset)
     name, low, high = (getattr(dim, key, None) for key in ("__name__", "min", "max"))
     if isinstance(name, str) and low is not None and not isinstance(dim, type(None)):
         lowest, highest = operator.index(low), _end(high)

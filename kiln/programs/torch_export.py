@@ -13,13 +13,14 @@ from __future__ import annotations
 import inspect
 import itertools
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, cast, final
 
 import torch
+from torch.fx.node import Argument as FxArgument
 from torch.utils import _pytree as pytree
 
 from kiln.graph.ir.fx_view import FxView
@@ -145,7 +146,8 @@ class Exporter:
         self.dispatcher = import_module("torch._dispatch.python").enable_python_dispatcher
         """Without it, composite operators refuse symbols."""
         self.view = FxView(program.graph, program.constants)
-        self.fx = torch.fx.Graph()
+        self.root = torch.nn.Module()
+        self.fx = torch.fx.Graph(self.root)  # type: ignore[arg-type]
         self.copies: dict[FxNode, FxNode] = {}
         self.places: dict[FxNode, int] = {}
         self.inputs: list[InputSpec] = []
@@ -161,7 +163,7 @@ class Exporter:
         self.fx.lint()
         export = import_module("torch.export.exported_program")
         return export.ExportedProgram(  # type: ignore[no-any-return]
-            torch.nn.Module(),
+            self.root,
             self.fx,
             self.torch_export.ExportGraphSignature(self.inputs, self.outputs),
             self.state_dict(),
@@ -187,8 +189,10 @@ class Exporter:
         olds = [value for value in values if isinstance(value, FxNode)]
         for old, state in zip(olds, self.signature.states, strict=False):
             self.add_state(old, state.name, state.kind, state.persistent)
+        for name, module in self.view.root.named_children():
+            self.root.add_module(name, module)
         for node in self.view.fx.nodes:
-            if node.op == "get_attr":
+            if node.op == "get_attr" and not hasattr(self.root, node.target):
                 name = f"lifted_{len(self.lifted)}"
                 self.lifted[name] = self.view.root.get_buffer(node.target)
                 self.copies[node] = self.placeholder("c_" + name, self.mode.from_tensor(self.lifted[name]))
@@ -244,23 +248,49 @@ class Exporter:
     def copy_nodes(self) -> None:
         """The calls, with what torch says that they return."""
         for node in self.view.fx.nodes:
-            if node.op in ("placeholder", "get_attr"):
+            if node.op == "placeholder" or node in self.copies:
                 continue
-            if node.op != "call_function":
+            if node.op == "call_module":
                 raise NoTorchExport(problem=f"its graph has a nested graph (`{node.target}`)")
-            made = self.fx.node_copy(node, lambda old: self.copies[old])
-            made.target = allowed(node.target)
-            self.copies[node] = made
-            self.run(made)
+            self.copies[node] = self.fx.node_copy(node, lambda old: self.copies[old])
+            self.run(self.copies[node])
 
     def run(self, node: FxNode) -> None:
-        values = torch.fx.node.map_arg((node.args, node.kwargs), lambda arg: arg.meta["val"])
+        """Note what a node returns; a graph that is an attribute is itself. `unflatten` asks for modules."""
+        node.meta["nn_module_stack"] = {"": ("", "torch.nn.Module")}
+        if node.op != "call_function":
+            return
+        node.target = allowed(node.target)
+        values = torch.fx.node.map_arg((node.args, node.kwargs), self.value)
         args, kwargs = values  # type: ignore[misc]
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            self.run_nested(node.target.__name__, args)
         assert callable(node.target)
         with self.mode, self.dispatcher(), torch.no_grad():
             node.meta["val"] = node.target(*args, **kwargs)
         if bindings := self.shapes.compute_unbacked_bindings(self.sizes.env, node.meta["val"]):
             node.meta["unbacked_bindings"] = bindings
+
+    def value(self, node: FxNode) -> FxArgument:
+        if node.op != "get_attr":
+            return node.meta["val"]  # type: ignore[no-any-return]
+        found = getattr(node.graph.owning_module, str(node.target))
+        return self.mode.from_tensor(found) if isinstance(found, torch.Tensor) else found  # type: ignore[no-any-return]
+
+    def run_nested(self, operator_name: str, args: Sequence[object]) -> None:
+        """The nodes of the graphs of a branch or loop."""
+        given = [list(arg) for arg in args if isinstance(arg, tuple | list)]
+        if operator_name == "scan":
+            with self.mode:
+                given[1] = [rows[0] for rows in given[1]]
+        for graph in args:
+            if not isinstance(graph, torch.fx.GraphModule):
+                continue
+            for node, value in zip(graph.graph.find_nodes(op="placeholder"), itertools.chain(*given), strict=True):
+                node.meta["val"] = value
+            for node in graph.graph.nodes:
+                self.run(node)
+            graph.recompile()
 
     # Results.
 
@@ -310,7 +340,6 @@ class Exporter:
         found = self.view.sizes.number(value)
         for node in list(self.view.fx.nodes)[before:]:
             self.copies[node] = self.fx.node_copy(node, lambda old: self.copies[old])
-            self.copies[node].target = allowed(node.target)
             self.run(self.copies[node])
         return self.copied(found)
 
@@ -356,10 +385,7 @@ class Exporter:
         names = [*self.signature.parameters[:count]]
         names += [f"args_{number}" for number in range(len(names), count)]  # of a parameter like `*args`
         names += map(str, self.signature.in_tree.children[1].keys)
-        call = export.ModuleCallSignature([], [], in_spec, out_spec, names)
-        call.inputs = [spec.arg for spec in self.inputs if spec.kind is self.torch_export.InputKind.USER_INPUT]
-        call.outputs = [spec.arg for spec in self.outputs if spec.kind is self.torch_export.OutputKind.USER_OUTPUT]
-        return export.ModuleCallEntry("", call)
+        return export.ModuleCallEntry("", export.ModuleCallSignature([], [], in_spec, out_spec, names))
 
 
 def allowed(target: Callable[..., object] | str) -> Callable[..., object] | str:
@@ -429,26 +455,23 @@ def wanted_sizes(exported: ExportedProgram, args: Sequence[object]) -> tuple[obj
     """`dynamic_shapes` for the arguments: torch's symbols as named dimensions, other expressions as `Dim.AUTO`."""
     rows: list[object] = []
     values = [node.meta["val"] for node in user_inputs(exported)]
-    sizes: list[object] = [size for value in values if isinstance(value, torch.Tensor) for size in value.shape]
-    exprs = [size.node.expr for size in sizes if isinstance(size, torch.SymInt)]
-    roots = {expr for expr in exprs if expr.is_symbol}
     for value, given in zip(values, args, strict=True):
         if not isinstance(value, torch.Tensor) or not isinstance(given, torch.Tensor):
             rows.append(None)
             continue
-        wishes = [wanted_size(size, roots, exported) for size in value.shape]
+        wishes = [wanted_size(size, exported) for size in value.shape]
         rows.append({axis: wish for axis, wish in enumerate(wishes) if wish is not None} or None)
     return tuple(rows)
 
 
-def wanted_size(size: int | torch.SymInt, roots: Collection[object], exported: ExportedProgram) -> AnyDim | None:
+def wanted_size(size: int | torch.SymInt, exported: ExportedProgram) -> AnyDim | None:
     if not isinstance(size, torch.SymInt):
         return None
     expr = size.node.expr
     if expr.is_symbol:
         return named_dim(expr, exported)
     (root, *others) = expr.free_symbols
-    if others or root not in roots or not expr.is_polynomial(root):
+    if others or not expr.is_polynomial(root):
         return Dim.AUTO
     terms = expr.as_poly(root).all_coeffs()
     if len(terms) != 2 or not all(term.is_integer for term in terms):

@@ -202,6 +202,28 @@ def test_no_turn_has_the_gradient_of_a_copy() -> None:
             torch.testing.assert_close(second, torch.full((2,), 2.0 if turns == 1 else 108.0))
 
 
+def test_operators_that_graphs_call() -> None:
+    """Flat arguments, values that go to every turn, and functions that are graph modules."""
+
+    class Body(nn.Module):
+        def forward(self, i: Tensor, v: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
+            return i + 1, v * by
+
+    body = torch.fx.symbolic_trace(Body())
+
+    def program(x: Tensor, do: Any) -> Any:
+        by = x.sin()
+        if do is PLAIN:
+            looped = do.loop(lambda i, v: i < 2, lambda i, v: body(i, v, by), (torch.tensor(0), x))
+            return looped, do.scan(lambda c, row: (c * by[0] + row, c * 2), x[0] * 1, x)
+        operators = torch.ops.higher_order
+        looped = operators.while_loop(lambda i, v, by: i < 2, body, (torch.tensor(0), x), (by,))
+        carry, rows = operators.scan(lambda c, row, by: (c * by[0] + row, c * 2), [x[0] * 1], [x], (by,))
+        return looped, (carry, rows)
+
+    agree(program, kiln.compile(program, fullgraph=True))
+
+
 def test_loops_that_are_not_nested() -> None:
     """They draw random numbers, or a loop within a loop has gradients."""
     compiled = kiln.compile(loop_in_loop_differentiated, backend="eager")

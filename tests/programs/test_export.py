@@ -275,7 +275,9 @@ def fixed(x: Tensor) -> Tensor:
         ({"x": {2: BATCH}}, "there is no dimension 2"),
         ({"x": {0: kiln.Dim("batch", min=5)}}, "the size 4 is outside 5 <= batch"),
         ({"x": {0: BATCH, 1: BATCH}}, "`batch` is 4 elsewhere, and 3 here"),
-        ({"x": {0: 2 * BATCH}}, "only used in expressions"),
+        ({"x": {0: -1 * BATCH}}, "only used in expressions"),
+        ({"x": {1: 2 * BATCH}}, "the size 3 is not 2*batch for any number `batch`"),
+        ({"x": {0: 2 * kiln.Dim("half", max=1)}}, "the size 4 is outside 0 <= half_size <= 2"),
         ({"x": {0: kiln.Dim("min")}}, "cannot be the name"),
         ({"x": {0: "batch"}}, "is not a dimension"),
         ({"x": [BATCH]}, "a tuple of 2"),
@@ -303,6 +305,35 @@ def test_dynamic_shapes_of_the_items_of_a_list() -> None:
     for shapes in ([{0: BATCH}], [{0: BATCH}, None, None], {0: BATCH}):
         with pytest.raises(KilnError, match="KILN5103"):
             kiln.export(summed, (parts,), dynamic_shapes={"parts": shapes})
+
+
+HALF = kiln.Dim("half", min=1, max=50)
+
+
+@pytest.mark.parametrize("dim", [HALF, torch.export.Dim("half", min=1, max=50)])
+def test_a_dimension_in_expressions_only(dim: Any) -> None:
+    def halves(x: Tensor, y: Tensor) -> Tensor:
+        half = x.shape[0] // 2
+        return x[:half] * x[half:] + y.reshape(half, 3).sum()
+
+    example = torch.randn(8, 3), torch.randn(12)
+    program = kiln.export(halves, example, dynamic_shapes=({0: 2 * dim}, {0: 3 * dim}))
+    assert "x: f32[half_size, 3]" in program.text() and "y: f32[3*(half_size//2)]" in program.text()
+    assert [str(within) for within in program.constraints[:2]] == ["2 <= half_size <= 100", "half_size%2 == 0"]
+    check(program, halves, torch.randn(2, 3), torch.randn(3))
+    with pytest.raises(KilnError, match="half_size%2 == 0"):
+        program.check_shapes(torch.randn(9, 3), torch.randn(12))
+    with pytest.raises(KilnError, match="3\\*\\(half_size//2\\) = 15"):
+        program.check_shapes(torch.randn(10, 3), torch.randn(12))
+
+
+def test_dimensions_with_a_whole_multiple_of_one_in_expressions() -> None:
+    def padded(x: Tensor, y: Tensor) -> Tensor:
+        return x.reshape(y.shape[0] - 1, 2) + y[1:]
+
+    program = kiln.export(padded, (torch.randn(8), torch.randn(5, 1)), dynamic_shapes=({0: 2 * HALF}, {0: HALF + 1}))
+    assert "x: f32[2*half_size - 2]" in program.text() and "y: f32[half_size, 1]" in program.text()
+    check(program, padded, torch.randn(2), torch.randn(2, 1))
 
 
 # What cannot be exported.

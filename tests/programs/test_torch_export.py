@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops import scan
 from torch.testing import assert_close
 
 import kiln
@@ -75,6 +76,35 @@ class Layers(nn.Module):
         return products.transpose(1, 2).flatten(2), self.layer(x)[0].flatten(0, 1), image, spectrum, self.encoder(x)
 
 
+class Branching(nn.Module):
+    """A branch that reads a size which no operand has, in a branch; a parameter, and a result that is an operand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
+        def inner(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            y = torch.cond(x.max() > 2, lambda y: self.layer(y) * rows.shape[0], lambda y: y + 1, (y,))
+            return y, x.clone()
+
+        return torch.cond(x.sum() > 0, inner, lambda x, y: (y * torch.tensor([1.0, 2.0, 3.0, 4.0]), x - 1), (x, x * 2))
+
+
+class Loops(nn.Module):
+    """A loop with a value from outside, and a scan over rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, state: Tensor, turns: Tensor) -> tuple[Any, ...]:
+        turned = torch.while_loop(
+            lambda i, y: i < turns, lambda i, y: (i + 1, torch.tanh(self.layer(y)) + state.sum()), (torch.tensor(0), x)
+        )[1]
+        return turned, *scan(lambda h, row: (torch.tanh(h + row), h * row), state, x)
+
+
 DIM = kiln.Dim("batch", min=2, max=64)
 # fmt: off
 MODELS: dict[str, tuple[Callable[[], Any], Call, Any, Call]] = {
@@ -98,6 +128,13 @@ MODELS: dict[str, tuple[Callable[[], Any], Call, Any, Call]] = {
                    call(torch.randn(1, 9, 8))),
     "rest":       (lambda: summed,   call(torch.ones(2, 3), torch.ones(4, 3), bias=torch.ones(3)), None,
                    call(torch.randn(2, 3), torch.randn(4, 3), bias=torch.randn(3))),
+    "branching":  (Branching,        call(torch.ones(6, 4), torch.ones(3)),
+                   {"x": {0: DIM}, "rows": {0: kiln.Dim("rows")}},
+                   call(3 * torch.ones(3, 4), torch.ones(5))),
+    "negative":   (Branching,        call(torch.ones(6, 4), torch.ones(3)), None,
+                   call(-torch.ones(6, 4), torch.ones(3))),
+    "loops":      (Loops,            call(torch.randn(6, 3), torch.randn(3), torch.tensor(2)), {"x": {0: DIM}},
+                   call(torch.randn(4, 3), torch.randn(3), torch.tensor(4))),
     "pair":       (Pair,             call(torch.randn(6, 4), [torch.randn(13)]),
                    {"x": {0: DIM}, "others": [{0: 2 * DIM + 1}]},
                    call(torch.randn(3, 4), [torch.randn(7)])),
@@ -138,13 +175,19 @@ def test_torch_runs_our_programs(name: str) -> None:
     same(made.module(), expected, given)
 
 
-@pytest.mark.parametrize("name", ["counter", "halves", "data"])
+@pytest.mark.parametrize("name", ["counter", "halves", "data", "branching", "negative", "loops"])
 def test_torch_saves_and_lowers_our_programs(name: str) -> None:
     program, expected, given = exported(name)
     file = io.BytesIO()
     torch.export.save(program.to_torch_export(), file)
     file.seek(0)
     same(torch.export.load(file).run_decompositions().module(), expected, given)
+
+
+@pytest.mark.parametrize("name", ["classifier", "branching"])
+def test_torch_makes_modules_of_our_programs(name: str) -> None:
+    program, expected, given = exported(name)
+    same(torch.export.unflatten(program.to_torch_export()), expected, given)
 
 
 def test_names_sizes_and_changes_are_those_of_the_program() -> None:
@@ -179,7 +222,7 @@ def test_programs_of_torch_come_back(name: str, functional: bool) -> None:
     assert bool(program.constraints) == (shapes is not None)
 
 
-@pytest.mark.parametrize("name", ["pair", "layers"])
+@pytest.mark.parametrize("name", ["pair", "layers", "branching", "loops"])
 def test_there_and_back(tmp_path: Any, name: str) -> None:
     program, expected, given = exported(name)
     again = kiln.Program.from_torch_export(program.to_torch_export())

@@ -61,19 +61,21 @@ def while_loop(
     return fresh(carried, carried_inputs)
 
 
-def differentiable_loop(cond_fn: Branch, body_fn: Branch, carried: Sequence[Tensor]) -> object:
+def differentiable_loop(cond_fn: Branch, body_fn: Branch, carried: Sequence[Tensor], more: Sequence[object]) -> object:
     """A loop that only counts its turns, then a scan of that many: it keeps what the gradient of each turn needs."""
     device = next((value.device for value in carried if value.is_cuda), carried[0].device)
     count = torch.zeros((), dtype=torch.int64, device=device)
     with torch.no_grad():
         counted = torch._higher_order_ops.while_loop(  # type: ignore[attr-defined]
-            lambda count, *state: cond_fn(*state),
-            lambda count, *state: (count + 1, *body_fn(*state)),
+            lambda count, *state: cond_fn(*state, *more),
+            lambda count, *state: (count + 1, *body_fn(*state, *more)),
             (count, *[value.detach() for value in carried]),
         )
     turns = counted[0].item()
     torch._check(turns >= 0)
-    return scanned(lambda state, _: (tuple(body_fn(*state)), ()), tuple(carried), torch.arange(turns, device=device))[0]
+    return scanned(
+        lambda state, _: (tuple(body_fn(*state, *more)), ()), tuple(carried), torch.arange(turns, device=device)
+    )[0]
 
 
 def mapped(f: Branch, xs: object, *args: object) -> object:
@@ -103,6 +105,18 @@ def scan(combine_fn: Branch, init: object, xs: object, *, dim: int = 0, reverse:
     dim = dim % leaves[0].ndim
     carry, made = scanned(combine_fn, init, moved(xs, dim, 0, reverse))
     return carry, moved_back(made, dim, reverse)
+
+
+def scan_operator(
+    combine_fn: Branch, init: Sequence[object], xs: Sequence[object], more: Sequence[object] = ()
+) -> object:
+    """The operator as graphs call it: flat arguments and results; `more` go to every turn."""
+
+    def combine(carry: Sequence[object], row: Sequence[object]) -> tuple[object, object]:
+        made = combine_fn(*carry, *row, *more)
+        return tuple(made[: len(init)]), tuple(made[len(init) :])
+
+    return tuple(tree_flatten(scanned(combine, tuple(init), tuple(xs)))[0])
 
 
 def associative_scan(
@@ -214,6 +228,7 @@ OPERATORS: Mapping[int, Branch] = {
     id(torch.ops.higher_order.while_loop): while_loop,
     id(torch._higher_order_ops.map): mapped,  # type: ignore[attr-defined]
     id(torch._higher_order_ops.scan): scan,  # type: ignore[attr-defined]
+    id(torch.ops.higher_order.scan): scan_operator,
     id(torch._higher_order_ops.associative_scan): associative_scan,  # type: ignore[attr-defined]
 }
 

@@ -98,8 +98,6 @@ def logged(
 
 def interpreted(s: CaptureState, function: Value, operands: list[Value]) -> Interpreted:
     """Interpret a call of `function`, whose torch calls leave the log. Raises NotNested."""
-    if issubclass(function.python_type(), torch.fx.GraphModule):  # of a graph that torch.compile hands over
-        function = function.get_attr(s, "forward")
     roots = [*frame_values(s), function, *operands]
     calls, returned = taken_from_log(s, without_effects(s, roots), lambda: function.call(s, operands, {}))
     result = flat(s, returned)

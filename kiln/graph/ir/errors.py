@@ -33,12 +33,3 @@ class WrongPrediction(KilnError):
     what = "`{op}` returned {actual}, predicted was {expected}"
     why = "its shape rule and its kernel disagree"
     try_ = ("report the op with its inputs",)
-
-
-class NoFxForm(KilnError):
-    """An op without a counterpart in `torch.fx`."""
-
-    code = "KILN2304"
-    what = "`{op}` cannot be expressed as a torch.fx node"
-    why = "torch.fx graphs have no branches or loops"
-    try_ = ("use a backend that accepts Kiln's graphs",)

@@ -4,14 +4,15 @@
     sizes=(s0*2, 8)                 =>      sym_size = torch.ops.aten.sym_size.int(x, 0)
                                             mul = operator.mul(sym_size, 2)
 
-The new contents of written inputs follow the outputs, in the order of `writes`.
+The new contents of written inputs follow the outputs, in the order of `writes`. Branches and loops are torch's
+higher-order operators, with their graphs as attributes.
 """
 
 from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import final
 
@@ -20,12 +21,13 @@ import torch.fx
 from torch.fx.node import Argument as FxArgument
 
 from kiln.graph.ir.aten_rules import ATEN_RULES
-from kiln.graph.ir.errors import NoFxForm
 from kiln.graph.ir.fx_module import graph_module
 from kiln.graph.ir.fx_sizes import FxSizes
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.interpret import fill_template
 from kiln.graph.ir.node import Arg, Attr, Node
+from kiln.graph.ir.rewrite import symbols_in
+from kiln.graph.prims.table import Kind
 from kiln.plan.overloads import WAIT_TENSOR, find_overload, number_arguments, written_arguments
 from kiln.symbolic import Expr, Symbol
 from kiln.symbolic.relation import relate
@@ -67,11 +69,13 @@ class FxView:
         self.values: dict[Node, FxArgument] = {}
         self.sizes = FxSizes(self.fx)
 
-    def build(self) -> None:
-        """All nodes but the output."""
+    def build(self, numbers: Sequence[Symbol] = ()) -> None:
+        """All nodes but the output; `numbers` are taken after the inputs."""
         for node in self.graph.inputs:
             name = re.sub(r"\W+", "_", str(node.attrs["name"])).strip("_") or "arg"
             self.values[node] = self.fx.placeholder(name if not name[0].isdigit() else f"arg_{name}")
+        for number in numbers:
+            self.sizes.learn(number, self.fx.placeholder(str(number)))
         for node in self.graph.inputs:
             self.bind(node)
         for node in self.graph.nodes:
@@ -117,11 +121,44 @@ class FxView:
             case "wait":
                 return self.fx.call_function(find_overload(WAIT_TENSOR), (inputs[0],))
             case "region":
-                return self.fx.call_module(self.submodule(attrs["body"]), tuple(inputs))
-            case "cond" | "while_loop":
-                raise NoFxForm(op=node.op.name)
+                return self.fx.call_module(self.submodule(fx_view(attrs["body"], self.constants)), tuple(inputs))
+            case "cond" | "while_loop" | "scan":
+                return self.control_flow(node, inputs)
         concrete = {key: self.sizes.concrete(value) for key, value in attrs.items()}
         return ATEN_RULES[node.op.name](_FxCall(self, node.spec), *inputs, **concrete)  # type: ignore[return-value]
+
+    def control_flow(self, node: Node, inputs: list[FxArgument]) -> torch.fx.Node:
+        """The higher-order operator. Sizes that no operand has are operands of their own."""
+        attrs = node.attrs
+        graphs = [graph for graph in attrs.values() if isinstance(graph, Graph)]
+        bound = {number for value in graphs[0].inputs for number in numbers_of(value.spec)}
+        missing = sorted(frozenset().union(*map(symbols_in, graphs)) - bound, key=str)
+        bodies = [self.nested(graph, missing, graph is attrs.get("test")) for graph in graphs]
+        inputs = [*inputs, *map(self.sizes.number, missing)]
+        match node.op.name:
+            case "cond":
+                args: tuple[FxArgument, ...] = (inputs[0], *bodies, tuple(inputs[1:]))
+            case "while_loop":
+                count = len(attrs["body"].outputs)
+                args = (*bodies, tuple(inputs[:count]), tuple(inputs[count:]))
+            case _:
+                carried, end = attrs["carried"], attrs["carried"] + attrs["rows"]
+                args = (*bodies, inputs[:carried], inputs[carried:end], tuple(inputs[end:]))
+        return self.fx.call_function(getattr(torch.ops.higher_order, node.op.name), args)
+
+    def nested(self, graph: Graph, numbers: Sequence[Symbol], is_test: bool) -> torch.fx.Node:
+        """The attribute with a nested graph, whose results share no memory with others, as torch asks."""
+        view = FxView(graph, self.constants)
+        view.build(numbers)
+        results: list[FxArgument] = []
+        for output in graph.outputs:
+            result = view.values[output.value]
+            if result in results or output.value in graph.inputs or output.value.op.kind is Kind.VIEW:
+                result = view.fx.call_function(find_overload("aten.clone.default"), (result,))
+            results.append(result)
+        view.fx.output(results[0] if is_test else tuple(results))
+        name = self.submodule(graph_module(view.root, view.fx))
+        return self.fx.get_attr(name)
 
     def argument(self, target: str, inputs: list[FxArgument], place: int | str, template: Attr) -> FxArgument:
         """An argument of a call; of a tensor in the place of a number, its number."""
@@ -168,7 +205,12 @@ class FxView:
         self.root.register_buffer(name, value)
         return self.fx.get_attr(name)
 
-    def submodule(self, graph: Graph) -> str:
+    def submodule(self, module: torch.fx.GraphModule) -> str:
         name = f"body_{len(list(self.root.children()))}"
-        self.root.add_module(name, fx_view(graph, self.constants))
+        self.root.add_module(name, module)
         return name
+
+
+def numbers_of(spec: Spec) -> tuple[object, ...]:
+    """What `bind` learns from an input with this spec."""
+    return (*spec.sizes, *spec.strides) if isinstance(spec, TensorSpec) else (getattr(spec, "value", None),)

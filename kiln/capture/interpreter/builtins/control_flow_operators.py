@@ -43,7 +43,7 @@ from kiln.capture.interpreter.nested_calls import (
     record,
 )
 from kiln.capture.interpreter.variables.sequence import List, Tuple
-from kiln.capture.interpreter.variables.tensor import Tensor
+from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor
 from kiln.graph.ops.breaks import TraceBreak
 from kiln.graph.prims.meta import equal
 from kiln.graph.trace.fake import FakeTensor
@@ -154,7 +154,7 @@ def nested_cond_or_plain(s: CaptureState, args: Args, kwargs: Kwargs, plain: Cal
     condition, true, false, operands = given
     if not isinstance(condition, Tensor) or not isinstance(operands, Tuple | List) or not is_single(condition):
         return plain()
-    if not all(isinstance(leaf, Tensor) for leaf in flat(s, operands).leaves):
+    if not all(isinstance(leaf, Tensor | Symbolic) for leaf in flat(s, operands).leaves):
         return plain()
     return nested_or_plain(s, partial(nested_cond, s, condition, (true, false), operands.items(s)), plain)
 
@@ -182,17 +182,20 @@ def while_loop(s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT
     plain = partial(interpret, s, control_flow.while_loop, given, {}, site)
     if len(given) < 3 or not isinstance(given[2], Tuple | List):
         return plain()
-    carried = flat(s, Tuple([*given[2].items(s), *(given[3].items(s) if len(given) > 3 else [])]))  # type: ignore[attr-defined]
+    carried, more = flat(s, Tuple(given[2].items(s))), given[3].items(s) if len(given) > 3 else []  # type: ignore[attr-defined]
     if not carried.leaves or not all_tensors(carried):
         return plain()
-    return nested_or_plain(s, partial(nested_while, s, given[0], given[1], carried, site), plain)
+    return nested_or_plain(s, partial(nested_while, s, given[:2], carried, more, site), plain)
 
 
-def nested_while(s: CaptureState, test: Value, body: Value, carried: Flat, site: CallSite) -> Value:
+def nested_while(
+    s: CaptureState, functions: Sequence[Value], carried: Flat, more: Sequence[Value], site: CallSite
+) -> Value:
+    """`more` are arguments of each turn."""
     states = [placeholder(s, tensor.fake.storage_view.spec) for tensor in carried.tensors]
     given = rebuilt(carried, states)
     assert isinstance(given, Tuple)
-    done = [interpreted(s, function, given.items(s)) for function in (test, body)]
+    done = [interpreted(s, function, [*given.items(s), *more]) for function in functions]
     answer, found = done[0].result, done[1].result
     if not all_tensors(answer) or len(answer.leaves) != 1:
         raise NotNested("its condition is no tensor")
@@ -205,7 +208,7 @@ def nested_while(s: CaptureState, test: Value, body: Value, carried: Flat, site:
     captured = captured_by(sides, fakes)
     if is_differentiated([*[tensor.fake for tensor in carried.tensors], *captured]):
         loop = s.wrap(control_flow.differentiable_loop, None)
-        return loop.call(s, [test, body, rebuilt(carried, carried.tensors)], {}, site)
+        return loop.call(s, [*functions, rebuilt(carried, carried.tensors), Tuple([*more])], {}, site)
     target = operator_of("while_loop", sides, [*fakes, *captured], run_while, carried=len(fakes))
     return rebuilt(carried, record_operator(s, target, [*[tensor.fake for tensor in carried.tensors], *captured]))
 
@@ -271,6 +274,7 @@ def same_sizes(s: CaptureState, a: TensorSpec, b: TensorSpec) -> bool:
 for _original, _replacement in (
     (torch._higher_order_ops.map, control_flow.mapped),
     (torch._higher_order_ops.scan, control_flow.scan),
+    (torch.ops.higher_order.scan, control_flow.scan_operator),
     (torch._higher_order_ops.associative_scan, control_flow.associative_scan),
     (torch.nn.attention.flex_attention.flex_attention, attention_polyfill.flex_attention),
 ):

@@ -156,10 +156,16 @@ class Module(Object):
 def interpret_call(s: CaptureState, module: Module, args: Args, kwargs: Kwargs, site: CallSite) -> Value:
     """`module(*args, **kwargs)`, opcode by opcode."""
     found = s.classes.lookup(module.cls, "__call__")
-    if found is not None and found[1] is CALL:
+    if found is not None and (found[1] is CALL or is_plain_graph(module.cls)):
         guard_protocol(s, module, "__call__")
         return call_forward(s, module, args, kwargs, site)
     return s.call_special(module, "__call__", args, kwargs, site)
+
+
+def is_plain_graph(cls: type) -> bool:
+    """Whether torch.fx made `__call__` of a class, around that of `nn.Module`: it explains errors."""
+    wrapped = vars(cls).get("_wrapped_call") if issubclass(cls, torch.fx.GraphModule) else None
+    return wrapped is not None and wrapped.cls_call is None
 
 
 @wraps(torch.nn.Module, subclasses=True)
