@@ -120,6 +120,11 @@ MAP = {
             "kiln/capture/interpreter/if_conversion.py",
             "take_both_sides",
         ),
+        (
+            "When are both sides of an `if` on a number computed in front?",
+            "kiln/capture/interpreter/number_branches.py",
+            "take_both_numbers",
+        ),
         ("What is a resume function?", "kiln/capture/bytecode/resume.py", "ResumeOrigin"),
         (
             "What becomes of a class statement?",

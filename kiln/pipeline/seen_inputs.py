@@ -7,7 +7,7 @@ f(x of 6 rows)      rows are a symbol: they changed
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -36,6 +36,14 @@ class SeenInputs:
     def add_symbolic(self, inputs: Mapping[str, tuple[int, ...]]) -> None:
         """Arguments that are known to change: a tensor in these dimensions, a number if there are none."""
         self._symbolic.update(inputs)
+
+    def note_changing(self, texts: Collection[str]) -> bool:
+        """Take the numbers at these sources, which the program changes, as inputs; whether any was not one before."""
+        new = {text: () for text in texts if text not in self._symbolic}
+        if self._scalars.dynamic == "never":
+            return False
+        self._symbolic.update(new)
+        return bool(new)
 
     def clear(self) -> None:
         """Forget all calls, but not what is known of the arguments."""
@@ -87,14 +95,10 @@ class SeenInputs:
             known_numbers = self._numbers.setdefault(name, [])
             known_numbers.extend(value for value in values if value not in known_numbers)
 
-    def scalars(self) -> Callable[[int | float, Source], bool] | None:
-        """Whether a number becomes an input; None: none does."""
-        if not self._numbers and not self._symbolic and self._scalars.dynamic != "always":
-            return None
-        return self.is_symbol
-
     def is_symbol(self, value: int | float, source: Source) -> bool:
         """Whether this number becomes an input."""
+        if not self._numbers and not self._symbolic and self._scalars.dynamic != "always":
+            return False
         if value not in SYMBOL_VALUES if isinstance(value, int) else not math.isfinite(value):
             return False
         if self._symbolic.get(source.text()) == ():

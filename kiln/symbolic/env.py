@@ -13,6 +13,7 @@ guard is made only for what does not follow from earlier ones, and `guards` leav
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import final
 
@@ -49,6 +50,10 @@ class FalseAssertion(KilnError):
     what = "the assertion `{relation}` on sizes does not hold"
     why = "{reason}"
     try_ = ("correct the assertion or the sizes of the inputs",)
+
+
+class ConditionalNumber(Exception):
+    """What is asked of a number in a side of a branch can be no guard, nor be checked in front of the region."""
 
 
 @final
@@ -92,6 +97,10 @@ class ShapeEnv:
         """What an export takes for granted of layouts, without a guard (`generic_layouts.py`)."""
         self.unbounded: set[Symbol] = set()
         """Symbols for numbers of the caller, which may be of any size."""
+        self.conditional: set[Symbol] = set()
+        """Symbols for numbers that are computed in one side of a branch."""
+        self.in_side = False
+        """Whether a side of a branch is traced that this call may not take: no guard is made of what it asks."""
         self.assume_number: AssumeNumber | None = None
         """Assumes how two numbers compare, which the call checks; without it, their values are guarded."""
         self.number_in_front: NumberInFront | None = None
@@ -189,6 +198,8 @@ class ShapeEnv:
         if answer is not None:
             return answer
         assert isinstance(relation, Relation)
+        if self.in_side or not self.conditional.isdisjoint(relation.free_symbols()):
+            return assumed(self, relation)
         if not guard_can_hold(relation):
             if (answer := beyond_int64(relation)) is None:
                 for number in relation.free_symbols():
@@ -230,6 +241,8 @@ class ShapeEnv:
             raise FalseAssertion(at=where, relation=relation, reason="it contradicts what is known of these sizes")
         if answer or isinstance(relation, bool):
             return
+        if not self.conditional.isdisjoint(relation.free_symbols()):
+            raise ConditionalNumber
         backed = self.has_hint(relation)
         if backed and not self._holds(relation):
             raise FalseAssertion(at=where, relation=relation, reason="the inputs of this call break it")
@@ -268,6 +281,16 @@ class ShapeEnv:
     def replacements(self) -> dict[Symbol, Int]:
         """Symbols that equalities define in terms of others."""
         return dict(self._facts.replacements)
+
+
+def assumed(env: ShapeEnv, relation: Relation) -> bool:
+    """Whether it holds in this call, which checks it where the side is taken."""
+    answer = None
+    if env.assume_number is not None and env.has_hint(relation):
+        answer = env.assume_number(getattr(operator, relation.op), relation.lhs, relation.rhs)
+    if answer is None:
+        raise ConditionalNumber
+    return answer
 
 
 def without_implied(guards: list[ShapeGuard], ranges: Mapping[Symbol, Range]) -> list[ShapeGuard]:

@@ -127,6 +127,41 @@ def whole(number: float) -> float:
     return math.modf(number)[1]
 
 
+def if_zero(number: int, left: float, right: float) -> float:
+    return left if is_zero(number) else right
+
+
+def if_not_positive(number: int, left: float, right: float) -> float:
+    return left if is_not_positive(number) else right
+
+
+def is_zero(number: int) -> bool:
+    return number == 0
+
+
+def is_not_positive(number: int) -> bool:
+    return number <= 0
+
+
+BRANCHES: Mapping[str, Callable[[int], bool]] = {
+    if_zero.__name__: is_zero,
+    if_not_positive.__name__: is_not_positive,
+}
+"""Rows of `IN_FRONT` that choose between their last two arguments: the other may have no value."""
+
+
+def at_most(left: float, right: float) -> int:
+    return int(left <= right)
+
+
+def less(left: float, right: float) -> int:
+    return int(left < right)
+
+
+def equal(left: float, right: float) -> int:
+    return int(left == right)
+
+
 IN_FRONT: Mapping[str, Callable[..., float]] = {
     **{function.__name__: function for function in (
         math.acos, math.acosh, math.asin, math.asinh, math.atan, math.atan2, math.atanh, math.cbrt, math.copysign,
@@ -134,7 +169,8 @@ IN_FRONT: Mapping[str, Callable[..., float]] = {
         math.lgamma, math.nextafter, math.radians, math.remainder, math.sinh, math.ulp, sum_of, fraction, whole,
         math.comb, math.factorial, math.gcd, math.isqrt, math.lcm, math.perm, int.bit_count, int.bit_length,
         operator.and_, operator.lshift, operator.or_, operator.rshift, operator.xor,
-        math.ceil, math.floor, math.trunc, round,
+        math.ceil, math.floor, math.trunc, round, if_zero, if_not_positive,
+        at_most, less, equal,
     )},
     "power": operator.pow,
 }  # fmt: skip
@@ -192,6 +228,27 @@ def invert(truth: Truth) -> Truth:
     if isinstance(truth, AnyOf):
         return all_of(*map(invert, truth.parts))
     return truth.negate() if isinstance(truth, Relation) else not truth
+
+
+def truth_as_number(truth: Truth) -> int | Real:
+    """1 where it holds, else 0."""
+    if isinstance(truth, AllOf | AnyOf):
+        found: int | Real = int(isinstance(truth, AllOf))
+        for part in map(
+            truth_as_number, reversed(truth.parts)
+        ):  # a part may have no value where an earlier one decides
+            found = real_if(part, 0, found) if isinstance(truth, AllOf) else real_if(part, found, 1)
+        return found
+    if isinstance(truth, bool):
+        return int(truth)
+    if truth.kind == "ne":
+        return Real(if_zero.__name__, (truth.difference, 0, 1))
+    return Real((if_zero if truth.kind == "eq" else if_not_positive).__name__, (truth.difference, 1, 0))
+
+
+def real_if(zero: int | Real, left: int | Real, right: int | Real) -> int | Real:
+    """`left` where the first is 0, else `right`."""
+    return (left if zero == 0 else right) if isinstance(zero, int) else Real(if_zero.__name__, (zero, left, right))
 
 
 def known_truth(env: ShapeEnv, truth: Truth) -> bool | None:
@@ -294,6 +351,10 @@ def specialise_real(env: ShapeEnv, value: Int | float | Real | Given, where: Loc
     if isinstance(value, Expr):
         return env.specialise(value, where)
     if isinstance(value, Real):
+        if value.op in BRANCHES:
+            test, left, right = value.args
+            taken = BRANCHES[value.op](int(specialise_real(env, test, where)))
+            return specialise_real(env, left if taken else right, where)
         args = [specialise_real(env, arg, where) for arg in value.args]
         return REAL_OPS[value.op](*args)
     if isinstance(value, Given):
@@ -316,6 +377,9 @@ def hinted_real(env: ShapeEnv, value: Int | float | Real | Given) -> float:
     if isinstance(value, Given):
         return number_of(value)
     if isinstance(value, Real):
+        if value.op in BRANCHES:
+            test, left, right = value.args
+            return hinted_real(env, left if BRANCHES[value.op](int(hinted_real(env, test))) else right)
         return REAL_OPS[value.op](*(hinted_real(env, arg) for arg in value.args))
     return env.hint(value) if isinstance(value, Expr) else value
 

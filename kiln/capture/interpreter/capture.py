@@ -13,7 +13,7 @@ import operator
 import pkgutil
 import traceback
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import field
 from functools import partial
 from importlib import import_module
@@ -42,6 +42,7 @@ from kiln.capture.interpreter.builtins.leaf_gradients import dropped_early, forg
 from kiln.capture.interpreter.builtins.torch_compiler import refuse_break
 from kiln.capture.interpreter.builtins.torch_functions import drop_unchanged_modes, restore_modes
 from kiln.capture.interpreter.builtins.triton_kernels import register_triton
+from kiln.capture.interpreter.changed_numbers import NumberChanges, changed_numbers
 from kiln.capture.interpreter.codegen import BINDINGS, CodeWriter, emit_source, write_computed, write_number
 from kiln.capture.interpreter.core import MISSING, CaptureState, Effect, Policy, Value
 from kiln.capture.interpreter.data_values import (
@@ -112,6 +113,7 @@ from kiln.support.location import is_compiler
 from kiln.support.options import ControlFlowOption
 from kiln.support.records import dataclass
 from kiln.symbolic import DataDependentSize, NoHint
+from kiln.symbolic.values import truth_as_number
 from kiln.tensor.spec import ScalarSpec
 
 __all__ = ["Capture", "Region", "capture_frame"]
@@ -190,6 +192,8 @@ class Callbacks:
     speculate_values: bool = True
     control_flow: ControlFlowOption = "auto"
     own_regions: bool = True
+    note_changing: Callable[[Collection[str]], bool] = lambda texts: False
+    """Is told the sources of numbers that the frame itself changes; whether they become inputs."""
 
 
 def capture_frame(
@@ -209,6 +213,7 @@ def capture_frame(
     speculate_values: bool = True,
     control_flow: ControlFlowOption = "auto",
     own_regions: bool = True,
+    note_changing: Callable[[Collection[str]], bool] = lambda texts: False,
 ) -> Capture:
     """Capture a call of `function` with the arguments `locals` (by name, `*args` and `**kwargs` as they are bound).
 
@@ -228,7 +233,7 @@ def capture_frame(
     sink = events if events is not None else EventSink()
     callbacks = Callbacks(
         *(compile_region, recorder_factory, make_resume, dims, scalars, make_exit, compile_speculation, check_time),
-        *(speculate_values, control_flow, own_regions),
+        *(speculate_values, control_flow, own_regions, note_changing),
     )
     stops: dict[tuple[int, int], GraphBreak] = {}
     needed, outlined, asked, watching = dict[Instruction, str](), frozenset[types.CodeType](), False, False
@@ -237,7 +242,7 @@ def capture_frame(
             state = new_state(function, callbacks, sink, is_compiling, stops, dict(needed))
             try:
                 return attempt(learned(state, outlined, watching, asked), function, locals, callbacks)
-            except Outline as found:
+            except (Outline, NumberChanges) as found:
                 outlined |= found.codes
             except WatchLifetimes:
                 watching = True
@@ -436,6 +441,8 @@ def attempt(
         write_return(s, writer, result, frame.is_generator)
     else:
         write_break(s, writer, stop, callbacks.make_resume, origin_of(function) is not None)
+    if (changing := changed_numbers(s)) and callbacks.note_changing(changing):
+        raise NumberChanges
     return finish(s, function, writer, stop, callbacks)
 
 
@@ -553,17 +560,21 @@ def write_number_checks(
     """
     for check in numbers:
         passed = Label()
+        if check.under and isinstance(check, ComputedNumber):
+            head.const(None).op("STORE_FAST", writer.computed_name(check.name))
+        for truth in check.under:
+            write_number(head, writer, truth_as_number(truth))
+            head.jump_if(False, passed)
+        expected = True
         if isinstance(check, ComputedNumber):
             write_computed(head, writer, check)
-            head.jump_if(True, passed)
-            leave()
-            head.label(passed)
-            continue
-        head.const(check.compare)
-        write_number(head, writer, check.left)
-        write_number(head, writer, check.right)
-        head.call(2)
-        head.jump_if(check.expected, passed)
+        else:
+            head.const(check.compare)
+            write_number(head, writer, check.left)
+            write_number(head, writer, check.right)
+            head.call(2)
+            expected = check.expected
+        head.jump_if(expected, passed)
         leave()
         head.label(passed)
 

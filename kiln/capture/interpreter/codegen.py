@@ -19,7 +19,7 @@ from typing import Any, final
 
 import torch
 
-from kiln.capture.bytecode.assemble import Assembler, FreeVar, arguments_of
+from kiln.capture.bytecode.assemble import Assembler, FreeVar, Label, arguments_of
 from kiln.capture.interpreter.breaks import UnsupportedValue
 from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.data_values import DataValues, refuse_changed
@@ -35,7 +35,7 @@ from kiln.runtime.guards.constant import ObjectRef
 from kiln.runtime.guards.source import LocalSource, Source
 from kiln.runtime.numbers import computed
 from kiln.symbolic.expr import Expr, FloorDiv, Max, Min, Mod, Symbol
-from kiln.symbolic.values import REAL_OPS, Given, Real
+from kiln.symbolic.values import BRANCHES, REAL_OPS, Given, Real
 from kiln.tensor.spec import ScalarSpec, TensorSpec
 
 BINDINGS = "_kiln_bindings"
@@ -138,6 +138,8 @@ class CodeWriter:
                 self.body.const(operator.neg).op("LOAD_FAST", self.loaded(source)).call(1)
             else:
                 self.body.op("LOAD_FAST", self.loaded(source))
+        elif isinstance(value, Real) and value.op in BRANCHES:
+            write_choice(self, value)
         elif isinstance(value, Real):
             self._apply(REAL_OPS[value.op], value.args)
         elif isinstance(value, FloorDiv | Mod):
@@ -251,6 +253,19 @@ class CodeWriter:
             self.body.const(cell.original)
 
 
+def write_choice(writer: CodeWriter, value: Real) -> None:
+    """Push one of two numbers; the other is not computed."""
+    test, left, right = value.args
+    first, end = Label(), Label()
+    writer.body.const(BRANCHES[value.op])
+    writer.number(test)
+    writer.body.call(1).jump_if(True, first)
+    writer.number(right)
+    writer.body.op("JUMP_FORWARD", end).label(first)
+    writer.number(left)
+    writer.body.label(end)
+
+
 def write_number(head: Assembler, writer: CodeWriter, value: object) -> None:
     """Push a number in `head`, which runs first: what the code behind it has loaded is not there yet."""
     behind = writer.loads, writer.body, writer.sources
@@ -264,11 +279,13 @@ def write_number(head: Assembler, writer: CodeWriter, value: object) -> None:
 
 def write_computed(head: Assembler, writer: CodeWriter, number: ComputedNumber) -> None:
     """Compute a number into a temporary, None where that raises; push whether it is a number."""
-    head.const(computed).const(number.kind).const(REAL_OPS[number.formula.op])
-    for arg in number.formula.args:
+    formula, name = number.formula, writer.computed_name(number.name)
+    chooses = formula.op in BRANCHES
+    head.const(computed).const(number.kind).const(operator.pos if chooses else REAL_OPS[formula.op])
+    args = (formula,) if chooses else formula.args
+    for arg in args:
         write_number(head, writer, arg)
-    head.call(2 + len(number.formula.args))
-    name = writer.computed_name(number.name)
+    head.call(2 + len(args))
     head.op("COPY", 1).op("STORE_FAST", name).const(None).op("IS_OP", 1)
 
 

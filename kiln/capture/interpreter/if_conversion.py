@@ -22,7 +22,7 @@ the region require gradients.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import field
 from functools import partial
 from itertools import product
@@ -162,7 +162,10 @@ def take_both_sides(
     try:
         for exact, meeting in product((True, False), meetings):
             sides = [
-                interpreted_side(frame, entry, condition, truth, target, meeting, pushed if truth else None)
+                interpreted_side(
+                    *(frame, entry, truth_known(s, condition.fake, truth)),
+                    *(target, meeting, pushed if truth else None),
+                )
                 for truth, target in zip((True, False), targets, strict=True)
             ]
             try:
@@ -214,19 +217,18 @@ def meetings_of(frame: SymbolicFrame) -> list[int]:
 def interpreted_side(
     frame: SymbolicFrame,
     entry: AtJump,
-    condition: Tensor,
-    truth: bool,
+    knowing: AbstractContextManager[None],
     target: int,
     meeting: int,
     pushed: MakeItem | None = None,
 ) -> SideValues:
-    """Raises NotNested."""
+    """The side that begins at `target`, with what is known in it. Raises NotNested."""
     s = frame.state
     entry.restore(frame, target)
     before = contents_of_inputs(s)
     held = [*entry.locals.values(), *entry.stack]
     done = list[SideChanges]()
-    with truth_known(s, condition.fake, truth):
+    with knowing:
         calls, _ = taken_from_log(s, python_taken_back(s, done), partial(run_side, frame, meeting, held, pushed))
     if frame.handled != entry.handled:
         raise NotNested("it leaves an exception handler")

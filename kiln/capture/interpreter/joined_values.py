@@ -8,7 +8,7 @@ Where other values differ in an object or container, the joined value is a `Choi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
 from typing import final
 
@@ -28,6 +28,8 @@ EXACT = (bool, int, float, complex, str, bytes, type(None))
 """Constants of these types are equal if their texts are."""
 LEFT, RIGHT = 0, 1
 
+ChooseNumber = Callable[[Value, Value], Value | None]
+"""(what the sides leave) -> what stands for both; None: they are no numbers, or cannot be computed in front."""
 Pair = tuple[Tensor | None, Tensor | None]
 """What the sides leave; None: a side leaves no tensor there, and nothing reads the result after it."""
 
@@ -54,6 +56,10 @@ class Joining:
     alone: tuple[dict[int, Tensor], dict[int, Tensor]] = field(default_factory=lambda: ({}, {}))
     """Tensors that a side has made and that only a choice holds, by the `id` of the fake."""
     results: dict[tuple[int, int], Value] = field(default_factory=dict)
+    choose_number: ChooseNumber | None = None
+    """Joins two numbers of the caller, where such a number decides which side is taken."""
+    numbers: dict[tuple[int, int], Value] = field(default_factory=dict)
+    """The joined numbers, by the `id`s of the values."""
     condition: Value | None = None
     chooses: bool = False
     need: ValueNeeded | None = None
@@ -73,11 +79,32 @@ class Joining:
             for both in zip(a.items(s), b.items(s), strict=True):
                 self.note(s, *both, exact)
         elif not equal_constants(s, a, b):
+            if self._is_joined_by_number(s, a, b):
+                return
             if exact:
                 raise Differs
             self.chooses = True
             for side, value in enumerate((a, b)):
                 self._note_alone(s, value, side)
+
+    def _is_joined_by_number(self, s: CaptureState, a: Value | None, b: Value | None) -> bool:
+        """Numbers, or new lists, where a number of the caller decides which side is taken."""
+        if self.choose_number is None or a is None or b is None:
+            return False
+        made: Value | None
+        if self._is_new_list(a) and self._is_new_list(b) and len(a.items(s)) == len(b.items(s)):  # type: ignore[attr-defined]
+            pairs = list(zip(a.items(s), b.items(s), strict=True))  # type: ignore[attr-defined]
+            for both in pairs:
+                self.note(s, *both, exact=True)
+            made = List([item for both in pairs if (item := self.build(s, *both)) is not None])
+        else:
+            made = self.choose_number(a, b)
+        if made is not None:
+            self.numbers[id(a), id(b)] = made
+        return made is not None
+
+    def _is_new_list(self, value: Value) -> bool:
+        return isinstance(value, List) and value.cls is list and not self._is_outer(value)
 
     def _note_alone(self, s: CaptureState, value: Value | None, side: int) -> None:
         for tensor in self._tensors_in(s, value, set()):
@@ -140,6 +167,8 @@ class Joining:
             return Tuple(items, a.cls)  # type: ignore[arg-type]
         if equal_constants(s, a, b):
             return a
+        if (number := self.numbers.get((id(a), id(b)))) is not None:
+            return number
         assert self.condition is not None and self.need is not None
         return Choice(self.condition, self._of_side(s, a, LEFT), self._of_side(s, b, RIGHT), self.need)
 

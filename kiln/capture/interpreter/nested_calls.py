@@ -18,7 +18,7 @@ import torch
 
 from kiln.capture.interpreter.breaks import GraphBreak, Raised
 from kiln.capture.interpreter.builtins.torch_functions import SETTERS, Scope, Setter, TorchModes
-from kiln.capture.interpreter.core import CaptureState, StateChange, Value
+from kiln.capture.interpreter.core import MISSING, CaptureState, StateChange, Value
 from kiln.capture.interpreter.data_values import DataValues
 from kiln.capture.interpreter.effects import SideEffect
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
@@ -177,9 +177,9 @@ def mode_values(s: CaptureState) -> dict[tuple[Setter, Scope], object]:
     return {(setter, scope): SETTERS[setter][1](*scope) for setter, scope in s.part(TorchModes).at_entry}
 
 
-def frame_values(s: CaptureState) -> Iterator[object]:
-    """What the running frames hold."""
-    frame = s.frame
+def frame_values(s: CaptureState, innermost: object = MISSING) -> Iterator[object]:
+    """What the running frames hold, from `innermost` on, if it is given."""
+    frame = s.frame if innermost is MISSING else innermost
     while isinstance(frame, SymbolicFrame):
         yield frame
         frame = frame.parent
@@ -196,21 +196,31 @@ def all_values(s: CaptureState) -> Iterator[object]:
 def reachable(roots: Iterable[object]) -> set[int]:
     """The `id`s of values that are found from `roots` through attributes of values and frames, and containers."""
     found: set[int] = set()
-    containers: dict[int, object] = {}
+    seen: dict[int, object] = {}
+    slots: dict[type, tuple[str, ...]] = {}
     waiting = list(roots)
     while waiting:
         item = waiting.pop()
-        if id(item) in found or id(item) in containers:
+        if id(item) in seen:
             continue
-        if isinstance(item, list | tuple | set | frozenset | dict):
-            containers[id(item)] = item
-            waiting += item.values() if isinstance(item, dict) else item
-        elif isinstance(item, Value | SymbolicFrame | Namespace | SideEffect):
+        seen[id(item)] = item
+        if isinstance(item, dict):
+            waiting.extend(item.values())
+        elif isinstance(item, CONTAINERS):
+            waiting.extend(item)  # type: ignore[arg-type]
+        elif isinstance(item, HOLDERS):
             found.add(id(item))
-            slots = [name for cls in type(item).__mro__ for name in getattr(cls, "__slots__", ())]
-            waiting += [getattr(item, name, None) for name in slots if name != "state"]
-            waiting += getattr(item, "__dict__", {}).values()
+            kind = type(item)
+            if kind not in slots:
+                names = [name for cls in kind.__mro__ for name in getattr(cls, "__slots__", ()) if name != "state"]
+                slots[kind] = tuple(names)
+            waiting.extend([getattr(item, name, None) for name in slots[kind]])
+            waiting.extend(getattr(item, "__dict__", {}).values())
     return found
+
+
+CONTAINERS = (list, tuple, set, frozenset)
+HOLDERS = (Value, SymbolicFrame, Namespace, SideEffect)
 
 
 def captured_by(done: Sequence[tuple[Calls, Sequence[FakeTensor]]], known: Iterable[FakeTensor]) -> list[FakeTensor]:

@@ -149,8 +149,8 @@ def torch_binary(s: CaptureState, function: Function2, left: Value, right: Value
             return binary(s, function, settled(s, left), settled(s, right))
     if plain is operator.floordiv and float in (left.python_type(), right.python_type()):
         return real_binary(s, "float_floordiv", left, right)
-    if plain in COMPARISONS and (known := float_comparison(s, plain, left, right)) is not None:
-        return Constant(known)
+    if plain in COMPARISONS and (compared := floats_in_front(s, plain, left, right)) is not None:
+        return compared
     try:
         if plain in COMPARISONS and {left.python_type(), right.python_type()} == {int, float}:
             return exact_comparison(s, plain, left, right)
@@ -264,6 +264,27 @@ def float_comparison(s: CaptureState, function: Function2, left: Value, right: V
     if all(as_integer(value) is not None for value in values) or bool in (left.python_type(), right.python_type()):
         return None
     return number_truth(s, function, *values)
+
+
+ORDERED: dict[Function2, tuple[str, bool, bool]] = {
+    operator.lt: ("less", False, True),
+    operator.le: ("at_most", False, True),
+    operator.gt: ("less", True, True),
+    operator.ge: ("at_most", True, True),
+    operator.eq: ("equal", False, True),
+    operator.ne: ("equal", False, False),
+}
+"""Comparison -> a row of `IN_FRONT`, whether it takes the operands in the other order, and what it then is."""
+
+
+def floats_in_front(s: CaptureState, plain: Function2, left: Value, right: Value) -> Value | None:
+    """A comparison with a float from outside, computed in front of the region. None: guards hold it, or data decide."""
+    values = [number_of(s, value) for value in (left, right)]
+    if all(as_integer(value) is not None for value in values) or bool in (left.python_type(), right.python_type()):
+        return None
+    row, swapped, positive = ORDERED[plain]
+    made = number_in_front(s, row, *(reversed(values) if swapped else values))
+    return None if made is None else s.wrap(made == 1 if positive else made == 0, None)
 
 
 def is_number(value: Value) -> bool:

@@ -81,16 +81,20 @@ class SideChanges:
 
 @contextmanager
 def changes_taken_back(s: CaptureState, done: list[SideChanges]) -> Iterator[None]:
-    """Interpret a side; add what it has changed to `done`, and put back what was before."""
+    """Interpret a side; add what it has changed to `done`, and put back what was before, also if it fails."""
     outer, changes = s.counters.changed, dict[Place, StateChange]()
     before = s.effects.snapshot()
     s.counters.changed = changes
     try:
         yield
         after = {place: state_of(s, change.value, change.name) for place, change in changes.items()}
+        effects = s.effects.snapshot()
     finally:
         s.counters.changed = outer
-    effects = s.effects.snapshot()
+        for change in reversed(changes.values()):
+            if change.before is not MISSING:
+                set_state(change.value, change.name, cast(State, change.before))
+        s.effects.restore(before)
     for key in {*before, *effects}:
         effect = effects.get(key)
         if isinstance(effect or before[key], ModeEffect):
@@ -100,10 +104,6 @@ def changes_taken_back(s: CaptureState, done: list[SideChanges]) -> Iterator[Non
         ):
             raise NotNested(CHANGES)
     done.append(SideChanges(changes, after, effects))
-    for change in reversed(changes.values()):
-        if change.before is not MISSING:
-            set_state(change.value, change.name, cast(State, change.before))
-    s.effects.restore(before)
 
 
 def place_of(effect: AttributeEffect | ContentsEffect | CellEffect) -> Place:

@@ -14,6 +14,7 @@ end the branch breaks the graph.
 from __future__ import annotations
 
 import math
+import operator
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import field
@@ -37,7 +38,7 @@ from kiln.runtime.speculation_check import SpeculationCheck, SpeculationPlan
 from kiln.support.location import Location
 from kiln.support.records import dataclass
 from kiln.symbolic.expr import Expr
-from kiln.symbolic.values import IN_FRONT, Real, has_hints, hinted_real
+from kiln.symbolic.values import BRANCHES, IN_FRONT, Real, Truth, has_hints, hinted_real
 
 VARARGS, VARKEYWORDS = 0x04, 0x08
 
@@ -72,6 +73,8 @@ class NumberCheck:
     left: Number
     right: Number
     expected: bool = True
+    under: tuple[Truth, ...] = ()
+    """It is asked where these hold: the sides of branches in which it was assumed."""
 
 
 @final
@@ -82,6 +85,8 @@ class ComputedNumber:
     name: str
     formula: Real
     kind: type[int | float]
+    under: tuple[Truth, ...] = ()
+    """Where one of these does not hold, it is not computed."""
 
 
 @final
@@ -93,6 +98,8 @@ class Speculations:
     """By the tested node of the graph."""
     numbers: dict[NumberCheck | ComputedNumber, torch.SymInt | torch.SymFloat | None] = field(default_factory=dict)
     """In order, with what stands for the number in the capture."""
+    under: tuple[Truth, ...] = ()
+    """What holds in the side of a branch that is interpreted now (`number_branches.py`)."""
 
     def __bool__(self) -> bool:
         return bool(self.assumed or self.numbers)
@@ -103,8 +110,8 @@ def number_truth(s: CaptureState, function: Callable[[float, float], bool], left
     env = s.recorder.env
     if not (s.policy.speculate and has_hints(env, left) and has_hints(env, right)):
         return None
-    truth = bool(function(hinted_real(env, left), hinted_real(env, right)))
-    s.part(Speculations).numbers[NumberCheck(function, left, right, truth)] = None
+    truth, found = bool(function(hinted_real(env, left), hinted_real(env, right))), s.part(Speculations)
+    found.numbers[NumberCheck(function, left, right, truth, found.under)] = None
     return truth
 
 
@@ -116,16 +123,25 @@ def number_in_front(s: CaptureState, function: str, *args: Number) -> torch.SymI
     env = s.recorder.env
     if not (s.policy.speculate and all([has_hints(env, arg) for arg in args])):
         return None
-    number = attempted(IN_FRONT[function], *[hinted_real(env, arg) for arg in args])
+    formula, found = Real(function, args), s.part(Speculations)
+    if function in BRANCHES:
+        number = attempted(operator.pos, hinted_real(env, formula))
+    else:
+        number = attempted(IN_FRONT[function], *[hinted_real(env, arg) for arg in args])
     if number is None:
         return None
-    formula, found = Real(function, args), s.part(Speculations).numbers
-    for made, known in found.items():
-        if isinstance(made, ComputedNumber) and made.formula == formula:
-            return known
-    made = ComputedNumber(f"{function}_{len(found)}", formula, type(number))
-    found[made] = s.recorder.add_scalar(number, made.name, FormulaSource(made.name), formula)
-    return found[made]
+    for known, value in found.numbers.items():
+        if isinstance(known, ComputedNumber) and known.formula == formula and is_within(found.under, known.under):
+            return value
+    made = ComputedNumber(f"{function}_{len(found.numbers)}", formula, type(number), found.under)
+    scalar = found.numbers[made] = s.recorder.add_scalar(number, made.name, FormulaSource(made.name), formula)
+    if found.under and isinstance(scalar, torch.SymInt):
+        env.conditional.add(scalar.node.value)
+    return scalar
+
+
+def is_within(inner: tuple[Truth, ...], outer: tuple[Truth, ...]) -> bool:
+    return inner[: len(outer)] == outer
 
 
 def value_in_front(s: CaptureState, function: str, *args: Number) -> object:

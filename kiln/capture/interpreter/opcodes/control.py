@@ -25,6 +25,7 @@ from kiln.capture.interpreter.frame import (
     opcode,
 )
 from kiln.capture.interpreter.if_conversion import condition_of, take_both_sides
+from kiln.capture.interpreter.number_branches import take_both_numbers
 from kiln.capture.interpreter.opcodes.build import callee_text, spread
 from kiln.capture.interpreter.operations import exception_matches, same, truth_value
 from kiln.capture.interpreter.variables.classes import Class
@@ -72,6 +73,8 @@ def pop_jump_if(name: str, when: bool, test: Callable[[CaptureState, Value], boo
             number, value = value, condition_of(frame, value)
             targets = (target, frame.ip) if when else (frame.ip, target)
             if value is not number and take_both_sides(frame, value, targets):
+                return
+            if value is number and take_both_numbers(frame, number, targets):
                 return
             value = number
         try:

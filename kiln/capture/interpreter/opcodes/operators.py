@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import operator
 
-from kiln.capture.interpreter.core import DISCARD, PUSH, Value, read_attr
+import torch
+
+from kiln.capture.interpreter.core import DISCARD, PUSH, CaptureState, Value, read_attr
 from kiln.capture.interpreter.frame import SymbolicFrame, opcode, push_callable
+from kiln.capture.interpreter.number_branches import chosen_item, contained
 from kiln.capture.interpreter.operations import Function2, binary, compare, contains, same, truth_value, unary
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.sequence import Sequence, Slice
-from kiln.capture.interpreter.variables.tensor import record
+from kiln.capture.interpreter.variables.tensor import Symbolic, record
 
 TRUE, FALSE = Constant(True), Constant(False)
 
@@ -39,12 +42,22 @@ def is_op(frame: SymbolicFrame, inverted: bool) -> None:
 def contains_op(frame: SymbolicFrame, inverted: bool) -> None:
     container = frame.pop()
     item = frame.pop()
+    found = contained(frame.state, container, item)
+    if found is not None:
+        frame.stack.append(negated(frame.state, found) if inverted else found)
+        return
     frame.stack.append(TRUE if contains(frame.state, container, item) != inverted else FALSE)
 
 
 @opcode("UNARY_NOT", pops=1)
 def unary_not(frame: SymbolicFrame, arg: int) -> None:
-    frame.stack.append(FALSE if truth_value(frame.state, frame.pop(), "not") else TRUE)
+    frame.stack.append(negated(frame.state, frame.pop()))
+
+
+def negated(s: CaptureState, value: Value) -> Value:
+    if isinstance(value, Symbolic) and value.python_type() is bool:
+        return s.wrap(torch.SymBool(value.node.node.sym_not()), None)
+    return FALSE if truth_value(s, value, "not") else TRUE
 
 
 @opcode("UNARY_NEGATIVE", pops=1)
@@ -68,7 +81,8 @@ def subscript(frame: SymbolicFrame, container: Value, key: Value) -> Value:
     plain = isinstance(container, Sequence) or container.is_constant
     if plain and key.is_torch and key.python_type() is not int:  # asks the tensor for its `__index__`
         return record(frame.state, operator.getitem, [container, key], {})
-    return container.get_item(frame.state, key, PUSH)
+    found = chosen_item(frame.state, container, key)
+    return found if found is not None else container.get_item(frame.state, key, PUSH)
 
 
 @opcode("STORE_SUBSCR", pops=3, pushes=0)

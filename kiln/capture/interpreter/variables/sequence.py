@@ -257,6 +257,9 @@ class AppendEffect(SideEffect):
         return contents_key(self.value)
 
     def emit(self, g: Codegen) -> None:
+        if self.value._items is not None:  # read in a side of a branch, whose effects were taken back
+            self.value.emit_contents(g)
+            return
         for item in self.value.appended:
             g.run(list.append, self.value, item)
 

@@ -1,0 +1,67 @@
+"""Numbers that the frame itself changes: they are inputs of the region from the first compile on.
+
+    self.steps += 1          steps is 0 in this call and 1 in the next: a guard on it would hold once
+
+The capture begins again as soon as the guards and the effects of an attempt show such a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import CodeType
+
+from kiln.capture.interpreter.core import CaptureState, Effect, Value
+from kiln.capture.interpreter.effects import ContentsEffect
+from kiln.capture.interpreter.variables.function import CellEffect
+from kiln.capture.interpreter.variables.mapping import Dict
+from kiln.capture.interpreter.variables.object import AttributeEffect
+from kiln.capture.interpreter.variables.sequence import List
+from kiln.capture.interpreter.variables.tensor import Symbolic
+from kiln.runtime.guards.guard import GuardKind
+from kiln.runtime.guards.source import AttrSource, DictAttrSource, ItemSource, Source, SourceTexts
+
+
+class NumberChanges(Exception):
+    """An attempt guards numbers that the frame changes. `codes`: no code is outlined for that."""
+
+    codes: frozenset[CodeType] = frozenset()
+
+
+def changed_numbers(s: CaptureState) -> set[str]:
+    """The texts of the sources of numbers that are part of the guards and that the frame sets to others."""
+    texts = SourceTexts()
+    written = {texts.of(source): value for effect in s.effects for source, value in stores(effect)}
+    if not written:
+        return set()
+    guarded = [guard for guard in s.guards.first(len(s.guards)) if guard.kind is GuardKind.EQUALS]
+    found = {texts.of(guard.source): guard.expected for guard in guarded if type(guard.expected) in (int, float)}
+    return {text for text, number in found.items() if text in written and differs(written[text], number)}
+
+
+def differs(new: Value, number: object) -> bool:
+    if isinstance(new, Symbolic):
+        return new.python_type() is not bool
+    return new.is_constant and type(new.real()) in (int, float) and new.real() != number
+
+
+def stores(effect: Effect) -> Iterator[tuple[Source, Value]]:
+    """What an effect stores in objects from outside, and where."""
+    if isinstance(effect, AttributeEffect):
+        new = effect.value.attrs.get(effect.name)
+        if new is not None and effect.value.source is not None:
+            yield AttrSource(effect.value.source, effect.name), new
+            yield DictAttrSource(effect.value.source, effect.name), new
+    elif isinstance(effect, CellEffect):
+        if effect.cell.content is not None and effect.cell.source is not None:
+            yield effect.cell.source, effect.cell.content
+    elif isinstance(effect, ContentsEffect) and effect.value.source is not None:
+        if isinstance(effect.value, List):
+            for index, item in enumerate(effect.value._items or ()):
+                yield ItemSource(effect.value.source, index), item
+        elif isinstance(effect.value, Dict):
+            items, known = effect.value._items, effect.value._found
+            stored = [(key, known[token]) for token, key in effect.value._stored.items()]
+            loaded = list(items.values()) if type(items) is dict else []
+            for key, item in (*loaded, *stored, *effect.value._pending):
+                if key.is_constant:
+                    yield ItemSource(effect.value.source, key.real()), item
