@@ -18,9 +18,16 @@ def library_folders(paths: Mapping[str, str]) -> tuple[str, ...]:
     return (*(paths[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")), "<frozen")
 
 
-LIBRARIES = library_folders(sysconfig.get_paths())
 PACKAGES = frozenset(("site-packages", "dist-packages"))
 """Folders of installed packages, wherever they are."""
+LIBRARIES = library_folders(sysconfig.get_paths())
+STANDARD_LIBRARY = (*[folder for folder in LIBRARIES if not PACKAGES.intersection(folder.split(os.sep))],)
+SERVICES = (
+    *(os.path.join(os.sep, "torch", name, "") for name in ("profiler", "multiprocessing", "package")),
+    *(os.path.join(os.sep, "torch", "utils", name, "") for name in ("data", "tensorboard")),
+    *(os.path.join(os.sep, "torch", name) for name in ("serialization.py", "hub.py", "autograd" + os.sep + "profiler")),
+)
+"""Parts of torch that do not compute: files, loaders, profilers."""
 
 COMPILER = str(Path(__file__).parents[1]) + os.sep
 
@@ -55,6 +62,13 @@ class Location:
     def in_library(self) -> bool:
         """Whether it belongs to an installed package, to Kiln or to Python itself, not to the program."""
         return self.file.startswith((*LIBRARIES, COMPILER)) or bool(PACKAGES.intersection(self.file.split(os.sep)))
+
+    @property
+    def in_service(self) -> bool:
+        """Whether it belongs to Python itself, or to a part of torch that does not compute."""
+        if PACKAGES.intersection(self.file.split(os.sep)):
+            return any(part in self.file for part in SERVICES)
+        return self.file.startswith(STANDARD_LIBRARY)
 
     @property
     def in_compiler(self) -> bool:

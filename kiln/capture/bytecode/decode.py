@@ -179,6 +179,10 @@ class DecodedCode:
         return facts.in_library
 
     @property
+    def in_service(self) -> bool:
+        return self.in_library and self.location(0).in_service
+
+    @property
     def handlers(self) -> tuple[Handler | None, ...]:
         """The exception handler of each instruction."""
         facts = self.facts

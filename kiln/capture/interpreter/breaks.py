@@ -40,7 +40,7 @@ class GraphBreak(KilnError):
         """For a break in a library, the line of the program that called it."""
         if self.at is None or not self.at.in_library:
             return None
-        lines = (frame.location() for frame in self.frames[1:])
+        lines = (frame.location() for frame in self.frames)
         return next((line for line in lines if not line.in_library), None)
 
     @property

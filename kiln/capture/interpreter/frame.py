@@ -24,7 +24,7 @@ from kiln.capture.bytecode.liveness import READS_FRAME
 from kiln.capture.bytecode.postdominators import RETURNS
 from kiln.capture.bytecode.resume import NULL, InnerCall, ResumeOrigin
 from kiln.capture.bytecode.versions import TABLE
-from kiln.capture.interpreter.breaks import GraphBreak, Raised, UnsupportedOpcode
+from kiln.capture.interpreter.breaks import BrokenFrame, GraphBreak, Raised, UnsupportedOpcode
 from kiln.capture.interpreter.core import NOT_RESUMABLE, PUSH, Args, CallSite, CaptureState, Value
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.exception import caught, lines_of, link
@@ -373,7 +373,7 @@ class SymbolicFrame:
         if stop.at is None:
             stop.at = self.location()
             stop.args = (stop.render(),)
-        if stop.frames and not stop.frames[-1].resumable:
+        if stop.frames and (not stop.frames[-1].resumable or calls_service(self, stop.frames)):
             stop.frames = []
             stop.resumable = False
         elif not stop.frames and self.consumed != self.state.counters.consumed:
@@ -492,6 +492,17 @@ def dropped_arguments(frame: SymbolicFrame) -> list[Value]:
         if frame.parent is None:
             return [value for value in frame.given if id(value) not in held]
         frame = frame.parent
+
+
+def calls_service(frame: SymbolicFrame, callees: Sequence[BrokenFrame]) -> bool:
+    """Whether the graph breaks in a service that the frame has called, such as a function of Python's library.
+
+    That call runs in Python as a whole: the code of a service gains nothing from being compiled, and breaks again soon.
+    A generator has run in part already.
+    """
+    found = [callee for callee in callees if isinstance(callee, SymbolicFrame)]
+    inside = [callee.decoded.in_service and not callee.is_generator for callee in found]
+    return all(inside) and not frame.decoded.in_service
 
 
 def current_exception(frame: SymbolicFrame | None) -> Value | None:

@@ -30,6 +30,9 @@ NO_MESSAGE = frozenset(
 )
 """Methods of `logging.Logger` that do not log."""
 
+NOW = ("exc_info", "stack_info")
+"""Arguments that add to a message what is true when it is logged."""
+
 
 @final
 class Logger(Object):
@@ -58,6 +61,8 @@ class LogMethod(NamedMethod):
     def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
         function = f"Logger.{self.name}"
         refuse_repeated(s, function)
+        if self.name == "exception" or any(kwargs[name].truth(s) for name in NOW if name in kwargs):
+            raise SideEffectCall(function=function, why="it logs the exception that is handled, or the stack")
         given = [kept(s, arg, function) for arg in args]
         named = {name: kept(s, arg, function) for name, arg in kwargs.items()}
         s.effects.note(CallEffect(self, tuple(given), named))
