@@ -392,9 +392,9 @@ def dict_iterator(s: CaptureState, mapping: Dict, what: str, backwards: bool = F
     return KeyIterator(mapping, items, keys, kind, what, pick[what])
 
 
-def holds(value: Dict, token: Token) -> bool:
-    """Whether all items are loaded and the key is among them; without a guard."""
-    return value._items is not None and token in value._items
+def may_hold(value: Dict, token: Token) -> bool:
+    """Whether the key may be among the items that are loaded or were stored; without a guard."""
+    return bool(value._pending) or token in (value._stored if value._items is None else value._items)
 
 
 PLAIN = (int, float, bool, str, bytes, types.NoneType)

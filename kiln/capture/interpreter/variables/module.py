@@ -28,7 +28,7 @@ from kiln.capture.interpreter.core import (
 )
 from kiln.capture.interpreter.effects import contents_key
 from kiln.capture.interpreter.repeated_layers.repeat import call_repeatable
-from kiln.capture.interpreter.variables.mapping import Dict, holds
+from kiln.capture.interpreter.variables.mapping import Dict, may_hold
 from kiln.capture.interpreter.variables.object import MODELLED_GETATTR, MODELLED_SETATTR, Object, guard_protocol
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import TWIN_OF, TwinOf
@@ -65,7 +65,7 @@ def module_getattr(s: CaptureState, value: Object, name: str) -> Value | None:
         found = content.find(s, name)
         if found is not None:
             absent = s.part(ModuleTables).absent
-            if value.source is not None and (id(value), name) not in absent:
+            if value.source is not None and (id(value), name) not in absent and not value.had_attr(name):
                 absent.add((id(value), name))
                 s.guard(DictAttrSource(value.source, name), GuardKind.ABSENT)
             s.class_lacks(value, name)
@@ -75,18 +75,19 @@ def module_getattr(s: CaptureState, value: Object, name: str) -> Value | None:
     raise s.error(AttributeError, f"'{value.type_name()}' object has no attribute '{name}'")
 
 
-def module_setattr_is_plain(value: Object, name: str, new: Value) -> bool:
+def module_setattr_is_plain(s: CaptureState, value: Object, name: str, new: Value) -> bool:
     """Whether `nn.Module.__setattr__` only writes the instance dict: nothing but plain data is involved."""
-    if value.original is MISSING or issubclass(new.python_type(), torch.nn.Module):
+    if value.original is MISSING or issubclass(new.python_type(), (torch.nn.Module, torch.nn.Parameter)):
         return False
-    if isinstance(getattr(new, "original", None), torch.nn.Parameter):
+    if isinstance(getattr(new, "original", None), (torch.nn.Parameter, torch.nn.Buffer)):
         return False
     content = value.original.__dict__
     tables = [content.get(member, {}) for member in MEMBERS]
     if not all(isinstance(table, dict) for table in tables) or any(name in table for table in tables):
         return False
     known = [value.attrs.get(member) for member in MEMBERS]
-    return not any(isinstance(members, Dict) and holds(members, name) for members in known)
+    known += [s.identities.objects.get(id(table)) for table in tables]  # reached on paths of their own
+    return not any(isinstance(members, Dict) and may_hold(members, name) for members in known)
 
 
 MODELLED_GETATTR[torch_module.Module.__getattr__] = module_getattr

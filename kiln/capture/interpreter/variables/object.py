@@ -189,7 +189,7 @@ class Object(Value):
         found = s.classes.lookup(self.cls, special)
         if found is not None and found[0] in OWN_READS:
             raise UnsupportedAttribute(name=name, type=self.type_name(), why="writing it is done in C")
-        if found is not None and writes_otherwise(found[1]) and not is_plain_write(found[1], self, name, value):
+        if found is not None and writes_otherwise(found[1]) and not is_plain_write(s, found[1], self, name, value):
             args = [self, s.const(name), *([value] if value else [])]
             s.class_attr(self, special, found[1]).call(s, args, {}, site.discarding())
             return
@@ -406,7 +406,7 @@ class AttributeTables:
     instance_dicts: dict[int, Dict] = field(default_factory=dict)
 
 
-MODELLED_SETATTR: dict[Callable[..., object], Callable[[Object, str, Value], bool]] = {}
+MODELLED_SETATTR: dict[Callable[..., object], Callable[[CaptureState, Object, str, Value], bool]] = {}
 """A `__setattr__` -> whether it acts like `object.__setattr__` for this name and value."""
 MODELLED_GETATTR: dict[Callable[..., object], Callable[[CaptureState, Object, str], Value | None]] = {}
 """A `__getattr__` -> what it finds, or the AttributeError that it raises; None if the model does not apply."""
@@ -415,9 +415,9 @@ DESCRIPTORS: dict[type, DescriptorModel] = {}
 """Type of a descriptor of CPython -> its value, or None if the model does not apply."""
 
 
-def is_plain_write(setattr_: object, value: Object, name: str, new: Value | None) -> bool:
+def is_plain_write(s: CaptureState, setattr_: object, value: Object, name: str, new: Value | None) -> bool:
     model = MODELLED_SETATTR.get(setattr_) if type(setattr_) is types.FunctionType else None
-    return model is not None and new is not None and model(value, name, new)
+    return model is not None and new is not None and model(s, value, name, new)
 
 
 def modelled_descriptor(s: CaptureState, value: Value, name: str, raw: object) -> Value | None:
