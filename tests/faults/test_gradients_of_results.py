@@ -277,3 +277,21 @@ def test_gradients_through_what_was_computed_before(name: str) -> None:
         x = torch.tensor([0.0, 1.0], requires_grad=True)
         results.append(function(x, x.exp()))
     assert_same(results[1], results[0])
+
+
+def test_a_compile_leaves_the_numbers_of_hooks() -> None:
+    """A hook of a module that is there for one call: the guard on the number of its handle holds."""
+    module = torch.nn.Linear(4, 4)
+
+    def program(x: Tensor) -> Tensor:
+        seen: list[Tensor] = []
+        handle = module.register_forward_hook(lambda *given: seen.append(given[-1]))
+        module(x)
+        handle.remove()
+        return seen[0] * 2
+
+    compiled = kiln.compile(program, options={"cache": False})
+    for size in (3, 4, 3):
+        x = torch.randn(size, 4)
+        assert_same(compiled(x), program(x))
+    assert not compiled.report().eager and not compiled.report().breaks, compiled.report()

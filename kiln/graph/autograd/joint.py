@@ -14,7 +14,8 @@ Needs: a recorder whose trace has just been finished.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import cast, final
@@ -210,12 +211,21 @@ def gradients_of(
     with ExitStack() as hooks:
         for number, leaf in enumerate(leaves):
             if leaf.requires_grad:
-                hook = leaf.register_hook(partial(note, order, number))  # type: ignore[no-untyped-call]
-                hooks.callback(hook.remove)
+                hooks.callback(hooked(leaf, number, partial(note, order, number)))
         try:
             return recorder.run_backward(roots, tangents, leaves), order
         except RuntimeError as problem:
             raise BackwardRaises(problem=str(problem).partition("\n")[0]) from problem
+
+
+def hooked(leaf: FakeTensor, number: int, hook: Callable[[torch.Tensor], None]) -> Callable[[], object]:
+    """`register_hook` without a `RemovableHandle`, whose numbers the program may see; what is returned removes it."""
+    if leaf._backward_hooks is None:
+        leaf._backward_hooks = OrderedDict()
+        if leaf.grad_fn is not None:
+            leaf.grad_fn._register_hook_dict(leaf)
+    leaf._backward_hooks[~number] = hook
+    return partial(leaf._backward_hooks.pop, ~number)
 
 
 def note(order: list[int], number: int, gradient: torch.Tensor) -> None:
