@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import runpy
 import site
 import sys
 import sysconfig
@@ -35,6 +36,8 @@ except ImportError:
     sys.exit("building torch-kiln needs an installed torch; install it, or run with --no-build-isolation")
 
 TORCH = Path(torch.__file__).parent
+package = runpy.run_path("kiln/native/__init__.py")
+PYTHONS, source_digest = package["PYTHONS"], package["source_digest"]
 FLAGS = [
     "-std=c++20",
     "-O2",
@@ -55,6 +58,10 @@ ABI = [("_GLIBCXX_USE_CXX11_ABI", str(int(torch._C._GLIBCXX_USE_CXX11_ABI)))]
 PARALLEL = ["-fopenmp"]
 
 
+def headers(source: str) -> list[str]:
+    return sorted(str(path) for folder in (Path(source).parent, Path("csrc/support")) for path in folder.glob("*.h"))
+
+
 def native(name: str, folder: str, libraries: list[str], flags: list[str]) -> Extension | None:
     sources = sorted(str(path) for path in Path("csrc", folder).glob("*.cpp"))
     if not sources:
@@ -62,7 +69,7 @@ def native(name: str, folder: str, libraries: list[str], flags: list[str]) -> Ex
     return Extension(
         f"kiln.native.{name}",
         sources=sources,
-        depends=sorted(str(path) for path in Path("csrc").rglob("*.h")),
+        depends=headers(sources[0]),
         include_dirs=["csrc", str(TORCH / "include"), str(TORCH / "include" / "torch" / "csrc" / "api" / "include")],
         library_dirs=[str(TORCH / "lib")],
         runtime_library_dirs=[str(TORCH / "lib")],
@@ -83,7 +90,10 @@ class BuildFiles(build_ext):
 
             def compile_file(source: str, settings: dict[str, Any]) -> list[str]:
                 objects: list[str] = compiler.object_filenames([source], output_dir=settings.get("output_dir") or "")
-                if not self.force and is_newer(Path(objects[0]), source):
+                if Path(source).name == "module.cpp":  # it holds the digest of all sources of the module
+                    digest = ("KILN_SOURCES", f'"{source_digest(Path(source).parent.name)}"')
+                    settings = {**settings, "macros": [*settings["macros"], digest]}
+                elif not self.force and is_newer(Path(objects[0]), source):
                     return objects
                 compiled: list[str] = compile_one([source], **settings)
                 return compiled
@@ -97,15 +107,21 @@ class BuildFiles(build_ext):
             self.compiler.compile = compile_all
         super().build_extensions()
 
+    def build_extension(self, ext: Extension) -> None:
+        """An extension that was copied here may be newer than the sources and made of others."""
+        made = Path(self.get_ext_fullpath(ext.name))
+        if made.exists() and source_digest(ext.name).encode() not in made.read_bytes():
+            made.unlink()
+        super().build_extension(ext)
+
 
 def is_newer(made: Path, source: str) -> bool:
-    """Than its source, every header, this file (the flags) and the installed torch."""
-    used = [Path(source), *Path("csrc").rglob("*.h"), Path(__file__), TORCH / "version.py"]
+    """Than its source, the headers, this file (the flags) and the installed torch."""
+    used = [Path(source), *map(Path, headers(source)), Path(__file__), TORCH / "version.py"]
     return made.exists() and made.stat().st_mtime > max([path.stat().st_mtime for path in used])
 
 
-PYTHONS = ((3, 11), (3, 12), (3, 13))
-"""As in kiln/native/__init__.py. Elsewhere the package is installed without its extension, and programs run eager."""
+# Elsewhere the package is installed without its extension, and programs run eager.
 supported = sys.version_info[:2] in PYTHONS and not sysconfig.get_config_var("Py_GIL_DISABLED")
 if not supported:
     known = ", ".join(f"{major}.{minor}" for major, minor in PYTHONS)

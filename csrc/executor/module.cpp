@@ -88,7 +88,8 @@ PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__executor() {
   if (!kiln::find_tensor_field()) return nullptr;
   PyObject* module = PyModule_Create(&definition);
-  if (module && (!kiln::add_executor_type(module) || !kiln::add_region_type(module) ||
+  if (module && (PyModule_AddStringConstant(module, "sources", KILN_SOURCES) != 0 ||
+                 !kiln::add_executor_type(module) || !kiln::add_region_type(module) ||
                  !kiln::add_graph_replay_type(module) || !kiln::add_autograd_graph_type(module))) {
     Py_CLEAR(module);
   }

@@ -78,6 +78,7 @@ PyMODINIT_FUNC PyInit__frames() {
                kiln::add_entry(module) && kiln::add_dispatcher(module) && kiln::add_hook(module) &&
                kiln::add_stance(module) && kiln::add_tail_calls(module) &&
                PyModule_AddObjectRef(module, "usable", problem.empty() ? Py_True : Py_False) == 0 &&
+               PyModule_AddStringConstant(module, "sources", KILN_SOURCES) == 0 &&
                PyModule_AddStringConstant(module, "problem", problem.c_str()) == 0;
   if (!added) Py_CLEAR(module);
   return module;

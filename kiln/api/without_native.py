@@ -42,7 +42,7 @@ class NativeLayerMissing(KilnError):
     code = "KILN5011"
     what = "kiln.compile does nothing in this process"
     why = "{problem}"
-    try_ = ("build Kiln against this torch: pip install . --no-build-isolation",)
+    try_ = ("build Kiln against this torch: pip install . --no-build-isolation; in a checkout: make build",)
 
 
 class RunsEager(UserWarning):
