@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import datetime
 import functools
+import hashlib
+import json
 import threading
 import types
 import typing
@@ -13,6 +16,7 @@ from typing import Any, Dict, Generic, List, Literal, NewType, Optional, Protoco
 
 import pytest
 import torch
+import torch._dynamo
 from torch import Tensor
 
 import kiln
@@ -118,13 +122,31 @@ def filtered_warnings(x):
         return x + 1
 
 
+def dates(x):
+    day = datetime.date(2020, 1, 31)
+    later, step = day.replace(month=3), datetime.timedelta(hours=25)
+    text = f"{day:%Y}", str(day), repr(later), datetime.datetime.strptime("2020-02", "%Y-%m").isoformat()
+    return x * (later - day).days, day < later, day == later, divmod(step, datetime.timedelta(days=1)), -step, text
+
+
+def digests(x):
+    first = hashlib.sha256(b"a")
+    second = first.copy()
+    second.update(str(tuple(x.shape)).encode())
+    return x + int(first.hexdigest()[:2], 16), second.hexdigest(), hashlib.md5(b"b").digest()
+
+
+def json_texts(x):
+    return x, json.dumps({"sizes": list(x.shape)}), json.dumps([Box(1)], default=vars, indent=1, sort_keys=True)
+
+
 def texts(x):
     return x, repr(types.SimpleNamespace(a=1, b="c"))
 
 
 PROGRAMS = [
     *(weak_containers, weak_values, weak_references, dispatched, this_thread, types_of_typing, protocols),
-    *(copies_of_sets, filtered_warnings, texts),
+    *(copies_of_sets, filtered_warnings, texts, dates, digests, json_texts),
 ]
 
 
@@ -142,6 +164,25 @@ def reversed_with_arguments(x):
         return list(types.MappingProxyType({1: 1}).__reversed__(2))
     except TypeError as error:
         return x, str(error)
+
+
+def clock(x):
+    return x + 1, datetime.date.today() >= datetime.date(2020, 1, 1), datetime.datetime.now().year > 2000
+
+
+def digest_over_a_break(x):
+    digest = hashlib.md5(b"a")
+    torch._dynamo.graph_break()
+    digest.update(b"b")
+    return x, digest.hexdigest()
+
+
+@pytest.mark.parametrize("program", [clock, digest_over_a_break])
+def test_what_the_frame_cannot_know_is_asked_at_each_call(program: Any) -> None:
+    compiled = kiln.compile(program)
+    for size in (2, 3):
+        assert repr(compiled(torch.ones(size))) == repr(program(torch.ones(size)))
+    assert kiln.report_of(compiled).breaks
 
 
 def test_errors() -> None:

@@ -7,6 +7,7 @@ on stand-ins for them (`native_calls.py`). Functions that use files, clocks or r
 
 from __future__ import annotations
 
+import _json
 import _random
 import _thread
 import collections
@@ -50,12 +51,16 @@ IMMUTABLE_TYPE = 1 << 8
 CONFINED_MODULES = PURE_MODULES | {
     *("builtins", "itertools", "collections", "_collections", "functools", "_functools", "operator", "re", "_sre"),
     *("_heapq", "_bisect", "array", "binascii", "zlib", "_json", "_string", "_statistics", "_csv", "struct"),
+    *("datetime", "_hashlib", "_md5", "_sha1", "_sha2", "_sha256", "_sha512", "_sha3", "_blake2"),
 }
 """Modules written in C whose functions and classes are confined."""
 CONFINED_FUNCTIONS: tuple[object, ...] = (
     *(all, any, enumerate, filter, iter, map, next, range, reversed, sorted, zip, getattr, setattr, delattr),
 )
 """Those of `builtins`, besides the pure ones. On objects of C, attributes are fields."""
+OF_THE_CLOCK = ("now", "utcnow", "today", "fromtimestamp", "utcfromtimestamp", "timestamp", "astimezone", "isocalendar")
+"""Methods of `datetime` that depend on the time or the time zone of the machine, or give a tuple of another class."""
+C_HEAP_CLASSES = (_random.Random, _json.make_encoder)
 MAKERS: tuple[object, ...] = (_thread.allocate_lock, _thread.RLock)
 CONFINED_CLASSES = (io.StringIO, io.BytesIO, _thread.RLock, _thread.LockType, _random.Random)
 """Others: streams in memory, and locks and generators of random numbers that only the frame knows."""
@@ -105,6 +110,8 @@ def is_confined(function: object) -> bool:
         return bound.__name__ in CONFINED_MODULES and bound.__name__ != "builtins"
     if owner is None:
         owner = bound if isinstance(bound, type) else type(bound)
+    if owner.__module__ == "datetime" and getattr(function, "__name__", "") in OF_THE_CLOCK:
+        return False
     return is_confined_class(owner)
 
 
@@ -128,7 +135,7 @@ def is_confined_class(cls: type) -> bool:
 
 
 def is_written_in_c(cls: type) -> bool:
-    return not cls.__flags__ & HEAP_TYPE or bool(cls.__flags__ & IMMUTABLE_TYPE) or cls is _random.Random
+    return not cls.__flags__ & HEAP_TYPE or bool(cls.__flags__ & IMMUTABLE_TYPE) or cls in C_HEAP_CLASSES
 
 
 def is_pure_class(cls: type) -> bool:

@@ -536,7 +536,7 @@ def abs_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(divmod)
 def divmod_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    if any(isinstance(arg, Object) for arg in args):
+    if any(isinstance(arg, Object | NativeObject) for arg in args):
         return dispatch(s, divmod, *args)
     if all(arg.is_constant for arg in args):
         return fold(s, divmod, *[arg.constant(s) for arg in args])

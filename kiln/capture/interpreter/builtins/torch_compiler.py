@@ -29,10 +29,6 @@ def refuse_break(s: CaptureState, stop: KilnError) -> None:
     stop.forbidden = s.part(BreakPolicy).is_error
 
 
-def is_error(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return s.const(s.part(BreakPolicy).is_error)
-
-
 def set_is_error(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     s.part(BreakPolicy).is_error = args[0].truth(s)
     return s.const(None)
@@ -43,6 +39,6 @@ def call_region(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return args[0].call(s, args[1:], kwargs)
 
 
-NAMED_HANDLERS[UTILS, "_get_error_on_graph_break"] = is_error
+NAMED_HANDLERS[UTILS, "_get_error_on_graph_break"] = lambda s, args, kwargs: s.const(s.part(BreakPolicy).is_error)
 NAMED_HANDLERS[UTILS, "_set_error_on_graph_break"] = set_is_error
 NAMED_HANDLERS["torch._higher_order_ops.invoke_subgraph", "invoke_subgraph_placeholder"] = call_region
