@@ -415,7 +415,9 @@ class CompileSession:
         self.report_eager(problem, cause)
         function = assembled(in_python(original_of(dispatcher)))
         run = taking_slots(function)
-        if not self.captures or not hook_supported or isinstance(problem, TooManyVariants | TooManyBreaks):
+        resumed = origin_of(original_of(dispatcher)) is not None  # the only owner of its arguments, which it may drop
+        limited = isinstance(problem, TooManyVariants | TooManyBreaks)
+        if not self.captures or not hook_supported or resumed or limited:
             return Entry(None, run, problem)
 
         def settle(run: Callable[..., object]) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import kiln
+from tests.faults.outcome import assert_like_eager
 
 
 class Thing:
@@ -186,3 +187,17 @@ def test_the_memory_of_a_tensor_is_freed_behind_a_break() -> None:
         return before, alive(ref) and bool(z.sum() > 0)
 
     assert kiln.compile(program)(torch.ones(8)) == program(torch.ones(8)) == (True, False)
+
+
+def test_a_resumed_part_that_runs_eager_frees_what_it_drops() -> None:
+    def program(x: Tensor) -> object:
+        watched = Thing()
+        called: list[int] = []
+        finalizer = weakref.finalize(watched, called.append, 1)
+        before = finalizer.alive
+        del watched
+        return x + len(called), before, finalizer.alive
+
+    compiled = kiln.compile(program, options={"cache": False})
+    for _ in range(2):
+        assert_like_eager(compiled, program, torch.ones(2))
