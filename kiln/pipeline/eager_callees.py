@@ -76,8 +76,8 @@ class CalleeCompiler:
         """The question of the frame hook: what runs instead of a frame."""
         if hasattr(function, DISABLED):
             return taking_slots(function)
-        if str(function.__module__).partition(".")[0] in LIBRARIES:
-            return _frames.SKIP_ALWAYS
+        if function.__module__ not in sys.modules or function.__module__.partition(".")[0] in LIBRARIES:
+            return _frames.SKIP_ALWAYS  # no code of the program: the first are constructors of named tuples
         if function is self.function or origin_of(function) is not None:
             return None
         if not any(map(holds_tensors, arguments.values())):

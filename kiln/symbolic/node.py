@@ -10,6 +10,7 @@ through `ShapeEnv.decide` with the user's line, which the callable `where` gives
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from typing import Any, Protocol
@@ -116,6 +117,8 @@ def require_fit(env: ShapeEnv, value: Int, where: Location | None) -> None:
 
 def _on_reals(op: str) -> Binary:
     def method(self: SymNode, other: SymNode) -> SymNode:
+        if op != "pow" and isinstance(other.value, Real) and self.env.assume_number is not None:
+            self.env.assume_number(operator.ne, other.value, 0)  # torch's own errors are for a divisor of 0
         return self.make(real(op, _number(self.value), _number(other.value)))
 
     return method

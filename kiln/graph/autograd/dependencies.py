@@ -10,8 +10,11 @@ Needs: a recorder whose trace has just been finished.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
+import torch
+from torch._C._autograd import CreationMeta
 from torch.autograd.graph import Node as Function
 
 from kiln.graph.ir.graph import Output
@@ -29,9 +32,16 @@ def in_order_of_history(recorder: Recorder, outputs: list[FakeTensor]) -> list[F
     if len(roots) == len(outputs):
         return outputs
     with recording(recorder):  # autograd computes the gradient function of a view on demand
-        functions = [fake.grad_fn if fake.requires_grad else None for fake in outputs]
-    made = {id(fake): f._sequence_nr() if f is not None else 0 for fake, f in zip(outputs, functions, strict=True)}
+        made = {id(fake): place_in_history(fake) for fake in outputs}
     return sorted(outputs, key=lambda fake: (not fake.requires_grad, made[id(fake)]))
+
+
+def place_in_history(fake: FakeTensor) -> int:
+    """A number that is larger than those of what the tensor was computed from."""
+    if fake._is_view() and torch._C._autograd._get_creation_meta(fake) is not CreationMeta.DEFAULT:
+        return sys.maxsize  # to ask a view that may not be changed for its function raises, or makes it an ordinary one
+    function = fake.grad_fn if fake.requires_grad else None
+    return 0 if function is None else function._sequence_nr()
 
 
 def dependencies(recorder: Recorder, outputs: Sequence[Output], results: Sequence[FakeTensor]) -> Dependencies:
