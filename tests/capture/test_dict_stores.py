@@ -137,3 +137,22 @@ def test_two_paths_to_one_dict() -> None:
     d: Items = {}
     compiled(d, d, X)
     assert d == {"x": 4}
+
+
+def test_a_store_of_what_was_there_is_made_when_something_else_is_there(lab: Any) -> None:
+    class State:
+        def __init__(self) -> None:
+            self.table: dict[str, Any] = {"count": 1, "mode": None}
+
+    def program(x: Tensor, state: State, number: int) -> Tensor:
+        state.table["count"] = number % 9
+        state.table["mode"] = None
+        return x * state.table["count"] if state.table["mode"] is None else x
+
+    eager, own = State(), State()
+    compiled = lab.compile(program)
+    for number in (1, 6, 7, 1, 3):
+        expected = program(torch.ones(2), eager, number)
+        torch.testing.assert_close(compiled(torch.ones(2), own, number), expected)
+        assert own.table == eager.table
+        own.table["mode"] = eager.table["mode"] = "changed outside"

@@ -285,9 +285,8 @@ class Dict(Container):
 
 
 def held(mapping: Dict, token: Token, value: Value) -> bool:
-    """Whether the dict had this value for a key before the frame, so that a store of it changes nothing."""
-    before = MISSING if mapping.original is None else dict_get(mapping.original, token)
-    return before is not MISSING and value.real() is before
+    """Whether the value is the item itself, so that a store of it changes nothing."""
+    return mapping.source is not None and value.source == ItemSource(mapping.source, token)
 
 
 def is_namespace(dictionary: Mapping[Token, object]) -> bool:
