@@ -29,7 +29,7 @@ from kiln.support.compiling import DISABLED
 TRIALS = 4
 """If no callee was compiled in so many calls, the hook is not set any more: it slows down what calls many functions."""
 MOST_ASKED = 16
-"""A function that has got no tensor in so many calls is left alone: the question costs a microsecond."""
+"""A function that has got no tensor in so many calls is left alone: the question would cost more than it."""
 MOST_CLOSURES = 8
 """Of functions that share their code, as closures do, so many are compiled."""
 LIBRARIES = frozenset((*sys.stdlib_module_names, "torch", "kiln", "numpy"))
@@ -74,6 +74,8 @@ class CalleeCompiler:
         function: FunctionType,
     ) -> object:
         """The question of the frame hook: what runs instead of a frame."""
+        if (replaced := self.called.get(function)) is not None:
+            return replaced
         if hasattr(function, DISABLED):
             return taking_slots(function)
         if function.__module__ not in sys.modules or function.__module__.partition(".")[0] in LIBRARIES:
@@ -81,19 +83,15 @@ class CalleeCompiler:
         if function is self.function or origin_of(function) is not None:
             return None
         if not any(map(holds_tensors, arguments.values())):
-            return self.counted(self.asked, code, MOST_ASKED)
-        if function not in self.called:
-            self.called[function] = None
-            return self.counted(self.closures, code, MOST_CLOSURES)
-        replaced = self.called[function]
-        if replaced is None:
+            self.asked[code] = self.asked.get(code, 0) + 1
+            return None if self.asked[code] < MOST_ASKED else _frames.SKIP_ALWAYS
+        if function in self.called:
             replaced = self.called[function] = taking_slots(function, self.make(function))
-        return replaced
-
-    def counted(self, counts: dict[CodeType, int], code: CodeType, most: int) -> object:
-        """The answer for a frame that runs unchanged, `most` times for each code object."""
-        counts[code] = counts.get(code, 0) + 1
-        return None if counts[code] < most else _frames.SKIP_ALWAYS
+            return replaced
+        self.closures[code] = self.closures.get(code, 0) + 1
+        if self.closures[code] <= MOST_CLOSURES:
+            self.called[function] = None
+        return None
 
 
 def holds_tensors(value: object) -> bool:

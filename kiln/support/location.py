@@ -21,7 +21,7 @@ def library_folders(paths: Mapping[str, str]) -> tuple[str, ...]:
 PACKAGES = frozenset(("site-packages", "dist-packages"))
 """Folders of installed packages, wherever they are."""
 LIBRARIES = library_folders(sysconfig.get_paths())
-STANDARD_LIBRARY = (*[folder for folder in LIBRARIES if not PACKAGES.intersection(folder.split(os.sep))],)
+STANDARD_LIBRARY = tuple([folder for folder in LIBRARIES if not PACKAGES.intersection(folder.split(os.sep))])
 SERVICES = (
     *(os.path.join(os.sep, "torch", name, "") for name in ("profiler", "multiprocessing", "package")),
     *(os.path.join(os.sep, "torch", "utils", name, "") for name in ("data", "tensorboard")),

@@ -234,9 +234,8 @@ def truth_as_number(truth: Truth) -> int | Real:
     """1 where it holds, else 0."""
     if isinstance(truth, AllOf | AnyOf):
         found: int | Real = int(isinstance(truth, AllOf))
-        for part in map(
-            truth_as_number, reversed(truth.parts)
-        ):  # a part may have no value where an earlier one decides
+        # Backwards: a part may have no value where an earlier one decides.
+        for part in map(truth_as_number, reversed(truth.parts)):
             found = real_if(part, 0, found) if isinstance(truth, AllOf) else real_if(part, found, 1)
         return found
     if isinstance(truth, bool):

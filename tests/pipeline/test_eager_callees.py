@@ -113,6 +113,20 @@ def test_recursion_and_closures() -> None:
         torch.testing.assert_close(compiled(x), program(x))
 
 
+def test_closures_beyond_the_limit_leave_the_others_compiled() -> None:
+    scales = [lambda x, k=k: x.sin() * k for k in range(12)]
+
+    def program(x: Tensor) -> list[Tensor]:
+        line_in_python()
+        return [scale(x) for scale in scales]
+
+    compiled, x = kiln.compile(program), torch.randn(3)
+    for _ in range(5):
+        torch.testing.assert_close(compiled(x), program(x))
+    launches = compiled.report().launches
+    assert launches == 8, compiled.report()
+
+
 def items(x: Tensor) -> Iterator[Tensor]:
     yield prepared(x)
     yield prepared(x) + 1
