@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -69,12 +69,34 @@ def no_value_on_the_other_side(x: Tensor, o: Any) -> Tensor:
     return x * o.rate + root + (1 if ahead else 0)
 
 
+def one_side_yields(x: Tensor, o: Any) -> Tensor:
+    def items(step: int) -> Iterator[int]:
+        if step % 3 == 0:
+            yield 100
+        yield step
+
+    o.step += 1
+    return x * sum(items(o.step))
+
+
+def two_returns(x: Tensor, o: Any) -> Tensor:
+    """CPython 3.12 copies the return into both sides; the first call of `scale` reaches one of them."""
+
+    def scale(step: int) -> int:
+        return step * 2 if step < 9 else step * 3
+
+    o.step += 1
+    return x * scale(1) * scale(o.step)
+
+
 PROGRAMS: dict[str, Program] = {
     "restart": restart,
     "warm-up": warm_up,
     "milestones": milestones,
     "early stop": early_stop,
     "no value on the other side": no_value_on_the_other_side,
+    "one side yields": one_side_yields,
+    "two returns": two_returns,
 }
 MOST: dict[str, int] = {"restart": 3, "early stop": 2, "no value on the other side": 4}
 """Compiles where a new item of a list, the first loss or an assumption of a side takes one."""

@@ -458,10 +458,13 @@ def run_to(frame: SymbolicFrame, end: int, held: Sequence[Value | None]) -> None
     Raises:
         NotNested: if the frame is left, or advances an iterator that it had before.
     """
-    state, iterators = frame.state, {id(value) for value in held}
+    state, iterators, copies = frame.state, {id(value) for value in held}, frame.decoded.facts.copies
     returning = end == len(frame.decoded)
     while frame.ip != end and not (returning and frame.decoded.instruction(frame.ip).name in RETURNS):
         at = frame.at = frame.ip
+        if at in copies:  # its row may be older than that the copy was found
+            frame.ip = copies[at]
+            continue
         if frame.decoded.instruction(at).name == "FOR_ITER" and id(frame.stack[-1]) in iterators:
             raise NotNested("it takes items from an iterator of the program")
         handler, arg, _ = frame.rows[at]

@@ -110,6 +110,7 @@ class AtJump:
         frame.stack[:] = self.stack
         frame.handled[:] = self.handled
         frame.kwnames = ()
+        frame.running, frame.finished, frame.delegates = True, False, False  # a side may have returned or yielded
         frame.ip = ip
 
 
