@@ -555,16 +555,20 @@ class ResultNode final : public ag::Node {
     return made;
   }
 
-  // Is the gradient of one from which it is computed observed? A view may stand in between.
+  // Is the gradient of one from which it is computed observed? Views may stand in between.
   Observed inner_observed() const {
     Observed most = Observed::kNo;
     for (size_t n = 1; n < num_outputs(); n++) {
-      const ag::Edge& edge = next_edge(n);
-      if (!edge.is_valid()) continue;
-      most = std::max(most, observed(edge));
-      for (const ag::Edge& behind : edge.function->next_edges()) {
-        bool is_result = dynamic_cast<ResultNode*>(behind.function.get());
-        if (is_result) most = std::max(most, observed(behind));
+      auto result = static_cast<size_t>(state_->depends[static_cast<size_t>(result_)][n - 1]);
+      ag::Edge edge = next_edge(n);
+      while (edge.is_valid()) {
+        most = std::max(most, observed(edge));
+        if (dynamic_cast<ResultNode*>(edge.function.get())) break;
+        if (state_->results[result].base != BaseKind::kNone) {
+          if (state_->depends[result].empty()) break;  // a view of an input
+          result = static_cast<size_t>(state_->depends[result][0]);
+        }
+        edge = edge.function->num_outputs() ? edge.function->next_edge(0) : ag::Edge();
       }
     }
     return most;

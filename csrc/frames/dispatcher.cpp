@@ -11,6 +11,7 @@ struct Dispatcher {
   PyObject_HEAD PyObject* function;
   PyObject* miss;
   PyObject* entries;  // tuple of Entry, replaced atomically
+  PyObject* moved;    // or null; see `has_moved`
   PyObject* dict;
   PyObject* weakrefs;
   Signature signature;
@@ -185,9 +186,24 @@ bool refresh_signature(Dispatcher* self) {
   return self->signature.names != nullptr;
 }
 
+// Of a dispatcher that stands for calls of objects: has the class of the called object another
+// `__call__` by now?
+bool has_moved(Dispatcher* self, PyObject* const* args, size_t nargsf) {
+  static PyObject* const name = PyUnicode_InternFromString("__call__");
+  if (PyVectorcall_NARGS(nargsf) == 0) return false;
+  PyObject* found = _PyType_Lookup(Py_TYPE(args[0]), name);
+  return found != self->function && found != reinterpret_cast<PyObject*>(self);
+}
+
 PyObject* dispatcher_call(PyObject* object, PyObject* const* args, size_t nargsf,
                           PyObject* kwnames) {
   auto* self = reinterpret_cast<Dispatcher*>(object);
+  if (self->moved != nullptr && has_moved(self, args, nargsf)) {
+    PyObject* moved = own(self->moved);
+    PyObject* result = call_passing_on(moved, args, args, nargsf, kwnames);
+    Py_DECREF(moved);
+    return result;
+  }
   Call call{args, nargsf, kwnames, args, nargsf};
   if (!enabled || force_eager()) return call_original(self, call);
   if (!refresh_signature(self)) return nullptr;
@@ -232,6 +248,7 @@ int dispatcher_clear(PyObject* object) {
   auto* self = reinterpret_cast<Dispatcher*>(object);
   Py_XSETREF(self->miss, own(Py_None));
   Py_XSETREF(self->entries, PyTuple_New(0));
+  Py_CLEAR(self->moved);
   Py_CLEAR(self->dict);
   return 0;
 }
@@ -243,7 +260,7 @@ void dispatcher_dealloc(PyObject* object) {
   Py_CLEAR(self->signature.names);
   Py_CLEAR(self->signature_code);
   deallocate<Dispatcher, &Dispatcher::function, &Dispatcher::miss, &Dispatcher::entries,
-             &Dispatcher::dict>(object);
+             &Dispatcher::moved, &Dispatcher::dict>(object);
 }
 
 PyObject* dispatcher_get(PyObject* self, PyObject* object, PyObject* type) {
@@ -272,6 +289,8 @@ PyMemberDef members[] = {
     {"miss", T_OBJECT, offsetof(Dispatcher, miss), READONLY, "called when no entry holds"},
     {"entries", T_OBJECT, offsetof(Dispatcher, entries), READONLY,
      "tuple of entries, tried in order"},
+    {"moved", T_OBJECT, offsetof(Dispatcher, moved), 0,
+     "called instead if the class of the first argument has another `__call__`"},
     {"misses", T_ULONGLONG, offsetof(Dispatcher, misses), READONLY, "how often `miss` was called"},
     {"stale", T_ULONGLONG, offsetof(Dispatcher, stale), READONLY,
      "new entries whose guards did not hold"},
@@ -284,7 +303,8 @@ PyGetSetDef getset[] = {
 
 PyTypeObject DispatcherType = [] {
   PyTypeObject type = collected_type<Dispatcher, &Dispatcher::function, &Dispatcher::miss,
-                                     &Dispatcher::entries, &Dispatcher::dict>(
+                                     &Dispatcher::entries, &Dispatcher::moved,
+                                     &Dispatcher::dict>(
       "kiln.native._frames.Dispatcher",
       "Dispatcher(function, miss): calls the first entry whose guards hold.", dispatcher_new);
   type.tp_dealloc = dispatcher_dealloc;

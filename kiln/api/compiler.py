@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import types
 import weakref
@@ -133,9 +134,10 @@ def _compile(
         return known.find(owner, function, settings, lambda: _function(function, make_session()))
 
     if isinstance(model, nn.Module):
-        return compile_module(model, shared)
+        return compile_module(model, lambda owner, function: calls_of_objects(shared(owner, function), function))
     function, owner = getattr(model, "__func__", None), getattr(model, "__self__", None)
-    if isinstance(function, types.FunctionType) and isinstance(owner, nn.Module | Optimizer):
+    is_call = function is getattr(type(owner), "__call__", None)  # stays what it is: see `calls_of_objects`
+    if isinstance(function, types.FunctionType) and isinstance(owner, nn.Module | Optimizer) and not is_call:
         return types.MethodType(streamed(shared(owner, function)), owner)
     return _wrap(model, make_session())
 
@@ -210,8 +212,27 @@ def _wrap(model: Callable[..., object], session: CompileSession) -> object:
         return streamed(_function(model, session))
     called = type(model).__call__
     if isinstance(called, types.FunctionType):
-        return types.MethodType(streamed(_function(called, session)), model)
+        return types.MethodType(streamed(calls_of_objects(_function(called, session), called)), model)
     return _function(model, session)
+
+
+def calls_of_objects(dispatcher: Dispatcher, function: types.FunctionType) -> Dispatcher:
+    """The dispatcher of the `__call__` of a class, for calls of its objects: if the class gets another `__call__`, that
+    is compiled in its place."""
+    made: dict[object, Callable[..., object]] = {}
+    session = cast(CompileSession, dispatcher.__dict__["session"])
+
+    def call(called: Callable[..., object], *args: object, **kwargs: object) -> object:
+        function = inspect.getattr_static(type(called), "__call__")
+        if not isinstance(function, types.FunctionType):
+            return called(*args, **kwargs)
+        if function not in made:
+            made[function] = streamed(_function(function, session))
+        return made[function](called, *args, **kwargs)
+
+    if original_of(dispatcher) is function:
+        dispatcher.moved = call
+    return dispatcher
 
 
 def _function(function: Callable[..., object], session: CompileSession) -> Dispatcher:

@@ -163,12 +163,14 @@ class Dispatcher:
     If none holds, it calls `miss(dispatcher, locals)` with the bound arguments by name, which returns an `Entry`
     (checked, then called), another callable (called with every slot), or None. If the entry does not hold or there is
     none, the function is called. Meanwhile the dispatchers of this thread call their functions, and other threads that
-    miss here call the function too.
+    miss here call the function too. With `moved` it stands for calls of objects: where the class of the first argument
+    has another `__call__`, `moved` gets the arguments.
     """
 
     def __new__(cls, function: FunctionType, miss: Callable[[Dispatcher, dict[str, Any]], Any]) -> Dispatcher: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
     def __get__(self, instance: object, owner: type | None = None) -> Any: ...
+    moved: Callable[..., Any] | None
     def set_entries(self, entries: Sequence[Entry], /) -> None:
         """Replaces all entries atomically."""
     def __copy__(self) -> Dispatcher:

@@ -111,8 +111,19 @@ class RegionSpec:
         creations = dict(self.creations)
         return [
             (*result_row(output, differentiable, self.num_inputs), creations.get(number, 0))
+            if (view := self.view_of_result(number)) is None
+            else (0, OUTPUT_BASE, view, 1, creations.get(number, 0))
             for number, (output, differentiable) in enumerate(zip(self.outputs, self.differentiable, strict=True))
         ]
+
+    def view_of_result(self, number: int) -> int | None:
+        """The result from which a view was made that is a view itself: gradients of the one go through the other."""
+        output, depends = self.outputs[number], self.depends[number] if self.depends else ()
+        if output.view is None or len(depends) != 1:
+            return None
+        other = self.outputs[depends[0]]
+        same = (output.alias_input, output.alias_output) == (other.alias_input, other.alias_output)
+        return depends[0] if same and other.view is not None else None
 
 
 def result_row(output: PlanOutput, differentiable: bool, num_inputs: int) -> tuple[int, int, int, int]:

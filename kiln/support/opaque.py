@@ -53,6 +53,8 @@ INTERPRETED_PARTS = {
 def why_opaque(function: FunctionType) -> str:
     """Why `function` is called and not interpreted; `""` if it is."""
     module = str(function.__globals__.get("__name__"))
+    if module == "weakref" and function.__qualname__.startswith("finalize."):
+        return "it reads the registry of all finalizers"  # in which the compiler has some
     if not module.startswith(("torch.", "kiln.")) or module in INTERPRETED:
         return ""
     if function.__qualname__.partition(".")[0] in INTERPRETED_PARTS.get(module, ()):

@@ -205,3 +205,23 @@ def test_references_that_leave_the_frame() -> None:
     assert reference() is None
     with pytest.raises(ReferenceError):
         proxy.value  # noqa: B018
+
+
+def test_finalizers() -> None:
+    """Their registry has those of the compiler, too."""
+    outer = Node(1)
+    finalizer = weakref.finalize(outer, LOG.append, "gone")
+
+    def program(x: Tensor) -> Any:
+        node = Node(x)
+        inner = weakref.finalize(node, LOG.append, "inner")
+        before = inner.alive, finalizer.alive
+        inner.detach()
+        return x + 1, before, inner.alive
+
+    compiled = kiln.compile(program, options={"cache": False})
+    for _ in range(2):
+        assert_same(compiled(X), program(X))
+    finalizer()
+    assert_same(compiled(X), program(X))
+    assert not compiled.report().eager_reasons

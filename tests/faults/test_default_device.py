@@ -53,3 +53,49 @@ def test_a_break_under_a_device(error: bool) -> None:
         assert_like_eager(compiled, program, torch.ones(3))
         assert torch.ones(1).device.type == "cpu" and not torch._C._len_torch_function_stack()
     assert not any(reason.code.startswith("KILN9") for reason in kiln.report_of(compiled).eager_reasons)
+
+
+def shapes_alone(x: Tensor) -> object:
+    product = torch.zeros(2, len(x), device="meta") @ torch.randn(len(x), 4, device="meta")
+    return x * product.shape[1], product.dtype, product.device
+
+
+def a_result(x: Tensor) -> object:
+    return x + 1, torch.zeros(len(x), 3, device="meta").t() + 1
+
+
+def a_gradient(x: Tensor) -> object:
+    made = torch.zeros(3, device="meta", requires_grad=True)
+    (made * 2).sum().backward()
+    return x, made.grad
+
+
+def read(x: Tensor) -> object:
+    try:
+        return torch.zeros(3, device="meta").tolist()
+    except NotImplementedError:
+        return x + 1
+
+
+@pytest.mark.parametrize("program", [shapes_alone, a_result, a_gradient, read])
+def test_meta_tensors_made_inside(program: Callable[[Tensor], object]) -> None:
+    compiled = kiln.compile(program, options={"cache": False})
+    for size in (3, 5):
+        results = [function(torch.ones(size)) for function in (program, compiled)]
+        assert [[str(part) for part in result] for result in results[1:]] == [[str(part) for part in results[0]]]  # type: ignore[attr-defined]
+    report = kiln.report_of(compiled)
+    assert not any(reason.code.startswith("KILN9") for reason in report.eager_reasons)
+    assert program is not shapes_alone or not (report.breaks or report.eager_reasons)
+
+
+def test_another_default_dtype_in_a_second_compile() -> None:
+    def program(x: Tensor) -> list[torch.dtype]:
+        return [torch.linspace(0, 1, 3).dtype, torch.hann_window(4).dtype, (x.long() / 2).dtype]
+
+    compiled = kiln.compile(program, options={"cache": False})
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        torch.set_default_dtype(dtype)
+        try:
+            assert compiled(torch.ones(2)) == program(torch.ones(2))
+        finally:
+            torch.set_default_dtype(torch.float32)

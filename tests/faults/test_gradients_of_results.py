@@ -295,3 +295,35 @@ def test_a_compile_leaves_the_numbers_of_hooks() -> None:
         x = torch.randn(size, 4)
         assert_same(compiled(x), program(x))
     assert not compiled.report().eager and not compiled.report().breaks, compiled.report()
+
+
+def views_of_views(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    y = x * w
+    part = y[:2]
+    turned = part.t()
+    return part, turned, turned[1:], turned.exp()
+
+
+def views_of_an_argument(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    part = x[:2]
+    turned = part.t()
+    return turned, part, turned.reshape(2, 2), w * turned[0]
+
+
+@pytest.mark.parametrize("program", [views_of_views, views_of_an_argument])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_gradients_of_views_of_views(program: Program, dynamic: bool | None) -> None:
+    """A view was rebuilt from the memory of all, not from the view of which it was made."""
+    compiled = kiln.compile(program, dynamic=dynamic)
+    found = []
+    for function in (program, compiled):
+        x = torch.arange(6.0).reshape(3, 2).requires_grad_()
+        results = function(x * 1, torch.ones(2))
+        gradients = [
+            torch.autograd.grad((result * result).sum(), other, retain_graph=True, allow_unused=True)[0]
+            for result in results
+            for other in (*results, x)
+        ]
+        results[0].mul_(2)
+        found.append((gradients, *torch.autograd.grad(results[1].sum(), [x, results[0]], allow_unused=True)))
+    assert_same(found[1], found[0])

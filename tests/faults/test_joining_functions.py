@@ -83,6 +83,28 @@ def hooked(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
     return h.sin(), y * x, z + 1
 
 
+@torch.library.custom_op("kiln_joining::bent", mutates_args=())
+def bent_operator(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return x * y, y * z, z.sum()
+
+
+@bent_operator.register_fake
+def _(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(y), z.new_empty(())
+
+
+def save_first(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(inputs[0])
+
+
+bent_operator.register_autograd(Bent.backward, setup_context=save_first)
+
+
+def custom_operator(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+    first, second, third = bent_operator(x, y, z)
+    return first, second.exp(), third * 2
+
+
 def gradients(function: Any, losses: tuple[int, ...], size: int = 3) -> list[Tensor | None]:
     given = [torch.linspace(start, 1.0, size, requires_grad=True) for start in (0.1, 0.2, 0.3)]
     results = function(*given)
@@ -91,7 +113,7 @@ def gradients(function: Any, losses: tuple[int, ...], size: int = 3) -> list[Ten
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
-@pytest.mark.parametrize("program", [doubled, swapped, bent, constant, hooked])
+@pytest.mark.parametrize("program", [doubled, swapped, bent, constant, hooked, custom_operator])
 def test_some_of_the_results(program: Any, dynamic: bool | None) -> None:
     compiled = kiln.compile(program, fullgraph=True, dynamic=dynamic)
     for losses in ((0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)):

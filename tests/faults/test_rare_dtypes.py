@@ -38,3 +38,15 @@ def test_as_eager(name: str, dtype: torch.dtype) -> None:
         return found.dtype, found.to(torch.complex128 if found.dtype.is_complex else torch.float64).tolist()
 
     assert outcome(kiln.compile(OPERATIONS[name])) == outcome(OPERATIONS[name])
+
+
+def test_random_numbers_in_double_precision() -> None:
+    """A kernel of float64 alone, whose lanes fill a register, did not compile."""
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.rand_like(x), torch.randn_like(x), torch.nn.functional.dropout(x, 0.5)
+
+    compiled = kiln.compile(program, options={"cache": False})
+    uniform, normal, dropped = compiled(torch.ones(1000, dtype=torch.float64))
+    assert 0.45 < uniform.mean() < 0.55 and 0.9 < normal.var() < 1.1 and set(dropped.tolist()) == {0.0, 2.0}
+    assert not kiln.report_of(compiled).eager_reasons

@@ -1101,3 +1101,37 @@ def test_uninitialised_memory_under_deterministic_algorithms() -> None:
     finally:
         torch.utils.deterministic.fill_uninitialized_memory = True
         torch.use_deterministic_algorithms(False)
+
+
+class Scaled(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+
+class Doubling:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+@pytest.mark.parametrize("cls", [Scaled, Doubling])
+def test_a_call_set_on_the_class_of_the_compiled_object(cls: type) -> None:
+    original = cls.__call__
+    instance = cls()
+    compiled = kiln.compile(instance, options={"cache": False})
+    calls: list[Any] = [
+        lambda self, x: original(self, x) * 3,
+        lambda self, x, y=2: x - y,
+        functools.partialmethod(lambda self, y, x: x * y, 5),
+    ]
+    assert_like_eager(compiled, instance, X)
+    for call in calls:
+        cls.__call__ = call  # type: ignore[method-assign]
+        try:
+            for _ in range(2):
+                assert_like_eager(compiled, instance, X)
+        finally:
+            if cls is Scaled:
+                del cls.__call__
+            else:
+                cls.__call__ = original  # type: ignore[method-assign]
+        assert_like_eager(compiled, instance, X)

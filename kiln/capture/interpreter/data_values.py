@@ -131,7 +131,7 @@ def value_needed(s: CaptureState, error: KilnError) -> ValueNeeded | None:
 
 def speculated_value(s: CaptureState, fake: torch.Tensor) -> torch.Tensor | None:
     """The value of a small tensor that depends on integer inputs alone; the call checks that it is the same."""
-    if not s.policy.speculate_values:
+    if not s.policy.speculate_values or fake.is_meta:
         return None
     env = s.recorder.env
     sizes = [from_sym(size) for size in fake.shape if isinstance(size, torch.SymInt)]

@@ -34,6 +34,7 @@ from kiln.graph.trace import Recorder, Trace
 from kiln.graph.trace.autograd_edges import Edge, edge_of, edges_behind
 from kiln.graph.trace.constants import spec_of_real
 from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.finish import refuse_without_memory
 from kiln.graph.trace.inputs import InputRecord
 from kiln.graph.trace.recorder import recording
 from kiln.runtime.subclasses import RegionWrappers, WrapperGradient
@@ -292,6 +293,7 @@ def _assemble(
     writes: list[Write] = [write for write in trace.graph.writes if write.target not in targets]
     everything = Graph(inputs, list(recorder.nodes), results, tuple(writes), "joint")
     graph, _ = without_dead_code(everything)
+    refuse_without_memory(graph.nodes)
     defined = {*graph.inputs, *graph.nodes}
     for node in graph.nodes:
         for value in node.inputs:

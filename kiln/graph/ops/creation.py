@@ -58,7 +58,7 @@ def packed(e: Emit, x: Node) -> Node:
 def eager_device(device: Device) -> torch.device:
     """The device of a tensor made with this argument `device`; as on a tensor, always with an index."""
     where = torch.get_default_device() if device is None else torch.device(device)
-    if where.type != "cpu" and where.index is None:
+    if where.type not in ("cpu", "meta") and where.index is None:
         return torch.device(where.type, torch.accelerator.current_device_index())
     return where
 

@@ -17,7 +17,7 @@ import torch
 from kiln.graph.ir.build import Number
 from kiln.graph.ir.node import Attr, Node
 from kiln.graph.ops.breaks import UnsupportedOp
-from kiln.graph.ops.creation import device_like, eager_device, relaid, strides_for
+from kiln.graph.ops.creation import contiguous_strides, device_like, eager_device, relaid, strides_for
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.pointwise import copy, require_chances
 from kiln.graph.ops.registry import DECOMPOSITIONS, INPLACE, Decomposition, decompose
@@ -32,6 +32,8 @@ def draw(
     e: Emit, distribution: str, params: tuple[Attr, ...], sizes: tuple[Int, ...], dtype: torch.dtype,
     device: torch.device, *inputs: Node,
 ) -> Node:  # fmt: skip
+    if device.type == "meta":  # such tensors have no elements to draw
+        return e.node("empty", sizes=sizes, strides=contiguous_strides(sizes), dtype=dtype, device=device)
     return e.node("random", *inputs, distribution=distribution, params=params, sizes=sizes, dtype=dtype, device=device)
 
 

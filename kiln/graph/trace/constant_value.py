@@ -65,7 +65,7 @@ def _is_constant(node: Node) -> bool:
         return is_pure_call(node)
     if node.op.kind not in PURE_KINDS and node.op.name not in ("constant_tensor", "item") and not is_pure_call(node):
         return False
-    if node.op.name == "empty" or not isinstance(spec, TensorSpec):
+    if node.op.name == "empty" or not isinstance(spec, TensorSpec) or spec.device.type == "meta":
         return False
     number = spec.numel()
     if not isinstance(number, int) or number > LARGEST:

@@ -126,7 +126,7 @@ def _probing_handler(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kw
     made = probed(op, *given)
     if casts:
         with _exclude(AutocastCPU, False), _exclude(AutocastCUDA, False):
-            if probed.__wrapped__(op, *given) != made:
+            if _probed.__wrapped__(op, *given, torch.get_default_dtype()) != made:
                 raise UnsupportedOp(op=str(op), reason="it has no rule and calls operators that autocast changes")
     return _record(mode, op, args, kwargs, made)
 
@@ -181,9 +181,13 @@ def _hashable(mode: RecordingMode, value: object) -> object:
     return mode.symbols.specialise(value) if isinstance(value, Expr | torch.SymInt) else value
 
 
-@lru_cache(maxsize=1024)
 def probed(op: OpOverload, args: Args, kwargs: Named) -> Spec:
     """Specs of the results of the real op on tensors of these specs."""
+    return _probed(op, args, kwargs, torch.get_default_dtype())
+
+
+@lru_cache(maxsize=1024)
+def _probed(op: OpOverload, args: Args, kwargs: Named, default: torch.dtype) -> Spec:
     given = [leaf for leaf in (*_flat(args), *_flat(kwargs)) if isinstance(leaf, TensorSpec)]
     devices = {spec.device for spec in given}
     trusts = op.name().startswith(TRUSTING) and any(_is_integral(spec.dtype) for spec in given)

@@ -9,7 +9,7 @@ graph(%0: f32[4] "x"):
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from torch.autograd.function import BackwardCFunction
@@ -55,18 +55,20 @@ def build_graph(mode: RecordingMode, records: Sequence[InputRecord], outputs: Se
     use_for_gradients(mode, records, outputs)
     use_for_sizes(records, nodes)
     used = [index for index, record in enumerate(records) if record.used]
-    refuse_without_memory([records[index] for index in used])
+    refuse_without_memory([*[records[index].node for index in used], *nodes])
     numbers = {index: number for number, index in enumerate(used)}
     inputs = tuple([records[index].node for index in used])
     writes = tuple([Write(record.node, value, versions_of(mode, record, records)) for record, value in written])
     return Graph(inputs, nodes, tuple([output.renumbered(numbers) for output in made]), writes)
 
 
-def refuse_without_memory(records: Sequence[InputRecord]) -> None:
-    """Meta tensors may be seen, as those that `functional_call` replaces, but not computed with."""
-    for record in records:
-        if isinstance(record.fake, FakeTensor) and record.fake.device.type == "meta":
-            raise UnsupportedInput(name=record.name, reason="it is a meta tensor")
+def refuse_without_memory(nodes: Iterable[Node]) -> None:
+    """Meta tensors may be seen, as those that `functional_call` replaces, but no result is computed from them."""
+    for node in nodes:
+        if isinstance(node.spec, TensorSpec) and node.spec.device.type == "meta":
+            if node.op.name == "input":
+                raise UnsupportedInput(name=node.attrs["name"], reason="it is a meta tensor")
+            raise UnsupportedOp(op=node.op.name, reason="its result is a meta tensor")
 
 
 def versions_of(mode: RecordingMode, written: InputRecord, records: Sequence[InputRecord]) -> int:

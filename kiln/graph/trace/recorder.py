@@ -17,6 +17,8 @@ from functools import partial
 from typing import TypeVar, cast, final
 
 import torch
+from torch.autograd.function import BackwardCFunction
+from torch.utils.hooks import RemovableHandle
 
 from kiln.graph.ir.node import Node, Origin
 from kiln.graph.ir.rewrite import has_effect
@@ -24,12 +26,13 @@ from kiln.graph.ops import Emit
 from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.ops.eager_kernels import OWN_KERNELS, EagerKernels
 from kiln.graph.trace.autocast import Casts, is_any_autocast_enabled
+from kiln.graph.trace.autograd_edges import edge_of, edges_behind
 from kiln.graph.trace.breaks import UnsupportedInput
 from kiln.graph.trace.composites import CHECKED, COMPOSITES, has_symbols
 from kiln.graph.trace.constant_value import constant_value
 from kiln.graph.trace.constants import Constants
 from kiln.graph.trace.control_flow import record_control_flow
-from kiln.graph.trace.custom_function import Backward, attach
+from kiln.graph.trace.custom_function import Backward, InterpretedFunction, attach
 from kiln.graph.trace.fake import FakeTensor, innermost, is_wrapped
 from kiln.graph.trace.finish import build_graph, refuse_lost_history
 from kiln.graph.trace.fused_optimizers import FUSED
@@ -317,6 +320,8 @@ class Recorder:
         try:
             for leaf in frozen:
                 leaf.requires_grad_()
+            if self.may_lack_tangents:
+                self._join(outputs)
             with self.outer.backward() if self.outer is not None else nullcontext():
                 grads = _run_backward(
                     tuple(outputs),
@@ -333,6 +338,16 @@ class Recorder:
             _pop(None)
             self.is_differentiating = self.may_lack_tangents = False
         return list(grads)
+
+    def _join(self, outputs: Sequence[torch.Tensor]) -> None:
+        """See to it that functions in Python that run as they are (the backward of a custom operator) get zeros for
+        missing gradients, and give all of theirs if one arrives."""
+        before = RemovableHandle.next_id  # the program may see it
+        for function, _ in edges_behind(map(edge_of, outputs)):
+            if isinstance(function, BackwardCFunction) and not isinstance(function, InterpretedFunction._backward_cls):
+                function.register_prehook(lambda grads: tuple(self.materialised(grads, grads)))
+                function.register_hook(lambda made, grads: tuple(self.materialised(made, grads)))
+        RemovableHandle.next_id = before
 
     def materialised(self, values: Sequence[T], grads: Sequence[object]) -> list[T]:
         """`values` of a backward in Python, or of a hook, which exist if one of the `grads` that it gets does."""

@@ -201,7 +201,7 @@ def iterator_strides(oracle: SizeOracle, sizes: Sizes, operands: Sequence[Layout
     """Strides of TensorIterator's output of `sizes`, the broadcast of `operands`."""
     if len(sizes) < 2:
         return contiguous_strides(sizes)
-    same_sizes = all(shape == sizes for shape, _ in operands)
+    same_sizes = all([shape == sizes or _all_equal(oracle, shape, sizes) for shape, _ in operands])
     if all(is_canonical(*operand) for operand in operands) and (same_sizes or 0 not in sizes):
         return contiguous_strides(sizes)
     if same_sizes:
@@ -233,7 +233,7 @@ def _fast_strides(oracle: SizeOracle, sizes: Sizes, strides: Sequence[Sizes]) ->
 
 
 def _all_equal(oracle: SizeOracle, left: Sizes, right: Sizes) -> bool:
-    return all(alike(oracle, a, b) for a, b in zip(left, right, strict=True))
+    return len(left) == len(right) and all([alike(oracle, a, b) for a, b in zip(left, right, strict=True)])
 
 
 def _broadcast_strides(oracle: SizeOracle, sizes: Sizes, shape: Sizes, strides: Sizes) -> Sizes:

@@ -34,7 +34,7 @@ KILN_INLINE Words<u64v> philox(u64 seed, u64v counter) {
   word_register parts[count], words[2][count];
   __builtin_memcpy(parts, &counter, sizeof counter);
   for (int k = 0; k < count; ++k) {
-    auto made = philox(seed, parts[k]);
+    auto made = philox<word_register>(seed, parts[k]);  // the template, also where `u64v` is a register
     for (int n = 0; n < 2; ++n) words[n][k] = made.w[n];
   }
   Words<u64v> r;
