@@ -303,8 +303,7 @@ PyGetSetDef getset[] = {
 
 PyTypeObject DispatcherType = [] {
   PyTypeObject type = collected_type<Dispatcher, &Dispatcher::function, &Dispatcher::miss,
-                                     &Dispatcher::entries, &Dispatcher::moved,
-                                     &Dispatcher::dict>(
+                                     &Dispatcher::entries, &Dispatcher::moved, &Dispatcher::dict>(
       "kiln.native._frames.Dispatcher",
       "Dispatcher(function, miss): calls the first entry whose guards hold.", dispatcher_new);
   type.tp_dealloc = dispatcher_dealloc;

@@ -136,7 +136,8 @@ def _compile(
     if isinstance(model, nn.Module):
         return compile_module(model, lambda owner, function: calls_of_objects(shared(owner, function), function))
     function, owner = getattr(model, "__func__", None), getattr(model, "__self__", None)
-    is_call = function is getattr(type(owner), "__call__", None)  # stays what it is: see `calls_of_objects`
+    # A bound `__call__` stays what it is: see `calls_of_objects`.
+    is_call = isinstance(owner, nn.Module) and function is type(owner).__call__
     if isinstance(function, types.FunctionType) and isinstance(owner, nn.Module | Optimizer) and not is_call:
         return types.MethodType(streamed(shared(owner, function)), owner)
     return _wrap(model, make_session())

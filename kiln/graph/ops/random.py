@@ -17,13 +17,13 @@ import torch
 from kiln.graph.ir.build import Number
 from kiln.graph.ir.node import Attr, Node
 from kiln.graph.ops.breaks import UnsupportedOp
-from kiln.graph.ops.creation import contiguous_strides, device_like, eager_device, relaid, strides_for
+from kiln.graph.ops.creation import device_like, eager_device, relaid, strides_for
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.pointwise import copy, require_chances
 from kiln.graph.ops.registry import DECOMPOSITIONS, INPLACE, Decomposition, decompose
 from kiln.symbolic import Int
 from kiln.symbolic.values import Real
-from kiln.tensor.spec import TensorSpec
+from kiln.tensor.spec import TensorSpec, contiguous_strides
 
 Sizes = Sequence[Int]
 
