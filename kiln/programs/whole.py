@@ -219,6 +219,7 @@ def _attempt(
         events=keeper.events,
         dims=keeper.dims,
         is_compiling=is_compiling,
+        whole=True,
     )
 
 

@@ -192,6 +192,7 @@ class Callbacks:
     speculate_values: bool = True
     control_flow: ControlFlowOption = "auto"
     own_regions: bool = True
+    whole: bool = False
     note_changing: Callable[[Collection[str]], bool] = lambda texts: False
     """Is told the sources of numbers that the frame itself changes; whether they become inputs."""
 
@@ -213,6 +214,7 @@ def capture_frame(
     speculate_values: bool = True,
     control_flow: ControlFlowOption = "auto",
     own_regions: bool = True,
+    whole: bool = False,
     note_changing: Callable[[Collection[str]], bool] = lambda texts: False,
 ) -> Capture:
     """Capture a call of `function` with the arguments `locals` (by name, `*args` and `**kwargs` as they are bound).
@@ -229,11 +231,12 @@ def capture_frame(
         speculate_values: speculate on the values of small integer tensors, not only on truth values.
         control_flow: which `if` on a tensor becomes a branch in the graph, as the option says.
         own_regions: regions run Kiln's kernels and torch's operators, so that what an operator raises eager raises.
+        whole: the graph leaves the process: it checks itself what was assumed of values.
     """
-    sink = events if events is not None else EventSink()
+    sink = events or EventSink()
     callbacks = Callbacks(
         *(compile_region, recorder_factory, make_resume, dims, scalars, make_exit, compile_speculation, check_time),
-        *(speculate_values, control_flow, own_regions, note_changing),
+        *(speculate_values, control_flow, own_regions, whole, note_changing),
     )
     stops: dict[tuple[int, int], GraphBreak] = {}
     needed, outlined, asked, watching = dict[Instruction, str](), frozenset[types.CodeType](), False, False
@@ -254,11 +257,8 @@ def capture_frame(
                 keep_value(made, stops, needed)
             except GraphBreak as stop:
                 drop_tracebacks(stop)
-                if not stop.frames:
-                    return skip(function, stop, state)
-                frame = stop.frames[0]
-                key = (frame.number, frame.step)
-                if key in stops:
+                key = (stop.frames[0].number, stop.frames[0].step) if stop.frames else None
+                if key is None or key in stops:
                     return skip(function, stop, state)
                 stops[key] = stop
             except Raised as raised:
@@ -323,13 +323,14 @@ def new_state(
         callbacks.check_time,
         callbacks.control_flow,
         callbacks.own_regions,
+        callbacks.whole,
     )
     collectives.register_functional()
     register_fully_sharded()
     register_dtensors()
     register_triton()
     recorder = callbacks.recorder_factory()
-    recorder.env.assumes_data = speculate
+    recorder.env.assumes_data = policy.assumes
     state = CaptureState(PythonObjectModel(), recorder, sink, function.__globals__, policy, stops, needed)
     recorder.env.assume_number = partial(number_truth, state)
     recorder.env.number_in_front = partial(value_in_front, state)

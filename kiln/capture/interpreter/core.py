@@ -356,6 +356,13 @@ class Policy:
     control_flow: ControlFlowOption = "auto"
     own_regions: bool = True
     """Kiln compiles the regions, which check what was assumed of values before they change inputs."""
+    whole: bool = False
+    """The capture is one graph that checks itself what was assumed of values, since nothing can run in its place."""
+
+    @property
+    def assumes(self) -> bool:
+        """Whether something may be assumed of values that the region finds."""
+        return self.speculate or self.whole
 
 
 @final

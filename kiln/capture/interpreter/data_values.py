@@ -178,7 +178,7 @@ def assume(s: CaptureState, tensor: FakeTensor | None = None, expected: bool = T
 
 def assumed_truth(s: CaptureState, fake: FakeTensor) -> bool | None:
     """The truth value of a tensor that a jump tests, if the other side of the jump raises."""
-    expected = expected_truth(running_frame(s)) if s.policy.speculate else None
+    expected = expected_truth(running_frame(s)) if s.policy.assumes else None
     if expected is None or in_operator(running_frame(s)) or any(size != 1 for size in fake.shape):
         return None
     known = constant_truth(s.recorder, fake)
@@ -217,25 +217,32 @@ def in_operator(frame: SymbolicFrame) -> bool:
 def assumed_relation(s: CaptureState, number: torch.SymInt | torch.SymFloat | torch.SymBool) -> bool | None:
     """The truth value of a number that data decide and a jump tests, if the other side of the jump raises."""
     node: SymNode = number.node
-    if node.has_hint() or not s.policy.speculate or isinstance(node.value, Real):
+    if node.has_hint() or not s.policy.assumes or isinstance(node.value, Real):
         return None
     expected = expected_truth(running_frame(s))
     if expected is None:
         return None
     truth = compare(node.env, "ne", node.value, 0, None) if isinstance(node.value, Expr) else node.value
+    return assume_integer(s, truth, expected)
+
+
+def assume_integer(s: CaptureState, truth: object, expected: bool = True) -> bool | None:
+    """The truth of a comparison of integers that data decide: `expected`, which the region checks, if it is open."""
     assert isinstance(truth, bool | Relation | AllOf | AnyOf)
-    known = known_truth(node.env, truth)
-    if known is None:
-        assume_truth(node.env, truth if expected else invert(truth), running_frame(s).location())
+    env = s.recorder.env
+    known = known_truth(env, truth)
+    if known is None and s.policy.assumes:
+        assume_truth(env, truth if expected else invert(truth), running_frame(s).location())
         assume(s)
-    return expected if known is None else known
+        return expected
+    return known
 
 
 def refuse_unchecked(s: CaptureState, graph: Graph) -> None:
     """Break where something was assumed if eager cannot run `graph` again, since it calls operators with unknown
     effects, or changes inputs and does not check what was assumed before that; or where the tensor of a number was
     changed after it had been read."""
-    runs_once = has_lasting_effects(graph)
+    runs_once = has_lasting_effects(graph) and not s.policy.whole
     checks_first = s.policy.own_regions and not calls_opaque(graph)
     found = s.part(DataValues)
     for assumption in found.assumptions:
@@ -337,10 +344,11 @@ JUMPS: Mapping[str, bool] = {"POP_JUMP_IF_TRUE": True, "POP_JUMP_IF_FALSE": Fals
 def conditions(s: CaptureState) -> list[tuple[FakeTensor, bool]]:
     """What the transformed code checks on results of the region, and what they must be.
 
-    A region that changes inputs checks them itself, before it does: they become checks of its graph.
+    A region that changes inputs checks them itself, before it does, and so does a whole program: they become checks
+    of its graph.
     """
     found = [assumption for assumption in s.part(DataValues).assumptions if assumption.tensor is not None]
-    if not (s.policy.own_regions and changes_inputs(s.recorder.inputs)):
+    if not s.policy.whole and not (s.policy.own_regions and changes_inputs(s.recorder.inputs)):
         return [(assumption.tensor, assumption.expected) for assumption in found if assumption.tensor is not None]
     emit = s.recorder.emit
     for assumption in found:

@@ -19,7 +19,7 @@ import torch
 
 from kiln.capture.interpreter.breaks import NotConstant
 from kiln.capture.interpreter.core import MISSING, OPERATORS, CaptureState, Operator, Token, Value
-from kiln.capture.interpreter.data_values import assume, likely_truth
+from kiln.capture.interpreter.data_values import assume, assume_integer, likely_truth
 from kiln.capture.interpreter.native_calls import natives
 from kiln.capture.interpreter.speculation import (
     Number,
@@ -41,6 +41,7 @@ from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record, 
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import HEAP_TYPE
 from kiln.symbolic.env import NoHint
+from kiln.symbolic.expr import Expr
 from kiln.symbolic.node import NumberTooLarge, SymNode
 from kiln.symbolic.values import as_integer, lower_bound
 
@@ -235,15 +236,20 @@ def assumed_comparison(s: CaptureState, function: Function2, value: Symbolic, nu
 
     What tensors decide is checked by the region.
     """
-    constant = Constant(number)
+    constant, node = Constant(number), value.node.node
     known = float_comparison(s, function, value, constant)
-    if known is not None or value.python_type() is not float or value.node.node.has_hint():
+    if known is not None or node.has_hint():
         return known
+    if isinstance(node.value, Expr):
+        truth = function(value.node, int(number))
+        return truth if isinstance(truth, bool) else assume_integer(s, truth.node.value)
+    if value.python_type() is not float:
+        return None
     if lower_bound(value.node.node.value) > 0:
         return True
     truth = comparison_in_region(s, function, value, constant)
     known = known_truth(s, truth)
-    if known is None and s.policy.speculate:
+    if known is None and s.policy.assumes:
         assume(s, truth)
         return True
     return known

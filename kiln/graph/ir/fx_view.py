@@ -27,6 +27,7 @@ from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.interpret import fill_template
 from kiln.graph.ir.node import Arg, Attr, Node
 from kiln.graph.ir.rewrite import symbols_in
+from kiln.graph.ir.text import failed_check
 from kiln.graph.prims.table import Kind
 from kiln.plan.overloads import WAIT_TENSOR, find_overload, number_arguments, written_arguments
 from kiln.symbolic import Expr, Symbol
@@ -175,7 +176,7 @@ class FxView:
             self.sizes.learn(node.spec.value, number)
         for kind, difference in node.attrs["checks"]:
             holds = self.fx.call_function(getattr(operator, kind), (self.sizes.number(difference), 0))
-            message = f"{relate(kind, difference)} does not hold"
+            message = failed_check(node, relate(kind, difference))
             self.fx.call_function(find_overload("aten._assert_scalar.default"), (holds, message))
         return number
 

@@ -20,6 +20,7 @@ from kiln.graph.ir.aten_rules import ATEN_RULES
 from kiln.graph.ir.errors import WrongPrediction
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Arg, Argument, Attr, Node
+from kiln.graph.ir.text import failed_check
 from kiln.graph.prims.meta import same_strides
 from kiln.graph.prims.table import Kind
 from kiln.plan.overloads import WAIT_TENSOR, find_overload, with_numbers, written_arguments
@@ -253,7 +254,7 @@ def _run_local_scalar(walk: Interpreter, node: Node, inputs: Values) -> RuntimeV
     for kind, difference in node.attrs["checks"]:
         relation = relate(kind, difference)
         if isinstance(relation, Relation) and not relation.evaluate(walk.symbols):
-            raise RuntimeError(f"{relation} does not hold")
+            raise RuntimeError(failed_check(node, relation))
     return value
 
 

@@ -22,7 +22,7 @@ import torch
 
 from kiln.graph.ir.graph import Alias, Graph, Output, Write
 from kiln.graph.ir.node import Arg, Attr, Node, Origin
-from kiln.symbolic import Expr
+from kiln.symbolic import Expr, Relation
 from kiln.tensor.dtypes import DTYPE_NAMES
 from kiln.tensor.spec import Spec
 
@@ -117,6 +117,13 @@ def origin_text(origin: Origin) -> str:
     if origin.location is not None:
         text += f" at {origin.location.text()}"
     return text + " (backward)" if origin.backward else text
+
+
+def failed_check(node: Node, relation: Relation | bool) -> str:
+    """The message of a check of the number that `node` reads."""
+    origin = node.origin
+    place = f" in {origin.call} at {origin.location.text()}" if origin is not None and origin.location else ""
+    return f"{relation} does not hold{place}"
 
 
 def value_text(value: Attr, inputs: list[str], nested: list[Graph]) -> str:

@@ -15,6 +15,7 @@ from typing import final
 
 import torch
 from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
 
 from kiln.graph.ir.node import Argument, Node
 from kiln.graph.ops import Emit
@@ -27,7 +28,7 @@ from kiln.graph.trace.symbols import TraceSymbols, is_symbolic
 from kiln.graph.trace.tagged_numbers import with_symbolic_numbers
 from kiln.support.dispatch_mode import DispatchMode
 from kiln.symbolic import Expr, Int, Symbol
-from kiln.symbolic.generic_layouts import guard_taken
+from kiln.symbolic.generic_layouts import TakenLayouts
 from kiln.symbolic.node import from_sym
 from kiln.symbolic.tags import Tags
 from kiln.symbolic.values import Given, Real
@@ -39,6 +40,10 @@ Handler = Callable[["RecordingMode", OpOverload, Args, Kwargs], object]
 Resolver = Callable[[OpOverload], Handler]
 SavePolicy = Callable[[OpOverload, Args, Kwargs], bool]
 """Whether a selective checkpoint saves what an operator returns."""
+
+
+COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default, torch.ops.aten._unsafe_view.default)
+"""What composite operators call where they would else return their argument, or a view of it."""
 
 
 @final
@@ -53,6 +58,7 @@ class RecordingMode(DispatchMode):
         self.constants = constants
         self.resolve = resolve
         self.mutations = 0
+        self.taken = TakenLayouts(symbols.env)
         self.versioned: set[int] = set()
         """The memory of which a write has raised the version, by the identity of its first view."""
         self.symbolic = False
@@ -74,14 +80,25 @@ class RecordingMode(DispatchMode):
         handler = self._handlers.get(id(func))
         if handler is None:
             handler = self._handlers[id(func)] = self.resolve(func)
-        if self.emit.givens:
+        if self.symbols.env.taken:  # asked by the composite operator that makes this call
+            self.note_taken(args)
+        if self.emit.givens or self.tags:
             env, where = self.symbols.env, self.symbols.where
             args, kwargs = with_symbolic_numbers(env, self.tags, func, args, kwargs or {}, where)
         if self.saves is None or not self.saves(func, args, kwargs or {}):
-            return handler(self, func, args, kwargs or {})
-        result = handler(self, func, args, kwargs or {})
-        self.keep(result)
+            result = handler(self, func, args, kwargs or {})
+        else:
+            result = handler(self, func, args, kwargs or {})
+            self.keep(result)
+        if self.symbols.env.taken or func in COPIES:
+            self.note_taken((args, result))
         return result
+
+    def note_taken(self, tensors: object) -> None:
+        """Note that what was taken for granted of any of these tensors is of all of them."""
+        if self.symbols.env.taken is not None:
+            fakes = [leaf for leaf in tree_leaves(tensors) if isinstance(leaf, FakeTensor)]
+            self.taken.note([root_of(fake.storage_view.storage) for fake in fakes])
 
     def keep(self, result: object) -> None:
         """Mark what an operator returned: a selective checkpoint saves it."""
@@ -153,7 +170,7 @@ class RecordingMode(DispatchMode):
         if not uniform:
             refuse_overlap(view.spec, self.symbols.env, str(op))
         self.mutations += 1
-        guard_taken(self.symbols.env)
+        self.taken.written(root_of(view.storage))
         if isinstance(target, FakeTensor) and is_counted(target, op):
             self.versioned.add(id(root_of(view.storage)))
         self.memory.write(view, value, str(op))

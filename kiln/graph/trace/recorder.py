@@ -247,7 +247,7 @@ class Recorder:
     def _numeric_call(self, target: Target, args: Sequence[object], kwargs: Kwargs) -> object:
         """Numbers that C++ takes as doubles stay symbolic where that is possible."""
         mode, values = self._mode, (*args, *kwargs.values())
-        if self.env.assume_number is None or not self.emit.givens or not has_symbolic_numbers(values):
+        if self.env.assume_number is None or not has_symbolic_numbers(values):
             return self._plain_call(target, args, kwargs)
         mutations, first = mode.mutations, len(self.nodes)
         try:

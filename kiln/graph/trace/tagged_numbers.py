@@ -75,6 +75,23 @@ TAKES_NUMBERS: Mapping[str, frozenset[int]] = {
 but what its class says, and in its gradient the number comes again as it is, or as in `derived_from`."""
 
 
+TAKES_DATA = _aten(
+    "batch_norm.default", "native_batch_norm.default", "_native_batch_norm_legit.default",
+    "_batch_norm_with_update.default", "cudnn_batch_norm.default", "add.Scalar", "sub.Scalar", "rsub.Scalar",
+    "mul.Scalar", "div.Scalar", "add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor",
+)  # fmt: skip
+"""Those to which the class of a number makes no difference, so that data may decide it."""
+DATA_NUMBER = 0.3
+"""What C++ gets near of for a number that data decide."""
+
+
+def takes(env: ShapeEnv, op: str, number: Real) -> bool:
+    """Whether an operator may take a number that it decides nothing by."""
+    if not has_hints(env, number):
+        return op in TAKES_DATA
+    return class_of(hinted_real(env, number)) in TAKES_NUMBERS.get(op, ())
+
+
 TAKES_SYMBOLS: Mapping[str, frozenset[int]] = {
     "aten.celu.default": frozenset({0, 2, 3, 4}),
     "aten.softshrink.default": frozenset({1, 2, 3, 4}),
@@ -95,7 +112,7 @@ def with_symbolic_numbers(
             found = tags.find(value)
             if found is None:
                 return value
-            if class_of(hinted_real(env, found)) not in TAKES_NUMBERS.get(str(op), ()):
+            if not takes(env, str(op), found):
                 if env.tag_number is None:  # in a gradient, which cannot be recorded again
                     raise UnsupportedOp(op=str(op), reason="it takes a number that changes from call to call")
                 raise UnknownNumber
@@ -132,8 +149,10 @@ def tagging(env: ShapeEnv, tags: Tags, values: Sequence[object]) -> Iterator[Non
     assume = env.assume_number
 
     def tag(value: object) -> float | None:
-        if assume is None or not isinstance(value, Real) or not has_hints(env, value):
+        if assume is None or not isinstance(value, Real):
             return None
+        if not has_hints(env, value):
+            return tags.tag(value, DATA_NUMBER)
         number = hinted_real(env, value)
         made = tags.tag(value, number)
         return made if made is not None and assume(same_class, value, float(class_of(number))) else None

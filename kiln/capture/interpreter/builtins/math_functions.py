@@ -87,7 +87,7 @@ def in_domain(s: CaptureState, function: Callable[..., float], value: Symbolic) 
     it hold that."""
     if value.python_type() is bool:
         return False
-    if value.python_type() is float and not s.policy.speculate:
+    if value.python_type() is float and not s.policy.assumes:
         return False
     bounds = DOMAINS[function]
     if value.python_type() is int:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Literal
 
 from kiln.graph.prims.errors import ShapeMismatch
-from kiln.symbolic import Expr, Int, Relation, rel_eq, rel_lt
+from kiln.symbolic import Expr, Int, Relation, rel_eq, rel_le, rel_lt
 from kiln.tensor.spec import SizeOracle, contiguous_strides
 
 MemoryFormat = Literal["contiguous", "channels_last", "channels_last_3d"]
@@ -164,7 +164,7 @@ def _looks_channels_last(oracle: SizeOracle, sizes: Sizes, strides: Sizes, order
     step: Int = 0
     for axis in order:
         size, stride = sizes[axis], strides[axis]
-        if less(oracle, stride, step) or (axis == 0 and alike(oracle, step, strides[1])):
+        if not oracle.decide_layout(rel_le(step, stride)) or (axis == 0 and alike(oracle, step, strides[1])):
             return False
         if axis != 0:
             # The batch comes last and its step is never compared, so its size needs no decision.
@@ -267,10 +267,10 @@ def _compare_axes(oracle: SizeOracle, sizes: Sizes, operands: Sequence[Sizes], i
         if left == 0 or right == 0:
             continue
         if alike(oracle, left, right):
-            if less(oracle, sizes[outer], sizes[inner]):
+            if oracle.decide_layout(rel_lt(sizes[outer], sizes[inner])):
                 return 1
             continue
-        return -1 if less(oracle, left, right) else 1
+        return 1 if oracle.decide_layout(rel_lt(right, left)) else -1
     return 0
 
 

@@ -1,0 +1,147 @@
+"""Exports of programs whose positions, numbers and sizes the values of tensors decide."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import kiln
+from kiln.plan.errors import CheckFailed
+
+
+class Cached(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(2, 16, 4))
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        self.cache[:, t] = x
+        return self.cache.sum(1)
+
+
+def stored_rows(cache: Tensor, x: Tensor, t: Tensor) -> Tensor:
+    cache[:, t : t + 2] = x
+    return cache * 2
+
+
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(8, 4)
+        self.experts = nn.ModuleList([nn.Linear(8, 8) for _ in range(4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, chosen = self.gate(x).softmax(-1).topk(2, -1)
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows, places = torch.where(chosen == number)
+            out.index_add_(0, rows, expert(x[rows]) * weights[rows, places, None])
+        return out
+
+
+class ExpertsOfMasks(Experts):
+    def forward(self, x: Tensor) -> Tensor:
+        weights, chosen = self.gate(x).softmax(-1).topk(2, -1)
+        out = torch.zeros_like(x)
+        masks = nn.functional.one_hot(chosen, 4).permute(2, 1, 0)
+        for number, expert in enumerate(self.experts):
+            places, rows = torch.where(masks[number])
+            out.index_add_(0, rows, expert(x[None, rows].reshape(-1, 8)) * weights[rows, places, None])
+        return out
+
+
+def asserted(x: Tensor, i: Tensor) -> Tensor:
+    assert i < 4, "too far"
+    return x[i]
+
+
+def roots(x: Tensor, n: Tensor) -> Tensor:
+    return x / math.sqrt(n.item()) + math.log(n.item())
+
+
+def rows_of(size: int) -> tuple[Tensor]:
+    return (torch.randn(size, 8),)
+
+
+T = torch.tensor
+ROWS = {"x": {0: kiln.Dim("rows", min=1)}}
+CASES: dict[str, tuple[Any, list[Any], Any]] = {
+    "position": (Cached(), [(torch.randn(2, 4), T(i)) for i in (3, 0, 15)], None),
+    "rows": (stored_rows, [(torch.zeros(2, 16, 4), torch.ones(2, 2, 4), T(i)) for i in (3, 0)], None),
+    "experts": (Experts(), [rows_of(6), rows_of(1), rows_of(40)], ROWS),
+    "masks": (ExpertsOfMasks(), [rows_of(6), rows_of(1), rows_of(40)], ROWS),
+    "batch-norm": (nn.BatchNorm1d(8, momentum=None), [rows_of(5), rows_of(5), rows_of(5)], None),
+    "asserted": (asserted, [(torch.randn(5, 3), T(i)) for i in (0, 3)], None),
+    "integer": (roots, [(torch.randn(3), T(n)) for n in (4, 9)], None),
+    "float": (roots, [(torch.randn(3), T(n)) for n in (4.0, 0.5)], None),
+}
+
+
+def forms(target: Any, example: Any, shapes: Any, folder: Path) -> dict[str, Callable[[], Callable[..., Any]]]:
+    """The ways in which a program runs, each made of an export of its own."""
+
+    def program() -> kiln.Program:
+        return kiln.export(copy.deepcopy(target), copy.deepcopy(example), dynamic_shapes=shapes)
+
+    def package() -> Callable[..., Any]:
+        program().package(folder / "p.kiln", target="cpu", key=b"k")
+        return kiln.load(folder / "p.kiln", key=b"k")
+
+    def exported() -> kiln.Program:
+        return kiln.Program.from_torch_export(program().to_torch_export())
+
+    return {"program": program, "package": package, "torch.export": exported}
+
+
+@pytest.mark.parametrize("form", ["program", "package", "torch.export"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_program_of_values_equals_eager(name: str, form: str, tmp_path: Path) -> None:
+    target, calls, shapes = CASES[name]
+    with torch.no_grad():
+        run, original = forms(target, calls[0], shapes, tmp_path)[form](), copy.deepcopy(target)
+        for args in calls:
+            given, expected = copy.deepcopy(args), copy.deepcopy(args)
+            assert_close(run(*given), original(*expected))
+            assert_close(given, expected)
+
+
+@pytest.mark.parametrize(("name", "bad"), [("position", -1), ("asserted", 4), ("integer", -1)])
+def test_a_value_that_was_excluded_is_an_error_with_its_line(name: str, bad: int, tmp_path: Path) -> None:
+    target, (example, *_), shapes = CASES[name]
+    with torch.no_grad():
+        made = forms(target, example, shapes, tmp_path)
+        with pytest.raises(RuntimeError, match=r"does not hold.* at .*test_export_values.py:\d+"):
+            made["program"]()(example[0], T(bad))
+        with pytest.raises(CheckFailed, match="does not hold"):
+            made["package"]()(example[0], T(bad))
+
+
+def test_a_write_to_a_copy_of_chosen_rows_excludes_what_would_be_a_view() -> None:
+    def written(x: Tensor) -> tuple[Tensor, Tensor]:
+        chosen = x[x[:, 0] > 0].t()
+        return chosen, chosen.contiguous().add_(1)
+
+    program = kiln.export(written, (torch.ones(3, 2),))
+    assert_close(program(torch.ones(3, 2)), written(torch.ones(3, 2)))
+    with pytest.raises(RuntimeError, match="u0 != 1 does not hold"):
+        program(T([[1.0, 2.0], [-1.0, 0.0], [-1.0, 0.0]]))
+
+
+@pytest.mark.parametrize("name", ["rows", "batch-norm", "integer"])
+def test_they_compile_as_one_region(name: str) -> None:
+    target, calls, _ = CASES[name]
+    original = copy.deepcopy(target)
+    compiled = kiln.compile(copy.deepcopy(target), options={"cache": False})
+    with torch.no_grad():
+        for args in calls:
+            assert_close(compiled(*copy.deepcopy(args)), original(*copy.deepcopy(args)))
+    report = compiled.report()
+    assert (report.compiles, report.breaks, report.eager) == (1, [], 0)
