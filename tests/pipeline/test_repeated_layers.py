@@ -183,3 +183,14 @@ def test_depth_costs_no_stage_anything(graphs: list[Compiled]) -> None:
     assert plans[0] is not None and plans[1] is not None
     assert plans[0].kernels == plans[1].kernels
     assert len(plans[1].steps) > 2 * len(plans[0].steps)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_attention_of_any_sizes_is_compiled_once(batch_first: bool) -> None:
+    """Its products are not those that torch 2.11 folds by plain sizes."""
+    model = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=batch_first, dropout=0.0)
+    compiled = kiln.compile(model, fullgraph=True, dynamic=True)
+    for batch, length in [(2, 6), (3, 7), (5, 4)]:
+        x = torch.randn(batch, length, 16)
+        torch.testing.assert_close(compiled(x), model(x))
+    assert compiled.report().compiles == 1

@@ -45,8 +45,15 @@ from kiln.support import compiling
 from kiln.support.records import dataclass
 
 NONE = Constant(None)
-INTERPRETED = frozenset(("handle_torch_function", "has_torch_function", "boolean_dispatch", "gaussian_nll_loss"))
-"""The last one has an `if` on values, whose other side raises."""
+INTERPRETED = frozenset(
+    (
+        *("handle_torch_function", "has_torch_function", "boolean_dispatch", "gaussian_nll_loss"),
+        *("multi_head_attention_forward", "_mha_shape_check", "_canonical_mask", "_none_or_dtype"),
+        *("_in_projection", "_in_projection_packed"),
+    )
+)
+"""`gaussian_nll_loss` has an `if` on values, whose other side raises; attention has products of its own, which torch
+2.11 folds by plain sizes (`trace/products.py`)."""
 
 
 def register_recorded(module: types.ModuleType) -> None:
