@@ -302,6 +302,11 @@ MAP = {
         ("Where is a region compared with eager?", "kiln/pipeline/first_run.py", "FirstRun"),
         ("What can be switched off?", "kiln/pipeline/switches.py", "SWITCHES"),
         ("What does a collective become?", "kiln/capture/interpreter/collective_polyfills.py", "all_reduce"),
+        (
+            "What becomes of DistributedDataParallel in a step?",
+            "kiln/capture/interpreter/builtins/data_parallel.py",
+            "Replica",
+        ),
         ("When do gradients leave a backward?", "kiln/plan/hand_over.py", "with_hand_overs"),
         ("What becomes of fully_shard?", "kiln/capture/interpreter/fully_shard_polyfills.py", "pre_forward"),
         ("When is a collective started and waited for?", "kiln/loops/fusion/overlap.py", "overlapped"),

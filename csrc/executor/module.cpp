@@ -41,14 +41,14 @@ PyObject* use_null_device(PyObject*, PyObject* used) {
 
 PyObject* take_null_log(PyObject*, PyObject*) { return text(kiln::take_null_log()); }
 
-// Whether something was registered on the node that accumulates a leaf's gradient.
-PyObject* is_observed_leaf(PyObject*, PyObject* object) {
+// How much was registered on the node that accumulates a leaf's gradient.
+PyObject* leaf_observers(PyObject*, PyObject* object) {
   c10::TensorImpl* impl = kiln::tensor_of(object);
-  if (impl == nullptr) Py_RETURN_FALSE;
+  if (impl == nullptr) return PyLong_FromLong(0);
   return kiln::guarded([&] {
     at::Tensor leaf(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(impl));
     auto node = torch::autograd::impl::try_get_grad_accumulator(leaf);
-    return PyBool_FromLong(node && !(node->pre_hooks().empty() && node->post_hooks().empty()));
+    return PyLong_FromSize_t(node ? node->pre_hooks().size() + node->post_hooks().size() : 0);
   });
 }
 
@@ -69,8 +69,8 @@ PyMethodDef methods[] = {
     {"use_null_device", use_null_device, METH_O, "CUDA kernels of new executors are only noted."},
     {"take_null_log", take_null_log, METH_NOARGS,
      "What the null device noted since the last call."},
-    {"is_observed_leaf", is_observed_leaf, METH_O,
-     "Is there a hook on the node that accumulates the tensor's gradient?"},
+    {"leaf_observers", leaf_observers, METH_O,
+     "How many hooks the node has that accumulates the tensor's gradient."},
     {"set_null_status", set_null_status, METH_O, "As if a kernel had reported the code."},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -84,8 +84,8 @@ class AutogradGraph:
     def restore(self) -> None:
         """Undo `splice`."""
 
-def is_observed_leaf(tensor: torch.Tensor, /) -> bool:
-    """Whether a hook is registered on the node that accumulates the tensor's gradient (as DDP does)."""
+def leaf_observers(tensor: torch.Tensor, /) -> int:
+    """How many hooks are registered on the node that accumulates the tensor's gradient (as DDP does)."""
 
 def release_memory() -> int:
     """Free the memory that is kept for the next calls of plans; returns its bytes."""

@@ -1,6 +1,6 @@
 """What `DistributedDataParallel` does around a forward that was part of a region.
 
-    y = ddp(x)        =>        the region: broadcasts of buffers, the forward        forwarded(ddp, y, True, True)
+    y = ddp(x)        =>        the region: broadcasts of buffers, the forward        forwarded(ddp, y)
 
 Nothing of the forward depends on the reducer, so it may be told behind the region that a forward ran.
 """
@@ -11,14 +11,14 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 
-def forwarded(module: DistributedDataParallel, output: object, grad: bool, sync: bool) -> None:
-    """`grad`, `sync`: whether gradients were on, and to be reduced, when the program called the module."""
-    before = module.require_backward_grad_sync
-    module.require_backward_grad_sync = sync
+def forwarded(module: DistributedDataParallel, output: object) -> None:
+    """`output` of a call of the module whose gradients are to be reduced."""
+    synchronised = module.require_forward_param_sync, module.require_backward_grad_sync
     module.require_forward_param_sync = False  # the region has broadcast the buffers
+    module.require_backward_grad_sync = True
     try:
-        with torch.set_grad_enabled(grad):
+        with torch.enable_grad():
             module._pre_forward(None)
             module._post_forward(output)
     finally:
-        module.require_backward_grad_sync = before
+        module.require_forward_param_sync, module.require_backward_grad_sync = synchronised

@@ -187,3 +187,62 @@ def ddp_in_few_parts(rank: int, size: int) -> None:
 
 
 CASES["ddp_in_few_parts"] = ddp_in_few_parts
+
+
+class Normed(nn.Module):
+    """A kernel in memory order, buffers that are broadcast, and all parameters used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, bias=False).to(memory_format=torch.channels_last)
+        self.norm, self.head = nn.BatchNorm2d(8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.norm(self.conv(x)).relu().mean((2, 3)))
+        return out
+
+
+def plain_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
+    loss: torch.Tensor = model(x).square().sum()
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach() + norm
+
+
+def accumulating_step(model: Any, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
+    with model.no_sync():
+        model(x[:3]).square().sum().backward()
+    loss: torch.Tensor = model(x[3:]).square().sum() + model(2 * x[3:]).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+    return loss.detach()
+
+
+def whole_step(step: Callable[..., torch.Tensor], breaks: bool = False, **options: bool) -> Callable[[int, int], None]:
+    """The case that a step with its backward and reductions is one region, and eager goes on with its states."""
+
+    def results(rank: int, *, compiled: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = data_parallel(Normed().double(), find_unused_parameters=False, **options)
+        run = partial(step, model, torch.optim.AdamW(model.parameters(), lr=0.1))
+        run = kiln.compile(run) if compiled else run
+        batches = [torch.randn(6, 3, 5, 4, dtype=torch.float64) + rank for _ in range(4)]
+        found = [run(batch) for batch in batches]
+        if compiled:
+            report = run.report()  # type: ignore[attr-defined]
+            assert bool(report.breaks) == breaks and not report.eager and report.compiles + report.loaded <= 4, report
+        model(batches[0]).sum().backward()
+        return [*found, *model.state_dict().values(), *[p.grad for p in model.parameters() if p.grad is not None]]
+
+    def run(rank: int, size: int) -> None:
+        torch.testing.assert_close(results(rank, compiled=True), results(rank, compiled=False))
+
+    return run
+
+
+CASES["ddp_whole_step"] = whole_step(plain_step)
+CASES["ddp_whole_step_accumulates"] = whole_step(accumulating_step, gradient_as_bucket_view=True)
+CASES["ddp_whole_step_hooked"] = whole_step(plain_step, breaks=True, hook=True)

@@ -430,13 +430,34 @@ def pre_forward(self: DistributedDataParallel, *inputs: object, **kwargs: object
 def post_forward(self: DistributedDataParallel, output: object) -> object:
     if is_unusual(self):
         refuse("_post_forward", "its module does more than to reduce gradients")
-    forwarded(self, output, torch.is_grad_enabled(), self.require_backward_grad_sync)
+    self.require_forward_param_sync = torch.is_grad_enabled() and self.require_backward_grad_sync
+    forwarded(self, output, self.require_forward_param_sync)
     return output
 
 
-def forwarded(module: DistributedDataParallel, output: object, grad: bool, sync: bool) -> None:
-    """Answered by a handler: `kiln.runtime.data_parallel.forwarded` is called behind the region."""
+def forwarded(module: DistributedDataParallel, output: object, reduces: bool) -> None:
+    """Answered by a handler. `reduces`: whether the next backward reduces gradients."""
     raise NotImplementedError
+
+
+def reduced(module: DistributedDataParallel, leaves: Sequence[torch.Tensor]) -> None:
+    """What the reducer does to the gradients of a backward. It divides first, which matters for halves only; a sum that
+    is divided starts earlier, and what uses the gradient divides."""
+    if module._comm_hooks or module._delay_all_reduce_params:
+        refuse("backward", "its module has a communication hook")
+    if module.find_unused_parameters and not module.static_graph:
+        refuse("backward", "its module looks for unused parameters, which may differ between ranks")
+    group = module.process_group
+    share = 1 / dist.get_world_size(group)
+    for leaf in leaves:
+        grad = leaf.grad.data  # type: ignore[union-attr]
+        early = grad.dtype is torch.float16
+        if early:
+            grad.mul_(share)
+        order = sorted(range(grad.dim()), key=grad.stride, reverse=True)
+        all_reduce(grad.permute(order), group=group)
+        if not early:
+            grad.mul_(share)
 
 
 def inside_ddp_forward(self: DistributedDataParallel) -> AbstractContextManager[None]:

@@ -5,7 +5,7 @@ dist.all_reduce(x)        `collective_polyfills.all_reduce`
 fc.all_reduce(x, ...)     its Python code is interpreted, as if torch were tracing it
 dist.isend(x, 1)          `collective_polyfills.isend`; breaks the graph if nothing waits before it ends
 dist.barrier()            breaks the graph: it orders effects, which come after the region
-ddp(x)                    its module's forward; the reducer is told of it behind the region
+ddp(x)                    its module's forward (`data_parallel.py`)
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from kiln.capture.interpreter.breaks import PastStep, UnsupportedCall
+from kiln.capture.interpreter.builtins.data_parallel import forwarded
 from kiln.capture.interpreter.builtins.polyfilled import interpreted
 from kiln.capture.interpreter.core import HANDLERS, Args, CaptureState, Handler, Kwargs, Value, handles
 from kiln.capture.interpreter.data_values import past_step
-from kiln.capture.interpreter.effects import CallEffect
 from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.process_group import ProcessGroupObject, asked, rank_in
-from kiln.runtime import data_parallel, process_groups
+from kiln.runtime import process_groups
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.process_groups import Facts
 from kiln.support.records import dataclass
@@ -178,11 +178,6 @@ def refuse(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 def barrier(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     raise UnsupportedCall(function="barrier", why="the effects in front of it come after the region")
-
-
-def forwarded(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    s.effects.note(CallEffect(s.wrap(data_parallel.forwarded, None), tuple(args)))
-    return Constant(None)
 
 
 def is_initialized(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:

@@ -19,6 +19,7 @@ from typing import final
 import torch
 
 from kiln.capture.interpreter.breaks import UnsupportedAttribute, UnsupportedCall
+from kiln.capture.interpreter.builtins.data_parallel import Replicas
 from kiln.capture.interpreter.builtins.leaf_hooks import HOOKS, HookedBackward, LeafHooks, is_hookable
 from kiln.capture.interpreter.builtins.torch_functions import NONE
 from kiln.capture.interpreter.core import Args, CaptureState, Codegen, Handler, Kwargs, Value, handles
@@ -39,7 +40,7 @@ from kiln.graph.trace.fake import FakeTensor, is_wrapped
 from kiln.graph.trace.gradients import accumulated_gradients
 from kiln.graph.trace.history import leaves_behind, reaches_behind_inputs
 from kiln.graph.trace.inputs import InputRecord
-from kiln.native._executor import is_observed_leaf
+from kiln.native._executor import leaf_observers
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import AttrSource, GradSource
 from kiln.support.records import dataclass
@@ -251,8 +252,13 @@ def run_backward(s: CaptureState, roots: list[Value], tangents: Value | None, gi
     gradients = s.part(LeafGradients)
     hooks = [gradients.hooks.get(id(leaf.fake), LeafHooks(leaf, None, None)) for leaf in targets]
     called = any(hooks_.gradient is not None or hooks_.accumulated is not None for hooks_ in hooks)
-    hooked = HookedBackward(s, running_frame(s), here(s), hooks if called else ())
-    if called and not all(is_hookable(leaf.fake) for leaf in targets):
+    reductions = s.part(Replicas).reductions(targets)
+    for replica in reductions:
+        if why := "its gradients have hooks or a graph" if create or called else replica.why_not(targets):
+            raise unsupported(f"{why}, and they are reduced over ranks")
+    ordered = called or bool(reductions)
+    hooked = HookedBackward(s, running_frame(s), here(s), hooks if ordered else ())
+    if ordered and not all(is_hookable(leaf.fake) for leaf in targets):
         raise unsupported("a tensor that gets a gradient has a hook, and another is of a subclass")
     with hooked.running() as order:
         record(
@@ -265,6 +271,8 @@ def run_backward(s: CaptureState, roots: list[Value], tangents: Value | None, gi
             {},
         )
     note_accumulated(s, targets, before)
+    for replica in reductions:
+        replica.reduce(hooked, targets, order)
     hooked.call_accumulated(order, gradients.pending, create)
     return NONE
 
@@ -303,7 +311,7 @@ def accept(s: CaptureState, leaf: Tensor) -> Tensor:
     if leaf.source is None or not leaf.fake.is_leaf or not leaf.original.is_leaf or not leaf.fake.requires_grad:
         raise unsupported("it stores gradients on tensors outside of the region")
     if id(leaf.fake) not in gradients.hooks:
-        if is_observed_leaf(leaf.original):
+        if leaf_observers(leaf.original) > s.part(Replicas).observers(leaf.original):
             raise unsupported("the node that accumulates the gradient of a tensor has a hook")
         gradients.hooks[id(leaf.fake)] = LeafHooks(leaf, *[hooks_of(s, leaf, name) for name in HOOKS])
     return leaf
