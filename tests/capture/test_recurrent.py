@@ -53,3 +53,25 @@ def test_packed_sequences_break_at_three_calls_whatever_their_lengths() -> None:
         torch.testing.assert_close(compiled(x, given), model(x, given))
     report = compiled.report()
     assert report.eager == 0 and report.compiles <= 8 and {found.code for found in report.breaks} == {"KILN1002"}
+
+
+class Residual(torch.nn.Module):
+    def __init__(self, cls: type[torch.nn.Module]) -> None:
+        super().__init__()
+        self.layer = cls(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)[0] + x  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("cls", [torch.nn.RNN, torch.nn.GRU, torch.nn.LSTM])
+def test_equal_blocks_with_a_recurrent_layer(cls: type[torch.nn.Module]) -> None:
+    """Its weak references to its weights have no `__dict__`."""
+    model = torch.nn.Sequential(*[Residual(cls) for _ in range(4)])
+    compiled = kiln.compile(model, options={"cache": False})
+    for size in (2, 3):
+        x = torch.randn(5, size, 4)
+        torch.testing.assert_close(compiled(x), model(x))
+    assert not kiln.report_of(compiled).eager_reasons
+    model[1].layer = cls(4, 4)
+    torch.testing.assert_close(compiled(x), model(x))

@@ -210,13 +210,17 @@ def _probed(op: OpOverload, args: Args, kwargs: Named, default: torch.dtype) -> 
 def _with_other_values(op: OpOverload, args: Args, kwargs: Named, accepted: int) -> list[object]:
     """Results for other numbers in the tensors than the integer `accepted`, without what the op refuses.
 
-    Other integers are tried on the CPU only.
+    Other integers are tried on the CPU only, and not with ops that users do not call: their kernels use what other
+    kernels have made as indices, unchecked.
     """
+    name = op.name()
+    internal = "backward" in name or (name.startswith("aten::_") and name != "aten::_pack_padded_sequence")
     given = [leaf for leaf in (*_flat(args), *_flat(kwargs)) if isinstance(leaf, TensorSpec)]
     trials: list[tuple[int, int | None]] = []
     if any(spec.dtype.is_floating_point or spec.dtype is torch.bool for spec in given):
         trials += [(accepted, 0), (accepted, 1)]
-    if any(_is_integral(spec.dtype) for spec in given) and all(spec.device == CPU for spec in given):
+    integral = any(_is_integral(spec.dtype) for spec in given) and not internal
+    if integral and all(spec.device == CPU for spec in given):
         trials += [(integer, None) for integer in OTHER_INTEGERS if integer != accepted]
     found = []
     with torch.no_grad():

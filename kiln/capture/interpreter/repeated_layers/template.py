@@ -24,7 +24,7 @@ from kiln.capture.guards.collector import GuardCollector
 from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.repeated_layers.recorded_call import RecordedCall
 from kiln.capture.interpreter.variables.mapping import ABSENT, Dict, dict_get
-from kiln.capture.interpreter.variables.object import Object
+from kiln.capture.interpreter.variables.object import Object, plain_dict
 from kiln.capture.interpreter.variables.tensor import Tensor
 from kiln.native import _frames
 from kiln.runtime.guards.constant import is_constant
@@ -207,7 +207,7 @@ def add_presence_guards(s: CaptureState, guards: GuardCollector, path: Source, v
     original: object = value.original  # type: ignore[attr-defined]
     guards.add(path, GuardKind.TYPE_IS, s.reference(type(original)))
     if isinstance(value, Object):
-        content = object.__getattribute__(value.original, "__dict__")
+        content = plain_dict(value.original)
         for name in value.attrs:
             if name in content:
                 guards.add(DictAttrSource(path, name), GuardKind.TYPE_IS, s.reference(type(content[name])))
