@@ -69,3 +69,14 @@ def test_other_numbers_are_tried_with_an_integer_that_the_op_takes() -> None:
 def test_sizes_that_data_decide_are_not_tried(op: Any) -> None:
     with pytest.raises(DataDependentOp):
         fallback_handler(op)
+
+
+def test_internal_operators_get_no_indices_made_up() -> None:
+    """Their kernels write where the integers say, unchecked."""
+    cpu = torch.device("cpu")
+    numbers, weight = (
+        [spec(torch.int64, size, device=cpu) for size in (8, 3, 0, 3, 3)],
+        spec(torch.float32, 3, 3, device=cpu),
+    )
+    found = probed(torch.ops.aten._embedding_bag_backward.default, (weight, *numbers, 5, False, 0, False, None), ())
+    assert found == spec(torch.float32, 5, 3, device=cpu)

@@ -53,10 +53,11 @@ def flat_classes(s: CaptureState, classes: Value, function: str) -> Iterator[typ
             classes.constant(s)
         s.guard(classes.source, GuardKind.IS, s.reference(classes.original))
         yield from options(s, classes.original, function)
-    elif isinstance(classes, Constant) and not isinstance(classes.constant(s), type):
-        raise s.error(TypeError, f"{function}() arg 2 must be {NO_CLASS[function]}")
     else:
-        yield classes.constant(s)
+        found = classes.constant(s)
+        if not isinstance(found, type):
+            raise s.error(TypeError, f"{function}() arg 2 must be {NO_CLASS[function]}")
+        yield found
 
 
 def options(s: CaptureState, alias: object, function: str) -> Iterator[type]:
