@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 import kiln
 
@@ -100,3 +102,37 @@ def test_hooks_that_change() -> None:
     check()
     first.register_forward_hook(lambda m, a, out: out * 5)
     check()
+
+
+class Probe(nn.Module):
+    """Registers hooks in each call and removes them; others stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.layer.register_forward_hook(lambda m, a, out: out * 2)
+        self.layer.register_forward_hook(lambda m, a, k, out: out * 3, with_kwargs=True)
+        self.layer.register_forward_hook(lambda m, a, out: out - 1, always_call=True)
+
+    def forward(self, x: Tensor) -> Any:
+        seen: list[Tensor] = []
+        first = self.layer.register_forward_hook(lambda m, a, out: out + 1, prepend=True)
+        with self.layer.register_forward_pre_hook(lambda m, a: seen.append(a[0])):
+            y = self.layer(x)
+        first.remove()
+        return y + self.layer(x), seen, first.id in self.layer._forward_hooks, len(self.layer._forward_pre_hooks)
+
+
+def test_hooks_of_one_call_are_one_variant() -> None:
+    """Torch numbers its handles in `RemovableHandle.next_id`, which differs at each call."""
+    model = Probe()
+    compiled = kiln.compile(model, backend="eager", fullgraph=True, options=OPTIONS)
+    x = torch.randn(2, 4)
+    for _ in range(4):
+        before = RemovableHandle.next_id
+        expected = model(x)
+        numbers = RemovableHandle.next_id - before
+        torch.testing.assert_close(compiled(x), expected)
+        assert RemovableHandle.next_id == before + 2 * numbers
+        model.layer.register_forward_hook(lambda m, a, out: out).remove()
+    assert compiled.report().compiles == 1

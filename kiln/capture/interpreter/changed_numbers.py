@@ -1,6 +1,7 @@
 """Numbers that the frame itself changes: they are inputs of the region from the first compile on.
 
-    self.steps += 1          steps is 0 in this call and 1 in the next: a guard on it would hold once
+    self.steps += 1              steps is 0 in this call and 1 in the next: a guard on it would hold once
+    layer.register_forward_hook  torch counts its handles in an attribute of their class
 
 The capture begins again as soon as the guards and the effects of an attempt show such a number.
 """
@@ -12,6 +13,7 @@ from types import CodeType
 
 from kiln.capture.interpreter.core import CaptureState, Effect, Value
 from kiln.capture.interpreter.effects import ContentsEffect
+from kiln.capture.interpreter.variables.class_changes import ClassAttributeEffect
 from kiln.capture.interpreter.variables.function import CellEffect
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import AttributeEffect
@@ -30,7 +32,7 @@ class NumberChanges(Exception):
 def changed_numbers(s: CaptureState) -> set[str]:
     """The texts of the sources of numbers that are part of the guards and that the frame sets to others."""
     texts = SourceTexts()
-    written = {texts.of(source): value for effect in s.effects for source, value in stores(effect)}
+    written = {texts.of(source): value for effect in s.effects for source, value in stores(s, effect)}
     if not written:
         return set()
     guarded = [guard for guard in s.guards.first(len(s.guards)) if guard.kind is GuardKind.EQUALS]
@@ -44,13 +46,17 @@ def differs(new: Value, number: object) -> bool:
     return new.is_constant and type(new.real()) in (int, float) and new.real() != number
 
 
-def stores(effect: Effect) -> Iterator[tuple[Source, Value]]:
+def stores(s: CaptureState, effect: Effect) -> Iterator[tuple[Source, Value]]:
     """What an effect stores in objects from outside, and where."""
     if isinstance(effect, AttributeEffect):
         new = effect.value.attrs.get(effect.name)
         if new is not None and effect.value.source is not None:
             yield AttrSource(effect.value.source, effect.name), new
             yield DictAttrSource(effect.value.source, effect.name), new
+    elif isinstance(effect, ClassAttributeEffect):
+        path = effect.owner.source or s.classes.sources.get(effect.cls)
+        if path is not None:
+            yield AttrSource(path, effect.name), s.classes.changed[effect.cls][effect.name]
     elif isinstance(effect, CellEffect):
         if effect.cell.content is not None and effect.cell.source is not None:
             yield effect.cell.source, effect.cell.content

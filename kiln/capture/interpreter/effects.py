@@ -35,6 +35,9 @@ class Container(Value):
 
     __slots__ = ()
 
+    def truth(self, s: CaptureState) -> bool:
+        return self.length(s) != 0
+
     def emit_contents(self, g: Codegen) -> None:
         """Replace the contents of the object from outside by those it has now."""
         raise NotImplementedError

@@ -42,7 +42,7 @@ def state_of(s: CaptureState, value: Value, name: str) -> object:
         return value.instance_attr(s, name) if not is_slot(value.cls, name) else MISSING
     if isinstance(value, List):
         return list(value.items(s))
-    if isinstance(value, Dict):
+    if isinstance(value, Dict) and not name:
         items = value.items(s)
         return dict(items) if type(items) is dict else MISSING
     if isinstance(value, Cell):

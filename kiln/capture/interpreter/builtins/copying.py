@@ -14,6 +14,7 @@ import kiln.capture.interpreter.polyfills as polyfills
 from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.builtins.functions import attribute
 from kiln.capture.interpreter.builtins.polyfilled import interpret
+from kiln.capture.interpreter.class_lookups import Found
 from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Kwargs, Value, handles
 from kiln.capture.interpreter.native_calls import progress
 from kiln.capture.interpreter.pure import is_written_in_c
@@ -21,6 +22,7 @@ from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.builtin import Builtin, PythonModule, call_unknown
 from kiln.capture.interpreter.variables.class_entries import SLOT
 from kiln.capture.interpreter.variables.classes import Class, can_be_bare
+from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.foreign import is_written
 from kiln.capture.interpreter.variables.function import Function
 from kiln.capture.interpreter.variables.mapping import Dict, Set
@@ -39,6 +41,7 @@ PROTOCOL = (
     "__getnewargs__",
     "__getnewargs_ex__",
 )
+STATE = ("__getstate__", "__setstate__")
 READS = ("__reduce_ex__", "__reduce__", "__getstate__")
 """What copying reads of the original, in this order."""
 
@@ -50,6 +53,8 @@ class Copier:
         self.s = s
         self.deep = deep
         self.made: dict[int, Value] = {}
+        self.originals: list[Value] = []
+        """Kept, so that their `id`s stay taken."""
         self.storages: set[int] = set()
         """Of the tensors that were copied."""
 
@@ -59,6 +64,7 @@ class Copier:
     def copy(self, value: Value) -> Value:
         if value.is_constant or isinstance(value, ATOMIC):
             return value
+        self.originals.append(value)
         known = self.made.get(id(value))
         if known is None:
             known = self.made[id(value)] = self._copy(value)
@@ -82,6 +88,7 @@ class Copier:
             made.factory = value.factory
             for token, (key, item) in value.items(s).items():
                 made.items(s)[token] = self.inner(key), self.inner(item)
+            made.attrs.update((name, self.inner(item)) for name, item in value.attrs.items())
             return made
         if isinstance(value, Set) and self.deep:
             made_set = Set({})
@@ -92,6 +99,9 @@ class Copier:
             return value if value.cls is frozenset else Set(dict(value.in_order(s)), value.cls)
         if isinstance(value, Object):
             return self._instance(value)
+        if type(value) is Tensor and self.deep and value.python_type() is torch.nn.Parameter:
+            data = record(s, "clone", [value.get_attr(s, "data")], {})
+            return s.wrap(torch.nn.Parameter, None).call(s, [data, Constant(value.fake.requires_grad)], {})
         if type(value) is Tensor and self._is_plain(value):
             return record(s, "clone" if self.deep else "detach", [value], {})
         if isinstance(value, NativeObject) and not self.deep and hasattr(value.object, "__copy__"):
@@ -120,7 +130,7 @@ class Copier:
             return s.call_special(value, special, [Dict({})] if self.deep else [], {})
         for name in PROTOCOL:
             found = s.classes.lookup(value.cls, name)
-            if found is not None and found[0] not in (object, set):
+            if found is not None and found[0] not in (object, set) and not is_of_state(found):
                 raise UnsupportedCall(function="copy.copy", why=f"{value.type_name()} defines {name}")
         if isinstance(value.native, Set) and is_written(s, value.cls, "__init__"):
             raise UnsupportedCall(function="copy.copy", why=f"a set calls the __init__ of {value.type_name()}")
@@ -135,16 +145,30 @@ class Copier:
         if hooked:
             self._read_copy(made)
         s.guard_type(value)
-        for name in value.instance_names():
-            item = value.instance_attr(s, name)
-            made.attrs[name] = self.inner(item) if item is not None else None
-        for name in slots_of(value):
-            made.attrs[name] = self.inner(value.get_attr(s, name))
+        if any(is_of_state(s.classes.lookup(value.cls, name)) for name in STATE):
+            self._set_state(value, made)
+        else:
+            for name in value.instance_names():
+                item = value.instance_attr(s, name)
+                made.attrs[name] = self.inner(item) if item is not None else None
+            for name in slots_of(value):
+                made.attrs[name] = self.inner(value.get_attr(s, name))
         if value.native is not None:
             native = self._copy(value.native)
             assert isinstance(native, Dict | Set | Sequence)
             made.native = native
         return made
+
+    def _set_state(self, value: Object, made: Object) -> None:
+        """By the `__getstate__` and `__setstate__` of the class, as modules do."""
+        s, (get, set_) = self.s, (is_of_state(self.s.classes.lookup(value.cls, name)) for name in STATE)
+        if not get and slots_of(value):
+            raise UnsupportedCall(function="copy.copy", why=f"{value.type_name()} has slots and a __setstate__")
+        state = self.inner(s.call_special(value, STATE[0], [], {}) if get else value.get_attr(s, "__dict__"))
+        if set_:
+            s.call_special(made, STATE[1], [state], {})
+        elif not s.is_none(state):
+            made.get_attr(s, "__dict__").get_attr(s, "update").call(s, [state], {})
 
     def _read_original(self, value: Object) -> None:
         """The reads that a `__getattribute__` of the program sees; they must give what `object` has."""
@@ -160,6 +184,11 @@ class Copier:
         items = found.items(self.s) if isinstance(found, Dict) else None
         if not isinstance(items, InstanceItems) or items.owner is not made:
             raise UnsupportedCall(function="copy.copy", why=f"{made.type_name()} answers for its state")
+
+
+def is_of_state(found: Found | None) -> bool:
+    """Whether a class attribute is a `__getstate__` or `__setstate__` written in Python."""
+    return found is not None and type(found[1]) is types.FunctionType and found[1].__name__ in STATE
 
 
 def slots_of(value: Object) -> list[str]:

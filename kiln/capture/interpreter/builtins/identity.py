@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import field
 from typing import final
 
+import torch
+
 from kiln.capture.interpreter.breaks import AS_CONSTANT
 from kiln.capture.interpreter.core import (
     MISSING,
@@ -30,6 +32,7 @@ from kiln.capture.interpreter.core import (
 )
 from kiln.capture.interpreter.lifetimes import stale_keys
 from kiln.capture.interpreter.operations import Function2, same
+from kiln.capture.interpreter.variables.tensor import Tensor
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import CallSource, ModuleGlobalSource
 from kiln.support.records import dataclass
@@ -84,7 +87,9 @@ class Address(Value):
             if len(known) > MOST_ADDRESSES or stale_keys(s, known):
                 raise self.unsupported("hash", "an object may be gone, and another one at its address")
             return token
-        if target.is_constant or target.is_torch or real is MISSING:
+        if isinstance(target, Tensor) and isinstance(target.original, torch.nn.Parameter):
+            real = target.original
+        if target.is_constant or real is MISSING:
             raise self.unsupported("hash", "a number from outside may be the address of an object from outside")
         s.guard(target.source, GuardKind.IS, s.reference(real))
         return id(real)  # a key from outside may be this number

@@ -19,7 +19,7 @@ from kiln.capture.interpreter.variables.classes import Class, refuse_finalizer, 
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.deferred_text import text_of
 from kiln.capture.interpreter.variables.iterators import Generator
-from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, dict_iterator, found_at, tokens_of
+from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, dict_iterator, found_at, token_in, tokens_of
 from kiln.capture.interpreter.variables.native_object import PLAIN as BUILT_IN_BASES
 from kiln.capture.interpreter.variables.object import Object, find_attr, new_object
 from kiln.capture.interpreter.variables.sequence import (
@@ -298,7 +298,7 @@ def mapping_proxy(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @method(Dict, DICTS, "pop")
 def dict_pop(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> Value:
-    token = args[0].key(s)
+    token = token_in(s, target, args[0])
     found = target.find(s, token)
     if found is not None:
         del target.change(s)[token]
@@ -327,7 +327,7 @@ def is_last(s: CaptureState, args: Args, kwargs: Kwargs) -> bool:
 
 @method(Dict, DICTS, "setdefault")
 def dict_setdefault(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> Value:
-    found = target.find(s, args[0].key(s))
+    found = target.find(s, token_in(s, target, args[0]))
     if found is not None:
         return found
     value = args[1] if len(args) > 1 else kwargs.get("default", NONE)
@@ -337,8 +337,8 @@ def dict_setdefault(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -
 
 @method(Dict, (OrderedDict,), "move_to_end")
 def move_to_end(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> None:
+    token = token_in(s, target, args[0])
     items = target.change(s)
-    token = args[0].key(s)
     if token not in items:
         raise s.error(KeyError, args[0])
     moved = items.pop(token)

@@ -31,7 +31,7 @@ from kiln.capture.interpreter.core import (
     will_change,
     wraps,
 )
-from kiln.capture.interpreter.effects import Container, note_change
+from kiln.capture.interpreter.effects import Container, emit_attribute, note_change
 from kiln.capture.interpreter.identities import PlainReads
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.hashed_key import HashedKey, is_hashed_by_program, refuse_loud_keys
@@ -73,7 +73,7 @@ class Dict(Container):
     read, so that their keys are not guarded. `counted`: its keys are numbers from a counter, and guarded late.
     """
 
-    __slots__ = ("_found", "_items", "_pending", "_stored", "behind", "cls", "counted", "factory", "original")
+    __slots__ = ("_found", "_items", "_pending", "_stored", "attrs", "behind", "cls", "counted", "factory", "original")
 
     def __init__(
         self,
@@ -92,6 +92,8 @@ class Dict(Container):
         self.factory: Value | None = None
         self.behind: Value | None = None
         """Of a `types.MappingProxyType` made in the frame: the mapping, which has the same items."""
+        self.attrs: dict[str, Value] = {}
+        """Attributes of an `OrderedDict` made in the frame, such as the `_metadata` of `state_dict()`."""
         self.counted = has_counted_keys(source) and all(
             type(key) is int for key in base_of(original).__iter__(original)
         )
@@ -179,8 +181,7 @@ class Dict(Container):
         return items
 
     def get_item(self, s: CaptureState, key: Value, site: CallSite = NOT_RESUMABLE) -> Value:
-        token = key.key(s)
-        found = self.find(s, token)
+        found = self.find(s, token_in(s, self, key))
         if found is not None:
             return found
         if self.factory is not None:
@@ -203,7 +204,7 @@ class Dict(Container):
             note_change(s, self)
             self._pending.append((key, value))
             return
-        token = key.key(s)
+        token = token_in(s, self, key)
         items = self.change(s)
         known = items.get(token)
         items[token] = (known[0] if known else key, value)
@@ -211,10 +212,19 @@ class Dict(Container):
     def del_item(self, s: CaptureState, key: Value, site: CallSite = NOT_RESUMABLE) -> None:
         if self.cls is types.MappingProxyType:
             raise s.error(TypeError, "'mappingproxy' object does not support item deletion")
-        token = key.key(s)
+        token = token_in(s, self, key)
         if self.find(s, token) is None:
             raise s.error(KeyError, key)
         del self.change(s)[token]
+
+    def set_attr(self, s: CaptureState, name: str, value: Value | None, site: CallSite = NOT_RESUMABLE) -> None:
+        made = self.cls is OrderedDict and self.original is None and self.source is None
+        if not made or value is None or s.classes.lookup(self.cls, name) is not None:
+            super().set_attr(s, name, value, site)
+            return
+        s.counters.change()
+        will_change(s, self, name)
+        self.attrs[name] = value
 
     def length(self, s: CaptureState) -> int:
         resolve_stores(s, self)
@@ -225,9 +235,6 @@ class Dict(Container):
             s.guard(self.source, GuardKind.LENGTH, size)
             return size
         return len(self.items(s))
-
-    def truth(self, s: CaptureState) -> bool:
-        return self.length(s) != 0
 
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
         return dict_iterator(s, self, "keys")
@@ -264,6 +271,8 @@ class Dict(Container):
             g.make(None, g.state.classes.written(self.cls))
         g.remember(self)
         self.emit_fill(g)
+        for name, attr in self.attrs.items():
+            emit_attribute(g, self.cls, name, attr)
 
     def emit_fill(self, g: Codegen) -> None:
         """Fill the dict on the stack."""
@@ -330,7 +339,19 @@ def found_at(s: CaptureState, mapping: Dict, key: Value) -> Value | None:
         constant = all(map(is_constant, tokens)) and len(numbers) <= MOST_COMPARED
         if constant and not any(s.model.equal(s, key, s.const(number)) for number in numbers):
             return None
-    return mapping.find(s, key.key(s))
+    return mapping.find(s, token_in(s, mapping, key))
+
+
+def token_in(s: CaptureState, mapping: Dict, key: Value) -> Token:
+    """The token of a key. A number of a new hook, which is an input of the region, differs from the keys there are."""
+    if not key.is_torch or key.python_type() is not int or not has_counted_keys(mapping.source):
+        return key.key(s)
+    guard_keys(s, mapping)
+    items = mapping.items(s)
+    if len(items) > MOST_COMPARED:
+        return key.key(s)
+    equal = (token for token, (known, _) in items.items() if s.model.equal(s, key, known))
+    return next(equal, key)
 
 
 MOST_COMPARED = 32
@@ -492,9 +513,6 @@ class Set(Container):
             s.guard(self.source, GuardKind.LENGTH, len(self.original))
             return len(self.original)
         return len(self._items)
-
-    def truth(self, s: CaptureState) -> bool:
-        return self.length(s) != 0
 
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
         keys = dict(self.in_order(s))

@@ -566,9 +566,10 @@ def find_attr(s: CaptureState, value: Value, name: str, site: CallSite = NOT_RES
 
 def attr_of_container(s: CaptureState, value: Value, name: str) -> Value | None:
     """From the instance dict of a container (OrderedDict)."""
+    made = value.attrs.get(name) if isinstance(value, Dict) else None
     content = getattr(value.real(), "__dict__", None) if value.python_type().__dictoffset__ else None
     if type(content) is not dict or name not in content:
-        return None
+        return made
     return s.wrap(content[name], DictAttrSource(value.source, name) if value.source is not None else None)
 
 
