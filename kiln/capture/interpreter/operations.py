@@ -634,6 +634,9 @@ def concatenate(s: CaptureState, left: Value, right: Value) -> Value | None:
     assert isinstance(left, Sequence)
     if not isinstance(right, Sequence) or isinstance(left, List) != isinstance(right, List):
         return None
+    if left.cls is right.cls is tuple and isinstance(left, Tuple) and left._items is None and left.truth(s):
+        added = right.items(s)
+        return left.extended(added) if added else left
     if left.cls is right.cls is tuple and not (left.items(s) and right.items(s)):
         return right if not left.items(s) else left
     items = [*left.items(s), *right.items(s)]
@@ -675,8 +678,7 @@ def extend_in_place(s: CaptureState, left: Value, right: Value) -> Value | None:
     reflected = s.classes.lookup(right.python_type(), "__radd__")
     if left.cls is list and reflected is not None and reflected[0] is not torch.Size:
         return None
-    items = listed(s, right)
-    left.change(s).extend(items)
+    left.extend(s, listed(s, right))
     return left
 
 

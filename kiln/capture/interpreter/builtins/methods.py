@@ -165,8 +165,7 @@ methods(Set, (set,), {
 
 @method(List, (list,), "extend")
 def list_extend(s: CaptureState, target: List, args: Args, kwargs: Kwargs) -> None:
-    items = listed(s, args[0])
-    target.change(s).extend(items)
+    target.extend(s, listed(s, args[0]))
 
 
 @method(List, (list,), "__iadd__")

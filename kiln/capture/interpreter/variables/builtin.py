@@ -9,6 +9,7 @@ time.time()          none of these: graph break
 
 from __future__ import annotations
 
+import _thread
 import collections
 import functools
 import sys
@@ -258,7 +259,7 @@ BUILTIN_TYPES = (
 )
 
 
-HELD = (torch.Tensor, list, dict, set, collections.deque)
+HELD = (torch.Tensor, list, dict, set, collections.deque, _thread.LockType, _thread.RLock)
 """Their methods may be bound before the frame: `append = items.append`. So may class methods: `relu = MyReLU.apply`."""
 
 

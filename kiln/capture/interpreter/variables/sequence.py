@@ -2,10 +2,12 @@
 
 x.shape[0]        Tuple of Size, item 0
 out.append(y)     changes the items of the List; if it is from outside, a side effect as well
+states + (y,)     if `states` is from outside, a Tuple with it in `front`: neither its items nor its length are guarded
 """
 
 from __future__ import annotations
 
+import operator
 import types
 from collections.abc import Hashable, Iterator
 from typing import Any, final
@@ -31,9 +33,12 @@ from kiln.support.records import dataclass
 
 
 class Sequence(Value):
-    """A tuple or list of values; items from outside are wrapped when first read."""
+    """A tuple or list of values; items from outside are wrapped when first read.
 
-    __slots__ = ("_items", "_read", "cls", "original")
+    `appended` are new items of a list from outside, or behind the tuple in `front`, that the program has not read.
+    """
+
+    __slots__ = ("_items", "_read", "appended", "cls", "front", "original")
 
     def __init__(
         self, items: list[Value] | None, cls: type, source: Source | None = None, original: Any = None
@@ -41,6 +46,8 @@ class Sequence(Value):
         self._items = items
         self._read: dict[int, Value] = {}
         """Items from outside that were read alone."""
+        self.appended: list[Value] = []
+        self.front: Sequence | None = None
         self.cls = cls
         self.source = source
         self.original = original
@@ -103,11 +110,30 @@ class Sequence(Value):
         return self._outside_length(s) if self._items is None else len(self._items)
 
     def truth(self, s: CaptureState) -> bool:
+        if self._items is None and self.appended:
+            return True
+        if self._items is None and self.source is not None and self.original:
+            s.guard_type(self)  # that there is a first item
+            s.guard(ItemSource(self.source, 0), GuardKind.TYPE_IS, s.reference(type(self.original[0])))
+            return True
         return self.length(s) != 0
+
+    def _from_end(self, s: CaptureState, index: int) -> Value | None:
+        """The item at a negative index, without a guard on the length."""
+        index += len(self.appended)
+        if index >= 0:
+            return self.appended[index]
+        outside = self.front or self
+        if outside.source is None or outside.original is None or index < -len(outside.original):
+            return None
+        s.guard_type(outside)
+        return outside._item(s, index)
 
     def get_item(self, s: CaptureState, key: Value, site: CallSite = NOT_RESUMABLE) -> Value:
         index = as_index(s, key)
         if self._items is None and type(index) is int:
+            if index < 0 and (found := self._from_end(s, index)) is not None:
+                return found
             length = self.length(s)
             if self._items is None and -length <= index < length:
                 return self._item(s, index % length)
@@ -120,8 +146,7 @@ class Sequence(Value):
             whole = self.cls is tuple and len(cut) == len(items) and index.step in (None, 1)
             return self if whole else self.sibling(cut)
         try:
-            found: Value = items[index]
-            return found
+            return items[index]  # type: ignore[no-any-return]
         except IndexError as error:
             text = str(error).replace("list", self.cls.__name__, 1)
             raise s.error(IndexError, text) from None
@@ -155,10 +180,27 @@ class Tuple(Sequence):
     ) -> None:
         super().__init__(items, cls, source, original)
 
+    def extended(self, items: list[Value]) -> Tuple:
+        """`self + items`, where this one is from outside and was not read."""
+        made = Tuple(None)
+        made.front, made.appended = self.front or self, [*self.appended, *items]
+        return made
+
+    def _load(self, s: CaptureState) -> list[Value]:
+        return super()._load(s) if self.front is None else [*self.front.items(s), *self.appended]
+
+    def length(self, s: CaptureState) -> int:
+        if self._items is None and self.front is not None:
+            return self.front.length(s) + len(self.appended)
+        return super().length(s)
+
     def key(self, s: CaptureState) -> Token:
         return tuple([item.key(s) for item in self.items(s)])
 
     def emit(self, g: Codegen) -> None:
+        if self._items is None and self.front is not None:
+            g.make(self, operator.add, self.front, Tuple(self.appended))
+            return
         items = self.items(g.state)
         if self.cls is tuple:
             for item in items:
@@ -178,13 +220,12 @@ class Tuple(Sequence):
 
 @final
 class List(Sequence, Container):
-    """A list; `appended` are new items of a list from outside that the program has not read."""
+    """A list."""
 
-    __slots__ = ("appended",)
+    __slots__ = ()
 
     def __init__(self, items: list[Value] | None, source: Source | None = None, original: Any = None) -> None:
         super().__init__(items, list, source, original)
-        self.appended: list[Value] = []
 
     def append(self, s: CaptureState, item: Value) -> None:
         """Without a guard on the length, so that a growing log does not recompile."""
@@ -194,6 +235,13 @@ class List(Sequence, Container):
             self.appended.append(item)
         else:
             self.change(s).append(item)
+
+    def extend(self, s: CaptureState, items: list[Value]) -> None:
+        if self._items is not None:
+            self.change(s).extend(items)
+            return
+        for item in items:
+            self.append(s, item)
 
     def _load(self, s: CaptureState) -> list[Value]:
         items = super()._load(s)
