@@ -149,7 +149,7 @@ SCHEDULERS: dict[str, tuple[Callable[[optim.Optimizer], Any], int]] = {
     "chained": (lambda o: L.ChainedScheduler([L.ConstantLR(o, 0.1, 9), L.ExponentialLR(o, 0.9)], o), 2),
     "warm-up, then cosine": (
         lambda o: L.SequentialLR(o, [L.LinearLR(o, 0.1, 1, 9), L.CosineAnnealingLR(o, 31)], [9]),
-        4,
+        3,
     ),
 }
 

@@ -726,7 +726,7 @@ def write_argument(head: Assembler, writer: CodeWriter, record: InputRecord) -> 
         head.const(number_tensor)
         write_number(head, writer, record.given)
         head.call(1)
-    elif record.is_negated:
+    elif record.offset:
         assert isinstance(record.spec, ScalarSpec)
         write_number(head, writer, record.spec.value)
     else:

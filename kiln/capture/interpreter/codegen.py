@@ -60,7 +60,7 @@ class CodeWriter:
         self._building: set[int] = set()
         self._count = 0
         self._number_sources: dict[object, Source] | None = None
-        self._negated: set[object] = set()
+        self._offsets: dict[object, int] = {}
         self.in_front: dict[str, str] = {}
         """The temporaries of numbers that are computed in front of the region, by their names."""
 
@@ -129,13 +129,13 @@ class CodeWriter:
         if self._number_sources is None:
             records = self.state.recorder.inputs
             self._number_sources = number_sources(records)
-            self._negated = {record.spec.value for record in records if record.is_negated}  # type: ignore[union-attr]
+            self._offsets = {record.spec.value: record.offset for record in records if record.offset}  # type: ignore[union-attr]
         if isinstance(value, Given | Symbol):
             source = self._number_sources.get(value)
             if source is None:
                 self._data_number(value)
-            elif value in self._negated:
-                self.body.const(operator.neg).op("LOAD_FAST", self.loaded(source)).call(1)
+            elif value in self._offsets:
+                self.body.const(operator.add).op("LOAD_FAST", self.loaded(source)).const(self._offsets[value]).call(2)
             else:
                 self.body.op("LOAD_FAST", self.loaded(source))
         elif isinstance(value, Real) and value.op in BRANCHES:

@@ -7,7 +7,7 @@ x: f32[s0, 128]     =>     x: tensor sizes [*, 128], strides [128, 1]
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -20,7 +20,6 @@ from kiln.runtime.guards.guard import Guard, GuardKind, ShapeRelation, tensor_ex
 from kiln.runtime.guards.source import FormulaSource, LocalSource, SizeSource, Source, StrideSource
 from kiln.support.location import Location
 from kiln.symbolic import Symbol
-from kiln.symbolic.node import LARGEST
 from kiln.symbolic.policy import read_marks, require_open
 from kiln.tensor.spec import ScalarSpec, TensorSpec
 
@@ -35,12 +34,12 @@ def finish_guards(s: CaptureState) -> list[Guard]:
         tensor_guard(s, tensor, specs[id(tensor.fake)], names)
     for tensor in tensors:
         stride_guards(s, tensor, specs[id(tensor.fake)], names)
-    negated = number_guards(s, names)
+    offsets = number_guards(s, names)
     computed = computed_symbols(s.recorder.inputs)
     for guard in s.recorder.env.guards:
         if not computed.isdisjoint(guard.relation.free_symbols()):
             continue  # transformed code asks
-        relation(s, in_terms_of_sources(str(guard.relation), negated), names, guard.location)
+        relation(s, in_terms_of_sources(str(guard.relation), offsets), names, guard.location)
     alias_guards(s)
     guard_lookups(s)
     return s.guards.finish()
@@ -52,17 +51,19 @@ def computed_symbols(records: Iterable[InputRecord]) -> set[Symbol]:
     return {spec.value for spec in specs if isinstance(spec, ScalarSpec) and isinstance(spec.value, Symbol)}
 
 
-def in_terms_of_sources(text: str, negated: Collection[str]) -> str:
-    """A relation in which the names of these symbols stand for what the caller passes, which has the other sign."""
-    return re.sub(r"\bs\d+\b", lambda match: f"(-{match[0]})" if match[0] in negated else match[0], text)
+def in_terms_of_sources(text: str, offsets: Mapping[str, int]) -> str:
+    """A relation in which the names of these symbols stand for what the caller passes, without the offset."""
+    return re.sub(
+        r"\bs\d+\b", lambda match: f"({match[0]} + {offsets[match[0]]})" if match[0] in offsets else match[0], text
+    )
 
 
-def number_guards(s: CaptureState, names: dict[str, Source]) -> set[str]:
-    """Integer inputs keep their sign and fit 64 bits; a float whose value was read is guarded to be equal.
+def number_guards(s: CaptureState, names: dict[str, Source]) -> dict[str, int]:
+    """Integer inputs are within their offset and 64 bits; a float whose value was read is guarded to be equal.
 
-    Returns the names of the symbols that stand for numbers below zero.
+    Returns the offsets by the names of the symbols that have one.
     """
-    negated = set[str]()
+    offsets = dict[str, int]()
     for record in s.recorder.inputs:
         if record.is_drawn:
             continue
@@ -73,11 +74,11 @@ def number_guards(s: CaptureState, names: dict[str, Source]) -> set[str]:
             assert isinstance(record.spec, ScalarSpec) and isinstance(record.spec.value, Symbol)
             name = record.spec.value.name
             names[name] = record.source
-            if record.is_negated:
-                negated.add(name)
-            bounds = f"{-LARGEST} <= {name} <= -1" if record.is_negated else f"0 <= {name} <= {(1 << 63) - 1}"
+            if record.offset:
+                offsets[name] = record.offset
+            bounds = f"{-record.offset} <= {name} <= {(1 << 63) - 1 - record.offset}"
             relation(s, bounds, names, None)
-    return negated
+    return offsets
 
 
 def tensor_guard(s: CaptureState, tensor: RegionInput, spec: TensorSpec, names: dict[str, Source]) -> None:

@@ -253,7 +253,7 @@ class Prologue:
 
 def is_bound(record: InputRecord) -> bool:
     """Whether the guards collect it: not arguments of the function, numbers that become tensors or are computed."""
-    unbound = type(record.source) in (LocalSource, FormulaSource) or record.is_negated
+    unbound = type(record.source) in (LocalSource, FormulaSource) or bool(record.offset)
     return not unbound and record.given is None
 
 

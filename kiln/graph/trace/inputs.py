@@ -34,6 +34,8 @@ from kiln.tensor.spec import ScalarSpec, Spec, TensorSpec
 
 Dims = tuple[DimChoice, ...] | None
 DERIVED = "_DerivedBackward"
+OFFSETS = (0, 1 << 20, 1 << 62)
+"""Of integers: small, so that multiples of expressions fit 64 bits, where that is enough."""
 """The gradient function of an input that is not a leaf, see `InputTable._non_leaf`."""
 
 
@@ -58,8 +60,8 @@ class InputRecord:
     requires_grad: bool = False
     _leaf: FakeTensor | None = None
     used: bool = False
-    is_negated: bool = False
-    """The region takes an integer from outside with the other sign: symbols are not negative."""
+    offset: int = 0
+    """What the region takes an integer from outside increased by: symbols are not negative."""
     is_drawn: bool = False
     """It is drawn at random in front of the region, and differs in each call."""
     kept: bool = False
@@ -189,16 +191,15 @@ class InputTable:
         return self._by_fake.get(id(fake))
 
     def add_scalar(self, value: int, name: str, source: Source) -> InputRecord:
-        """Register an integer as a symbol, which like a size is non-negative: the region takes one below zero with the
-        other sign."""
+        """Register an integer as a symbol, which like a size is non-negative: to one below zero an offset is added, so
+        that it may have either sign in other calls."""
         symbols = self.mode.symbols
-        symbol = symbols.env.create_symbol(abs(value), lo=0)
+        offset = next(power for power in OFFSETS if value + power >= 0)
+        symbol = symbols.env.create_symbol(value + offset, lo=0)
         symbols.env.unbounded.add(symbol)
         spec = ScalarSpec(int, symbol)
         number = cast(torch.SymInt, symbols.sym(symbol))
-        record = InputRecord(name, source, number, None, self.node(name, spec), spec, is_negated=value < 0)
-        if value < 0:
-            symbols.env.assume(rel_lt(0, symbol))
+        record = InputRecord(name, source, number, None, self.node(name, spec), spec, offset=offset)
         self.records.append(record)
         return record
 

@@ -191,7 +191,7 @@ class Recorder:
             raise UnsupportedInput(name=name, reason=f"a {type(value).__name__} cannot be a symbol")
         self._mode.symbolic = True
         record = self.table.add_scalar(value, name, source)
-        return cast(torch.SymInt, -record.fake if record.is_negated else record.fake)  # type: ignore[operator]
+        return cast(torch.SymInt, record.fake - record.offset if record.offset else record.fake)  # type: ignore[operator]
 
     def add_constant(self, real: torch.Tensor) -> torch.Tensor:
         """The fake of a tensor whose values are known at compile time."""
