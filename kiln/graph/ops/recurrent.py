@@ -1,6 +1,7 @@
-"""Recurrent layers that eager leaves to a library on the CPU (`nn.LSTM`): calls, also with gradients.
+"""Recurrent layers that eager leaves to a library: calls, also with gradients.
 
-    output, hy, cy, workspace = kiln.mkldnn_rnn_layer.default(input, w0, w1, w2, w3, hx, cx, ...)
+    output, hy, cy, workspace = kiln.mkldnn_rnn_layer.default(input, w0, w1, w2, w3, hx, cx, ...)    `nn.LSTM` on a CPU
+    output, hy, cy, reserve = kiln_cudnn.layers.default(input, [w0, w1, ...], hx, cx, ...)           any on a GPU
 
 The operator of ATen fills the workspace of its backward only while gradients are enabled, which they are not in a plan:
 ours does. How large the workspace is, only the library knows: for symbolic sizes the backward runs the layer again.
@@ -8,6 +9,7 @@ ours does. How large the workspace is, only the library knows: for symbolic size
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import cast
 
@@ -16,7 +18,8 @@ import torch
 from kiln.graph.ir.node import Argument, Node
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.registry import Results, decompose
-from kiln.symbolic import is_static
+from kiln.plan import recurrent_operators as cudnn
+from kiln.symbolic import Int, is_static
 from kiln.tensor.spec import TensorSpec
 
 TENSORS = 7
@@ -68,3 +71,53 @@ def mkldnn_rnn_layer_backward(e: Emit, *args: Results) -> Results:
     if workspace.tensor.sizes == (0,):
         return e.library(f"kiln.{BACKWARD}", args[:-1], {}, specs)  # type: ignore[arg-type]
     return e.library(f"aten.{BACKWARD}", args, {}, specs)  # type: ignore[arg-type]
+
+
+# cuDNN: all layers in one call. ATen's arguments that a trace of ours never sets have no meaning here.
+
+
+@decompose("_cudnn_rnn.default")
+def cudnn_layers(
+    e: Emit, x: Node, weights: Sequence[Node], stride: int, memory: Node | None, hx: Node, cx: Node | None, mode: int,
+    hidden: Int, projected: int, layers: int, batch_first: bool, dropout: float, train: bool, bidirectional: bool,
+    *rest: object,
+) -> Results:  # fmt: skip
+    state, (steps, batch, _) = hx.tensor.with_sizes(hx.tensor.sizes), x.tensor.sizes
+    output = x.tensor.with_sizes((steps, batch, hidden * (1 + bidirectional)))
+    nothing = e.full(0, (0,), x.tensor.dtype, x.tensor.device)
+    given = [node.tensor for node in (x, *weights, hx)]
+    keeps = train and torch.is_grad_enabled() and all(is_static(size) for spec in given for size in spec.sizes)
+    options = mode, stride == len(BIASES) * 2, keeps, bidirectional
+    tensors = tuple([(spec.dtype, spec.sizes) for spec in given])
+    size = reserve_size(tensors, options, x.tensor.device) if keeps else 0  # type: ignore[arg-type]
+    last = state if cx is not None else x.tensor.with_sizes((0,))
+    reserve = TensorSpec(torch.uint8, (size,), (1,), 0, x.tensor.device)
+    made = e.library(cudnn.LAYERS, (x, list(weights), hx, cx, *options), {}, (output, state, last, reserve))
+    return (*made, nothing)
+
+
+@lru_cache(maxsize=256)
+def reserve_size(
+    tensors: tuple[tuple[torch.dtype, tuple[int, ...]], ...],
+    options: tuple[int, bool, bool, bool],
+    device: torch.device,
+) -> int:
+    """Bytes of what the forward of layers on tensors of these dtypes and sizes keeps for its backward."""
+    x, *weights, hx = [torch.zeros(sizes, dtype=dtype, device=device) for dtype, sizes in tensors]
+    return cudnn.layers(x, weights, hx, torch.zeros_like(hx) if options[0] == cudnn.LSTM else None, *options)[3].numel()
+
+
+@decompose("_cudnn_rnn_backward.default")
+def cudnn_layers_backward(
+    e: Emit, x: Node, weights: Sequence[Node], stride: int, memory: Node, hx: Node, cx: Node | None, output: Node,
+    d_output: Node | None, d_hy: Node | None, d_cy: Node | None, mode: int, hidden: Int, projected: int, layers: int,
+    batch_first: bool, dropout: float, train: bool, bidirectional: bool, sizes: object, state: Node | None,
+    reserve: Node, wanted: Sequence[bool],
+) -> Results:  # fmt: skip
+    specs = [node.tensor.with_sizes(node.tensor.sizes) for node in (x, hx, hx, *weights)]
+    if cx is None:
+        specs[2] = x.tensor.with_sizes((0,))
+    options = mode, stride == len(BIASES) * 2, train, bidirectional
+    call = (x, list(weights), hx, cx, output, d_output, d_hy, d_cy, reserve, *options)
+    dx, dhx, dcx, *d_weights = e.library(cudnn.BACKWARD, call, {}, tuple(specs))
+    return dx, dhx, None if cx is None else dcx, d_weights

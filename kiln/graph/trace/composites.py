@@ -14,7 +14,7 @@ from torch import Tensor
 from kiln.graph.trace.gradients import gradients
 from kiln.graph.trace.log import Target
 from kiln.graph.trace.products import linear, matmul
-from kiln.graph.trace.recurrent_layers import RECURRENT
+from kiln.graph.trace.recurrent_layers import ON_LIBRARY, RECURRENT
 from kiln.graph.trace.resampling import interpolate
 
 
@@ -207,6 +207,7 @@ CHECKED: Mapping[Target, Callable[..., object]] = {
     "istft": istft,
     torch.autograd.grad: gradients,
     torch.tensor: tensor,
+    **ON_LIBRARY,
 }
 """Recorded as these whatever their sizes."""
 

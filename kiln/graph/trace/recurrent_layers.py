@@ -4,6 +4,7 @@
     gru(x: f32[s0, 7, 4], h, weights, ...)           =>    a product for all steps, a cell for each of the 7
     lstm(x: f32[s0, 7, 4], (h, c), weights, ...)     =>    on a CPU one call of oneDNN per layer and direction
 
+On a GPU all layers are one call of cuDNN, as in eager, whatever the sizes; a call each where dropout is between them.
 The order of operations is that of torch. The number of steps is part of the graph.
 """
 
@@ -180,14 +181,73 @@ def onednn_direction(options: Sequence[object]) -> Direction:
     return run
 
 
+MODES: Mapping[Callable[..., State], int] = {torch.rnn_relu: 0, torch.rnn_tanh: 1, torch.lstm: 2, torch.gru: 3}
+"""The numbers of the kinds of layers in cuDNN."""
+
+
+def is_on_cudnn(x: Tensor) -> bool:
+    library = torch.backends.cudnn
+    dtypes = (torch.float32, torch.float16, torch.float64)
+    return x.device.type == "cuda" and x.dtype in dtypes and bool(library.enabled) and library.is_available()
+
+
+def cudnn_layers(
+    mode: int,
+    x: Tensor,
+    states: Sequence[Tensor],
+    params: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    p: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, ...]:
+    """The results of the last layer, then the last states of all layers and directions."""
+    x = x.transpose(0, 1) if batch_first else x
+    if torch.is_autocast_enabled("cuda"):
+        dtype = torch.get_autocast_dtype("cuda")
+        x, states, params = x.to(dtype), [part.to(dtype) for part in states], [part.to(dtype) for part in params]
+    stride, directions = 4 if has_biases else 2, 2 if bidirectional else 1
+    together = 1 if p and train else num_layers
+    last: list[list[Tensor]] = [[] for _ in states]
+    with torch.autocast("cuda", enabled=False):
+        for layer in range(0, num_layers, together):
+            first, end = layer * directions, (layer + together) * directions
+            hx, *cx = [part[first:end] for part in states]
+            x, *made = torch.ops.aten._cudnn_rnn.default(
+                *(dropout(x, p, True) if layer else x, params[first * stride : end * stride], stride, None),
+                *(hx, cx[0] if cx else None, mode, hx.size(2), 0, together),
+                *(False, 0.0, train, bidirectional, [], None),
+            )
+            for parts, part in zip(last, made, strict=False):
+                parts.append(part)
+    results = [parts[0] if together == num_layers else torch.cat(parts) for parts in last]
+    return (x.transpose(0, 1) if batch_first else x, *results)
+
+
+def on_cudnn(original: Callable[..., State], other: Callable[..., State]) -> Callable[..., State]:
+    """`original` by cuDNN where eager takes it. Packed sequences and projections are left to `other`."""
+
+    def layers(input: Tensor, hx: Tensor | Sequence[Tensor], params: Sequence[Tensor], *options: object) -> State:
+        is_packed = isinstance(params, Tensor) or (original is torch.lstm and isinstance(hx, Tensor))
+        states = [hx] if isinstance(hx, Tensor) else hx
+        if is_packed or len(options) != OPTIONS or not is_on_cudnn(input) or states[0].size(2) != states[-1].size(2):
+            return other(input, hx, params, *options)
+        return cudnn_layers(MODES[original], input, states, params, *options)  # type: ignore[arg-type]
+
+    return layers
+
+
+ON_LIBRARY: Mapping[Target, Callable[..., object]] = {layers: on_cudnn(layers, layers) for layers in MODES}
 RECURRENT: Mapping[Target, Callable[..., object]] = {
     torch.lstm_cell: lstm_cell,
     torch.gru_cell: cell_of(gru_step),
     torch.rnn_tanh_cell: cell_of(tanh_step),
     torch.rnn_relu_cell: cell_of(relu_step),
-    torch.gru: layers_of(gru_step, torch.gru),
-    torch.rnn_tanh: layers_of(tanh_step, torch.rnn_tanh),
-    torch.rnn_relu: layers_of(relu_step, torch.rnn_relu),
-    torch.lstm: lstm,
+    torch.gru: on_cudnn(torch.gru, layers_of(gru_step, torch.gru)),
+    torch.rnn_tanh: on_cudnn(torch.rnn_tanh, layers_of(tanh_step, torch.rnn_tanh)),
+    torch.rnn_relu: on_cudnn(torch.rnn_relu, layers_of(relu_step, torch.rnn_relu)),
+    torch.lstm: on_cudnn(torch.lstm, lstm),
 }
 """Functions of torch, and the same for symbolic sizes."""

@@ -104,8 +104,9 @@ def _pointwise(facts: KernelFacts, target: Target) -> Tiling:
     if large_size_hint(product(axis.size for axis in units)) < FEWEST_OF_PART:
         chosen, units = (), facts.free_units
     tiled = facts.tile_axes(units)
-    if len(tiled) <= 1 and _is_flat(units, tiled):
-        ordered = tuple(sorted(units, key=lambda axis: axis in tiled))
+    short = [axis for axis in tiled if is_static(axis.size) and axis.size * facts.narrowest_bytes() < SECTOR_BYTES]
+    if len(tiled) - len(short) <= 1 and _is_flat(units, tiled):
+        ordered = tuple(sorted(units, key=lambda axis: (axis in tiled) + (axis in short)))
         size = product(axis.size for axis in ordered)
         warps = 4
         block = _flat_block(facts, size, warps, target)
