@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.utils.checkpoint
@@ -499,3 +500,17 @@ def test_views_of_one_memory_as_arguments(repeats: Any) -> None:
             return torch.cat([*parts, whole])
 
     assert repeats(Caller(*[Strided(CONFIG) for _ in range(4)]).eval(), x()) == 3
+
+
+def test_arrays_of_the_modules(repeats: Any) -> None:
+    """The first block's array was taken for those of the others."""
+
+    class WithArray(Block):
+        def __init__(self, index: int) -> None:
+            super().__init__(CONFIG)
+            self.table = np.full(8, float(index), dtype=np.float32)
+
+        def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+            return super().forward(x) + torch.from_numpy(self.table)
+
+    assert repeats(Stack(*[WithArray(index) for index in range(4)]).eval(), x()) == 0

@@ -1135,3 +1135,40 @@ def test_a_call_set_on_the_class_of_the_compiled_object(cls: type) -> None:
             else:
                 cls.__call__ = original  # type: ignore[method-assign]
         assert_like_eager(compiled, instance, X)
+
+
+class Registry(type):
+    factor = 3
+
+
+class Counted(metaclass=Registry):
+    total = 0
+    items = (1,)
+
+    def read(self, x: torch.Tensor) -> Any:
+        kind = type(self)
+        return x + kind.total, kind.items, type(self).factor, getattr(type(self), "late", -1)
+
+    def count(self, x: torch.Tensor) -> Any:
+        type(self).total = type(self).total + 1
+        return x * type(self).total, self.total
+
+
+def test_attributes_through_the_class_of_an_object() -> None:
+    """`type(o).total` is known by a path through `o`: it was taken for a constant."""
+    counted = Counted()
+    compiled = kiln.compile(lambda x: counted.read(x), backend="eager", options={"cache": False})
+    compiled(X)
+    for owner, name, value in (
+        (Counted, "total", 5), (Counted, "items", (2, 3)), (Registry, "factor", 7), (Counted, "late", 1),
+    ):  # fmt: skip
+        setattr(owner, name, value)
+        assert_like_eager(compiled, lambda x: counted.read(x), X)
+
+
+def test_a_class_counts_its_calls() -> None:
+    counted = Counted()
+    compiled = kiln.compile(lambda x: counted.count(counted.count(x)[0]), backend="eager", options={"cache": False})
+    Counted.total = 0
+    for calls in range(1, 4):
+        assert compiled(X)[1] == Counted.total == 2 * calls

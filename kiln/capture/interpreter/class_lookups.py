@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar, final
 
 import torch
 
-from kiln.runtime.guards.source import ModuleGlobalSource, Source
+from kiln.runtime.guards.source import ModuleGlobalSource, Source, TypeSource
 
 V = TypeVar("V")
 W = TypeVar("W")
@@ -63,6 +63,11 @@ class ClassLookups(Generic[V]):
         """Functions of stand-ins, by `id`."""
         self.unreached: set[type] = set()
         """Classes that no guard covers, for want of a path."""
+
+    def path(self, cls: type) -> Source | None:
+        """The path to a class: as the program named it, or through an instance of it (`type(x).count`)."""
+        instance = self.instances.get(cls)
+        return self.sources.get(cls) or (TypeSource(instance) if instance is not None else None)
 
     def lookup(self, cls: type, name: str) -> Found | None:
         """`name` on the method resolution order of `cls`."""

@@ -518,7 +518,9 @@ class CaptureState:
         cls = value.python_type()
         if not cls.__flags__ & HEAP_TYPE:
             return None
-        return TypeSource(value.source) if value.source is not None else self.classes.sources.get(cls)
+        real = value.real() if value.source is None and issubclass(cls, type) else None
+        source = self.classes.path(real) if isinstance(real, type) else value.source  # of a class: the metaclass
+        return TypeSource(source) if source is not None else self.classes.path(cls)
 
     def class_attr(self, value: Value, name: str, raw: object) -> Value:
         """The value of `raw`, the attribute `name` of the class of `value`, with a source through the class."""
@@ -538,7 +540,7 @@ class CaptureState:
         if name in MADE_WITH_CLASS:
             return cls, None
         if cls in self.classes.made and (outer := self.classes.outer_base(cls, name)) is not None:
-            return outer, self.classes.sources.get(outer)
+            return outer, self.classes.path(outer)
         return cls, base
 
     def class_path(self, base: Source, cls: type, name: str, raw: object) -> Source:

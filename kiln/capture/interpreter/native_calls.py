@@ -339,7 +339,7 @@ class Natives:
         if found is None:
             found = self.classes[id(cls), base] = new_proxy_class(self.state, cls, base, self.enter)
             s = self.state
-            self.values[id(found)] = found, s.wrap(cls, s.classes.sources.get(cls))  # C code may return `type(self)`
+            self.values[id(found)] = found, s.wrap(cls, s.classes.path(cls))  # C code may return `type(self)`
         return found
 
     def construct(self, cls: type, base: type, args: Args, kwargs: Kwargs) -> Object:

@@ -87,7 +87,7 @@ def instance_of(s: CaptureState, value: Value, kind: type, cls: type) -> bool:
         return True
     own = own_check(s, cls, "__instancecheck__")
     if own is not None:
-        return own.call(s, [s.wrap(cls, s.classes.sources.get(cls)), value], {}).truth(s)
+        return own.call(s, [s.wrap(cls, s.classes.path(cls)), value], {}).truth(s)
     if names := data_members(cls):
         return all([attribute(s, value, name) is not None for name in names])
     if registers(cls):
@@ -137,7 +137,7 @@ def issubclass_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 def subclass_of(s: CaptureState, value: Value, kind: type, cls: type) -> bool:
     own = own_check(s, cls, "__subclasscheck__")
     if own is not None:
-        return own.call(s, [s.wrap(cls, s.classes.sources.get(cls)), value], {}).truth(s)
+        return own.call(s, [s.wrap(cls, s.classes.path(cls)), value], {}).truth(s)
     return registered(s, cls, kind) if registers(cls) else issubclass(kind, cls)
 
 
@@ -149,7 +149,7 @@ def own_check(s: CaptureState, cls: type, name: str) -> Value | None:
     found = s.classes.lookup(meta, name)
     if found is None or type(found[1]) is not types.FunctionType or found[1].__globals__.get("__name__") in LIBRARIES:
         return None
-    return s.class_attr(s.wrap(cls, s.classes.sources.get(cls)), name, found[1])
+    return s.class_attr(s.wrap(cls, s.classes.path(cls)), name, found[1])
 
 
 LIBRARIES = frozenset(

@@ -131,9 +131,11 @@ def make_template(s: CaptureState, recorded: RecordedCall) -> CallTemplate:
     collect_objects(s, recorded, made)
     if any(call.kind == "setstate" or gives_numbers(call.result) for call in recorded.calls):
         raise NotRepeatable("it changes a mode of torch or gets a number from a torch call")
-    for record in s.recorder.inputs[recorded.start.inputs : recorded.end.inputs]:
-        if record.real is None and made.paths.number(record.source) is not None:
-            raise NotRepeatable("a number that it reads is an input")
+    tensors = [value for _, value in made.objects if isinstance(value, Tensor)]
+    paired = {id(s.recorder.table.record_of(tensor.fake)) for tensor in tensors}
+    for record in s.recorder.inputs[: recorded.end.inputs]:
+        if id(record) not in paired and made.paths.number(record.source) is not None:
+            raise NotRepeatable("a number or an array that it reads is an input")
     made.tree = make_tree(s, made)
     return made
 

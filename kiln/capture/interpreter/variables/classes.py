@@ -63,7 +63,6 @@ from kiln.runtime.guards.source import (
     ItemSource,
     MroSource,
     Source,
-    TypeSource,
 )
 
 
@@ -155,16 +154,14 @@ class Class(Unique):
         """`__name__`, `__dict__`, `__mro__` and the like, which can be assigned or changed."""
         if name == "__dict__" and self.cls in s.classes.changed:
             raise UnsupportedAttribute(name=name, type=self.type_name(), why="an attribute was set in the frame")
-        path, instance = self._path(s), s.classes.instances.get(self.cls)
-        if path is None and instance is not None and self.cls.__flags__ & HEAP_TYPE:
-            path = TypeSource(instance)
+        path = self._path(s)
         return s.wrap(getattr(self.cls, name), ClassFieldSource(path, name) if path is not None else None)
 
     def _path(self, s: CaptureState) -> Source | None:
         """A path to the class; one that cannot change needs none."""
         if not self.cls.__flags__ & HEAP_TYPE:
             return None
-        return self.source if self.source is not None else s.classes.sources.get(self.cls)
+        return self.source if self.source is not None else s.classes.path(self.cls)
 
     def own_attr(self, s: CaptureState, name: str, raw: Any) -> Value:
         """The attribute `name`, given its entry `raw` in the method resolution order."""
@@ -180,7 +177,7 @@ class Class(Unique):
         if kind is types.BuiltinFunctionType:
             return s.wrap(getattr(self.cls, name), None)
         if self.cls in s.classes.made and (outer := s.classes.outer_base(self.cls, name)) is not None:
-            return Class(outer, s.classes.sources.get(outer)).own_attr(s, name, raw)
+            return Class(outer, s.classes.path(outer)).own_attr(s, name, raw)
         cache = s.classes.own_attributes
         value = cache.get((self.cls, name))
         if value is None:
@@ -247,7 +244,7 @@ def call_metaclass(s: CaptureState, value: Class, function: types.FunctionType, 
     if issubclass(value.cls, enum.Enum) and value.cls not in s.classes.made and value.cls._member_map_:
         try:
             member = value.cls(*[arg.constant(s) for arg in args])
-            path = value.source or s.classes.sources.get(value.cls)
+            path = value.source or s.classes.path(value.cls)
             if not isinstance(member, value.cls):  # a flag with bits that it does not know, kept as a number
                 return s.wrap(member, None)
             name = vars(member).get("_name_")
@@ -475,7 +472,7 @@ class Super(Value):
         bound = self.bound_class()
         if bound is not None:
             bound.constant(s)
-            base = bound.source or s.classes.sources.get(bound.cls)
+            base = bound.source or s.classes.path(bound.cls)
         else:
             s.guard_type(self.self_)
             base = s.class_source(self.self_)
@@ -528,7 +525,7 @@ def made_path(s: CaptureState, order: tuple[type, ...], first: int, position: in
     """The path to `name` on the class at `position` in the order of a class made in the frame."""
     owner = order[position]
     outer = next((base for base in s.classes.outer_bases(order[0]) if owner in base.__mro__), None)
-    base = s.classes.sources.get(outer) if outer is not None else None
+    base = s.classes.path(outer) if outer is not None else None
     if outer is None or base is None or not owner.__flags__ & HEAP_TYPE:
         return None
     for between in order[first:position]:

@@ -240,7 +240,7 @@ def by_torch_function(s: CaptureState, target: Target, args: Args, kwargs: Kwarg
     if not classes:
         return None
     function = Builtin(getattr(torch.Tensor, target)) if isinstance(target, str) else s.wrap(target, None)
-    kinds = Tuple([s.wrap(value.cls, s.classes.sources.get(value.cls)) for value in classes])
+    kinds = Tuple([s.wrap(value.cls, s.classes.path(value.cls)) for value in classes])
     for value in classes:
         override = s.classes.lookup(value.cls, "__torch_function__")
         assert override is not None
@@ -433,7 +433,7 @@ def call_dispatch(s: CaptureState, value: Object, func: OpOverload, args: Args, 
     override = s.classes.lookup(value.cls, "__torch_dispatch__")
     assert override is not None
     bound = s.model.bound_attr(s, value, "__torch_dispatch__", override[1], NOT_RESUMABLE)
-    kinds = Tuple([s.wrap(value.cls, s.classes.sources.get(value.cls))])
+    kinds = Tuple([s.wrap(value.cls, s.classes.path(value.cls))])
     return unwatched(s, bound, [Builtin(func), kinds, Tuple(args), named(s, kwargs)])
 
 
