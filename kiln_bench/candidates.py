@@ -10,10 +10,12 @@ from typing import cast, final
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import kiln.api as api
 from kiln.api.exporting import export
 from kiln.packages.loader import load_package
+from kiln.programs.dims import Dim
 from kiln.programs.program import Program
 from kiln.support.optional import load
 from kiln.support.records import dataclass
@@ -70,6 +72,13 @@ def _peer_facts(compiled: object) -> Finding:
     counters = importlib.import_module("torch._dynamo.utils").counters
     breaks = sum(counters["graph_break"].values())
     return {"regions": counters["stats"]["unique_graphs"], "breaks": breaks, "answer": True}
+
+
+def export_by_torch(model: nn.Module, inputs: Mapping[str, object], shapes: object) -> object:
+    """Export a call. Of `shapes` it understands dicts of `Dim.AUTO`."""
+    auto = torch.export.Dim.AUTO
+    theirs = pytree.tree_map(lambda leaf: auto if leaf == Dim.AUTO else leaf, shapes)
+    return torch.export.export(model, (), dict(inputs), dynamic_shapes=theirs)
 
 
 def _import_kiln() -> None:

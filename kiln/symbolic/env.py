@@ -95,6 +95,8 @@ class ShapeEnv:
         """Where data decide, whether rules take the likely answer, which the compiled code checks."""
         self.taken: list[ShapeGuard] | None = None
         """What an export takes for granted of layouts, without a guard (`generic_layouts.py`)."""
+        self.in_store = False
+        """Whether torch stores into a part of a tensor: a size that is 1 is broadcast like any other."""
         self.unbounded: set[Symbol] = set()
         """Symbols for numbers of the caller, which may be of any size."""
         self.conditional: set[Symbol] = set()

@@ -257,7 +257,12 @@ class SymNode:
         return float(specialise_real(self.env, value, self.where()))  # type: ignore[arg-type]
 
     def guard_bool(self, file: object = "", line: int = 0) -> bool:
-        return decide_truth(self.env, self._truth(), self.where())
+        truth = self._truth()
+        if self.env.in_store and isinstance(truth, Relation) and truth.kind != "le":
+            differ = truth.kind == "ne"
+            if self.env.known(truth) is None and has_hints(self.env, truth) and hinted_truth(self.env, truth) == differ:
+                return differ
+        return decide_truth(self.env, truth, self.where())
 
     def guard_or_false(self, file: object = "", line: int = 0) -> bool:
         return self._guard_or(False)

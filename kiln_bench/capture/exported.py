@@ -1,5 +1,8 @@
 """A model of the suite `capture` as a program: exported, saved, and run in a process that has only the file.
 
+    exported = ExportedModel(model, "kiln", free=True)        sizes of batches and sequences are free
+    exported.results([inputs, more_rows])                     what the other process gets, or why it refuses the sizes
+
     python -m kiln_bench.capture.exported net.kp inputs.pt results.pt transformers.models.bert.modeling_bert
 
 The module is imported because the classes of results are those of the library. Caches of keys and values are
@@ -12,16 +15,21 @@ import importlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import time
 from pathlib import Path
+from typing import final
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from kiln.api.exporting import export
+from kiln.programs.dims import Dim
 from kiln.programs.file_reader import load_program
+from kiln.support.errors import KilnError
 from kiln.support.optional import load_required
+from kiln_bench.candidates import export_by_torch
+from kiln_bench.capture.inputs import Inputs
 
 SEED = 3
 
@@ -39,25 +47,52 @@ def name_caches() -> None:
         )
 
 
-def exported(model: nn.Module) -> Callable[..., object]:
-    """A function that exports a call of `model`, and returns what another process gets from the saved program.
+def free_sizes(inputs: Inputs) -> object:
+    """`dynamic_shapes` of a call: rows of tensors, and columns of those with numbers of tokens, may change."""
 
-    It raises KilnError if the call is not one whole program, and RuntimeError if the other process fails.
+    def of(value: object) -> object:
+        if not isinstance(value, torch.Tensor):
+            return None
+        return dict.fromkeys(range(min(value.dim(), 1 if value.is_floating_point() else 2)), Dim.AUTO)
+
+    return {name: pytree.tree_map(of, value) for name, value in inputs.items()}
+
+
+@final
+class ExportedModel:
+    """A model that is exported by Kiln, or, to compare how long that takes, by torch.
+
+    `seconds`: processor time of the export.
     """
 
-    def run(**inputs: object) -> object:
+    def __init__(self, model: nn.Module, exporter: str, free: bool) -> None:
+        self.model, self.exporter, self.free = model, exporter, free
+        self.seconds = 0.0
+
+    def results(self, calls: list[Inputs]) -> list[object]:
+        """What another process gets from the saved program, for calls whose sizes it does not refuse, else None.
+
+        Raises KilnError if the first call is not one whole program, and RuntimeError if the other process fails.
+        """
         name_caches()
+        shapes = free_sizes(calls[0]) if self.free else None
+        start = time.process_time()
+        if self.exporter != "kiln":
+            export_by_torch(self.model, calls[0], shapes)
+            self.seconds = time.process_time() - start
+            return []
+        program = export(self.model, (), calls[0], dynamic_shapes=shapes)
+        self.seconds = time.process_time() - start
         with tempfile.TemporaryDirectory() as name:
-            program, given, found = [Path(name) / file for file in ("net.kp", "inputs.pt", "results.pt")]
-            export(model, (), inputs).save(program)
-            torch.save(inputs, given)
-            command = [sys.executable, "-m", __name__, *map(str, (program, given, found)), type(model).__module__]
+            saved, given, found = [Path(name) / file for file in ("net.kp", "inputs.pt", "results.pt")]
+            program.save(saved)
+            torch.save(calls, given)
+            command = [sys.executable, "-m", __name__, *map(str, (saved, given, found)), type(self.model).__module__]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise RuntimeError(done.stderr[-400:])
-            return torch.load(found, weights_only=False)
-
-    return run
+            results: list[object] = torch.load(found, weights_only=False)
+            return results
 
 
 def main() -> None:
@@ -65,9 +100,17 @@ def main() -> None:
     importlib.import_module(library)
     name_caches()
     torch.set_num_threads(1)
-    torch.manual_seed(SEED)
-    with torch.no_grad():
-        results = load_program(program, libraries=("transformers",))(**torch.load(given, weights_only=False))
+    run = load_program(program, libraries=("transformers",))
+    results = []
+    for inputs in torch.load(given, weights_only=False):
+        torch.manual_seed(SEED)
+        try:
+            with torch.no_grad():
+                results.append(run(**inputs))
+        except KilnError as refused:
+            if refused.code != "KILN5104" or not results:
+                raise
+            results.append(None)
     torch.save(results, found)
 
 

@@ -3,7 +3,8 @@
     python -m kiln bench --suite capture --models bert,qwen2_vl --json found.jsonl
     python -m kiln bench --suite capture --shard 0/8 --json found.jsonl            goes on where the file ends
     python -m kiln bench --suite capture --against torch.compile --models llava
-    python -m kiln bench --suite capture --modes export --against eager            programs in processes of their own
+    python -m kiln bench --suite capture --modes export --against ""               programs in processes of their own
+    python -m kiln bench --suite capture --modes free --against torch.export       the same with free sizes, and times
 
 Models have small random configs (`architectures.py`), a process and a time limit each. The table has shares by mode;
 below it stand the reasons of breaks and the differences, most frequent first.
@@ -20,6 +21,7 @@ import warnings
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import cast
 
 import torch
@@ -139,13 +141,34 @@ def table(found: list[CaptureFinding]) -> list[str]:
         lines.append(
             f"{candidate:14} {mode:7}{len(rows):8}{share(counts['equal'], rows):>9}{share(graphs, rows):>11}"
             f"{counts['wrong']:7}{counts['error']:7}{sum([row.get('first_seconds', 0.0) for row in rows]):9.1f}"
-            f"{sum([row['eager_seconds'] for row in rows]):9.1f}"
+            f"{sum([row.get('eager_seconds', 0.0) for row in rows]):9.1f}"
         )
     for outcome in ("not built", "skipped", "timeout", "crash"):
         names = dict.fromkeys([row["name"] for row in found if row["outcome"] == outcome])
         if names:
             lines.append(f"{outcome}: {len(names)} classes")
-    return lines + reasons(found)
+    return lines + export_times(found) + reasons(found)
+
+
+def export_times(found: list[CaptureFinding]) -> list[str]:
+    """Processor time of Kiln's exports beside torch's, where both succeed, and the other sizes that are taken."""
+    done = {(row["name"], row["mode"], row["candidate"]): row for row in found if row["outcome"] == "equal"}
+    pairs = [(row, done.get((name, mode, "torch.export"))) for (name, mode, by), row in done.items() if by == "kiln"]
+    both = [
+        (row["export_seconds"], other["export_seconds"]) for row, other in pairs if other and "export_seconds" in row
+    ]
+    lines = []
+    if both:
+        ours, theirs = map(sum, zip(*both, strict=True))
+        lines.append(
+            f"exports of both: {len(both)}, {ours:.1f} s of {theirs:.1f} s, median ratio "
+            f"{median([own / other for own, other in both]):.2f}"
+        )
+    sizes = [row["sizes"] for row, _ in pairs if row.get("mode") == "free"]
+    if sizes:
+        asked, refused = map(sum, zip(*sizes, strict=True))
+        lines.append(f"calls with other sizes: {asked}, of which {refused} are refused")
+    return lines
 
 
 def share(count: int, rows: Sequence[object]) -> str:

@@ -3,7 +3,8 @@
     for finding in trials(subject, "kiln"):  {"mode": "eval", "outcome": "equal", "regions": 1, "breaks": [], ...}
 
 The captured graph itself runs (`backend="eager"`), so that a difference is one of the capture and is exact. Mode
-"export" is Kiln's alone: the saved program runs in another process.
+"export" is the saved program in another process, "free" one that is called with other sizes, too; of torch.export
+only the time is taken.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from kiln.support.optional import load
 from kiln.support.records import dataclass
 from kiln_bench.candidates import peer_graphs
 from kiln_bench.capture.architectures import SIZES, Architecture, small_config
-from kiln_bench.capture.exported import exported
+from kiln_bench.capture.exported import ExportedModel
 from kiln_bench.capture.inputs import Inputs, attempts
 
 MOST_PARAMETERS = 120_000_000
-Mode = Literal["eval", "train", "generate", "export"]
+Mode = Literal["eval", "train", "generate", "export", "free"]
+EXPORTS = ("export", "free")
 NEW_TOKENS = 6
 
 
@@ -49,6 +51,9 @@ class CaptureFinding(TypedDict, total=False):
     breaks: list[list[str]]
     first_seconds: float
     eager_seconds: float
+    export_seconds: float
+    sizes: list[int]
+    """In mode "free": calls with other sizes, and how many of them the program refused."""
 
 
 @final
@@ -104,6 +109,32 @@ def with_inputs(title: str, model: nn.Module, problems: list[str]) -> Subject | 
             continue
         return Subject(title, model, inputs)
     return None
+
+
+def calls_of(subject: Subject, mode: Mode) -> list[Inputs]:
+    """The calls to compare: that with the inputs, and in mode "free" with more rows, and with longer sequences."""
+    tokens = subject.inputs.get("input_ids")
+    shape = (
+        tokens.shape
+        if isinstance(tokens, Tensor)
+        else next((value.shape for value in subject.inputs.values() if isinstance(value, Tensor)), torch.Size())
+    )
+    made = [subject.inputs]
+    for axis in range(min(len(shape), 2)) if mode == "free" else ():
+        longer = {name: repeated(value, shape, axis) for name, value in subject.inputs.items()}
+        try:
+            with torch.no_grad():
+                subject.model(**copy.deepcopy(longer))
+        except Exception:  # eager refuses these sizes
+            continue
+        made.append(longer)
+    return made
+
+
+def repeated(value: object, shape: torch.Size, axis: int) -> object:
+    """Twice a tensor, one after the other, where its sizes begin like `shape` up to `axis`."""
+    is_alike = isinstance(value, Tensor) and value.shape[: axis + 1] == shape[: axis + 1]
+    return torch.cat([value, value], axis) if is_alike else value  # type: ignore[list-item]
 
 
 # ------------------------------------------------------------------------------------------------ results
@@ -229,10 +260,6 @@ def trial(subject: Subject, candidate: str, mode: Mode) -> CaptureFinding:
     def run(called: Callable[..., object], module: nn.Module) -> list[object]:
         if mode == "generate":
             return tokens(called, module, subject.inputs)
-        if mode == "export":
-            seed()
-            with torch.no_grad():
-                return list(leaves(called(**copy.deepcopy(subject.inputs)), set()))
         return results(called, module, subject.inputs, mode)
 
     found: CaptureFinding = {"name": subject.name, "candidate": candidate, "mode": mode}
@@ -242,33 +269,69 @@ def trial(subject: Subject, candidate: str, mode: Mode) -> CaptureFinding:
         found["eager_seconds"] = time.perf_counter() - start
     except Exception as problem:
         return {**found, "outcome": "skipped", "detail": f"{type(problem).__name__}: {problem}"[:300]}
-    compiled: Callable[..., object]
     called = model.forward if mode == "generate" else model
-    if mode == "export":
-        compiled = exported(model)
-    elif candidate == "kiln":
+    if candidate == "kiln":
         compiled = api.compile(called, backend="eager", options={"cache": False})
     else:
         compiled = torch.compile(called, backend="eager")
+
+    def compare() -> str:
+        different = difference(run(compiled, model), expected)
+        if different and mode != "generate" and difference(run(again, again), expected):
+            different = ""  # another call of eager differs too
+        return different
+
+    found |= compared(compare)
+    return {**found, **(kiln_facts(api.report_of(compiled)) if candidate == "kiln" else peer_facts())}
+
+
+def compared(compare: Callable[[], str]) -> CaptureFinding:
+    """What came of a comparison, which says in words what differs."""
+    found: CaptureFinding = {}
     start = time.perf_counter()
     try:
-        ours = run(compiled, model)
+        different = compare()
     except KilnError as problem:
         found |= {"outcome": "refused", "breaks": [[problem.code, str(problem), ""]]}
     except Exception as problem:
         text = "".join(traceback.format_exception(problem)[-4:])
         found |= {"outcome": "error", "detail": f"{type(problem).__name__}: {problem}"[:300] + "\n" + text[-900:]}
     else:
-        different = difference(ours, expected)
-        if different and mode != "generate" and difference(run(again, again), expected):
-            different = ""  # another call of eager differs too
-        if different and mode == "export" and rounds_no_worse(ours, expected, run(in_float64(again), again)):
-            different = ""
         found |= {"outcome": "wrong" if different else "equal", "detail": different}
     found["first_seconds"] = time.perf_counter() - start
-    if mode == "export":
-        return found
-    return {**found, **(kiln_facts(api.report_of(compiled)) if candidate == "kiln" else peer_facts())}
+    return found
+
+
+def export_trial(subject: Subject, candidate: str, mode: Mode) -> CaptureFinding:
+    """Export a call, and compare what the program returns for all calls of the mode with eager."""
+    calls = calls_of(subject, mode)
+    exported = ExportedModel(copy.deepcopy(subject.model), candidate, mode == "free")
+    refused = 0
+
+    def run(module: Callable[..., object], inputs: Inputs) -> list[object]:
+        seed()
+        with torch.no_grad():
+            return list(leaves(module(**copy.deepcopy(inputs)), set()))
+
+    def compare() -> str:
+        nonlocal refused
+        seed()
+        with torch.no_grad():
+            found = exported.results(copy.deepcopy(calls))
+        for inputs, result in zip(calls, found, strict=False):
+            if result is None:
+                refused += 1
+                continue
+            ours, expected = list(leaves(result, set())), run(copy.deepcopy(subject.model), inputs)
+            different = difference(ours, expected)
+            if different and rounds_no_worse(ours, expected, run(in_float64(copy.deepcopy(subject.model)), inputs)):
+                different = ""
+            if different and not difference(run(copy.deepcopy(subject.model), inputs), expected):
+                return different  # and another call of eager does not differ
+        return ""
+
+    found: CaptureFinding = {"name": subject.name, "candidate": candidate, "mode": mode, **compared(compare)}
+    return {**found, "export_seconds": exported.seconds, "sizes": [len(calls) - 1, refused]}
 
 
 def can_generate(subject: Subject) -> bool:
@@ -290,7 +353,8 @@ def trials(architecture: Architecture, candidate: str, modes: Sequence[Mode]) ->
         return
     for mode in modes:
         if mode != "generate" or can_generate(subject):
-            found = trial(subject, candidate, mode)
-            if mode == "export" and found["outcome"] in ("refused", "error") and takes_cache(subject):
-                found = trial(replace(subject, inputs={**subject.inputs, "use_cache": False}), candidate, mode)
+            ask = export_trial if mode in EXPORTS else trial
+            found = ask(subject, candidate, mode)
+            if mode in EXPORTS and found["outcome"] in ("refused", "error") and takes_cache(subject):
+                found = ask(replace(subject, inputs={**subject.inputs, "use_cache": False}), candidate, mode)
             yield found

@@ -124,6 +124,22 @@ def test_a_value_that_was_excluded_is_an_error_with_its_line(name: str, bad: int
             made["package"]()(example[0], T(bad))
 
 
+def test_a_growing_cache_takes_one_row() -> None:
+    """Whether the rows that are stored are one is no question of values."""
+
+    def stored(cache: Tensor, x: Tensor, positions: Tensor) -> Tensor:
+        cache[:, positions] = x
+        cache[0, : x.shape[1]] = x[:, :, 0:1].expand(-1, -1, 2)
+        return cache * 2
+
+    rows = kiln.Dim("rows", min=1, max=16)
+    calls = [(torch.zeros(1, 16, 2), torch.randn(1, n, 2), torch.arange(n)) for n in (3, 1, 5)]
+    program = kiln.export(stored, copy.deepcopy(calls[0]), dynamic_shapes=(None, {1: rows}, {0: rows}))
+    assert program.constraints == ["1 <= rows <= 16"]
+    for args in calls:
+        assert_close(program(*copy.deepcopy(args)), stored(*copy.deepcopy(args)))
+
+
 def test_a_write_to_a_copy_of_chosen_rows_excludes_what_would_be_a_view() -> None:
     def written(x: Tensor) -> tuple[Tensor, Tensor]:
         chosen = x[x[:, 0] > 0].t()

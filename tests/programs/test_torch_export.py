@@ -253,3 +253,77 @@ def test_onnx() -> None:
     program = exported("classifier")[0]
     made = torch.onnx.export(program.to_torch_export(), (), dynamo=True)
     assert made is not None and [each.name for each in made.model.graph.inputs] == ["x", "mask"]
+
+
+class Resized(nn.Module):
+    """Sizes of images as numbers of the graph."""
+
+    def forward(self, x: Tensor) -> Any:
+        half = nn.functional.avg_pool2d(x, 2)
+        resize = nn.functional.interpolate
+        return x + resize(half, size=x.shape[-2:], mode="bilinear"), resize(half, scale_factor=2.0), x @ x.mT
+
+
+class Cells(nn.Module):
+    """The layers of torch are one operator there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.layer = nn.LSTMCell(4, 6), nn.GRU(6, 5, batch_first=True)
+
+    def forward(self, x: Tensor, state: tuple[Tensor, Tensor]) -> Any:
+        rows = []
+        for step in range(3):
+            state = self.cell(x[:, step], state)
+            rows.append(state[0])
+        return self.layer(torch.stack(rows, 1)), state
+
+
+class Signal(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        window = torch.hann_window(16)
+        made = torch.stft(x, 16, 8, window=window, return_complex=True)
+        return made.abs(), torch.istft(made, 16, 8, window=window), torch.nn.functional.one_hot(x.argmax(-1), 80)
+
+
+class Halves(nn.Module):
+    """Parts in other modes, and a loop over rows."""
+
+    def forward(self, x: Tensor, w: Tensor) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            made = (x @ w).float()
+        return torch._higher_order_ops.map(lambda row, w: row @ w, made, w)  # type: ignore[attr-defined]
+
+
+class Quantised(nn.Module):
+    def forward(self, x: Tensor, w: Tensor) -> Tensor:
+        made = (x / 0.1).round().to(torch.int8).to(torch.int32)
+        return (made[:, :, None] * w.to(torch.int32)).sum(1).float() * 0.1
+
+
+AUTO = torch.export.Dim.AUTO
+CELLS = [(torch.randn(rows, 3, 4), (torch.randn(rows, 6), torch.randn(rows, 6))) for rows in (2, 5)]
+FROM_TORCH: dict[str, tuple[nn.Module, list[tuple[Any, ...]], Any]] = {
+    "conversions": (Quantised(), [(torch.randn(3, 4), torch.randint(-9, 9, (4, 5)).to(torch.int8))] * 2, None),
+    "images": (Resized(), [(torch.randn(1, 2, *sizes),) for sizes in ((16, 12), (24, 32))], ({2: AUTO, 3: AUTO},)),
+    "cells": (Cells(), CELLS, ({0: AUTO}, ({0: AUTO}, {0: AUTO}))),
+    "signals": (Signal(), [(torch.randn(2, 64),)] * 2, None),
+    "modes": (Halves(), [(torch.randn(5, 4), torch.randn(4, 4))] * 2, None),
+}
+
+
+@pytest.mark.parametrize("name", FROM_TORCH)
+def test_operators_of_torch_programs_come_back(name: str) -> None:
+    model, calls, shapes = FROM_TORCH[name]
+    made = torch.export.export(model, calls[0], dynamic_shapes=shapes)
+    program = kiln.Program.from_torch_export(made)
+    for args in calls:
+        assert_close(program(*args), model(*args))
+
+
+def test_a_check_of_linalg_comes_back() -> None:
+    program = kiln.export(lambda a, b: torch.linalg.solve(a, b), (torch.eye(3) * 2, torch.ones(3)))
+    again = kiln.Program.from_torch_export(program.to_torch_export())
+    assert_close(again(torch.eye(3), torch.ones(3)), torch.ones(3))
+    with pytest.raises(RuntimeError, match="singular"):
+        again(torch.zeros(3, 3), torch.ones(3))

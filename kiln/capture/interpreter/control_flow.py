@@ -91,6 +91,23 @@ def mapped(f: Branch, xs: object, *args: object) -> object:
     return scanned(lambda _, row: ((), f(row, *args)), (), xs)[1]
 
 
+def map_operator(f: Branch, xs: Sequence[object], more: Sequence[object]) -> object:
+    """`map` as graphs call it."""
+    return scanned(lambda _, row: ((), f(*row, *more)), (), tuple(xs))[1]
+
+
+def with_grad_mode(enabled: bool, f: Branch, *args: object) -> object:
+    """A part of a graph of torch.export in a grad mode of its own."""
+    with torch.set_grad_enabled(enabled):
+        return f(*args)
+
+
+def with_autocast(device: str, dtype: torch.dtype, enabled: bool, cached: bool, f: Branch, *args: object) -> object:
+    """A part of a graph of torch.export under autocast."""
+    with torch.autocast(device, dtype, enabled, cached):
+        return f(*args)
+
+
 def scan(combine_fn: Branch, init: object, xs: object, *, dim: int = 0, reverse: bool = False) -> object:
     starts, leaves = tree_flatten(init)[0], tree_flatten(xs)[0]
     if not leaves:

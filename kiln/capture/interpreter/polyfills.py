@@ -271,6 +271,29 @@ def assert_scalar(cond: object, message: str) -> None:
     check_with(RuntimeError, cond, lambda: message)
 
 
+def assert_tensor_metadata(
+    a: torch.Tensor,
+    size: Sequence[int] | None = None,
+    stride: Sequence[int] | None = None,
+    dtype: torch.dtype | None = None,
+    *,
+    device: torch.device | None = None,
+    layout: torch.layout | None = None,
+) -> None:
+    """What torch.export states of the argument of a conversion."""
+    stated = {"sizes": size, "strides": stride, "dtype": dtype, "device": device, "layout": layout}
+    found = {
+        "sizes": list(a.shape),
+        "strides": list(a.stride()),
+        "dtype": a.dtype,
+        "device": a.device,
+        "layout": a.layout,
+    }
+    for name, wanted in stated.items():
+        if wanted is not None and found[name] != wanted:
+            raise RuntimeError(f"Tensor {name} mismatch! Expected: {wanted} Got: {found[name]}")
+
+
 def check_is_size(i: int, message: Callable[[], object] | None = None, *, max: int | None = None) -> None:
     check(i >= 0, message)
     if max is not None:

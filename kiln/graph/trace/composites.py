@@ -15,7 +15,7 @@ from kiln.graph.trace.gradients import gradients
 from kiln.graph.trace.log import Target
 from kiln.graph.trace.products import linear, matmul
 from kiln.graph.trace.recurrent_layers import ON_LIBRARY, RECURRENT
-from kiln.graph.trace.resampling import interpolate
+from kiln.graph.trace.resampling import UPSAMPLE_OVERLOADS, interpolate
 
 
 def has_symbols(values: Sequence[object]) -> bool:
@@ -218,5 +218,23 @@ COMPOSITES: Mapping[Target, Callable[..., object]] = {
     "__matmul__": matmul,
     torch.nn.functional.linear: linear,
     torch.nn.functional.interpolate: interpolate,
+    **UPSAMPLE_OVERLOADS,
     **RECURRENT,
 }
+
+aten = torch.ops.aten
+PUBLIC: Mapping[Target, Target] = {
+    aten.matmul.default: torch.matmul,
+    aten.linear.default: torch.nn.functional.linear,
+    aten.one_hot.default: torch.nn.functional.one_hot,
+    aten.istft.default: torch.istft,
+    aten.lstm_cell.default: torch.lstm_cell,
+    aten.gru_cell.default: torch.gru_cell,
+    aten.rnn_tanh_cell.default: torch.rnn_tanh_cell,
+    aten.rnn_relu_cell.default: torch.rnn_relu_cell,
+    aten.lstm.input: torch.lstm,
+    aten.gru.input: torch.gru,
+    aten.rnn_tanh.input: torch.rnn_tanh,
+    aten.rnn_relu.input: torch.rnn_relu,
+}
+"""Overloads that graphs of torch.export call, and the functions of torch with the same arguments."""

@@ -10,6 +10,7 @@ The levels are the log of torch calls and the functional graph of primitives, wh
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -28,7 +29,7 @@ from kiln.graph.ops.eager_kernels import OWN_KERNELS, EagerKernels
 from kiln.graph.trace.autocast import Casts, is_any_autocast_enabled
 from kiln.graph.trace.autograd_edges import edge_of, edges_behind
 from kiln.graph.trace.breaks import UnsupportedInput
-from kiln.graph.trace.composites import CHECKED, COMPOSITES, has_symbols
+from kiln.graph.trace.composites import CHECKED, COMPOSITES, PUBLIC, has_symbols
 from kiln.graph.trace.constant_value import constant_value
 from kiln.graph.trace.constants import Constants
 from kiln.graph.trace.control_flow import record_control_flow
@@ -67,6 +68,7 @@ _run_backward = torch.autograd.Variable._execution_engine.run_backward
 
 
 def _call(target: Target, args: Sequence[object], kwargs: Kwargs, strict: bool) -> object:
+    target = PUBLIC.get(target, target)
     composite = COMPOSITES.get(target)
     if composite is not None and has_symbols(args):
         return composite(*args, **kwargs)
@@ -265,7 +267,11 @@ class Recorder:
         with packing(*self.saved_hooks[-1]) if self.saved_hooks else nullcontext():
             if is_any_autocast_enabled():
                 return self._autocast_call(target, args, kwargs)
-            return _call(target, args, kwargs, self.strict)
+            self.env.in_store = self.env.taken is not None and target is operator.setitem
+            try:
+                return _call(target, args, kwargs, self.strict)
+            finally:
+                self.env.in_store = False
 
     def _autocast_call(self, target: Target, args: Sequence[object], kwargs: Kwargs) -> object:
         cached = torch.is_autocast_cache_enabled()

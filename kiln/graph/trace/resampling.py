@@ -12,6 +12,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
+from kiln.graph.trace.log import Target
+
 aten = torch.ops.aten
 UPSAMPLE: Mapping[tuple[str, int], Callable[..., Tensor]] = {
     ("nearest", 3): aten.upsample_nearest1d.default,
@@ -98,3 +100,21 @@ def scaled(length: int, factor: float) -> int | None:
         return None
     exact = Fraction(factor)
     return length * exact.numerator // exact.denominator
+
+
+def overload_of(mode: str) -> Callable[..., Tensor]:
+    """The overload that graphs of torch.export call: `(input, sizes, [align_corners,] scales)`."""
+
+    def upsample(input: Tensor, output_size: Sequence[int] | None, *rest: object) -> Tensor:
+        align = None if mode.startswith("nearest") else bool(rest[0])
+        scales = rest[-1] if len(rest) > (align is not None) else None
+        return interpolate(input, output_size, scales, mode, align)  # type: ignore[arg-type]
+
+    return upsample
+
+
+UPSAMPLE_OVERLOADS: Mapping[Target, Callable[..., Tensor]] = {
+    getattr(aten, op._schema.name.partition("::")[2]).vec: overload_of(mode)  # type: ignore[attr-defined]
+    for (mode, _), op in UPSAMPLE.items()
+}
+"""The overloads for images, whose C++ takes no symbols."""

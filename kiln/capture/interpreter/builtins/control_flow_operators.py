@@ -273,6 +273,9 @@ def same_sizes(s: CaptureState, a: TensorSpec, b: TensorSpec) -> bool:
 
 for _original, _replacement in (
     (torch._higher_order_ops.map, control_flow.mapped),
+    (torch.ops.higher_order.map_impl, control_flow.map_operator),
+    (torch.ops.higher_order.wrap_with_set_grad_enabled, control_flow.with_grad_mode),
+    (torch.ops.higher_order.wrap_with_autocast, control_flow.with_autocast),
     (torch._higher_order_ops.scan, control_flow.scan),
     (torch.ops.higher_order.scan, control_flow.scan_operator),
     (torch._higher_order_ops.associative_scan, control_flow.associative_scan),

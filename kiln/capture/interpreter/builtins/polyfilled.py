@@ -50,6 +50,7 @@ POLYFILLS: dict[Hashable, object] = {
         (torch._assert_scalar, torch.ops.aten._assert_scalar, torch.ops.aten._assert_scalar.default),
         polyfills.assert_scalar,
     ),
+    torch.ops.aten._assert_tensor_metadata.default: polyfills.assert_tensor_metadata,
     record_function.__init__: polyfills.record_function_init,
     record_function.__enter__: polyfills.record_function_enter,
     record_function.__exit__: polyfills.record_function_exit,
