@@ -10,13 +10,12 @@ of its own, so that third derivatives are compiled in the same way.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from functools import partial
 from typing import final
 
 import torch
 
 from kiln.pipeline.context import CompileContext
-from kiln.pipeline.modes import outside_engine, unknown_mode, without_autograd_observers
+from kiln.pipeline.modes import unknown_mode, without_autograd_observers
 from kiln.plan.region import RegionSpec
 from kiln.runtime.autograd import GradientRun, Mask, Tensors
 from kiln.runtime.eager_replay import EagerReplay
@@ -48,7 +47,8 @@ class GradientRegions:
             with context.counting(), without_autograd_observers(), context.events.stage("compile"):
                 try:
                     parts = self.replay, self.spec, context, values, mask
-                    run = outside_engine(partial(context.compile_gradients, *parts))
+                    with torch.no_grad():  # a thread of its own would wait for that of the device, which is this one
+                        run = context.compile_gradients(*parts)
                 except Exception as fault:
                     context.report_failure(fault)
             self.known[key] = run

@@ -92,7 +92,7 @@ def layers_backward(
     *given, d_weights = torch.ops.aten._cudnn_rnn_backward(
         *(x, weights, stride, memory, hx, cx, output, d_output, d_hy, d_cy),
         *arguments(hx, mode, train, bidirectional),
-        *(reserve, [True] * 4),
+        *(reserve, [True, True, cx is not None, True]),
     )
     return [hx.new_empty(0) if made is None else made for made in (*given, *d_weights)]
 

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import kiln
+from tests.api.test_second_derivative import twice
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -144,3 +145,23 @@ def test_recurrent_layers(kind: type[nn.RNNBase], flat: bool, autocast: bool) ->
         torch.testing.assert_close(found[1], found[0], rtol=2e-3, atol=2e-3)
         assert found[1][0].stride() == found[0][0].stride()
     assert compiled.report().compiles == 1
+
+
+def test_gradients_of_gradients() -> None:
+    """They are compiled in the second call, within a thread of torch's engine."""
+    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1)).cuda()
+    compiled = kiln.compile(model, fullgraph=True)
+    for _ in range(4):
+        x = torch.randn(16, 8, device="cuda", requires_grad=True)
+        torch.testing.assert_close(twice(compiled, x), twice(model, x), rtol=1e-3, atol=1e-4)
+
+
+def test_backwards_of_eager_code() -> None:
+    model, x = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1)).cuda(), torch.randn(16, 8, device="cuda")
+    model(x).square().sum().backward()
+    expected = [weight.grad.clone() for weight in model.parameters() if weight.grad is not None]
+    with kiln.compile_backward():
+        for _ in range(3):
+            model.zero_grad()
+            model(x).square().sum().backward()
+            torch.testing.assert_close([weight.grad for weight in model.parameters()], expected)
