@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 
+from kiln.capture.bytecode.resume import is_result
 from kiln.runtime.guards.guard import Guard, GuardKind
 from kiln.runtime.guards.source import LocalSource, Source, SourceTexts
 from kiln.symbolic.policy import NO_MARKS, DimChoice, DimKind, DimPolicy, ScalarPolicy, read_marks
@@ -97,6 +98,9 @@ class SeenInputs:
 
     def is_symbol(self, value: int | float, source: Source) -> bool:
         """Whether this number becomes an input."""
+        result = type(value) is float and type(source) is LocalSource and is_result(source.name)
+        if result and self._scalars.dynamic != "never":
+            return math.isfinite(value)  # data decide it
         if not self._numbers and not self._symbolic and self._scalars.dynamic != "always":
             return False
         if value not in SYMBOL_VALUES if isinstance(value, int) else not math.isfinite(value):

@@ -68,6 +68,27 @@ def test_a_float_equals_eager(function: Any, breaks: int, backend: str | None) -
     assert len(compiled.report().breaks) == breaks and not compiled.report().eager
 
 
+def test_a_float_at_a_break_is_a_number_at_once() -> None:
+    def kept(loss: torch.Tensor, state: dict[str, float]) -> None:
+        value = loss.item()
+        if value < state["best"]:
+            state["best"], state["bad"] = value, 0
+        else:
+            state["bad"] += 1
+
+    def program(x: torch.Tensor, state: dict[str, float]) -> torch.Tensor:
+        kept(x.double().mean(), state)
+        return x * state["bad"]
+
+    compiled = kiln.compile(program, backend="eager", options={"cache": False})
+    mine, theirs = {"best": 9.0, "bad": 0}, {"best": 9.0, "bad": 0}
+    for _ in range(8):
+        x = torch.randn(4)
+        torch.testing.assert_close(compiled(x, mine), program(x, theirs))
+        assert mine == theirs
+    assert compiled.report().compiles == 2
+
+
 def test_a_division_by_a_zero_from_a_tensor_raises_as_in_eager() -> None:
     with pytest.raises(ZeroDivisionError):
         kiln.compile(divides, backend="eager")(torch.zeros(2))

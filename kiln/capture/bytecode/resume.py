@@ -50,6 +50,11 @@ def parameter(kind: str, number: int, position: int | None = None) -> str:
     return f"_{kind}_{number}" if position is None else f"_{kind}_{number}_{position}"
 
 
+def is_result(name: str) -> bool:
+    """Whether a parameter is what the instruction at a graph break has left."""
+    return name.startswith("_result_") and PARAMETER.match(name) is not None
+
+
 def unused_number(code: CodeType) -> int:
     """The first `number` of parameters that no variable of `code` has: equal states get equal names."""
     used = {int(found[1]) for name in code.co_varnames if (found := PARAMETER.match(name))}

@@ -26,6 +26,7 @@ from kiln.capture.bytecode.resume import (
     InnerCall,
     ResumeOrigin,
     assembled,
+    is_result,
     parameter,
     resume_function,
     unused_number,
@@ -66,9 +67,10 @@ WITH_NULL: dict[str, Callable[[Assembler, str], object]] = {
 @final
 @dataclass
 class Resumption:
-    """A resume function for a chain of frames, and the temporaries that hold its arguments."""
+    """A resume function for a chain of frames, its parameters, and the temporaries that hold its arguments."""
 
     function: Callable[..., object]
+    parameters: Items[str]
     arguments: list[str]
 
 
@@ -213,7 +215,8 @@ class BreakWriter:
         function = resume_function(origin, frame.globals.dictionary, closure, qualname)
         unsorted = (*names, *cells, *(slot for slot in slots if slot is not None), *extra)
         given = dict(zip(unsorted, arguments, strict=True))
-        return Resumption(self.make_resume(function), [given[name] for name in entry.parameters()])
+        parameters = entry.parameters()
+        return Resumption(self.make_resume(function), parameters, [given[name] for name in parameters])
 
     def first_name(self, code: types.CodeType) -> str | None:
         """The first argument, where the code may call `super()`."""
@@ -239,7 +242,8 @@ class BreakWriter:
     ) -> tuple[list[str], InnerCall | None]:
         if not inner:
             return [], None
-        extra = [parameter("inner", number, position) for position in range(len(inner[0].arguments))]
+        kinds = ["result" if is_result(name) else "inner" for name in inner[0].parameters]
+        extra = [parameter(kind, number, position) for position, kind in enumerate(kinds)]
         arguments.extend(inner[0].arguments)
         instead = None
         passed = tuple(extra)
