@@ -75,7 +75,11 @@ def _chunked_strides(oracle: SizeOracle, x: TensorSpec, sizes: Sizes) -> Sizes |
         if joins or (axis and alike(oracle, x.sizes[axis - 1], 1)):
             continue
         done: Int = 1
-        while rest >= 0 and (not oracle.decide_layout(rel_le(chunk, done)) or alike(oracle, sizes[rest], 1)):
+        while rest >= 0 and (
+            done * sizes[rest] == chunk  # it ends the run, or is 1: nothing has to be known of its size
+            or not oracle.decide_layout(rel_le(chunk, done))
+            or alike(oracle, sizes[rest], 1)
+        ):
             result[rest] = done * base
             done = done * sizes[rest]
             rest -= 1
