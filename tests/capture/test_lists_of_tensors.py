@@ -47,3 +47,17 @@ def test_sizes_that_do_not_add_up() -> None:
         args = torch.arange(12.0), torch.tensor(pair)
         expected, got = outcome(split_sizes, args), outcome(compiled, args)
         assert expected[0] is got[0] is RuntimeError if sum(pair) != 12 else same(expected, got)
+
+
+def test_halves_of_a_masked_tensor_are_one_graph() -> None:
+    """Nothing is known of the half of a number of rows, and the matrices of a half have gaps between them."""
+
+    def f(x, s):
+        x = x[s > 0]
+        pairs = x[: x.shape[0] // 2 * 2].reshape(x.shape[0] // 2, 2, 3, 4)
+        return pairs[:, 0] @ pairs[:, 1].mT, pairs[:, 0].reshape(pairs[:, 0].shape) + 1
+
+    compiled = kiln.compile(f, fullgraph=True, options={"cache": False})
+    for rows in (8, 8, 6):
+        x, s = torch.randn(rows, 3, 4), torch.arange(rows) - 2
+        torch.testing.assert_close(compiled(x, s), f(x, s))

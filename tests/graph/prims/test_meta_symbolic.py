@@ -143,11 +143,3 @@ def test_contiguous_symbolic_inputs_ask_nothing() -> None:
     assert str(META["permute"](env, x, dims=(1, 0, 2))) == "f32[s1, s0, 64 | 64, 64*s1, 1]"
     assert str(META["sum"](env, x, axes=(2,))) == "f32[s0, s1]"
     assert env.guards == []
-
-
-def test_a_view_of_the_same_sizes_asks_nothing() -> None:
-    env = ShapeEnv()
-    half = env.create_unbacked() // 2
-    x = TensorSpec(torch.float32, (half, 6, 8), (96, 8, 1))
-    assert META["view"](env, x, sizes=(half, 6, 8)).strides == (96, 8, 1)
-    assert not env.guards
