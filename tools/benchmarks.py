@@ -238,6 +238,26 @@ def memory(run: Run) -> Iterator[str]:
     yield from table(head, body)
 
 
+def curves(run: Run) -> Iterator[str]:
+    """Losses of whole trainings, and what is left at their end."""
+    yield run.source()
+    yield (
+        f"{run.data['steps']:,} steps of training of three small models, each step one region (forward, loss,\n"
+        "backward, clipped gradients, AdamW, a schedule), on the same batches and noise. Error of the state: of\n"
+        "parameters and statistics at the end, against the run in float64, over twice eager's. Resumed: each goes on\n"
+        "from a checkpoint of the other; the largest relative difference of the next losses. A point of the plot\n"
+        f'averages {run.data["point"]} steps, "at the end" is the mean of the last 50.\n'
+    )
+    yield f"![Losses](plots/{run.subject}.svg)\n"
+    head = ["model", "loss at the end: eager", "Kiln", "float64", "error of the state", "resumed", "compiles"]
+    body = []
+    for name, row in run.data["models"].items():
+        ends = [f"{row['ends'][who]:.4f}" for who in ("eager", "kiln", "float64")]
+        ratio = row["errors"]["kiln"] / (2 * row["errors"]["eager"])
+        body.append([name, *ends, f"{ratio:.2f}", f"{row['resumed']:.1e}", str(row["compiles"])])
+    yield from table(head, body)
+
+
 EXPORTED = {"export": "torch.export", "package": "AOTInductor", "call": "AOTInductor"}
 
 
@@ -263,6 +283,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Run], Iterator[str]]]] = {
     "cpu-train": ("CPU: training step in float32 (loss and all gradients)", models),
     "cpu-micro": ("CPU: small patterns in float32", models),
     "cpu-memory": ("CPU: time of a training step against memory", memory),
+    "cpu-curves": ("CPU: losses of whole trainings", curves),
     "compile": ("CPU: time of compiling", compile_time),
     "export": ("CPU: programs and packages", exports),
     "overhead": ("CPU: entering compiled code", overhead),
@@ -355,6 +376,24 @@ def draw_models(run: Run) -> Callable[[Any], None]:
     return draw
 
 
+def draw_curves(run: Run) -> Callable[[Any], None]:
+    """Kiln's curve as dots on eager's line: where they part, it shows."""
+
+    def draw(figure: Any) -> None:
+        models = run.data["models"]
+        for axes, (name, row) in zip(figure.subplots(1, len(models)), models.items(), strict=True):
+            steps = range(run.data["point"], run.data["steps"] + 1, run.data["point"])
+            axes.plot(steps, row["losses"]["eager"], linewidth=1, label="eager", color="black")
+            axes.plot(steps, row["losses"]["kiln"], ":", linewidth=3, label=KILN, color=COLORS[KILN])
+            axes.set_title(name)
+            axes.set_xlabel("step")
+            axes.spines[["top", "right"]].set_visible(False)
+        figure.axes[0].set_ylabel("loss")
+        figure.axes[0].legend(frameon=False)
+
+    return draw
+
+
 def draw_memory(run: Run) -> Callable[[Any], None]:
     def draw(figure: Any) -> None:
         axes = figure.subplots()
@@ -405,6 +444,7 @@ def files() -> dict[Path, str]:
     before, _, rest = README.read_text().partition(MARKS[0])
     plots = {"overview": svg(draw_overview(runs), 7.5, 3.2)}
     plots["cpu-memory"] = svg(draw_memory(runs["cpu-memory"]), 5, 3.2)
+    plots["cpu-curves"] = svg(draw_curves(runs["cpu-curves"]), 8, 2.6)
     for subject in SECTIONS:
         if has_plot(runs[subject]):
             plots[subject] = svg(draw_models(runs[subject]), 2 + 0.45 * len(runs[subject].rows()), 3)
