@@ -24,6 +24,7 @@ READ_ELSEWHERE = {
     "aten._native_batch_norm_legit.no_stats": {"training"},  # true: eager reads missing statistics otherwise
     "aten._reshape_alias.default": {"stride"},  # of a view of these sizes
     "aten.repeat_interleave.self_int": {"output_size"},  # known
+    "aten._cudnn_rnn_backward.default": {"weight_buf", "hidden_size", "output_mask"},  # all gradients are made
 }
 
 

@@ -16,6 +16,7 @@ from typing import cast
 import torch
 
 from kiln.graph.ir.node import Argument, Node
+from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.registry import Results, decompose
 from kiln.plan import recurrent_operators as cudnn
@@ -73,15 +74,22 @@ def mkldnn_rnn_layer_backward(e: Emit, *args: Results) -> Results:
     return e.library(f"aten.{BACKWARD}", args, {}, specs)  # type: ignore[arg-type]
 
 
-# cuDNN: all layers in one call. ATen's arguments that a trace of ours never sets have no meaning here.
+# cuDNN: all layers in one call.
+
+
+def require_plain(hx: Node, layers: int, bidirectional: bool, *options: object) -> None:
+    """Refuse what a trace of layers never asks for: dropout, projections, packed sequences, the batch first."""
+    if any(options) or hx.tensor.sizes[0] != layers * (1 + bidirectional):
+        raise UnsupportedOp(op="aten._cudnn_rnn", reason="only the calls that `torch.lstm` and its kin make are known")
 
 
 @decompose("_cudnn_rnn.default")
 def cudnn_layers(
     e: Emit, x: Node, weights: Sequence[Node], stride: int, memory: Node | None, hx: Node, cx: Node | None, mode: int,
     hidden: Int, projected: int, layers: int, batch_first: bool, dropout: float, train: bool, bidirectional: bool,
-    *rest: object,
+    lengths: Sequence[Int], dropped: Node | None,
 ) -> Results:  # fmt: skip
+    require_plain(hx, layers, bidirectional, memory, projected, batch_first, dropout, lengths, dropped)
     state, (steps, batch, _) = hx.tensor.with_sizes(hx.tensor.sizes), x.tensor.sizes
     output = x.tensor.with_sizes((steps, batch, hidden * (1 + bidirectional)))
     nothing = e.full(0, (0,), x.tensor.dtype, x.tensor.device)
@@ -111,9 +119,10 @@ def reserve_size(
 def cudnn_layers_backward(
     e: Emit, x: Node, weights: Sequence[Node], stride: int, memory: Node, hx: Node, cx: Node | None, output: Node,
     d_output: Node | None, d_hy: Node | None, d_cy: Node | None, mode: int, hidden: Int, projected: int, layers: int,
-    batch_first: bool, dropout: float, train: bool, bidirectional: bool, sizes: object, state: Node | None,
+    batch_first: bool, dropout: float, train: bool, bidirectional: bool, lengths: Sequence[Int], dropped: Node | None,
     reserve: Node, wanted: Sequence[bool],
 ) -> Results:  # fmt: skip
+    require_plain(hx, layers, bidirectional, projected, batch_first, dropout, lengths, dropped)
     specs = [node.tensor.with_sizes(node.tensor.sizes) for node in (x, hx, hx, *weights)]
     if cx is None:
         specs[2] = x.tensor.with_sizes((0,))
