@@ -34,9 +34,9 @@ from kiln.tensor.spec import ScalarSpec, Spec, TensorSpec
 
 Dims = tuple[DimChoice, ...] | None
 DERIVED = "_DerivedBackward"
+"""The gradient function of an input that is not a leaf, see `InputTable._non_leaf`."""
 OFFSETS = (0, 1 << 20, 1 << 62)
 """Of integers: small, so that multiples of expressions fit 64 bits, where that is enough."""
-"""The gradient function of an input that is not a leaf, see `InputTable._non_leaf`."""
 
 
 @final

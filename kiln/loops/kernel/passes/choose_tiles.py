@@ -98,7 +98,10 @@ def _unmasked(facts: KernelFacts, tiling: Tiling) -> BlockDim | None:
 
 
 def _pointwise(facts: KernelFacts, target: Target) -> Tiling:
-    """One flat dimension, or a tile if accesses are contiguous along different axes."""
+    """One flat dimension, or a tile if accesses are contiguous along different axes.
+
+    An axis shorter than a sector of memory needs no tile: with it innermost, a warp reads and writes whole sectors.
+    """
     chosen = facts.choosing_units()
     units = tuple(axis for axis in facts.free_units if axis not in chosen)
     if large_size_hint(product(axis.size for axis in units)) < FEWEST_OF_PART:
