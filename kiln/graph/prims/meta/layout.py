@@ -201,10 +201,10 @@ def iterator_strides(oracle: SizeOracle, sizes: Sizes, operands: Sequence[Layout
     """Strides of TensorIterator's output of `sizes`, the broadcast of `operands`."""
     if len(sizes) < 2:
         return contiguous_strides(sizes)
-    same_sizes = all([shape == sizes or _all_equal(oracle, shape, sizes) for shape, _ in operands])
+    same_sizes = all(shape == sizes for shape, _ in operands)
     if all(is_canonical(*operand) for operand in operands) and (same_sizes or 0 not in sizes):
         return contiguous_strides(sizes)
-    if same_sizes:
+    if same_sizes or all([_all_equal(oracle, shape, sizes) for shape, _ in operands]):
         fast = _fast_strides(oracle, sizes, [strides for _, strides in operands])
         if fast is not None:
             return fast
