@@ -11,6 +11,8 @@ The order of operations is that of torch. The number of steps is part of the gra
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -90,70 +92,44 @@ def run_direction(step: Cell, x: Tensor, state: State, weights: Sequence[Tensor 
 Direction = Callable[[Tensor, State, Sequence[Tensor | None], bool], list[Tensor]]
 
 
-def run_layers(
-    run: Direction,
-    x: Tensor,
-    states: Sequence[Tensor],
-    params: Sequence[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    p: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
+class Layers(NamedTuple):
+    """The arguments of `torch.lstm` and its kin behind the weights."""
+
+    has_biases: bool
+    num_layers: int
+    dropout: float
+    train: bool
+    bidirectional: bool
+    batch_first: bool
+
+
+Run = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor], Layers], tuple[Tensor, ...]]
+"""From `[steps, batch, features]`, the states and the weights of all layers to the results of the last layer, then the
+last states of all layers and directions."""
+
+
+def each_direction(
+    run: Direction, x: Tensor, states: Sequence[Tensor], params: Sequence[Tensor], given: Layers
 ) -> tuple[Tensor, ...]:
-    """The results of the last layer, then the last states of all layers and directions."""
-    x = x.transpose(0, 1) if batch_first else x
-    directions = 2 if bidirectional else 1
+    directions = 2 if given.bidirectional else 1
     last: list[list[Tensor]] = [[] for _ in states]
-    for layer in range(num_layers):
+    for layer in range(given.num_layers):
         outputs = []
         for direction in range(directions):
             number = layer * directions + direction
             state = tuple([part[number] for part in states])
-            made = run(x, state, weights_of(params, has_biases, number), direction == 1)
+            made = run(x, state, weights_of(params, given.has_biases, number), direction == 1)
             outputs.append(made[0])
             for parts, part in zip(last, made[1:], strict=True):
                 parts.append(part)
-        x = torch.cat(outputs, -1) if bidirectional else outputs[0]
-        if p and train and layer < num_layers - 1:
-            x = dropout(x, p, True)
-    return (x.transpose(0, 1) if batch_first else x, *[torch.stack(parts) for parts in last])
+        x = torch.cat(outputs, -1) if given.bidirectional else outputs[0]
+        if given.dropout and given.train and layer < given.num_layers - 1:
+            x = dropout(x, given.dropout, True)
+    return (x, *[torch.stack(parts) for parts in last])
 
 
-def layers_of(step: Cell, original: Callable[..., State]) -> Callable[..., State]:
-    """`original(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)`.
-
-    Packed sequences, whose second argument holds lengths, are left to it.
-    """
-
-    def layers(input: Tensor, hx: Tensor, params: Sequence[Tensor], *options: object) -> State:
-        if isinstance(params, Tensor) or len(options) != OPTIONS:
-            return original(input, hx, params, *options)
-
-        def run(x: Tensor, state: State, weights: Sequence[Tensor | None], reverse: bool) -> list[Tensor]:
-            return run_direction(step, x, state, weights, reverse)
-
-        return run_layers(run, input, [hx], params, *options)  # type: ignore[arg-type]
-
-    return layers
-
-
-OPTIONS = 6
-"""Arguments of a layer behind its weights."""
-
-
-def lstm(input: Tensor, hx: Sequence[Tensor], params: Sequence[Tensor], *options: object) -> State:
-    """torch.lstm; packed sequences and projections are left to it."""
-    if isinstance(hx, Tensor) or len(options) != OPTIONS or hx[0].size(-1) != hx[1].size(-1):
-        return torch.lstm(input, hx, params, *options)  # type: ignore[call-overload,no-any-return]
-    if is_on_onednn(input):
-        return run_layers(onednn_direction(options), input, hx, params, *options)  # type: ignore[arg-type]
-
-    def run(x: Tensor, state: State, weights: Sequence[Tensor | None], reverse: bool) -> list[Tensor]:
-        return run_direction(lstm_step, x, state, weights, reverse)
-
-    return run_layers(run, input, hx, params, *options)  # type: ignore[arg-type]
+def unrolled(step: Cell) -> Run:
+    return partial(each_direction, partial(run_direction, step))
 
 
 LSTM = 2
@@ -164,21 +140,19 @@ def is_on_onednn(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype is torch.float32 and bool(torch.backends.mkldnn.enabled)
 
 
-def onednn_direction(options: Sequence[object]) -> Direction:
-    has_biases, num_layers, _, train, bidirectional, _ = options
-
+def by_onednn(x: Tensor, states: Sequence[Tensor], params: Sequence[Tensor], given: Layers) -> tuple[Tensor, ...]:
     def run(x: Tensor, state: State, weights: Sequence[Tensor | None], reverse: bool) -> list[Tensor]:
         w_ih, w_hh, b_ih, b_hh = weights
         assert w_ih is not None and w_hh is not None
         zeros = w_ih.new_zeros(w_ih.size(0)) if b_ih is None else b_ih
         made = torch.ops.aten.mkldnn_rnn_layer.default(
             *(x.contiguous(), w_ih, w_hh, zeros, zeros if b_hh is None else b_hh),
-            *(state[0], state[1], reverse, [], LSTM, state[0].size(-1), num_layers),
-            *(has_biases, bidirectional, False, train),
+            *(state[0], state[1], reverse, [], LSTM, state[0].size(-1), given.num_layers),
+            *(given.has_biases, given.bidirectional, False, given.train),
         )
         return list(made[:3])
 
-    return run
+    return each_direction(run, x, states, params, given)
 
 
 MODES: Mapping[Callable[..., State], int] = {torch.rnn_relu: 0, torch.rnn_tanh: 1, torch.lstm: 2, torch.gru: 3}
@@ -191,63 +165,60 @@ def is_on_cudnn(x: Tensor) -> bool:
     return x.device.type == "cuda" and x.dtype in dtypes and bool(library.enabled) and library.is_available()
 
 
-def cudnn_layers(
-    mode: int,
-    x: Tensor,
-    states: Sequence[Tensor],
-    params: Sequence[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    p: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
+def by_cudnn(
+    mode: int, x: Tensor, states: Sequence[Tensor], params: Sequence[Tensor], given: Layers
 ) -> tuple[Tensor, ...]:
-    """The results of the last layer, then the last states of all layers and directions."""
-    x = x.transpose(0, 1) if batch_first else x
     if torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
         x, states, params = x.to(dtype), [part.to(dtype) for part in states], [part.to(dtype) for part in params]
-    stride, directions = 4 if has_biases else 2, 2 if bidirectional else 1
-    together = 1 if p and train else num_layers
+    stride, directions = 4 if given.has_biases else 2, 2 if given.bidirectional else 1
+    together = 1 if given.dropout and given.train else given.num_layers
     last: list[list[Tensor]] = [[] for _ in states]
     with torch.autocast("cuda", enabled=False):
-        for layer in range(0, num_layers, together):
+        for layer in range(0, given.num_layers, together):
             first, end = layer * directions, (layer + together) * directions
             hx, *cx = [part[first:end] for part in states]
             x, *made = torch.ops.aten._cudnn_rnn.default(
-                *(dropout(x, p, True) if layer else x, params[first * stride : end * stride], stride, None),
+                dropout(x, given.dropout, True) if layer else x,
+                *(params[first * stride : end * stride], stride, None),
                 *(hx, cx[0] if cx else None, mode, hx.size(2), 0, together),
-                *(False, 0.0, train, bidirectional, [], None),
+                *(False, 0.0, given.train, given.bidirectional, [], None),
             )
             for parts, part in zip(last, made, strict=False):
                 parts.append(part)
-    results = [parts[0] if together == num_layers else torch.cat(parts) for parts in last]
-    return (x.transpose(0, 1) if batch_first else x, *results)
+    return (x, *[parts[0] if len(parts) == 1 else torch.cat(parts) for parts in last])
 
 
-def on_cudnn(original: Callable[..., State], other: Callable[..., State]) -> Callable[..., State]:
-    """`original` by cuDNN where eager takes it. Packed sequences and projections are left to `other`."""
+def layers_of(original: Callable[..., State], other: Callable[[Tensor], Run | None]) -> Callable[..., State]:
+    """`original` by cuDNN where eager takes it, else by what `other` has for the input.
 
-    def layers(input: Tensor, hx: Tensor | Sequence[Tensor], params: Sequence[Tensor], *options: object) -> State:
+    Packed sequences, projections and inputs for which it has nothing are left to `original`.
+    """
+
+    def layers(input: Tensor, hx: Tensor | Sequence[Tensor], params: Sequence[Tensor], *options: Any) -> State:
         is_packed = isinstance(params, Tensor) or (original is torch.lstm and isinstance(hx, Tensor))
         states = [hx] if isinstance(hx, Tensor) else hx
-        if is_packed or len(options) != OPTIONS or not is_on_cudnn(input) or states[0].size(2) != states[-1].size(2):
-            return other(input, hx, params, *options)
-        return cudnn_layers(MODES[original], input, states, params, *options)  # type: ignore[arg-type]
+        run: Run | None = None
+        if not is_packed and len(options) == len(Layers._fields) and states[0].size(-1) == states[-1].size(-1):
+            run = partial(by_cudnn, MODES[original]) if is_on_cudnn(input) else other(input)
+        if run is None:
+            return original(input, hx, params, *options)
+        given = Layers(*options)
+        output, *last = run(input.transpose(0, 1) if given.batch_first else input, states, params, given)
+        return (output.transpose(0, 1) if given.batch_first else output, *last)
 
     return layers
 
 
-ON_LIBRARY: Mapping[Target, Callable[..., object]] = {layers: on_cudnn(layers, layers) for layers in MODES}
+ON_LIBRARY: Mapping[Target, Callable[..., object]] = {kind: layers_of(kind, lambda x: None) for kind in MODES}
 RECURRENT: Mapping[Target, Callable[..., object]] = {
     torch.lstm_cell: lstm_cell,
     torch.gru_cell: cell_of(gru_step),
     torch.rnn_tanh_cell: cell_of(tanh_step),
     torch.rnn_relu_cell: cell_of(relu_step),
-    torch.gru: on_cudnn(torch.gru, layers_of(gru_step, torch.gru)),
-    torch.rnn_tanh: on_cudnn(torch.rnn_tanh, layers_of(tanh_step, torch.rnn_tanh)),
-    torch.rnn_relu: on_cudnn(torch.rnn_relu, layers_of(relu_step, torch.rnn_relu)),
-    torch.lstm: on_cudnn(torch.lstm, lstm),
+    torch.gru: layers_of(torch.gru, lambda x: unrolled(gru_step)),
+    torch.rnn_tanh: layers_of(torch.rnn_tanh, lambda x: unrolled(tanh_step)),
+    torch.rnn_relu: layers_of(torch.rnn_relu, lambda x: unrolled(relu_step)),
+    torch.lstm: layers_of(torch.lstm, lambda x: by_onednn if is_on_onednn(x) else unrolled(lstm_step)),
 }
 """Functions of torch, and the same for symbolic sizes."""
