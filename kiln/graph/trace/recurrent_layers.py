@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -195,7 +195,7 @@ def layers_of(original: Callable[..., State], other: Callable[[Tensor], Run | No
     Packed sequences, projections and inputs for which it has nothing are left to `original`.
     """
 
-    def layers(input: Tensor, hx: Tensor | Sequence[Tensor], params: Sequence[Tensor], *options: Any) -> State:
+    def layers(input: Tensor, hx: Tensor | Sequence[Tensor], params: Sequence[Tensor], *options: object) -> State:
         is_packed = isinstance(params, Tensor) or (original is torch.lstm and isinstance(hx, Tensor))
         states = [hx] if isinstance(hx, Tensor) else hx
         run: Run | None = None
@@ -203,7 +203,7 @@ def layers_of(original: Callable[..., State], other: Callable[[Tensor], Run | No
             run = partial(by_cudnn, MODES[original]) if is_on_cudnn(input) else other(input)
         if run is None:
             return original(input, hx, params, *options)
-        given = Layers(*options)
+        given = Layers(*options)  # type: ignore[arg-type]
         output, *last = run(input.transpose(0, 1) if given.batch_first else input, states, params, given)
         return (output.transpose(0, 1) if given.batch_first else output, *last)
 

@@ -130,7 +130,9 @@ class Copier:
             return s.call_special(value, special, [Dict({})] if self.deep else [], {})
         for name in PROTOCOL:
             found = s.classes.lookup(value.cls, name)
-            if found is not None and found[0] not in (object, set) and not is_of_state(found):
+            if name in STATE and is_in_python(found):
+                continue
+            if found is not None and found[0] not in (object, set):
                 raise UnsupportedCall(function="copy.copy", why=f"{value.type_name()} defines {name}")
         if isinstance(value.native, Set) and is_written(s, value.cls, "__init__"):
             raise UnsupportedCall(function="copy.copy", why=f"a set calls the __init__ of {value.type_name()}")
@@ -145,7 +147,7 @@ class Copier:
         if hooked:
             self._read_copy(made)
         s.guard_type(value)
-        if any(is_of_state(s.classes.lookup(value.cls, name)) for name in STATE):
+        if any(is_in_python(s.classes.lookup(value.cls, name)) for name in STATE):
             self._set_state(value, made)
         else:
             for name in value.instance_names():
@@ -161,7 +163,7 @@ class Copier:
 
     def _set_state(self, value: Object, made: Object) -> None:
         """By the `__getstate__` and `__setstate__` of the class, as modules do."""
-        s, (get, set_) = self.s, (is_of_state(self.s.classes.lookup(value.cls, name)) for name in STATE)
+        s, (get, set_) = self.s, (is_in_python(self.s.classes.lookup(value.cls, name)) for name in STATE)
         if not get and slots_of(value):
             raise UnsupportedCall(function="copy.copy", why=f"{value.type_name()} has slots and a __setstate__")
         state = self.inner(s.call_special(value, STATE[0], [], {}) if get else value.get_attr(s, "__dict__"))
@@ -186,9 +188,9 @@ class Copier:
             raise UnsupportedCall(function="copy.copy", why=f"{made.type_name()} answers for its state")
 
 
-def is_of_state(found: Found | None) -> bool:
-    """Whether a class attribute is a `__getstate__` or `__setstate__` written in Python."""
-    return found is not None and type(found[1]) is types.FunctionType and found[1].__name__ in STATE
+def is_in_python(found: Found | None) -> bool:
+    """Whether a class attribute is a function written in Python; its own name may be another one."""
+    return found is not None and type(found[1]) is types.FunctionType
 
 
 def slots_of(value: Object) -> list[str]:
