@@ -92,7 +92,7 @@ def run_direction(step: Cell, x: Tensor, state: State, weights: Sequence[Tensor 
 Direction = Callable[[Tensor, State, Sequence[Tensor | None], bool], list[Tensor]]
 
 
-class Layers(NamedTuple):
+class RecurrentOptions(NamedTuple):
     """The arguments of `torch.lstm` and its kin behind the weights."""
 
     has_biases: bool
@@ -103,13 +103,13 @@ class Layers(NamedTuple):
     batch_first: bool
 
 
-Run = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor], Layers], tuple[Tensor, ...]]
+Run = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor], RecurrentOptions], tuple[Tensor, ...]]
 """From `[steps, batch, features]`, the states and the weights of all layers to the results of the last layer, then the
 last states of all layers and directions."""
 
 
 def each_direction(
-    run: Direction, x: Tensor, states: Sequence[Tensor], params: Sequence[Tensor], given: Layers
+    run: Direction, x: Tensor, states: Sequence[Tensor], params: Sequence[Tensor], given: RecurrentOptions
 ) -> tuple[Tensor, ...]:
     directions = 2 if given.bidirectional else 1
     last: list[list[Tensor]] = [[] for _ in states]
@@ -140,7 +140,9 @@ def is_on_onednn(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype is torch.float32 and bool(torch.backends.mkldnn.enabled)
 
 
-def by_onednn(x: Tensor, states: Sequence[Tensor], params: Sequence[Tensor], given: Layers) -> tuple[Tensor, ...]:
+def by_onednn(
+    x: Tensor, states: Sequence[Tensor], params: Sequence[Tensor], given: RecurrentOptions
+) -> tuple[Tensor, ...]:
     def run(x: Tensor, state: State, weights: Sequence[Tensor | None], reverse: bool) -> list[Tensor]:
         w_ih, w_hh, b_ih, b_hh = weights
         assert w_ih is not None and w_hh is not None
@@ -166,7 +168,7 @@ def is_on_cudnn(x: Tensor) -> bool:
 
 
 def by_cudnn(
-    mode: int, x: Tensor, states: Sequence[Tensor], params: Sequence[Tensor], given: Layers
+    mode: int, x: Tensor, states: Sequence[Tensor], params: Sequence[Tensor], given: RecurrentOptions
 ) -> tuple[Tensor, ...]:
     if torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
@@ -199,11 +201,15 @@ def layers_of(original: Callable[..., State], other: Callable[[Tensor], Run | No
         is_packed = isinstance(params, Tensor) or (original is torch.lstm and isinstance(hx, Tensor))
         states = [hx] if isinstance(hx, Tensor) else hx
         run: Run | None = None
-        if not is_packed and len(options) == len(Layers._fields) and states[0].size(-1) == states[-1].size(-1):
+        if (
+            not is_packed
+            and len(options) == len(RecurrentOptions._fields)
+            and states[0].size(-1) == states[-1].size(-1)
+        ):
             run = partial(by_cudnn, MODES[original]) if is_on_cudnn(input) else other(input)
         if run is None:
             return original(input, hx, params, *options)
-        given = Layers(*options)  # type: ignore[arg-type]
+        given = RecurrentOptions(*options)  # type: ignore[arg-type]
         output, *last = run(input.transpose(0, 1) if given.batch_first else input, states, params, given)
         return (output.transpose(0, 1) if given.batch_first else output, *last)
 
