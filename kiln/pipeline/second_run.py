@@ -5,9 +5,10 @@
     spans = trial.run(slots, {0}, stopwatch)        the call, and the gradients of its first result
 
 Written tensors (the statistics of a batch norm) are put back with their version counters, the generators of random
-numbers too. Gradients are computed for the leaves and for the tensors that the call gets, and dropped; no hook of the
-program runs. It comes before the compiled call, when nothing that the compiled backward needs exists yet: a training
-step needs no more memory than in eager.
+numbers too. Gradients are computed for the leaves and for the tensors that the call gets, and dropped: these are cut
+from their history, through which the engine would go on to the same leaves. No hook of the program runs. It comes
+before the compiled call, when nothing that the compiled backward needs exists yet: a training step needs no more
+memory than in eager.
 """
 
 from __future__ import annotations
@@ -109,14 +110,17 @@ def is_leaf(node: Node) -> bool:
     return hasattr(node, "variable")
 
 
-def has_hooks(edge: tuple[Node, int], slots: Sequence[object]) -> bool:
-    """Whether the program has, or may have, a hook that the engine calls with the gradient at `edge`."""
-    node, number = edge
-    leaf: torch.Tensor | None = getattr(node, "variable", None)
-    if leaf is not None:
-        return bool(leaf._backward_hooks)
-    owners = [value for value in tensors_in(slots) if value.grad_fn is node and value.output_nr == number]
-    return not owners or any(owner._backward_hooks or owner.retains_grad for owner in owners)
+def without_history(value: object, known: dict[int, object]) -> object:
+    """Leaves in place of the tensors in `value` (known by `id`), which is copied where it is a plain container."""
+    if type(value) is torch.Tensor and value.grad_fn is not None:
+        return known.setdefault(id(value), value.detach().requires_grad_())
+    if type(value) is list:
+        return [without_history(item, known) for item in value]
+    if type(value) is tuple:
+        return tuple([without_history(item, known) for item in value])
+    if type(value) is dict:
+        return {key: without_history(item, known) for key, item in value.items()}
+    return value
 
 
 def has_room(again: SecondRun) -> bool:
@@ -185,9 +189,11 @@ class EagerTrial:
             set_enabled(enabled)
 
     def _time(self, slots: tuple[object, ...], wanted: frozenset[int], spans: Spans) -> Spans:
-        new = NewNodes(slots)
+        known: dict[int, object] = {}
+        given = [without_history(slot, known) for slot in slots]
+        new = NewNodes(given)
         spans.mark()
-        result = self.eager(*slots)
+        result = self.eager(*given)
         spans.mark()
         new.end()
         if wanted:
@@ -195,7 +201,8 @@ class EagerTrial:
             roots = [tensors[position] for position in sorted(wanted)]
             del result, tensors
             edges = edges_from_outside(roots, new)
-            if not edges or any(has_hooks(edge, slots) for edge in edges):
+            leaves: list[torch.Tensor | None] = [getattr(node, "variable", None) for node, _ in edges]
+            if not leaves or any(leaf is None or leaf._backward_hooks for leaf in leaves):
                 raise NotRepeated
             differentiate(roots, edges, spans)
         return spans
