@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import final
 
 import torch
@@ -20,11 +20,13 @@ from kiln.capture.interpreter.builtins.torch_functions import ModeEffect
 from kiln.capture.interpreter.capture import Capture, capture_frame
 from kiln.capture.interpreter.core import MISSING, Effect
 from kiln.capture.interpreter.effects import ContentsEffect
+from kiln.capture.interpreter.speculation import Speculation
 from kiln.capture.interpreter.variables.object import AttributeEffect
 from kiln.graph.autograd.joint import JointGraph, make_joint
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.eager_kernels import EagerKernels
-from kiln.graph.trace import Recorder, Trace
+from kiln.graph.trace import InputRecord, Recorder, Trace
+from kiln.graph.trace.condition import inputs_of
 from kiln.pipeline.modes import UnknownMode, unknown_mode, watch_current_device, without_autograd_observers
 from kiln.programs.call.errors import BadExportArgument, ExportChangesObject, UnknownResult
 from kiln.programs.call.tree import flatten
@@ -82,6 +84,8 @@ class RegionKeeper:
     table: DimTable
     training: bool
     keep_calls: bool
+    arguments: frozenset[int]
+    """By `id`: the tensors that the program is given; it carries all others."""
     recorder: Recorder | None = None
     trace: Trace | None = None
     joint: JointGraph | None = None
@@ -105,6 +109,9 @@ class RegionKeeper:
         outputs = trace.graph.outputs
         marks = tuple([OutputMark(number, values.get(output.value)) for number, output in enumerate(outputs)])
         return lambda *inputs: marks
+
+    def carries(self, tensor: torch.Tensor) -> bool:
+        return id(tensor) not in self.arguments
 
     def dims(self, tensor: torch.Tensor, source: object) -> tuple[DimChoice, ...]:
         return self.table.choose(tensor)
@@ -176,7 +183,8 @@ def capture_whole(
     torch.backends.mha.set_fastpath_enabled(False)  # nn.MultiheadAttention and the like by their parts
     try:
         with GC_PAUSE(), without_autograd_observers(), torch.set_grad_enabled(training):
-            keeper, capture = _captured(function, slots, RegionKeeper(table, training, keep_calls))
+            given = frozenset(map(id, flatten((args, dict(kwargs)))[1]))
+            keeper, capture = _captured(function, slots, RegionKeeper(table, training, keep_calls, given))
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
     assert keeper.recorder is not None and capture.function is not None
@@ -184,6 +192,7 @@ def capture_whole(
         keeper.trace = keeper.recorder.finish([])
     result, stored = _result(capture, slots, keeper.trace, buffer_dicts(first))
     buffers = [stored_buffer(old, new, keeper.trace, name_of(target)) for old, new in stored]
+    refuse_moving(capture.speculations, keeper, buffers, name_of(target))
     if training and buffers:
         raise ExportChangesObject(function=name_of(target), what_changes="a buffer, which it stores anew")
     return WholeCapture(keeper.trace, result, capture.steps, keeper.joint, keeper.torch_module, buffers)
@@ -195,7 +204,7 @@ def _captured(
     """The capture with eager's answer to `is_compiling`, or, where that breaks the graph, with True."""
     capture = _attempt(function, slots, keeper, is_compiling=False)
     if (capture.breaks or capture.skipped) and capture.asked_is_compiling:
-        other = RegionKeeper(keeper.table, keeper.training, keeper.keep_calls)
+        other = replace(keeper, recorder=None)
         second = _attempt(function, slots, other, is_compiling=True)
         if not second.breaks and not second.skipped:
             keeper, capture = other, second
@@ -219,7 +228,7 @@ def _attempt(
         events=keeper.events,
         dims=keeper.dims,
         is_compiling=is_compiling,
-        whole=True,
+        carries=keeper.carries,
     )
 
 
@@ -247,6 +256,24 @@ def stored_buffer(old: torch.Tensor | None, new: object, trace: Trace, function:
     if old is None or node is None or (node.tensor.dtype, node.tensor.sizes) != (old.dtype, tuple(old.shape)):
         raise ExportChangesObject(function=function, what_changes="a buffer, which gets another size, dtype or kind")
     return old, node
+
+
+def refuse_moving(
+    decided: list[Speculation], keeper: RegionKeeper, stored: list[tuple[torch.Tensor, Node]], function: str
+) -> None:
+    """Raise ExportChangesObject where the program changes a tensor that has decided what it does."""
+    assert keeper.recorder is not None and keeper.trace is not None
+    changed = {id(old) for old, _ in stored}
+    changed |= {id(record.real) for record in keeper.trace.inputs if is_written(record, keeper.trace)}
+    for each in decided:
+        for record in inputs_of(keeper.recorder, each.node):
+            if id(record.real) in changed:
+                what = f"`{record.source.text()}`, whose value decides at {each.location.text()}"
+                raise ExportChangesObject(function=function, what_changes=what)
+
+
+def is_written(record: InputRecord, trace: Trace) -> bool:
+    return any(write.target is record.node for write in trace.graph.writes)
 
 
 def is_restored(effect: Effect) -> bool:

@@ -341,7 +341,8 @@ def can_generate(subject: Subject) -> bool:
 
 def takes_cache(subject: Subject) -> bool:
     """Whether a call can go without a cache, which may be of a class that no file holds."""
-    return "use_cache" in inspect.signature(subject.model.forward).parameters
+    parameters = inspect.signature(subject.model.forward).parameters
+    return "use_cache" in parameters or any([each.kind is each.VAR_KEYWORD for each in parameters.values()])
 
 
 def trials(architecture: Architecture, candidate: str, modes: Sequence[Mode]) -> Iterator[CaptureFinding]:

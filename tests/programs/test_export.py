@@ -355,6 +355,21 @@ def returns_an_object(x: Tensor) -> Any:
     return thing
 
 
+class Half:
+    """Of a registered class, but not all of it can be taken apart."""
+
+
+def taken_apart(value: Half) -> Any:
+    raise RuntimeError("this one cannot")
+
+
+torch.utils._pytree.register_pytree_node(Half, taken_apart, lambda parts, context: Half())
+
+
+def returns_half(x: Tensor) -> Half:
+    return Half()
+
+
 def waits(x: Tensor) -> Tensor:
     y = x + 1
     time.sleep(0)
@@ -382,6 +397,7 @@ def test_messages_are_no_part_of_a_program() -> None:
     [
         (Remembers(), "KILN5101", "last"),
         (returns_an_object, "KILN5102", "Thing"),
+        (returns_half, "KILN5102", "Half"),
         (waits, "KILN1", "sleep"),
         (branches, "KILN1", "x.sum() > 0"),
         (torch.sin, "KILN5106", "nn.Module"),

@@ -67,6 +67,47 @@ def roots(x: Tensor, n: Tensor) -> Tensor:
     return x / math.sqrt(n.item()) + math.log(n.item())
 
 
+class Padded(nn.Module):
+    """Settings in buffers and in a closure decide a padding, a loop and a branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("stride", T(3), persistent=False)
+        self.register_buffer("ends", T([0, 2, 5]))
+        self.register_buffer("scale", T([0.5, 2.0]))
+        self.offset = T(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        frames = torch.ceil(x.shape[-1] / self.stride).to(torch.int64)
+        x = nn.functional.pad(x, (0, frames * self.stride - x.shape[-1] + max(self.offset, 0)))
+        for start, end in zip(self.ends.tolist(), self.ends.tolist()[1:], strict=False):
+            x = x + x[:, start:end].sum()
+        return x * 2 if self.scale.max() > 1 else x
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", T(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 2 if self.calls > 3 else x
+        self.calls += 1
+        return y
+
+
+class Position(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("at", T(0))
+        self.register_buffer("rows", torch.zeros(4, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.rows[self.at] = x
+        self.at += 1
+        return self.rows.sum(0)
+
+
 def rows_of(size: int) -> tuple[Tensor]:
     return (torch.randn(size, 8),)
 
@@ -81,6 +122,8 @@ CASES: dict[str, tuple[Any, list[Any], Any]] = {
     "batch-norm": (nn.BatchNorm1d(8, momentum=None), [rows_of(5), rows_of(5), rows_of(5)], None),
     "asserted": (asserted, [(torch.randn(5, 3), T(i)) for i in (0, 3)], None),
     "integer": (roots, [(torch.randn(3), T(n)) for n in (4, 9)], None),
+    "settings": (Padded(), [(torch.randn(2, 7),), (torch.randn(2, 7),)], None),
+    "counter": (Position(), [(torch.randn(2),)] * 3, None),
     "float": (roots, [(torch.randn(3), T(n)) for n in (4.0, 0.5)], None),
 }
 
@@ -122,6 +165,17 @@ def test_a_value_that_was_excluded_is_an_error_with_its_line(name: str, bad: int
             made["program"]()(example[0], T(bad))
         with pytest.raises(CheckFailed, match="does not hold"):
             made["package"]()(example[0], T(bad))
+
+
+def test_what_carried_tensors_decide_is_checked_and_may_not_change() -> None:
+    program = kiln.export(Padded(), (torch.randn(2, 7),))
+    program.state["ends"][1] = 1
+    with pytest.raises(RuntimeError, match=r"does not hold.* at .*test_export_values.py:\d+"):
+        program(torch.randn(2, 7))
+    with pytest.raises(kiln.KilnError, match=r"it changes .*calls.*, whose value decides at .*test_export_values.py"):
+        kiln.export(Counting(), (torch.ones(2),))
+    with pytest.raises(kiln.KilnError, match="KILN1008"):  # an argument
+        kiln.export(lambda x, ends: x[: ends.tolist()[0]].chunk(ends.tolist()[1]), (torch.ones(4), T([2, 1])))
 
 
 def test_a_growing_cache_takes_one_row() -> None:

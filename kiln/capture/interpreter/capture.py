@@ -192,7 +192,7 @@ class Callbacks:
     speculate_values: bool = True
     control_flow: ControlFlowOption = "auto"
     own_regions: bool = True
-    whole: bool = False
+    carries: Callable[[torch.Tensor], bool] | None = None
     note_changing: Callable[[Collection[str]], bool] = lambda texts: False
     """Is told the sources of numbers that the frame itself changes; whether they become inputs."""
 
@@ -214,7 +214,7 @@ def capture_frame(
     speculate_values: bool = True,
     control_flow: ControlFlowOption = "auto",
     own_regions: bool = True,
-    whole: bool = False,
+    carries: Callable[[torch.Tensor], bool] | None = None,
     note_changing: Callable[[Collection[str]], bool] = lambda texts: False,
 ) -> Capture:
     """Capture a call of `function` with the arguments `locals` (by name, `*args` and `**kwargs` as they are bound).
@@ -231,12 +231,12 @@ def capture_frame(
         speculate_values: speculate on the values of small integer tensors, not only on truth values.
         control_flow: which `if` on a tensor becomes a branch in the graph, as the option says.
         own_regions: regions run Kiln's kernels and torch's operators, so that what an operator raises eager raises.
-        whole: the graph leaves the process: it checks itself what was assumed of values.
+        carries: the graph leaves the process with these tensors: it checks itself what was assumed of values.
     """
     sink = events or EventSink()
     callbacks = Callbacks(
         *(compile_region, recorder_factory, make_resume, dims, scalars, make_exit, compile_speculation, check_time),
-        *(speculate_values, control_flow, own_regions, whole, note_changing),
+        *(speculate_values, control_flow, own_regions, carries, note_changing),
     )
     stops: dict[tuple[int, int], GraphBreak] = {}
     needed, outlined, asked, watching = dict[Instruction, str](), frozenset[types.CodeType](), False, False
@@ -319,11 +319,11 @@ def new_state(
         callbacks.scalars,
         is_compiling,
         speculate,
-        speculate and callbacks.speculate_values,
+        (speculate and callbacks.speculate_values) or callbacks.carries is not None,
         callbacks.check_time,
         callbacks.control_flow,
         callbacks.own_regions,
-        callbacks.whole,
+        callbacks.carries,
     )
     collectives.register_functional()
     register_fully_sharded()

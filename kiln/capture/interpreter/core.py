@@ -356,8 +356,13 @@ class Policy:
     control_flow: ControlFlowOption = "auto"
     own_regions: bool = True
     """Kiln compiles the regions, which check what was assumed of values before they change inputs."""
-    whole: bool = False
-    """The capture is one graph that checks itself what was assumed of values, since nothing can run in its place."""
+    carries: Callable[[torch.Tensor], bool] | None = None
+    """Of a whole graph, which checks itself what was assumed of values, since nothing can run in its place: which
+    tensors it takes along. What these decide may be decided now."""
+
+    @property
+    def whole(self) -> bool:
+        return self.carries is not None
 
     @property
     def assumes(self) -> bool:

@@ -21,7 +21,7 @@ import kiln.capture.interpreter.control_flow as control_flow
 from kiln.capture.interpreter.breaks import DataDependentValue, GraphBreak, PastStep
 from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
-from kiln.capture.interpreter.speculation import Speculation, Speculations, constant_truth
+from kiln.capture.interpreter.speculation import Speculation, Speculations, constant_truth, may_decide
 from kiln.capture.interpreter.speculation import known_truth as known_condition
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
@@ -33,6 +33,7 @@ from kiln.graph.trace.finite import truth_if_finite
 from kiln.plan.overloads import is_random, written_arguments
 from kiln.runtime.checked_region import ASSUMED
 from kiln.support.errors import KilnError
+from kiln.support.location import Location
 from kiln.support.records import dataclass
 from kiln.symbolic.expr import Expr, Symbol
 from kiln.symbolic.node import SymNode, from_sym
@@ -113,11 +114,12 @@ def number_made(s: CaptureState, number: Symbol | Given, tensor: Value, fake: to
 def number_hidden(s: CaptureState, symbol: Symbol) -> None:
     """Note that the current instruction made a number that is no result, such as the offset of `x[i]`.
 
-    One that buffers of modules decide, such as a padding, seldom changes: it is speculated on.
+    One that buffers of modules decide, such as a padding, seldom changes: it is speculated on, but for a whole graph,
+    whose buffers may count.
     """
     frame = running_frame(s)
     s.part(DataValues).steps[symbol] = (frame.code, frame.at), past_step(frame)
-    node = size_read(s.recorder, symbol) if s.policy.speculate_values else None
+    node = size_read(s.recorder, symbol) if s.policy.speculate_values and not s.policy.whole else None
     if node is not None and all([is_buffer(record.source) for record in inputs_of(s.recorder, node)]):
         speculated_size(s, symbol)
 
@@ -141,7 +143,7 @@ def speculated_value(s: CaptureState, fake: torch.Tensor) -> torch.Tensor | None
     if not all([env.has_hint(symbol) or speculated_size(s, symbol) for symbol in unknown]):
         return None
     node = integer_value(s.recorder, fake, LARGEST_SPECULATED)
-    return speculated(s, node) if node is not None else None
+    return speculated(s, node) if node is not None and may_decide(s, node) else None
 
 
 def speculated(s: CaptureState, node: Node) -> torch.Tensor:
@@ -158,7 +160,7 @@ def speculated(s: CaptureState, node: Node) -> torch.Tensor:
 def speculated_size(s: CaptureState, symbol: Symbol) -> bool:
     """Take a size that integer inputs decide as what it is in this call, which the call checks."""
     node = size_read(s.recorder, symbol) if s.policy.speculate_values else None
-    if node is None:
+    if node is None or not may_decide(s, node):
         return False
     found, env = s.part(DataValues).steps, s.recorder.env
     relation = rel_eq(symbol, int(speculated(s, node)))
@@ -350,10 +352,17 @@ def conditions(s: CaptureState) -> list[tuple[FakeTensor, bool]]:
     found = [assumption for assumption in s.part(DataValues).assumptions if assumption.tensor is not None]
     if not s.policy.whole and not (s.policy.own_regions and changes_inputs(s.recorder.inputs)):
         return [(assumption.tensor, assumption.expected) for assumption in found if assumption.tensor is not None]
-    emit = s.recorder.emit
+    for decided in s.part(Speculations).assumed.values():
+        check(s, decided.node, decided.expected, decided.location)
     for assumption in found:
-        node = emit.convert(s.recorder.node_of(assumption.tensor), torch.bool)  # type: ignore[arg-type]
-        node = emit.node("reshape", node, sizes=()) if node.tensor.rank else node
-        node = node if assumption.expected else emit.pointwise("logical_not", node)
-        emit.node("assert", node, message=f"{ASSUMED} at {assumption.step.location().text()}")
+        check(s, s.recorder.node_of(assumption.tensor), assumption.expected, assumption.step.location())  # type: ignore[arg-type]
     return []
+
+
+def check(s: CaptureState, node: Node, expected: bool, location: Location) -> None:
+    """Let the graph fail where the truth of `node`, of one element, is not `expected`."""
+    emit = s.recorder.emit
+    node = emit.convert(node, torch.bool)
+    node = emit.node("reshape", node, sizes=()) if node.tensor.rank else node
+    node = node if expected else emit.pointwise("logical_not", node)
+    emit.node("assert", node, message=f"{ASSUMED} at {location.text()}")

@@ -28,7 +28,7 @@ from kiln.graph.ir.fx_view import fx_view
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
 from kiln.graph.trace import InputRecord
-from kiln.graph.trace.condition import condition_graph, evaluate_condition, speculative_condition
+from kiln.graph.trace.condition import condition_graph, evaluate_condition, inputs_of, speculative_condition
 from kiln.graph.trace.constant_value import comparison_truth
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.recorder import Recorder
@@ -200,6 +200,19 @@ def constant_truth(recorder: Recorder, fake: torch.Tensor) -> bool | None:
     return comparison_truth(recorder.node_of(fake), recorder.constants)
 
 
+def may_decide(s: CaptureState, node: Node) -> bool:
+    """Whether the inputs that `node` is computed from may be taken as they are in this call."""
+    carries = s.policy.carries
+    if carries is None:
+        return s.policy.speculate
+    return all([x.real is not None and is_as_before(s, x) and carries(x.real) for x in inputs_of(s.recorder, node)])
+
+
+def is_as_before(s: CaptureState, record: InputRecord) -> bool:
+    """Whether the program has not changed a tensor from outside so far."""
+    return isinstance(record.fake, FakeTensor) and s.recorder.node_of(record.fake) is record.node
+
+
 def known_truth(s: CaptureState, fake: torch.Tensor) -> bool | None:
     """The truth value of a tensor if it is constant or can be speculated on, else None."""
     if fake.dim() and not all(isinstance(size, int) and size == 1 for size in fake.shape):
@@ -208,10 +221,10 @@ def known_truth(s: CaptureState, fake: torch.Tensor) -> bool | None:
     known = constant_truth(s.recorder, fake)
     if known is not None:
         return known
-    if not s.policy.speculate:
+    if not s.policy.assumes:
         return None
     node = speculative_condition(s.recorder, fake)
-    if node is None:
+    if node is None or not may_decide(s, node):
         return None
     assumed = s.part(Speculations).assumed
     found = assumed.get(node)

@@ -11,6 +11,7 @@ Face models), named tuples and dataclasses. A file names them; a reader neither 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Iterator, Sequence
@@ -157,10 +158,13 @@ def _flat(value: object, leaves: list[object]) -> Tree:
     if names and all(hasattr(value, name) for name in names):
         return Tree(kind, tuple([_flat(getattr(value, name), leaves) for name in names]), names)
     node = pytree.SUPPORTED_NODES.get(kind)
-    if node is None or kind is dict:
+    parts = None
+    if node is not None and kind is not dict:
+        with contextlib.suppress(Exception):  # not every object of a registered class can be taken apart
+            parts, context = node.flatten_fn(value)
+    if parts is None:
         leaves.append(value)
         return LEAF
-    parts, context = node.flatten_fn(value)
     return Tree(kind, tuple([_flat(part, leaves) for part in parts]), (), context)
 
 
