@@ -51,7 +51,7 @@ def refusal(target: str, libraries: Collection[str]) -> str:
     if target in LIBRARY:
         return ""
     if namespace != "aten":
-        return "" if namespace in libraries else f"the library `{namespace}` is not among those allowed"
+        return "" if namespace in libraries else f"`load_program(path, libraries=({namespace!r},))` allows that"
     overload = find_overload(target)
     if not isinstance(overload, OpOverload):
         return "it is not an operator"

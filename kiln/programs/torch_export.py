@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from importlib import import_module
@@ -145,7 +145,7 @@ class Exporter:
         )
         self.dispatcher = import_module("torch._dispatch.python").enable_python_dispatcher
         """Without it, composite operators refuse symbols."""
-        self.view = FxView(program.graph, program.constants)
+        self.view = FxView(program.graph, program.constants, functional=True)
         self.root = torch.nn.Module()
         self.fx = torch.fx.Graph(self.root)  # type: ignore[arg-type]
         self.copies: dict[FxNode, FxNode] = {}
@@ -379,13 +379,23 @@ class Exporter:
             found, structure = pytree.tree_flatten(tree.build(leaves))
             structures.append(structure)
             if found != leaves:
-                raise NoTorchExport(problem=f"torch.export.register_dataclass does not know a class in {tree}")
+                unknown = next((kind for kind in classes_in(tree) if kind not in pytree.SUPPORTED_NODES), tuple)
+                problem = f"torch does not know `{unknown.__name__}` as a container: "
+                raise NoTorchExport(problem=problem + f"call torch.export.register_dataclass({unknown.__name__})")
         in_spec, out_spec = structures
         count = len(self.signature.in_tree.children[0].children)
         names = [*self.signature.parameters[:count]]
         names += [f"args_{number}" for number in range(len(names), count)]  # of a parameter like `*args`
         names += map(str, self.signature.in_tree.children[1].keys)
         return export.ModuleCallEntry("", export.ModuleCallSignature([], [], in_spec, out_spec, names))
+
+
+def classes_in(tree: Tree) -> Iterator[type]:
+    """Of its containers, the dataclasses first."""
+    for child in tree.children:
+        yield from classes_in(child)
+    if tree.keys and tree.type is not None and not issubclass(tree.type, dict):
+        yield tree.type
 
 
 def allowed(target: Callable[..., object] | str) -> Callable[..., object] | str:
@@ -413,6 +423,9 @@ def plain_module(exported: ExportedProgram) -> torch.nn.Module:
     """A module whose `forward` takes the leaves of the arguments and returns those of the results, unchecked."""
     has_guards = "check_guards" in inspect.signature(exported.module).parameters
     graph_module = exported.module(**({"check_guards": False} if has_guards else {}))
+    fake = import_module("torch._subclasses.fake_tensor").FakeTensor
+    if lost := [name for name in exported.constants if isinstance(getattr(graph_module, name, None), fake)]:
+        raise NoTorchExport(problem=f"its constant `{lost[0]}` has no value: torch.export has lost it")
     graph_module.graph._codegen = torch.fx.graph.CodeGen()
     graph_module.recompile()
     kind = type("ExportedModule", (torch.nn.Module,), {"forward": type(graph_module).forward})

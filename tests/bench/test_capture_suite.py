@@ -20,9 +20,11 @@ from transformers import (
     SwinConfig,
 )
 
+from kiln.programs.dims import Dim
 from kiln_bench.capture.architectures import Architecture, Shrinking, Size, small_config
+from kiln_bench.capture.exported import free_sizes
 from kiln_bench.capture.main import table
-from kiln_bench.capture.trial import Subject, difference, trial, trials
+from kiln_bench.capture.trial import Subject, calls_of, difference, export_trial, trial, trials
 from kiln_bench.children import Tell, Told, in_children
 
 
@@ -73,6 +75,34 @@ def test_an_architecture() -> None:
     ]  # fmt: skip
     lines = table(found)
     assert lines[1].split()[:7] == ["kiln", "eval", "1", "100.0", "%", "100.0", "%"]
+
+
+def test_free_sizes() -> None:
+    """Rows of tensors and numbers of tokens are free; the table counts calls with other sizes and compares times."""
+    shapes = free_sizes({"input_ids": torch.ones(2, 3, dtype=torch.long), "pixels": torch.ones(2, 3, 4), "flag": True})
+    assert shapes == {"input_ids": {0: Dim.AUTO, 1: Dim.AUTO}, "pixels": {0: Dim.AUTO}, "flag": None}
+    [found] = trials(Architecture("gpt2", "GPT2LMHeadModel", GPT2LMHeadModel), "kiln", ("free",))
+    assert (found["outcome"], found["sizes"]) == ("equal", [2, 0]) and found["export_seconds"] > 0
+    peer = {**found, "candidate": "torch.export", "export_seconds": 4 * found["export_seconds"]}
+    refused = {**found, "name": "other", "sizes": [1, 1]}
+    lines = table([found, peer, refused])
+    assert any([line.startswith("exports of both: 1") and line.endswith("median ratio 0.25") for line in lines])
+    assert "calls with other sizes: 3, of which 1 are refused" in lines
+
+
+class Doubled(nn.Module):
+    """Takes two rows in one way, and others in another."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[0] == 2 else x * 3
+
+
+def test_sizes_that_a_program_refuses() -> None:
+    subject = Subject("doubled", Doubled(), {"x": torch.ones(2, 5)})
+    shapes = [x.shape for call in calls_of(subject, "free") if isinstance(x := call["x"], torch.Tensor)]
+    assert shapes == [(2, 5), (4, 5), (2, 10)]
+    found = export_trial(subject, "kiln", "free")
+    assert (found["outcome"], found["sizes"]) == ("equal", [2, 2])
 
 
 def test_generated_tokens() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 Branch = Callable[..., Any]
 LONGEST_UNROLLED = 64
@@ -227,6 +227,14 @@ def scanned_in_eager(combine_fn: Branch, init: object, xs: object) -> tuple[obje
 
 
 scanned_in_eager._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
+def auto_functionalized(names: tuple[str, ...], op: Branch, /, **kwargs: object) -> tuple[object, ...]:
+    """torch's operator for one that writes to `names`: its results, then the copies that it wrote to."""
+    copies = {name: tree_map(torch.clone, kwargs[name]) for name in names}
+    made = op(**{**kwargs, **copies})
+    results = made if isinstance(made, tuple) else (made,)
+    return (*results, *[copies[name] for name in names])
 
 
 def fresh(result: object, operands: Sequence[object]) -> object:

@@ -61,10 +61,13 @@ class _FxCall:
 
 @final
 class FxView:
-    """A graph being written as an fx graph; `values` are the fx nodes of its nodes, `sizes` those of its symbols."""
+    """A graph being written as an fx graph; `values` are the fx nodes of its nodes, `sizes` those of its symbols.
 
-    def __init__(self, graph: Graph, constants: Mapping[str, torch.Tensor]) -> None:
-        self.graph, self.constants = graph, constants
+    `functional`: operators that write are called by torch's `auto_functionalized`, not on copies.
+    """
+
+    def __init__(self, graph: Graph, constants: Mapping[str, torch.Tensor], *, functional: bool = False) -> None:
+        self.graph, self.constants, self.functional = graph, constants, functional
         self.fx = torch.fx.Graph()
         self.root = torch.nn.Module()
         self.values: dict[Node, FxArgument] = {}
@@ -149,7 +152,7 @@ class FxView:
 
     def nested(self, graph: Graph, numbers: Sequence[Symbol], is_test: bool) -> torch.fx.Node:
         """The attribute with a nested graph, whose results share no memory with others, as torch asks."""
-        view = FxView(graph, self.constants)
+        view = FxView(graph, self.constants, functional=self.functional)
         view.build(numbers)
         results: list[FxArgument] = []
         for output in graph.outputs:
@@ -185,6 +188,18 @@ class FxView:
     ) -> FxArgument:
         """Its results, then the copies of arguments that it writes to."""
         overload, copies = find_overload(target), list[torch.fx.Node]()
+        count = len(overload._schema.returns)
+        if self.functional:
+            names = [argument.name for argument in overload._schema.arguments]
+            named = {**dict(zip(names, args, strict=False)), **kwargs}
+            made = self.fx.call_function(torch.ops.higher_order.auto_functionalized, (overload,), named)
+            changed = [name for place, name in enumerate(names) if written & {place, name}]
+            parts = [self.fx.call_function(operator.getitem, (made, n)) for n in range(max(count, 1) + len(changed))]
+            lists = [(part, named.get(name)) for part, name in zip(parts[-len(changed) :], changed, strict=True)]
+            for part, given in lists:
+                each = given if isinstance(given, list | tuple) else ()
+                copies += [self.fx.call_function(operator.getitem, (part, n)) for n in range(len(each))] or [part]
+            return (*parts[:count], *copies)
 
         def copied(value: FxArgument) -> FxArgument:
             if isinstance(value, list | tuple):
@@ -197,7 +212,6 @@ class FxView:
         given = tuple([copied(arg) if place in written else arg for place, arg in enumerate(args)])
         named = {name: copied(arg) if name in written else arg for name, arg in kwargs.items()}
         made = self.fx.call_function(overload, given, named)
-        count = len(overload._schema.returns)
         parts = [made] if count == 1 else [self.fx.call_function(operator.getitem, (made, n)) for n in range(count)]
         return (*parts, *copies)
 

@@ -39,8 +39,8 @@ ORIGIN = re.compile(
     r"(?P<backward> \(backward\))?$"
 )
 SPEC = re.compile(r"(?P<dtype>\w+)\[(?P<inside>[^\]]*)\]$")
-TOKEN = re.compile(
-    r'"(?:[^"\\]|\\.)*"|%(?P<value>\d+)|@(?P<graph>\d+)|(?P<device>cpu|(?:cuda|meta|mps|xpu)(?::\d+)?)\b'
+TOKEN = re.compile(  # `%4` is a value, but in `s0%4` and `(s0 + 1)%4` a remainder
+    r'"(?:[^"\\]|\\.)*"|(?<![\w)])%(?P<value>\d+)|@(?P<graph>\d+)|(?P<device>cpu|(?:cuda|meta|mps|xpu)(?::\d+)?)\b'
 )
 
 

@@ -25,7 +25,7 @@ graph step(%0: f32[4, 8] "x", %1: f32[8] "self.bias", %2: int(s0) "n"):
             %1: f32[4, 4] = neg(%0)
             return %1
     %7: f32[] = constant(value=complex(1.0, -2.0), dtype=c64, device=cpu)
-    %8: f32[4] = opaque lib.op.default(%7, s0 + 1, memory_format=torch.channels_last)
+    %8: f32[4] = opaque lib.op.default(%7, s0 + 1, (s0 + 1)%7, s0%4, memory_format=torch.channels_last)
     %9: () = assert(%8, message="a")
     write %0 <- %3
     return %3 requires_grad, %4 is input 0, %4 views input 0 as f32[8, 4] requires_grad"""

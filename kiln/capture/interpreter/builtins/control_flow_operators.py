@@ -16,6 +16,7 @@ from typing import final
 
 import torch
 import torch.nn.attention.flex_attention
+from torch._ops import OpOverload
 
 import kiln.capture.interpreter.attention_polyfill as attention_polyfill
 import kiln.capture.interpreter.control_flow as control_flow
@@ -269,6 +270,16 @@ def require_like(s: CaptureState, what: str, found: Sequence[Value], wanted: Seq
 def same_sizes(s: CaptureState, a: TensorSpec, b: TensorSpec) -> bool:
     """Guarded where that depends on the sizes of this call."""
     return a.rank == b.rank and all(map(partial(equal, s.recorder.symbols), a.sizes, b.sizes))
+
+
+@handles_at_site(torch.ops.higher_order.auto_functionalized)
+def auto_functionalized(s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
+    operator = args[0].real()
+    if not isinstance(operator, OpOverload):
+        raise UnsupportedCall(function="auto_functionalized", why="it is not known which operator it calls")
+    arguments = operator._schema.arguments
+    names = tuple([each.name for each in arguments if each.alias_info is not None and each.alias_info.is_write])
+    return interpret(s, control_flow.auto_functionalized, [s.wrap(names, None), *args], kwargs, site)
 
 
 for _original, _replacement in (
