@@ -417,6 +417,35 @@ def test_a_whole_step_with_own_kernels() -> None:
     assert report.regions <= 2 * report.compiles
 
 
+def test_a_queue_whose_position_is_a_buffer() -> None:
+    """The number is read in the forward; the write of the queue comes at the end, with those of the weights."""
+
+    def train(compiled: Callable[[Any], Any]) -> list[Tensor]:
+        torch.manual_seed(0)
+        net, queue, position = nn.Linear(4, 3).double(), torch.zeros(8, 3).double(), torch.zeros(1, dtype=torch.long)
+
+        def step(x: Tensor) -> Tensor:
+            keys = net(x)
+            loss = (keys @ queue.clone().t()).exp().mean() - keys.sum()
+            at = int(position)
+            queue[at : at + 2] = keys.detach()
+            position[0] = (at + 2) % 8
+            loss.backward()
+            with torch.no_grad():
+                for p in net.parameters():
+                    p -= 0.1 * p.grad
+                    p.grad = None
+            return loss.detach()
+
+        run = compiled(step)
+        return [run(torch.randn(2, 4).double()) for _ in range(6)] + [queue, position, *net.parameters()]
+
+    fast: list[Any] = []
+    found = train(lambda step: fast.append(kiln.compile(step, options={"cache": False})) or fast[0])
+    torch.testing.assert_close(found, train(lambda step: step))
+    assert fast[0].report().eager == 0 and fast[0].report().compiles == 1, fast[0].report()
+
+
 def test_gradients_that_are_dropped_are_free_while_the_region_runs() -> None:
     net, held = Net(), []
 

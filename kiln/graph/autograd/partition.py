@@ -226,7 +226,7 @@ def _backward(
         # Of several tangents, some may be missing in a backward, and so may be what only these need.
         present = [new[node] for node, read in zip(kept, readers, strict=True) if read is None]
         present += joint.tangents if len(joint.tangents) == 1 else ()
-        symbols = _missing_symbols([*nodes, *joint.tangents], present)
+        symbols = missing_symbols([*nodes, *joint.tangents], present)
     for symbol in symbols:
         made.input(str(symbol), ScalarSpec(int, symbol))
     for tangent in joint.tangents:
@@ -311,7 +311,7 @@ def may_have_symbols(env: ShapeEnv | None) -> bool:
     return env is None or bool(env.symbols())
 
 
-def _missing_symbols(nodes: Sequence[Node], inputs: Sequence[Node]) -> list[Symbol]:
+def missing_symbols(nodes: Sequence[Node], inputs: Sequence[Node]) -> list[Symbol]:
     """Symbols in `nodes` and `inputs` that are not themselves a size or a stride of an input."""
     bound = {
         size

@@ -20,11 +20,11 @@ from typing import final
 from kiln.graph.autograd.eager_saves import is_derivative
 from kiln.graph.autograd.memory_budget import saved_values
 from kiln.graph.autograd.min_cut import Sides
-from kiln.graph.autograd.partition import copy_of, late_recomputation
+from kiln.graph.autograd.partition import copy_of, late_recomputation, missing_symbols
 from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Graph, Output, Write
 from kiln.graph.ir.node import Node, base_of
-from kiln.graph.ir.rewrite import computed_from, has_effect, nodes_between, with_inputs
+from kiln.graph.ir.rewrite import computed_from, has_effect, nodes_between, symbols_read, with_inputs
 from kiln.graph.ir.size_oracle import GuardFreeOracle
 from kiln.support.records import dataclass
 from kiln.symbolic import ShapeEnv
@@ -46,7 +46,7 @@ class SplitStep:
 
 
 def split_step(graph: Graph, env: ShapeEnv | None, *, recompute: bool = True, budget: float = 1.0) -> SplitStep | None:
-    """The halves of a graph; None if it holds no backward, or if the forward computes a size that both need."""
+    """The halves of a graph; None if it holds no backward, or if both need a number that the forward reads."""
     start = next((number for number, node in enumerate(graph.nodes) if is_derivative(node)), None)
     if not start:
         return None
@@ -64,7 +64,10 @@ def split_step(graph: Graph, env: ShapeEnv | None, *, recompute: bool = True, bu
     if not all(type(node.spec) is TensorSpec for node in kept) or chosen & later:
         return None
     first, numbers = first_half(graph, own[0], sides, kept)
-    return SplitStep(first, second_half(graph, own[1], later, kept, env), numbers, places)
+    second = second_half(graph, own[1], later, kept, env)
+    if not symbols_read(first.nodes).isdisjoint(missing_symbols(second.nodes, second.inputs)):
+        return None
+    return SplitStep(first, second, numbers, places)
 
 
 def outputs_of_halves(graph: Graph, later: set[Node]) -> tuple[Place, ...] | None:
