@@ -145,7 +145,8 @@ bool GuardTree::parse(PyObject* nodes, PyObject* checks, PyObject* collect) {
   }
   for (const Node& node : nodes_) {
     bool found = node.access == Access::kAttr || node.access == Access::kDictAttr ||
-                 node.access == Access::kClassField || node.access == Access::kArray;
+                 node.access == Access::kClassField || node.access == Access::kArray ||
+                 node.access == Access::kAnswer;
     for (int i = node.first_check; i < node.last_check; i++) {
       Kind kind = checks_[i].kind;
       found |= kind == Kind::kDictKeys || kind == Kind::kHasAttr || kind == Kind::kNoAttr;

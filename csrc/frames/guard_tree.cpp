@@ -156,6 +156,12 @@ Found array_as_tensor(PyObject* value, PyObject* from_numpy) {
   return tensor != nullptr ? Found{tensor, Via::kTemporary} : Found{};
 }
 
+Found answer(PyObject* function, PyObject* value) {
+  PyObject* found = PyObject_CallOneArg(function, value);
+  if (found == nullptr) PyErr_Clear();
+  return found != nullptr ? Found{found, Via::kTemporary} : Found{};
+}
+
 Found step_from(const Node& node, PyObject* parent) {
   switch (node.access) {
     case Access::kAttr:
@@ -176,6 +182,8 @@ Found step_from(const Node& node, PyObject* parent) {
       return value_at(parent, node.index);
     case Access::kArray:
       return array_as_tensor(parent, node.key);
+    case Access::kAnswer:
+      return answer(node.key, parent);
     case Access::kClassField:
       return class_field(parent, node.key);
     case Access::kMro:

@@ -47,6 +47,7 @@ enum class Access : uint8_t {
   kValue,       // index: the nth value of a dict
   kArray,       // key: torch.from_numpy; a tensor in the memory of a NumPy array
   kClassField,  // key: name; of a class, by a C descriptor of its metaclass
+  kAnswer,      // key: a function, which is called with the parent
 };
 
 enum class Kind : uint8_t {

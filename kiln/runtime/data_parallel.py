@@ -11,6 +11,12 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 
+def has_built_in_hook(module: DistributedDataParallel) -> bool:
+    """Nothing of the Python objects tells."""
+    logger = module.logger
+    return logger is not None and "comm_hook" in logger._get_ddp_logging_data().strs_map
+
+
 def forwarded(module: DistributedDataParallel, output: object) -> None:
     """`output` of a call of the module whose gradients are to be reduced."""
     synchronised = module.require_forward_param_sync, module.require_backward_grad_sync

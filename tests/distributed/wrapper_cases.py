@@ -221,8 +221,11 @@ def accumulating_step(model: Any, optimizer: torch.optim.Optimizer, x: torch.Ten
     return loss.detach()
 
 
-def whole_step(step: Callable[..., torch.Tensor], breaks: bool = False, **options: bool) -> Callable[[int, int], None]:
-    """The case that a step with its backward and reductions is one region, and eager goes on with its states."""
+def whole_step(
+    step: Callable[..., torch.Tensor], breaks: bool = False, later: bool = False, **options: bool
+) -> Callable[[int, int], None]:
+    """The case that a step with its backward and reductions is one region, and eager goes on with its states. `later`:
+    torch's own hook, which rounds to halves, is registered when the step has been compiled."""
 
     def results(rank: int, *, compiled: bool) -> list[torch.Tensor]:
         torch.manual_seed(0)
@@ -230,7 +233,11 @@ def whole_step(step: Callable[..., torch.Tensor], breaks: bool = False, **option
         run = partial(step, model, torch.optim.AdamW(model.parameters(), lr=0.1))
         run = kiln.compile(run) if compiled else run
         batches = [torch.randn(6, 3, 5, 4, dtype=torch.float64) + rank for _ in range(4)]
-        found = [run(batch) for batch in batches]
+        found = []
+        for number, batch in enumerate(batches):
+            if later and number == 2:
+                model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+            found.append(run(batch))
         if compiled:
             report = run.report()  # type: ignore[attr-defined]
             assert bool(report.breaks) == breaks and not report.eager and report.compiles + report.loaded <= 4, report
@@ -245,4 +252,5 @@ def whole_step(step: Callable[..., torch.Tensor], breaks: bool = False, **option
 
 CASES["ddp_whole_step"] = whole_step(plain_step)
 CASES["ddp_whole_step_accumulates"] = whole_step(accumulating_step, gradient_as_bucket_view=True)
+CASES["ddp_whole_step_hooked_later"] = whole_step(plain_step, breaks=True, later=True)
 CASES["ddp_whole_step_hooked"] = whole_step(plain_step, breaks=True, hook=True)

@@ -27,6 +27,7 @@ from kiln.runtime.guards.guard import (
     tensor_expectation,
 )
 from kiln.runtime.guards.source import (
+    AnswerSource,
     AttrSource,
     BuiltinSource,
     CallSource,
@@ -157,6 +158,10 @@ def closed_over(value: Any) -> Any:
     return inner
 
 
+def fields_of(value: object) -> dict[str, object]:
+    return dict(vars(value))
+
+
 def held_by_slots(value: Any) -> Slotted:
     return Slotted(value)
 
@@ -190,6 +195,7 @@ def held_by_slots(value: Any) -> Slotted:
         (AttrSource(X, "value"), lambda v: SimpleNamespace(value=v)),
         (ClassFieldSource(TypeSource(X), "__name__"), lambda v: type(v, (), {})()),
         (ItemSource(ClassFieldSource(X, "__dict__"), "a"), lambda v: type("A", (), {"a": v})),
+        (ItemSource(AnswerSource(X, reference(fields_of)), "a"), lambda v: Plain(a=v)),
     ],
     ids=lambda value: value.text() if isinstance(value, Source) else "",
 )

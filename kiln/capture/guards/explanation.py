@@ -166,6 +166,7 @@ BEHIND_BASE: Mapping[type[Source], str] = {
     sources.TypeSource: "type({0})",
     sources.MethodFuncSource: "{0}",
     sources.ArraySource: "{0}",
+    sources.AnswerSource: "{1.function.path}({0})",
     sources.MethodSelfSource: "{0}.__self__",
     sources.GradSource: "{0}.grad",
     sources.SizeSource: "{0}.size({1.dim})",

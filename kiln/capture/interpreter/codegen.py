@@ -350,6 +350,11 @@ def call_with(
     return function(*arguments, **dict(keywords))
 
 
+def ask(value: object, function: Callable[[object], object]) -> object:
+    """Asks again what an `AnswerSource` names."""
+    return function(value)
+
+
 def plain(arguments: tuple[object, ...]) -> tuple[object, ...]:
     return tuple([value.value if isinstance(value, ObjectRef) else value for value in arguments])
 
@@ -405,6 +410,7 @@ EMITTERS: dict[type[Source], SourceEmitter] = {
     ),
     sources.MroSource: on_base(lambda a, source: a.attr("__mro__").item(source.index)),
     sources.ArraySource: on_base(lambda a, source: a.attr("__array__").call(0).call(1), torch.from_numpy),
+    sources.AnswerSource: on_base(lambda a, source: a.const(source.function.value).call(2), ask),
     sources.ClassFieldSource: on_base(lambda a, source: a.attr(source.name)),
     sources.CallSource: on_base(
         lambda a, source: a.const(plain(source.arguments)).const(source.keywords).call(3), call_with

@@ -17,7 +17,7 @@ from kiln.runtime.guards.source import Source
 # fmt: off
 (LOCAL, GLOBALS, CELL, CONST, ATTR, DICT_ATTR, ITEM, DEFAULT,
  KW_DEFAULT, CLOSURE, TYPE, METHOD_FUNC, METHOD_SELF, KEY, MRO, CELL_OBJECT, CALL, VALUE, ARRAY,
- CLASS_FIELD) = range(20)
+ CLASS_FIELD, ANSWER) = range(21)
 # fmt: on
 SIZE, STRIDE, OFFSET = range(100, 103)
 
@@ -61,6 +61,7 @@ STEPS: StepForms = {
     src.ValuesSource: (VALUE, None, "index"),
     src.MroSource: (MRO, None, "index"),
     src.ArraySource: (ARRAY, None, None),
+    src.AnswerSource: (ANSWER, "function", None),
     src.ClassFieldSource: (CLASS_FIELD, "name", None),
     src.CallSource: _call,
     src.SizeSource: (SIZE, None, "dim"),

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import field, fields
 from typing import ClassVar, final
 
-from kiln.runtime.guards.constant import Json, constant_to_json, readable_constant
+from kiln.runtime.guards.constant import Json, ObjectRef, constant_to_json, readable_constant
 from kiln.support.records import dataclass
 
 SOURCES: dict[str, type[Source]] = {}
@@ -328,6 +328,17 @@ class ArraySource(StepSource):
 
 @final
 @dataclass(frozen=True, slots=True)
+class AnswerSource(StepSource):
+    """What a Python function of Kiln says of `base`, which no path leads to. It is called each time the guards are
+    checked."""
+
+    tag = "answer"
+    form = "{0.function.path}({0.base})"
+    function: ObjectRef
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class FormulaSource(RootSource):
     """A number that transformed code computes in front of the region; no guard asks for it."""
 
@@ -344,7 +355,7 @@ _CONCRETE: tuple[type[Source], ...] = (
     *(LocalSource, GlobalSource, ModuleGlobalSource, CellSource, BuiltinSource, ImportSource),
     *(AttrSource, DictAttrSource, ItemSource, DefaultSource, ClosureSource, TypeSource),
     *(MethodFuncSource, MethodSelfSource, SizeSource, StrideSource, OffsetSource, GradSource, KeysSource),
-    *(ValuesSource, MroSource, ClassFieldSource, CellObjectSource, CallSource, ArraySource),
+    *(ValuesSource, MroSource, ClassFieldSource, CellObjectSource, CallSource, ArraySource, AnswerSource),
 )
 SOURCES.update((kind.tag, kind) for kind in _CONCRETE)
 FIELDS: dict[type[Source], tuple[str, ...]] = {

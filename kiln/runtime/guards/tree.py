@@ -35,6 +35,7 @@ from kiln.runtime.guards.guard import (
     TensorExpectation,
 )
 from kiln.runtime.guards.paths import (
+    ANSWER,
     ARRAY,
     CALL,
     CELL,
@@ -174,6 +175,7 @@ _STEPS: StepForms = {
     src.ImportSource: lambda source: ((CONST, sys.modules, 0), (ITEM, source.module, 0)),
     src.CallSource: _call,
     src.ArraySource: lambda source: ((ARRAY, torch.from_numpy, 0),),
+    src.AnswerSource: lambda source: ((ANSWER, source.function.value, 0),),
     **dict.fromkeys(_EXTENTS, _integer),
 }
 

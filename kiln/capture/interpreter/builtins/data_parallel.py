@@ -26,6 +26,7 @@ from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor
 from kiln.native._executor import leaf_observers
 from kiln.runtime import data_parallel
+from kiln.runtime.guards.source import AnswerSource
 from kiln.support.records import dataclass
 
 if dist.is_available():
@@ -45,12 +46,14 @@ class Replica:
     def own(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         return [leaf for leaf in leaves if id(leaf.original) in self.parameters]
 
-    def why_not(self, leaves: Sequence[Tensor]) -> str:
+    def why_not(self, s: CaptureState, leaves: Sequence[Tensor]) -> str:
         """Why a backward that gives these leaves gradients breaks the graph, or ""; `reduced` has more reasons."""
         if len(self.own(leaves)) < len(self.parameters):
             return "a parameter of a DistributedDataParallel module gets none"
-        logged = self.module.real().logger._get_ddp_logging_data().strs_map  # no guard can ask
-        return "a DistributedDataParallel module has a built-in hook" if logged.get("comm_hook") else ""
+        assert self.module.source is not None
+        source = AnswerSource(self.module.source, s.reference(data_parallel.has_built_in_hook))
+        hooked = s.wrap(data_parallel.has_built_in_hook(self.module.real()), source).constant(s)
+        return "a DistributedDataParallel module has a built-in hook" if hooked else ""
 
     def reduce(self, backward: HookedBackward, leaves: Sequence[Tensor], order: Sequence[int]) -> None:
         """`order`: in which the leaves got their gradients, by `id` of the fake."""

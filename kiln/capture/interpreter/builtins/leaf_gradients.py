@@ -254,7 +254,7 @@ def run_backward(s: CaptureState, roots: list[Value], tangents: Value | None, gi
     called = any(hooks_.gradient is not None or hooks_.accumulated is not None for hooks_ in hooks)
     reductions = s.part(Replicas).reductions(targets)
     for replica in reductions:
-        if why := "its gradients have hooks or a graph" if create or called else replica.why_not(targets):
+        if why := "its gradients have hooks or a graph" if create or called else replica.why_not(s, targets):
             raise unsupported(f"{why}, and they are reduced over ranks")
     ordered = called or bool(reductions)
     hooked = HookedBackward(s, running_frame(s), here(s), hooks if ordered else ())
