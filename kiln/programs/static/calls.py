@@ -8,6 +8,7 @@ A rule gets the call and returns statements. `Refused` says why there are none.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from typing import final
 
 import torch
@@ -16,6 +17,7 @@ from kiln.graph.prims.table import Cells
 from kiln.plan.overloads import find_overload
 from kiln.plan.plan import Ref, Slot
 from kiln.plan.steps import AtenStep
+from kiln.programs.static.memory import ALIGNMENT
 from kiln.programs.static.places import Places
 from kiln.support.records import dataclass
 from kiln.symbolic import Int, ceil_div
@@ -25,6 +27,10 @@ QUERY_ROWS = 24
 """Rows of scores that attention computes at a time, as in kernels/attention.h."""
 
 
+LSTM_MODE = 2
+"""As torch numbers kinds of recurrent layers."""
+
+
 class Refused(Exception):
     """The library has no kernel for this call."""
 
@@ -32,19 +38,31 @@ class Refused(Exception):
 @final
 @dataclass(frozen=True, slots=True)
 class OwnKernelCall:
-    """A call of an ATen operator, its arguments by name with the defaults."""
+    """A call of an ATen operator, its arguments by name with the defaults.
+
+    Kernels are for float32: bfloat16 arguments are widened in front of them, results narrowed behind.
+    """
 
     step: AtenStep
     at: Places
     given: Mapping[str, object]
+    before: list[str] = field(default_factory=list)
+    after: list[str] = field(default_factory=list)
+    used: list[Int] = field(default_factory=list)
+    """Bytes of the parts of the scratch memory."""
+
+    def scratch(self, size: Int) -> str:
+        start: Int = sum(self.used, 0)
+        self.used.append(ceil_div(size, ALIGNMENT) * ALIGNMENT)
+        return f"{self.at.scratch(start + self.used[-1])} + {self.at.printer.operand(start)}"
 
     def slot(self, name: str) -> Slot:
-        """Of a tensor. Raises Refused for a number, and for tensors of other dtypes than float32."""
+        """Of a tensor. Raises Refused for a number, and for tensors of other dtypes than float32 and bfloat16."""
         value = self.given[name]
         if not isinstance(value, Ref):
             raise Refused(f"`{name}` is not a tensor")
         dtype = self.at.spec(value.slot).dtype
-        if dtype != torch.float32:
+        if dtype not in (torch.float32, torch.bfloat16):
             raise Refused(f"`{name}` is {dtype}, not torch.float32")
         return value.slot
 
@@ -52,15 +70,25 @@ class OwnKernelCall:
         return self.at.spec(self.slot(name))
 
     def pointer(self, name: str) -> str:
-        return f"(f32*)({self.at.address(self.slot(name))})"
+        return self.converted(self.slot(name), self.before, "widen({narrow}, {count}, {wide});")
+
+    def converted(self, slot: Slot, statements: list[str], conversion: str) -> str:
+        """Where the kernel has a tensor: in its place, or as float32 in the scratch memory."""
+        address, spec = self.at.address(slot), self.at.spec(slot)
+        if spec.dtype == torch.float32:
+            return f"(f32*)({address})"
+        count = spec.with_view(spec.sizes, spec.strides, 0).storage_elements()
+        wide = f"(f32*)({self.scratch(count * 4)})"
+        statements.append(conversion.format(narrow=f"(u16*)({address})", count=self.at.number(count), wide=wide))
+        return wide
 
     def tensor(self, name: str) -> tuple[str, TensorSpec]:
         return self.pointer(name), self.spec(name)
 
-    def result(self) -> tuple[str, TensorSpec]:
-        slot = self.step.outs[0]
+    def result(self, number: int = 0) -> tuple[str, TensorSpec]:
+        slot = self.step.outs[number]
         assert slot is not None
-        return f"(f32*)({self.at.address(slot)})", self.at.spec(slot)
+        return self.converted(slot, self.after, "narrow({wide}, {count}, {narrow});"), self.at.spec(slot)
 
     def scalar(self, name: str) -> float:
         value = self.given[name]
@@ -93,7 +121,9 @@ def statements(step: AtenStep, at: Places) -> list[str]:
     schema = find_overload(step.target)._schema
     given = {argument.name: argument.default_value for argument in schema.arguments}
     given |= dict(zip(given, step.args, strict=False)) | dict(step.kwargs)
-    return made(OwnKernelCall(step, at, given))
+    call = OwnKernelCall(step, at, given)
+    lines = made(call)
+    return [*call.before, *lines, *call.after]
 
 
 def stack_strides(spec: TensorSpec, sizes: Sequence[Int]) -> tuple[Int, ...]:
@@ -123,7 +153,7 @@ def product_of_matrices(call: OwnKernelCall) -> list[str]:
     right, scratch = f"(f32*)({packed})", "nullptr"
     if packed is None:
         right = call.pointer(names[1])
-        scratch = f"(f32*)({call.at.scratch(panel_bytes(depth, columns, call.at.panel))})"
+        scratch = f"(f32*)({call.scratch(panel_bytes(depth, columns, call.at.panel))})"
     return [
         f"products({call.texts((batch, rows, columns, depth))}, {{{left}, {stacks[0]}}}, {{{right}, {stacks[1]}}},",
         f"         {to}, {stacks[2]}, {alpha!r}f, {beta!r}f, {start}, {scratch});",
@@ -136,8 +166,6 @@ def panel_bytes(depth: Int, columns: Int, panel: int) -> Int:
 
 @rule("aten.convolution.default")
 def convolution(call: OwnKernelCall) -> list[str]:
-    if call.given["transposed"]:
-        raise Refused("it is transposed")
     (image, x), w, (to, y) = call.tensor("input"), call.spec("weight"), call.result()
     if x.rank not in (3, 4):
         raise Refused(f"it has {x.rank - 2} dimensions, not 1 or 2")
@@ -151,7 +179,14 @@ def convolution(call: OwnKernelCall) -> list[str]:
     depth: Int = 1
     for size in sizes:
         depth = depth * size
-    scratch = call.at.scratch(panel_bytes(depth, 1, call.at.panel))
+    if call.given["transposed"]:
+        panel = call.at.panel
+        scratch = call.scratch(panel_bytes(x.sizes[1], 1, panel) + panel_bytes(depth, 1, panel))
+        return [
+            f"convolve_transposed({in_image}, {image}, {window}, (f32*)({kernel}), {bias},",
+            f"         {call.texts([fixed(call, 'groups')])}, {out_image}, {to}, (f32*)({scratch}));",
+        ]
+    scratch = call.scratch(panel_bytes(depth, 1, call.at.panel))
     return [
         f"convolve({in_image}, {image}, {window}, (f32*)({kernel}), {bias}, {call.texts([fixed(call, 'groups')])},",
         f"         {out_image}, {to}, (f32*)({scratch}));",
@@ -201,6 +236,32 @@ def max_pool(call: OwnKernelCall) -> list[str]:
     return [f"max_pool({image_text(call, x)}, {image}, {window}, {image_text(call, y)}, {to}, {places});"]
 
 
+@rule("aten.mkldnn_rnn_layer.default")
+def lstm_layer(call: OwnKernelCall) -> list[str]:
+    """A layer in one direction: all steps of a sequence."""
+    if fixed(call, "mode") != LSTM_MODE:
+        raise Refused("it is no layer of an LSTM")
+    (first, x), (to, y) = call.tensor("input"), call.result()
+    panels = [call.at.packed(call.slot(name), transposed=True) for name in ("weight0", "weight1")]
+    if None in panels:
+        raise Refused("its weights are computed")
+    (hidden, cells), specs = zip(*[call.tensor(name) for name in ("hx_", "cx_")], strict=True)
+    if not (specs[0].is_contiguous() and specs[1].is_contiguous()):
+        raise Refused("its first state has gaps")
+    steps, rows, width = x.sizes
+    count = y.sizes[2]
+    kept = [call.result(number) if (out := call.step.outs[number]) is not None and call.at.is_read(out) else None
+            for number in (1, 2)]  # fmt: skip
+    last, last_cells = [each[0] if each is not None else "nullptr" for each in kept]
+    scratch = call.scratch(rows * count * 5 * 4)
+    return [
+        f"lstm({call.texts((steps, rows, width, count, fixed(call, 'reverse')))},",
+        f"     {{{first}, {call.texts(x.strides)}}}, {{{to}, {call.texts(y.strides)}}},",
+        f"     (f32*)({panels[0]}), (f32*)({panels[1]}), {call.pointer('weight2')}, {call.pointer('weight3')},",
+        f"     {hidden}, {cells}, {last}, {last_cells}, (f32*)({scratch}));",
+    ]
+
+
 @rule("aten._scaled_dot_product_flash_attention_for_cpu.default")
 def attention(call: OwnKernelCall) -> list[str]:
     heads = [call.tensor(name) for name in ("query", "key", "value")]
@@ -230,5 +291,5 @@ def attention(call: OwnKernelCall) -> list[str]:
     causal = "true" if call.given["is_causal"] else "false"
     return [
         f"attend({sizes}, {', '.join(texts[:3])},",
-        f"       {mask}, {texts[3]}, {scale!r}f, {causal}, (f32*)({call.at.scratch(size)}));",
+        f"       {mask}, {texts[3]}, {scale!r}f, {causal}, (f32*)({call.scratch(size)}));",
     ]

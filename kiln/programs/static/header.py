@@ -40,18 +40,23 @@ UNBOUNDED = (1 << 31, 1 << 24, 1 << 20, 1 << 16, 1 << 12)
 @final
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A tensor of the caller: its name in C, its slot, and the layout that the plan has it in."""
+    """A tensor of the caller: its name in C, its slot, and the layout that the plan has it in.
+
+    `is_state`: the program's own, of a fixed size, which a call changes in the caller's memory.
+    """
 
     name: str
     slot: Slot
     spec: TensorSpec
+    is_state: bool = False
 
-    def declaration(self, const: str) -> str:
+    def declaration(self, const: str, note: str = "") -> str:
         kind, sizes = C_TYPES[self.spec.dtype], ", ".join(map(str, self.spec.sizes))
         name = str(self.spec.dtype).removeprefix("torch.")
         strides = "" if self.spec.is_contiguous() else f", strides [{', '.join(map(str, self.spec.strides))}]"
-        member = f"struct {{ {const}{kind} *data; int64_t sizes[{max(1, self.spec.rank)}]; }} {self.name};"
-        return f"    {member}  /* {name} [{sizes}]{strides} */"
+        given = "" if self.is_state else f" int64_t sizes[{max(1, self.spec.rank)}];"
+        member = f"struct {{ {const}{kind} *data;{given} }} {self.name};"
+        return f"    {member}  /* {name} [{sizes}]{strides}{note} */"
 
 
 @final
@@ -65,6 +70,7 @@ class Interface:
     symbols: dict[str, str]
     ranges: dict[Symbol, Range]
     mapped: bool
+    written: tuple[Slot, ...] = ()
     messages: list[str] = field(default_factory=lambda: list(MESSAGES))
 
     def status(self, message: str) -> int:
@@ -72,6 +78,9 @@ class Interface:
         if message not in self.messages:
             self.messages.append(message)
         return self.messages.index(message)
+
+    def states(self) -> list[Field]:
+        return [each for each in self.inputs.values() if each.is_state]
 
     def bound(self, total: Int) -> None:
         """Limit symbols so that no number of bytes overflows. Raises NoStaticLibrary."""
@@ -89,6 +98,10 @@ class Interface:
         """The text of the header."""
         prefix, guard = self.prefix, f"KILN_{self.prefix.upper()}_H"
         mapped = ["    const void *weights;  /* the file of weights in memory, aligned to 64 bytes */"] * self.mapped
+        inputs = [each.declaration(*("", ", changed") if each.slot in self.written else ("const ",))
+                  for each in self.inputs.values()]  # fmt: skip
+        reset = ["/* Gives the program's own tensors that a call changes the values that they begin with. */",
+                 f"int {prefix}_reset(const {prefix}_inputs *in);"] if self.states() else []  # fmt: skip
         return "\n".join([
             f"/* {prefix}: written by Kiln. Tensors are row-major unless strides are given.",
             " * `data` is the first element. Needs libc and libm.",
@@ -96,9 +109,9 @@ class Interface:
             f"#ifndef {guard}", f"#define {guard}", "#include <stddef.h>", "#include <stdint.h>",
             "#ifdef __cplusplus", 'extern "C" {', "#endif", "",
             f"enum {{ {prefix}_weights_bytes = {weights} }};" if weights < 1 << 31 else "",
-            "typedef struct {", *mapped, *[each.declaration("const ") for each in self.inputs.values()],
+            "typedef struct {", *mapped, *inputs,
             *(["    int unused;"] if not self.inputs and not self.mapped else []), f"}} {prefix}_inputs;",
-            "typedef struct {", *[each.declaration("") for each in self.outputs], f"}} {prefix}_outputs;", "",
+            "typedef struct {", *[each.declaration("") for each in self.outputs], f"}} {prefix}_outputs;", "", *reset,
             "/* Checks the sizes of the inputs; fills in those of the outputs and the bytes of the arena:",
             f" * {arena}. */",
             f"int {prefix}_plan(const {prefix}_inputs *in, {prefix}_outputs *out, size_t *arena_bytes);",
@@ -113,7 +126,7 @@ class Interface:
 
 def interface_in_c(plan: Plan, call: CallInterface, prefix: str, mapped: bool) -> Interface:
     """Raises NoStaticLibrary."""
-    problems: list[str] = [f"writing to `{plan.inputs[slot].name}`" for slot in plan.mutated]
+    problems: list[str] = []
     states, specs = len(call.signature.states), slot_specs(plan)
     names = Names(["weights"])
     inputs: dict[Slot, Field] = {}
@@ -122,11 +135,18 @@ def interface_in_c(plan: Plan, call: CallInterface, prefix: str, mapped: bool) -
             problems.append(f"the number `{given.name}`")
         else:
             inputs[slot] = Field(names.name(given.name), slot, given.spec)
+    for slot in plan.mutated:
+        if slot < states:
+            inputs[slot] = Field(names.name(plan.inputs[slot].name), slot, specs[slot], is_state=True)
     outputs: list[Field] = []
     names = Names()
     for leaf, place in zip(call.signature.results, leaf_paths(call.signature.out_tree), strict=True):
         if leaf.kind in ("argument", "state"):
-            problems.append(f"the result {place}, which is an input")
+            number = leaf.number if leaf.kind == "state" else call.signature.arguments[leaf.number].number
+            if number is None or plan.inputs[number].spec is None:
+                problems.append(f"the result {place}, which is an input that is not used")
+            else:
+                outputs.append(Field(names.name(place), number, specs[number]))
         if leaf.kind != "output":
             continue
         made = plan.outputs[leaf.number]
@@ -140,12 +160,13 @@ def interface_in_c(plan: Plan, call: CallInterface, prefix: str, mapped: bool) -
         if each.spec.dtype not in C_TYPES:
             problems.append(f"`{each.name}`, which is {each.spec.dtype}")
     for binding in plan.symbols:
-        if binding.kind != "size" or binding.slot not in inputs:
+        if binding.kind != "unbacked" and (binding.kind != "size" or binding.slot not in inputs):
             problems.append(f"the size {binding.name}, which depends on data")
     if problems:
         raise NoStaticLibrary(problems="; ".join(problems))
     ranges = {symbol(each.name): Range(each.low, each.high) for each in call.rules.ranges}
     taken = Names()
     symbols = {binding.name: taken.name(f"n_{binding.name}") for binding in plan.symbols}
-    ranges = {size: within for size, within in ranges.items() if size.name in symbols}
-    return Interface(prefix, inputs, outputs, symbols, ranges, mapped)
+    read = {binding.name for binding in plan.symbols if binding.kind == "unbacked"}
+    ranges = {size: within for size, within in ranges.items() if size.name in symbols.keys() - read}
+    return Interface(prefix, inputs, outputs, symbols, ranges, mapped, plan.mutated)

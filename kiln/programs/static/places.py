@@ -76,15 +76,20 @@ class Places:
         place = self.weights.place(f"%{slot}", memory_of(f"%{slot}", self._tensor(slot), spec))
         return f"weights + {place} + {offset}"
 
-    def packed(self, slot: Slot) -> str | None:
+    def initial(self, slot: Slot) -> int:
+        """Where the first value of a state lies in the weights, in row-major order."""
+        return self.weights.place(f"%{slot}", self.tensors[slot])
+
+    def packed(self, slot: Slot, *, transposed: bool = False) -> str | None:
         matrix = self._fixed(slot)
         if matrix is None:
             return None
-        return f"weights + {self.weights.place(f'panels of %{slot}', panels_of(matrix, self.panel))}"
+        panels = panels_of(matrix.float().T if transposed else matrix.float(), self.panel)
+        return f"weights + {self.weights.place(f'panels of %{slot}{transposed}', panels)}"
 
     def contiguous(self, slot: Slot) -> str | None:
         tensor = self._fixed(slot)
-        return None if tensor is None else f"weights + {self.weights.place(f'elements of %{slot}', tensor)}"
+        return None if tensor is None else f"weights + {self.weights.place(f'elements of %{slot}', tensor.float())}"
 
     def _tensor(self, slot: Slot) -> torch.Tensor:
         return self.tensors[self.constant_of.get(slot, slot)]
@@ -94,7 +99,7 @@ class Places:
         root = slot
         while root in self.base_of:
             root = self.base_of[root]
-        if root not in self.constant_of and root not in self.tensors:
+        if root in self.interface.written or (root not in self.constant_of and root not in self.tensors):
             return None
         spec, whole = self.specs[slot], self.specs[root]
         memory = memory_of(f"%{root}", self._tensor(root), whole).detach()

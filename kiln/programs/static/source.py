@@ -29,19 +29,22 @@ from kiln.plan.steps import (
     AtenStep,
     CheckStep,
     ConstantStep,
+    CopyStep,
     FreeStep,
+    HostReadStep,
     LaunchStep,
     ViewStep,
 )
 from kiln.plan.text import step_text
 from kiln.programs.static.calls import Refused, statements
 from kiln.programs.static.errors import NoStaticLibrary
-from kiln.programs.static.header import Field
+from kiln.programs.static.header import C_TYPES, Field
 from kiln.programs.static.memory import ALIGNMENT
 from kiln.programs.static.places import Places
 from kiln.programs.static.weights import Weights
 from kiln.support.records import dataclass
 from kiln.symbolic import Int
+from kiln.tensor.spec import TensorSpec
 
 KERNELS = Path(__file__).parent / "kernels"
 EMBEDDED = """\
@@ -66,6 +69,7 @@ class SourceWriter:
     def __init__(self, places: Places, lanes: int) -> None:
         self.places, self.plan, self.interface, self.lanes = places, places.plan, places.interface, lanes
         self.number, self.printer = places.number, places.printer
+        self.sizes = [binding for binding in places.plan.symbols if binding.kind == "size"]
         self.kernels = {kernel.symbol: kernel for kernel in places.plan.kernels}
 
     def source(self) -> LibrarySource:
@@ -74,18 +78,17 @@ class SourceWriter:
         total = self.places.arena.total + -(-self.places.scratch_bytes // ALIGNMENT) * ALIGNMENT
         self.interface.bound(total)
         prefix = self.interface.prefix
-        given = "in->weights" if self.interface.mapped else f"{prefix}_weights"
         run = [
             f'extern "C" int {prefix}_run(const {prefix}_inputs* in, const {prefix}_outputs* out,',
             "    void* memory, size_t size) {",
             *indented([*self._solved(), *self._pointers_checked()]),
             *indented(self._blocks(total)),
-            *indented([f"u8* const weights = (u8*){given};", "i64 status = 0;"]),
+            *indented([self._weights(), "i64 status = 0;"]),
             *indented(body),
             "  return 0;",
             "}",
         ]
-        text = "\n".join([*self._solve(), *self._plan(total), *run])
+        text = "\n".join([*self._solve(), *self._plan(total), *self._reset(), *run])
         used = Sections.read(KERNELS, "*.h", "//@", _DEFINED.findall).used(_WORD.findall(text))
         own = "\n".join(section.text for section in used)
         functions = prelude_for(f"{own}\n{text} floor_div floor_mod min max", self.lanes)
@@ -98,29 +101,56 @@ class SourceWriter:
     def _solve(self) -> list[str]:
         """Binds the symbols and checks every size: each check has a status of its own."""
         lines = []
-        for binding in self.plan.symbols:
-            number = list(self.interface.symbols).index(binding.name)
+        for number, binding in enumerate(self.sizes):
             name, field = self.interface.symbols[binding.name], self.interface.inputs[binding.slot]
             lines.append(f"const i64 {name} = n[{number}] = in->{field.name}.sizes[{binding.dim}];")
         for free, within in self.interface.ranges.items():
             name, message = self.number(free), f"{free.name} is not in {within.lo}..{within.hi}"
             lines.append(f"if ({name} < {within.lo} || {name} > {within.hi}) return {self.interface.status(message)};")
         for field in self.interface.inputs.values():
-            for axis, size in enumerate(field.spec.sizes):
+            for axis, size in enumerate(() if field.is_state else field.spec.sizes):
                 status = self.interface.status(f"{field.name}: size {axis} is not {size}")
                 lines.append(f"if (in->{field.name}.sizes[{axis}] != {self.number(size)}) return {status};")
         for step in self.plan.steps:
-            if isinstance(step, CheckStep) and step.relation is not None:
-                lines.append(
-                    f"if (!{self.printer.relation(step.relation)}) return {self.interface.status(step.message)};"
-                )
+            if isinstance(step, CheckStep) and self._is_of_sizes(step):
+                lines += self._check(step)
         head = f"static int solve(const {self.interface.prefix}_inputs* in, i64* n) {{"
         return [f"using namespace {namespace(self.lanes)};", head, *indented(lines), "  return 0;", "}"]
 
     def _solved(self) -> list[str]:
-        names = list(self.interface.symbols.values())
+        names = [self.interface.symbols[binding.name] for binding in self.sizes]
         bound = [f"const i64 {name} = n[{number}];" for number, name in enumerate(names)]
         return [f"i64 n[{len(names) or 1}];", "if (int problem = solve(in, n)) return problem;", *bound]
+
+    def _is_of_sizes(self, step: CheckStep) -> bool:
+        """Whether it can be checked before anything is computed."""
+        bound = {binding.name for binding in self.sizes}
+        return step.relation is not None and bound >= {each.name for each in step.relation.free_symbols()}
+
+    def _check(self, step: CheckStep) -> list[str]:
+        if step.relation is not None:
+            holds = self.printer.relation(step.relation)
+        else:
+            assert step.condition is not None
+            holds = f"*({self.places.address(step.condition)})"
+        return [f"if (!{holds}) return {self.interface.status(step.message)};"]
+
+    def _reset(self) -> list[str]:
+        """The function that gives states their first values."""
+        states = self.interface.states()
+        if not states:
+            return []
+        prefix = self.interface.prefix
+        checked = [f"if (!in->{each.name}.data) return 3;" for each in states]
+        lines = [line for each in states for line in
+                 self._copy(self.places.address(each.slot), each.spec, f"weights + {self.places.initial(each.slot)}",
+                            each.spec.with_sizes(each.spec.sizes))]  # fmt: skip
+        head = f'extern "C" int {prefix}_reset(const {prefix}_inputs* in) {{'
+        return [head, *indented([self._weights(), *checked, *lines, "return 0;"]), "}"]
+
+    def _weights(self) -> str:
+        given = "in->weights" if self.interface.mapped else f"{self.interface.prefix}_weights"
+        return f"u8* const weights = (u8*){given};"
 
     def _plan(self, total: Int) -> list[str]:
         lines = self._solved()
@@ -164,8 +194,16 @@ class SourceWriter:
                         lines += [f"// {step.origin or step.target}".replace("\\", "/"), *statements(step, self.places)]
                     case ViewStep() | AllocateStep() | ConstantStep() | FreeStep():
                         pass
-                    case CheckStep() if step.relation is not None:
-                        pass
+                    case CheckStep():
+                        lines += [] if self._is_of_sizes(step) else self._check(step)
+                    case CopyStep():
+                        target, source = self.places.spec(step.target), self.places.spec(step.source)
+                        lines += self._copy(self.places.address(step.target), target, self.places.address(step.source),
+                                            source)  # fmt: skip
+                    case HostReadStep() if step.kind == "int":
+                        kind = C_TYPES[self.places.spec(step.source).dtype]
+                        at = self.places.address(step.source)
+                        lines.append(f"const i64 {self.interface.symbols[step.symbol]} = *({kind}*)({at});")
                     case _:
                         raise Refused("no kernel")
             except Refused as reason:
@@ -204,15 +242,19 @@ class SourceWriter:
         for field in self.interface.outputs:
             if field.name in self.places.direct.values():
                 continue
-            spec, rank = field.spec, field.spec.rank
-            texts = [", ".join(map(self.number, numbers)) or "0" for numbers in
-                     (spec.sizes, spec.strides, spec.with_sizes(spec.sizes).strides)]  # fmt: skip
-            names = ("sizes", "from", "to")
-            lines += ["{", *[f"  const i64 {name}[] = {{{text}}};" for name, text in zip(names, texts, strict=True)]]
-            source, size = self.places.shifted(field.slot, spec), spec.dtype.itemsize
-            lines.append(f"  copy_elements((u8*)out->{field.name}.data, to, {source}, from, sizes, {rank}, {size});")
-            lines.append("}")
+            spec, to = field.spec, f"(u8*)out->{field.name}.data"
+            lines += self._copy(to, spec.with_sizes(spec.sizes), self.places.shifted(field.slot, spec), spec)
         return lines
+
+    def _copy(self, to: str, target: TensorSpec, source: str, spec: TensorSpec) -> list[str]:
+        texts = [", ".join(map(self.number, numbers)) or "0" for numbers in (spec.sizes, spec.strides, target.strides)]
+        names = ("sizes", "from", "to")
+        return [
+            "{",
+            *[f"  const i64 {name}[] = {{{text}}};" for name, text in zip(names, texts, strict=True)],
+            f"  copy_elements({to}, to, {source}, from, sizes, {spec.rank}, {spec.dtype.itemsize});",
+            "}",
+        ]
 
     def _messages(self) -> list[str]:
         texts = [f'    "{message}",'.replace("\\", "/") for message in self.interface.messages]

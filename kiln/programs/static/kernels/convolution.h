@@ -58,6 +58,41 @@ static void convolve(const Image& in, const f32* x, const Windows& w, const f32*
       }
 }
 
+//@ convolve_transposed: Windows product pack
+// weight[in, out / groups, height, width] is contiguous. Each pixel of `in` times the weights is added to a window of
+// `out`; `scratch` holds the panel of some pixels and a row of products for each channel and place in the window.
+static void convolve_transposed(const Image& in, const f32* x, const Windows& w, const f32* weight, const f32* bias,
+                                i64 groups, const Image& out, f32* y, f32* scratch) {
+  i64 channels = in.channels / groups, made = out.channels / groups, rows = made * w.height * w.width;
+  f32* const products = scratch + channels * NR;
+  for (i64 n = 0; n < out.batch; ++n)
+    for (i64 o = 0; o < out.channels; ++o)
+      for (i64 i = 0; i < out.height * out.width; ++i)
+        y[n * out.to_batch + o * out.to_channel + i * out.to_col] = bias ? bias[o] : 0;
+  for (i64 n = 0; n < in.batch; ++n)
+    for (i64 g = 0; g < groups; ++g)
+      for (i64 line = 0; line < in.height; ++line)
+        for (i64 first = 0; first < in.width; first += NR) {
+          i64 count = min(in.width - first, NR);
+          const f32* from = x + n * in.to_batch + g * channels * in.to_channel + line * in.to_row + first * in.to_col;
+          pack(from, in.to_channel, in.to_col, channels, count, scratch);
+          Result c = {products, NR, 1, 1, false};
+          product(rows, count, channels, {weight + g * channels * rows, 1, rows}, scratch, c);
+          const f32* row = products;
+          for (i64 o = 0; o < made; ++o)
+            for (i64 dy = 0; dy < w.height; ++dy)
+              for (i64 dx = 0; dx < w.width; ++dx, row += NR) {
+                i64 at_y = line * w.stride_y - w.pad_y + dy * w.step_y;
+                if ((u64)at_y >= (u64)out.height) continue;
+                f32* to = y + n * out.to_batch + (g * made + o) * out.to_channel + at_y * out.width * out.to_col;
+                for (i64 i = 0; i < count; ++i) {
+                  i64 at_x = (first + i) * w.stride_x - w.pad_x + dx * w.step_x;
+                  if ((u64)at_x < (u64)out.width) to[at_x * out.to_col] += row[i];
+                }
+              }
+        }
+}
+
 //@ max_pool: Windows
 // The largest of each window, a NaN if there is one, and where it lies in its plane if `places` is given.
 static void max_pool(const Image& in, const f32* x, const Windows& w, const Image& out, f32* y, i64* places) {
@@ -92,4 +127,23 @@ static void copy_elements(u8* to, const i64* to_strides, const u8* from, const i
   for (i64 i = 0; i < sizes[0]; ++i)
     copy_elements(to + i * to_strides[0] * size, to_strides + 1, from + i * from_strides[0] * size, from_strides + 1,
                   sizes + 1, rank - 1, size);
+}
+
+//@ widen
+// Of bfloat16 numbers.
+static void widen(const u16* from, i64 count, f32* to) {
+  for (i64 i = 0; i < count; ++i) {
+    u32 bits = (u32)from[i] << 16;
+    __builtin_memcpy(to + i, &bits, 4);
+  }
+}
+
+//@ narrow
+// To the nearest bfloat16 number, of two the even one.
+static void narrow(const f32* from, i64 count, u16* to) {
+  for (i64 i = 0; i < count; ++i) {
+    u32 bits;
+    __builtin_memcpy(&bits, from + i, 4);
+    to[i] = from[i] != from[i] ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  }
 }
