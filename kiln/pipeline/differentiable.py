@@ -51,7 +51,7 @@ def compile_differentiable(recorder: Recorder, trace: Trace, context: CompileCon
         whole = joint.graph
         known = set(map(id, original.inputs))
         original.inputs += [record for record in trace.inputs if id(record) not in known]
-        original.add_backward_inputs()
+        original.renumber_inputs()
         passed = run_passes(joint.graph, context.events, env=trace.env, passes=JOINT_PASSES, without=context.without)
         joint = replace(joint, graph=passed)
     context.dump.write("joint", lambda: graph_text(joint.graph))

@@ -221,18 +221,35 @@ def accumulating_step(model: Any, optimizer: torch.optim.Optimizer, x: torch.Ten
     return loss.detach()
 
 
+def two_backwards(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
+    model(x[:3]).square().sum().backward()
+    loss: torch.Tensor = model(x).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+def normed(**options: bool) -> nn.Module:
+    return data_parallel(Normed().double(), find_unused_parameters=False, **options)
+
+
 def whole_step(
-    step: Callable[..., torch.Tensor], breaks: bool = False, later: bool = False, **options: bool
+    step: Callable[..., torch.Tensor],
+    make: Callable[[], nn.Module] = normed,
+    sizes: tuple[int, ...] = (6, 3, 5, 4),
+    breaks: bool = False,
+    later: bool = False,
 ) -> Callable[[int, int], None]:
     """The case that a step with its backward and reductions is one region, and eager goes on with its states. `later`:
     torch's own hook, which rounds to halves, is registered when the step has been compiled."""
 
     def results(rank: int, *, compiled: bool) -> list[torch.Tensor]:
         torch.manual_seed(0)
-        model = data_parallel(Normed().double(), find_unused_parameters=False, **options)
+        model: Any = make()
         run = partial(step, model, torch.optim.AdamW(model.parameters(), lr=0.1))
         run = kiln.compile(run) if compiled else run
-        batches = [torch.randn(6, 3, 5, 4, dtype=torch.float64) + rank for _ in range(4)]
+        batches = [torch.randn(sizes, dtype=torch.float64) + rank for _ in range(4)]
         found = []
         for number, batch in enumerate(batches):
             if later and number == 2:
@@ -242,7 +259,8 @@ def whole_step(
             report = run.report()  # type: ignore[attr-defined]
             assert bool(report.breaks) == breaks and not report.eager and report.compiles + report.loaded <= 4, report
         model(batches[0]).sum().backward()
-        return [*found, *model.state_dict().values(), *[p.grad for p in model.parameters() if p.grad is not None]]
+        made = [*found, *model.state_dict().values(), *[p.grad for p in model.parameters() if p.grad is not None]]
+        return list(map(whole, made))
 
     def run(rank: int, size: int) -> None:
         torch.testing.assert_close(results(rank, compiled=True), results(rank, compiled=False))
@@ -251,6 +269,9 @@ def whole_step(
 
 
 CASES["ddp_whole_step"] = whole_step(plain_step)
-CASES["ddp_whole_step_accumulates"] = whole_step(accumulating_step, gradient_as_bucket_view=True)
+CASES["ddp_whole_step_accumulates"] = whole_step(accumulating_step, lambda: normed(gradient_as_bucket_view=True))
 CASES["ddp_whole_step_hooked_later"] = whole_step(plain_step, breaks=True, later=True)
-CASES["ddp_whole_step_hooked"] = whole_step(plain_step, breaks=True, hook=True)
+CASES["ddp_whole_step_hooked"] = whole_step(plain_step, lambda: normed(hook=True), breaks=True)
+CASES["fsdp_whole_step"] = whole_step(plain_step, lambda: sharded(Net().double()), (6, 8))
+CASES["fsdp_whole_step_twice"] = whole_step(two_backwards, lambda: sharded(Net().double()), (6, 8))
+CASES["tensor_parallel_whole_step"] = whole_step(two_backwards, lambda: tensor_parallel(Net().double()), (6, 8))

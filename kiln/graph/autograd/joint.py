@@ -174,7 +174,7 @@ def gradient_nodes(
         made += [(owner, recorder.node_of(part)) for owner, part in zip(records, parts, strict=True)]
         wrapped.append((grad, records))
     if wrapped:
-        trace.add_backward_inputs()
+        trace.renumber_inputs()
     return made, wrapped
 
 
@@ -261,7 +261,7 @@ def use_for_backward(recorder: Recorder, trace: Trace, gradients: Sequence[Node]
     live = live_nodes(recorder.nodes, gradients)
     for record in waiting:
         record.used = record.node in live
-    trace.add_backward_inputs()
+    trace.renumber_inputs()
 
 
 def make_tangent(recorder: Recorder, like: TensorSpec, index: int) -> FakeTensor:

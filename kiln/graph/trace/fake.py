@@ -11,7 +11,7 @@ times cheaper than symbolic sizes in C++, which computes all layout properties i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import cast, final
 
 import torch
@@ -46,10 +46,12 @@ class FakeTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, func: object, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+        cls, func: object, types: Iterable[type], args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
     ) -> object:
         query = QUERIES.get(str(func))
         if query is None:
+            if any(kind is not FakeTensor for kind in types):
+                return NotImplemented  # a wrapper of torch among the arguments is asked next
             raise FakeEscaped(op=str(func))
         return query(*args, **(kwargs or {}))
 

@@ -68,6 +68,11 @@ def mark_freed(recorder: Recorder, trace: Trace) -> None:
         outputs = enumerate(trace.graph.outputs)
         marked = [replace(output, requires_grad=False) if number in freed else output for number, output in outputs]
         trace.graph, trace.freed = replace(trace.graph, outputs=tuple(marked)), freed
+    wrappers = [record for record in trace.used_inputs if getattr(record.fake, "is_outer", False)]
+    if wrappers and not trace.needs_grad:  # no gradient arrives there
+        for record in wrappers:
+            record.used = False
+        trace.renumber_inputs()
 
 
 @contextmanager

@@ -226,7 +226,8 @@ class Recorder:
                     raise UnsupportedOp(op=name, reason="it is called within `saved_tensors_hooks`")
                 result: object = record_control_flow(self, partial(replayed_calls, self), target, args)
             else:
-                result = self._numeric_call(target, args, kwargs)
+                with self.outer.backward() if self.outer is not None and target in BACKWARDS else nullcontext():
+                    result = self._numeric_call(target, args, kwargs)
         except BaseException:
             forget_effects(self._mode, first)
             self.wrote_and_failed |= self._mode.mutations != mutations or target in BACKWARDS  # it frees the graph

@@ -48,10 +48,10 @@ class Trace:
         """The records of `graph.inputs`, in that order."""
         return [record for record in self.inputs if record.used]
 
-    def add_backward_inputs(self) -> None:
-        """Add the inputs that only the backward reads, which were marked as used after the graph was built."""
+    def renumber_inputs(self) -> None:
+        """After the graph was built inputs were marked: as used, as only the backward reads them, or as not used."""
         order = [record.node for record in self.used_inputs]
-        numbers = {old: order.index(node) for old, node in enumerate(self.graph.inputs)}
+        numbers = {old: order.index(node) for old, node in enumerate(self.graph.inputs) if node in order}
         outputs = tuple([output.renumbered(numbers) for output in self.graph.outputs])
         self.graph = replace(self.graph, inputs=tuple(order), outputs=outputs)
 

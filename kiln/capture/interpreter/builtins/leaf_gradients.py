@@ -5,8 +5,8 @@
 
 What a leaf from outside had is guarded: None, or a tensor, which a backward then adds to in place. Autograd runs on
 fakes as it does in eager, so that order, layouts and shared memory of gradients are eager's. Hooks on leaves from
-outside: `leaf_hooks.py`. Breaks: gradients that leave the region through the history of an input, or for tensors of
-subclasses.
+outside: `leaf_hooks.py`. A wrapper from outside, such as a DTensor, gets a wrapper. Breaks: gradients that leave the
+region through the history of an input, or for tensors of subclasses that are made in it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ import torch
 from kiln.capture.interpreter.breaks import UnsupportedAttribute, UnsupportedCall
 from kiln.capture.interpreter.builtins.data_parallel import Replicas
 from kiln.capture.interpreter.builtins.leaf_hooks import HOOKS, HookedBackward, LeafHooks, is_hookable
+from kiln.capture.interpreter.builtins.outer_tensors import note_wrappers, outer_tensors
 from kiln.capture.interpreter.builtins.torch_functions import NONE
 from kiln.capture.interpreter.core import Args, CaptureState, Codegen, Handler, Kwargs, Value, handles
 from kiln.capture.interpreter.effects import SideEffect
 from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.variables.mapping import Dict
+from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Tuple, all_items
+from kiln.capture.interpreter.variables.subclass import Subclassed, as_leaf, part_of
 from kiln.capture.interpreter.variables.tensor import (
     READABLE,
     FinalCheck,
@@ -82,21 +85,33 @@ def read_gradient(s: CaptureState, leaf: Tensor) -> Value:
         if known is None:
             s.part(RegionInputs).asked_is_leaf.add(id(leaf.fake))
             before = s.wrap(leaf.original.grad, GradSource(leaf.source))
-            if not (isinstance(before, Tensor) or before.is_constant):
-                return before  # of a subclass
-            leaf.fake.grad = before.fake if isinstance(before, Tensor) else None
+            if fake_of(before) is None and not before.is_constant:
+                return before
+            leaf.fake.grad = fake_of(before)
             known = gradients[id(leaf.fake)] = KnownGradient(leaf, before)
         if known.before is not None and known.before.is_constant and leaf.fake.grad is None:
             return known.before
     grad = leaf.fake.grad
-    return s.const(None) if grad is None else from_torch(s, grad)
+    return s.const(None) if grad is None else value_of(s, grad)
+
+
+def fake_of(value: Value) -> FakeTensor | None:
+    """Of a tensor, or the outer fake of a wrapper."""
+    if isinstance(value, Tensor):
+        return value.fake
+    part = part_of(value)
+    return part.outer if part is not None and part.inner is None else None
+
+
+def value_of(s: CaptureState, fake: torch.Tensor) -> Value:
+    return s.part(Subclassed).objects.get(id(fake)) or from_torch(s, fake)
 
 
 def write_gradient(s: CaptureState, leaf: Tensor, value: Value | None) -> None:
     if leaf.source is None or not leaf.fake.is_leaf or is_wrapped(leaf.fake) or value is None:
         raise refused("it is set on a tensor that is made in the frame")
-    if isinstance(value, Tensor):
-        old, new = leaf.fake, value.fake
+    old, new = leaf.fake, fake_of(value)
+    if new is not None:
         if is_wrapped(new) or (old.dtype, old.device, old.shape) != (new.dtype, new.device, new.shape) or old is new:
             raise refused("it is set to a tensor of another dtype, device or size")
     elif value.constant(s) is not None:
@@ -104,7 +119,7 @@ def write_gradient(s: CaptureState, leaf: Tensor, value: Value | None) -> None:
     refuse_pending(s, leaf)
     s.counters.unguarded += 1
     known = s.part(LeafGradients).known.setdefault(id(leaf.fake), KnownGradient(leaf, None))
-    leaf.fake.grad = value.fake if isinstance(value, Tensor) else None
+    leaf.fake.grad = new
     note_written(s, known)
 
 
@@ -141,7 +156,7 @@ class GradientEffect(SideEffect):
 
     def emit(self, g: Codegen) -> None:
         grad = self.leaf.fake.grad
-        g.emit(NONE if grad is None else from_torch(g.state, grad))
+        g.emit(NONE if grad is None else value_of(g.state, grad))
         g.emit(self.leaf)
         g.body.op("STORE_ATTR", "grad")
 
@@ -242,7 +257,7 @@ def run_backward(s: CaptureState, roots: list[Value], tangents: Value | None, gi
     plain = [tensor_of(value) for value in (*roots, *(wanted or ()))]
     tensors = plain[: len(roots)]
     refuse_outer_history(s, tensors, plain[len(roots) :], BACKWARD)
-    leaves = [from_torch(s, fake) for fake in reached(s, tensors)] if wanted is None else plain[len(roots) :]
+    leaves = [as_leaf(s, fake) for fake in reached(s, tensors)] if wanted is None else plain[len(roots) :]
     flags = [given.get(name) for name in ("retain_graph", "create_graph")]
     create = flags[1] is not None and bool(flags[1].constant(s))
     retain = create if flags[0] is None or s.is_none(flags[0]) else bool(flags[0].constant(s))
@@ -260,16 +275,23 @@ def run_backward(s: CaptureState, roots: list[Value], tangents: Value | None, gi
     hooked = HookedBackward(s, running_frame(s), here(s), hooks if ordered else ())
     if ordered and not all(is_hookable(leaf.fake) for leaf in targets):
         raise unsupported("a tensor that gets a gradient has a hook, and another is of a subclass")
+    wrappers = [value_of(s, fake) for fake in map(fake_of, (*targets, *before)) if fake is not None and fake.is_outer]
+    for wrapper in wrappers:
+        assert isinstance(wrapper, Object)
+        outer_tensors(s).define(wrapper)
     with hooked.running() as order:
         record(
             s,
             accumulated_gradients,
             [
-                *(Tuple(list(tensors)), Tuple(given_tangents), Tuple(list(targets)), Tuple(before)),
+                *(Tuple(list(tensors)), Tuple(given_tangents), Tuple(list(targets))),
+                Tuple([value if (fake := fake_of(value)) is None else from_torch(s, fake) for value in before]),
                 *(s.const(retain), s.const(create), s.const(wanted is not None)),
             ],
             {},
         )
+    if wrappers:
+        note_wrappers(s, [leaf.fake.grad for leaf in targets])
     note_accumulated(s, targets, before)
     for replica in reductions:
         replica.reduce(hooked, targets, order)
@@ -281,7 +303,7 @@ def note_accumulated(s: CaptureState, targets: Sequence[Tensor], before: Sequenc
     gradients = s.part(LeafGradients).known
     for leaf, old in zip(targets, before, strict=True):
         known = gradients.get(id(leaf.fake))
-        if known is not None and leaf.fake.grad is not (old.fake if isinstance(old, Tensor) else None):
+        if known is not None and leaf.fake.grad is not fake_of(old):
             note_written(s, known)
 
 

@@ -14,9 +14,10 @@ from typing import final
 import torch
 
 from kiln.capture.interpreter.breaks import UnsupportedAttribute, UnsupportedCall
-from kiln.capture.interpreter.builtins.leaf_gradients import write_gradient
+from kiln.capture.interpreter.builtins.leaf_gradients import fake_of, write_gradient
 from kiln.capture.interpreter.core import Args, CaptureState, Codegen, Kwargs, Value, handles
 from kiln.capture.interpreter.effects import SideEffect
+from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.tensor import SETTABLE, RegionInputs, Tensor, record
 from kiln.graph.trace.fake import is_wrapped
 from kiln.graph.trace.set_data import set_data
@@ -91,7 +92,12 @@ class RequiresGradEffect(SideEffect):
 def requires_grad_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     """A leaf that begins to require gradients gets none from results of the region: see `refuse_own_leaves`."""
     tensor = args[0]
-    assert isinstance(tensor, Tensor)
+    if not isinstance(tensor, Tensor):
+        wanted = [*args[1:], *kwargs.values(), Constant(True)][0].constant(s)
+        outer = fake_of(tensor)
+        if outer is None or outer.requires_grad != wanted:
+            raise UnsupportedCall(function="Tensor.requires_grad_", why=f"it changes a {tensor.type_name()}")
+        return tensor
     real, before = tensor.original, tensor.fake.requires_grad
     result = record(s, "requires_grad_", args, kwargs)
     if before != tensor.fake.requires_grad and real is not None:

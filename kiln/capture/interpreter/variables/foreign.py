@@ -14,6 +14,9 @@ class ForeignPart(Protocol):
     def read(self, name: str) -> Value:
         """A field."""
 
+    def write(self, name: str, value: Value | None) -> bool:
+        """Set a field, or delete it (None); whether it is one that can be set."""
+
     def plain(self) -> object:
         """The number or string that it is, MISSING if it is none."""
 

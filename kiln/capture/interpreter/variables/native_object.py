@@ -98,6 +98,9 @@ class Foreign:
     def read(self, name: str) -> Value:
         return self.owner.lift(getattr(self.object, name))
 
+    def write(self, name: str, value: Value | None) -> bool:
+        return False
+
     def plain(self) -> object:
         base = built_in_base(type(self.object))
         return MISSING if base is None else PLAIN[base](self.object)

@@ -214,11 +214,8 @@ class Object(Value):
                 descriptor = s.class_attr(self, name, raw)
                 s.call_special(descriptor, special, [self, *([value] if value else [])], {}, site.discarding())
                 return
-            if (
-                name == "__dict__"
-                and value is not None
-                and value is s.part(AttributeTables).instance_dicts.get(id(self))
-            ):
+            own = s.part(AttributeTables).instance_dicts.get(id(self))
+            if name == "__dict__" and value is not None and value is own:
                 return  # `self.__dict__ |= items`
             if name == "__dict__" and value is self and isinstance(self.native, Dict) and self.original is MISSING:
                 share_dict(s, self)
@@ -227,6 +224,8 @@ class Object(Value):
                 return
             if issubclass(self.cls, BaseException) and is_field(raw):
                 store_field(s, self, name, value)
+                return
+            if self.foreign is not None and self.foreign.write(name, value):
                 return
             if isinstance(raw, GETSET) or (not isinstance(raw, SLOT) and setter is not None):
                 raise UnsupportedAttribute(name=name, type=self.type_name(), why="it is a data descriptor")

@@ -40,7 +40,9 @@ from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple
 from kiln.capture.interpreter.variables.tensor import (
     METADATA_ATTRIBUTES,
     METADATA_METHODS,
+    READABLE,
     RECORDED_ATTRIBUTES,
+    SETTABLE,
     Overrides,
     RegionInput,
     RegionInputs,
@@ -56,7 +58,7 @@ from kiln.graph.trace.inputs import is_wrapper_class, refusal
 from kiln.graph.trace.log import Target, target_name
 from kiln.graph.trace.outer import make_outer
 from kiln.runtime.guards.guard import GuardKind, tensor_expectation
-from kiln.runtime.guards.source import GradSource, Source
+from kiln.runtime.guards.source import Source
 from kiln.runtime.subclasses import WrapperLayout, make_wrapper
 from kiln.support.dispatch_mode import DispatchMode
 from kiln.support.errors import KilnError
@@ -101,13 +103,20 @@ class TensorPart:
             raise UnsupportedAttribute(name=name, type=value.type_name(), why="it cannot be guarded")
         if name in METADATA_ATTRIBUTES:
             return Tensor(self.outer).get_attr(s, name)
-        if name == "grad" and isinstance(value.original, torch.Tensor) and value.source is not None:
-            return s.wrap(value.original.grad, GradSource(value.source))
+        if name == "grad" and value.source is not None:
+            return READABLE[name](s, as_leaf(s, self.outer))
         if name == "grad_fn" and self.outer.grad_fn is None:
             return s.const(None)
         if name not in RECORDED_ATTRIBUTES:
             raise UnsupportedAttribute(name=name, type=value.type_name(), why="it is not read of a wrapper")
         return dispatched(s, getattr, [value, s.const(name)], {})
+
+    def write(self, name: str, value: Value | None) -> bool:
+        wrapper = self.state.part(Subclassed).objects[id(self.outer)]
+        known = name == "grad" and self.inner is None and wrapper.source is not None
+        if known:
+            SETTABLE[name](self.state, as_leaf(self.state, self.outer), value)
+        return known
 
     def plain(self) -> object:
         return self.outer
@@ -128,6 +137,15 @@ def part_of(value: Value) -> TensorPart | None:
     """What a value is as a tensor of a subclass."""
     found = value.foreign if isinstance(value, Object) else None
     return found if isinstance(found, TensorPart) else None
+
+
+def as_leaf(s: CaptureState, fake: FakeTensor) -> Tensor:
+    """The tensor of a leaf; of a wrapper, its outer fake with the path to it."""
+    wrapper = s.part(Subclassed).objects.get(id(fake)) if fake.is_outer else None
+    if wrapper is None or wrapper.source is None:
+        return s.part(RegionInputs).by_fake.setdefault(id(fake), Tensor(fake))
+    assert isinstance(wrapper.original, torch.Tensor)
+    return s.part(RegionInputs).by_fake.setdefault(id(fake), Tensor(fake, wrapper.source, wrapper.original))
 
 
 def new_subclass(s: CaptureState, value: Object, outer: FakeTensor, inner: Tensor | None) -> Object:
