@@ -490,8 +490,9 @@ def finish(
         refuse_unchecked(s, trace.graph)
         refuse_own_leaves(s, trace)
         refuse_shared_history(s, trace)
-        for check in (make_final_checks, refuse_visible_copies, refuse_varying_gradients):
-            check(s, writer.outputs)
+        make_final_checks(s, [fake for fake in writer.outputs if id(fake) not in writer.for_numbers])
+        refuse_visible_copies(s, writer.outputs)
+        refuse_varying_gradients(s, writer.outputs)
         region = callbacks.compile_region(recorder, trace)
         regions.append(Region(trace, region))
         collect = bound_sources(trace, prologue)
@@ -606,7 +607,7 @@ def refuse_own_leaves(s: CaptureState, trace: Trace) -> None:
 
 
 def make_final_checks(s: CaptureState, outputs: list[FakeTensor]) -> None:
-    """Break before a call that turns out not to belong in the region."""
+    """Break before a call that turns out not to belong in the region. `outputs`: those that the program sees."""
     for check in s.part(RegionInputs).final_checks:
         if why := check.ask(outputs):
             break_before(check.step, check.function, why)

@@ -52,6 +52,8 @@ class CodeWriter:
         self.loads = Assembler(code.co_firstlineno)
         self.body = Assembler(code.co_firstlineno)
         self.outputs: list[FakeTensor] = []
+        self.for_numbers: set[int] = set()
+        """The outputs (by `id`) that the program does not see, but a number."""
         self._output_names: dict[int, str] = {}
         self._names: dict[int, str] = {}
         self.sources: dict[str, str] = {}
@@ -123,6 +125,7 @@ class CodeWriter:
     def tensor(self, fake: FakeTensor) -> None:
         """Push an output of the region."""
         self.body.op("LOAD_FAST", self.output(fake))
+        self.for_numbers.discard(id(fake))
 
     def number(self, value: object) -> None:
         """Push a number that depends on sizes and numbers of the caller, as an expression over their sources."""
@@ -158,7 +161,9 @@ class CodeWriter:
         if found is None:
             raise UnsupportedValue(type="number", why=f"{value} depends on values of tensors")
         refuse_changed(self.state, found)
+        before = len(self.outputs)
         self.emit(found.tensor)
+        self.for_numbers.update(map(id, self.outputs[before:]))
         if found.dim is None:
             self.body.attr("item").call(0)
         else:

@@ -11,6 +11,7 @@ Fakes mirror `is_leaf`, `requires_grad` and `nn.Parameter`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import cast, final
 
@@ -120,6 +121,12 @@ class InputTable:
         self._by_fake: dict[int, InputRecord] = {}
         self._accepted: set[tuple[type, int]] = set()
         """Types and dispatch keys of tensors that were found to be supported."""
+        self._in_inference = torch.is_inference_mode_enabled()
+
+    def as_outside(self) -> AbstractContextManager[object]:
+        """Inputs are not tensors of an inference mode that the program entered since."""
+        entered = torch.is_inference_mode_enabled() and not self._in_inference
+        return torch.inference_mode(False) if entered else nullcontext()
 
     def __iter__(self) -> Iterator[InputRecord]:
         return iter(self.records)
@@ -152,9 +159,10 @@ class InputTable:
         node = self.node(name, spec)
         # A write of a value with gradients makes a tensor of any dtype require them; none flow through integers.
         grad = real.requires_grad and (real.is_floating_point() or real.is_complex())
-        fake = leaf = self.mode.fake(self._memory.view_of(real, node), grad)
-        if grad and not real.is_leaf:
-            fake = self._non_leaf(leaf)
+        with self.as_outside():
+            fake = leaf = self.mode.fake(self._memory.view_of(real, node), grad)
+            if grad and not real.is_leaf:
+                fake = self._non_leaf(leaf)
         fake.is_input = True
         if isinstance(real, torch.nn.Parameter):
             fake._is_param = True
@@ -167,7 +175,8 @@ class InputTable:
         """Register a wrapper: no node reads it, but it may have a gradient. `known`: the outer fake that it has."""
         spec = TensorSpec(real.dtype, (), (), 0, real.device)
         node = self.node(name, spec)
-        fake = leaf = known if known is not None else make_outer(real, real.requires_grad)
+        with self.as_outside():
+            fake = leaf = known if known is not None else make_outer(real, real.requires_grad)
         if real.requires_grad and not real.is_leaf:
             with self.mode, torch.enable_grad():
                 fake = _Derived.apply(leaf, lambda: make_outer(real))  # type: ignore[no-untyped-call]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
 from dataclasses import field
 from typing import final
 
@@ -228,6 +229,8 @@ class TorchModes:
     """Modes that the program changed: setter and leading arguments -> the value at the entry of the frame."""
 
     at_entry: dict[tuple[Setter, Scope], object] = field(default_factory=dict)
+    leave: list[AbstractContextManager[object]] = field(default_factory=list)
+    """What was entered and not left."""
 
 
 def mode_key(function: Setter, scope: Scope) -> Hashable:
@@ -289,6 +292,9 @@ def drop_unchanged_modes(s: CaptureState) -> None:
 
 def restore_modes(s: CaptureState) -> None:
     """Set torch's modes to the values they had when the capture began."""
+    entered = s.part(TorchModes).leave
+    while entered:
+        entered.pop().__exit__(None, None, None)
     for (function, scope), before in s.part(TorchModes).at_entry.items():
         function(*scope, before)
 
