@@ -27,7 +27,7 @@ NUMERICS: Mapping[str, tuple[str, ...]] = {
     "rounded": ("fast-math",),
     "strict": (
         "add-embedding", "align-products", "bucket-all-reduces", "channels-last", "fast-math", "fuse-erf",
-        "one-hot-sums", "online-softmax", "pool-channels-last", "unfuse-bias",
+        "one-hot-sums", "online-softmax", "unfuse-bias",
     ),
 }  # fmt: skip
 """What a contract switches off: other orders of sums, other functions, other algorithms of libraries."""

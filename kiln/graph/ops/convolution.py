@@ -16,7 +16,7 @@ from kiln.graph.ir.node import Node
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.registry import SpecRule, library
 from kiln.graph.prims.meta import MemoryFormat, format_strides, suggested_format
-from kiln.symbolic import Int, ceil_div, sym_min
+from kiln.symbolic import Int, ceil_div, rel_le, sym_min
 from kiln.tensor.spec import TensorSpec
 
 T = TypeVar("T")
@@ -101,12 +101,14 @@ def pooled(size: Int, kernel: Int, step: Int, border: Int, spacing: Int, ceil_mo
 
 
 def _pool_sizes(
-    x: TensorSpec, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil_mode: bool, dims: int
+    e: Emit, x: TensorSpec, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil_mode: bool, dims: int
 ) -> tuple[Int, ...]:
     steps, sizes = stride or kernel, list(x.sizes)
     for i in range(dims):
         axis = x.rank - dims + i
         sizes[axis] = pooled(sizes[axis], at(kernel, i), at(steps, i), at(padding, i), at(dilation, i), ceil_mode)
+        if not e.oracle.expect(rel_le(1, sizes[axis])):
+            raise RuntimeError(f"Given input size: {x.sizes[-dims:]}. Output size is too small")
     return tuple(sizes)
 
 
@@ -116,7 +118,7 @@ def _max_pool(dims: int) -> SpecRule:
         ceil_mode: bool = False,
     ) -> tuple[TensorSpec, TensorSpec]:  # fmt: skip
         spec, layout = x.tensor, format_of(e, x.tensor)
-        sizes = _pool_sizes(spec, kernel_size, stride, padding, dilation, ceil_mode, dims)
+        sizes = _pool_sizes(e, spec, kernel_size, stride, padding, dilation, ceil_mode, dims)
         return laid_out(spec, sizes, layout), laid_out(spec, sizes, layout, torch.int64)
 
     return rule
@@ -140,7 +142,7 @@ def _avg_pool(dims: int) -> SpecRule:
         count_include_pad: bool = True, divisor_override: int | None = None,
     ) -> TensorSpec:  # fmt: skip
         spec = x.tensor
-        sizes = _pool_sizes(spec, kernel_size, stride, padding, (1,), ceil_mode, dims)
+        sizes = _pool_sizes(e, spec, kernel_size, stride, padding, (1,), ceil_mode, dims)
         return laid_out(spec, sizes, format_of(e, spec))
 
     return rule

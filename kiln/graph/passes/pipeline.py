@@ -22,7 +22,7 @@ from kiln.graph.passes.cse import Cse
 from kiln.graph.passes.dead_code import DeadCode
 from kiln.graph.passes.manager import GraphPass, KeepsStrides, PassContext
 from kiln.graph.passes.one_hot import OneHotSums
-from kiln.graph.passes.pool_channels_last import PoolChannelsLast
+from kiln.graph.passes.pool_slices import PoolSlices
 from kiln.graph.passes.separate_outputs import SeparateOutputs
 from kiln.graph.passes.simplify import Simplify
 from kiln.graph.passes.unfuse_bias import UnfuseBias
@@ -66,7 +66,7 @@ GRAPH_PASSES: tuple[GraphPass, ...] = (
     UnfuseBias(),
     AlignProducts(),
     ChannelsLast(),
-    PoolChannelsLast(),
+    PoolSlices(),
     UnusedStates(),
     DeadCode(),
     BucketAllReduces(),
@@ -92,8 +92,8 @@ check_order(
     before("align-products", "separate-outputs", because="an output that it copies has its own memory"),
     before("cse",           "channels-last",    because="each value is copied once"),
     before("simplify",      "channels-last",    because="a rule may drop a view that would become a copy"),
-    before("channels-last", "pool-channels-last", because="pools between convolutions take their layout"),
-    before("pool-channels-last", "dead-code",   because="the replaced call has no reader"),
+    before("channels-last", "pool-slices", because="pools between convolutions take their layout"),
+    before("pool-slices", "dead-code",   because="the replaced call has no reader"),
     before("channels-last", "dead-code",        because="it leaves copies without readers"),
     before("channels-last", "separate-outputs", because="an output that it copies has its own memory"),
     before("dead-code",     "bucket-all-reduces", because="values without a reader do not move"),

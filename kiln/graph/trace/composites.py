@@ -160,6 +160,27 @@ def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None =
     return points.bmm(theta.transpose(1, 2)).view([size[0], *size[2:], dims])
 
 
+def max_pool1d(
+    input: Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """torch.nn.functional.max_pool1d, as that of images of one row."""
+    kernel, step, spacing = (of_row(given, 1) for given in (kernel_size, stride or kernel_size, dilation))
+    options = (kernel, step, of_row(padding, 0), spacing, ceil_mode)
+    rows, indices = torch.nn.functional.max_pool2d_with_indices(input.unsqueeze(-2), *options)
+    return (rows.squeeze(-2), indices.squeeze(-2)) if return_indices else rows.squeeze(-2)
+
+
+def of_row(given: int | Sequence[int], other: int) -> tuple[int, ...]:
+    """An option of one dimension with `other` for the rows."""
+    return (other, *given) if isinstance(given, Sequence) else (other, given)
+
+
 def tensor(data: object, *, dtype: torch.dtype | None = None, **options: object) -> Tensor:
     """torch.tensor, which reads symbolic numbers as plain ones."""
     leaves, shape = list(leaves_of(data)), shape_of(data)
@@ -218,6 +239,8 @@ COMPOSITES: Mapping[Target, Callable[..., object]] = {
     "__matmul__": matmul,
     torch.nn.functional.linear: linear,
     torch.nn.functional.interpolate: interpolate,
+    torch.nn.functional.max_pool1d: max_pool1d,
+    torch.max_pool1d: max_pool1d,
     **UPSAMPLE_OVERLOADS,
     **RECURRENT,
 }
@@ -228,6 +251,7 @@ PUBLIC: Mapping[Target, Target] = {
     aten.linear.default: torch.nn.functional.linear,
     aten.one_hot.default: torch.nn.functional.one_hot,
     aten.istft.default: torch.istft,
+    aten.max_pool1d.default: torch.max_pool1d,
     aten.lstm_cell.default: torch.lstm_cell,
     aten.gru_cell.default: torch.gru_cell,
     aten.rnn_tanh_cell.default: torch.rnn_tanh_cell,

@@ -28,8 +28,8 @@ FIRST, LAST = "f32[4, 8, 32, 32]", "f32[4, 8, 32, 32 | 8192, 1, 256, 8]"
 
 
 def changed(graph: Graph) -> Graph:
-    """After all passes; the values and the strides of outputs stay."""
-    made = run_passes(graph, EventSink(), checks="full")
+    """After all passes but that which takes pools apart; the values and the strides of outputs stay."""
+    made = run_passes(graph, EventSink(), checks="full", without=("pool-slices",))
     same_values(graph, made, tolerance=1e-4, symbols=dict.fromkeys(symbols_of(graph.inputs), 3))
     return made
 

@@ -10,7 +10,7 @@ from kiln.graph.passes.add_embedding import AddEmbedding
 from kiln.graph.passes.constant_fold import ConstantFold
 from kiln.graph.passes.cse import Cse, exact
 from kiln.graph.passes.dead_code import DeadCode
-from kiln.graph.passes.pool_channels_last import PoolChannelsLast
+from kiln.graph.passes.pool_slices import PoolSlices
 from kiln.graph.passes.separate_outputs import SeparateOutputs
 from kiln.graph.passes.unfuse_bias import UnfuseBias
 from kiln.support.events import EventSink
@@ -321,36 +321,87 @@ def test_rows_of_an_embedding_are_added_to_the_other_gradient() -> None:
 
 
 POOL = """
-    graph(%0: f32[2, 16, 64, 64] "x"):
-        %1: (f32[2, 16, 32, 32], i64[2, 16, 32, 32]) = aten.max_pool2d_with_indices.default(%0, (3, 3), (2, 2), (1, 1))
-        %2: f32[2, 16, 32, 32] = item(%1, index=0)
-        %3: i64[2, 16, 32, 32] = item(%1, index=1)
+    graph(%0: f32[2, 3, 8] "x"):
+        %1: (f32[2, 3, 5], i64[2, 3, 5]) = aten.max_pool2d_with_indices.default(%0, (1, 2), (1, 2), (0, 1))
+        %2: f32[2, 3, 5] = item(%1, index=0)
+        %3: i64[2, 3, 5] = item(%1, index=1)
         return %2, %3
+"""
+AVERAGE = """
+    graph(%0: bf16[2, 4, 8] "x"):
+        %1: bf16[2, 2, 8] = aten.avg_pool2d.default(%0, (2, 1))
+        return %1
 """
 
 
-def test_max_pooling_runs_channels_last() -> None:
-    """Same values and indices in eager's strides; a small number of channels is left alone."""
-    image = torch.randn(2, 16, 64, 64).relu()
-    image[0, 0, 3, 5] = float("nan")
-    values, indices = ("f32[2, 16, 32, 32 | 16384, 1, 512, 16]", "i64[2, 16, 32, 32 | 16384, 1, 512, 16]")
+def test_maxima_of_windows_are_taken_from_slices() -> None:
+    """The index is that of the first place inside the image unless a later one is larger, or NaN."""
+    image = torch.randn(2, 3, 8).round()
+    image[0, 0, 3], image[1, 1] = float("nan"), float("-inf")
     check_pass(
-        PoolChannelsLast(),
+        PoolSlices(),
         POOL,
-        f"""
-        graph(%0: f32[2, 16, 64, 64] "x"):
-            %1: f32[2, 16, 64, 64 | 65536, 1, 1024, 16] = clone(%0, strides=(65536, 1, 1024, 16))
-            %2: ({values}, {indices}) = aten.max_pool2d_with_indices.default(%1, (3, 3), (2, 2), (1, 1))
-            %3: {values} = item(%2, index=0)
-            %4: f32[2, 16, 32, 32] = clone(%3, strides=(16384, 1024, 32, 1))
-            %5: {indices} = item(%2, index=1)
-            %6: i64[2, 16, 32, 32] = clone(%5, strides=(16384, 1024, 32, 1))
-            return %4, %6
+        """
+        graph(%0: f32[2, 3, 8] "x"):
+            %1: i32[] = constant(value=0, dtype=i32, device=cpu)
+            %2: i32[3] = iota(length=3, start=0, step=8, dtype=i32, device=cpu)
+            %3: i32[3, 1] = unsqueeze(%2, axis=1)
+            %4: i32[5] = iota(length=5, start=-1, step=2, dtype=i32, device=cpu)
+            %5: i32[3, 5] = add(%3, %4)
+            %6: i32[5] = neg(%4)
+            %7: i32[5] = maximum(%6, %1)
+            %8: i32[5] = add(%1, %7)
+            %9: f32[] = constant(value=-inf, dtype=f32, device=cpu)
+            %10: f32[2, 3, 10] = pad(%0, %9, low=(0, 0, 1), high=(0, 0, 1))
+            %11: f32[2, 3, 5 | 30, 10, 2] = slice(%10, axis=2, start=0, stop=9, step=2)
+            %12: f32[2, 3, 5] = clone(%11, strides=(15, 5, 1))
+            %13: f32[2, 3, 5 | 30, 10, 2 at 1] = slice(%10, axis=2, start=1, stop=10, step=2)
+            %14: f32[2, 3, 5] = clone(%13, strides=(15, 5, 1))
+            %15: b8[2, 3, 5] = gt(%14, %12)
+            %16: b8[2, 3, 5] = ne(%14, %14)
+            %17: b8[2, 3, 5] = bitwise_or(%15, %16)
+            %18: i32[] = constant(value=1, dtype=i32, device=cpu)
+            %19: i32[2, 3, 5] = where(%17, %18, %8)
+            %20: f32[2, 3, 5] = where(%17, %14, %12)
+            %21: i32[2, 3, 5] = add(%5, %19)
+            %22: i64[2, 3, 5] = convert(%21, dtype=i64)
+            return %20, %22
         """,
         inputs=[image],
         tolerance=0,
     )
-    check_unchanged(PoolChannelsLast(), POOL.replace("16", "8"))
+
+
+def test_averages_of_windows_are_sums_of_slices() -> None:
+    check_pass(
+        PoolSlices(),
+        AVERAGE,
+        """
+        graph(%0: bf16[2, 4, 8] "x"):
+            %1: bf16[2, 2, 8 | 32, 16, 1] = slice(%0, axis=1, start=0, stop=3, step=2)
+            %2: bf16[2, 2, 8] = clone(%1, strides=(16, 8, 1))
+            %3: f32[2, 2, 8] = convert(%2, dtype=f32)
+            %4: bf16[2, 2, 8 | 32, 16, 1 at 8] = slice(%0, axis=1, start=1, stop=4, step=2)
+            %5: bf16[2, 2, 8] = clone(%4, strides=(16, 8, 1))
+            %6: f32[2, 2, 8] = convert(%5, dtype=f32)
+            %7: f32[2, 2, 8] = add(%3, %6)
+            %8: f32[] = constant(value=2.0, dtype=f32, device=cpu)
+            %9: f32[2, 2, 8] = div(%7, %8)
+            %10: bf16[2, 2, 8] = convert(%9, dtype=bf16)
+            return %10
+        """,
+        tolerance=0,
+    )
+
+
+def test_other_pools_stay_calls() -> None:
+    """Averages that count the elements inside the image, or beyond its border, and large windows."""
+    check_unchanged(
+        PoolSlices(),
+        AVERAGE.replace("2, 2, 8]", "2, 3, 8]").replace("(2, 1))", "(2, 1), (2, 1), (1, 0), False, False)"),
+        AVERAGE.replace("2, 2, 8]", "2, 3, 8]").replace("4, 8]", "5, 8]").replace("(2, 1))", "(2, 1), (), (0,), True)"),
+        AVERAGE.replace("4, 8]", "56, 8]").replace("(2, 1))", "(28, 1))"),
+    )
 
 
 def test_complex_numbers_are_told_apart_by_their_bits() -> None:
