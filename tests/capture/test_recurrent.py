@@ -75,3 +75,20 @@ def test_equal_blocks_with_a_recurrent_layer(cls: type[torch.nn.Module]) -> None
     assert not kiln.report_of(compiled).eager_reasons
     model[1].layer = cls(4, 4)
     torch.testing.assert_close(compiled(x), model(x))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_lengths_of_padded_sequences_are_symbols(side: str) -> None:
+    def padded(rows: list[torch.Tensor]) -> torch.Tensor:
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=side == "left", padding_value=2.0, padding_side=side)
+
+    fast = kiln.compile(padded, options={"cache": False})
+    for lengths in ((3, 5), (4, 2), (2, 7), (6, 6), (9, 3)):
+        rows = [torch.randn(length, 4, requires_grad=True) for length in lengths]
+        found, expected = fast(rows), padded(rows)
+        assert torch.equal(found, expected) and found.stride() == expected.stride()
+        for mine, eager in zip(*[torch.autograd.grad(y.square().sum(), rows) for y in (found, expected)], strict=True):
+            assert torch.equal(mine, eager)
+    assert fast.report().compiles <= 2 and not fast.report().eager, fast.report()
+    with pytest.raises(RuntimeError, match="must match"):
+        fast([torch.ones(2, 3), torch.ones(2, 4)])

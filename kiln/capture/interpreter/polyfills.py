@@ -300,6 +300,26 @@ def check_is_size(i: int, message: Callable[[], object] | None = None, *, max: i
         check(i <= max, message)
 
 
+def pad_sequence(
+    sequences: Sequence[torch.Tensor], batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right"
+) -> torch.Tensor:
+    """Torch's C++ takes the lengths as plain numbers."""
+    first = sequences[0] if sequences else None
+    for x in sequences:
+        unlike = (x.dtype, x.device, x.shape[1:]) != (first.dtype, first.device, first.shape[1:])
+        if unlike or x.dim() == 0 or padding_side not in ("left", "right"):
+            first = None
+            break
+    if first is None:
+        return torch.ops.aten.pad_sequence.default(sequences, batch_first, padding_value, padding_side)
+    length, rows = max([x.size(0) for x in sequences]), []
+    for x in sequences:
+        missing = length - x.size(0)
+        ends = (missing, 0) if padding_side == "left" else (0, missing)
+        rows.append(torch.nn.functional.pad(x, (0, 0) * (x.dim() - 1) + ends, value=padding_value))
+    return torch.stack(rows, 0 if batch_first else 1)
+
+
 def broadcast_shapes(*shapes: int | Sequence[int]) -> torch.Size:
     """Sizes may be symbols, which torch's own does not take."""
     expanded = [torch.empty((), device="cpu").expand(shape) for shape in shapes]

@@ -39,6 +39,7 @@ POLYFILLS: dict[Hashable, object] = {
     weakref._remove_dead_weakref: polyfills.remove_dead_weakref,  # type: ignore[attr-defined]
     collections._count_elements: polyfills.count_elements,  # type: ignore[attr-defined]
     torch.broadcast_shapes: polyfills.broadcast_shapes,
+    torch._C._nn.pad_sequence: polyfills.pad_sequence,  # type: ignore[attr-defined]
     torch._check: polyfills.check,
     torch._check_is_size: polyfills.check_is_size,
     torch._check_index: polyfills.check_index,
