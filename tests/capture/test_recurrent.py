@@ -1,4 +1,4 @@
-"""`nn.LSTM` with gradients: one region, with the values and gradients of eager."""
+"""Recurrent layers with gradients, padded sequences, losses of sequences: one region, with the values of eager."""
 
 from __future__ import annotations
 
@@ -92,3 +92,25 @@ def test_lengths_of_padded_sequences_are_symbols(side: str) -> None:
     assert fast.report().compiles <= 2 and not fast.report().eager, fast.report()
     with pytest.raises(RuntimeError, match="must match"):
         fast([torch.ones(2, 3), torch.ones(2, 4)])
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32])
+def test_ctc_loss_with_lengths_in_tensors(kind: torch.dtype) -> None:
+    """The longest target decides the size of what is saved; a length beyond the input is refused as in eager."""
+
+    def loss(x: torch.Tensor, targets: torch.Tensor, steps: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = torch.nn.functional.ctc_loss(x.log_softmax(-1), targets, steps, lengths)
+        return made
+
+    fast = kiln.compile(loss, options={"cache": False})
+    for size, batch, longest in ((12, 3, 4), (12, 3, 4), (14, 2, 3), (20, 4, 6)):
+        x = torch.randn(size, batch, 6, requires_grad=True)
+        targets, lengths = torch.randint(1, 6, (batch, longest)), torch.randint(1, longest + 1, (batch,), dtype=kind)
+        steps = torch.randint(2 * longest + 1, size + 1, (batch,), dtype=kind)
+        found, expected = [function(x, targets, steps, lengths) for function in (fast, loss)]
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(*[torch.autograd.grad(y, x) for y in (found, expected)])
+    report = fast.report()
+    assert report.compiles <= 2 and not report.breaks and not report.eager, report
+    with pytest.raises(RuntimeError, match="input_lengths"):
+        fast(x, targets, steps + 20, lengths)

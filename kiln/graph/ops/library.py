@@ -26,6 +26,11 @@ def fresh(x: TensorSpec, sizes: tuple[Int, ...], dtype: torch.dtype | None = Non
     return TensorSpec(dtype or x.dtype, sizes, contiguous_strides(sizes), 0, x.device)
 
 
+@library("_ctc_loss_backward.Tensor")
+def ctc_loss_backward(e: Emit, grad: Node, log_probs: Node, *args: object, **kwargs: object) -> TensorSpec:
+    return fresh(log_probs.tensor, log_probs.tensor.sizes)
+
+
 # Sorting and selection.
 
 

@@ -28,7 +28,7 @@ from kiln.graph.trace.special import special, unbacked_integer
 from kiln.symbolic import Int
 from kiln.symbolic.node import from_sym
 from kiln.symbolic.relation import rel_eq
-from kiln.tensor.spec import TensorSpec
+from kiln.tensor.spec import TensorSpec, contiguous_strides
 
 MASKS = (torch.bool, torch.uint8)
 
@@ -162,6 +162,21 @@ def bincount(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) ->
     dtype = torch.int64 if weights is None else torch.float32 if single else torch.float64
     spec = TensorSpec(dtype, (size,), (1,), 0, x.tensor.device)
     return mode.wrap(emit.library("aten.bincount.default", values, named, spec))
+
+
+@special("_ctc_loss.Tensor")
+def ctc_loss(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
+    """The losses, and what the backward reads: it has two states for each label of the longest target, and one."""
+    values, named = mode.arguments(args, kwargs)
+    (log_probs, lengths), emit = (cast(Node, values[number]) for number in (0, 3)), mode.emit
+    spec, env = log_probs.tensor, mode.symbols.env
+    if spec.rank != 3 or not lengths.tensor.rank or env.simplify(spec.sizes[1]) == 0:
+        raise DataDependentOp(op=str(op))
+    longest = item_of(mode, emit.node("amax", emit.convert(lengths, torch.int64), axes=(0,)))
+    steps, batch, _ = spec.sizes
+    states = (batch, steps, 2 * longest + 1)
+    made = [TensorSpec(spec.dtype, sizes, contiguous_strides(sizes), 0, spec.device) for sizes in ((batch,), states)]
+    return mode.wrap(emit.library("aten._ctc_loss.Tensor", values, named, tuple(made)))
 
 
 Unique = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
