@@ -301,17 +301,17 @@ def check_is_size(i: int, message: Callable[[], object] | None = None, *, max: i
 
 
 def pad_sequence(
-    sequences: Sequence[torch.Tensor], batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right"
+    sequences: Sequence[torch.Tensor],
+    batch_first: bool = False,
+    padding_value: float = 0.0,
+    padding_side: str = "right",
 ) -> torch.Tensor:
     """Torch's C++ takes the lengths as plain numbers."""
-    first = sequences[0] if sequences else None
-    for x in sequences:
-        unlike = (x.dtype, x.device, x.shape[1:]) != (first.dtype, first.device, first.shape[1:])
-        if unlike or x.dim() == 0 or padding_side not in ("left", "right"):
-            first = None
-            break
-    if first is None:
-        return torch.ops.aten.pad_sequence.default(sequences, batch_first, padding_value, padding_side)
+    kinds = [(x.dtype, x.device, x.shape[1:]) for x in sequences if x.dim()]
+    alike = len(kinds) == len(sequences) > 0 and kinds.count(kinds[0]) == len(kinds)
+    if not alike or padding_side not in ("left", "right"):
+        made: torch.Tensor = torch.ops.aten.pad_sequence.default(sequences, batch_first, padding_value, padding_side)
+        return made
     length, rows = max([x.size(0) for x in sequences]), []
     for x in sequences:
         missing = length - x.size(0)
