@@ -32,9 +32,26 @@ def draw(
     e: Emit, distribution: str, params: tuple[Attr, ...], sizes: tuple[Int, ...], dtype: torch.dtype,
     device: torch.device, *inputs: Node,
 ) -> Node:  # fmt: skip
+    refuse_parameters(distribution, params)
     if device.type == "meta":  # such tensors have no elements to draw
         return e.node("empty", sizes=sizes, strides=contiguous_strides(sizes), dtype=dtype, device=device)
     return e.node("random", *inputs, distribution=distribution, params=params, sizes=sizes, dtype=dtype, device=device)
+
+
+VALID: dict[str, Callable[..., bool]] = {
+    "uniform": lambda low, high: low <= high,
+    "normal": lambda mean, deviation: deviation >= 0,
+    "exponential": lambda rate: rate > 0,
+    "bernoulli": lambda p: 0 <= p <= 1,
+    "randint": lambda low, high: low < high,
+}
+
+
+def refuse_parameters(distribution: str, params: Sequence[object]) -> None:
+    """As eager; symbolic parameters are not checked."""
+    numbers = [param for param in params if isinstance(param, int | float)]
+    if numbers and len(numbers) == len(params) and not VALID[distribution](*numbers):
+        raise RuntimeError(f"{distribution} does not take the parameters {tuple(params)}")
 
 
 def refuse_generator(op: str, generator: object) -> None:
@@ -68,26 +85,9 @@ def draw_by_numbers(
 # In place: the old contents do not matter.
 
 
-VALID: dict[str, Callable[..., bool]] = {
-    "uniform": lambda low, high: low <= high,
-    "normal": lambda mean, deviation: deviation >= 0,
-    "exponential": lambda rate: rate > 0,
-    "bernoulli": lambda p: 0 <= p <= 1,
-    "randint": lambda low, high: low < high,
-}
-
-
-def refuse_parameters(distribution: str, params: Sequence[object]) -> None:
-    """As eager; symbolic parameters are not checked."""
-    numbers = [param for param in params if isinstance(param, int | float)]
-    if len(numbers) == len(params) and not VALID[distribution](*numbers):
-        raise RuntimeError(f"{distribution} does not take the parameters {tuple(params)}")
-
-
 def _filling(distribution: str, *defaults: Attr) -> Decomposition:
     def rule(e: Emit, x: Node, *params: Attr, generator: object = None) -> Node:
         refuse_generator(distribution, generator)
-        refuse_parameters(distribution, (*params, *defaults[len(params) :]))
         return draw_like(e, x.tensor, distribution, *params, *defaults[len(params) :])
 
     return rule

@@ -25,22 +25,21 @@ def has_symbols(values: Sequence[object]) -> bool:
 
 def checked_one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
     """torch.nn.functional.one_hot, which looks at the classes in eager only."""
-    if num_classes > 0:
-        assert_classes(x, num_classes)
+    assert_classes(x, num_classes)
     return torch.nn.functional.one_hot(x, num_classes)
 
 
 def assert_classes(x: Tensor, num_classes: int) -> None:
     if x.device.type == "cpu":
-        inside = ((x >= 0) & (x < num_classes)).all()
-        torch._assert_async(inside, f"one_hot: class values must be at least 0 and less than {num_classes}")
+        inside = (x >= 0) & (x < num_classes) if num_classes > 0 else x >= 0
+        torch._assert_async(inside.all(), "one_hot: class values must be at least 0 and less than their number")
 
 
 def rrelu(
     x: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
 ) -> Tensor:
     """Without training it is a leaky_relu; eager calls the operator that writes its noise all the same."""
-    if training or inplace:
+    if training or inplace or lower > upper:
         return torch.nn.functional.rrelu(x, lower, upper, training, inplace)
     return torch.nn.functional.leaky_relu(x, (lower + upper) / 2)
 
