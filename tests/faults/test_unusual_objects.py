@@ -47,6 +47,8 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "issubclass of None": lambda x: issubclass(int, None),  # type: ignore[arg-type]
     "endless recursion": lambda x: deep(x, 0),
     "attribute of None": set_on_none,
+    "a number of two elements": lambda x: x.item(),
+    "an integer of two elements": lambda x: int(torch.ones(2, dtype=torch.int64)) + x,
     "a flag without a name": lambda x: (x + bool(Bits(0)), Bits.A & Bits.B, Bits.A | Bits.B, x + (Bits(0) is Bits.A)),
 }
 

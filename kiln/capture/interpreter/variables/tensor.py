@@ -391,7 +391,7 @@ def tensor_value(s: CaptureState, value: Tensor, name: str) -> Value:
         found = data_list(s, value)
         if found is not None:
             return found
-    if known is None:
+    if known is None or (name != "tolist" and known.numel() != 1):  # of several elements eager raises its own error
         raise DataDependentValue(operation=f"Tensor.{name}")
     return listed(s, getattr(known, name)())
 
