@@ -46,6 +46,8 @@ class SingularMatrix(CheckFailed, torch.linalg.LinAlgError):  # type: ignore[nam
     try_ = ("run the same inputs without kiln.compile: eager names the matrix of the batch",)
 
 
+ASSUMED = "what was assumed of values does not hold"
+"""How the message of a check begins that stands for an assumption of the capture."""
 SINGULAR = " [LinAlgError]"
 """How the message of a check ends whose failure is a `SingularMatrix`; messages of programs never do."""
 

@@ -18,8 +18,6 @@ from kiln.plan.errors import CheckFailed, IndexOutOfRange, IntegerDivisionByZero
 from kiln.runtime.host_draws import states_of
 from kiln.support.errors import KilnError
 
-ASSUMED = "what was assumed of values does not hold"
-"""How the message of a check begins that stands for an assumption of the capture."""
 OF_VALUES = (CheckFailed, IndexOutOfRange, IntegerDivisionByZero)
 """Errors that the values of tensors cause. All others of ours are faults of the compiler."""
 

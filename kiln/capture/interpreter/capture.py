@@ -55,6 +55,7 @@ from kiln.capture.interpreter.data_values import (
     value_needed,
 )
 from kiln.capture.interpreter.frame import SymbolicFrame
+from kiln.capture.interpreter.handled_errors import check_handled
 from kiln.capture.interpreter.host_draws import Draws, Outline, call_outlined, check_read_numbers
 from kiln.capture.interpreter.if_conversion import refuse_varying_gradients, refuse_visible_copies
 from kiln.capture.interpreter.native_calls import release
@@ -483,7 +484,8 @@ def finish(
     if callbacks.make_exit is not None:
         prologue = make_prologue(s, function, callbacks.make_exit, callbacks.compile_speculation)
     checks = [(writer.output(condition), expected) for condition, expected in conditions(s)]
-    if writer.outputs or has_effects(recorder) or is_checked(s):
+    may_fail = check_handled(s) or is_checked(s)
+    if writer.outputs or has_effects(recorder) or may_fail:
         writer.outputs = in_order_of_history(recorder, writer.outputs)
         trace = recorder.finish(writer.outputs)
         mark_histories(recorder, trace)
@@ -508,7 +510,7 @@ def finish(
         collect = collect or prologue.sources()
         write_unbound = partial(write_argument, head, writer)
         write_prologue(head, prologue, leave, BINDINGS, collect, write_unbound)
-    exits: Callable[[], None] | None = partial(leave, function) if is_checked(s) else None
+    exits: Callable[[], None] | None = partial(leave, function) if may_fail else None
     if exits is not None and draws_random(recorder.nodes):
         exits = write_random_states(s, head, exits)
     for made_region in regions:

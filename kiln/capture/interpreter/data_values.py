@@ -30,8 +30,8 @@ from kiln.graph.trace.condition import equality, evaluate, inputs_of, integer_va
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.finish import changes_inputs
 from kiln.graph.trace.finite import truth_if_finite
+from kiln.plan.errors import ASSUMED
 from kiln.plan.overloads import is_random, written_arguments
-from kiln.runtime.checked_region import ASSUMED
 from kiln.support.errors import KilnError
 from kiln.support.location import Location
 from kiln.support.records import dataclass

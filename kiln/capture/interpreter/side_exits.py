@@ -19,7 +19,8 @@ from typing import final
 from kiln.capture.bytecode.assemble import Assembler, Label, TryBegin, TryEnd
 from kiln.capture.interpreter.codegen import CodeWriter, emit_source
 from kiln.capture.interpreter.core import CaptureState
-from kiln.capture.interpreter.data_values import has_lasting_effects
+from kiln.capture.interpreter.data_values import calls_opaque
+from kiln.capture.interpreter.handled_errors import DIVISIONS, FAILING
 from kiln.capture.interpreter.host_draws import DRAWN, Draws
 from kiln.capture.interpreter.speculation import write_exit
 from kiln.graph.ir.graph import Graph
@@ -37,9 +38,6 @@ from kiln.support.records import dataclass
 from kiln.tensor.spec import TensorSpec
 
 STATES, ERROR = "_kiln_random_states", "_kiln_error"
-FAILING = ("gather", "index", "scatter", "index_put", "assert")
-DIVISIONS = ("floor_div", "trunc_div", "remainder", "fmod")
-"""Primitives whose kernels find wrong values: indices out of range, integers divided by zero, failed checks."""
 
 
 @final
@@ -61,16 +59,19 @@ def errors_of(graph: Graph, is_checked: bool, own_region: bool) -> Callable[[Bas
         return is_failed_check if graph.writes else is_behind_checks
     nodes = list(all_nodes(graph))
     libraries = [node for node in nodes if node.op.kind is Kind.LIBRARY]
-    if has_lasting_effects(graph) or not all(str(node.attrs["target"]).startswith("aten.") for node in libraries):
+    if calls_opaque(graph) or not all(str(node.attrs["target"]).startswith("aten.") for node in libraries):
         return None
+    if graph.writes:
+        return is_failed_check if own_region and any(node.op.name == "assert" for node in nodes) else None
     of_operators = own_region and bool(libraries or any(node.op.name == "opaque" for node in nodes))
     tensors = [node.spec for node in nodes if isinstance(node.spec, TensorSpec)]
     if any(tensor.device.type != "cpu" for tensor in tensors):
         return is_of_operator if of_operators else None
     if of_operators:
         return is_behind_checks
-    divides = any(node.op.name in DIVISIONS and not node.tensor.dtype.is_floating_point for node in nodes)
-    return is_of_values if divides or any(node.op.name in FAILING for node in nodes) else None
+    failing = [node for node in nodes if node.op.name in FAILING]
+    fail = any(node.op.name not in DIVISIONS or not node.tensor.dtype.is_floating_point for node in failing)
+    return is_of_values if fail else None
 
 
 @contextmanager

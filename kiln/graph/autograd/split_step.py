@@ -24,7 +24,14 @@ from kiln.graph.autograd.partition import copy_of, late_recomputation, missing_s
 from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Graph, Output, Write
 from kiln.graph.ir.node import Node, base_of
-from kiln.graph.ir.rewrite import computed_from, has_effect, nodes_between, symbols_read, with_inputs
+from kiln.graph.ir.rewrite import (
+    computed_from,
+    has_effect,
+    is_assumption,
+    nodes_between,
+    symbols_read,
+    with_inputs,
+)
 from kiln.graph.ir.size_oracle import GuardFreeOracle
 from kiln.support.records import dataclass
 from kiln.symbolic import ShapeEnv
@@ -50,7 +57,7 @@ def split_step(graph: Graph, env: ShapeEnv | None, *, recompute: bool = True, bu
     start = next((number for number, node in enumerate(graph.nodes) if is_derivative(node)), None)
     if not start:
         return None
-    later = computed_from(graph.nodes, graph.nodes[start:])
+    later = computed_from(graph.nodes, behind_assumptions(graph.nodes[start:]))
     places = outputs_of_halves(graph, later)
     if places is None:
         return None
@@ -68,6 +75,18 @@ def split_step(graph: Graph, env: ShapeEnv | None, *, recompute: bool = True, bu
     if not symbols_read(first.nodes).isdisjoint(missing_symbols(second.nodes, second.inputs)):
         return None
     return SplitStep(first, second, numbers, places)
+
+
+def behind_assumptions(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes without checks of what was assumed, which are the last, and what these are computed from.
+
+    Where one fails, the program runs in Python, and meets the error that a kernel of the forward would raise.
+    """
+    checks = {node for node in nodes if is_assumption(node)}
+    for node in reversed(nodes):
+        if node in checks:
+            checks.update(node.inputs)
+    return [node for node in nodes if node not in checks]
 
 
 def outputs_of_halves(graph: Graph, later: set[Node]) -> tuple[Place, ...] | None:

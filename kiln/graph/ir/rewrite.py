@@ -17,6 +17,7 @@ from kiln.graph.ir.graph import Graph, Output
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.size_oracle import UnknownRelation
 from kiln.graph.prims.table import Kind
+from kiln.plan.errors import ASSUMED
 from kiln.symbolic import Expr, Symbol
 from kiln.tensor.spec import ScalarSpec, SizeOracle, TensorSpec
 
@@ -78,6 +79,11 @@ def rebuilt(graph: Graph, nodes: list[Node], replaced: Mapping[Node, Node]) -> G
 
 def _with_value(output: Output, value: Node) -> Output:
     return output if value is output.value else replace(output, value=value)
+
+
+def is_assumption(node: Node) -> bool:
+    """Whether it checks what the capture has assumed of values."""
+    return node.op.name == "assert" and str(node.attrs["message"]).startswith(ASSUMED)
 
 
 def has_effect(node: Node) -> bool:

@@ -15,6 +15,7 @@ from typing import final
 from kiln.loops.fusion.group import Group
 from kiln.loops.program.analyses import kept_buffers, memory_of, reads, symbols_read, symbols_used, written
 from kiln.loops.program.nodes import CHECK, LOCAL_SCALAR, Buffer, Extern, LoopNode, LoopProgram
+from kiln.plan.errors import ASSUMED
 from kiln.support.records import dataclass
 from kiln.symbolic import Symbol
 
@@ -40,9 +41,16 @@ def numbers_of(node: LoopNode, buffers: dict[str, Buffer], host: frozenset[Symbo
 
 
 def last_check(program: LoopProgram) -> int:
-    """The number of the last check of values in a program that writes to its arguments, else -1."""
+    """The number of the last check of values in a program that writes to its arguments, else -1.
+
+    The second half of a step may write behind the checks of the first, by which the whole step is left.
+    """
     checks = [number for number, node in enumerate(program.nodes) if is_check(node)]
-    return checks[-1] if checks and program.writes else -1
+    return checks[-1] if checks and (program.writes or any(map(is_assumption, program.nodes))) else -1
+
+
+def is_assumption(node: object) -> bool:
+    return isinstance(node, Extern) and node.target == CHECK and str(node.args[-1]).startswith(ASSUMED)
 
 
 def is_check(node: object) -> bool:

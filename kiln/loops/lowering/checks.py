@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kiln.graph.ir.node import Node
+from kiln.graph.ir.rewrite import is_assumption
 from kiln.graph.prims.table import Kind
 from kiln.plan.overloads import is_random
 
@@ -29,8 +30,11 @@ def _is_check(node: Node) -> bool:
 
 
 def checks_first(nodes: list[Node], writes: bool) -> list[Node]:
-    """The nodes in another legal order, if there are checks and the region `writes` to inputs."""
-    last = last_check(nodes) if writes else -1
+    """The nodes in another legal order, if there are checks and the region `writes` to inputs.
+
+    The second half of a step may write behind the checks of the first, by which the whole step is left.
+    """
+    last = last_check(nodes) if writes or any(map(is_assumption, nodes)) else -1
     if last < 0:
         return nodes
     needed = {node for node in nodes[: last + 1] if _keeps_its_place(node)}

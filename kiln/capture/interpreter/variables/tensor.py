@@ -59,6 +59,7 @@ from kiln.capture.interpreter.data_values import (
 )
 from kiln.capture.interpreter.effects import SideEffect, emit_deletion
 from kiln.capture.interpreter.frame import running_frame
+from kiln.capture.interpreter.handled_errors import note_handled
 from kiln.capture.interpreter.speculation import comparison_in_region, known_truth, number_truth
 from kiln.capture.interpreter.variables.bound_method import NamedMethod
 from kiln.capture.interpreter.variables.constant import Constant
@@ -381,10 +382,9 @@ def tensor_value(s: CaptureState, value: Tensor, name: str) -> Value:
         if truth is not None:
             return s.const(truth)
     known = s.recorder.constant_value(value.fake) if name in PLAIN_METHODS else None
-    if known is None and name in NUMBER_METHODS and not is_needed(s):
-        found = data_number(s, value, name)
-        if found is not None:
-            return found
+    asks_number = known is None and name in NUMBER_METHODS and not is_needed(s)
+    if asks_number and (found := data_number(s, value, name)) is not None:
+        return found
     if known is None and name in READ_METHODS:
         known = speculated_value(s, value.fake)
     if known is None and name == "tolist" and not is_needed(s):
@@ -619,6 +619,7 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
     unbacked = len(s.recorder.env.unbacked)
     may_need = torch.is_grad_enabled() or target is set_data
     before = needing_gradients(s, first) if changes and may_need and target != "requires_grad_" else None
+    note_handled(s, running_frame(s))
     try:
         result = s.recorder.call(target, plain, named, stack=running_frame(s).locations())
     except GraphBreak:  # of a hook that autograd calls
@@ -646,10 +647,9 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
         raise stop
     if changes:
         s.part(RegionInputs).in_place.append(here(s))
-    if target in ("requires_grad_", torch.nn.Parameter) or "requires_grad" in kwargs:
-        assert isinstance(result, torch.Tensor)
-        if not is_wrapped(result):
-            s.part(RegionInputs).leaves.append((result, here(s)))
+    sets_need = target in ("requires_grad_", torch.nn.Parameter) or "requires_grad" in kwargs
+    if sets_need and isinstance(result, torch.Tensor) and not is_wrapped(result):
+        s.part(RegionInputs).leaves.append((result, here(s)))
     return from_torch(s, result)
 
 
