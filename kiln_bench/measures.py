@@ -7,7 +7,18 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from kiln.support.late import late
-from kiln_bench import bandwidth, compile_time, exports, launch, memory, optimizers, overhead, products, reductions
+from kiln_bench import (
+    bandwidth,
+    compile_time,
+    exports,
+    launch,
+    memory,
+    optimizers,
+    overhead,
+    products,
+    reductions,
+    starts,
+)
 from kiln_bench.capture import main as capture
 
 
@@ -23,6 +34,12 @@ def run_export(given: argparse.Namespace, candidates: list[str]) -> int:
     return exports.run(models, given.threads, EXPORT_ROUNDS, given.pairs, given.json)
 
 
+def run_start(given: argparse.Namespace, candidates: list[str]) -> int:
+    return starts.run(list(filter(None, given.models.split(","))), START_ROUNDS, given.pairs, given.json)
+
+
+START_ROUNDS = 3
+"""Processes of each kind."""
 EXPORT_ROUNDS = 3
 """Exports of each row."""
 
@@ -46,6 +63,7 @@ MEASURES: Mapping[str, Callable[[argparse.Namespace, list[str]], int]] = {
     "optimizer": lambda given, candidates: optimizers.run(given.pairs, candidates, given.json),
     "overhead": lambda given, candidates: overhead.run(given.pairs, "torch.compile" in candidates, given.json),
     "products": lambda given, candidates: products.run(given.pairs, given.json),
+    "start": run_start,
     "reductions": lambda given, candidates: reductions.run(given.pairs, candidates, given.json),
 }
 """Each gets the arguments of the command line, and the compilers to measure."""

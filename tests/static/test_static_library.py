@@ -91,6 +91,21 @@ class Sequence1d(nn.Module):
         return y.mean(1), torch.baddbmm(self.bias, left.transpose(1, 2), left, beta=0.5, alpha=2)
 
 
+class Channels(nn.Module):
+    """Images whose channels lie side by side: windows of several kinds, and each channel on its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.point = nn.Conv2d(3, 24, 3, stride=2, padding=1), nn.Conv2d(24, 37, 1)
+        self.each = nn.Conv2d(37, 37, (3, 5), padding=2, dilation=(1, 2), groups=37)
+        self.last = nn.Conv2d(37, 40, 3, padding=1, bias=False)
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x.contiguous(memory_format=torch.channels_last)))
+        return self.last(functional.silu(self.each(self.point(x)))).contiguous()
+
+
 class Decoder(nn.Module):
     """Transposed convolutions of images and sequences, with groups, dilation and padding."""
 
@@ -150,6 +165,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Tensor, .
     "perceptron": (perceptron, lambda batch: (torch.randn(batch, 64),), {"input": {0: BATCH}}),
     "images": (Net, images, {"x": {0: BATCH}}),
     "text": (Bert, texts, {"tokens": {0: BATCH}, "valid": {0: BATCH}}),
+    "channels": (Channels, images, {"x": {0: BATCH}}),
     "decoder": (Decoder, lambda batch: (torch.randn(batch, 6, 5, 19),), {"x": {0: BATCH}}),
     "recurrent": (Recurrent, lambda batch: (torch.randn(batch, 9, 6),), {"x": {0: BATCH}}),
     "sequence": (Sequence1d, lambda batch: (torch.randn(batch, 6, 50),), {"x": {0: BATCH}}),

@@ -25,6 +25,8 @@ from kiln.tensor.spec import TensorSpec
 
 QUERY_ROWS = 24
 """Rows of scores that attention computes at a time, as in kernels/attention.h."""
+PIXELS = 96
+"""That a convolution computes at a time, as in kernels/convolution.h."""
 
 
 LSTM_MODE = 2
@@ -169,6 +171,9 @@ def convolution(call: OwnKernelCall) -> list[str]:
     (image, x), w, (to, y) = call.tensor("input"), call.spec("weight"), call.result()
     if x.rank not in (3, 4):
         raise Refused(f"it has {x.rank - 2} dimensions, not 1 or 2")
+    channels_last = not call.given["transposed"] and 1 < x.sizes[1] != 1 == x.strides[1] == y.strides[1]  # type: ignore[operator]
+    if channels_last and fixed(call, "groups") in (1, w.sizes[0]) and w.sizes[1] in (1, x.sizes[1]):
+        return convolution_of_channels(call, (image, x), (to, y))
     kernel = call.at.contiguous(call.slot("weight"))
     if kernel is None:
         raise Refused("its weights are computed")
@@ -191,6 +196,26 @@ def convolution(call: OwnKernelCall) -> list[str]:
         f"convolve({in_image}, {image}, {window}, (f32*)({kernel}), {bias}, {call.texts([fixed(call, 'groups')])},",
         f"         {out_image}, {to}, (f32*)({scratch}));",
     ]
+
+
+def convolution_of_channels(
+    call: OwnKernelCall, given: tuple[str, TensorSpec], made: tuple[str, TensorSpec]
+) -> list[str]:
+    """Where the channels of a pixel lie side by side: with all of them, or (depthwise) one by one."""
+    (image, x), (to, y), w = given, made, call.spec("weight")
+    depthwise = w.sizes[1] == 1
+    kernel = call.at.channels_last(call.slot("weight"), packed=not depthwise)
+    if kernel is None:
+        raise Refused("its weights are computed")
+    bias = "nullptr" if call.given["bias"] is None else call.pointer("bias")
+    window = windows(call, w.sizes[2:], call.pair("stride"), call.pair("padding"), call.pair("dilation"), x.rank)
+    text = f"{image_text(call, x)}, {image}, {window}, (f32*)({kernel}), {bias}, {image_text(call, y, collapsed=True)}"
+    if depthwise:
+        return [f"convolve_depthwise({text}, {to});"]
+    pixel: Int = 4
+    for size in w.sizes[1:]:
+        pixel = pixel * size
+    return [f"convolve_channels({text}, {to}, (f32*)({call.scratch(PIXELS * pixel)}));"]
 
 
 def fixed(call: OwnKernelCall, name: str) -> int:

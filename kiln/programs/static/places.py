@@ -87,6 +87,15 @@ class Places:
         panels = panels_of(matrix.float().T if transposed else matrix.float(), self.panel)
         return f"weights + {self.weights.place(f'panels of %{slot}{transposed}', panels)}"
 
+    def channels_last(self, slot: Slot, *, packed: bool) -> str | None:
+        """The weight of a convolution as a matrix: a row for each place in the window and channel of the input."""
+        weight = self._fixed(slot)
+        if weight is None:
+            return None
+        matrix = weight.float().movedim(0, -1).movedim(0, -2).reshape(-1, weight.shape[0])
+        matrix = panels_of(matrix, self.panel) if packed else matrix
+        return f"weights + {self.weights.place(f'channels of %{slot}', matrix)}"
+
     def contiguous(self, slot: Slot) -> str | None:
         tensor = self._fixed(slot)
         return None if tensor is None else f"weights + {self.weights.place(f'elements of %{slot}', tensor.float())}"

@@ -58,6 +58,68 @@ static void convolve(const Image& in, const f32* x, const Windows& w, const f32*
       }
 }
 
+//@ inside: Windows
+// The first channel of a pixel under the window of row i and column j, nullptr outside of the image.
+KILN_INLINE const f32* inside(const Image& in, const f32* x, const Windows& w, i64 i, i64 j, i64 dy, i64 dx) {
+  i64 at_y = i * w.stride_y - w.pad_y + dy * w.step_y, at_x = j * w.stride_x - w.pad_x + dx * w.step_x;
+  bool is_inside = (u64)at_y < (u64)in.height && (u64)at_x < (u64)in.width;
+  return is_inside ? x + at_y * in.to_row + at_x * in.to_col : nullptr;
+}
+
+//@ convolve_channels: inside product
+// Channels of a pixel lie side by side. `panels` has a row for each place in the window and channel of `in`; `scratch`
+// holds as many rows as pixels are computed at a time.
+static void convolve_channels(const Image& in, const f32* x, const Windows& w, const f32* panels, const f32* bias,
+                              const Image& out, f32* y, f32* scratch) {
+  constexpr i64 PIXELS = 96;
+  i64 depth = in.channels * w.height * w.width, pixels = out.height * out.width;
+  bool as_is = w.height * w.width * w.stride_y * w.stride_x == 1 && !w.pad_y && !w.pad_x &&
+               in.to_row == in.width * in.to_col;
+  for (i64 n = 0; n < in.batch; ++n)
+    for (i64 first = 0; first < pixels; first += PIXELS) {
+      i64 count = min(pixels - first, PIXELS);
+      const f32* image = x + n * in.to_batch;
+      Left rows = {image + first * in.to_col, in.to_col, 1};
+      if (!as_is) {
+        rows = {scratch, depth, 1};
+        f32* row = scratch;
+        for (i64 i = first; i < first + count; ++i)
+          for (i64 dy = 0; dy < w.height; ++dy)
+            for (i64 dx = 0; dx < w.width; ++dx, row += in.channels) {
+              const f32* from = inside(in, image, w, i / out.width, i % out.width, dy, dx);
+              if (from) __builtin_memcpy(row, from, in.channels * sizeof(f32));
+              else __builtin_memset(row, 0, in.channels * sizeof(f32));
+            }
+      }
+      f32* to = y + n * out.to_batch + first * out.to_col;
+      if (bias)
+        for (i64 i = 0; i < count; ++i) __builtin_memcpy(to + i * out.to_col, bias, out.channels * sizeof(f32));
+      product(count, out.channels, depth, rows, panels, {to, out.to_col, 1, 1, bias != nullptr});
+    }
+}
+
+//@ convolve_depthwise: inside read_lanes write_lanes
+// Each channel on its own; the channels of a pixel lie side by side, and so do those of a place in `weight`.
+static void convolve_depthwise(const Image& in, const f32* x, const Windows& w, const f32* weight, const f32* bias,
+                               const Image& out, f32* y) {
+  for (i64 n = 0; n < in.batch; ++n)
+    for (i64 pixel = 0; pixel < out.height * out.width; ++pixel) {
+      i64 i = pixel / out.width, j = pixel % out.width;
+      for (i64 c = 0; c < out.channels; c += W) {
+        i64 count = out.channels - c;
+        f32v sum = {};
+        if (bias) sum = read_lanes(bias + c, count);
+        const f32* place = weight + c;
+        for (i64 dy = 0; dy < w.height; ++dy)
+          for (i64 dx = 0; dx < w.width; ++dx, place += out.channels) {
+            const f32* from = inside(in, x + n * in.to_batch, w, i, j, dy, dx);
+            if (from) sum = mad(read_lanes(from + c, count), read_lanes(place, count), sum);
+          }
+        write_lanes(y + n * out.to_batch + pixel * out.to_col + c, sum, count);
+      }
+    }
+}
+
 //@ convolve_transposed: Windows product pack
 // weight[in, out / groups, height, width] is contiguous. Each pixel of `in` times the weights is added to a window of
 // `out`; `scratch` holds the panel of some pixels and a row of products for each channel and place in the window.

@@ -1,3 +1,18 @@
+//@ read_lanes
+// A vector of up to W numbers, zeros behind them.
+static f32v read_lanes(const f32* from, i64 count) {
+  f32v made = {};
+  if (count >= W) __builtin_memcpy(&made, from, sizeof made);
+  else __builtin_memcpy(&made, from, count * sizeof(f32));
+  return made;
+}
+
+//@ write_lanes
+static void write_lanes(f32* to, f32v value, i64 count) {
+  if (count >= W) __builtin_memcpy(to, &value, sizeof value);
+  else __builtin_memcpy(to, &value, count * sizeof(f32));
+}
+
 //@ tile
 // Products of float32 matrices, by tiles that stay in registers. The right operand lies in panels of NR columns, row
 // by row, with zeros behind the last column; the left operand and the result are read and written where they lie.

@@ -1,4 +1,4 @@
-//@ lstm: products
+//@ lstm: products read_lanes write_lanes
 // An LSTM layer in one direction. The weights lie in panels, with a column for each of the four gates of each cell;
 // `scratch` holds the gates and the cells of a step.
 static void lstm(i64 steps, i64 rows, i64 width, i64 hidden, bool backwards, Stack x, Stack y, const f32* from_input,
@@ -17,14 +17,13 @@ static void lstm(i64 steps, i64 rows, i64 width, i64 hidden, bool backwards, Sta
     product(rows, 4 * hidden, hidden, {h, h_row, h_col}, from_hidden, sum);
     for (i64 i = 0; i < rows; ++i)
       for (i64 j = 0; j < hidden; j += W) {
-        i64 bytes = min(hidden - j, W) * sizeof(f32);
+        i64 count = hidden - j;
         f32* cell = cells + i * hidden + j;
-        f32v gate[4] = {}, c = {};
-        for (i64 g = 0; g < 4; ++g) __builtin_memcpy(gate + g, gates + (4 * i + g) * hidden + j, bytes);
-        __builtin_memcpy(&c, cell, bytes);
-        c = sigmoid(gate[1]) * c + sigmoid(gate[0]) * tanh(gate[2]);
+        f32v gate[4];
+        for (i64 g = 0; g < 4; ++g) gate[g] = read_lanes(gates + (4 * i + g) * hidden + j, count);
+        f32v c = sigmoid(gate[1]) * read_lanes(cell, count) + sigmoid(gate[0]) * tanh(gate[2]);
         f32v made = sigmoid(gate[3]) * tanh(c);
-        __builtin_memcpy(cell, &c, bytes);
+        write_lanes(cell, c, count);
         for (i64 n = 0; n < W && j + n < hidden; ++n) to[i * y.row + (j + n) * y.col] = made[n];
       }
     h = to, h_row = y.row, h_col = y.col;
