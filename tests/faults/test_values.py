@@ -363,6 +363,14 @@ def test_signs_of_zeros_that_are_bounded(name: str, count: int) -> None:
     assert_like_eager(kiln.compile(program, fullgraph=True), program, x)
 
 
+def test_a_weight_of_rank_0_of_another_dtype() -> None:
+    program = lambda x, weight: torch.lerp(x, x * 2, weight)  # noqa: E731
+    for weight in (True, 1, torch.tensor(0.3).double(), torch.tensor(0.3).half()):
+        compiled = kiln.compile(program, fullgraph=True)
+        assert_like_eager(compiled, program, torch.arange(6.0).view(2, 3), torch.as_tensor(weight))
+        assert not kiln.report_of(compiled).eager_reasons
+
+
 def test_the_gradient_of_logit_outside_of_its_domain() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         (gradient,) = torch.autograd.grad(x.logit().sum(), x)

@@ -284,7 +284,7 @@ def lerp(e: Emit, start: Node, end: Node, weight: Operand) -> Node:
     for node in same:
         if node.tensor.dtype is not dtype:
             raise RuntimeError(f"lerp: expected dtype {dtype} but got dtype {node.tensor.dtype}")
-    return _lerp(e, start, end, weight)
+    return _lerp(e, start, end, e.convert(weight, dtype) if isinstance(weight, Node) else weight)
 
 
 @elementwise
