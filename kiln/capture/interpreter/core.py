@@ -189,20 +189,15 @@ class Value:
             raise
 
     def length(self, s: CaptureState) -> int:
-        found = s.call_special(self, "__len__", [], {}).constant(s)
-        if not hasattr(type(found), "__index__"):
-            raise s.error(TypeError, f"'{type(found).__name__}' object cannot be interpreted as an integer")
-        if found < 0:
-            raise s.error(ValueError, "__len__() should return >= 0")
-        if found > sys.maxsize:
-            raise s.error(OverflowError, "cannot fit 'int' into an index-sized integer")
-        return int(found)
+        number: int = measured(s, self).constant(s)
+        return number
 
     def truth(self, s: CaptureState) -> bool:
         for name in ("__bool__", "__len__"):
             if s.classes.lookup(self.python_type(), name) is not None:
                 if name == "__len__":
-                    return self.length(s) != 0
+                    found = measured(s, self) if type(self).length is Value.length else s.const(self.length(s))
+                    return s.wrap(found.torch_arg(s) != 0, None).truth(s) if found.is_torch else found.truth(s)
                 result = s.call_special(self, name, [], {})
                 if result.python_type() is not bool and not result.is_torch:
                     raise s.error(TypeError, f"__bool__ should return bool, returned {result.type_name()}")
@@ -231,6 +226,23 @@ class Value:
     def __repr__(self) -> str:
         where = f" at {self.source.text()}" if self.source else ""
         return f"<{type(self).__name__} {self.type_name()}{where}>"
+
+
+def measured(s: CaptureState, value: Value) -> Value:
+    """What `len` gives if `__len__` is the program's: a symbol where it is computed from sizes."""
+    result = s.call_special(value, "__len__", [], {})
+    if result.is_torch and result.python_type() is int:
+        is_size = result.torch_arg(s) >= 0  # type: ignore[operator]
+        if s.wrap(is_size, None).truth(s):
+            return result
+    found = result.constant(s)
+    if not hasattr(type(found), "__index__"):
+        raise s.error(TypeError, f"'{type(found).__name__}' object cannot be interpreted as an integer")
+    if found < 0:
+        raise s.error(ValueError, "__len__() should return >= 0")
+    if found > sys.maxsize:
+        raise s.error(OverflowError, "cannot fit 'int' into an index-sized integer")
+    return s.const(int(found))
 
 
 LACKING = {

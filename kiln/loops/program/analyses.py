@@ -10,7 +10,7 @@ import torch
 from kiln.loops.body.analyses import BufferAccess, accesses
 from kiln.loops.body.indexing import Axis
 from kiln.loops.program.nodes import LOCAL_SCALAR, Buffer, BufferArg, Extern, LoopNode, LoopProgram, Reduction, Scatter
-from kiln.symbolic import Expr, Symbol
+from kiln.symbolic import Expr, Relation, Symbol
 
 
 def reads(node: LoopNode) -> tuple[BufferAccess, ...]:
@@ -43,7 +43,7 @@ def symbols_read(node: LoopNode) -> frozenset[Symbol]:
 
 def symbols_used(value: object) -> Iterator[Symbol]:
     """The symbols anywhere in a node."""
-    if isinstance(value, Expr):
+    if isinstance(value, Expr | Relation):
         yield from value.free_symbols()
     elif isinstance(value, list | tuple):
         for part in value:

@@ -20,7 +20,17 @@ import torch
 from kiln.capture.interpreter.breaks import DebuggerCall, Raised, UnsupportedCall
 from kiln.capture.interpreter.builtins.class_statements import type_new
 from kiln.capture.interpreter.builtins.math_functions import computed_in_front
-from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Handler, Kwargs, Value, handles, read_attr
+from kiln.capture.interpreter.core import (
+    MISSING,
+    Args,
+    CaptureState,
+    Handler,
+    Kwargs,
+    Value,
+    handles,
+    measured,
+    read_attr,
+)
 from kiln.capture.interpreter.effects import Container
 from kiln.capture.interpreter.native_calls import natives
 from kiln.capture.interpreter.operations import (
@@ -68,7 +78,7 @@ def len_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     value = args[0].tensor if isinstance(args[0], TracedArray) and not args[0].is_scalar else args[0]
     if isinstance(value, Tensor) and value.fake.dim() and s.see is None:
         return s.wrap(value.fake.shape[0], None)
-    return s.const(args[0].length(s))
+    return measured(s, args[0]) if type(args[0]).length is Value.length else s.const(args[0].length(s))
 
 
 @handles(getattr)

@@ -64,6 +64,8 @@ class StateLengths:
     writes: int
     inputs: int
     checkpoints: int
+    numbers: int
+    """Of values that are read: each call has symbols of its own."""
 
     @staticmethod
     def of(s: CaptureState) -> StateLengths:
@@ -71,6 +73,7 @@ class StateLengths:
             len(s.guards), len(s.identities.objects), len(s.identities.other_paths), len(s.recorder.calls),
             s.counters.frames, s.counters.unguarded, len(s.part(Speculations).assumed), len(s.identities.distinct),
             len(s.identities.keys), s.recorder.writes, len(s.recorder.inputs), s.counters.checkpoints,
+            len(s.recorder.env.unbacked),
         )  # fmt: skip
 
 
@@ -118,6 +121,7 @@ class RecordedCall:
             and end.speculations == start.speculations
             and end.checkpoints == start.checkpoints
             and end.keys == start.keys
+            and end.numbers == start.numbers
             and not any(left.source and right.source for left, right in s.identities.distinct[start.distinct :])
             and self.effects == s.effects.lasting()
             and is_fixed_result(result)

@@ -259,7 +259,7 @@ BUILTIN_TYPES = (
 )
 
 
-HELD = (torch.Tensor, list, dict, set, collections.deque, _thread.LockType, _thread.RLock)
+HELD = (torch.Tensor, str, bytes, tuple, list, dict, set, collections.deque, _thread.LockType, _thread.RLock)
 """Their methods may be bound before the frame: `append = items.append`. So may class methods: `relu = MyReLU.apply`."""
 
 
