@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -71,6 +72,24 @@ def test_one_compile_for_all_lengths(training: bool) -> None:
     assert compiled.report().compiles == 1
     with pytest.raises(RuntimeError, match="output size"):
         compiled(torch.randn(2, 3, 1))
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        lambda x: F.max_pool1d(x, 2, stride=0),
+        lambda x: F.max_pool1d(x[0, 0], 2),
+        lambda x: F.max_pool1d(x[None], 2),
+        lambda x: F.max_pool1d(x, 2, padding=2),
+        lambda x: F.max_pool1d(x, -1),
+    ],
+    ids=["stride", "rank 1", "rank 4", "padding", "kernel"],
+)
+def test_what_eager_refuses(pool: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(2, 3, 9)
+    for function in (pool, kiln.compile(pool, dynamic=True)):
+        with pytest.raises(RuntimeError):
+            function(x)
 
 
 def test_no_indices_without_a_reader() -> None:

@@ -189,14 +189,14 @@ class Value:
             raise
 
     def length(self, s: CaptureState) -> int:
-        number: int = measured(s, self).constant(s)
+        number: int = own_length(s, self).constant(s)
         return number
 
     def truth(self, s: CaptureState) -> bool:
         for name in ("__bool__", "__len__"):
             if s.classes.lookup(self.python_type(), name) is not None:
                 if name == "__len__":
-                    found = measured(s, self) if type(self).length is Value.length else s.const(self.length(s))
+                    found = measured(s, self)
                     return s.wrap(found.torch_arg(s) != 0, None).truth(s) if found.is_torch else found.truth(s)
                 result = s.call_special(self, name, [], {})
                 if result.python_type() is not bool and not result.is_torch:
@@ -229,7 +229,13 @@ class Value:
 
 
 def measured(s: CaptureState, value: Value) -> Value:
-    """What `len` gives if `__len__` is the program's: a symbol where it is computed from sizes."""
+    """What `len` gives: a symbol where the program's `__len__` computes it from sizes."""
+    is_own = type(value).length is Value.length
+    return own_length(s, value) if is_own else s.const(value.length(s))
+
+
+def own_length(s: CaptureState, value: Value) -> Value:
+    """What the `__len__` of the value's class gives."""
     result = s.call_special(value, "__len__", [], {})
     if result.is_torch and result.python_type() is int:
         is_size = result.torch_arg(s) >= 0  # type: ignore[operator]

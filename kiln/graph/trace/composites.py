@@ -169,7 +169,10 @@ def max_pool1d(
     return_indices: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """torch.nn.functional.max_pool1d, as that of images of one row."""
-    kernel, step, spacing = (of_row(given, 1) for given in (kernel_size, stride or kernel_size, dilation))
+    if input.dim() not in (2, 3):
+        return torch.max_pool1d(input, kernel_size)  # type: ignore[arg-type]  # it refuses them
+    stride = kernel_size if stride in (None, (), []) else stride
+    kernel, step, spacing = (of_row(given, 1) for given in (kernel_size, stride, dilation))  # type: ignore[arg-type]
     options = (kernel, step, of_row(padding, 0), spacing, ceil_mode)
     rows, indices = torch.nn.functional.max_pool2d_with_indices(input.unsqueeze(-2), *options)
     return (rows.squeeze(-2), indices.squeeze(-2)) if return_indices else rows.squeeze(-2)
