@@ -49,6 +49,26 @@ def test_images_without_a_batch() -> None:
     as_eager(moved, torch.arange(32.0).reshape(4, 4, 2))
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ((2, 3, 0), (2, 0, 5)), ((2, 0, 4), (4, 5)), ((2, 4, 0, 3), (2, 1, 3, 6)), ((2, 7, 4, 0), (2, 1, 0, 5)),
+        ((3, 2, 0, 4), (4,)), ((0, 3, 4), (0, 4, 5)),
+    ],
+)  # fmt: skip
+def test_products_without_elements(left: tuple[int, ...], right: tuple[int, ...], dynamic: bool) -> None:
+    as_eager(torch.matmul, torch.ones(left), torch.ones(right), dynamic=dynamic)
+
+
+def test_products_with_a_size_of_0_beside_one_from_data() -> None:
+    def scores(q: Tensor, x: Tensor, mask: Tensor) -> Tensor:
+        return q @ x[:, mask].transpose(-1, -2).unsqueeze(1)
+
+    for heads, width in ((0, 8), (4, 0)):
+        as_eager(scores, torch.ones(2, 7, heads, width), torch.ones(2, 5, width), torch.arange(5) > 2)
+
+
 @pytest.mark.parametrize(
     "function",
     [

@@ -10,7 +10,7 @@ has one count, so that `x[mask] = y[mask]` has one size.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -20,11 +20,10 @@ from kiln.graph.ir.node import Node
 from kiln.graph.ops import DECOMPOSITIONS
 from kiln.graph.ops.breaks import DataDependentOp
 from kiln.graph.ops.data_movement import require_mask
-from kiln.graph.prims.table import Kind
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
 from kiln.graph.trace.shared_memory import by_storage, refuse_shared_memory
-from kiln.graph.trace.special import special, unbacked_integer
+from kiln.graph.trace.special import computation, special, unbacked_integer
 from kiln.symbolic import Int
 from kiln.symbolic.node import from_sym
 from kiln.symbolic.relation import rel_eq
@@ -37,18 +36,6 @@ def item_of(mode: RecordingMode, node: Node, largest: Int | None = None) -> Int:
     """The integer in a tensor of rank 0, from 0 to `largest`."""
     made = unbacked_integer(mode, node, 0, largest if isinstance(largest, int) else None)
     return from_sym(made) if isinstance(made, torch.SymInt) else cast(int, made)
-
-
-MOST_STEPS = 8
-"""How far back the computations of two masks are compared."""
-
-
-def computation(node: Node, steps: int = MOST_STEPS) -> Hashable:
-    """Equal for nodes that compute the same from the same values, such as `x > 0` and `x > 0`."""
-    if steps == 0 or (node.op.kind is not Kind.POINTWISE and node.op.name != "constant"):
-        return node
-    inputs = tuple([computation(value, steps - 1) for value in node.inputs])
-    return node.op.name, inputs, repr(node.attrs)
 
 
 def count_of(mode: RecordingMode, node: Node) -> Int:

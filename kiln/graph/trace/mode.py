@@ -67,7 +67,7 @@ class RecordingMode(DispatchMode):
         self.saves: SavePolicy | None = None
         self.tags = Tags()
         self.counts: dict[Hashable, Int] = {}
-        """How many elements of a tensor are not zero, where a size depends on it."""
+        """How many elements of a tensor are not zero, where a size depends on it, and integers read from tensors."""
         self.forgotten: set[Symbol] = set()
         """Sizes that only a call that failed has read."""
         self.repeated: list[Symbol] = []

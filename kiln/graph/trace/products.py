@@ -1,6 +1,6 @@
 """Products of matrices for symbolic sizes.
 
-matmul(x: f32[s0, s1, 64], w: f32[64, 32])    =>    x.reshape(-1, 64), mm, view(s0, s1, 32)
+matmul(x: f32[s0, s1, 64], w: f32[64, 32])    =>    x.reshape(s0*s1, 64), mm, view(s0, s1, 32)
 linear(x: f32[s0, s1, 64], w: f32[32, 64])    =>    matmul(x, w.t())
 
 Torch 2.11 folds and expands products in C++ by plain sizes, which would specialise every symbol.
@@ -8,6 +8,7 @@ Torch 2.11 folds and expands products in C++ by plain sizes, which would special
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -22,13 +23,14 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
     if x.dim() <= 2 and y.dim() <= 2:
         return torch.matmul(x, y)
     if y.dim() <= 2:
-        return (x.reshape(-1, x.size(-1)) @ y).view(*x.shape[:-1], *y.shape[1:])
+        return (x.reshape(math.prod(x.shape[:-1]), x.size(-1)) @ y).view(*x.shape[:-1], *y.shape[1:])
     if x.dim() == 1:
         return matmul(x.unsqueeze(0), y).squeeze(-2)
     batch = _broadcast(x.shape[:-2], y.shape[:-2])
     n, k, m = x.size(-2), x.size(-1), y.size(-1)
-    left = x.expand(*batch, n, k).reshape(-1, n, k)
-    right = y.expand(*batch, y.size(-2), m).reshape(-1, y.size(-2), m)
+    count = math.prod(batch)  # not -1, which is ambiguous where another size is 0
+    left = x.expand(*batch, n, k).reshape(count, n, k)
+    right = y.expand(*batch, y.size(-2), m).reshape(count, y.size(-2), m)
     return torch.bmm(left, right).view(*batch, n, m)
 
 

@@ -7,6 +7,7 @@ x.item()        the constant that x is computed from, or an unbacked symbol
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import cast
 
 import torch
@@ -20,7 +21,7 @@ from kiln.graph.ops.registry import ViewSteps
 from kiln.graph.ops.sizes import same_sizes
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.table import Cells
-from kiln.graph.trace.constant_value import constant_value
+from kiln.graph.trace.constant_value import PURE_KINDS, constant_value
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.fallback import fallback_handler
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode, real_in
@@ -195,7 +196,25 @@ def local_scalar(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs
         return to_sym(real_in(mode, node), mode.symbols.env, mode.symbols.where)
     if dtype is torch.bool or dtype.is_complex:
         raise DataDependentScalar(op="item")
-    return unbacked_integer(mode, node)
+    key = "item", computation(node)
+    found = mode.counts.get(key)
+    if found is not None:
+        return mode.symbols.sym(found)
+    made = unbacked_integer(mode, node)
+    mode.counts[key] = cast(Int, mode.value(made))
+    return made
+
+
+MOST_STEPS = 8
+"""How far back the computations of two values are compared."""
+
+
+def computation(node: Node, steps: int = MOST_STEPS) -> Hashable:
+    """Equal for nodes that compute the same from the same values, such as `x > 0` and `x > 0`."""
+    if steps == 0 or node.op.name == "empty" or (node.op.kind not in PURE_KINDS and node.op.name != "constant"):
+        return node
+    inputs = tuple([computation(value, steps - 1) for value in node.inputs])
+    return node.op.name, inputs, repr(node.attrs)
 
 
 def unbacked_integer(mode: RecordingMode, node: Node, low: int | None = None, high: int | None = None) -> object:
