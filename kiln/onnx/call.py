@@ -12,6 +12,7 @@ from kiln.graph.ir.node import Node
 from kiln.onnx.errors import NoOnnxForm
 from kiln.onnx.model import Attribute
 from kiln.symbolic import Int
+from kiln.symbolic.values import Real
 from kiln.tensor.spec import TensorSpec
 
 Attributes = Mapping[str, Attribute]
@@ -54,8 +55,8 @@ class OnnxCaller(Protocol):
         """A vector of int64."""
         ...
 
-    def scalar(self, value: Int) -> str:
-        """An int64 of rank 0."""
+    def scalar(self, value: Int | Real) -> str:
+        """An int64 of rank 0, of a real number a float64."""
         ...
 
 

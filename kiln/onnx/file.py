@@ -20,7 +20,7 @@ IR_VERSION = 8
 LARGEST = 2**31 - 2**24
 """Of a file with its weights, with room for the rest of it."""
 ALIGNMENT = 4096
-FLOAT, INT, STRING, TENSOR, FLOATS, INTS = 1, 2, 3, 4, 6, 7
+FLOAT, INT, STRING, TENSOR, GRAPH, FLOATS, INTS = 1, 2, 3, 4, 5, 6, 7
 """`AttributeProto.AttributeType`."""
 EXTERNAL = 1
 """`TensorProto.DataLocation`."""
@@ -77,6 +77,8 @@ def attribute(name: str, value: Attribute) -> bytes:
     match value:
         case torch.Tensor():
             return message(text(1, name), piece(5, tensor_proto(value, "")), number(20, TENSOR))
+        case OnnxModel():
+            return message(text(1, name), piece(6, graph(value, None)), number(20, GRAPH))
         case str():
             return message(text(1, name), text(4, value), number(20, STRING))
         case int():

@@ -15,7 +15,8 @@ import torch
 from kiln.graph.prims.table import Cells
 from kiln.onnx.call import OnnxCaller, OnnxRule
 from kiln.onnx.model import Attribute
-from kiln.symbolic import Expr, Int
+from kiln.onnx.rules import places, windows
+from kiln.symbolic import Expr, Int, product
 from kiln.tensor.spec import TensorSpec
 
 rule = LIBRARY_RULES = Cells[OnnxRule]("library rules")
@@ -35,7 +36,7 @@ def static(o: OnnxCaller, sizes: Sizes, count: int) -> tuple[int, ...]:
 
 
 @rule("mm.default", "bmm.default", "mv.default", "dot.default")
-def product(o: OnnxCaller, x: str, y: str) -> str:
+def matrix_product(o: OnnxCaller, x: str, y: str) -> str:
     return o("MatMul", x, y)
 
 
@@ -95,21 +96,19 @@ def max_pool(
     ceil_mode: bool = False,
 ) -> tuple[str, str]:  # fmt: skip
     count = 2 if "2d" in o.node.attrs["target"] else 3
-    spec = o.input()
-    if spec.rank != count + 2:
-        raise o.refused("an image without a batch")
+    spec, is_alone = o.input(), o.spec.rank == count + 1
     kernel = static(o, kernel_size, count)
     step, borders, spacing = static(o, stride or kernel, count), static(o, padding, count), static(o, dilation, count)
     pads = pads_of(o, 0, kernel, step, borders, spacing) if ceil_mode else (*borders, *borders)
     if min(pads) < 0:
         raise o.refused("windows that leave out the end")
     attrs: dict[str, Attribute] = {"kernel_shape": kernel, "strides": step, "pads": pads, "dilations": spacing}
-    values, places = o.many("MaxPool", x, count=2, attrs=attrs)
+    image = o("Unsqueeze", x, o.ints((0,))) if is_alone else x
+    found = o.many("MaxPool", image, count=2, attrs=attrs)
+    values, indices = [o("Squeeze", part, o.ints((0,))) if is_alone else part for part in found]
     # ONNX counts the elements of all images together, ATen those of one channel.
-    plane: Int = 1
-    for size in spec.sizes[2:]:
-        plane = plane * size
-    return values, o("Mod", o("Cast", places, dtype=torch.int64, to=7), o.scalar(plane))
+    plane = product(spec.sizes[spec.rank - count :])
+    return values, o("Mod", o("Cast", indices, dtype=torch.int64, to=7), o.scalar(plane))
 
 
 @rule("avg_pool2d.default", "avg_pool3d.default")
@@ -118,28 +117,38 @@ def avg_pool(
     count_include_pad: bool = True, divisor_override: int | None = None,
 ) -> str:  # fmt: skip
     count = 2 if "2d" in o.node.attrs["target"] else 3
-    if ceil_mode or divisor_override is not None or o.input().rank != count + 2:
+    if ceil_mode or divisor_override is not None:
         raise o.refused("windows that are cut off, or a divisor of its own")
     kernel = static(o, kernel_size, count)
     step, borders = static(o, stride or kernel, count), static(o, padding, count)
     attrs: dict[str, Attribute] = {"kernel_shape": kernel, "strides": step, "pads": (*borders, *borders)}
-    return o("AveragePool", x, attrs={**attrs, "count_include_pad": int(count_include_pad)})
+    is_alone = o.spec.rank == count + 1
+    image = o("Unsqueeze", x, o.ints((0,))) if is_alone else x
+    found = o("AveragePool", image, attrs={**attrs, "count_include_pad": int(count_include_pad)})
+    return o("Squeeze", found, o.ints((0,))) if is_alone else found
 
 
 @rule("_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default")
 def adaptive_avg_pool(o: OnnxCaller, x: str, output_size: Sizes) -> str:
-    """Into windows of one size only."""
-    count, spec = len(output_size), o.input()
-    if all([size == 1 for size in output_size]):
-        return o("ReduceMean", x, o.ints(list(range(spec.rank - count, spec.rank))), keepdims=1)
-    pixels = spec.sizes[spec.rank - count :]
-    kernel = []
-    for size, wanted in zip(pixels, output_size, strict=True):
-        fits = isinstance(size, int) and isinstance(wanted, int) and wanted and not size % wanted
-        if not fits or spec.rank != count + 2:
-            raise o.refused("windows of several sizes")
-        kernel.append(static(o, (size // wanted,), 1)[0])
-    return o("AveragePool", x, kernel_shape=tuple(kernel), strides=tuple(kernel))
+    return str(adapted(o, x, output_size, "ReduceMean"))
+
+
+@rule("adaptive_max_pool2d.default", "adaptive_max_pool3d.default")
+def adaptive_max_pool(o: OnnxCaller, x: str, output_size: Sizes) -> tuple[str, str]:
+    return str(adapted(o, x, output_size, "ReduceMax")), ""
+
+
+def adapted(o: OnnxCaller, x: str, output_size: Sizes, op: str) -> str:
+    """Axis by axis: windows begin at i*size // count, and end at the ceiling of (i+1)*size / count."""
+    rank = o.input().rank
+    for axis, count in enumerate(static(o, output_size, len(output_size)), rank - len(output_size)):
+        size, parts = o.input().sizes[axis], []
+        for place in range(count):
+            ends = place * size // count, -(-(place + 1) * size // count)
+            window = o("Slice", x, *[o.ints((value,)) for value in (*ends, axis)]) if count > 1 else x
+            parts.append(o(op, window, o.ints((axis,)), keepdims=1))
+        x = o("Concat", *parts, axis=axis) if count > 1 else parts[0]
+    return x
 
 
 def padded(mode: str) -> OnnxRule:
@@ -156,23 +165,54 @@ for _dims in (1, 2, 3):
     rule(f"replication_pad{_dims}d.default")(padded("edge"))
 
 
+def resized(o: OnnxCaller, x: str, scales: Sequence[float | None], attrs: dict[str, Attribute]) -> str:
+    """Where scales are given, they decide which pixels are read."""
+    given = [scale for scale in scales if scale is not None]
+    if not given or attrs["coordinate_transformation_mode"] == "align_corners":
+        return o("Resize", x, "", "", o.ints(o.spec.sizes), attrs=attrs)
+    if len(given) < o.spec.rank - 2:
+        raise o.refused("a scale for some of the sizes")
+    return o("Resize", x, "", o.number([1.0, 1.0, *given], torch.float32), attrs=attrs)
+
+
 @rule("upsample_nearest1d.default", "upsample_nearest2d.default", "upsample_nearest3d.default")
 def upsample_nearest(o: OnnxCaller, x: str, output_size: Sizes, *scales: float | None) -> str:
-    if any([scale is not None for scale in scales]):
-        raise o.refused("scales beside the sizes")
-    sizes = o.ints(o.spec.sizes)
-    attrs: dict[str, Attribute] = {
-        "mode": "nearest", "nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric",
-    }  # fmt: skip
-    return o("Resize", x, "", "", sizes, attrs=attrs)
+    attrs: dict[str, Attribute] = {"nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}
+    return resized(o, x, scales, {**attrs, "mode": "nearest"})
 
 
-@rule("upsample_linear1d.default", "upsample_bilinear2d.default", "upsample_trilinear3d.default")
-def upsample_linear(o: OnnxCaller, x: str, output_size: Sizes, align_corners: bool, *scales: float | None) -> str:
-    if any([scale is not None for scale in scales]):
-        raise o.refused("scales beside the sizes")
+@rule("upsample_linear1d.default", "upsample_bilinear2d.default", "upsample_trilinear3d.default",
+      "upsample_bicubic2d.default", "_upsample_bilinear2d_aa.default", "_upsample_bicubic2d_aa.default")  # fmt: skip
+def upsample(o: OnnxCaller, x: str, output_size: Sizes, align_corners: bool, *scales: float | None) -> str:
+    target = o.node.attrs["target"]
+    attrs: dict[str, Attribute] = {"mode": "cubic" if "bicubic" in target else "linear"}
+    attrs |= {"cubic_coeff_a": -0.5 if "_aa" in target else -0.75} if "bicubic" in target else {}
+    attrs |= {"antialias": 1, "exclude_outside": 1} if "_aa" in target else {}
     kind = "align_corners" if align_corners else "half_pixel"
-    return o("Resize", x, "", "", o.ints(o.spec.sizes), mode="linear", coordinate_transformation_mode=kind)
+    return resized(o, x, scales, {**attrs, "coordinate_transformation_mode": kind})
+
+
+@rule("grid_sampler_2d.default")
+def grid_sampler(o: OnnxCaller, x: str, grid: str, mode: int, padding: int, align_corners: bool) -> str:
+    attrs: dict[str, Attribute] = {
+        "mode": ("bilinear", "nearest", "bicubic")[mode], "padding_mode": ("zeros", "border", "reflection")[padding],
+    }  # fmt: skip
+    return o("GridSample", x, grid, attrs={**attrs, "align_corners": int(align_corners)})
+
+
+@rule("im2col.default")
+def im2col(o: OnnxCaller, x: str, kernel: Sizes, dilation: Sizes, padding: Sizes, stride: Sizes) -> str:
+    sides, gaps, border, steps = [static(o, part, 2) for part in (kernel, dilation, padding, stride)]
+    rank = o.input().rank
+    pads = [*[0] * (rank - 2), *border]
+    x = o("Pad", x, o.ints([*pads, *pads]))
+    for axis in (rank - 1, rank - 2):
+        place = axis - rank + 2
+        size = o.input().sizes[axis] + 2 * border[place]
+        count = (size - gaps[place] * (sides[place] - 1) - 1) // steps[place] + 1
+        x = windows(o, x, axis, count, steps[place], sides[place], gaps[place])
+    order = (*range(rank - 2), rank - 1, rank + 1, rank - 2, rank)
+    return o("Reshape", o("Transpose", x, perm=order), o.ints(o.spec.sizes), allowzero=1)
 
 
 # Attention, order.
@@ -206,3 +246,145 @@ def topk(o: OnnxCaller, x: str, k: Int, dim: int = -1, largest: bool = True, sor
         raise o.refused("a tensor of rank 0")
     values = o.many("TopK", x, o.ints((k,)), count=2, axis=dim, largest=int(largest), sorted=int(sorted))
     return values[0], o("Cast", values[1], dtype=torch.int64, to=7)
+
+
+@rule("sort.default", "sort.stable")
+def sort(
+    o: OnnxCaller, x: str, dim: int = -1, descending: bool = False, *, stable: bool | None = None
+) -> tuple[str, ...]:
+    if o.input().rank == 0:
+        raise o.refused("a tensor of rank 0")
+    return topk(o, x, o.input().sizes[dim], dim, descending)
+
+
+@rule("median.dim", "kthvalue.default")
+def nth(o: OnnxCaller, x: str, *args: int, keepdim: bool = False) -> tuple[str, ...]:
+    is_median, rank = "median" in o.node.attrs["target"], o.input().rank
+    dim, *keep = (args if is_median else args[1:]) or (-1,)
+    place = (o.input().sizes[dim] - 1) // 2 if is_median else args[0] - 1
+    index = o.scalar(place) if not ((keep and keep[0]) or keepdim) else o.ints((place,))
+    if rank == 0:
+        raise o.refused("a tensor of rank 0")
+    return tuple([o("Gather", part, index, axis=dim) for part in topk(o, x, o.input().sizes[dim], dim, False)])
+
+
+@rule("searchsorted.Tensor", "bucketize.Tensor")
+def searchsorted(o: OnnxCaller, x: str, y: str, *, out_int32: bool = False, right: bool = False, **more: object) -> str:
+    """How many boundaries lie in front of each value."""
+    values, bounds, place = (x, y, 1) if "bucketize" in o.node.attrs["target"] else (y, x, 0)
+    if o.input(place).rank != 1 or any(more.values()):
+        raise o.refused("several rows of boundaries, or another side or order")
+    values = o("Unsqueeze", values, o.ints((-1,)))
+    behind = o("Not", o("Greater" if right else "GreaterOrEqual", bounds, values))
+    return o("ReduceSum", o.cast(behind, o.spec.dtype), o.ints((-1,)), keepdims=0)
+
+
+@rule("histc.default")
+def histc(o: OnnxCaller, x: str, bins: int = 100, min: float = 0, max: float = 0) -> str:
+    if min >= max:
+        raise o.refused("bins between the extremes of the data")
+    flat = o("Reshape", x, o.ints((-1, 1)))
+    place = o("Floor", o("Mul", o("Sub", flat, o.number(min)), o.number(bins / (max - min))))
+    place = o("Where", o("Equal", flat, o.number(max)), o.number(bins - 1), place)
+    hits = o("Equal", place, o.cast(places(o, bins), o.spec.dtype))
+    return o("ReduceSum", o.cast(hits, o.spec.dtype), o.ints((0,)), keepdims=0)
+
+
+@rule("nonzero.default")
+def nonzero(o: OnnxCaller, x: str) -> str:
+    return o("Transpose", o("NonZero", x, dtype=torch.int64), perm=(1, 0))
+
+
+@rule("masked_scatter.default")
+def masked_scatter(o: OnnxCaller, x: str, mask: str, source: str) -> str:
+    shape, flat = o.ints(o.spec.sizes), o.ints((-1,))
+    wide = o("Reshape", o("Expand", mask, shape), flat)
+    number = o("CumSum", o.cast(wide, torch.int64), o.scalar(0))
+    first = o("Max", o("Sub", number, o.scalar(1)), o.scalar(0))
+    # A row more, for a mask without a true element.
+    found = o("Gather", o("Concat", o("Reshape", source, flat), o.number([0]), axis=0), first)
+    return o("Where", o("Expand", mask, shape), o("Reshape", found, shape, allowzero=1), x)
+
+
+@rule("linalg_cross.default")
+def cross(o: OnnxCaller, x: str, y: str, *, dim: int = -1) -> str:
+    turns = [o.number(order, torch.int64) for order in ([1, 2, 0], [2, 0, 1])]
+    x1, x2, y1, y2 = [o("Gather", value, turn, axis=dim) for value in (x, y) for turn in turns]
+    return o("Sub", o("Mul", x1, y2), o("Mul", x2, y1))
+
+
+@rule("_weight_norm_interface.default")
+def weight_norm(o: OnnxCaller, v: str, g: str, dim: int = 0) -> tuple[str, str]:
+    axes = [axis for axis in range(o.spec.rank) if axis != dim % o.spec.rank]
+    norm = o("ReduceL2", v, o.ints(axes), keepdims=1)
+    return o("Mul", v, o("Div", g, norm)), norm
+
+
+@rule("_grouped_mm.default", "transformers.grouped_mm_fallback.default")
+def grouped_product(
+    o: OnnxCaller,
+    x: str,
+    y: str,
+    ends: str | None = None,
+    bias: str | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> str:
+    """Rows up to each end by a matrix of their own."""
+    left, right = o.input().sizes, o.input(1).sizes
+    if len(left) != 2 or len(right) != 3 or isinstance(right[0], Expr) or ends is None or bias or out_dtype:
+        raise o.refused("other than rows by a stack of matrices")
+    wide, parts, start, axis = o.cast(ends, torch.int64), [], o.ints((0,)), o.ints((0,))
+    for place in range(right[0]):
+        end = o("Gather", wide, o.ints((place,)))
+        parts.append(o("MatMul", o("Slice", x, start, end, axis), o("Gather", y, o.scalar(place))))
+        start = end
+    return o("Concat", *parts, axis=0)
+
+
+@rule("mkldnn_rnn_layer.default", "kiln.mkldnn_rnn_layer.default")
+def lstm(
+    o: OnnxCaller, x: str, w: str, r: str, wb: str, rb: str, hidden: str, cell: str, reverse: bool, lengths: object,
+    mode: int, hidden_size: int, layers: int, has_biases: bool, bidirectional: bool, batch_first: bool, train: bool,
+) -> tuple[str, ...]:  # fmt: skip
+    """One layer in one direction, rows of steps first. Gates: ours i, f, g, o; ONNX has i, o, f, g."""
+    if mode != 2 or lengths or batch_first:
+        raise o.refused("another layer than one of an LSTM")
+
+    def gates(value: str) -> str:
+        i, f, g, last = o.many("Split", value, count=4, axis=0, num_outputs=4)
+        return o("Concat", i, last, f, g, axis=0)
+
+    front = o.ints((0,))
+    weights = [o("Unsqueeze", gates(value), front) for value in (w, r)]
+    bias = o("Unsqueeze", o("Concat", gates(wb), gates(rb), axis=0), front) if has_biases else ""
+    states = [o("Reshape", value, o.ints((1, -1, hidden_size))) for value in (hidden, cell)]
+    kind = "reverse" if reverse else "forward"
+    y, h, c = o.many("LSTM", x, *weights, bias, "", *states, count=3, hidden_size=hidden_size, direction=kind)
+    results = o.node.spec[1:3] if isinstance(o.node.spec, tuple) else ()
+    last = [
+        o("Reshape", part, o.ints(spec.sizes)) for part, spec in zip((h, c), results, strict=True)
+        if isinstance(spec, TensorSpec)
+    ]  # fmt: skip
+    return o("Squeeze", y, o.ints((1,))), *last, ""
+
+
+@rule("_cdist_forward.default")
+def distances(o: OnnxCaller, x: str, y: str, p: float, mode: int | None) -> str:
+    if p not in (1, 2):
+        raise o.refused("a norm of another order")
+    apart = o("Sub", o("Unsqueeze", x, o.ints((-2,))), o("Unsqueeze", y, o.ints((-3,))))
+    return o("ReduceL1" if p == 1 else "ReduceL2", apart, o.ints((-1,)), keepdims=0)
+
+
+@rule("col2im.default")
+def col2im(
+    o: OnnxCaller, x: str, sizes: Sizes, kernel: Sizes, dilation: Sizes, padding: Sizes, stride: Sizes
+) -> str:  # fmt: skip
+    border = static(o, padding, 2)
+    attrs: dict[str, Attribute] = {
+        "dilations": static(o, dilation, 2), "strides": static(o, stride, 2), "pads": (*border, *border),
+    }  # fmt: skip
+    wide = x if o.input().rank == 3 else o("Unsqueeze", x, o.ints((0,)))
+    return o(
+        "Reshape", o("Col2Im", wide, o.ints(sizes), o.ints(kernel), attrs=attrs), o.ints(o.spec.sizes), allowzero=1
+    )

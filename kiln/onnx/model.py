@@ -11,14 +11,14 @@ model net: opset 18
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import final
+from typing import Union, final
 
 import torch
 
 from kiln.support.records import dataclass
 from kiln.tensor.dtypes import DTYPE_NAMES
 
-Attribute = int | float | str | tuple[int, ...] | tuple[float, ...] | torch.Tensor
+Attribute = Union[int, float, str, tuple[int, ...], tuple[float, ...], torch.Tensor, "OnnxModel"]
 
 
 @final
@@ -47,6 +47,11 @@ class OnnxNode:
     outputs: tuple[str, ...]
     attrs: Mapping[str, Attribute]
     dtype: torch.dtype
+
+    def reads(self) -> set[str]:
+        """The values that it needs, those that graphs among its attributes read outside of them included."""
+        bodies = [value for value in self.attrs.values() if isinstance(value, OnnxModel)]
+        return {*self.inputs, *[name for body in bodies for node in body.nodes for name in node.reads()]}
 
     def text(self) -> str:
         attrs = ", ".join(f"{name}={attribute_text(value)}" for name, value in self.attrs.items())
@@ -79,4 +84,6 @@ class OnnxModel:
 def attribute_text(value: Attribute) -> str:
     if isinstance(value, torch.Tensor):
         return str(value.tolist())
+    if isinstance(value, OnnxModel):
+        return value.text().replace("\n", "\n    ")
     return f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) else str(value)

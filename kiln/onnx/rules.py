@@ -3,12 +3,12 @@
     rsqrt(x)                      Reciprocal(Sqrt(x))
     sum(x, axes=(1,))             ReduceSum(x, [1]; keepdims=0)
 
-Absent are primitives for which opset 18 has no operator, and those that could only be written with an error near 0
-(`expm1`, `log1p`, `erfc`) or without their sign of zero (`copysign`, `signbit`): Kiln computes them.
+Absent are primitives for which opset 18 has no operator, and `erfc`, which could only be written with an error near 0.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -18,12 +18,15 @@ from kiln.graph.prims.table import Column
 from kiln.onnx.call import OnnxCaller, OnnxRule
 from kiln.onnx.dtypes import ONNX_DTYPES
 from kiln.symbolic import Expr, Int
+from kiln.symbolic.values import Real
 from kiln.tensor.spec import TensorSpec
 
 ONNX_RULES: Column[OnnxRule] = PRIMS.column("onnx")
 rule = ONNX_RULES
 LOG2_E, LOG10_E = 1.4426950408889634, 0.4342944819032518
 LAST = 2**63 - 1
+MOST_NUMBERS = 4096
+"""Of positions that are written one by one."""
 
 
 def operator(op: str) -> OnnxRule:
@@ -35,8 +38,8 @@ def operator(op: str) -> OnnxRule:
 
 # fmt: off
 for _name, _op in {
-    "neg": "Neg", "abs": "Abs", "add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "pow": "Pow",
-    "maximum": "Max", "minimum": "Min", "floor": "Floor", "ceil": "Ceil", "round": "Round", "sqrt": "Sqrt",
+    "neg": "Neg", "abs": "Abs", "sub": "Sub", "div": "Div", "pow": "Pow",
+    "floor": "Floor", "ceil": "Ceil", "round": "Round", "sqrt": "Sqrt",
     "reciprocal": "Reciprocal", "exp": "Exp", "log": "Log", "sin": "Sin", "cos": "Cos", "tan": "Tan", "asin": "Asin",
     "acos": "Acos", "atan": "Atan", "sinh": "Sinh", "cosh": "Cosh", "tanh": "Tanh", "asinh": "Asinh",
     "acosh": "Acosh", "atanh": "Atanh", "sigmoid": "Sigmoid", "erf": "Erf", "eq": "Equal", "lt": "Less",
@@ -73,6 +76,63 @@ def log2(o: OnnxCaller, x: str) -> str:
 @rule("log10")
 def log10(o: OnnxCaller, x: str) -> str:
     return o("Mul", o("Log", x), o.number(LOG10_E))
+
+
+@rule("expm1")
+def expm1(o: OnnxCaller, x: str) -> str:
+    """tanh(x/2) (exp(x) + 1)."""
+    return o("Mul", o("Tanh", o("Mul", x, o.number(0.5))), o("Add", o("Exp", x), o.number(1)))
+
+
+@rule("log1p")
+def log1p(o: OnnxCaller, x: str) -> str:
+    """log(u) x / (u - 1), where u = 1 + x is rounded."""
+    u, one = o("Add", x, o.number(1)), o.number(1)
+    is_x = o("Or", o("Equal", u, one), o("Equal", u, o.number(float("inf"))))
+    return o("Where", is_x, x, o("Mul", o("Log", u), o("Div", x, o("Sub", u, one))))
+
+
+@rule("signbit")
+def signbit(o: OnnxCaller, x: str) -> str:
+    """Not of NaN."""
+    zero = o.number(0)
+    if not o.input().dtype.is_floating_point:
+        return o("Less", x, zero)
+    return o("Or", o("Less", x, zero), o("Less", o("Div", o.number(1), x), zero))
+
+
+@rule("copysign")
+def copysign(o: OnnxCaller, x: str, y: str) -> str:
+    size = o("Abs", x)
+    return o("Where", signbit(o, y), o("Neg", size), size)
+
+
+@rule("atan2")
+def atan2(o: OnnxCaller, y: str, x: str) -> str:
+    both = o("And", o("IsInf", y), o("IsInf", x))
+    angle = o("Atan", o("Div", o("Where", both, o("Sign", y), y), o("Where", both, o("Sign", x), x)))
+    turned = o("Add", angle, copysign(o, o.number(math.pi), y))
+    zero = o("Equal", y, o.number(0))
+    return o(
+        "Where", signbit(o, x), o("Where", zero, copysign(o, o.number(math.pi), y), turned), o("Where", zero, y, angle)
+    )
+
+
+@rule("hypot")
+def hypot(o: OnnxCaller, x: str, y: str) -> str:
+    long, short = [o(op, o("Abs", x), o("Abs", y)) for op in ("Max", "Min")]
+    ratio = o("Div", short, long)
+    length = o("Mul", long, o("Sqrt", o("Add", o("Mul", ratio, ratio), o.number(1))))
+    return o("Where", o("Or", o("Equal", long, o.number(0)), o("IsInf", long)), long, length)
+
+
+@rule("shift_left", "shift_right")
+def shift(o: OnnxCaller, x: str, y: str) -> str:
+    is_left = o.node.op.name == "shift_left"
+    if not o.spec.dtype.is_signed:
+        return o("BitShift", x, y, direction="LEFT" if is_left else "RIGHT")
+    power = o("Pow", o.number(2), y)
+    return o("Mul", x, power) if is_left else str(floor_div(o, x, power))
 
 
 @rule("fma")
@@ -121,10 +181,21 @@ def remainder(o: OnnxCaller, x: str, y: str) -> str:
 @rule("floor_div")
 def floor_div(o: OnnxCaller, x: str, y: str) -> str:
     if o.spec.dtype.is_floating_point:
-        raise o.refused("eager's rounding of a floored quotient has no ONNX form")
+        return floored(o, x, y)
     quotient = o("Div", x, y)
     rest = o("Sub", x, o("Mul", quotient, y))
     return o("Where", has_other_sign(o, rest, y), o("Sub", quotient, o.number(1)), quotient)
+
+
+def floored(o: OnnxCaller, x: str, y: str) -> str:
+    """As eager rounds the quotient of floating point numbers."""
+    rest, ratio, zero, one = fmod(o, x, y), o("Div", x, y), o.number(0), o.number(1)
+    quotient = o("Div", o("Sub", x, rest), y)
+    quotient = o("Where", has_other_sign(o, rest, y), o("Sub", quotient, one), quotient)
+    low = o("Floor", quotient)
+    low = o("Where", o("Greater", o("Sub", quotient, low), o.number(0.5)), o("Add", low, one), low)
+    low = o("Where", o("Equal", quotient, zero), copysign(o, zero, ratio), low)
+    return o("Where", o("Equal", y, zero), ratio, low)
 
 
 @rule("fmax", "fmin")
@@ -149,6 +220,8 @@ def on_bits(truths: str, bits: str) -> OnnxRule:
     return run
 
 
+rule["mul"], rule["minimum"] = on_bits("And", "Mul"), on_bits("And", "Min")
+rule["add"], rule["maximum"] = on_bits("Or", "Add"), on_bits("Or", "Max")
 rule["bitwise_and"] = on_bits("And", "BitwiseAnd")
 rule["bitwise_or"] = on_bits("Or", "BitwiseOr")
 rule["bitwise_xor"] = on_bits("Xor", "BitwiseXor")
@@ -242,37 +315,52 @@ def select(o: OnnxCaller, x: str, *, axis: int, index: Int) -> str:
 
 @rule("as_strided")
 def as_strided(o: OnnxCaller, x: str, *, sizes: Sequence[Int], strides: Sequence[Int], offset: Int) -> str:
-    """Only the same elements in the same order: a view that sets strides of dimensions of size 1."""
+    """Elements by their numbers, if the tensor fills its memory in order; else only the same ones in the same order."""
     spec = o.input()
-    same = tuple(sizes) == spec.sizes and offset == spec.offset
     pairs = zip(spec.strides, strides, spec.sizes, strict=False)
-    if not same or any([a != b and size != 1 for a, b, size in pairs]):
+    if tuple(sizes) == spec.sizes and offset == spec.offset and all([a == b or size == 1 for a, b, size in pairs]):
+        return x
+    if spec.offset != 0 or not spec.is_contiguous():
         raise o.refused("a view by strides")
-    return x
+    found = o.scalar(offset)
+    for size, stride in zip(sizes, strides, strict=True):
+        found = o("Add", o("Unsqueeze", found, o.ints((-1,))), places(o, size, stride))
+    return o("Gather", o("Reshape", x, o.ints((-1,))), found)
 
 
 @rule("diagonal")
 def diagonal(o: OnnxCaller, x: str, *, offset: int, axis1: int, axis2: int) -> str:
     spec = o.input()
-    rows, columns, count = spec.sizes[axis1], spec.sizes[axis2], o.spec.sizes[-1]
-    if isinstance(columns, Expr) or isinstance(rows, Expr) or isinstance(count, Expr):
-        raise o.refused("the diagonal of a matrix of unknown size")
+    rows, columns = spec.sizes[axis1], spec.sizes[axis2]
     others = [axis for axis in range(spec.rank) if axis not in (axis1, axis2)]
     last = o("Transpose", x, perm=(*others, axis1, axis2))
     flat = o("Reshape", last, o.ints((*[spec.sizes[axis] for axis in others], rows * columns)), allowzero=1)
     first = offset if offset >= 0 else -offset * columns
-    return o("Gather", flat, o.number([first + place * (columns + 1) for place in range(count)], torch.int64), axis=-1)
+    return o("Gather", flat, places(o, o.spec.sizes[-1], columns + 1, first), axis=-1)
+
+
+def places(o: OnnxCaller, count: Int, step: Int = 1, start: Int = 0) -> str:
+    """start, start + step, ..., of int64."""
+    if isinstance(count, int) and isinstance(step, int) and isinstance(start, int) and count <= MOST_NUMBERS:
+        return o.number([start + place * step for place in range(count)], torch.int64)
+    counted = o("Range", o.scalar(0), o.scalar(count), o.scalar(1))
+    scaled = counted if step == 1 else o("Mul", counted, o.scalar(step))
+    return scaled if start == 0 else o("Add", scaled, o.scalar(start))
 
 
 @rule("unfold")
 def unfold(o: OnnxCaller, x: str, *, axis: int, size: Int, step: Int) -> str:
-    count = o.spec.sizes[axis]
-    if isinstance(count, Expr) or isinstance(size, Expr) or isinstance(step, Expr):
-        raise o.refused("windows of unknown size")
-    windows = [[place * step + item for item in range(size)] for place in range(count)]
-    gathered = o("Gather", x, o.number(windows, torch.int64), axis=axis)
-    rank = o.spec.rank
+    gathered, rank = windows(o, x, axis, o.spec.sizes[axis], step, size), o.spec.rank
     return o("Transpose", gathered, perm=(*[place for place in range(rank) if place != axis + 1], axis + 1))
+
+
+def windows(o: OnnxCaller, x: str, axis: int, count: Int, step: Int, size: Int, spacing: Int = 1) -> str:
+    """`count` windows of `axis`, their elements in a new dimension behind it."""
+    if isinstance(count, int) and isinstance(step, int) and isinstance(size, int):
+        numbers = [[place * step + item * spacing for item in range(size)] for place in range(count)]
+        return o("Gather", x, o.number(numbers, torch.int64), axis=axis)
+    first = o("Unsqueeze", places(o, count, step), o.ints((1,)))
+    return o("Gather", x, o("Add", first, places(o, size, spacing)), axis=axis)
 
 
 # Data movement and scatters.
@@ -384,7 +472,11 @@ def select_scatter(o: OnnxCaller, x: str, y: str, *, axis: int, index: Int) -> s
 @rule("slice_scatter")
 def slice_scatter(o: OnnxCaller, x: str, y: str, *, axis: int, start: Int, stop: Int, step: Int) -> str:
     if step != 1:
-        raise o.refused("a slice with steps is replaced")
+        order = (axis, *[place for place in range(o.spec.rank) if place != axis])
+        where, last = places(o, o.input(1).sizes[axis], step, start), o.ints((-1,))
+        moved = [o("Transpose", value, perm=order) for value in (x, y)]
+        stored = o("ScatterND", moved[0], o("Unsqueeze", where, last), moved[1])
+        return o("Transpose", stored, perm=tuple([order.index(place) for place in range(o.spec.rank)]))
     return replaced(o, x, y, axis, start, stop)
 
 
@@ -402,8 +494,9 @@ REDUCTIONS = {None: "none", "sum": "add", "prod": "mul", "amax": "max", "amin": 
 
 @rule("scatter")
 def scatter(o: OnnxCaller, x: str, index: str, src: str, *, axis: int, reduce: str | None) -> str:
-    if o.input(1).sizes != o.input(2).sizes:
-        raise o.refused("an index smaller than what it stores")
+    sizes = o.input(1).sizes
+    if sizes != o.input(2).sizes:
+        src = o("Slice", src, o.ints([0] * len(sizes)), o.ints(sizes))
     return o("ScatterElements", x, index, src, axis=axis, reduction=REDUCTIONS[reduce])
 
 
@@ -412,7 +505,7 @@ def scatter(o: OnnxCaller, x: str, index: str, src: str, *, axis: int, reduce: s
 
 @rule("constant")
 def constant(o: OnnxCaller, *, value: object, dtype: torch.dtype, device: torch.device) -> str:
-    if isinstance(value, Expr):
+    if isinstance(value, Expr | Real):
         return o.cast(o.scalar(value), dtype)
     if isinstance(value, complex):
         raise o.refused("a complex number")
@@ -426,11 +519,10 @@ def full(o: OnnxCaller, x: str, *, sizes: Sequence[Int]) -> str:
 
 @rule("iota")
 def iota(o: OnnxCaller, *, length: Int, start: Int, step: Int, dtype: torch.dtype, device: torch.device) -> str:
-    if isinstance(start, float) or isinstance(step, float):
-        raise o.refused("a range with steps that are not whole")
-    counted = o("Range", o.scalar(0), o.scalar(length), o.scalar(1))
-    scaled = counted if step == 1 else o("Mul", counted, o.scalar(step))
-    return o.cast(scaled if start == 0 else o("Add", scaled, o.scalar(start)), dtype)
+    if not isinstance(start, float) and not isinstance(step, float):
+        return o.cast(places(o, length, step, start), dtype)
+    wide, low = [constant(o, value=value, dtype=torch.float64, device=device) for value in (step, start)]
+    return o.cast(o("Add", o("Mul", o.cast(places(o, length), torch.float64), wide), low), dtype)
 
 
 @rule("empty")

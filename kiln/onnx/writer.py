@@ -6,25 +6,33 @@
                                                           v3 = Reshape(v0, v2; allowzero=1)
 
 Rules (`rules.py`, `library_rules.py`) get a `Call`, which appends nodes. Names of values are all that they see.
+Branches and loops are If, Loop and Scan, whose graphs read what surrounds them. A model has no checks: those of a
+program are left out.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from typing import final
+from dataclasses import replace
+from typing import cast, final
 
 import torch
 
-from kiln.graph.ir.graph import Graph
+from kiln.graph.ir.graph import Graph, Output
+from kiln.graph.ir.interpret import interpret
 from kiln.graph.ir.node import Arg, Attr, Node
 from kiln.graph.ir.rewrite import symbols_of
+from kiln.graph.prims.table import Kind
 from kiln.onnx.call import NO_ATTRS, Attributes
 from kiln.onnx.dtypes import ONNX_DTYPES
 from kiln.onnx.errors import NoOnnxForm
 from kiln.onnx.library_rules import LIBRARY_RULES
 from kiln.onnx.model import Attribute, OnnxModel, OnnxNode, OnnxValue
 from kiln.onnx.rules import ONNX_RULES
+from kiln.plan.overloads import find_overload
 from kiln.symbolic import Expr, FloorDiv, Int, Max, Min, Mod, Symbol
+from kiln.symbolic.values import Given, Real
 from kiln.tensor.spec import ScalarSpec, TensorSpec
 
 OPSET = 18
@@ -33,6 +41,10 @@ COMPARISONS = frozenset({
 })  # fmt: skip
 INDICES = frozenset({"Shape", "ArgMax", "ArgMin"})
 DECIDED_BY_SECOND = frozenset({"Where"})
+REAL_OPS = {
+    "float": "Identity", "add": "Add", "sub": "Sub", "mul": "Mul", "truediv": "Div", "neg": "Neg", "abs": "Abs",
+    "min": "Min", "max": "Max", "sqrt": "Sqrt", "exp": "Exp", "log": "Log", "pow": "Pow", "sin": "Sin", "cos": "Cos",
+}  # fmt: skip
 Results = str | tuple[str, ...]
 
 
@@ -47,20 +59,23 @@ class OnnxWriter:
         self.dtypes: dict[str, torch.dtype] = {}
         self.weights: dict[str, torch.Tensor] = {}
         self.numbers: dict[str, torch.Tensor] = {}
-        self.sizes: dict[Expr, str] = {}
+        self.sizes: dict[Expr | Real, str] = {}
         self.shapes: dict[Symbol, tuple[str, int]] = {}
         """Where a symbol can be read: an input, and its axis."""
         self._known: dict[tuple[torch.dtype, tuple[int, ...], tuple[object, ...]], str] = {}
 
     def input(self, node: Node, name: str) -> OnnxValue:
         """The next argument of the model."""
-        spec = node.tensor
         self.values[node] = name
-        self.dtypes[name] = spec.dtype
-        for axis, size in enumerate(spec.sizes):
+        for axis, size in enumerate(node.tensor.sizes):
             if isinstance(size, Symbol):
                 self.shapes.setdefault(size, (name, axis))
-        return OnnxValue(name, spec.dtype, tuple([size if isinstance(size, int) else str(size) for size in spec.sizes]))
+        return self.named(name, node.tensor)
+
+    def result(self, name: str, value: Node) -> OnnxValue:
+        """`value` under a name of its own."""
+        self.nodes.append(OnnxNode("Identity", (str(self.values[value]),), (name,), {}, value.tensor.dtype))
+        return self.named(name, value.tensor)
 
     def size_input(self, symbol: Symbol) -> OnnxValue:
         """An argument for a symbol that no input has as a size: a vector of one number."""
@@ -79,11 +94,86 @@ class OnnxWriter:
         match node.op.name:
             case "item":
                 self.values[node] = self.values[node.inputs[0]][node.attrs["index"]]
+            case "assert" | "aten" if not node.spec:
+                pass  # a check
+            case "local_scalar":
+                assert isinstance(node.spec, ScalarSpec)
+                self.learn(node.spec.value, str(self.values[node.inputs[0]]))
+            case "region":
+                self.values[node] = self.inlined(node.attrs["body"], self.names_of(node))
+            case "cond" | "while_loop" | "scan":
+                self.values[node] = self.control_flow(node)
             case "constant_tensor":
                 key = str(node.attrs["key"])
                 self.values[node] = self.weight(f"constant.{key[:16]}", self.constants[key])
+            case "aten" if not node.inputs and is_settled(node):
+                with torch.no_grad():
+                    made = cast(torch.Tensor, interpret(Graph((), [node], (Output(node),)), []).outputs[0])
+                self.values[node] = self.weight(self.fresh("made"), made)
             case _:
                 self.values[node] = Call(self, node).made()
+
+    def names_of(self, node: Node) -> list[str]:
+        return [str(self.values[value]) for value in node.inputs]
+
+    # Nested graphs.
+
+    def inlined(self, graph: Graph, names: Sequence[str]) -> tuple[str, ...]:
+        """Append the calls of `graph` on `names`. Returns its results."""
+        for node, name in zip(graph.inputs, names, strict=True):
+            self.input(node, name)
+        for node in graph.nodes:
+            self.write(node)
+        return tuple([str(self.values[output.value]) for output in graph.outputs])
+
+    def control_flow(self, node: Node) -> tuple[str, ...]:
+        names, attrs, specs = self.names_of(node), node.attrs, [value.tensor for value in node.inputs]
+        match node.op.name:
+            case "cond":
+                graphs = {f"{key}_branch": attrs[place] for key, place in (("then", "true"), ("else", "false"))}
+                bodies: dict[str, Attribute] = {key: self.body(graph, names[1:], []) for key, graph in graphs.items()}
+                made = self.add("If", names[:1], bodies, torch.bool, len(attrs["true"].outputs))
+            case "while_loop":
+                count = len(attrs["body"].outputs)
+                (first,) = self.inlined(attrs["test"], names)
+                loop = self.body(attrs["body"], names[count:], specs[:count], attrs["test"])
+                made = self.add("Loop", ["", first, *names[:count]], {"body": loop}, torch.bool, count)
+            case _:
+                end = attrs["carried"] + attrs["rows"]
+                rows = [replace(spec, sizes=spec.sizes[1:]) for spec in specs[attrs["carried"] : end]]
+                turn = self.body(attrs["body"], names[end:], [*specs[: attrs["carried"]], *rows])
+                scan: dict[str, Attribute] = {"body": turn, "num_scan_inputs": attrs["rows"]}
+                made = self.add("Scan", names[:end], scan, torch.bool, len(attrs["body"].outputs))
+        results = node.spec if isinstance(node.spec, tuple) else (node.spec,)
+        self.dtypes.update({name: spec.dtype for name, spec in zip(made, results, strict=True)})  # type: ignore[union-attr]
+        return made
+
+    def body(
+        self, graph: Graph, outside: Sequence[str], specs: Sequence[TensorSpec], test: Graph | None = None
+    ) -> OnnxModel:
+        """`graph` on values of `specs`, its arguments, and on names from outside. `test`: whether a loop goes on."""
+        inner = copy.copy(self)
+        inner.nodes, inner.values, inner.sizes, inner.shapes = [], {}, {**self.sizes}, {**self.shapes}
+        taken = [inner.named(self.fresh("a"), spec) for spec in specs]
+        inner.inlined(graph, [*[value.name for value in taken], *outside])
+        given = [inner.result(self.fresh("r"), output.value) for output in graph.outputs]
+        if test is not None:
+            inner.inlined(test, [*[value.name for value in given], *outside])
+            turn, on = [
+                OnnxValue(self.fresh(kind), dtype, ()) for kind, dtype in (("n", torch.int64), ("c", torch.bool))
+            ]
+            taken, given = [turn, on, *taken], [inner.result(self.fresh("r"), test.outputs[0].value), *given]
+        return replace(inner.model(graph.name, taken, given), inputs=tuple(taken), weights={}, numbers={})
+
+    def fresh(self, prefix: str) -> str:
+        name = f"{prefix}.{len(self.dtypes)}"
+        self.dtypes[name] = torch.bool
+        return name
+
+    def named(self, name: str, spec: TensorSpec) -> OnnxValue:
+        """A value of `spec`."""
+        self.dtypes[name] = spec.dtype
+        return OnnxValue(name, spec.dtype, tuple([size if isinstance(size, int) else str(size) for size in spec.sizes]))
 
     def add(
         self, op: str, inputs: Sequence[str], attrs: Mapping[str, Attribute], dtype: torch.dtype, count: int = 1
@@ -115,17 +205,32 @@ class OnnxWriter:
         parts = [self.size(size) for size in sizes]
         return parts[0] if len(parts) == 1 else self.add("Concat", parts, {"axis": 0}, torch.int64)[0]
 
-    def size(self, value: Int) -> str:
+    def learn(self, value: object, name: str) -> None:
+        """The tensor `name` of one number is `value`."""
+        if isinstance(value, Expr | Real):
+            dtype = torch.float64 if isinstance(value, Real) else torch.int64
+            flat = self.add("Reshape", [name, self.number([1], torch.int64)], {}, self.dtypes[name])[0]
+            self.sizes[value] = self.add("Cast", [flat], {"to": ONNX_DTYPES[dtype]}, dtype)[0]
+
+    def size(self, value: Int | float | Real) -> str:
         """A vector of one number."""
-        if not isinstance(value, Expr):
-            return self.number([value], torch.int64)
+        if not isinstance(value, Expr | Real):
+            return self.number([value], torch.float64 if isinstance(value, float) else torch.int64)
         found = self.sizes.get(value)
         if found is None:
             found = self.sizes[value] = self._computed(value)
         return found
 
-    def _computed(self, value: Expr) -> str:
+    def _computed(self, value: Expr | Real) -> str:
         match value:
+            case Real():
+                if value.op not in REAL_OPS:
+                    raise NoOnnxForm(op=str(value), reason="a number of the host is computed so")
+                parts = [self.size(part) for part in value.args if not isinstance(part, Given)]
+                real = [
+                    self.add("Cast", [part], {"to": ONNX_DTYPES[torch.float64]}, torch.float64)[0] for part in parts
+                ]
+                return self.add(REAL_OPS[value.op], real, {}, torch.float64)[0]
             case Symbol():
                 if value not in self.shapes:
                     raise NoOnnxForm(op=str(value), reason="no input has this size")
@@ -157,7 +262,7 @@ class OnnxWriter:
         for node in reversed(self.nodes):
             if not needed.isdisjoint(node.outputs):
                 kept.append(node)
-                needed.update(node.inputs)
+                needed.update(node.reads())
         weights = {key: tensor for key, tensor in self.weights.items() if key in needed}
         numbers = {key: tensor for key, tensor in self.numbers.items() if key in needed}
         arguments = tuple([value for value in inputs if value.name in needed or value.name not in self.sizes.values()])
@@ -172,7 +277,7 @@ class Call:
 
     def __init__(self, writer: OnnxWriter, node: Node) -> None:
         self.writer, self.node = writer, node
-        spec = node.spec[0] if isinstance(node.spec, tuple) else node.spec
+        spec = node.spec[0] if isinstance(node.spec, tuple) and node.spec else node.spec
         if not isinstance(spec, TensorSpec) or any([isinstance(value.spec, ScalarSpec) for value in node.inputs]):
             raise self.refused("it takes or gives a number of the host")
         self.spec = spec
@@ -240,9 +345,9 @@ class Call:
         """A vector of int64."""
         return self.writer.vector(values)
 
-    def scalar(self, value: Int) -> str:
-        """An int64 of rank 0."""
-        if not isinstance(value, Expr):
+    def scalar(self, value: Int | Real) -> str:
+        """An int64 of rank 0, of a real number a float64."""
+        if not isinstance(value, Expr | Real):
             return self.writer.number(value, torch.int64)
         return self("Squeeze", self.writer.size(value), self.ints((0,)))
 
@@ -255,33 +360,38 @@ def to_onnx(
     symbols: Sequence[Symbol] = (),
     outputs: Sequence[str] = (),
 ) -> OnnxModel:
-    """The model of `graph`, which has no writes.
+    """The model of `graph`.
 
     Args:
-        names: of its inputs, which are tensors; those with a tensor in `weights` are weights of the model.
+        names: of its inputs, which are tensors; those with a tensor in `weights` are weights of the model, and where
+            the graph writes to them inputs, too, which may be left out: the weight is what they begin with.
         symbols: those that no input has as a size: they become the last inputs, vectors of one number.
         outputs: names of the results.
 
     Raises NoOnnxForm.
     """
     writer, inputs = OnnxWriter(constants), []
-    given = weights or {}
+    given, changed = weights or {}, {write.target for write in graph.writes}
     for node, name in zip(graph.inputs, names, strict=True):
         value = writer.input(node, name)
         if name in given:
             writer.weight(name, given[name])
-        else:
+        if name not in given or node in changed:
             inputs.append(value)
     inputs += [writer.size_input(symbol) for symbol in symbols]
     for node in graph.nodes:
         writer.write(node)
     results = []
     for number, output in enumerate(graph.outputs):
-        spec, name = output.value.tensor, outputs[number] if outputs else f"out{number}"
-        writer.nodes.append(OnnxNode("Identity", (str(writer.values[output.value]),), (name,), {}, spec.dtype))
-        sizes = tuple([size if isinstance(size, int) else str(size) for size in spec.sizes])
-        results.append(OnnxValue(name, spec.dtype, sizes))
+        results.append(writer.result(outputs[number] if outputs else f"out{number}", output.value))
+    results += [writer.result(f"{writer.values[write.target]}.next", write.value) for write in graph.writes]
     return writer.model(graph.name, inputs, results)
+
+
+def is_settled(node: Node) -> bool:
+    """Whether a call without tensors gives one tensor, the same one each time."""
+    is_one = isinstance(node.spec, TensorSpec) and not symbols_of((node,))
+    return is_one and torch.Tag.nondeterministic_seeded not in find_overload(node.attrs["target"]).tags
 
 
 def calls_of_node(node: Node) -> list[OnnxNode]:
@@ -291,6 +401,8 @@ def calls_of_node(node: Node) -> list[OnnxNode]:
         writer.input(value, f"x{number}")
     if node.op.name == "constant_tensor":
         return []
+    if node.op.kind in (Kind.NESTED, Kind.EFFECT):
+        raise NoOnnxForm(op=node.op.name, reason="Kiln keeps branches, loops and numbers of the host")
     symbols = symbols_of((node, *node.inputs))
     writer.sizes.update((symbol, symbol.name) for symbol in symbols)
     writer.dtypes.update((symbol.name, torch.int64) for symbol in symbols)

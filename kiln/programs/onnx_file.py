@@ -2,7 +2,8 @@
 
     program.save_onnx("net.onnx")      inputs and weights under their names, sizes free as they are in the program
 
-A result is called by its place among the results: `logits`, `0.hidden`; a result alone `output`.
+A result is called by its place among the results: `logits`, `0.hidden`; a result alone `output`. What a call changes
+is an input, and a result `<name>.next`.
 """
 
 from __future__ import annotations
@@ -11,11 +12,18 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 
+import torch
+
 from kiln.graph.ir.graph import Output
+from kiln.graph.ir.node import Node
+from kiln.graph.prims.rows import PRIMS
 from kiln.onnx import NoOnnxForm, OnnxModel, to_onnx, write_model
 from kiln.programs.call.tree import Tree
 from kiln.programs.program_parts import ProgramParts
+from kiln.symbolic import Expr
 from kiln.tensor.spec import TensorSpec
+
+NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 
 def save_onnx(program: ProgramParts, path: str | os.PathLike[str]) -> None:
@@ -26,24 +34,36 @@ def save_onnx(program: ProgramParts, path: str | os.PathLike[str]) -> None:
 def onnx_model(program: ProgramParts) -> OnnxModel:
     graph, signature = program.graph, program.interface.signature
     names = [str(node.attrs["name"]) for node in graph.inputs]
-    if graph.writes:
-        changed = ", ".join(str(write.target.attrs["name"]) for write in graph.writes)
-        raise NoOnnxForm(op=program.name, reason=f"a call changes {changed}, which a model cannot")
     for node, name in zip(graph.inputs, names, strict=True):
         if not isinstance(node.spec, TensorSpec):
             raise NoOnnxForm(op=name, reason="it is a number, and not a tensor")
-    results: dict[int, str] = {}
-    outputs: list[Output] = []
+    contents: dict[Node, Node] = {write.target: write.value for write in graph.writes}
+    nodes, results, outputs = [*graph.nodes], list[str](), list[Output]()
     for leaf, place in zip(signature.results, leaf_paths(signature.out_tree), strict=True):
-        if leaf.kind == "constant" and leaf.value is None:
+        number = signature.arguments[leaf.number].number if leaf.kind == "argument" else leaf.number
+        if leaf.kind == "output":
+            value = graph.outputs[leaf.number].value
+        elif leaf.kind in ("argument", "state") and number is not None:
+            value = contents.get(graph.inputs[number], graph.inputs[number])
+        elif type(leaf.value) in NUMBERS or isinstance(leaf.value, Expr):
+            value = number_node(leaf.value)
+            nodes.append(value)
+        elif leaf.value is None:
             continue
-        if leaf.kind != "output":
-            raise NoOnnxForm(op=f"result {place}", reason=f"it is not computed: it is a {leaf.kind}")
-        results[len(outputs)] = place if place not in names else f"output.{place}"
-        outputs.append(graph.outputs[leaf.number])
+        else:
+            raise NoOnnxForm(op=f"result {place}", reason=f"it is {leaf.value!r}, and not a tensor")
+        results.append(place if place not in names else f"output.{place}")
+        outputs.append(Output(value))
     weights = {state.name: program.state[state.name] for state in signature.states}
-    shown = replace(graph, outputs=tuple(outputs), name=program.name)
-    return to_onnx(shown, program.constants, names, weights, outputs=list(results.values()))
+    shown = replace(graph, nodes=nodes, outputs=tuple(outputs), name=program.name)
+    return to_onnx(shown, program.constants, names, weights, outputs=results)
+
+
+def number_node(value: object) -> Node:
+    """A number among the results, as a tensor of rank 0."""
+    dtype = NUMBERS.get(type(value), torch.int64)
+    spec = TensorSpec(dtype, (), ())
+    return Node(PRIMS["constant"], (), {"value": value, "dtype": dtype, "device": spec.device}, spec)  # type: ignore[dict-item]
 
 
 def leaf_paths(tree: Tree, path: str = "") -> Iterator[str]:

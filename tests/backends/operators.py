@@ -28,7 +28,8 @@ def samples_of(name: str) -> dict[str, tuple[torch.Tensor, ...]]:
     if len(kinds) != 1 or name in FIXED or op.kind not in ANY or torch.bool in kinds:
         return found
     for dtype in DTYPES:
-        allowed = not op.floating if not dtype.is_floating_point else "bitwise" not in name
+        on_bits = "bitwise" in name or "shift" in name
+        allowed = not on_bits if dtype.is_floating_point else not op.floating
         if dtype not in kinds and allowed:
             found[DTYPE_NAMES[dtype]] = tuple([tensor.to(dtype) for tensor in inputs])
     return found

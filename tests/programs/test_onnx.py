@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
 from torch.testing import assert_close
+from torch.utils._pytree import tree_leaves
 
 import kiln
 from kiln.onnx import write_model
 from kiln.programs.onnx_file import onnx_model
 from kiln.support.errors import KilnError
 from kiln.support.optional import load
-from tests.programs.models import Counter
 
 BATCH, SIDE = kiln.Dim("batch", min=2, max=64), kiln.Dim("side", min=4, max=64)
 
@@ -41,9 +43,9 @@ def exported() -> kiln.Program:
 def run_onnx(path: Path, program: kiln.Program, *args: Tensor) -> list[Tensor]:
     runtime: Any = load("onnxruntime")
     session = runtime.InferenceSession(str(path))
-    names = [value.name for value in session.get_inputs()]
+    names = [value.name for value in session.get_inputs() if value.name not in program.state]
     feed = {name: arg.numpy() for name, arg in zip(names, args, strict=True)}
-    return [torch.from_numpy(value) for value in session.run(None, feed)]
+    return [torch.as_tensor(value) for value in session.run(None, feed)]
 
 
 def test_text(golden: Callable[..., None]) -> None:
@@ -65,8 +67,108 @@ def test_other_runtimes_compute_it(tmp_path: Path) -> None:
         assert_close(run_onnx(tmp_path / "apart.onnx", program, image), expected)
 
 
+class Step(nn.Module):
+    """A cache, and a number of calls that are returned, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys = nn.Buffer(torch.zeros(2, 8, 4))
+        self.calls = nn.Buffer(torch.zeros(()))
+
+    def forward(self, x: Tensor, place: Tensor) -> Any:
+        self.calls += 1
+        self.keys[:, place] = x
+        return self.keys.sum(1), self.calls, x
+
+
+def spaced(x: Tensor) -> Tensor:
+    x = x.clone()
+    x[::2] = 1
+    x[:, 1::2] += 3
+    return x
+
+
+def nested(x: Tensor) -> Any:
+    def inner(y: Tensor) -> Tensor:
+        return torch.cond(y.max() > 1, torch.sin, lambda y: y * x.shape[0], (y,))
+
+    turned = torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, inner(y) + x.sum()), (torch.tensor(0), x))
+    return turned, scan(lambda h, row: (h * 0.5 + row, h * row), x[0], x)
+
+
+A, B, IMAGE = torch.randn(3, 4), torch.randn(3, 4), torch.randn(2, 3, 8, 8)
+SIGNED = torch.tensor([[0.0, -0.0, 1.0, -2.0]] * 3)
+ROWS, EDGES = torch.tensor([5, 7, 200], dtype=torch.uint8), torch.tensor([-1.0, 0.0, 1.0])
+functional = nn.functional
+# fmt: off
+CALLS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], bool]] = {
+    # what is written, its arguments, and whether the first dimension of all is free
+    "state":      (Step(), (torch.randn(2, 4), torch.tensor(3)), False),
+    "arguments":  (lambda x, y: (x.add_(1), y.mul_(x), x * y)[2], (A, B), True),
+    "nested":     (nested, (A,), True),
+    "numbers":    (lambda x: (x * x.shape[0] ** -0.5, x.shape[0], 3, None, True, 0.5, x), (A,), True),
+    "lstm":       (nn.LSTM(4, 6, 2, bidirectional=True).eval(), (torch.randn(3, 5, 4),), True),
+    "gru":        (nn.GRU(4, 6).eval(), (torch.randn(3, 5, 4),), False),
+    "counted":    (lambda x: ((x > 0).nonzero(), x[x > 0], torch.where(x.sum(1) > 0)[0]), (A,), True),
+    "read":       (lambda x, n: x[: n.item()].sum(0), (A, torch.tensor(2)), False),
+    "near zero":  (lambda x: (x.mul(1e-4).expm1(), x.abs().mul(1e-4).log1p(), x.signbit()), (A,), True),
+    "angles":     (lambda x, y: (torch.atan2(x, y), torch.copysign(y, x), torch.hypot(x, y)),
+                   (SIGNED, SIGNED.flip(1)), True),
+    "bits":       (lambda x, y: (x << 2, x >> 1, y >> 4, (x > 0) * (y > 6), y < 7),
+                   (torch.tensor([-5, 7, 100]), ROWS), True),
+    "views":      (lambda x: ((x @ x.mT).diagonal(), x.unfold(0, 2, 1), x.as_strided((2, 3), (1, 4))), (A,), True),
+    "spaced":     (spaced, (A,), True),
+    "stored":     (lambda x, y: (x.scatter(1, torch.tensor([[0, 1], [1, 2]]), y), x.masked_scatter(x > 0, y)),
+                   (A, B), True),
+    "ranges":     (lambda x: torch.linspace(0, 1, x.shape[0])[:, None] * x + torch.arange(0, 2, 0.5), (A,), True),
+    "constants":  (lambda x: x[torch.triu_indices(3, 3)[0]] * torch.hann_window(4), (A,), False),
+    "pools":      (lambda x: (functional.adaptive_avg_pool2d(x, 3), functional.adaptive_max_pool2d(x, (2, 5))),
+                   (IMAGE,), True),
+    "one image":  (lambda x: (functional.max_pool2d(x[0], 3), functional.avg_pool2d(x[1], 2)), (IMAGE,), True),
+    "scaled":     (lambda x: functional.interpolate(functional.interpolate(x, scale_factor=1.7), None, 0.7, "bilinear"),
+                   (IMAGE,), True),
+    "cubic":      (lambda x: functional.interpolate(x, (5, 20), mode="bicubic"), (IMAGE,), True),
+    "antialias":  (lambda x: functional.interpolate(x, (5, 5), mode="bilinear", antialias=True), (IMAGE,), True),
+    "grid":       (lambda x, y: functional.grid_sample(x, y, padding_mode="border", align_corners=False),
+                   (IMAGE, torch.randn(2, 4, 4, 2)), True),
+    "columns":    (lambda x: functional.unfold(x, (3, 2), (1, 2), 1, 2), (IMAGE,), True),
+    "images":     (lambda x: functional.fold(x, (4, 4), (2, 2), stride=2), (torch.randn(2, 12, 4),), True),
+    "order":      (lambda x: (x.sort(), x.argsort(1, True), x.median(1), x.kthvalue(2, 1, True)), (A,), True),
+    "bins":       (lambda x: (torch.bucketize(x, EDGES), torch.searchsorted(EDGES, x, right=True), x.histc(4, -1, 1)),
+                   (A,), True),
+    "products":   (lambda x, y: (torch.linalg.cross(x[:, :3], y[:, :3]), torch.cdist(x, y)), (A, B), True),
+    "norm":       (nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), (A,), True),
+    "quotients":  (lambda x: (x // 0.3, x % 0.3, x // -2), (A,), True),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_results(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="the package onnxruntime is not installed")
+    function, args, is_free = CALLS[name]
+    path, batch = tmp_path / "net.onnx", kiln.Dim("batch", min=2, max=64)
+    shapes = [{0: batch} if is_free else None for _ in args]
+    with torch.no_grad():
+        program = kiln.export(copy.deepcopy(function), copy.deepcopy(args), dynamic_shapes=shapes)
+        program.save_onnx(path)
+        for given in [args, tuple([torch.cat([arg, arg]) for arg in args])] if is_free else [args]:
+            mine, module = copy.deepcopy(given), copy.deepcopy(function)
+            expected = [torch.as_tensor(leaf) for leaf in tree_leaves(module(*mine)) if leaf is not None]
+            state = dict(module.named_buffers()) if isinstance(module, nn.Module) else {}
+            changed = [write.target.attrs["name"] for write in program.graph.writes]
+            expected += [state[part] if part in state else mine["xy".index(part)] for part in changed]
+            found = run_onnx(path, program, *given)
+            assert_close(found, expected, rtol=2e-5, atol=5e-6, check_dtype=name != "numbers")
+
+
+def test_grouped_product() -> None:
+    """ONNX Runtime has no kernel for 16-bit products."""
+    x, weights, ends = torch.randn(16, 16).bfloat16(), torch.randn(2, 16, 16).bfloat16(), torch.tensor([5, 16]).int()
+    program = kiln.export(lambda x, w, ends: torch._grouped_mm(x, w, offs=ends), (x, weights, ends))
+    assert [node.op for node in onnx_model(program).nodes].count("MatMul") == 2
+
+
 def test_what_has_no_form(tmp_path: Path) -> None:
-    with pytest.raises(KilnError, match="a call changes calls"):
-        kiln.export(Counter(), (torch.randn(2, 4),)).save_onnx(tmp_path / "m.onnx")
     with pytest.raises(KilnError, match=r"`aten.median.default` has no form in ONNX"):
         kiln.export(lambda x: x.median(), (torch.randn(3),)).save_onnx(tmp_path / "m.onnx")

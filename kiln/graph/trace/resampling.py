@@ -26,6 +26,8 @@ UPSAMPLE: Mapping[tuple[str, int], Callable[..., Tensor]] = {
     ("bilinear", 4): aten.upsample_bilinear2d.default,
     ("bicubic", 4): aten.upsample_bicubic2d.default,
     ("trilinear", 5): aten.upsample_trilinear3d.default,
+    ("bilinear antialias", 4): aten._upsample_bilinear2d_aa.default,
+    ("bicubic antialias", 4): aten._upsample_bicubic2d_aa.default,
 }
 """By mode and rank. Those without "nearest" take `align_corners`."""
 
@@ -40,12 +42,14 @@ def interpolate(
     antialias: bool = False,
 ) -> Tensor:
     """torch.nn.functional.interpolate; what it refuses, or computes in other ways, is left to it."""
-    op, sizes = UPSAMPLE.get((mode, input.dim())), spatial_sizes(input, size, scale_factor)
+    op, sizes = (
+        UPSAMPLE.get((f"{mode} antialias" if antialias else mode, input.dim())),
+        spatial_sizes(input, size, scale_factor),
+    )
     nearest = mode.startswith("nearest")
     if (
         op is None
         or sizes is None
-        or antialias
         or (recompute_scale_factor and size is not None)
         or (nearest and align_corners is not None)
     ):
@@ -96,6 +100,8 @@ def scaled(length: int, factor: float) -> int | None:
     and its product is computed in front of the region."""
     if isinstance(factor, torch.SymFloat):
         return math.trunc(factor * length) if factor > 0 else None
+    if type(length) is int and factor > 0:
+        return math.trunc(length * factor)
     if not is_short(factor):
         return None
     exact = Fraction(factor)
@@ -105,10 +111,12 @@ def scaled(length: int, factor: float) -> int | None:
 def overload_of(mode: str) -> Callable[..., Tensor]:
     """The overload that graphs of torch.export call: `(input, sizes, [align_corners,] scales)`."""
 
+    kind, _, antialias = mode.partition(" ")
+
     def upsample(input: Tensor, output_size: Sequence[int] | None, *rest: object) -> Tensor:
         align = None if mode.startswith("nearest") else bool(rest[0])
         scales = rest[-1] if len(rest) > (align is not None) else None
-        return interpolate(input, output_size, scales, mode, align)  # type: ignore[arg-type]
+        return interpolate(input, output_size, scales, kind, align, antialias=bool(antialias))  # type: ignore[arg-type]
 
     return upsample
 

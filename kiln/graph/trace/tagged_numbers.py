@@ -55,7 +55,7 @@ TAKES_NUMBERS: Mapping[str, frozenset[int]] = {
         "upsample_nearest1d.default", "upsample_nearest2d.default", "upsample_nearest3d.default",
         "_upsample_nearest_exact1d.default", "_upsample_nearest_exact2d.default", "_upsample_nearest_exact3d.default",
         "upsample_linear1d.default", "upsample_bilinear2d.default", "upsample_bicubic2d.default",
-        "upsample_trilinear3d.default",
+        "upsample_trilinear3d.default", "_upsample_bilinear2d_aa.default", "_upsample_bicubic2d_aa.default",
         "upsample_nearest1d_backward.default", "upsample_nearest2d_backward.default",
         "upsample_nearest3d_backward.default", "_upsample_nearest_exact1d_backward.default",
         "_upsample_nearest_exact2d_backward.default", "_upsample_nearest_exact3d_backward.default",
