@@ -438,4 +438,8 @@ def compare(env: ShapeEnv, op: str, a: Value, b: Value, where: Location | None) 
     if isinstance(a, Relation | AllOf | AnyOf) or isinstance(b, Relation | AllOf | AnyOf):
         raise TypeError(f"cannot compare a truth with a number: {a} {op} {b}")
     assumed = None if env.assume_number is None else env.assume_number(plain, a, b)
-    return plain(specialise_real(env, a, where), specialise_real(env, b, where)) if assumed is None else assumed
+    if assumed is not None:
+        return assumed
+    for number in (a, b):
+        hinted_real(env, number)  # if data decide it, no guard fixes the other one
+    return plain(specialise_real(env, a, where), specialise_real(env, b, where))

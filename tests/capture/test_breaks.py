@@ -240,3 +240,33 @@ def test_the_mark_of_a_step_of_cuda_graphs_does_nothing() -> None:
 
     compiled = kiln.compile(f, backend="eager", fullgraph=True, options={"cache": False})
     assert compiled(torch.ones(2)).tolist() == [2, 2]
+
+
+def test_numbers_of_tensors_stay_inputs_behind_breaks() -> None:
+    """Those that a region took from tensors differ in each call: no variant behind a break is for one of them."""
+
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        total, parts = x.sum().item(), [x.max().item(), 2]
+        opaque(x)
+        y = x * total + parts[0]
+        opaque(y)
+        return y * total
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return inner(x + 1)
+
+    compiled = kiln.compile(f, backend="eager", options={"cache": False})
+    for step in range(4):
+        assert torch.equal(compiled(torch.arange(3.0) + step), f(torch.arange(3.0) + step))
+    assert compiled.report().compiles == 3
+
+
+def test_a_number_that_is_compared_with_a_tensor_is_not_guarded() -> None:
+    def f(scale: torch.Tensor, old: float, x: torch.Tensor) -> torch.Tensor:
+        scale.mul_(2.0)
+        return x + 1 if scale.item() >= old else x
+
+    compiled = kiln.compile(f, backend="eager", options={"cache": False})
+    for old in (0.5, 1.0, 2.0, 3.0, 4.0):
+        assert torch.equal(compiled(torch.tensor(1.0), old, torch.ones(2)), f(torch.tensor(1.0), old, torch.ones(2)))
+    assert compiled.report().compiles == 3  # a number that changes, and the other side

@@ -45,9 +45,10 @@ PARAMETER = re.compile(r"_(?:stack|result|inner|instead)_(\d+)")
 """How the parameters of resume functions begin that are no variables of the program; `parameter` makes them."""
 
 
-def parameter(kind: str, number: int, position: int | None = None) -> str:
-    """`number` tells them from the variables of the program."""
-    return f"_{kind}_{number}" if position is None else f"_{kind}_{number}_{position}"
+def parameter(kind: str, number: int, which: int | str | None = None) -> str:
+    """`number` tells them from the variables of the program. `which`: a position, or what the inner frame calls it:
+    what is known of a variable holds behind each break."""
+    return f"_{kind}_{number}" if which is None else f"_{kind}_{number}_{which}"
 
 
 def is_result(name: str) -> bool:

@@ -177,11 +177,16 @@ BEHIND_BASE: Mapping[type[Source], str] = {
 """A path in the words of a program: with that of its base, and its fields."""
 
 
+INNER = re.compile(r"^(_inner_\d+_)+")
+"""How resume functions call the variables of inlined frames."""
+
+
 def user_text(source: Source) -> str:
     """The path as the program would write it."""
     match source:
-        case sources.LocalSource() if PARAMETER.match(source.name) or source.name.startswith("_kiln_"):
-            return "a value on the stack"
+        case sources.LocalSource():
+            name = INNER.sub("", source.name)
+            return "a value on the stack" if PARAMETER.match(name) or name.startswith("_kiln_") else name
         case sources.GlobalSource() | sources.CellSource() | sources.CellObjectSource() | sources.BuiltinSource():
             return source.name
         case sources.ImportSource():

@@ -33,6 +33,7 @@ from kiln.capture.bytecode.resume import (
 )
 from kiln.capture.bytecode.versions import TABLE
 from kiln.capture.interpreter.breaks import DebuggerCall, FrameInspection, GraphBreak, NotResumable, UnsupportedValue
+from kiln.capture.interpreter.changed_numbers import note_passed
 from kiln.capture.interpreter.codegen import CodeWriter
 from kiln.capture.interpreter.control_flow import plain_operator
 from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Value
@@ -72,6 +73,8 @@ class Resumption:
     function: Callable[..., object]
     parameters: Items[str]
     arguments: list[str]
+    values: dict[str, Value]
+    """Those of its parameters that are known."""
 
 
 @final
@@ -189,7 +192,8 @@ class BreakWriter:
             live |= live_locals(frame.decoded)[handler.target]
         names = self.names_of(frame, live)
         cells = self.cell_names(frame)
-        arguments = [self.store(frame.locals[name]) for name in names]
+        values = {name: frame.locals[name] for name in names}
+        arguments = [self.store(value) for value in values.values()]
         arguments += [self.store(frame.cells[name]) for name in cells]
         number = unused_number(code)
         slots: list[str | None] = []
@@ -200,12 +204,16 @@ class BreakWriter:
         for position, value in enumerate(kept):
             slots.append(None if value is None else parameter("stack", number, position))
             if value is not None:
+                values[parameter("stack", number, position)] = value
                 arguments.append(self.store(value))
         for position, result in enumerate(results):
             slots.append(None if result is None else parameter("result", number, position))
             if result is not None:
                 arguments.append(result)
         extra, call = self.inner_call(at, site, inner, arguments, number)
+        for made in inner:
+            found = zip(extra, made.parameters, strict=False)
+            values.update((outer, made.values[name]) for outer, name in found if name in made.values)
         entry = Entry(
             target, tuple(names), tuple(cells), tuple(slots), tuple(extra), self.first_name(code), tuple(handled)
         )
@@ -216,7 +224,7 @@ class BreakWriter:
         unsorted = (*names, *cells, *(slot for slot in slots if slot is not None), *extra)
         given = dict(zip(unsorted, arguments, strict=True))
         parameters = entry.parameters()
-        return Resumption(self.make_resume(function), parameters, [given[name] for name in parameters])
+        return Resumption(self.make_resume(function), parameters, [given[name] for name in parameters], values)
 
     def first_name(self, code: types.CodeType) -> str | None:
         """The first argument, where the code may call `super()`."""
@@ -242,8 +250,10 @@ class BreakWriter:
     ) -> tuple[list[str], InnerCall | None]:
         if not inner:
             return [], None
-        kinds = ["result" if is_result(name) else "inner" for name in inner[0].parameters]
-        extra = [parameter(kind, number, position) for position, kind in enumerate(kinds)]
+        extra = [
+            parameter("result", number, position) if is_result(name) else parameter("inner", number, name)
+            for position, name in enumerate(inner[0].parameters)
+        ]
         arguments.extend(inner[0].arguments)
         instead = None
         passed = tuple(extra)
@@ -258,6 +268,8 @@ class BreakWriter:
 
     def tail_call(self, resumption: Resumption) -> None:
         """`return resume(...)`: the resume function is the only owner of its arguments."""
+        for name, value in resumption.values.items():
+            note_passed(self.state, LocalSource(name), value)
         if self.handling:
             self.writer.body.op("POP_EXCEPT")
         as_data = self.resumed and not self.debugging

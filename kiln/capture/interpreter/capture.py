@@ -42,7 +42,7 @@ from kiln.capture.interpreter.builtins.leaf_gradients import dropped_early, forg
 from kiln.capture.interpreter.builtins.torch_compiler import refuse_break
 from kiln.capture.interpreter.builtins.torch_functions import drop_unchanged_modes, restore_modes
 from kiln.capture.interpreter.builtins.triton_kernels import register_triton
-from kiln.capture.interpreter.changed_numbers import NumberChanges, changed_numbers
+from kiln.capture.interpreter.changed_numbers import NumberChanges, PassedNumbers, changed_numbers
 from kiln.capture.interpreter.codegen import BINDINGS, CodeWriter, emit_source, write_computed, write_number
 from kiln.capture.interpreter.core import MISSING, CaptureState, Effect, Policy, Value
 from kiln.capture.interpreter.data_values import (
@@ -195,7 +195,7 @@ class Callbacks:
     own_regions: bool = True
     carries: Callable[[torch.Tensor], bool] | None = None
     note_changing: Callable[[Collection[str]], bool] = lambda texts: False
-    """Is told the sources of numbers that the frame itself changes; whether they become inputs."""
+    """Is told the sources of numbers that the frame itself changes or passes on; whether they become inputs."""
 
 
 def capture_frame(
@@ -445,6 +445,7 @@ def attempt(
         write_break(s, writer, stop, callbacks.make_resume, origin_of(function) is not None)
     if (changing := changed_numbers(s)) and callbacks.note_changing(changing):
         raise NumberChanges
+    callbacks.note_changing(s.part(PassedNumbers).texts)
     return finish(s, function, writer, stop, callbacks)
 
 

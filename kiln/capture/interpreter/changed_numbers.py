@@ -3,13 +3,16 @@
     self.steps += 1              steps is 0 in this call and 1 in the next: a guard on it would hold once
     layer.register_forward_hook  torch counts its handles in an attribute of their class
 
-The capture begins again as soon as the guards and the effects of an attempt show such a number.
+The capture begins again as soon as the guards and the effects of an attempt show such a number. A number that is a
+symbol in front of a graph break is one behind it, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import field
 from types import CodeType
+from typing import final
 
 from kiln.capture.interpreter.core import CaptureState, Effect, Value
 from kiln.capture.interpreter.effects import ContentsEffect
@@ -17,10 +20,11 @@ from kiln.capture.interpreter.variables.class_changes import ClassAttributeEffec
 from kiln.capture.interpreter.variables.function import CellEffect
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import AttributeEffect
-from kiln.capture.interpreter.variables.sequence import List
+from kiln.capture.interpreter.variables.sequence import List, Sequence
 from kiln.capture.interpreter.variables.tensor import Symbolic
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import AttrSource, DictAttrSource, ItemSource, Source, SourceTexts
+from kiln.support.records import dataclass
 
 
 class NumberChanges(Exception):
@@ -38,6 +42,23 @@ def changed_numbers(s: CaptureState) -> set[str]:
     guarded = [guard for guard in s.guards.first(len(s.guards)) if guard.kind is GuardKind.EQUALS]
     found = {texts.of(guard.source): guard.expected for guard in guarded if type(guard.expected) in (int, float)}
     return {text for text, number in found.items() if text in written and differs(written[text], number)}
+
+
+@final
+@dataclass
+class PassedNumbers:
+    """The texts of the parameters of resume functions, and of items of these, that get a symbol."""
+
+    texts: set[str] = field(default_factory=set)
+
+
+def note_passed(s: CaptureState, source: Source, value: Value) -> None:
+    """A resume function gets `value` as the parameter `source`."""
+    if isinstance(value, Symbolic) and value.python_type() is not bool:
+        s.part(PassedNumbers).texts.add(source.text())
+    elif isinstance(value, Sequence) and value.source is None:
+        for index, item in enumerate(value._items or ()):
+            note_passed(s, ItemSource(source, index), item)
 
 
 def differs(new: Value, number: object) -> bool:
