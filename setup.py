@@ -2,7 +2,8 @@
 
 pip's build isolation finds the torch of the environment that it installs into; other isolated builds end with an error.
 
-`_frames` needs CPython and c10 headers only (seconds); `_executor` calls the ATen dispatcher (the one slow file).
+`_frames` needs CPython and c10 headers only (seconds). `_executor` calls the ATen dispatcher and autograd's engine,
+whose headers take longer to read than all of its files: those that need them are compiled as one file.
 As many files are compiled at a time as there are processors, or `--parallel N`; setuptools alone would take one by one.
 """
 
@@ -58,18 +59,57 @@ ABI = [("_GLIBCXX_USE_CXX11_ABI", str(int(torch._C._GLIBCXX_USE_CXX11_ABI)))]
 PARALLEL = ["-fopenmp"]
 
 
+SHARED = {"autograd": ("<torch/csrc/",), "dispatcher": ("<ATen/", "<torch/library.h>")}
+"""Headers of torch that take longer to read than a file of ours: what includes one of a group is compiled as one."""
+GROUPS = Path("build", "groups")
+
+
 def headers(source: str) -> list[str]:
-    return sorted(str(path) for folder in (Path(source).parent, Path("csrc/support")) for path in folder.glob("*.h"))
+    folder = folder_of(Path(source))
+    return sorted(str(path) for part in (Path("csrc", folder), Path("csrc/support")) for path in part.glob("*.h"))
+
+
+def folder_of(source: Path) -> str:
+    """Of `csrc/executor/run.cpp` and of `build/groups/executor/autograd.cpp`: "executor"."""
+    return source.parent.name
+
+
+def units(folder: str) -> list[str]:
+    """What the compiler is given: the files of a folder, and one file in place of each group of `SHARED`."""
+    made = []
+    left = sorted(Path("csrc", folder).glob("*.cpp"))
+    texts = {path: path.read_text() for path in left}
+    for name, shared in SHARED.items():
+        members = [path for path in left if any(f"#include {header}" in texts[path] for header in shared)]
+        if len(members) > 1:
+            left = [path for path in left if path not in members]
+            made.append(group(GROUPS / folder / f"{name}.cpp", members))
+    return [*map(str, made), *map(str, left)]
+
+
+def is_group(source: str) -> bool:
+    return Path(source).is_relative_to(GROUPS)
+
+
+def group(path: Path, members: Sequence[Path]) -> Path:
+    """A file that includes the others; as new as the newest of them, or the change of what it includes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join([f'#include "{member.relative_to("csrc").as_posix()}"\n' for member in members])
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+    newest = max([member.stat().st_mtime for member in [path, *members]])
+    os.utime(path, (newest, newest))
+    return path
 
 
 def native(name: str, folder: str, libraries: list[str], flags: list[str]) -> Extension | None:
-    sources = sorted(str(path) for path in Path("csrc", folder).glob("*.cpp"))
+    sources = units(folder)
     if not sources:
         return None
     return Extension(
         f"kiln.native.{name}",
         sources=sources,
-        depends=headers(sources[0]),
+        depends=[*headers(sources[0]), *map(str, sorted(Path("csrc", folder).glob("*.cpp")))],
         include_dirs=["csrc", str(TORCH / "include"), str(TORCH / "include" / "torch" / "csrc" / "api" / "include")],
         library_dirs=[str(TORCH / "lib")],
         runtime_library_dirs=[str(TORCH / "lib")],
@@ -81,7 +121,7 @@ def native(name: str, folder: str, libraries: list[str], flags: list[str]) -> Ex
 
 
 class BuildFiles(build_ext):
-    """Compiles files that changed, side by side, the largest first: it needs the most headers."""
+    """Compiles files that changed, side by side; first what takes longest: the groups, then the largest."""
 
     def build_extensions(self) -> None:
         workers, self.parallel = int(self.parallel or min(len(os.sched_getaffinity(0)), MOST_WORKERS)), None
@@ -91,7 +131,7 @@ class BuildFiles(build_ext):
             def compile_file(source: str, settings: dict[str, Any]) -> list[str]:
                 objects: list[str] = compiler.object_filenames([source], output_dir=settings.get("output_dir") or "")
                 if Path(source).name == "module.cpp":  # it holds the digest of all sources of the module
-                    digest = ("KILN_SOURCES", f'"{source_digest(Path(source).parent.name)}"')
+                    digest = ("KILN_SOURCES", f'"{source_digest(folder_of(Path(source)))}"')
                     settings = {**settings, "macros": [*settings["macros"], digest]}
                 elif not self.force and is_newer(Path(objects[0]), source):
                     return objects
@@ -99,7 +139,7 @@ class BuildFiles(build_ext):
                 return compiled
 
             def compile_all(sources: Sequence[str], **settings: Any) -> list[str]:
-                ordered = sorted(sources, key=lambda source: -Path(source).stat().st_size)
+                ordered = sorted(sources, key=lambda source: (not is_group(source), -Path(source).stat().st_size))
                 with ThreadPoolExecutor(workers) as pool:
                     made = pool.map(lambda source: compile_file(source, settings), ordered)
                     return [path for paths in made for path in paths]

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <queue>
-#include <type_traits>
 #include <unordered_set>
 
 #include "executor/gradient_hooks.h"
@@ -18,22 +17,12 @@ namespace {
 
 namespace ag = torch::autograd;
 
-template <typename T, typename... Args>
-auto new_node(Args&&... args) {
-  if constexpr (std::is_same_v<AutogradNode, std::shared_ptr<ag::Node>>) {
-    return std::make_shared<T>(std::forward<Args>(args)...);
-  } else {
-    return c10::make_intrusive<T>(std::forward<Args>(args)...);
-  }
-}
-
 bool accumulates(const ag::Node& node) { return node.next_edges().empty(); }
 
 // Stands for the nodes of a segment: their gradients by one plan.
 class SegmentNode final : public ag::Node {
  public:
-  SegmentNode(uint64_t sequence_nr, std::vector<AutogradNode> members,
-              std::shared_ptr<PyObject> prepare)
+  SegmentNode(uint64_t sequence_nr, std::vector<NodePtr> members, std::shared_ptr<PyObject> prepare)
       : ag::Node(sequence_nr), members_(std::move(members)), prepare_(std::move(prepare)) {}
 
   std::string name() const override { return "CompiledSegment"; }
@@ -42,11 +31,11 @@ class SegmentNode final : public ag::Node {
 
   void will_release_variables() override {
     releases_ = true;
-    for (const AutogradNode& member : members_) member->will_release_variables();
+    for (const NodePtr& member : members_) member->will_release_variables();
   }
 
   void release_variables() override {
-    for (const AutogradNode& member : members_) member->release_variables();
+    for (const NodePtr& member : members_) member->release_variables();
   }
 
   ag::variable_list apply(ag::variable_list&& tangents) override {
@@ -114,7 +103,7 @@ class SegmentNode final : public ag::Node {
     return !PyErr_Occurred();
   }
 
-  std::vector<AutogradNode> members_;
+  std::vector<NodePtr> members_;
   std::shared_ptr<PyObject> prepare_;
   bool releases_ = false;
 };
@@ -139,8 +128,8 @@ void AutogradGraph::find_needed(const std::vector<Edge>& wanted) {
   std::unordered_set<ag::Node*> seen, needed;
   for (const Edge& edge : wanted) needed.insert(edge.function.get());
   std::vector<std::pair<ag::Node*, size_t>> stack;
-  std::vector<AutogradNode> found;
-  auto visit = [&](const AutogradNode& node) {
+  std::vector<NodePtr> found;
+  auto visit = [&](const NodePtr& node) {
     if (node && seen.insert(node.get()).second) {
       stack.emplace_back(node.get(), 0);
       found.push_back(node);
@@ -160,28 +149,28 @@ void AutogradGraph::find_needed(const std::vector<Edge>& wanted) {
       stack.pop_back();
     }
   }
-  for (AutogradNode& node : found) {
+  for (NodePtr& node : found) {
     if (needed.count(node.get())) nodes_.push_back(std::move(node));
   }
 }
 
 // The engine takes the ready node that the forward made last.
 void AutogradGraph::order() {
-  std::unordered_map<ag::Node*, AutogradNode> owners;
+  std::unordered_map<ag::Node*, NodePtr> owners;
   std::unordered_map<ag::Node*, size_t> waiting;
-  for (const AutogradNode& node : nodes_) owners.emplace(node.get(), node);
+  for (const NodePtr& node : nodes_) owners.emplace(node.get(), node);
   auto each_edge = [&](ag::Node& node, auto&& body) {
     for (const Edge& edge : node.next_edges()) {
       if (edge.is_valid() && owners.count(edge.function.get())) body(edge.function.get());
     }
   };
-  std::vector<AutogradNode> leaves, made;
-  for (const AutogradNode& node : nodes_) {
+  std::vector<NodePtr> leaves, made;
+  for (const NodePtr& node : nodes_) {
     if (accumulates(*node)) leaves.push_back(node);
     each_edge(*node, [&](ag::Node* next) { waiting[next]++; });
   }
   std::priority_queue<ag::Node*, std::vector<ag::Node*>, Later> ready;
-  for (const AutogradNode& node : nodes_) {
+  for (const NodePtr& node : nodes_) {
     if (!accumulates(*node) && !waiting.count(node.get())) ready.push(node.get());
   }
   while (!ready.empty()) {
@@ -259,7 +248,7 @@ std::vector<AutogradGraph::Edge> AutogradGraph::splice(const std::vector<Segment
   };
   std::unordered_set<ag::Node*> inside;
   for (auto spec = segments.rbegin(); spec != segments.rend(); ++spec) {
-    std::vector<AutogradNode> members;
+    std::vector<NodePtr> members;
     uint64_t latest = 0;
     for (int32_t n : spec->members) {
       members.push_back(nodes_.at(static_cast<size_t>(n)));
@@ -281,7 +270,7 @@ std::vector<AutogradGraph::Edge> AutogradGraph::splice(const std::vector<Segment
       moved[node][input] = Edge(made, static_cast<uint32_t>(n));
     }
   }
-  for (const AutogradNode& node : nodes_) {
+  for (const NodePtr& node : nodes_) {
     if (inside.count(node.get())) continue;
     for (Edge& edge : node->next_edges()) {
       const Edge* other = moved_to(edge);

@@ -10,12 +10,10 @@
 #include <utility>
 #include <vector>
 
+#include "executor/autograd_node.h"
 #include "executor/callable.h"
 
 namespace kiln {
-
-// std::shared_ptr up to torch 2.12, c10::intrusive_ptr from 2.13.
-using AutogradNode = decltype(torch::autograd::Edge::function);
 
 // Several nodes that become one; numbers are positions in `AutogradGraph::nodes`.
 struct SegmentSpec {
@@ -34,7 +32,7 @@ class AutogradGraph {
   AutogradGraph(std::vector<Edge> roots, const std::vector<Edge>& wanted);
   ~AutogradGraph() { restore(); }
 
-  const std::vector<AutogradNode>& nodes() const { return nodes_; }
+  const std::vector<NodePtr>& nodes() const { return nodes_; }
   const std::vector<Edge>& roots() const { return roots_; }
   // -1 for a node that the backward does not run.
   int32_t position(const Edge& edge) const {
@@ -57,7 +55,7 @@ class AutogradGraph {
   void describe(const std::vector<Edge>& wanted);
 
   std::vector<Edge> roots_;
-  std::vector<AutogradNode> nodes_;
+  std::vector<NodePtr> nodes_;
   std::unordered_map<torch::autograd::Node*, int32_t> positions_;
   std::vector<bool> observed_;
   std::string structure_;

@@ -75,7 +75,7 @@ PyObject* structure(PyObject* self, void*) {
   return PyBytes_FromStringAndSize(text.data(), static_cast<Py_ssize_t>(text.size()));
 }
 
-PyObject* observed(PyObject* self, void*) {
+PyObject* observed_nodes(PyObject* self, void*) {
   AutogradGraph& graph = graph_of(self);
   return make_tuple(graph.nodes().size(),
                     [&](size_t n) { return PyBool_FromLong(graph.is_observed(n)); });
@@ -136,7 +136,7 @@ PyGetSetDef properties[] = {
     {"nodes", nodes, nullptr, "The nodes in the order of the engine.", nullptr},
     {"roots", roots, nullptr, "(node, input) of each root; -1 if it is not run.", nullptr},
     {"structure", structure, nullptr, "Edges, layouts and observers, as bytes.", nullptr},
-    {"observed", observed, nullptr, "For each node: must the engine run it itself?", nullptr},
+    {"observed", observed_nodes, nullptr, "For each node: must the engine run it itself?", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
@@ -151,10 +151,28 @@ PyTypeObject graph_type = {
     .tp_new = make,
 };
 
+// How much was registered on the node that accumulates a leaf's gradient.
+PyObject* leaf_observers(PyObject*, PyObject* object) {
+  c10::TensorImpl* impl = tensor_of(object);
+  if (impl == nullptr) return PyLong_FromLong(0);
+  return guarded([&] {
+    at::Tensor leaf(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(impl));
+    auto node = torch::autograd::impl::try_get_grad_accumulator(leaf);
+    return PyLong_FromSize_t(node ? node->pre_hooks().size() + node->post_hooks().size() : 0);
+  });
+}
+
+PyMethodDef functions[] = {
+    {"leaf_observers", leaf_observers, METH_O,
+     "How many hooks the node has that accumulates the tensor's gradient."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
 }  // namespace
 
 bool add_autograd_graph_type(PyObject* module) {
-  return PyModule_AddType(module, &graph_type) == 0;
+  return PyModule_AddType(module, &graph_type) == 0 &&
+         PyModule_AddFunctions(module, functions) == 0;
 }
 
 }  // namespace kiln

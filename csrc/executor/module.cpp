@@ -1,7 +1,5 @@
 // The module kiln.native._executor.
 #include <Python.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include "executor/cuda_runtime.h"
 #include "executor/memory_pool.h"
@@ -41,17 +39,6 @@ PyObject* use_null_device(PyObject*, PyObject* used) {
 
 PyObject* take_null_log(PyObject*, PyObject*) { return text(kiln::take_null_log()); }
 
-// How much was registered on the node that accumulates a leaf's gradient.
-PyObject* leaf_observers(PyObject*, PyObject* object) {
-  c10::TensorImpl* impl = kiln::tensor_of(object);
-  if (impl == nullptr) return PyLong_FromLong(0);
-  return kiln::guarded([&] {
-    at::Tensor leaf(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(impl));
-    auto node = torch::autograd::impl::try_get_grad_accumulator(leaf);
-    return PyLong_FromSize_t(node ? node->pre_hooks().size() + node->post_hooks().size() : 0);
-  });
-}
-
 PyObject* set_null_status(PyObject*, PyObject* code) {
   long long number = PyLong_AsLongLong(code);
   if (number == -1 && PyErr_Occurred()) return nullptr;
@@ -69,8 +56,6 @@ PyMethodDef methods[] = {
     {"use_null_device", use_null_device, METH_O, "CUDA kernels of new executors are only noted."},
     {"take_null_log", take_null_log, METH_NOARGS,
      "What the null device noted since the last call."},
-    {"leaf_observers", leaf_observers, METH_O,
-     "How many hooks the node has that accumulates the tensor's gradient."},
     {"set_null_status", set_null_status, METH_O, "As if a kernel had reported the code."},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -30,9 +30,9 @@ PyObject* mask_to_python(const std::vector<bool>& mask) {
 }
 
 // Of a value that holds a tensor.
-const at::Tensor& tensor_of(const Value& value) { return value.as<at::Tensor>(); }
+const at::Tensor& tensor_in(const Value& value) { return value.as<at::Tensor>(); }
 
-bool is_false(const Value& flag) { return flag.is_tensor() && !tensor_of(flag).item<bool>(); }
+bool is_false(const Value& flag) { return flag.is_tensor() && !tensor_in(flag).item<bool>(); }
 
 // Is there a tangent without memory of its own: of vmap, or of a tensor subclass?
 bool any_wrapped(const ag::variable_list& tangents) {
@@ -79,7 +79,7 @@ class RegionNode final : public ag::Node {
     for (int32_t number : state_->reached) {
       auto n = static_cast<size_t>(number);
       if (!inputs[n].is_tensor()) continue;
-      const at::Tensor& input = tensor_of(inputs[n]);
+      const at::Tensor& input = tensor_in(inputs[n]);
       if (!input.requires_grad()) continue;
       edges[n] = ag::impl::gradient_edge(input);
       hooked = hooked || is_hooked_leaf(*edges[n].function);
@@ -198,7 +198,7 @@ class RegionNode final : public ag::Node {
     uint32_t version = 0;
 
     static uint32_t version_of(const Value& value) {
-      return value.tensor()->is_inference() ? 0 : tensor_of(value)._version();
+      return value.tensor()->is_inference() ? 0 : tensor_in(value)._version();
     }
 
     void watch(const Value& input) {
@@ -222,7 +222,7 @@ class RegionNode final : public ag::Node {
       auto n = static_cast<size_t>(number);
       if (!edges[n].is_valid() || !is_leaf(*edges[n].function)) continue;
       auto node = new_node<LeafGradientNode>(position++);
-      node->add_input_metadata(tensor_of(inputs[n]));
+      node->add_input_metadata(tensor_in(inputs[n]));
       node->add_next_edge(std::move(edges[n]));
       edges[n] = ag::Edge(std::move(node), 0);
     }
@@ -349,14 +349,14 @@ class RegionNode final : public ag::Node {
 
   static void share_version(const Value& view, const Value& base) {
     if (!view.is_tensor() || !base.is_tensor() || view.tensor()->is_inference()) return;
-    ag::impl::set_version_counter(tensor_of(view), ag::impl::version_counter(tensor_of(base)));
+    ag::impl::set_version_counter(tensor_in(view), ag::impl::version_counter(tensor_in(base)));
   }
 
   static void keep(Kept& kept, const Value& value, bool is_output) {
     kept.is_tensor = value.is_tensor();
     kept.is_output = is_output;
     if (kept.is_tensor) {
-      kept.tensor = ag::SavedVariable(tensor_of(value), is_output);
+      kept.tensor = ag::SavedVariable(tensor_in(value), is_output);
     } else {
       kept.number = const_cast<Value&>(value).hand_over();
     }
@@ -538,7 +538,7 @@ class ResultNode final : public ag::Node {
     for (int32_t other : state_->depends[static_cast<size_t>(result_)]) {
       const Value& result = results[static_cast<size_t>(other)];
       bool has_gradient = result.is_tensor() && result.tensor()->requires_grad();
-      add_next_edge(has_gradient ? ag::impl::gradient_edge(tensor_of(result)) : ag::Edge());
+      add_next_edge(has_gradient ? ag::impl::gradient_edge(tensor_in(result)) : ag::Edge());
     }
     std::lock_guard<std::mutex> lock(all_->mutex);
     all_->alive.insert(this);
@@ -626,7 +626,7 @@ bool needs_gradient(const std::vector<Value>& inputs) {
 void refuse_forward_mode(const RegionState& state, const std::vector<Value>& inputs) {
   if (!ag::ForwardADLevel::try_get_by_idx(0)) return;
   for (const Value& input : inputs) {
-    TORCH_CHECK_NOT_IMPLEMENTED(!input.is_tensor() || !tensor_of(input)._fw_grad(0).defined(),
+    TORCH_CHECK_NOT_IMPLEMENTED(!input.is_tensor() || !tensor_in(input)._fw_grad(0).defined(),
                                 state.no_forward_mode);
   }
 }
@@ -666,7 +666,7 @@ void detach(const RegionState& state, std::vector<Value>& results) {
     // A view of a tensor without a gradient stays a view: a later write may give both a history.
     Value& result = results[static_cast<size_t>(n)];
     if (!result.tensor()->requires_grad()) continue;
-    result.set_tensor(tensor_of(result).detach().unsafeReleaseIntrusivePtr());
+    result.set_tensor(tensor_in(result).detach().unsafeReleaseIntrusivePtr());
     const ResultEntry& entry = state.results[static_cast<size_t>(n)];
     if (entry.creation) result.set_tensor(guarded_view(result, result, entry));
   }
@@ -684,7 +684,7 @@ std::vector<NodePtr> set_histories(const std::shared_ptr<RegionState>& state, co
   for (size_t n = 0; n < entries.size(); n++) {
     if (!entries[n].differentiable) continue;
     KILN_CHECK(results[n].is_tensor(), state->name, ": result ", n, " is no tensor");
-    const at::Tensor& result = tensor_of(results[n]);
+    const at::Tensor& result = tensor_in(results[n]);
     KILN_CHECK(!result.requires_grad(), state->name, ": result ", n, " is not a fresh tensor");
     if (several) {
       ag::Edge edge(region, region->add_input_metadata(result));
