@@ -587,8 +587,9 @@ class CaptureState:
             self.guards.add(AttrSource(base, name), GuardKind.ABSENT, None, self.location(of_program=True))
 
     def hides_nothing(self, value: Value, name: str) -> None:
-        """Guard that the instance's dict does not shadow the class attribute `name`."""
-        if value.source is not None and value.python_type().__dictoffset__ != 0:
+        """Guard that the instance's dict does not shadow the class attribute `name`, unless the frame deleted that."""
+        has_dict = value.python_type().__dictoffset__ != 0
+        if value.source is not None and has_dict and not is_deleted(value, name):
             self.guard(DictAttrSource(value.source, name), GuardKind.ABSENT)
 
     def call_special(
@@ -635,6 +636,12 @@ def will_change(s: CaptureState, value: Value, name: str = "") -> None:
     changed = s.counters.changed
     if changed is not None and (id(value), name) not in changed:
         changed[id(value), name] = StateChange(value, name, s.model.state_of(s, value, name))
+
+
+def is_deleted(value: Value, name: str) -> bool:
+    """Whether the frame deleted this attribute, which is not found."""
+    attrs = getattr(value, "attrs", None)
+    return isinstance(attrs, dict) and name in attrs
 
 
 def read_attr(s: CaptureState, value: Value, name: str, site: CallSite = NOT_RESUMABLE) -> Value:

@@ -86,8 +86,10 @@ def emit_attribute(g: Codegen, cls: type, name: str, new: Value) -> None:
 def emit_deletion(g: Codegen, value: Value, name: str) -> None:
     """Delete an attribute if it is there: it may have been set and deleted in the frame."""
     g.emit(value)
-    if value.python_type().__dictoffset__ == 0:
-        g.body.op("DELETE_ATTR", name)
+    found = g.state.classes.lookup(value.python_type(), name)
+    if found is not None and type(found[1]) is types.MemberDescriptorType:
+        g.body.const(object.__setattr__).op("COPY", 2).const(name).const(None).call(3).op("POP_TOP")
+        g.body.const(object.__delattr__).op("COPY", 2).const(name).call(2).op("POP_TOP").op("POP_TOP")
         return
     g.body.attr("__dict__").attr("pop").const(name).const(None).call(2).op("POP_TOP")
 

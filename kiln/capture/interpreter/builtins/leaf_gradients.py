@@ -85,9 +85,12 @@ def read_gradient(s: CaptureState, leaf: Tensor) -> Value:
         if known is None:
             s.part(RegionInputs).asked_is_leaf.add(id(leaf.fake))
             before = s.wrap(leaf.original.grad, GradSource(leaf.source))
-            if fake_of(before) is None and not before.is_constant:
+            first = fake_of(before)
+            if first is None and not before.is_constant:
                 return before
-            leaf.fake.grad = fake_of(before)
+            if first is not None and first.dtype != leaf.fake.dtype:
+                raise refused("it has another dtype than the tensor, whose `.data` was set")
+            leaf.fake.grad = first
             known = gradients[id(leaf.fake)] = KnownGradient(leaf, before)
         if known.before is not None and known.before.is_constant and leaf.fake.grad is None:
             return known.before

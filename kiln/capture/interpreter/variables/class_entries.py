@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 
-from kiln.capture.interpreter.core import CaptureState, Value
+from kiln.capture.interpreter.core import CaptureState, Value, is_deleted
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import AttrSource
 
@@ -26,6 +26,8 @@ def is_slot(cls: type, name: str) -> bool:
 
 def guard_lacks(s: CaptureState, value: Value, name: str) -> None:
     """Guard that `value.name` is found nowhere: a slot of its class may be empty."""
+    if is_deleted(value, name):
+        return
     if value.source is not None and is_slot(value.python_type(), name):
         s.guard(AttrSource(value.source, name), GuardKind.ABSENT)
     else:

@@ -121,8 +121,9 @@ def has_hooks(s: CaptureState, module: Object) -> bool:
 
 
 def _changed_hooks(s: CaptureState, module: Object) -> bool:
-    """Whether the program added or removed hooks of this module in the frame."""
+    """Whether the program added or removed hooks of this module, or of all modules, in the frame."""
     dicts = [module.instance_attr(s, name) for name in HOOKS]
+    dicts += [s.identities.objects.get(id(getattr(torch_module, name))) for name in GLOBAL_HOOKS]
     return any(hooks is not None and s.effects.find(contents_key(hooks)) is not None for hooks in dicts)
 
 

@@ -252,6 +252,7 @@ class Object(Value):
         if self.original is not MISSING:
             if not hasattr(self.original, name):
                 raise UnsupportedAttribute(name=name, type=self.type_name(), why="the slot to be deleted is empty")
+            s.wrap(getattr(self.original, name), AttrSource(self.source, name) if self.source is not None else None)
             return True
         return False
 
@@ -530,17 +531,15 @@ def fallback(s: CaptureState, value: Value, name: str, first: Callable[[], Value
 def missing_attr(s: CaptureState, value: Value, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
     """The result of `__getattr__`, or AttributeError."""
     hook = s.classes.lookup(value.python_type(), "__getattr__")
-    deleted = isinstance(value, Object) and value.had_attr(name)
     if hook is None:
         s.guard_type(value)
-        if not deleted:
-            guard_lacks(s, value, name)
+        guard_lacks(s, value, name)
         raise s.error(AttributeError, f"'{value.type_name()}' object has no attribute '{name}'")
     model = MODELLED_GETATTR.get(hook[1]) if type(hook[1]) is types.FunctionType else None
     modelled = model(s, value, name) if model is not None and isinstance(value, Object) else None
     if modelled is not None:
         return modelled
-    if value.source is not None and not deleted:
+    if value.source is not None:
         guard_lacks(s, value, name)
     return s.class_attr(value, "__getattr__", hook[1]).call(s, [value, s.const(name)], {}, site)
 

@@ -84,7 +84,7 @@ def names(text: str) -> frozenset[str]:
 METADATA_ATTRIBUTES = names(
     "shape dtype device ndim requires_grad layout is_leaf itemsize nbytes names is_cuda is_cpu is_meta "
     "is_xpu is_mps is_vulkan is_ort is_xla is_sparse is_sparse_csr is_quantized is_nested is_mkldnn"
-)
+) & frozenset(dir(torch.Tensor))
 METADATA_METHODS = names(
     "size dim stride numel nelement ndimension is_floating_point is_complex is_contiguous element_size storage_offset "
     "get_device is_signed is_conj is_neg is_inference has_names __len__"
