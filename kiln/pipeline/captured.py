@@ -125,6 +125,7 @@ class FrameCapture:
                 dims=self.seen.dims,
                 scalars=self.seen.is_symbol,
                 note_changing=self.seen.note_changing,
+                varies=self.seen.varies,
                 is_compiling=is_compiling,
                 make_exit=self.make_exit,
                 speculate_values=side_exits(self.dispatcher) < SPECULATED_VALUES,

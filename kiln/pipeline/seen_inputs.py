@@ -22,10 +22,14 @@ SYMBOL_VALUES = range(-(1 << 62) + 1, 1 << 62)
 """Integers that may be symbols: all stages count in 64 bits."""
 
 
+MOST_COMPILED = 4
+"""For so many numbers that select an item of a list or dict there is a variant each."""
+
+
 class SeenInputs:
     """Sizes and numbers by source, and the policies that choose symbols from them."""
 
-    def __init__(self, dynamic: Literal["auto", "never", "always"]) -> None:
+    def __init__(self, dynamic: Literal["auto", "never", "always"], *, breaks: bool = True) -> None:
         self._dims = DimPolicy(dynamic)
         self._parameter_dims = DimPolicy("never")
         self._scalars = ScalarPolicy(dynamic)
@@ -33,6 +37,9 @@ class SeenInputs:
         self._strides: dict[str, list[tuple[int, ...]]] = {}
         self._numbers: dict[str, list[int | float]] = {}
         self._symbolic: dict[str, tuple[int, ...]] = {}
+        self._breaks = breaks
+        self._compiled: dict[str, set[int | float]] = {}
+        """The numbers of calls that were compiled."""
 
     def add_symbolic(self, inputs: Mapping[str, tuple[int, ...]]) -> None:
         """Arguments that are known to change: a tensor in these dimensions, a number if there are none."""
@@ -48,7 +55,7 @@ class SeenInputs:
 
     def clear(self) -> None:
         """Forget all calls, but not what is known of the arguments."""
-        self._sizes, self._strides, self._numbers = {}, {}, {}
+        self._sizes, self._strides, self._numbers, self._compiled = {}, {}, {}, {}
 
     def add_arguments(self, arguments: Mapping[str, object]) -> None:
         """Remember the sizes and numbers of a call that was not compiled."""
@@ -98,6 +105,7 @@ class SeenInputs:
 
     def is_symbol(self, value: int | float, source: Source) -> bool:
         """Whether this number becomes an input."""
+        self._compiled.setdefault(source.text(), set()).add(value)
         result = type(value) is float and type(source) is LocalSource and is_result(source.name)
         if result and self._scalars.dynamic != "never":
             return math.isfinite(value)  # data decide it
@@ -112,6 +120,10 @@ class SeenInputs:
             return False
         seen = self._numbers.get(source.text(), [])
         return self._scalars.choose(value, seen, is_argument=argument).kind is DimKind.SYMBOL
+
+    def varies(self, source: Source) -> bool:
+        """Whether it was another number in so many compiles that what it selects is better taken in Python."""
+        return self._breaks and len(self._compiled.get(source.text(), ())) > MOST_COMPILED
 
     def add_guarded(self, guards: Iterable[Guard]) -> None:
         """Remember the numbers to which the guards of a new variant fix their sources."""

@@ -171,7 +171,7 @@ class CompileSession:
         self.settings = settings
         self.events = events
         self.store = DiskStore(settings.options.cache_dir or default_folder())
-        self.seen = SeenInputs(settings.options.dynamic)
+        self.seen = SeenInputs(settings.options.dynamic, breaks=not settings.fullgraph)
         self.graphs = CudaGraphs(events) if settings.options.cuda_graphs else None
         self.stored: VariantStore | None = None
         """Variants on disk; none for a user's backend, nor while a fault is looked for (`verify`, `disable`)."""

@@ -1,4 +1,4 @@
-"""Lists of another length in each call: compiled for the first lengths and for those that recur."""
+"""Lists of another length, or with another item used, in each call: compiled for the first and for those that recur."""
 
 from __future__ import annotations
 
@@ -129,3 +129,45 @@ def test_a_lock_is_entered_in_python(kind: Callable[[], AbstractContextManager[o
         torch.testing.assert_close(compiled(torch.ones(3)), torch.full((3,), 3.0))
     report = kiln.report_of(compiled)
     assert report.compiles <= 3 and not report.eager, report
+
+
+class Ring:
+    def __init__(self) -> None:
+        self.kept: list[Tensor | None] = [None] * 7
+        self.at = 0
+
+    def push(self, x: Tensor) -> Tensor:
+        y = x * 2
+        self.kept[self.at] = y
+        self.at = (self.at + 1) % 7
+        return y + 1
+
+
+def test_items_at_a_number_that_changes() -> None:
+    """After a variant for each of some items, one that takes the item in Python."""
+    batches = [(X * number, X + number) for number in range(12)]
+    table = {number: X * number for number in range(12)}
+
+    def step(number: int) -> Tensor:
+        x, y = batches[number % len(batches)]
+        return x * y + table[number + 1 if number < 11 else 0]
+
+    compiled: Any = kiln.compile(step, backend="eager")
+    for number in range(12):
+        assert torch.equal(compiled(number), step(number))
+    report = compiled.report()
+    assert report.eager == 0 and report.compiles <= 9, str(report)
+    with pytest.raises(IndexError):
+        kiln.compile(lambda number: batches[number][0] + 1, backend="eager")(12)
+    whole: Any = kiln.compile(step, backend="eager", fullgraph=True)
+    assert all(torch.equal(whole(number), step(number)) for number in range(8))
+
+
+def test_stores_at_a_number_that_changes() -> None:
+    ring, eager = Ring(), Ring()
+    compiled: Any = kiln.compile(ring.push, backend="eager")
+    for number in range(20):
+        assert torch.equal(compiled(X * number), eager.push(X * number))
+    assert ring.at == eager.at
+    torch.testing.assert_close(ring.kept, eager.kept, rtol=0, atol=0)
+    assert compiled.report().eager == 0 and compiled.report().compiles <= 7, str(compiled.report())

@@ -204,6 +204,13 @@ class IteratorInPython(GraphBreak):
     try_ = ("remove the other breaks in the body of the loop", "iterate over a list or a tuple")
 
 
+class ItemInPython(GraphBreak):
+    code = "KILN1016"
+    what = "an item of a {type} is taken in Python"
+    why = "its number or key was another one in each of several compiles"
+    try_ = ("pass the item as an argument", "stack tensors into one, and index that")
+
+
 @final
 @dataclass(frozen=True)
 class PastStep:

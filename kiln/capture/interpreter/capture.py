@@ -196,6 +196,7 @@ class Callbacks:
     carries: Callable[[torch.Tensor], bool] | None = None
     note_changing: Callable[[Collection[str]], bool] = lambda texts: False
     """Is told the sources of numbers that the frame itself changes or passes on; whether they become inputs."""
+    varies: Callable[[Source], bool] = lambda source: False
 
 
 def capture_frame(
@@ -217,6 +218,7 @@ def capture_frame(
     own_regions: bool = True,
     carries: Callable[[torch.Tensor], bool] | None = None,
     note_changing: Callable[[Collection[str]], bool] = lambda texts: False,
+    varies: Callable[[Source], bool] = lambda source: False,
 ) -> Capture:
     """Capture a call of `function` with the arguments `locals` (by name, `*args` and `**kwargs` as they are bound).
 
@@ -237,7 +239,7 @@ def capture_frame(
     sink = events or EventSink()
     callbacks = Callbacks(
         *(compile_region, recorder_factory, make_resume, dims, scalars, make_exit, compile_speculation, check_time),
-        *(speculate_values, control_flow, own_regions, carries, note_changing),
+        *(speculate_values, control_flow, own_regions, carries, note_changing, varies),
     )
     stops: dict[tuple[int, int], GraphBreak] = {}
     needed, outlined, asked, watching = dict[Instruction, str](), frozenset[types.CodeType](), False, False
@@ -323,8 +325,7 @@ def new_state(
         (speculate and callbacks.speculate_values) or callbacks.carries is not None,
         callbacks.check_time,
         callbacks.control_flow,
-        callbacks.own_regions,
-        callbacks.carries,
+        *(callbacks.own_regions, callbacks.carries, callbacks.varies),
     )
     collectives.register_functional()
     register_fully_sharded()

@@ -23,8 +23,10 @@ from kiln.capture.interpreter.variables.object import AttributeEffect
 from kiln.capture.interpreter.variables.sequence import List, Sequence
 from kiln.capture.interpreter.variables.tensor import Symbolic
 from kiln.runtime.guards.guard import GuardKind
-from kiln.runtime.guards.source import AttrSource, DictAttrSource, ItemSource, Source, SourceTexts
+from kiln.runtime.guards.source import AttrSource, DictAttrSource, FormulaSource, ItemSource, Source, SourceTexts
 from kiln.support.records import dataclass
+from kiln.symbolic.expr import Expr
+from kiln.tensor.spec import ScalarSpec
 
 
 class NumberChanges(Exception):
@@ -59,6 +61,17 @@ def note_passed(s: CaptureState, source: Source, value: Value) -> None:
     elif isinstance(value, Sequence) and value.source is None:
         for index, item in enumerate(value._items or ()):
             note_passed(s, ItemSource(source, index), item)
+
+
+def has_many_values(s: CaptureState, number: Symbolic) -> bool:
+    """Whether it is computed from a number from outside that was another one in each of several compiles."""
+    value = number.node.node.value
+    symbols = value.free_symbols() if isinstance(value, Expr) else ()
+    scalars = [record for record in s.recorder.inputs if isinstance(record.spec, ScalarSpec)]
+    used = [record.source for record in scalars if record.spec.value in symbols]
+    if any([type(source) is FormulaSource for source in used]):  # computed of some of them
+        used = [record.source for record in scalars]
+    return any(map(s.policy.varies, used))
 
 
 def differs(new: Value, number: object) -> bool:

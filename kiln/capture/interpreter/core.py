@@ -378,6 +378,9 @@ class Policy:
     """Of a whole graph, which checks itself what was assumed of values, since nothing can run in its place: which
     tensors it takes along. What these decide may be decided now."""
 
+    varies: Callable[[Source], bool] = lambda source: False
+    """Whether a number from outside was another one in each of several compiles: what it selects is taken in Python."""
+
     @property
     def whole(self) -> bool:
         return self.carries is not None

@@ -6,11 +6,14 @@ import operator
 
 import torch
 
+from kiln.capture.interpreter.breaks import ItemInPython
+from kiln.capture.interpreter.changed_numbers import has_many_values
 from kiln.capture.interpreter.core import DISCARD, PUSH, CaptureState, Value, read_attr
 from kiln.capture.interpreter.frame import SymbolicFrame, opcode, push_callable
 from kiln.capture.interpreter.number_branches import chosen_item, contained
 from kiln.capture.interpreter.operations import Function2, binary, compare, contains, same, truth_value, unary
 from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import Sequence, Slice
 from kiln.capture.interpreter.variables.tensor import Symbolic, record
 
@@ -77,10 +80,18 @@ def binary_subscr(frame: SymbolicFrame, arg: int) -> None:
     frame.stack.append(subscript(frame, container, key))
 
 
+def refuse_many_items(s: CaptureState, container: Value, key: Value) -> None:
+    """Break where each call selects another item: a variant would be for one of them."""
+    outside = isinstance(container, Sequence | Dict) and container.source is not None
+    if outside and isinstance(key, Symbolic) and has_many_values(s, key):
+        raise ItemInPython(type=container.type_name())
+
+
 def subscript(frame: SymbolicFrame, container: Value, key: Value) -> Value:
     plain = isinstance(container, Sequence) or container.is_constant
     if plain and key.is_torch and key.python_type() is not int:  # asks the tensor for its `__index__`
         return record(frame.state, operator.getitem, [container, key], {})
+    refuse_many_items(frame.state, container, key)
     found = chosen_item(frame.state, container, key)
     return found if found is not None else container.get_item(frame.state, key, PUSH)
 
@@ -90,6 +101,7 @@ def store_subscr(frame: SymbolicFrame, arg: int) -> None:
     key = frame.pop()
     container = frame.pop()
     value = frame.pop()
+    refuse_many_items(frame.state, container, key)
     container.set_item(frame.state, key, value, DISCARD)
 
 
