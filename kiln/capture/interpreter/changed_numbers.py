@@ -66,11 +66,11 @@ def note_passed(s: CaptureState, source: Source, value: Value) -> None:
 def has_many_values(s: CaptureState, number: Symbolic) -> bool:
     """Whether it is computed from a number from outside that was another one in each of several compiles."""
     value = number.node.node.value
-    symbols = value.free_symbols() if isinstance(value, Expr) else ()
-    scalars = [record for record in s.recorder.inputs if isinstance(record.spec, ScalarSpec)]
-    used = [record.source for record in scalars if record.spec.value in symbols]
+    symbols: frozenset[object] = value.free_symbols() if isinstance(value, Expr) else frozenset()
+    scalars = [(record.source, record.spec.value) for record in s.recorder.inputs if isinstance(record.spec, ScalarSpec)]
+    used = [source for source, symbol in scalars if symbol in symbols]
     if any([type(source) is FormulaSource for source in used]):  # computed of some of them
-        used = [record.source for record in scalars]
+        used = [source for source, _ in scalars]
     return any(map(s.policy.varies, used))
 
 
