@@ -67,7 +67,8 @@ def has_many_values(s: CaptureState, number: Symbolic) -> bool:
     """Whether it is computed from a number from outside that was another one in each of several compiles."""
     value = number.node.node.value
     symbols: frozenset[object] = value.free_symbols() if isinstance(value, Expr) else frozenset()
-    scalars = [(record.source, record.spec.value) for record in s.recorder.inputs if isinstance(record.spec, ScalarSpec)]
+    inputs = [(record.source, record.spec) for record in s.recorder.inputs]
+    scalars = [(source, spec.value) for source, spec in inputs if isinstance(spec, ScalarSpec)]
     used = [source for source, symbol in scalars if symbol in symbols]
     if any([type(source) is FormulaSource for source in used]):  # computed of some of them
         used = [source for source, _ in scalars]
