@@ -94,6 +94,13 @@ NEEDED = chain(
     "add(load b0[i0], load b201[i0])",
 )
 HELD = chain("exp(load a0[i0])", *(f"neg(load b{n}[65535 - i0])" for n in range(201)), "abs(load b0[i0])", size=1 << 16)
+GROUPS = """
+loops groups
+    x: f32[400, 128] = input 0
+    a: f32[32, 4] = reduction sum over (i2: 400) keeping (i0: 32, i1: 4): exp(load x[i2, 4*i0 + i1])
+    b: f32[32] = reduction sum over (i1: 4) keeping (i0: 32): load a[i0, i1]
+    return b
+"""
 MANY_LOOPS = chain("load a0[i0]", *(f"exp(load b{n}[i0])" for n in range(48)))
 MANY_OPS = chain(*(nested("exp", 140, f"load {name}[i0]") for name in ("a0", "b0", "b1", "b2", "b3")))
 MANY_BUFFERS = chain(added(0, 50), added(50, 100, "load b0[i0]"), added(100, 150, "load b1[i0]"), inputs=150)
@@ -128,6 +135,7 @@ CASES = {
     "other-columns": (COLUMNS, GPU),
     "serial-rows": (random_text(194, 2), GPU),
     "units-become-rows": (random_text(30, 2), TARGET),
+    "narrow-rows": (GROUPS, TARGET),
     "little-shared": (random_text(143, 2), TARGET),
     "extra-launch": (PROGRAMS["cross_entropy"], TARGET),
 }

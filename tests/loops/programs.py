@@ -437,6 +437,14 @@ def group_norm(g: Env) -> Made:
 
 
 @program
+def a_scale_for_each_group(g: Env) -> Made:
+    """What is repeated along a row gets a buffer where rows are many: they fill vectors then."""
+    x, scale = g.tensor(40, 12), g.tensor(3, 1)
+    spread = g.reshape(g.expand(scale, sizes=(3, 4)), sizes=(12,))
+    return g.done(g.mul(x, g.neg(spread)))
+
+
+@program
 def cross_entropy(g: Env) -> Made:
     x = g.tensor(6, 11)
     n = g.tensor(6, make=lambda s: torch.randint(0, 11, s))

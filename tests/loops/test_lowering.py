@@ -48,6 +48,7 @@ def reasons(name: str) -> list[tuple[str, str]]:
         ("view_split", "exp", "shared_work"),
         ("broadcast_outer", "exp", "in_memory"),
         ("gathers", "exp", "repeated"),
+        ("a_scale_for_each_group", "neg", "spread"),
         ("long_chain", "add", "deep"),
         ("nested_cats", "sin", "many_copies"),
         ("flipped_and_not", "exp", "many_copies"),

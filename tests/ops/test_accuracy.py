@@ -17,6 +17,10 @@ CASES = {
     "layer_norm far from 0": (lambda x: F.layer_norm(x, (257,)), lambda: [g(33, 257, shift=100.0)]),
     "rms_norm": (lambda x, w: F.rms_norm(x, (257,), w), lambda: [g(33, 257), g(257)]),
     "group_norm": (lambda x, w, b: F.group_norm(x, 4, w, b), lambda: [g(3, 8, 17, 5, shift=3.0), g(8), g(8)]),
+    "group_norm channels last": (
+        lambda x, w, b: F.group_norm(x.contiguous(memory_format=torch.channels_last), 4, w, b),
+        lambda: [g(3, 16, 17, 5, shift=30.0), g(16), g(16)],
+    ),
     "batch_norm": (
         lambda x, w, b: F.batch_norm(x, None, None, w, b, True),
         lambda: [g(9, 5, 7, 7, shift=5.0), g(5), g(5)],

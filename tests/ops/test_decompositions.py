@@ -210,6 +210,14 @@ NORMS = {
     "layer_norm transposed": (lambda x: F.layer_norm(x, (4,)), [r(4, 3).t()]),
     "group_norm": (lambda x, w, b: F.group_norm(x, 2, w, b), [g(2, 4, 3, 5), g(4), g(4)]),
     "group_norm plain": (lambda x: F.group_norm(x, 2), [g(2, 4, 5)]),
+    "group_norm channels last": (
+        lambda x, w, b: F.group_norm(x.contiguous(memory_format=torch.channels_last), 2, w, b),
+        [g(2, 4, 3, 5), g(4), g(4)],
+    ),
+    "group_norm channels last 3d": (
+        lambda x: F.group_norm(x.contiguous(memory_format=torch.channels_last_3d), 3),
+        [g(1, 6, 2, 3, 2)],
+    ),
     "instance_norm": (lambda x, w, b: F.instance_norm(x, weight=w, bias=b), [g(2, 4, 3, 5), g(4), g(4)]),
     "batch_norm": (lambda x, w, b: F.batch_norm(x, None, None, w, b, True), [g(4, 3, 2, 5), g(3), g(3)]),
     "batch_norm stats": (

@@ -202,9 +202,14 @@ def group_norm(
 ) -> tuple[Node, Node, Node]:
     spec = x.tensor
     require_parameters(e, "group_norm", spec, C, weight, bias)
-    y, middle, scale = standardised(e, _grouped(e, x, N, group, C // group * HxW), (2,), eps)
-    full = e.node("view", y, sizes=spec.sizes)
-    full = affine(e, full, _per_channel(e, weight, spec.rank), _per_channel(e, bias, spec.rank))
+    if _has_channels_last(e, spec):
+        full, middle, scale = _normalise_channels(
+            e, wide(e, x), wide_or_none(e, weight), wide_or_none(e, bias), group, eps
+        )
+    else:
+        y, middle, scale = standardised(e, _grouped(e, x, N, group, C // group * HxW), (2,), eps)
+        full = e.node("view", y, sizes=spec.sizes)
+        full = affine(e, full, _per_channel(e, weight, spec.rank), _per_channel(e, bias, spec.rank))
     made = _in_format_of(e, x, full)
     kept = _saved_dtype(x, weight, bias)
     flat = [e.convert(e.node("squeeze", x, axes=(2,)), kept) for x in (middle, scale)]
@@ -218,19 +223,76 @@ def group_norm_backward(
 ) -> tuple[Maybe, Maybe, Maybe]:  # fmt: skip
     p, spec, rest = e.pointwise, x.tensor, C // group * HxW
     middle, scale = (e.node("unsqueeze", wide(e, x), axis=2) for x in (mean, rstd))
-    y = p("mul", p("sub", _grouped(e, x, N, group, rest), middle), scale)
     given = wide(e, grad)
     factor = _per_channel(e, weight, spec.rank)
     inside = given if factor is None else p("mul", given, factor)
     to_x = None
-    if output_mask[0]:
-        flat = _project(e, _grouped(e, inside, N, group, rest), y, scale, (2,))
-        to_x = contiguous(e, e.node("view", flat, sizes=spec.sizes), spec.dtype)
+    if _has_channels_last(e, spec):
+        middle, scale = (_of_channels(e, statistic, C, spec.rank) for statistic in (middle, scale))
+        full = p("mul", p("sub", wide(e, x), middle), scale)
+        if output_mask[0]:
+            along, total = (_mean_of_groups(e, part, group) for part in (p("mul", inside, full), inside))
+            to_x = p("mul", p("sub", p("sub", inside, total), p("mul", full, along)), scale)
+            to_x = _in_format_of(e, x, to_x)
+    else:
+        y = p("mul", p("sub", _grouped(e, x, N, group, rest), middle), scale)
+        full = e.node("view", y, sizes=spec.sizes)
+        if output_mask[0]:
+            flat = _project(e, _grouped(e, inside, N, group, rest), y, scale, (2,))
+            to_x = contiguous(e, e.node("view", flat, sizes=spec.sizes), spec.dtype)
     axes = (0, *range(2, spec.rank))
-    along = p("mul", given, e.node("view", y, sizes=spec.sizes))
-    to_weight = reduce(e, "sum", along, axes) if output_mask[1] else None
+    to_weight = reduce(e, "sum", p("mul", given, full), axes) if output_mask[1] else None
     to_bias = reduce(e, "sum", given, axes) if output_mask[2] else None
     return to_x, like(e, to_weight, weight), like(e, to_bias, weight)
+
+
+# The same where channels are neighbours in memory. Channels of one group alone fill no vector, all of them do: sums are
+# over the points of a channel first, and what each group gives is spread to its channels before it meets the points.
+
+
+def _has_channels_last(e: Emit, x: TensorSpec) -> bool:
+    return suggested_format(e.oracle, x.sizes, x.strides) != "contiguous"
+
+
+def _normalise_channels(
+    e: Emit, x: Node, weight: Maybe, bias: Maybe, group: int, eps: float
+) -> tuple[Node, Node, Node]:
+    """The result as x*a + c, as eager's kernel; mean and inverse standard deviation (n, group, 1).
+
+    The variance of a group is the mean of those of its channels, and the variance of their means.
+    """
+    p, rank, channels = e.pointwise, x.tensor.rank, x.tensor.sizes[1]
+    spread, middle, _ = variance(e, x, tuple(range(2, rank)), 0)
+    between, of_group, _ = variance(e, _in_groups(e, middle, group), (2,), 0)
+    total = p("add", mean_over(e, _in_groups(e, spread, group), (2,), True), between)
+    factor = p("rsqrt", p("add", _of_channels(e, total, channels, rank), eps))
+    if weight is not None:
+        factor = p("mul", factor, _column(e, weight, rank))
+    lift = p("mul", p("neg", _of_channels(e, of_group, channels, rank)), factor)
+    if bias is not None:
+        lift = p("add", lift, _column(e, bias, rank))
+    return p("fma", x, factor, lift), of_group, p("rsqrt", p("add", total, eps))
+
+
+def _in_groups(e: Emit, x: Node, group: int) -> Node:
+    """Statistics of channels, (n, channels, 1, ...), as (n, group, channels of one)."""
+    n, channels, *_ = x.tensor.sizes
+    return e.node("view", x, sizes=(n, group, channels // group))
+
+
+def _of_channels(e: Emit, x: Node, channels: Int, rank: int) -> Node:
+    """Statistics of groups, (n, group, 1), as those of their channels, (n, channels, 1, ...)."""
+    n, group, _ = x.tensor.sizes
+    return e.node(
+        "reshape", e.node("expand", x, sizes=(n, group, channels // group)), sizes=(n, channels, *[1] * (rank - 2))
+    )
+
+
+def _mean_of_groups(e: Emit, x: Node, group: int) -> Node:
+    """That of each group, at its channels."""
+    spec = x.tensor
+    means = _in_groups(e, mean_over(e, x, tuple(range(2, spec.rank)), True), group)
+    return _of_channels(e, mean_over(e, means, (2,), True), spec.sizes[1], spec.rank)
 
 
 # Batch norm: statistics over all dimensions except channels.

@@ -9,7 +9,7 @@ vectorised. If it is a unit, units go through the phases in strips.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import log2
 from typing import final
 
@@ -36,6 +36,8 @@ LONGEST_STRIP, SHORTEST_STRIP_BYTES = 256, 128
 """Units that go through a phase together: enough for long vector loops, few enough for locals to stay in the cache."""
 SHORT_ROW = 12
 """Rows that do not fill a vector."""
+LONG_ROW = 32
+"""Rows that fill several."""
 
 
 @final
@@ -110,6 +112,19 @@ def best_vector(
                     filled = min(group.points_hint((symbol,)) / full_row, 1.0)
                     votes[symbol] = votes.get(symbol, 0) + group.points_hint(access.form.strides) * filled
     return max(votes, key=lambda symbol: votes[symbol], default=None)
+
+
+def row_length(group: Group, symbols: Collection[Symbol]) -> int:
+    """How many neighbours in memory the largest access has along `symbols`."""
+    forms = [access.form for member in group.members for access in member.accesses() if access.form is not None]
+    largest = max(forms, key=lambda form: group.points_hint(form.strides), default=None)
+    if largest is None:
+        return 1
+    steps = {size_hint(stride): symbol for symbol, stride in largest.strides.items() if symbol in symbols}
+    length = 1
+    while length in steps:
+        length *= group.points_hint((steps.pop(length),))
+    return length
 
 
 def _strides(group: Group) -> dict[Symbol, float]:

@@ -14,7 +14,8 @@ from typing import final
 
 from kiln.loops.fusion.align import is_local
 from kiln.loops.fusion.costs import LAUNCH_BYTES, NEAR, Pair
-from kiln.loops.fusion.layout import best_vector
+from kiln.loops.fusion.group import Group
+from kiln.loops.fusion.layout import LONG_ROW, best_vector, row_length
 from kiln.loops.fusion.parallel import leaves_idle, pieces
 from kiln.loops.fusion.rules import FUSION_RULES
 from kiln.loops.fusion.split import SERIAL_POINTS
@@ -269,6 +270,20 @@ def units_become_rows(pair: Pair) -> Excess | None:
     return None
 
 
+def narrow_rows(pair: Pair) -> Excess | None:
+    """Units that are long rows in memory would become short ones, inside of the units that are left."""
+    for group, names in () if pair.context.target.is_gpu else pair.sides():
+        inside = [symbol for symbol in group.sizes if names.get(symbol, symbol) not in pair.space.units]
+        left = max(row_length(group, inside), row_length(group, group.units.keys() - inside))
+        if left < LONG_ROW <= row_length(group, group.units) and _takes_long(group):
+            return _beyond(pair.context.traffic(group), WORTH * pair.saved_bytes)
+    return None
+
+
+def _takes_long(group: Group) -> bool:
+    return any(large_size_hint(group.points(member.symbols())) > SERIAL_POINTS for member in group.members)
+
+
 def little_shared(pair: Pair) -> Excess | None:
     return _beyond(pair.context.traffic(pair.second), WORTH * pair.saved_bytes)
 
@@ -315,6 +330,7 @@ VETOES = (
     Veto(other_columns,       "bytes",    "columns of another length are other blocks",    CONSUMERS, gpu=True),
     Veto(serial_rows,         "bytes",    "rows would follow one another to save little",  gpu=True),
     Veto(units_become_rows,   "bytes",    "a parallel loop would run in rows to save little"),
+    Veto(narrow_rows,         "bytes",    "its rows would not fill vectors"),
     Veto(little_shared,       "bytes",    "most of what the second reads is not shared",   SIBLINGS),
     Veto(extra_launch,        "bytes",    "a launch costs more than is saved",             MIXED),
 )

@@ -75,12 +75,16 @@ class Use:
 @final
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of computing one element when everything below with a single user is inlined."""
+    """Of computing one element when everything below with a single user is inlined.
+
+    `spread`: neighbours are read from one place, as in `x.repeat_interleave(4)`; a vector would be put together.
+    """
 
     flops: int = 0
     loads: int = 0
     depth: int = 0
     indirect: bool = False
+    spread: bool = False
 
 
 @final
@@ -98,6 +102,7 @@ REALISE_RULES = (
     RealiseRule("deep", lambda node, use, cost: cost.depth >= MAX_DEPTH),
     RealiseRule("wide", lambda node, use, cost: cost.loads >= MOST_LOADS),
     RealiseRule("indirect_under_mask", lambda node, use, cost: use.masked and cost.indirect),
+    RealiseRule("spread", lambda node, use, cost: use.repeated is Repeats.ANYWHERE and cost.spread),
     RealiseRule("repeated", lambda node, use, cost: use.repeated is Repeats.ANYWHERE and cost.flops >= EXPENSIVE),
     RealiseRule(
         "repeated_in_row", lambda node, use, cost: use.repeated is Repeats.IN_ROW and cost.flops >= VERY_EXPENSIVE
@@ -218,7 +223,7 @@ def _costs(nodes: Sequence[Node], inlinable: set[Node]) -> dict[Node, Cost]:
 
 
 def _cost(node: Node, costs: dict[Node, Cost], users: Mapping[Node, int]) -> Cost:
-    flops, loads, depth, indirect = node.op.flops, 0, 0, node.op.name in BY_DATA
+    flops, loads, depth, indirect, spread = node.op.flops, 0, 0, node.op.name in BY_DATA, _spreads(node)
     if node.op.name in MASKING:
         flops += MASK_COST * (len(node.inputs) - 1)
     for operand in node.inputs:
@@ -233,8 +238,15 @@ def _cost(node: Node, costs: dict[Node, Cost], users: Mapping[Node, int]) -> Cos
         if shared or cost.depth >= MAX_DEPTH or cost.loads >= MOST_LOADS:
             loads += _is_worth_a_load(operand)
         else:
-            flops, loads, indirect = flops + cost.flops, loads + cost.loads, indirect or cost.indirect
-    return Cost(flops, loads, depth + 1, indirect)
+            flops, loads = flops + cost.flops, loads + cost.loads
+            indirect, spread = indirect or cost.indirect, spread or cost.spread
+    return Cost(flops, loads, depth + 1, indirect, spread)
+
+
+def _spreads(node: Node) -> bool:
+    """Does it merge a dimension along which elements are repeated into one along which they differ?"""
+    (operand,) = node.inputs if node.op.name == "reshape" else (node,)
+    return operand.op.name == "expand" and operand is not node and operand.tensor.strides[-1] == 0
 
 
 def _is_worth_a_load(node: Node) -> bool:
