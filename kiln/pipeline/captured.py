@@ -12,6 +12,7 @@ import dis
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import final
 
 from kiln.capture.interpreter.breaks import TorchCallFailed
@@ -125,7 +126,7 @@ class FrameCapture:
                 dims=self.seen.dims,
                 scalars=self.seen.is_symbol,
                 note_changing=self.seen.note_changing,
-                varies=self.seen.varies,
+                varies=partial(self.seen.varies, is_last=len(self.dispatcher.entries) + 1 >= context.options.variants),
                 is_compiling=is_compiling,
                 make_exit=self.make_exit,
                 speculate_values=side_exits(self.dispatcher) < SPECULATED_VALUES,

@@ -121,9 +121,12 @@ class SeenInputs:
         seen = self._numbers.get(source.text(), [])
         return self._scalars.choose(value, seen, is_argument=argument).kind is DimKind.SYMBOL
 
-    def varies(self, source: Source) -> bool:
-        """Whether it was another number in so many compiles that what it selects is better taken in Python."""
-        return self._breaks and len(self._compiled.get(source.text(), ())) > MOST_COMPILED
+    def varies(self, source: Source, *, is_last: bool) -> bool:
+        """Whether it was another number in so many compiles that what it selects is better taken in Python.
+
+        `is_last`: a function gets its last variant, which is to serve all numbers.
+        """
+        return self._breaks and len(self._compiled.get(source.text(), ())) > (1 if is_last else MOST_COMPILED)
 
     def add_guarded(self, guards: Iterable[Guard]) -> None:
         """Remember the numbers to which the guards of a new variant fix their sources."""

@@ -171,3 +171,26 @@ def test_stores_at_a_number_that_changes() -> None:
     assert ring.at == eager.at
     torch.testing.assert_close(ring.kept, eager.kept, rtol=0, atol=0)
     assert compiled.report().eager == 0 and compiled.report().compiles <= 7, str(compiled.report())
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Linear(3, 3) for _ in range(10))
+
+    def forward(self, x: Tensor, first: int, second: int) -> Tensor:
+        return self.heads[first](x) * self.heads[second].bias
+
+
+def test_modules_at_numbers_that_change() -> None:
+    """The last variant that a function may have serves all numbers, also if none had many values until then."""
+    eager = Heads()
+    mine = copy.deepcopy(eager)
+    compiled: Any = kiln.compile(mine, backend="eager")
+    for first in range(10):
+        for second in (first, (first + 1) % 10):
+            compiled(X, first, second).sum().backward()
+            eager(X, first, second).sum().backward()
+    for ours, theirs in zip(mine.parameters(), eager.parameters(), strict=True):
+        assert ours.grad is not None and theirs.grad is not None and torch.equal(ours.grad, theirs.grad)
+    assert compiled.report().eager == 0, str(compiled.report())

@@ -82,8 +82,11 @@ def binary_subscr(frame: SymbolicFrame, arg: int) -> None:
 
 def refuse_many_items(s: CaptureState, container: Value, key: Value) -> None:
     """Break where each call selects another item: a variant would be for one of them."""
-    outside = isinstance(container, Sequence | Dict) and container.source is not None
-    if outside and isinstance(key, Symbolic) and has_many_values(s, key):
+    if not isinstance(key, Symbolic) or container.source is None:
+        return
+    of_class = getattr(container.python_type(), "__getitem__", None)
+    of_torch = getattr(of_class, "__module__", None) == torch.nn.modules.container.__name__
+    if (of_torch or isinstance(container, Sequence | Dict)) and has_many_values(s, key):
         raise ItemInPython(type=container.type_name())
 
 
