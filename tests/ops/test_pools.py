@@ -82,12 +82,13 @@ def test_one_compile_for_all_lengths(training: bool) -> None:
         lambda x: F.max_pool1d(x[None], 2),
         lambda x: F.max_pool1d(x, 2, padding=2),
         lambda x: F.max_pool1d(x, -1),
+        lambda x: F.max_pool1d(x.int(), 2),
     ],
-    ids=["stride", "rank 1", "rank 4", "padding", "kernel"],
+    ids=["stride", "rank 1", "rank 4", "padding", "kernel", "integers"],
 )
 def test_what_eager_refuses(pool: Callable[[Tensor], Tensor]) -> None:
     x = torch.randn(2, 3, 9)
-    for function in (pool, kiln.compile(pool, dynamic=True)):
+    for function in (pool, kiln.compile(pool), kiln.compile(pool, dynamic=True)):
         with pytest.raises(RuntimeError):
             function(x)
 

@@ -159,6 +159,8 @@ def run(sweep: Sweep, arguments: argparse.Namespace) -> Tally:
         known = lines_of(arguments.out)  # of a run that was killed, no position behind its last finding
         start = max([start, *(line.get("position", line.get("case", 0)) for line in known)])
     total = sweep.total()
+    if arguments.first >= total:
+        raise SystemExit(f"there are {total} cases: none is numbered {arguments.first}")
     end = min(arguments.first + (arguments.cases or min(total, MOST_CASES)), total)
     deadline = time.time() + arguments.seconds
     arguments.out.parent.mkdir(parents=True, exist_ok=True)

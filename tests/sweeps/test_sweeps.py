@@ -86,6 +86,11 @@ def test_shards_are_disjoint(tmp_path: Path) -> None:
     assert [run(Counting(), arguments(tmp_path, f"--shard={n}/2")).cases for n in range(2)] == [5, 6]
 
 
+def test_a_first_case_that_there_is_not(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="there are 12 cases"):
+        run(Counting(), arguments(tmp_path, "--first=12"))
+
+
 def findings(sweep: Sweep, numbers: range) -> list[Finding]:
     return [finding for number in numbers for finding in sweep.run(number, lambda subject, program: None)]
 

@@ -171,6 +171,8 @@ def max_pool1d(
     """torch.nn.functional.max_pool1d, as that of images of one row."""
     if input.dim() not in (2, 3):
         return torch.max_pool1d(input, kernel_size)  # type: ignore[arg-type]  # it refuses them
+    if not return_indices and not input.dtype.is_floating_point and input.device.type == "cpu":
+        raise NotImplementedError(f"max_pool1d is not implemented for {input.dtype}")
     stride = kernel_size if stride in (None, (), []) else stride
     kernel, step, spacing = (of_row(given, 1) for given in (kernel_size, stride, dilation))  # type: ignore[arg-type]
     options = (kernel, step, of_row(padding, 0), spacing, ceil_mode)
@@ -230,6 +232,8 @@ CHECKED: Mapping[Target, Callable[..., object]] = {
     "istft": istft,
     torch.autograd.grad: gradients,
     torch.tensor: tensor,
+    torch.nn.functional.max_pool1d: max_pool1d,
+    torch.max_pool1d: max_pool1d,
     **ON_LIBRARY,
 }
 """Recorded as these whatever their sizes."""
@@ -241,8 +245,6 @@ COMPOSITES: Mapping[Target, Callable[..., object]] = {
     "__matmul__": matmul,
     torch.nn.functional.linear: linear,
     torch.nn.functional.interpolate: interpolate,
-    torch.nn.functional.max_pool1d: max_pool1d,
-    torch.max_pool1d: max_pool1d,
     **UPSAMPLE_OVERLOADS,
     **RECURRENT,
 }
