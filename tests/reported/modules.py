@@ -469,6 +469,20 @@ def an_encoder_in_evaluation(compile: Compile) -> Iterator[Any]:
 
 
 @PROGRAMS.scenario
+def an_encoder_that_packs_rows(compile: Compile) -> Iterator[Any]:
+    """Eager leaves zeros where a row has ended, unless padding is elsewhere."""
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(4)).eval()
+    f = compile(encoder)
+    ends, elsewhere = torch.tensor([[0, 0, 1], [0, 1, 1]]).bool(), torch.tensor([[0, 0, 1], [1, 0, 0]]).bool()
+    for mask in (ends, elsewhere, torch.zeros(2, 3).masked_fill(ends, -torch.inf), torch.zeros(3, 5).bool()):
+        x = floats(*mask.shape, 4)
+        yield f(x, src_key_padding_mask=mask)
+        with torch.no_grad():
+            yield f(x, src_key_padding_mask=mask)
+
+
+@PROGRAMS.scenario
 def attention_with_masks(compile: Compile) -> Iterator[Any]:
     layer = nn.MultiheadAttention(4, 2, batch_first=True)
     f = compile(lambda x, mask, causal: layer(x, x, x, attn_mask=mask, need_weights=True, is_causal=causal))

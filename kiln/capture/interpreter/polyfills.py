@@ -436,3 +436,36 @@ def launch_kernel(
 ) -> None:
     """Triton kernels know nothing of gradients."""
     torch.ops.kiln_triton.launch(kernel, call, [x.detach() for x in written], [x.detach() for x in read], ints)
+
+
+def encode(
+    self: torch.nn.TransformerEncoder,
+    src: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    src_key_padding_mask: torch.Tensor | None = None,
+    is_causal: bool | None = None,
+) -> torch.Tensor:
+    """`nn.TransformerEncoder.forward`. Where eager packs rows that end in padding, padding is zero in the result."""
+    if mask is not None or src_key_padding_mask is None or is_causal or not packs(self, src):
+        return encode_padded(self, src, mask, src_key_padding_mask, is_causal)
+    present = src_key_padding_mask.logical_not()
+    places = torch.arange(src.shape[1], device=src.device)
+    at_ends = (present == (places < present.sum(1, keepdim=True))).all()
+    for layer in self.layers:
+        src = layer(src, src_key_padding_mask=src_key_padding_mask)
+    src = torch.where((at_ends & ~present).unsqueeze(-1), 0.0, src)
+    return src if self.norm is None else self.norm(src)
+
+
+def packs(encoder: torch.nn.TransformerEncoder, src: torch.Tensor) -> bool:
+    """Whether eager makes a nested tensor."""
+    first = encoder.layers[0]
+    packs = encoder.use_nested_tensor and not first.training and torch.backends.mha.get_fastpath_enabled()
+    if not packs or src.dim() != 3 or torch.is_autocast_enabled():
+        return False
+    return not (torch.is_grad_enabled() and any([x.requires_grad for x in (src, *first.parameters())]))
+
+
+def encode_padded(self: torch.nn.TransformerEncoder, *args: object) -> torch.Tensor:
+    """What `nn.TransformerEncoder.forward` does itself."""
+    raise NotImplementedError

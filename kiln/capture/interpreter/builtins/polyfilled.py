@@ -60,6 +60,7 @@ POLYFILLS: dict[Hashable, object] = {
     _get_value: polyfills.value_of_state,
     inspect._shadowed_dict: polyfills.shadowed_dict,  # type: ignore[attr-defined]
     torch._C._group_tensors_by_device_and_dtype: polyfills.grouped_tensors,
+    torch.nn.TransformerEncoder.forward: polyfills.encode,
 }
 """The original -> the function that is interpreted in its place."""
 
@@ -80,6 +81,11 @@ def interpreted(replacement: object) -> Handler:
 
 for _original, _replacement in POLYFILLS.items():
     handles(_original)(interpreted(_replacement))
+
+
+@handles(polyfills.encode_padded)
+def encode_padded(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    return interpret(s, torch.nn.TransformerEncoder.forward, args, kwargs)
 
 
 def subscripted(function: Callable[..., object]) -> Handler:
