@@ -253,6 +253,19 @@ def test_layouts_exclude_no_size_of_one(target: Callable[..., Any], shape: tuple
             assert_close(program(x), target(x))
 
 
+def test_a_view_that_splits_columns_fixes_no_stride() -> None:
+    """At the width 8 all columns are used, and their rows lie one behind the other."""
+
+    def pairs(x: Tensor) -> Tensor:
+        return x[:, : x.shape[1] // 2 * 2].view(len(x), x.shape[1] // 2, 2)
+
+    auto = kiln.Dim.AUTO
+    program = kiln.export(pairs, (torch.randn(2, 8),), dynamic_shapes=({0: auto, 1: auto},))
+    for shape in ((2, 8), (3, 9), (1, 2)):
+        x = torch.randn(shape)
+        assert_close(program(x), pairs(x))
+
+
 def test_a_write_behind_a_copy_excludes_the_size_that_makes_it_a_view() -> None:
     def written(x: Tensor) -> Tensor:
         x.transpose(0, 1).contiguous().add_(1)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from kiln.loops.body.analyses import accesses, bound_symbols, free_symbols
 from kiln.loops.body.body import Index
 from kiln.loops.body.indexing import symbols_of
 from kiln.loops.kernel.kernel import Accumulate, Effect, KernelIR, Phase, Store
-from kiln.symbolic import Int, Symbol, ceil_div, product
+from kiln.symbolic import Expr, FloorDiv, Int, Symbol, ceil_div, product
 
 
 def phase_writes(phase: Phase) -> tuple[str, ...]:
@@ -46,6 +46,25 @@ def with_indices(effect: Effect, index: Callable[[str, Index], Index]) -> Effect
     if isinstance(moved, Accumulate) and (running := moved.running) is not None:
         return replace(moved, running=replace(running, index=index(running.target, running.index)))
     return moved
+
+
+def size_arguments(kernel: KernelIR) -> frozenset[Symbol]:
+    """The numbers that a kernel takes and that count elements. Others, which data or a caller give, may be negative."""
+    axes = [*kernel.units, *[axis for phase in kernel.phases for axis in phase.axes]]
+    counts = [axis.size for axis in axes]
+    for param in kernel.params:
+        counts += [*param.spec.sizes, *param.spec.strides]
+    return frozenset([symbol for count in counts for symbol in counted(count)])
+
+
+def counted(count: Int) -> Iterator[Symbol]:
+    """The symbols by which a number of elements grows."""
+    for monomial, coefficient in count.terms if isinstance(count, Expr) else ():
+        for factor in monomial if coefficient > 0 else ():
+            if isinstance(factor, Symbol):
+                yield factor
+            elif isinstance(factor, FloorDiv):
+                yield from counted(factor.dividend)
 
 
 def kernel_reads(kernel: KernelIR) -> frozenset[str]:

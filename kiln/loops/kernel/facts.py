@@ -11,7 +11,7 @@ from typing import final
 from kiln.loops.body.analyses import accesses
 from kiln.loops.body.body import Index, Load, Test
 from kiln.loops.body.indexing import Axis, add_ranges, stride_along, symbols_of
-from kiln.loops.kernel.analyses import phase_accesses, phase_stores
+from kiln.loops.kernel.analyses import phase_accesses, phase_stores, size_arguments
 from kiln.loops.kernel.atomics import runs_in_order
 from kiln.loops.kernel.kernel import Accumulate, KernelIR
 from kiln.symbolic import BoundAnalysis, Range, Symbol
@@ -26,7 +26,7 @@ VECTOR_BYTES = 16
 
 def loop_ranges(kernel: KernelIR, sizes: Range) -> dict[Symbol, Range]:
     """The ranges of a kernel's size arguments, which are all `sizes`, and of its axes."""
-    ranges = {symbol: sizes for symbol in symbols_of(*kernel.ints)}
+    ranges = dict.fromkeys(size_arguments(kernel), sizes)
     for axes in (kernel.units, *(phase.axes for phase in kernel.phases)):
         add_ranges(ranges, axes)
     return ranges

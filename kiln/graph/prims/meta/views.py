@@ -76,8 +76,13 @@ def _chunked_strides(oracle: SizeOracle, x: TensorSpec, sizes: Sizes) -> Sizes |
     base: Int = x.strides[-1] if x.strides else 1
     for axis in range(x.rank - 1, -1, -1):
         chunk = chunk * x.sizes[axis]
-        joins = axis and (x.sizes[axis - 1] == 1 or alike(oracle, x.strides[axis - 1], chunk * base))
-        if joins or (axis and alike(oracle, x.sizes[axis - 1], 1)):
+        if axis and (x.sizes[axis - 1] == 1 or x.strides[axis - 1] == chunk * base):
+            continue
+        if (
+            axis
+            and not _splits(sizes[: rest + 1], chunk)
+            and (alike(oracle, x.strides[axis - 1], chunk * base) or alike(oracle, x.sizes[axis - 1], 1))
+        ):
             continue
         done: Int = 1
         while rest >= 0 and (
@@ -93,6 +98,16 @@ def _chunked_strides(oracle: SizeOracle, x: TensorSpec, sizes: Sizes) -> Sizes |
         if axis:
             chunk, base = 1, x.strides[axis - 1]
     return tuple(result) if rest < 0 else None
+
+
+def _splits(sizes: Sizes, chunk: Int) -> bool:
+    """Whether the last of these sizes are `chunk` elements: no question which dimensions make one run."""
+    done: Int = 1
+    for size in reversed(sizes):
+        if done == chunk:
+            return True
+        done = done * size
+    return False
 
 
 @META("unsqueeze")

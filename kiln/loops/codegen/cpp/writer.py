@@ -22,7 +22,7 @@ import torch
 from kiln.graph.prims.rows import PRIMS
 from kiln.loops.body.analyses import result_dtypes
 from kiln.loops.body.body import Compute
-from kiln.loops.body.indexing import Axis, add_ranges, symbols_of
+from kiln.loops.body.indexing import Axis, add_ranges
 from kiln.loops.codegen.cpp.blocked_sums import loop_of_blocks, sums_in_blocks
 from kiln.loops.codegen.cpp.dialect import CPP, CPP_INTEGERS
 from kiln.loops.codegen.cpp.phases import CppPhaseWriter
@@ -32,7 +32,7 @@ from kiln.loops.codegen.effects import INDEX_OPS
 from kiln.loops.codegen.integers import IntPrinter
 from kiln.loops.codegen.kernel_writer import Nest, Storage, indented
 from kiln.loops.codegen.printed_kernel import PrintedKernel, kernel_params, kernel_symbol
-from kiln.loops.kernel.analyses import phase_writes
+from kiln.loops.kernel.analyses import phase_writes, size_arguments
 from kiln.loops.kernel.kernel import Accumulate, KernelIR, Local, Phase
 from kiln.loops.kernel.mapped import MappedKernel, RunRows, UnitRun
 from kiln.loops.kernel.text import mapped_kernel_text
@@ -97,7 +97,7 @@ class _CppKernelWriter:
 
     def _ranges(self) -> dict[Symbol, Range]:
         """Sizes are not negative, axes run below their sizes."""
-        ranges = {size: Range(0) for size in symbols_of(*self.kernel.ints)}
+        ranges = dict.fromkeys(size_arguments(self.kernel), Range(0))
         ranges |= {} if self.run is None else self.run.ranges
         add_ranges(ranges, self.kernel.units)
         return ranges

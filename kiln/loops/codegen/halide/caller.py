@@ -10,6 +10,7 @@ import torch
 from kiln.loops.body.indexing import Axis, symbols_of
 from kiln.loops.codegen.cpp.writer import EXPORTED
 from kiln.loops.codegen.integers import IntPrinter, IntSyntax
+from kiln.loops.kernel.analyses import size_arguments
 from kiln.loops.kernel.kernel import KernelIR
 from kiln.loops.program.nodes import Buffer
 from kiln.support.records import dataclass
@@ -66,9 +67,8 @@ def caller(
     strips: int,
 ) -> str:
     """`strips`: how many strips a call computes, 0 for all that lie together."""
-    ints = IntPrinter(
-        BoundAnalysis({size: Range(0) for size in (*sizes, *[axis.symbol for axis in kernel.units])}), INTEGERS
-    )
+    counted = [*size_arguments(kernel), *[axis.symbol for axis in kernel.units]]
+    ints = IntPrinter(BoundAnalysis(dict.fromkeys(counted, Range(0))), INTEGERS)
     run = kernel.units[-1] if kernel.strip else None
     units = [axis for axis in kernel.units if axis is not run]
     numbers = [axis.symbol.name for axis in units] + [size.name for size in sizes]

@@ -12,7 +12,7 @@ from kiln.loops.body.body import Index, Load, LoopBody
 from kiln.loops.body.indexing import add_ranges, symbols_of
 from kiln.loops.codegen.halide.body import HalideBody, NamedExpr, ReadMemory, element
 from kiln.loops.codegen.halide.dialect import HALIDE
-from kiln.loops.kernel.analyses import kernel_reads
+from kiln.loops.kernel.analyses import kernel_reads, size_arguments
 from kiln.loops.kernel.kernel import KernelIR, Phase
 from kiln.symbolic import BoundAnalysis, Range, Symbol, is_static
 from kiln.tensor.spec import TensorSpec, contiguous_strides
@@ -26,7 +26,7 @@ class Pipeline:
         self.kernel, self.lanes = kernel, lanes
         self.run = kernel.units[-1] if kernel.strip else None
         self.further = () if self.run is None else (self.run.symbol.name,)
-        ranges = {size: Range(0) for size in symbols_of(*kernel.ints)}
+        ranges = dict.fromkeys(size_arguments(kernel), Range(0))
         add_ranges(ranges, kernel.units)
         for phase in kernel.phases:
             add_ranges(ranges, phase.axes)

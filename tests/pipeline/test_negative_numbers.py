@@ -1,0 +1,35 @@
+"""Numbers of the caller, or of a tensor, that are negative where a kernel computes with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+import kiln
+
+
+def stored(x: Tensor, number: Tensor) -> Tensor:
+    x = x.clone()
+    x[:, number.item() % 8] = 1
+    return x
+
+
+def read(x: Tensor, number: Tensor) -> Tensor:
+    n = int(number.item())
+    return x[:, n % 8] + torch.arange(8)[n // 2 + 4]
+
+
+def given(x: Tensor, number: int) -> Tensor:
+    return torch.where(torch.arange(8)[:, None] == number % 8, x * (number // 3 % 5), x + 1)
+
+
+@pytest.mark.parametrize("function", [stored, read, given])
+def test_remainders_have_the_sign_of_the_divisor(function: Callable[..., Tensor]) -> None:
+    compiled, x = kiln.compile(function, dynamic=True), torch.randn(2, 8, 4)
+    for number in (3, 5, -1, -3):
+        value = number if function is given else torch.tensor(number)
+        assert_close(compiled(x, value), function(x, value))
