@@ -105,7 +105,6 @@ class SeenInputs:
 
     def is_symbol(self, value: int | float, source: Source) -> bool:
         """Whether this number becomes an input."""
-        self._compiled.setdefault(source.text(), set()).add(value)
         result = type(value) is float and type(source) is LocalSource and is_result(source.name)
         if result and self._scalars.dynamic != "never":
             return math.isfinite(value)  # data decide it
@@ -113,12 +112,14 @@ class SeenInputs:
             return False
         if value not in SYMBOL_VALUES if isinstance(value, int) else not math.isfinite(value):
             return False
-        if self._symbolic.get(source.text()) == ():
+        text = source.text()
+        self._compiled.setdefault(text, set()).add(value)
+        if self._symbolic.get(text) == ():
             return True
         argument = type(source) is LocalSource
         if not argument and not self._numbers:
             return False
-        seen = self._numbers.get(source.text(), [])
+        seen = self._numbers.get(text, [])
         return self._scalars.choose(value, seen, is_argument=argument).kind is DimKind.SYMBOL
 
     def varies(self, source: Source, *, is_last: bool) -> bool:
@@ -126,7 +127,9 @@ class SeenInputs:
 
         `is_last`: a function gets its last variant, which is to serve all numbers.
         """
-        return self._breaks and len(self._compiled.get(source.text(), ())) > (1 if is_last else MOST_COMPILED)
+        text = source.text()
+        found = {*self._compiled.get(text, ()), *self._numbers.get(text, ())}
+        return self._breaks and len(found) > (1 if is_last else MOST_COMPILED)
 
     def add_guarded(self, guards: Iterable[Guard]) -> None:
         """Remember the numbers to which the guards of a new variant fix their sources."""
