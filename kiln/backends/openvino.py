@@ -56,8 +56,8 @@ KERNELS = OnnxBackend("openvino", {
                     SINGLE | TRUTHS | {torch.int32}),
     **dict.fromkeys(("And", "Or", "Xor", "Not"), TRUTHS),
     "Cast": SINGLE | TRUTHS | {torch.int32}, "Shape": SINGLE | TRUTHS | {torch.int32, torch.int64},
-    # Other answers than eager's: negative padding, indices smaller than the tensor, which of equal values.
-    **dict.fromkeys(("Pad", "GatherElements", "ArgMax", "ArgMin", "TopK", "BitwiseAnd", "BitwiseOr", "BitwiseXor",
+    # Other answers than eager's: indices smaller than the tensor, which of equal values.
+    **dict.fromkeys(("GatherElements", "ArgMax", "ArgMin", "TopK", "BitwiseAnd", "BitwiseOr", "BitwiseXor",
                      "BitwiseNot"), frozenset[torch.dtype]()),
 }, SINGLE, CompiledModelRun)
 # fmt: on

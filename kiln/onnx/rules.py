@@ -17,7 +17,7 @@ from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.table import Column
 from kiln.onnx.call import OnnxCaller, OnnxRule
 from kiln.onnx.dtypes import ONNX_DTYPES
-from kiln.symbolic import Expr, Int
+from kiln.symbolic import Expr, Int, sym_max
 from kiln.symbolic.values import Real
 from kiln.tensor.spec import TensorSpec
 
@@ -384,10 +384,24 @@ def flip(o: OnnxCaller, x: str, *, axes: tuple[int, ...]) -> str:
 
 @rule("pad")
 def pad(o: OnnxCaller, x: str, value: str, *, low: Sequence[Int], high: Sequence[Int]) -> str:
-    if o.spec.dtype is not torch.bool:
-        return o("Pad", x, o.ints((*low, *high)), value, mode="constant")
-    padded = o("Pad", o.cast(x, torch.int32), o.ints((*low, *high)), o.cast(value, torch.int32), mode="constant")
-    return o.cast(padded, torch.bool)
+    """Not every runtime takes numbers that are negative, or a value that is computed."""
+    sizes, cut = o.input().sizes, [sym_max(-part, 0) for part in low]
+    ends = [size - sym_max(-part, 0) for part, size in zip(high, sizes, strict=True)]
+    if any(cut) or tuple(ends) != sizes:
+        x = o("Slice", x, o.ints(cut), o.ints(ends))
+    borders, dtype = o.ints([sym_max(part, 0) for part in (*low, *high)]), o.spec.dtype
+    wide = torch.int32 if dtype is torch.bool else dtype
+    given = o.node.inputs[1]
+    is_number = given.op.name == "constant" and not isinstance(given.attrs["value"], Expr | Real)
+    fill = o.number(given.attrs["value"] if is_number else 0, wide)
+    padded = o.cast(o("Pad", o.cast(x, wide), borders, fill, mode="constant"), dtype)
+    if is_number:
+        return padded
+    inner = o.ints([end - front for front, end in zip(cut, ends, strict=True)])
+    inside = o(
+        "Pad", o("Expand", o.number(1, torch.float32), inner), borders, o.number(0, torch.float32), mode="constant"
+    )
+    return where(o, o("Equal", inside, o.number(1, torch.float32)), padded, value)
 
 
 @rule("gather")
