@@ -25,6 +25,7 @@ from kiln.pipeline.backend import run_backend, uncompiled
 from kiln.pipeline.compiled_region import CompiledRegion
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.dispatchers import Arguments, MakeDispatcher, collecting, original_of, remember_break, side_exits
+from kiln.pipeline.growing_lists import varying_arguments
 from kiln.pipeline.modes import mode_guards
 from kiln.pipeline.offload import Offload
 from kiln.pipeline.region import compile_region
@@ -134,6 +135,7 @@ class FrameCapture:
                 check_time=context.check_time,
                 control_flow=context.options.control_flow,
                 own_regions=self.backend is None,
+                varying=varying_arguments(self.dispatcher, self.arguments),
             )
         finally:
             stop()

@@ -3,7 +3,8 @@
     calls with lists of    0  1  2  3  4  ...  99  100  100  100  100  ...
                            compiled |   eager  ...             | compiled
 
-L-BFGS keeps its last 100 steps, so each of its first steps meets another length.
+L-BFGS keeps its last 100 steps, so each of its first steps meets another length. What a resume function gets as an
+argument is left open instead, once its variants have fixed it in vain.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ from __future__ import annotations
 from collections import Counter
 from typing import final
 
-from kiln.capture.guards.explanation import explain_failure
+from kiln.capture.bytecode.resume import is_result, origin_of
+from kiln.capture.guards.explanation import FIXED, explain_failure
 from kiln.native._frames import Dispatcher
 from kiln.pipeline.dispatchers import Arguments, original_of
-from kiln.runtime.guards.guard import Guard, GuardKind
+from kiln.runtime.guards.guard import Guard, GuardKind, ShapeRelation
+from kiln.runtime.guards.source import ItemSource, LocalSource
 from kiln.support.errors import KilnError
 
-GROWING = "growing"
-"""The key in the `__dict__` of a dispatcher."""
+GROWING, VARYING = "growing", "varying"
+"""The keys in the `__dict__` of a dispatcher."""
 LENGTHS, CALLS = 3, 3
 """How many lengths besides the first have a variant at once, and in which of its calls a later one gets a variant."""
 
@@ -42,6 +45,42 @@ class SeenLengths:
         self.calls: Counter[str] = Counter()
 
 
+def varying_arguments(dispatcher: Dispatcher, arguments: Arguments) -> frozenset[str]:
+    """The arguments of a resume function that its variants have fixed, two to other values or one to another length:
+    data decide them, and the next variant leaves them open."""
+    found: set[str] = dispatcher.__dict__.setdefault(VARYING, set())
+    function, fixed = original_of(dispatcher), Counter[str]()
+    for entry in dispatcher.entries if origin_of(function) is not None else ():
+        scope = [*arguments.values()], function.__globals__, function.__closure__
+        if entry.tree is not None and (failed := entry.tree.explain(*scope)) is not None:
+            guard: Guard = entry.info.guards[failed[0]]
+            name = fixed_argument(guard)
+            fixed[name] += 1 if guard.kind is not GuardKind.LENGTH else 0 if grows(guard, name, arguments) else 2
+    found.update(name for name, count in fixed.items() if name and count > 1)
+    return frozenset(found)
+
+
+def grows(guard: Guard, name: str, arguments: Arguments) -> bool:
+    """Whether a list is a history, as far as is known: longer than the guard expects, and no result of a break."""
+    value = arguments.get(name)
+    of_list = isinstance(value, list) and isinstance(guard.expected, int) and type(guard.source) is LocalSource
+    return of_list and not is_result(name) and len(value) > guard.expected  # type: ignore[arg-type,operator]
+
+
+def fixed_argument(guard: Guard) -> str:
+    """The argument whose value, length or item the guard fixes, "" if it does not."""
+    source = guard.source
+    if isinstance(relation := guard.expected, ShapeRelation):
+        if not FIXED.fullmatch(relation.relation):
+            return ""
+        source = relation.names[0][1]
+    elif guard.kind not in (GuardKind.EQUALS, GuardKind.LENGTH):
+        return ""
+    while isinstance(source, ItemSource):
+        source = source.base
+    return source.name if isinstance(source, LocalSource) else ""
+
+
 def wait_for_length(dispatcher: Dispatcher, arguments: Arguments) -> GrowingList | None:
     """Why this call is not compiled; None if it is to be."""
     if not dispatcher.entries:
@@ -52,7 +91,7 @@ def wait_for_length(dispatcher: Dispatcher, arguments: Arguments) -> GrowingList
     if failed is None:
         return None
     guard: Guard = entry.info.guards[failed[0]]
-    if guard.kind is not GuardKind.LENGTH:
+    if guard.kind is not GuardKind.LENGTH or fixed_argument(guard) in varying_arguments(dispatcher, arguments):
         return None
     seen: SeenLengths = dispatcher.__dict__.setdefault(GROWING, {}).setdefault(guard.source.text(), SeenLengths())
     seen.calls[failed[1]] += 1

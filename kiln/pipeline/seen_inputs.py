@@ -105,9 +105,9 @@ class SeenInputs:
 
     def is_symbol(self, value: int | float, source: Source) -> bool:
         """Whether this number becomes an input."""
-        result = type(value) is float and type(source) is LocalSource and is_result(source.name)
+        result = type(value) in (int, float) and type(source) is LocalSource and is_result(source.name)
         if result and self._scalars.dynamic != "never":
-            return math.isfinite(value)  # data decide it
+            return value in SYMBOL_VALUES if type(value) is int else math.isfinite(value)  # data decide it
         if not self._numbers and not self._symbolic and self._scalars.dynamic != "always":
             return False
         if value not in SYMBOL_VALUES if isinstance(value, int) else not math.isfinite(value):

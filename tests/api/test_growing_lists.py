@@ -194,3 +194,68 @@ def test_modules_at_numbers_that_change() -> None:
     for ours, theirs in zip(mine.parameters(), eager.parameters(), strict=True):
         assert ours.grad is not None and theirs.grad is not None and torch.equal(ours.grad, theirs.grad)
     assert compiled.report().eager == 0, str(compiled.report())
+
+
+def halved(x: Tensor) -> Tensor:
+    out = [x]
+    for _ in range(9):
+        out.append(out[-1] * 0.5)
+        if out[-1].sum() < 1:
+            break
+    return torch.stack(out)
+
+
+def test_an_early_exit_of_a_loop_whatever_its_turns() -> None:
+    compiled: Any = kiln.compile(halved, options={"cache": False})
+    for start in (5.0, 2.0, 9.0, 40.0, 3.0, 90.0, 1e6):
+        assert torch.equal(compiled(X * start), halved(X * start))
+    report = compiled.report()
+    # The call, the body, and behind the loop: a first number of items, then any number, then what follows `stack`.
+    assert report.compiles <= 6 and not report.eager, str(report)
+    assert {found.code for found in report.breaks} == {"KILN1004", "KILN1007"}, "no break takes an item"
+
+
+def counted(x: Tensor) -> tuple[Tensor, int]:
+    """Python between tensors, on values that data decide."""
+    total = 0
+    for value in x.tolist():
+        total += value if value % 2 else -1
+    return x * total, len(x.tolist())
+
+
+def test_loops_over_lists_that_data_decide() -> None:
+    compiled: Any = kiln.compile(counted, backend="eager")
+    for length in (5, 3, 7, 4, 9, 2, 0, 12):
+        x = torch.arange(length) * 3 + length
+        got, want = compiled(x), counted(x)
+        assert torch.equal(got[0], want[0]) and got[1] == want[1]
+    assert not compiled.report().eager, str(compiled.report())
+
+
+def test_a_list_from_outside_is_guarded_as_far_as_its_items_are_read() -> None:
+    def first_large(items: list[Tensor]) -> tuple[int, Tensor]:
+        with torch.no_grad():
+            for item in items:
+                if item.sum() > 2:
+                    break
+        return len(item), item
+
+    compiled: Any = kiln.compile(first_large, backend="eager")
+    for length in range(1, 9):
+        items = [X * (index + 1) / length for index in range(length)]
+        assert compiled(items)[0] == first_large(items)[0]
+    with pytest.raises(UnboundLocalError):
+        compiled([])
+    assert compiled.report().compiles <= 6, str(compiled.report())
+
+
+@pytest.mark.parametrize("lengths", [(3, 0), (0, 3), (2, 1, 0)])
+def test_a_loop_that_is_left_before_it_reads_its_item(lengths: tuple[int, ...]) -> None:
+    def position(x: Tensor, items: list[int]) -> Tensor:
+        for index, _ in enumerate(items):
+            return x + index
+        return x - 1
+
+    compiled: Any = kiln.compile(position, backend="eager")
+    for length in lengths:
+        assert torch.equal(compiled(X, [0] * length), position(X, [0] * length))

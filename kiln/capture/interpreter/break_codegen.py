@@ -45,6 +45,7 @@ from kiln.capture.interpreter.frame import (
     SymbolicFrame,
     current_exception,
 )
+from kiln.capture.interpreter.opcodes.control import BUILTIN_ITERABLES, BUILTIN_ITERATORS
 from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
@@ -55,6 +56,8 @@ from kiln.native._frames import Driven, TailCall
 from kiln.runtime.guards.source import LocalSource
 from kiln.runtime.tracebacks import insert_calls
 
+Slots = list[Value | str | None]
+"""A stack: values of the frame, or the temporaries that hold what the transformed code has put there."""
 MakeResume = Callable[[types.FunctionType], Callable[..., object]]
 
 WITH_NULL: dict[str, Callable[[Assembler, str], object]] = {
@@ -98,6 +101,8 @@ class BreakWriter:
         self.make_resume: MakeResume = assembled if self.debugging else make_resume
         self.resumed = resumed
         """The code is that of a resume function."""
+        self.landing: Label | None = None
+        """Where exceptions of the program's instructions go, if not to the caller."""
         self.handling = False
         """The code handles the exception that the program handles."""
         self.prepared = False
@@ -164,8 +169,12 @@ class BreakWriter:
         """Resume functions for the frames `first`..root; `first` continues at `target` with `results` on its stack."""
         frame = self.frames[first]
         base = frame.saved if first == 0 else frame.stack
-        kept = base[: len(base) - pops] if depth is None else base[:depth]
-        made = self.single(frame, target, kept, results, NOT_RESUMABLE, [])
+        kept: Slots = [*(base[: len(base) - pops] if depth is None else base[:depth])]
+        return self.resume_with(target, kept, results, first)
+
+    def resume_with(self, target: int, kept: Slots, results: list[str | None], first: int = 0) -> Resumption:
+        """`kept`: what was on the stack before, or the temporary that holds it."""
+        made = self.single(self.frames[first], target, kept, results, NOT_RESUMABLE, [])
         for index in range(first + 1, len(self.frames)):
             made = self.outer(index, made)
         return made
@@ -174,13 +183,13 @@ class BreakWriter:
         """The frame at `index` was calling the one whose resumption is `inner`."""
         frame = self.frames[index]
         site = self.frames[index - 1].continuation
-        return self.single(frame, frame.at + 1, frame.stack, [], site, [inner])
+        return self.single(frame, frame.at + 1, [*frame.stack], [], site, [inner])
 
     def single(
         self,
         frame: SymbolicFrame,
         target: int,
-        kept: list[Value | None],
+        kept: Slots,
         results: list[str | None],
         site: CallSite,
         inner: list[Resumption],
@@ -204,8 +213,9 @@ class BreakWriter:
         for position, value in enumerate(kept):
             slots.append(None if value is None else parameter("stack", number, position))
             if value is not None:
-                values[parameter("stack", number, position)] = value
-                arguments.append(self.store(value))
+                if isinstance(value, Value):
+                    values[parameter("stack", number, position)] = value
+                arguments.append(value if isinstance(value, str) else self.store(value))
         for position, result in enumerate(results):
             slots.append(None if result is None else parameter("result", number, position))
             if result is not None:
@@ -283,6 +293,14 @@ class BreakWriter:
             self.drop()
             count = count if self.debugging else self.listed(count)
         self.writer.body.call(count).op("RETURN_VALUE")
+
+    def begin_try(self) -> TryBegin | None:
+        """What is written from here to `end_try` raises exceptions of the program."""
+        if self.landing is None:
+            return None
+        begin = TryBegin(self.landing, False, int(self.handling))
+        self.writer.body.items.append(begin)
+        return begin
 
     def listed(self, count: int) -> int:
         """Put the arguments of a `Driven` on the stack into a list; how many arguments that makes."""
@@ -365,30 +383,29 @@ def write_resumption(s: CaptureState, writer: CodeWriter, breaking: BreakWriter,
     writer.body.line = breaking.frames[-1].location().line  # where an exception of the instruction is reported
     handle(breaking, current_exception(frame))
     found = breaking.handler()
-    begin = None
-    landing = Label()
     if found is not None or breaking.handling or len(breaking.frames) > 1:
-        begin = TryBegin(landing, False, int(breaking.handling))
-        writer.body.items.append(begin)
+        breaking.landing = Label()
+    loops = frame.pending is None and inst.name == "FOR_ITER"
+    begin = None if loops else breaking.begin_try()
     if frame.pending is None and inst.name == "WITH_EXCEPT_START":
         write_leaving(breaking, frame, operands, begin)
         operands = []
-    for value in operands:
+    for value in operands if not loops else ():
         writer.body.op("PUSH_NULL") if value is None else writer.body.op("LOAD_FAST", breaking.store(value))
     if frame.pending is not None:
         write_pending_call(breaking, frame, frame.pending, begin)
     elif inst.name in CONDITIONAL or inst.name in OR_POP:
         write_branch(breaking, frame, inst, begin)
-    elif inst.name == "FOR_ITER":
-        write_loop(breaking, frame, inst, begin)
+    elif loops:
+        next_turn(breaking, frame.at, [*frame.saved])
     elif inst.name != "WITH_EXCEPT_START":
         write_instruction(breaking, frame, inst, pops, begin)
-    if begin is not None:
-        writer.body.label(landing)
+    if breaking.landing is not None:
+        writer.body.label(breaking.landing)
         complete_traceback(breaking)
     if found is not None:
         write_handler(breaking, *found)
-    elif begin is not None:
+    elif breaking.landing is not None:
         if breaking.handling:
             writer.body.op("SWAP", 2).op("POP_EXCEPT")
         writer.body.op("RERAISE", 0)
@@ -445,25 +462,10 @@ def write_branch(breaking: BreakWriter, frame: SymbolicFrame, inst: Instruction,
     positive = "TRUE" in inst.name or inst.name == "POP_JUMP_IF_NONE"
     body.jump_if(positive, taken)
     end_try(breaking, begin)
-    breaking.tail_call(breaking.resume(frame.at + 1, 1, []))
+    kept: Slots = [*frame.saved[:-1]]
+    go_on(breaking, frame.at + 1, kept, [])
     body.label(taken)
-    breaking.tail_call(breaking.resume(inst.arg, 1, [value] if keep else []))
-
-
-def write_loop(breaking: BreakWriter, frame: SymbolicFrame, inst: Instruction, begin: TryBegin | None) -> None:
-    """Advance the iterator at run time: either another item or the end of the loop."""
-    body = breaking.writer.body
-    done = Label()
-    body.op("FOR_ITER", done)
-    end_try(breaking, begin)
-    name = breaking.writer.temporary()
-    body.op("STORE_FAST", name)
-    body.op("POP_TOP")
-    breaking.tail_call(breaking.resume(frame.at + 1, 0, [name]))
-    body.label(done)
-    for name in TABLE.loop_end:
-        body.op(name)
-    breaking.tail_call(breaking.resume(inst.arg, 1, []))
+    go_on(breaking, inst.arg, kept, [value] if keep else [])
 
 
 def write_instruction(
@@ -494,7 +496,68 @@ def write_instruction(
     results: list[str | None] = [*names_of]
     if inst.name in WITH_NULL:
         results.insert(len(results) if TABLE.null_above else 0, None)
-    breaking.tail_call(breaking.resume(frame.at + 1, pops, results))
+    go_on(breaking, frame.at + 1, [*frame.saved[: len(frame.saved) - pops]], results)
+
+
+def go_on(breaking: BreakWriter, target: int, kept: Slots, results: list[str | None]) -> None:
+    """Continue at `target`. Where that leads to the next turn of a loop, its item is taken here: a resume function
+    that began in front of the FOR_ITER would break the graph again. None is made to return a result either."""
+    at, left = past_jumps(breaking, target, results)
+    handlers, loop = breaking.frames[0].decoded.handlers, breaking.frames[0].decoded.instruction(at).name == "FOR_ITER"
+    if loop and handlers[at] == handlers[breaking.frames[0].at] and is_builtin_iterator(breaking, [*kept, *left][-1]):
+        next_turn(breaking, at, [*kept, *left])
+    elif left and not breaking.frames[0].is_generator and returns_at(breaking, at):
+        breaking.writer.body.op("LOAD_FAST", left[-1])
+        if breaking.handling:
+            breaking.writer.body.op("SWAP", 2).op("POP_EXCEPT")
+        breaking.writer.body.op("RETURN_VALUE")
+    else:
+        breaking.tail_call(breaking.resume_with(target, kept, results))
+
+
+def returns_at(breaking: BreakWriter, at: int) -> bool:
+    """Whether nothing is left to do but to return what is on top of the stack."""
+    return len(breaking.frames) == 1 and breaking.frames[0].decoded.instruction(at).name == "RETURN_VALUE"
+
+
+def is_builtin_iterator(breaking: BreakWriter, iterator: Value | str | None) -> bool:
+    """Whether it is the break that takes its next item, and not a `__next__` of the program that is compiled."""
+    if isinstance(iterator, Value):
+        return issubclass(iterator.python_type(), BUILTIN_ITERATORS)
+    frame = breaking.frames[0]
+    iterated = frame.saved[-1] if frame.decoded.instruction(frame.at).name == "GET_ITER" else None
+    return iterated is not None and issubclass(iterated.python_type(), BUILTIN_ITERABLES)
+
+
+def past_jumps(breaking: BreakWriter, at: int, results: list[str | None]) -> tuple[int, list[str | None]]:
+    """Where jumps and dropped results lead from `at`, and the results that are left."""
+    instruction, seen = breaking.frames[0].decoded.instruction, set[int]()
+    while at not in seen:
+        seen.add(at)
+        name = instruction(at).name
+        if name == "POP_TOP" and results:
+            results = results[:-1]
+        elif name not in ("JUMP", "NOP"):
+            break
+        at = instruction(at).arg if name == "JUMP" else at + 1
+    return at, results
+
+
+def next_turn(breaking: BreakWriter, at: int, stack: Slots) -> None:
+    """The loop at `at`, whose iterator lies on top of `stack`: either another item or its end."""
+    body, done, name = breaking.writer.body, Label(), breaking.writer.temporary()
+    iterator = stack[-1]
+    assert iterator is not None
+    begin = breaking.begin_try()
+    body.op("LOAD_FAST", iterator if isinstance(iterator, str) else breaking.store(iterator))
+    body.op("FOR_ITER", done)
+    end_try(breaking, begin)
+    body.op("STORE_FAST", name).op("POP_TOP")
+    breaking.tail_call(breaking.resume_with(at + 1, stack, [name]))
+    body.label(done)
+    for ending in TABLE.loop_end:
+        body.op(ending)
+    go_on(breaking, breaking.frames[0].decoded.instruction(at).arg, stack[:-1], [])
 
 
 def keyword_names(frame: SymbolicFrame) -> tuple[str, ...]:

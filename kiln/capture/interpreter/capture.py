@@ -197,6 +197,7 @@ class Callbacks:
     note_changing: Callable[[Collection[str]], bool] = lambda texts: False
     """Is told the sources of numbers that the frame itself changes or passes on; whether they become inputs."""
     varies: Callable[[Source], bool] = lambda source: False
+    varying: frozenset[str] = frozenset()
 
 
 def capture_frame(
@@ -219,18 +220,18 @@ def capture_frame(
     carries: Callable[[torch.Tensor], bool] | None = None,
     note_changing: Callable[[Collection[str]], bool] = lambda texts: False,
     varies: Callable[[Source], bool] = lambda source: False,
+    varying: frozenset[str] = frozenset(),
 ) -> Capture:
     """Capture a call of `function` with the arguments `locals` (by name, `*args` and `**kwargs` as they are bound).
 
     Args:
         compile_region: (recorder, finished trace) -> callable that runs the region: used inputs -> tuple of outputs.
-        recorder_factory: makes a fresh recorder for each attempt.
-        make_resume: wraps a resume function for the transformed code (in a dispatcher).
+        recorder_factory, make_resume: make a recorder for each attempt, and a dispatcher of a resume function.
         dims, scalars: which sizes of a new input become symbols, and which Python numbers inputs (None: none).
         is_compiling: what `torch.compiler.is_compiling()` answers.
         make_exit: makes the function to call if a speculation fails; None: do not speculate.
         compile_speculation: compiles the graph of the speculated conditions, given its constants.
-        check_time: called often; raises a KilnError, which ends the capture.
+        check_time: called often; raises a KilnError, which ends the capture. varies, varying: see `Policy`.
         speculate_values: speculate on the values of small integer tensors, not only on truth values.
         control_flow: which `if` on a tensor becomes a branch in the graph, as the option says.
         own_regions: regions run Kiln's kernels and torch's operators, so that what an operator raises eager raises.
@@ -239,7 +240,7 @@ def capture_frame(
     sink = events or EventSink()
     callbacks = Callbacks(
         *(compile_region, recorder_factory, make_resume, dims, scalars, make_exit, compile_speculation, check_time),
-        *(speculate_values, control_flow, own_regions, carries, note_changing, varies),
+        *(speculate_values, control_flow, own_regions, carries, note_changing, varies, varying),
     )
     stops: dict[tuple[int, int], GraphBreak] = {}
     needed, outlined, asked, watching = dict[Instruction, str](), frozenset[types.CodeType](), False, False
@@ -325,7 +326,7 @@ def new_state(
         (speculate and callbacks.speculate_values) or callbacks.carries is not None,
         callbacks.check_time,
         callbacks.control_flow,
-        *(callbacks.own_regions, callbacks.carries, callbacks.varies),
+        *(callbacks.own_regions, callbacks.carries, callbacks.varies, callbacks.varying),
     )
     collectives.register_functional()
     register_fully_sharded()

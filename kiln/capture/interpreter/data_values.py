@@ -19,7 +19,7 @@ import torch
 
 import kiln.capture.interpreter.control_flow as control_flow
 from kiln.capture.interpreter.breaks import DataDependentValue, GraphBreak, PastStep
-from kiln.capture.interpreter.core import CaptureState, Value
+from kiln.capture.interpreter.core import CaptureState, Value, refuse_varying
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.speculation import Speculation, Speculations, constant_truth, may_decide
 from kiln.capture.interpreter.speculation import known_truth as known_condition
@@ -39,6 +39,7 @@ from kiln.symbolic.expr import Expr, Symbol
 from kiln.symbolic.node import SymNode, from_sym
 from kiln.symbolic.relation import Relation, rel_eq
 from kiln.symbolic.values import AllOf, AnyOf, Given, Real, assume_truth, compare, invert, known_truth
+from kiln.tensor.spec import ScalarSpec
 
 LARGEST_SPECULATED = 64
 """Elements of a tensor whose values are speculated on."""
@@ -129,6 +130,17 @@ def value_needed(s: CaptureState, error: KilnError) -> ValueNeeded | None:
     found = s.part(DataValues).steps
     unknown = cast(tuple[Symbol | Given, ...], error.details.get("unknown", ()))
     return next((ValueNeeded(*found[number]) for number in unknown if number in found), None)
+
+
+def will_fix(s: CaptureState, number: Value, value: object) -> None:
+    """Call before the value of a number is read, which a guard then fixes: the guard names the line that runs."""
+    simple = s.recorder.env.simplify(value) if s.policy.varying and isinstance(value, Expr) else value
+    symbols = simple.free_symbols() if s.policy.varying and isinstance(simple, Expr) else ()
+    for record in s.recorder.inputs if symbols else ():
+        if isinstance(record.spec, ScalarSpec) and record.spec.value in symbols:
+            refuse_varying(s, number, record.source)
+    if s.frame is not None:
+        s.recorder.symbols.location = s.frame.location(of_program=True)
 
 
 def speculated_value(s: CaptureState, fake: torch.Tensor) -> torch.Tensor | None:

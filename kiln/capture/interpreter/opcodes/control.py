@@ -50,6 +50,7 @@ ITERABLES: tuple[Iterable[object], ...] = (
     {}.items(),
     set(),
 )
+BUILTIN_ITERABLES = tuple({type(iterable) for iterable in ITERABLES})
 BUILTIN_ITERATORS: tuple[type, ...] = (
     *(enumerate, zip, map, filter, reversed, itertools.chain, types.GeneratorType, types.CoroutineType),
     *(type(iter(iterable)) for iterable in ITERABLES),

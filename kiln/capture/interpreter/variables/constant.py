@@ -12,7 +12,16 @@ from typing import Any, final
 
 import torch
 
-from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Codegen, Token, Value, wraps
+from kiln.capture.interpreter.core import (
+    NOT_RESUMABLE,
+    CallSite,
+    CaptureState,
+    Codegen,
+    Token,
+    Value,
+    refuse_varying,
+    wraps,
+)
 from kiln.runtime.guards.constant import is_constant
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import DictAttrSource, Source
@@ -54,6 +63,7 @@ class Constant(Value):
         return self.value
 
     def _guard(self, s: CaptureState) -> None:
+        refuse_varying(s, self, self.source)
         self._guarded = True
         value = self.value
         if value is None:

@@ -23,6 +23,7 @@ from kiln.capture.interpreter.core import (
     Codegen,
     Token,
     Value,
+    refuse_varying,
     will_change,
     wraps,
 )
@@ -68,6 +69,7 @@ class Sequence(Value):
 
     def _outside_length(self, s: CaptureState) -> int:
         """Of the object from outside, guarded, whatever a derived class says of it."""
+        refuse_varying(s, self, self.source)
         s.guard_type(self)
         length = (tuple if isinstance(self.original, tuple) else list).__len__(self.original)
         s.guard(self.source, GuardKind.LENGTH, length)
@@ -81,6 +83,16 @@ class Sequence(Value):
             source = ItemSource(self.source, index) if self.source is not None else None
             found = self._read[index] = s.wrap(base.__getitem__(self.original, index), source)
         return found
+
+    def unread_item(self, s: CaptureState, index: int) -> Value | None:
+        """An item from outside, with a guard that it is there, but none on the length: a loop may end before."""
+        base = tuple if isinstance(self.original, tuple) else list
+        if self._items is not None or self.source is None or index >= base.__len__(self.original):
+            return None
+        s.guard_type(self)
+        item = base.__getitem__(self.original, index)
+        s.guard(ItemSource(self.source, index), GuardKind.TYPE_IS, s.reference(type(item)))
+        return self._item(s, index)
 
     def torch_arg(self, s: CaptureState) -> object:
         plain = [item.torch_arg(s) for item in self.items(s)]
@@ -160,6 +172,7 @@ class Sequence(Value):
         return Tuple(items, torch.Size if self.cls is torch.Size else tuple)
 
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
+        refuse_varying(s, self, self.source)
         found = None if self.cls in PLAIN else s.classes.lookup(self.cls, "__iter__")
         if found is not None and isinstance(found[1], types.FunctionType):
             return super().iterate(s, site)
@@ -331,6 +344,11 @@ class SequenceIterator(Value):
         return self
 
     def next(self, s: CaptureState) -> Value | None:
+        item = None if self.ended else self.sequence.unread_item(s, self.index)
+        if item is not None:
+            will_change(s, self)
+            self.index += 1
+            return item
         items = self.sequence.items(s)
         will_change(s, self)
         if self.ended or self.index >= len(items):

@@ -56,6 +56,7 @@ from kiln.capture.interpreter.data_values import (
     speculated_size,
     speculated_value,
     value_needed,
+    will_fix,
 )
 from kiln.capture.interpreter.effects import SideEffect, emit_deletion
 from kiln.capture.interpreter.frame import running_frame
@@ -550,8 +551,7 @@ class Symbolic(Value):
         return self.node
 
     def constant(self, s: CaptureState) -> int | float | bool:
-        if s.frame is not None:  # guards name the line that needs the number
-            s.recorder.symbols.location = s.frame.location(of_program=True)
+        will_fix(s, self, self.node.node.value)
         return self.python_type()(self.node)
 
     def emit(self, g: Codegen) -> None:
