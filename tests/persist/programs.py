@@ -203,6 +203,26 @@ def module() -> Call:
     return Net().eval(), (tensor(2, 8),), {"gain": 1.5}
 
 
+class Asking(nn.Module):
+    """Looks over its modules and parameters, which are keys of sets there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.to(next(self.parameters()).dtype)
+        for layer in [found for found in self.modules() if isinstance(found, nn.Linear)]:
+            x = layer(x)
+        return x * len({*self.layers, self})
+
+
+@program
+def over_modules() -> Call:
+    return Asking().eval(), (tensor(2, 8),), {}
+
+
 class Resized(nn.Module):
     """Two convolutions with a group norm, and a skip connection."""
 

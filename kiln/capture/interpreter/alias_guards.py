@@ -60,7 +60,7 @@ def several_groups(s: CaptureState, groups: Iterable[list[Source]], by: str = "o
 
 
 def keys(s: CaptureState) -> None:
-    """Tensors that were keys must stay different objects; those that one dict from outside holds are."""
+    """Tensors and objects that were keys must stay different; those that one dict from outside holds are."""
     paths: dict[int, list[Source]] = {id(value): [] for value in s.identities.keys.values()}
     for value, source in s.identities.other_paths:
         paths.get(id(value), []).append(source)

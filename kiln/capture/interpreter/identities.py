@@ -45,7 +45,7 @@ class Identities(Generic[V]):
         self.distinct: list[tuple[V, V]] = []
         """Values that were compared and are not the same object."""
         self.keys: dict[int, V] = {}
-        """Tensors that were looked up in dicts and sets, where they count by identity."""
+        """Tensors and objects that were looked up in dicts and sets, where they count by identity."""
         self.cell_paths: dict[int, list[Source]] = {}
         """The paths to each cell (not to its contents)."""
 

@@ -34,6 +34,7 @@ from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.deferred_text import joined
 from kiln.capture.interpreter.variables.exception import GROUPS, fields_of, native_class
+from kiln.capture.interpreter.variables.hashed_key import guard_identity
 from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, fresh, has_key, holds_constant
 from kiln.capture.interpreter.variables.object import ALIASES, Object, guard_protocol
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items, held_items, listed
@@ -520,6 +521,7 @@ def contains(s: CaptureState, container: Value, item: Value) -> bool:
     if native.is_constant and item.is_constant and not special_of_program(s, native, "__contains__"):
         return bool(fold(s, operator.contains, native.constant(s), item.constant(s)).constant(s))
     if native.is_constant and native.python_type() is frozenset:
+        guard_identity(s, item)  # the items have no paths with which its own could be compared
         return item.key(s) in native.constant(s)
     if isinstance(native, Tensor):
         return record(s, "__contains__", [native, item], {}).truth(s)

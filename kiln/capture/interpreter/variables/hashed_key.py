@@ -15,8 +15,10 @@ from typing import cast, final
 import torch
 
 from kiln.capture.interpreter.breaks import UnsupportedValue
-from kiln.capture.interpreter.core import CaptureState, Token, Value
+from kiln.capture.interpreter.core import MISSING, CaptureState, Token, Value
+from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.runtime.guards.constant import is_constant
+from kiln.runtime.guards.guard import GuardKind
 from kiln.support.records import dataclass
 
 QUIET = (hash, isinstance, type, len, tuple, NotImplemented)
@@ -109,6 +111,24 @@ def is_quiet(function: types.FunctionType) -> bool:
 def is_quiet_global(function: types.FunctionType, name: str) -> bool:
     found = function.__globals__.get(name, getattr(builtins, name, None))
     return isinstance(found, type) or any(found is known for known in QUIET)
+
+
+def guard_identity(s: CaptureState, key: Value) -> None:
+    """Guard that an object from outside, or those in a tuple, are the same again.
+
+    Without it another object may take its place that differs from the other keys with a path (`alias_guards`).
+    """
+    original = getattr(key, "original", MISSING)
+    if isinstance(key, Tuple):
+        for item in key.items(s):
+            guard_identity(s, item)
+    elif not key.is_constant and key.source is not None and original is not MISSING:
+        s.guard(key.source, GuardKind.IS, s.reference(original))
+
+
+def is_hashed_by_identity(real: object) -> bool:
+    """Or a tuple, in which such an object may be."""
+    return type(real) is tuple or type(real).__hash__ is object.__hash__
 
 
 def refers_by_identity(real: object) -> bool:

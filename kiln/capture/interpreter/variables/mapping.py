@@ -34,7 +34,12 @@ from kiln.capture.interpreter.core import (
 from kiln.capture.interpreter.effects import Container, emit_attribute, note_change
 from kiln.capture.interpreter.identities import PlainReads
 from kiln.capture.interpreter.variables.constant import Constant
-from kiln.capture.interpreter.variables.hashed_key import HashedKey, is_hashed_by_program, refuse_loud_keys
+from kiln.capture.interpreter.variables.hashed_key import (
+    HashedKey,
+    is_hashed_by_identity,
+    is_hashed_by_program,
+    refuse_loud_keys,
+)
 from kiln.capture.interpreter.variables.key_iterator import KeyIterator
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items
 from kiln.capture.interpreter.variables.set_tables import (
@@ -491,7 +496,8 @@ class Set(Container):
             if self.source is not None and not is_constant(item):
                 source = paths[id(item)] or KeysSource(self.source, index)
             value = s.wrap(item, source)
-            if source is None or value.real() is not item or is_hashed_by_program(self, item):
+            by_identity = isinstance(source, KeysSource) and is_hashed_by_identity(item)
+            if source is None or by_identity or value.real() is not item or is_hashed_by_program(self, item):
                 items[value.key(s)] = value
             else:
                 items[item] = value.identified()

@@ -19,7 +19,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import field
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch.torch_version import TorchVersion
@@ -65,7 +65,7 @@ from kiln.capture.interpreter.variables.exception import (
 )
 from kiln.capture.interpreter.variables.foreign import ForeignPart, is_written
 from kiln.capture.interpreter.variables.function import handler_of
-from kiln.capture.interpreter.variables.hashed_key import hashed_key, refers_by_identity
+from kiln.capture.interpreter.variables.hashed_key import guard_identity, hashed_key, refers_by_identity
 from kiln.capture.interpreter.variables.made_descriptor import MadeDescriptor, lacks_accessor
 from kiln.capture.interpreter.variables.mapping import Dict, Native, Set, native_of
 from kiln.capture.interpreter.variables.sequence import List, Tuple
@@ -283,7 +283,7 @@ class Object(Value):
             s.effects.note(AttributeEffect(self, name, recreated))
 
     def key(self, s: CaptureState) -> Token:
-        """Itself, if it is hashed by identity; guarded to be the same object."""
+        """Itself, if it is hashed by identity; guarded to be another object than the other keys."""
         found = s.classes.lookup(self.cls, "__hash__")
         if found is not None and not is_written(s, self.cls, "__hash__", "__eq__"):
             plain = s.model.plain(s, self)
@@ -300,11 +300,11 @@ class Object(Value):
             return hashed_key(s, self)
         if found is None or (found[1] is not object.__hash__ and not refers_by_identity(self.original)):
             raise self.unsupported("hash", "its class defines its own hash")
-        if self.original is MISSING:
-            return self
-        s.guard(self.source, GuardKind.IS, s.reference(self.original))
-        token: Token = self.original
-        return token
+        if found[1] is not object.__hash__:
+            guard_identity(s, self)
+        elif self.original is not MISSING:
+            s.identities.keys[id(self)] = self
+        return self if self.original is MISSING else cast(Token, self.original)
 
     def torch_arg(self, s: CaptureState) -> object:
         if self.native is not None:

@@ -35,6 +35,7 @@ from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.lifetimes import is_alive, reached
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import Function
+from kiln.capture.interpreter.variables.hashed_key import guard_identity
 from kiln.capture.interpreter.variables.object import Object
 from kiln.support.records import dataclass
 
@@ -98,6 +99,7 @@ class WeakReference(Object, Weak):
     def key(self, s: CaptureState) -> Token:
         """Equal to references from outside that refer to the same object."""
         token, real = self.referent.key(s), self.referent.real()
+        guard_identity(s, self.referent)  # what other references refer to has no path
         return weakref.ref(real) if real is not MISSING and token is real else (weakref.ref, token)
 
     def emit(self, g: Codegen) -> None:
