@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import kiln
 from kiln.graph.trace.symbolic_probe import probe_symbols
-from kiln.symbolic import Expr, ShapeEnv
+from kiln.symbolic import Expr, Relation, ShapeEnv, rel_eq, rel_lt
 from kiln.tensor.spec import CPU, Spec, TensorSpec, contiguous_strides
 
 Program = Callable[..., Any]
@@ -197,3 +197,20 @@ def test_what_a_probe_finds(result: Callable[[int, int], tuple[int, ...]], expec
     found = probe_symbols(probe, (given,), env.hint, lambda relation: False)
     text = "None" if found is None else "(" + ", ".join(map(str, found.sizes)) + ")"  # type: ignore[union-attr]
     assert text == expected and (found is None or any(isinstance(size, Expr) for size in found.sizes))  # type: ignore[union-attr]
+
+
+def test_a_probe_keeps_to_the_guards() -> None:
+    """A kernel may rely on them: `_fft_c2r` writes past the end of its result where its sizes do not fit."""
+    env = ShapeEnv()
+    n, m = env.create_symbol(6), env.create_symbol(8)
+    guards = [rel_eq(n // 2 + 1, 4), rel_eq(m % 4, 0), rel_lt(env.create_symbol(9), n)]
+    tried = []
+
+    def probe(arguments: Any) -> Spec:
+        tried.append(arguments[0].sizes)
+        return cast(TensorSpec, arguments[0])
+
+    given = TensorSpec(torch.float32, (n, m), contiguous_strides((n, m)), 0, CPU)
+    known = [guard for guard in guards if isinstance(guard, Relation)]
+    probe_symbols(probe, (given,), env.hint, lambda relation: False, known)
+    assert tried and all(first in (6, 7) and second % 4 == 0 for first, second in tried), tried

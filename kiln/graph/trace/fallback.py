@@ -141,7 +141,7 @@ def _probed_with_symbols(mode: RecordingMode, op: OpOverload, args: Args, kwargs
     def probe(arguments: object) -> Spec:
         return probed(op, *cast(tuple[Args, Named], arguments))
 
-    return probe_symbols(probe, given, env.hint, mode.symbols.decide)
+    return probe_symbols(probe, given, env.hint, mode.symbols.decide, [guard.relation for guard in env.guards])
 
 
 def _symbolic(mode: RecordingMode, value: object) -> object:

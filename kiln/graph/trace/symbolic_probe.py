@@ -23,7 +23,7 @@ from kiln.tensor.spec import ScalarSpec, Spec, TensorSpec, contiguous_strides
 Point = Mapping[Symbol, int]
 Part = TensorSpec | ScalarSpec | None
 
-MOST_SYMBOLS, FEWEST_POINTS = 4, 3
+MOST_SYMBOLS, FEWEST_POINTS, MOST_POINTS = 4, 3, 5
 SMALLEST, SMALLEST_OF_INDICES = 2, 4
 """The latter is more than the integers of a probe, which may be indices that a kernel does not check."""
 MODEST = 64
@@ -65,8 +65,13 @@ def has_integers(value: object) -> bool:
     return isinstance(value, tuple) and any(map(has_integers, value))
 
 
-def points(symbols: Sequence[Symbol], hints: Sequence[int], constants: Sequence[int], least: int) -> list[Point]:
-    """The sizes of the call, and others: small and large ones, in both orders."""
+def points(
+    symbols: Sequence[Symbol], hints: Sequence[int], constants: Sequence[int], least: int, guards: Sequence[Relation]
+) -> list[Point]:
+    """The sizes of the call, and others: small and large ones, in both orders, and multiples; where the guards hold.
+
+    The region is called with no others, and kernels may rely on them: `_fft_c2r` writes past the end of its result.
+    """
     above = max([constant for constant in constants if constant <= MODEST], default=8)
     count = len(symbols)
     trials = [
@@ -75,8 +80,12 @@ def points(symbols: Sequence[Symbol], hints: Sequence[int], constants: Sequence[
         [least + number for number in range(count)],
         [above + 3 + 2 * (count - number) for number in range(count)],
         [above + 2 + 3 * number for number in range(count)],
+        [hint * (number + 2) for number, hint in enumerate(hints)],
+        [hint * (2 * (count - number) + 3) for number, hint in enumerate(hints)],
     ]
-    return [dict(zip(symbols, trial, strict=True)) for trial in trials]
+    known = [guard for guard in guards if guard.free_symbols() <= set(symbols)]
+    found: list[Point] = [dict(zip(symbols, trial, strict=True)) for trial in trials]
+    return [point for point in found if all([guard.evaluate(point) for guard in known])][:MOST_POINTS]
 
 
 def probe_symbols(
@@ -84,20 +93,22 @@ def probe_symbols(
     arguments: object,
     hint_of: Callable[[Symbol], int],
     decide: Callable[[Relation | bool], bool],
+    guards: Sequence[Relation] = (),
 ) -> Spec | None:
-    """The specs of the results of `probe(arguments)`, or None if the symbols have to be specialised.
+    """The specs of the results of `probe(arguments)` where `guards` hold, or None if symbols have to be specialised.
 
     An op that takes only equal sizes (square matrices) is probed once more, with those equal that are equal in this
     call; `decide` guards that. It also guards on which side of a large constant a size is, since no probe goes there.
     """
-    made = probe_apart(probe, arguments, hint_of)
+    made = probe_apart(probe, arguments, hint_of, guards)
     first: dict[int, Symbol] = {}
     for symbol in sorted(free_symbols(arguments), key=lambda symbol: symbol.name):
         first.setdefault(hint_of(symbol), symbol)
     equal = {symbol: first[hint_of(symbol)] for symbol in free_symbols(arguments)}
     tied: dict[Symbol, Int] = {symbol: other for symbol, other in equal.items() if symbol is not other}
     if made is None and tied:
-        made = probe_apart(probe, with_symbols(arguments, tied), hint_of)
+        guards = [guard for guard in [known.substitute(tied) for known in guards] if isinstance(guard, Relation)]
+        made = probe_apart(probe, with_symbols(arguments, tied), hint_of, guards)
         if made is not None and not all(decide(rel_eq(symbol, equal[symbol])) for symbol in tied):
             return None
     if made is not None:
@@ -118,7 +129,12 @@ def with_symbols(value: object, changed: Mapping[Symbol, Int]) -> object:
     return value.substitute(changed) if isinstance(value, Expr) else value
 
 
-def probe_apart(probe: Callable[[object], Spec], arguments: object, hint_of: Callable[[Symbol], int]) -> Spec | None:
+def probe_apart(
+    probe: Callable[[object], Spec],
+    arguments: object,
+    hint_of: Callable[[Symbol], int],
+    guards: Sequence[Relation],
+) -> Spec | None:
     """The same where all symbols may differ."""
     symbols = sorted(free_symbols(arguments), key=lambda symbol: symbol.name)
     if not 1 <= len(symbols) <= MOST_SYMBOLS:
@@ -129,7 +145,7 @@ def probe_apart(probe: Callable[[object], Spec], arguments: object, hint_of: Cal
     found: list[tuple[Part, ...]] = []
     is_single = True
     least = SMALLEST_OF_INDICES if has_integers(arguments) else SMALLEST
-    for point in points(symbols, [hint_of(symbol) for symbol in symbols], constants, least):
+    for point in points(symbols, [hint_of(symbol) for symbol in symbols], constants, least, guards):
         with suppress(Exception):  # sizes that the op refuses, as eager will
             spec = probe(at_point(arguments, point))
             is_single = not isinstance(spec, tuple)
