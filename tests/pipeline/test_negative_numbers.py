@@ -23,11 +23,18 @@ def read(x: Tensor, number: Tensor) -> Tensor:
     return x[:, n % 8] + torch.arange(8)[n // 2 + 4]
 
 
+def in_a_size(x: Tensor, number: Tensor) -> Tensor:
+    """That `n + 8` is not negative says nothing of `n`."""
+    n = int(number.item())
+    torch._check(n + 8 >= 2)
+    return (torch.ones(n + 8) * (n % 5)).cumsum(0)[:3].sum() + x
+
+
 def given(x: Tensor, number: int) -> Tensor:
     return torch.where(torch.arange(8)[:, None] == number % 8, x * (number // 3 % 5), x + 1)
 
 
-@pytest.mark.parametrize("function", [stored, read, given])
+@pytest.mark.parametrize("function", [stored, read, in_a_size, given])
 def test_remainders_have_the_sign_of_the_divisor(function: Callable[..., Tensor]) -> None:
     compiled, x = kiln.compile(function, dynamic=True), torch.randn(2, 8, 4)
     for number in (3, 5, -1, -3):

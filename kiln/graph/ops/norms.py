@@ -9,7 +9,7 @@ Batch norm in training updates the running statistics, which its schema does not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -109,12 +109,15 @@ def _saved_dtype(x: Node, *parameters: Maybe) -> torch.dtype:
     return dtype if alike and x.tensor.device.type == "cpu" else OPMATH.get(dtype, dtype)
 
 
-def _project(e: Emit, grad: Node, y: Node, scale: Node, axes: tuple[int, ...]) -> Node:
+def _project(e: Emit, grad: Node, y: Node, scale: Node, mean: Callable[[Node], Node]) -> Node:
     """The gradient of `standardised`: `grad` without its mean and its projection on `y`, times the scale."""
     p = e.pointwise
-    along = mean_over(e, p("mul", grad, y), axes, True)
-    centred = p("sub", grad, mean_over(e, grad, axes, True))
-    return p("mul", p("sub", centred, p("mul", y, along)), scale)
+    along = mean(p("mul", grad, y))
+    return p("mul", p("sub", p("sub", grad, mean(grad)), p("mul", y, along)), scale)
+
+
+def _mean_along(e: Emit, axes: tuple[int, ...]) -> Callable[[Node], Node]:
+    return lambda x: mean_over(e, x, axes, True)
 
 
 @decompose("native_layer_norm_backward.default")
@@ -128,7 +131,7 @@ def layer_norm_backward(
     given, scale = wide(e, grad), wide(e, rstd)
     y = p("mul", p("sub", wide(e, x), wide(e, mean)), scale)
     inside = given if weight is None else p("mul", given, wide(e, weight))
-    to_x = contiguous(e, _project(e, inside, y, scale, inner), spec.dtype) if output_mask[0] else None
+    to_x = contiguous(e, _project(e, inside, y, scale, _mean_along(e, inner)), spec.dtype) if output_mask[0] else None
     to_weight = reduce(e, "sum", p("mul", given, y), outer) if output_mask[1] and weight is not None else None
     to_bias = reduce(e, "sum", given, outer) if output_mask[2] and bias is not None else None
     return to_x, like(e, to_weight, weight), like(e, to_bias, bias)
@@ -231,14 +234,13 @@ def group_norm_backward(
         middle, scale = (_of_channels(e, statistic, C, spec.rank) for statistic in (middle, scale))
         full = p("mul", p("sub", wide(e, x), middle), scale)
         if output_mask[0]:
-            along, total = (_mean_of_groups(e, part, group) for part in (p("mul", inside, full), inside))
-            to_x = p("mul", p("sub", p("sub", inside, total), p("mul", full, along)), scale)
-            to_x = _in_format_of(e, x, to_x)
+            projected = _project(e, inside, full, scale, lambda part: _mean_of_groups(e, part, group))
+            to_x = _in_format_of(e, x, projected)
     else:
         y = p("mul", p("sub", _grouped(e, x, N, group, rest), middle), scale)
         full = e.node("view", y, sizes=spec.sizes)
         if output_mask[0]:
-            flat = _project(e, _grouped(e, inside, N, group, rest), y, scale, (2,))
+            flat = _project(e, _grouped(e, inside, N, group, rest), y, scale, _mean_along(e, (2,)))
             to_x = contiguous(e, e.node("view", flat, sizes=spec.sizes), spec.dtype)
     axes = (0, *range(2, spec.rank))
     to_weight = reduce(e, "sum", p("mul", given, full), axes) if output_mask[1] else None

@@ -272,7 +272,9 @@ def units_become_rows(pair: Pair) -> Excess | None:
 
 def narrow_rows(pair: Pair) -> Excess | None:
     """Units that are long rows in memory would become short ones, inside of the units that are left."""
-    for group, names in () if pair.context.target.is_gpu else pair.sides():
+    if pair.context.target.is_gpu:
+        return None  # whose lanes are not the neighbours of one row
+    for group, names in pair.sides():
         inside = [symbol for symbol in group.sizes if names.get(symbol, symbol) not in pair.space.units]
         left = max(row_length(group, inside), row_length(group, group.units.keys() - inside))
         if left < LONG_ROW <= row_length(group, group.units) and _takes_long(group):

@@ -58,13 +58,17 @@ def size_arguments(kernel: KernelIR) -> frozenset[Symbol]:
 
 
 def counted(count: Int) -> Iterator[Symbol]:
-    """The symbols by which a number of elements grows."""
-    for monomial, coefficient in count.terms if isinstance(count, Expr) else ():
-        for factor in monomial if coefficient > 0 else ():
-            if isinstance(factor, Symbol):
-                yield factor
-            elif isinstance(factor, FloorDiv):
-                yield from counted(factor.dividend)
+    """The symbols not negative because `count` is not: of `s0*s1` and `s0 - 1`, not of `u0 + 8` or `s0 + u0`."""
+    terms = count.terms if isinstance(count, Expr) else ()
+    symbolic = [(monomial, coefficient) for monomial, coefficient in terms if monomial]
+    added = sum([coefficient for monomial, coefficient in terms if not monomial])
+    if len(symbolic) != 1 or symbolic[0][1] < 0 or added > 0:
+        return
+    for factor in symbolic[0][0]:
+        if isinstance(factor, Symbol):
+            yield factor
+        elif isinstance(factor, FloorDiv):
+            yield from counted(factor.dividend)
 
 
 def kernel_reads(kernel: KernelIR) -> frozenset[str]:

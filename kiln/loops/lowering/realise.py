@@ -245,8 +245,10 @@ def _cost(node: Node, costs: dict[Node, Cost], users: Mapping[Node, int]) -> Cos
 
 def _spreads(node: Node) -> bool:
     """Does it merge a dimension along which elements are repeated into one along which they differ?"""
-    (operand,) = node.inputs if node.op.name == "reshape" else (node,)
-    return operand.op.name == "expand" and operand is not node and operand.tensor.strides[-1] == 0
+    if node.op.name != "reshape":
+        return False
+    (operand,) = node.inputs
+    return operand.op.name == "expand" and operand.tensor.strides[-1] == 0
 
 
 def _is_worth_a_load(node: Node) -> bool:
