@@ -21,7 +21,7 @@ from kiln.capture.interpreter.variables.function import CellEffect
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import AttributeEffect
 from kiln.capture.interpreter.variables.sequence import List, Sequence
-from kiln.capture.interpreter.variables.tensor import Symbolic
+from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import AttrSource, DictAttrSource, FormulaSource, ItemSource, Source, SourceTexts
 from kiln.support.records import dataclass

@@ -64,7 +64,8 @@ from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import Function, Outlined
 from kiln.capture.interpreter.variables.object import Object, wrap_object
 from kiln.capture.interpreter.variables.sequence import List, Tuple
-from kiln.capture.interpreter.variables.tensor import FILLS, Overrides, RegionInputs, Symbolic, Tensor, here, record
+from kiln.capture.interpreter.variables.symbolic import Symbolic
+from kiln.capture.interpreter.variables.tensor import FILLS, Overrides, RegionInputs, Tensor, here, record
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import LocalSource, Source
 from kiln.runtime.host_draws import (

@@ -50,7 +50,8 @@ from kiln.capture.interpreter.nested_calls import (
     without_progress,
 )
 from kiln.capture.interpreter.side_changes import SideChanges, changes_taken_back, met, note_joined
-from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, from_torch
+from kiln.capture.interpreter.variables.symbolic import Symbolic
+from kiln.capture.interpreter.variables.tensor import Tensor, from_torch
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.breaks import TraceBreak
 from kiln.graph.trace.autograd_edges import edge_of, edges_behind, leaf_of

@@ -35,7 +35,8 @@ from kiln.capture.interpreter.variables.function import Cell
 from kiln.capture.interpreter.variables.mapping import MOST_COMPARED, Dict, Set
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Tuple
-from kiln.capture.interpreter.variables.tensor import Overrides, Symbolic
+from kiln.capture.interpreter.variables.symbolic import Symbolic
+from kiln.capture.interpreter.variables.tensor import Overrides
 from kiln.graph.ops.breaks import TraceBreak
 from kiln.graph.trace.log import Target
 from kiln.graph.trace.nested_graphs import NotNested

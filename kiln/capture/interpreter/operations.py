@@ -38,7 +38,8 @@ from kiln.capture.interpreter.variables.hashed_key import guard_identity
 from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, fresh, has_key, holds_constant
 from kiln.capture.interpreter.variables.object import ALIASES, Object, guard_protocol
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items, held_items, listed
-from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record, replaced, settled, tensor_truth
+from kiln.capture.interpreter.variables.symbolic import Symbolic
+from kiln.capture.interpreter.variables.tensor import Tensor, record, replaced, settled, tensor_truth
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import HEAP_TYPE
 from kiln.symbolic.env import NoHint
@@ -135,6 +136,7 @@ def torch_binary(s: CaptureState, function: Function2, left: Value, right: Value
         return record(s, function if isinstance(left, Tensor) else PLAIN.get(function, function), [left, right], {})
     if left.takes_symbols or right.takes_symbols:
         return by_kind(s, function, left, right)
+    left, right = counted(function, left, right), counted(function, right, left)
     if not (is_number(left) and is_number(right) and is_symbolic(s, function, left, right)):
         if (made := integer_in_front(s, PLAIN.get(function, function), left, right)) is not None:
             return made
@@ -164,6 +166,17 @@ def torch_binary(s: CaptureState, function: Function2, left: Value, right: Value
         return Constant(known)
     except NumberTooLarge:
         return binary(s, function, settled(s, left), settled(s, right))
+
+
+def counted(function: Function2, value: Value, other: Value) -> Value:
+    """A truth value from a tensor as the number that it is in sums, beside numbers, and compared with another."""
+    if not isinstance(value, Symbolic) or value.number is None:
+        return value
+    plain, of_bools = PLAIN.get(function, function), other.python_type() is bool
+    if plain in EQUALITY and isinstance(other, Symbolic) and other.number is not None:
+        of_bools = False
+    counts = plain in ON_SYMBOLS and plain not in EQUALITY
+    return value.number if counts or not of_bools else value
 
 
 def exact_comparison(s: CaptureState, function: Function2, left: Value, right: Value) -> Value:
@@ -524,7 +537,9 @@ def contains(s: CaptureState, container: Value, item: Value) -> bool:
         guard_identity(s, item)  # the items have no paths with which its own could be compared
         return item.key(s) in native.constant(s)
     if isinstance(native, Tensor):
-        return record(s, "__contains__", [native, item], {}).truth(s)
+        if s.function_modes or not (isinstance(item, Tensor) or is_number(item)):
+            return record(s, "__contains__", [native, item], {}).truth(s)
+        return record(s, "any", [record(s, operator.eq, [native, item], {})], {}).truth(s)
     if isinstance(native, (Sequence, DictView)) or s.classes.lookup(native.python_type(), "__contains__") is None:
         return any(equal(s, other, item) for other in held_items(s, native))
     return s.call_special(native, "__contains__", [item], {}).truth(s)

@@ -320,6 +320,21 @@ def pad_sequence(
     return torch.stack(rows, 0 if batch_first else 1)
 
 
+def equal(input: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one device have equal sizes and elements."""
+    return input.shape == other.shape and (input == other).all().item()  # type: ignore[return-value]
+
+
+def allclose(
+    input: torch.Tensor, other: torch.Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+) -> bool:
+    return torch.isclose(input, other, rtol=rtol, atol=atol, equal_nan=equal_nan).all().item()  # type: ignore[return-value]
+
+
+def is_nonzero(input: torch.Tensor) -> bool:
+    return (input != 0).item()  # type: ignore[return-value]
+
+
 def broadcast_shapes(*shapes: int | Sequence[int]) -> torch.Size:
     """Sizes may be symbols, which torch's own does not take."""
     expanded = [torch.empty((), device="cpu").expand(shape) for shape in shapes]

@@ -230,7 +230,9 @@ def known_truth(s: CaptureState, fake: torch.Tensor) -> bool | None:
     found = assumed.get(node)
     if found is None:
         assert s.frame is not None
-        found = assumed[node] = Speculation(node, evaluate_condition(s.recorder, node), s.frame.location())
+        found = assumed[node] = Speculation(
+            node, evaluate_condition(s.recorder, node), s.frame.location(of_program=True)
+        )
     return found.expected
 
 

@@ -205,6 +205,15 @@ def local_scalar(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs
     return made
 
 
+@special("equal.default")
+def equal_tensors(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
+    """Of constants only: ATen asks it of such in checks of its own (`quantile` in torch 2.11)."""
+    known = [constant_value(mode.node_of(arg), mode.constants.tensors) for arg in args]
+    if any(value is None for value in known):
+        raise DataDependentScalar(op="equal")
+    return torch.equal(*cast(list[torch.Tensor], known))
+
+
 MOST_STEPS = 8
 """How far back the computations of two values are compared."""
 

@@ -44,7 +44,8 @@ from kiln.capture.interpreter.nested_calls import (
     record,
 )
 from kiln.capture.interpreter.variables.sequence import List, Tuple
-from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor
+from kiln.capture.interpreter.variables.symbolic import Symbolic
+from kiln.capture.interpreter.variables.tensor import Tensor
 from kiln.graph.ops.breaks import TraceBreak
 from kiln.graph.prims.meta import equal
 from kiln.graph.trace.fake import FakeTensor

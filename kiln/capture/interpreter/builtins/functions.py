@@ -67,7 +67,8 @@ from kiln.capture.interpreter.variables.native_object import NativeObject
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.partial import Partial
 from kiln.capture.interpreter.variables.sequence import List, ReversedList, Slice, Tuple, all_items, consumed, listed
-from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record
+from kiln.capture.interpreter.variables.symbolic import Symbolic
+from kiln.capture.interpreter.variables.tensor import Tensor, record
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import CallSource, ModuleGlobalSource
 from kiln.symbolic.node import function_of
@@ -236,6 +237,7 @@ def prod(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 def symbolic_number(s: CaptureState, kind: type, value: Symbolic) -> Value:
     """`int(value)` or `float(value)`."""
+    value = value.number or value
     if value.python_type() is bool:
         return s.const(kind(value.constant(s)))
     if kind is float:

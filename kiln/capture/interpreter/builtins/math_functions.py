@@ -29,7 +29,7 @@ from kiln.capture.interpreter.operations import (
 from kiln.capture.interpreter.speculation import number_in_front, number_truth
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.sequence import Tuple, all_items
-from kiln.capture.interpreter.variables.tensor import Symbolic
+from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.support.records import dataclass
 from kiln.symbolic.node import function_of
 from kiln.symbolic.values import IN_FRONT, Real, sum_of

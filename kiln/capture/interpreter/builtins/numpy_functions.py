@@ -34,7 +34,8 @@ from kiln.capture.interpreter.variables.array import (
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.known_array import KnownArray, computed, is_plain, plain
 from kiln.capture.interpreter.variables.sequence import Sequence, Tuple
-from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record
+from kiln.capture.interpreter.variables.symbolic import Symbolic
+from kiln.capture.interpreter.variables.tensor import Tensor, record
 from kiln.graph.prims.table import Cells
 from kiln.runtime.guards.guard import GuardKind
 from kiln.support.optional import load

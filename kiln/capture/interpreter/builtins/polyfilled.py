@@ -30,6 +30,7 @@ from kiln.capture.interpreter.core import (
 from kiln.capture.interpreter.variables.builtin import call_unknown
 from kiln.capture.interpreter.variables.function import Function, inline
 from kiln.capture.interpreter.variables.sequence import Tuple
+from kiln.capture.interpreter.variables.tensor import Tensor, record
 from kiln.runtime.guards.guard import GuardKind
 
 POLYFILLS: dict[Hashable, object] = {
@@ -81,6 +82,23 @@ def interpreted(replacement: object) -> Handler:
 
 for _original, _replacement in POLYFILLS.items():
     handles(_original)(interpreted(_replacement))
+
+
+def asked(name: str) -> Handler:
+    """A question to tensors whose answer is a bool: `polyfills.py` computes it for plain tensors of one device."""
+    replacement, count = interpreted(getattr(polyfills, name)), 1 if name == "is_nonzero" else 2
+
+    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        devices = [value.fake.device for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        if s.function_modes or len(devices) != count or len(set(devices)) != 1:
+            return record(s, name, args, kwargs)
+        return replacement(s, args, kwargs)
+
+    return handler
+
+
+for _name in ("equal", "allclose", "is_nonzero"):
+    handles(getattr(torch, _name), getattr(torch.Tensor, _name))(asked(_name))
 
 
 @handles(polyfills.encode_padded)

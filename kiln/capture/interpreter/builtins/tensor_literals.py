@@ -15,7 +15,8 @@ from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.builtins.numpy_functions import of_tensor
 from kiln.capture.interpreter.core import Args, CaptureState, Handler, Kwargs, Value, handles
 from kiln.capture.interpreter.variables.sequence import Sequence, Tuple
-from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record
+from kiln.capture.interpreter.variables.symbolic import Symbolic
+from kiln.capture.interpreter.variables.tensor import Tensor, record
 
 OPTIONS = frozenset(("dtype", "device"))
 

@@ -26,7 +26,8 @@ from kiln.capture.interpreter.polyfills import launch_kernel
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import List, all_items
-from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor
+from kiln.capture.interpreter.variables.symbolic import Symbolic
+from kiln.capture.interpreter.variables.tensor import Tensor
 from kiln.plan.triton_operator import KERNELS, TritonKernel, kernel_at
 from kiln.runtime.guards.guard import GuardKind
 

@@ -33,7 +33,8 @@ from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.exception import nothing_handled_outside
 from kiln.capture.interpreter.variables.iterators import Generator, sent
 from kiln.capture.interpreter.variables.mapping import Dict
-from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor
+from kiln.capture.interpreter.variables.symbolic import Symbolic
+from kiln.capture.interpreter.variables.tensor import Tensor
 
 NONE = Constant(None)
 ITERABLE_COROUTINE = 0x100

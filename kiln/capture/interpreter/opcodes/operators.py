@@ -15,7 +15,8 @@ from kiln.capture.interpreter.operations import Function2, binary, compare, cont
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import Sequence, Slice
-from kiln.capture.interpreter.variables.tensor import Symbolic, record
+from kiln.capture.interpreter.variables.symbolic import Symbolic
+from kiln.capture.interpreter.variables.tensor import record
 
 TRUE, FALSE = Constant(True), Constant(False)
 

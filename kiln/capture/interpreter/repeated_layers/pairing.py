@@ -18,7 +18,8 @@ from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import Function
 from kiln.capture.interpreter.variables.sequence import Tuple
-from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, from_torch
+from kiln.capture.interpreter.variables.symbolic import Symbolic
+from kiln.capture.interpreter.variables.tensor import Tensor, from_torch
 from kiln.graph.trace.successors import Successors
 from kiln.runtime.guards.constant import same_constant
 

@@ -33,7 +33,8 @@ from kiln.capture.interpreter.variables.bound_method import NamedMethod
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.object import wrap_object
 from kiln.capture.interpreter.variables.sequence import List, Slice, Tuple
-from kiln.capture.interpreter.variables.tensor import RegionInput, RegionInputs, Symbolic, Tensor, input_name, record
+from kiln.capture.interpreter.variables.symbolic import Symbolic
+from kiln.capture.interpreter.variables.tensor import RegionInput, RegionInputs, Tensor, input_name, record
 from kiln.runtime.guards.source import ArraySource, Source
 from kiln.support.optional import load
 from kiln.symbolic.relation import rel_lt

@@ -24,7 +24,8 @@ from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Tuple
-from kiln.capture.interpreter.variables.tensor import Overrides, Symbolic, Tensor, replaced
+from kiln.capture.interpreter.variables.symbolic import Symbolic
+from kiln.capture.interpreter.variables.tensor import Overrides, Tensor, replaced
 from kiln.graph.ir.node import Node
 from kiln.graph.trace.fake import is_wrapped
 from kiln.support.records import dataclass

@@ -24,7 +24,8 @@ from kiln.capture.interpreter.variables.array import DTYPES, ArrayValue, NumpyOb
 from kiln.capture.interpreter.variables.bound_method import NamedMethod
 from kiln.capture.interpreter.variables.mapping import fresh
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Slice, Tuple
-from kiln.capture.interpreter.variables.tensor import Symbolic, Tensor, record
+from kiln.capture.interpreter.variables.symbolic import Symbolic
+from kiln.capture.interpreter.variables.tensor import Tensor, record
 from kiln.runtime.guards.guard import GuardKind
 from kiln.support.optional import load
 

@@ -13,7 +13,7 @@ import re
 import types
 from collections.abc import Callable, Hashable
 from dataclasses import field
-from typing import Any, ClassVar, cast, final
+from typing import cast, final
 
 import torch
 
@@ -46,7 +46,6 @@ from kiln.capture.interpreter.core import (
 )
 from kiln.capture.interpreter.data_values import (
     LARGEST_SPECULATED,
-    assumed_relation,
     assumed_truth,
     is_needed,
     likely_truth,
@@ -56,16 +55,16 @@ from kiln.capture.interpreter.data_values import (
     speculated_size,
     speculated_value,
     value_needed,
-    will_fix,
 )
 from kiln.capture.interpreter.effects import SideEffect, emit_deletion
 from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.handled_errors import note_handled
-from kiln.capture.interpreter.speculation import comparison_in_region, known_truth, number_truth
+from kiln.capture.interpreter.speculation import known_truth
 from kiln.capture.interpreter.variables.bound_method import NamedMethod
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import List, Slice, Tuple
+from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.graph.trace.fake import FakeTensor, is_wrapped
 from kiln.graph.trace.gradients import accumulated_gradients
 from kiln.graph.trace.log import Target, target_name
@@ -102,7 +101,8 @@ FILLS = names("uniform_ normal_ random_ exponential_ bernoulli_ cauchy_ log_norm
 """They draw what they write."""
 HANDLED_METHODS = {
     name: getattr(torch.Tensor, name)
-    for name in names("register_hook retain_grad requires_grad_ numpy as_subclass backward") | FILLS
+    for name in names("register_hook retain_grad requires_grad_ numpy as_subclass backward equal allclose is_nonzero")
+    | FILLS
 }
 """Methods with a handler."""
 IN_PLACE = frozenset(
@@ -346,11 +346,11 @@ def replaced(s: CaptureState, value: Value, name: str) -> bool:
     return found is not None and defined_by_program(found[1])
 
 
-def defined_by_program(raw: Any) -> bool:
+def defined_by_program(raw: object) -> bool:
     """Whether an entry of a tensor class's dict is neither a C function nor a Python function of torch."""
     raw = raw.fget if type(raw) is property else raw
     if type(raw) in (staticmethod, classmethod):
-        raw = raw.__func__
+        raw = cast(classmethod[object, ..., object], raw).__func__
     if type(raw) is types.FunctionType:
         return str(raw.__globals__.get("__name__")).partition(".")[0] != "torch"
     return type(raw) is property or type(raw) in PLAIN_ENTRIES
@@ -410,7 +410,9 @@ def data_number(s: CaptureState, value: Tensor, name: str) -> Value | None:
     if dtype is torch.bool:
         number = record(s, "item", [record(s, "to", [value, s.const(torch.int64)], {})], {})
         assert isinstance(number, Symbolic)
-        return s.wrap(number.node == 1, None) if name == "item" else number if name != "__float__" else None
+        if name == "item":
+            return Symbolic(number.node == 1, number=number)
+        return number if name != "__float__" else None
     if dtype.is_floating_point:
         return None if name in ("__int__", "__index__") else record(s, "item", [value], {})
     number = record(s, "item", [value], {})
@@ -529,50 +531,6 @@ class TensorMethod(NamedMethod):
             refuse_unread(HANDLED_METHODS[name], handler, kwargs)
             return handler(s, [tensor, *args], kwargs)
         return record(s, name, [tensor, *args], kwargs)
-
-
-@final
-class Symbolic(Value):
-    """A number that depends on sizes or inputs: a torch.SymInt, SymFloat or SymBool."""
-
-    __slots__ = ("node",)
-
-    is_torch = True
-    kinds: ClassVar[dict[type, type[int | float]]] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
-
-    def __init__(self, node: Any, source: Source | None = None) -> None:
-        self.node = node
-        self.source = source
-
-    def python_type(self) -> type[int | float]:
-        return self.kinds[type(self.node)]
-
-    def torch_arg(self, s: CaptureState) -> object:
-        return self.node
-
-    def constant(self, s: CaptureState) -> int | float | bool:
-        will_fix(s, self, self.node.node.value)
-        return self.python_type()(self.node)
-
-    def emit(self, g: Codegen) -> None:
-        """Computed again from the sizes and numbers that it depends on."""
-        value = self.node.node.value
-        if isinstance(self.node, torch.SymBool):
-            g.body.const(self.constant(g.state))
-        else:
-            g.number(value)
-
-    def truth(self, s: CaptureState) -> bool:
-        if self.python_type() is float and self.node.node.has_hint():
-            known = number_truth(s, operator.ne, self.node.node.value, 0)
-        elif self.python_type() is float:
-            known = likely_truth(s, comparison_in_region(s, operator.ne, self, s.const(0.0)))
-        else:
-            known = assumed_relation(s, self.node)
-        return bool(self.constant(s)) if known is None else known
-
-    def key(self, s: CaptureState) -> Token:
-        return self.constant(s)
 
 
 def number_input(s: CaptureState, real: int | float, source: Source) -> Value:
