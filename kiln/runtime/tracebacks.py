@@ -37,3 +37,10 @@ def insert_calls(error: BaseException, lines: tuple[Line, ...]) -> None:
     while last.tb_next is not None:
         last = last.tb_next
     last.tb_next, entry.tb_next = entry.tb_next, calls
+
+
+def drop_entry(error: BaseException) -> None:
+    """Forget the frame that called a resume function, if the traceback goes on in it: both are one frame of eager."""
+    entry = error.__traceback__
+    if entry is not None and entry.tb_next is not None:
+        error.__traceback__ = entry.tb_next

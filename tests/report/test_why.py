@@ -10,6 +10,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -239,12 +240,34 @@ def failing(x: Tensor) -> Tensor:
 
 
 def test_frames_have_the_names_and_lines_of_the_program() -> None:
-    """Also behind graph breaks."""
-    with pytest.raises(ValueError, match="at the end") as caught:
-        kiln.compile(failing)(torch.ones(2))
-    frames = [frame for frame in traceback.extract_tb(caught.value.__traceback__) if frame.filename == __file__]
-    assert {frame.name for frame in frames[1:]} == {"failing"}
-    assert frames[-1].line == 'raise ValueError("at the end")'
+    """Also behind graph breaks, in loops, handlers and inlined calls: each frame of eager has one entry."""
+    for program in (failing, failing_in_a_loop, failing_with, failing_finally, lambda x: failing(x) + 1):
+        for warm in range(2):
+            compiled = kiln.compile(program)
+            found = [frames_of(function, torch.ones(2), kind=ValueError) for function in (compiled, program)]
+            assert found[0] == found[1], (program, warm)
+
+
+def failing_in_a_loop(x: Tensor) -> Tensor:
+    for _ in range(3):
+        time.sleep(0)
+        x = x * 2
+    return failing(x)
+
+
+def failing_with(x: Tensor) -> Tensor:
+    with nullcontext():
+        time.sleep(0)
+        return failing(x * 2)
+
+
+def failing_finally(x: Tensor) -> Tensor:
+    try:
+        x = failing(x)
+    finally:
+        time.sleep(0)
+        x = x + 1
+    return x
 
 
 class Mismatched(nn.Module):
@@ -269,8 +292,10 @@ def added(x: Tensor) -> Tensor:
     return x + torch.ones(7)
 
 
-def frames_of(function: Callable[..., object], *arguments: object) -> list[tuple[int | None, str]]:
-    with pytest.raises(RuntimeError) as caught:
+def frames_of(
+    function: Callable[..., object], *arguments: object, kind: type[Exception] = RuntimeError
+) -> list[tuple[int | None, str]]:
+    with pytest.raises(kind) as caught:
         function(*arguments)
     frames = traceback.extract_tb(caught.value.__traceback__)
     return [(frame.lineno, frame.name) for frame in frames if frame.filename == __file__]

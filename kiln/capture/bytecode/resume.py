@@ -197,7 +197,9 @@ def resume_code(decoded: DecodedCode, entry: Entry, inner: InnerCall | None) -> 
     for slot in dict.fromkeys(slot for slot in entry.stack if slot is not NULL):
         head.op("DELETE_FAST", slot)  # neither kept alive nor seen by `locals()`
     if inner is not None:
+        head.line = decoded.line(inner.at)
         _inner_call(head, inner, items, positions)
+        head.line = decoded.line(entry.target)
     head.op("JUMP_FORWARD", target)
     body = _without_cell_setup(items, positions[entry.target], target)
     head.items.extend(body)

@@ -54,7 +54,7 @@ from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import Sequence
 from kiln.native._frames import Driven, TailCall
 from kiln.runtime.guards.source import LocalSource
-from kiln.runtime.tracebacks import insert_calls
+from kiln.runtime.tracebacks import drop_entry, insert_calls
 
 Slots = list[Value | str | None]
 """A stack: values of the frame, or the temporaries that hold what the transformed code has put there."""
@@ -292,7 +292,10 @@ class BreakWriter:
         if not as_data:
             self.drop()
             count = count if self.debugging else self.listed(count)
-        self.writer.body.call(count).op("RETURN_VALUE")
+        if as_data:
+            self.writer.body.call(count).op("RETURN_VALUE")
+        else:
+            call_last(self.writer.body, count)
 
     def begin_try(self) -> TryBegin | None:
         """What is written from here to `end_try` raises exceptions of the program."""
@@ -314,6 +317,17 @@ class BreakWriter:
             if found is not None:
                 return index, found
         return None
+
+
+def call_last(body: Assembler, count: int) -> None:
+    """Return what the call on the stack returns; an exception of it has no entry of this frame, as in eager."""
+    failed = Label()
+    begin = TryBegin(failed, False, 0)
+    body.items.append(begin)
+    body.call(count)
+    body.items.append(TryEnd(begin))
+    body.op("RETURN_VALUE").label(failed)
+    body.const(drop_entry).op("COPY", 2).call(1).op("POP_TOP").op("RERAISE", 0)
 
 
 def is_watched(s: CaptureState, value: Value) -> bool:
