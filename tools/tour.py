@@ -101,6 +101,8 @@ STAGES = {
         "When this code may run instead of the original. The list becomes a native tree (`csrc/frames/guard_tree.cpp`).",
     ),
 }
+AVX2 = frozenset(("avx2", "fma"))
+"""The machine of the page, whatever this one has besides."""
 LANGUAGE = {"torch_graph": "python", "kernels": "cpp"}
 
 
@@ -109,7 +111,9 @@ def stage_texts() -> dict[str, str]:
     import torch
 
     import kiln
+    from kiln.support import target
 
+    target.cpu_flags = lambda: AVX2  # type: ignore[assignment]
     with tempfile.TemporaryDirectory() as folder:
         os.environ["KILN_DUMP"] = folder
         namespace: dict[str, object] = {"__name__": "program"}
