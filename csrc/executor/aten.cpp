@@ -384,20 +384,56 @@ TensorPtr copy_of_span(c10::Allocator& allocator, const c10::TensorImpl& source)
   auto bytes = static_cast<size_t>(span) * source.itemsize();
   TensorPtr copy =
       empty_from(allocator, source.dtype(), bytes, source.sizes(), source.strides(), 0);
-  copy_into(*view_of(*copy, {span}, {1}, 0),
-            *view_of(source, {span}, {1}, source.storage_offset()));
+  copy_into(*view_of(*copy, source.dtype(), {span}, {1}, 0),
+            *view_of(source, source.dtype(), {span}, {1}, source.storage_offset()));
   return copy;
 }
 
-TensorPtr view_of(const c10::TensorImpl& base, c10::IntArrayRef sizes, c10::IntArrayRef strides,
-                  int64_t offset) {
+namespace {
+
+at::Tensor strided(const at::Tensor& base, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                   int64_t offset) {
   static const auto op =
       operator_of<at::Tensor(const at::Tensor&, c10::SymIntArrayRef, c10::SymIntArrayRef,
                              std::optional<c10::SymInt>)>("aten::as_strided", "");
-  return op
-      .call(wrap(base), c10::fromIntArrayRefSlow(sizes), c10::fromIntArrayRefSlow(strides),
-            c10::SymInt(offset))
-      .unsafeReleaseIntrusivePtr();
+  return op.call(base, c10::fromIntArrayRefSlow(sizes), c10::fromIntArrayRefSlow(strides),
+                 c10::SymInt(offset));
+}
+
+using ViewOperator = at::Tensor(const at::Tensor&);
+
+// Numbers in memory of real ones as complex ones, of which each has two.
+at::Tensor complex_view(const at::Tensor& base, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                        int64_t offset) {
+  static const auto op = operator_of<ViewOperator>("aten::view_as_complex", "");
+  std::vector<int64_t> pairs = sizes.vec(), steps;
+  for (int64_t stride : strides) steps.push_back(2 * stride);
+  pairs.push_back(2);
+  steps.push_back(1);
+  return op.call(strided(base, pairs, steps, 2 * offset));
+}
+
+}  // namespace
+
+TensorPtr view_of(const c10::TensorImpl& base, caffe2::TypeMeta dtype, c10::IntArrayRef sizes,
+                  c10::IntArrayRef strides, int64_t offset) {
+  static const auto view_as_real = operator_of<ViewOperator>("aten::view_as_real", "");
+  c10::ScalarType from = c10::typeMetaToScalarType(base.dtype());
+  c10::ScalarType into = c10::typeMetaToScalarType(dtype);
+  at::Tensor tensor = wrap(base), view;
+  if (from == into) {
+    view = strided(tensor, sizes, strides, offset);
+  } else if (c10::isComplexType(from) && into == c10::toRealValueType(from)) {
+    view = strided(view_as_real.call(tensor), sizes, strides, offset);
+  } else if (c10::isComplexType(into) && from == c10::toRealValueType(into)) {
+    view = complex_view(tensor, sizes, strides, offset);
+  } else {  // no gradient goes through other views, and eager's are none for autograd either
+    TensorPtr made = tensor_over(base.storage(), plain_keys(*base.storage().unsafeGetStorageImpl()),
+                                 dtype, sizes, strides, offset);
+    if (!tensor.is_inference()) made->set_version_counter(base.version_counter());
+    return made;
+  }
+  return view.unsafeReleaseIntrusivePtr();
 }
 
 namespace {

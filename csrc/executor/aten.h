@@ -35,8 +35,8 @@ void copy_into(const c10::TensorImpl& target, const c10::TensorImpl& source);
 // A copy with the same strides, whose first element starts the memory.
 TensorPtr copy_of_span(c10::Allocator& allocator, const c10::TensorImpl& source);
 // Through the whole dispatcher: autograd sees the view where it is on.
-TensorPtr view_of(const c10::TensorImpl& base, c10::IntArrayRef sizes, c10::IntArrayRef strides,
-                  int64_t offset);
+TensorPtr view_of(const c10::TensorImpl& base, caffe2::TypeMeta dtype, c10::IntArrayRef sizes,
+                  c10::IntArrayRef strides, int64_t offset);
 int64_t read_int(const c10::TensorImpl& tensor);
 double read_float(const c10::TensorImpl& tensor);
 bool read_bool(const c10::TensorImpl& tensor);

@@ -151,7 +151,7 @@ PyObject* plain_over(const StoragePtr& storage, const Shape& shape) {
 
 // A view that autograd tracks as one.
 PyObject* view_over(const c10::TensorImpl& base, const Shape& shape) {
-  return wrapped(view_of(base, shape.sizes, shape.strides, shape.offset));
+  return wrapped(view_of(base, shape.meta, shape.sizes, shape.strides, shape.offset));
 }
 
 StoragePtr storage_of(const c10::TensorImpl& tensor) {
@@ -386,7 +386,7 @@ PyObject* GraphReplay::view_of_argument(const Result& result, const c10::TensorI
   Shape shape = result.shape;
   shape.offset += base.storage_offset() * static_cast<int64_t>(base.itemsize()) /
                   static_cast<int64_t>(shape.meta.itemsize());
-  if (standalone_ && base.dtype() == shape.meta) return view_over(base, shape);
+  if (standalone_) return view_over(base, shape);
   return object_over(storage_of(base), shape, base.key_set());
 }
 
@@ -403,8 +403,7 @@ PyObject* GraphReplay::make(const Result& result, PyObject* args,
       break;
   }
   if (standalone_ && result.base >= 0) {
-    const c10::TensorImpl& base = *tensor_of(PyTuple_GET_ITEM(made, result.base));
-    if (base.dtype() == result.shape.meta) return view_over(base, result.shape);
+    return view_over(*tensor_of(PyTuple_GET_ITEM(made, result.base)), result.shape);
   }
   return plain_over(lent[static_cast<size_t>(result.index)], result.shape);
 }

@@ -638,8 +638,8 @@ TensorPtr guarded_view(const Value& base, const Value& plain, const ResultEntry&
   bool grad = c10::GradMode::is_enabled() && creation != ag::CreationMeta::NO_GRAD_MODE;
   at::AutoGradMode mode(grad);
   const c10::TensorImpl& layout = *plain.tensor();
-  TensorPtr view =
-      view_of(*base.tensor(), layout.sizes(), layout.strides(), layout.storage_offset());
+  TensorPtr view = view_of(*base.tensor(), layout.dtype(), layout.sizes(), layout.strides(),
+                           layout.storage_offset());
   if (entry.creation) {
     ag::DifferentiableViewMeta* meta = ag::impl::get_view_autograd_meta(at::Tensor(view));
     if (meta && meta->has_bw_view()) meta->set_creation_meta(creation);

@@ -180,6 +180,7 @@ class Run {
   bool reuse(const AllocateStep& step, const Layout& planned);
   TensorPtr allocated(const Layout& planned);
   void make_output(const Output& output, Value* outputs, Value& result);
+  TensorPtr shifted_view(const c10::TensorImpl& base, const Layout& planned, int64_t shift);
   TensorPtr alias(const Output& output, const Value& base);
 
   const Program& program_;
@@ -396,7 +397,14 @@ void Run::run(const RawAllocateStep& step) {
   slots_[step.out].set_raw(start + ints_[planned.offset] * planned.itemsize);
 }
 
-// `shift`: the register of the offset from the base's own.
+// `shift`: the offset from the base's own, in elements of the view.
+TensorPtr Run::shifted_view(const c10::TensorImpl& base, const Layout& planned, int64_t shift) {
+  int64_t start = base.storage_offset();
+  auto itemsize = static_cast<int64_t>(base.itemsize());
+  if (itemsize != planned.itemsize) start = start * itemsize / planned.itemsize;
+  return over_storage(base, planned, ints_, start + shift);
+}
+
 void Run::run(const ViewStep& step) {
   const Layout& planned = layout(step.layout);
   int64_t shift = ints_[step.shift];
@@ -404,11 +412,7 @@ void Run::run(const ViewStep& step) {
     char* start = static_cast<char*>(slots_[step.base].raw());
     return slots_[step.out].set_raw(start + shift * planned.itemsize);
   }
-  const c10::TensorImpl& base = tensor(step.base);
-  int64_t start = base.storage_offset();
-  auto itemsize = static_cast<int64_t>(base.itemsize());
-  if (itemsize != planned.itemsize) start = start * itemsize / planned.itemsize;
-  slots_[step.out].set_tensor(over_storage(base, planned, ints_, start + shift));
+  slots_[step.out].set_tensor(shifted_view(tensor(step.base), planned, shift));
 }
 
 void Run::run(const LaunchStep& step) {
@@ -605,9 +609,7 @@ void Run::run(const LoopStep& step) {
 
 TensorPtr Run::alias(const Output& output, const Value& base) {
   KILN_CHECK(base.is_tensor(), "an output of the plan is a view of something that is no tensor");
-  const Layout& planned = layout(output.layout);
-  return over_storage(*base.tensor(), planned, ints_,
-                      base.tensor()->storage_offset() + ints_[output.shift]);
+  return shifted_view(*base.tensor(), layout(output.layout), ints_[output.shift]);
 }
 
 void Run::make_output(const Output& output, Value* outputs, Value& result) {
@@ -757,8 +759,8 @@ void rebuild_views(const Program& program, const Value* inputs, Value* outputs) 
     const Value& base =
         output.kind == OutputKind::kOutput ? outputs[output.operand] : inputs[output.operand];
     const c10::TensorImpl& plain = *outputs[n].tensor();
-    outputs[n].set_tensor(
-        view_of(*base.tensor(), plain.sizes(), plain.strides(), plain.storage_offset()));
+    outputs[n].set_tensor(view_of(*base.tensor(), plain.dtype(), plain.sizes(), plain.strides(),
+                                  plain.storage_offset()));
   }
 }
 

@@ -23,6 +23,7 @@ from kiln.plan.steps.control import NUMBER_TYPES
 from kiln.plan.verify import slot_specs, verify_plan
 from kiln.symbolic import Expr, Int, evaluate
 from kiln.tensor.spec import TensorSpec
+from kiln.tensor.strided_view import strided_view
 
 SCRATCH_ALIGNMENT = 64
 
@@ -154,8 +155,14 @@ class ReferenceRun:
         """`base` itself, or the view of it; autograd sees the view when it is on."""
         if view is None:
             return base
-        offset = base.storage_offset() + self.number(view.offset - (base_spec.offset if base_spec is not None else 0))
-        return base.as_strided(self.numbers(view.sizes), self.numbers(view.strides), offset)
+        offset = self.shifted(base, view, base_spec)
+        return strided_view(base, view.dtype, self.numbers(view.sizes), self.numbers(view.strides), offset)
+
+    def shifted(self, base: torch.Tensor, view: TensorSpec, base_spec: TensorSpec | None) -> int:
+        """The offset of a view over the memory of `base`, which may start elsewhere than planned as `base_spec`."""
+        itemsize = view.dtype.itemsize
+        planned = 0 if base_spec is None else base_spec.offset * base_spec.dtype.itemsize // itemsize
+        return base.storage_offset() * base.element_size() // itemsize + self.number(view.offset - planned)
 
     def empty(self, spec: TensorSpec) -> torch.Tensor:
         """Fresh memory in the layout of `spec`."""

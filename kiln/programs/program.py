@@ -49,6 +49,7 @@ from kiln.programs.torch_export import (
 from kiln.support.options import Options
 from kiln.symbolic import Expr, Int, evaluate, symbol
 from kiln.tensor.spec import ScalarSpec, TensorSpec
+from kiln.tensor.strided_view import strided_view
 
 if TYPE_CHECKING:
     from kiln.programs.static.library import StaticLibrary
@@ -324,7 +325,9 @@ def rebuilt_view(alias: Alias, base: RuntimeValue, spec: TensorSpec, run: GraphR
     assert isinstance(base, torch.Tensor)
     sizes, strides = numbers(alias.view.sizes, run.symbols), numbers(alias.view.strides, run.symbols)
     offset, first = numbers((alias.view.offset, spec.offset), run.symbols)
-    return base.as_strided(sizes, strides, base.storage_offset() + offset - first)
+    itemsize = alias.view.dtype.itemsize
+    start = (base.storage_offset() - first) * base.element_size() // itemsize
+    return strided_view(base, alias.view.dtype, sizes, strides, start + offset)
 
 
 def numbers(values: Sequence[Int], bound: Values) -> list[int]:

@@ -220,7 +220,6 @@ class _Outputs:
             of, index, first = owner
             if of == "input" and fake is not first and fake.requires_grad:
                 refuse_overlapping_base(first.storage_view.spec, self.mode.symbols.env)
-            refuse_other_dtype(view.spec, first.storage_view.spec)
             refuse_separate_gradients(fake, first)
             refuse_custom_view(self.mode, fake, first)
             alias = Alias(of, index, None if fake is first else view.spec)
@@ -284,10 +283,3 @@ def refuse_custom_view(mode: RecordingMode, fake: FakeTensor, first: FakeTensor)
                     refuse(reason)
                 raise UnsupportedOp(op="view", reason=reason)
             node = node.next_functions[0][0] if node.next_functions else None
-
-
-def refuse_other_dtype(view: TensorSpec, base: TensorSpec) -> None:
-    """Outputs that share memory are rebuilt as strided views, which have the dtype of their base."""
-    if view.dtype is not base.dtype:
-        reason = f"the output {view} shares memory with {base}, another output or an input"
-        raise UnsupportedOp(op="view", reason=reason)

@@ -20,6 +20,7 @@ from kiln.loops.program.reductions import SCAN, put, reduced
 from kiln.plan.overloads import WAIT_TENSOR, find_overload, is_collective, with_numbers
 from kiln.symbolic import Expr, Symbol
 from kiln.tensor.spec import TensorSpec
+from kiln.tensor.strided_view import strided_view
 
 Tensor = torch.Tensor
 
@@ -35,7 +36,7 @@ class Memory:
 
     def under(self, tensor: Tensor, spec: TensorSpec) -> Tensor:
         """The storage of `tensor` read through `spec`."""
-        return tensor.as_strided(*self._layout(spec), number(spec.offset, self.sizes))
+        return strided_view(tensor, spec.dtype, *self._layout(spec), number(spec.offset, self.sizes))
 
     def seen_as(self, tensor: Tensor, spec: TensorSpec) -> Tensor:
         """The memory of `tensor`, from its first element on, under the sizes and strides of `spec`."""

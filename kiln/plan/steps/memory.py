@@ -83,11 +83,8 @@ class ViewStep(Step):
         return Record(VIEW, out=self.out, base=self.base, layout=self.spec, shift=shift)
 
     def run(self, run: PlanRun) -> None:
-        base, base_spec, itemsize = run.values[self.base], run.specs.get(self.base), self.spec.dtype.itemsize
-        planned = 0 if base_spec is None else base_spec.offset * base_spec.dtype.itemsize // itemsize
-        start = base.storage_offset() * base.element_size() // itemsize
-        shift = run.number(self.spec.offset - planned)
-        run.values[self.out] = run.over_storage(base, self.spec, start + shift)
+        base = run.values[self.base]
+        run.values[self.out] = run.over_storage(base, self.spec, run.shifted(base, self.spec, run.specs.get(self.base)))
 
 
 @final
