@@ -112,3 +112,18 @@ def test_one_generator_on_two_paths() -> None:
         expected = f(torch.ones(2), rng, rng)
         rng.setstate(state)
         assert same(expected, compiled(torch.ones(2), rng, rng))
+
+
+def test_sizes_that_change() -> None:
+    """The call breaks the graph, and the generator is made behind the break."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        generator = torch.Generator().manual_seed(3)
+        return torch.rand(x.shape[0], generator=generator) + y[:, 0]
+
+    compiled = kiln.compile(program)
+    for rows in (4, 5, 6):
+        x = torch.arange(3.0 * rows).view(rows, 3)
+        assert torch.equal(compiled(x), program(x))
+    assert not kiln.report_of(compiled).eager_reasons

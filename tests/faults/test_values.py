@@ -385,3 +385,17 @@ def test_the_layout_of_a_power_of_zero(dtype: torch.dtype) -> None:
     for x in (torch.ones(3, 2, dtype=dtype).t(), torch.ones(2, 1, 4, 4, dtype=dtype).permute(0, 2, 3, 1)):
         result, expected = kiln.compile(lambda x: x**0)(x), x**0
         assert torch.equal(result, expected) and result.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_roots_of_negative_zero_and_infinity(dtype: torch.dtype) -> None:
+    """Eager takes the root of numbers with exponent 0.5, but in float16 on a CPU; a symbolic exponent may be one."""
+    program = lambda x, exponent: (x**exponent, x.pow(-exponent))  # noqa: E731
+    compiled = kiln.compile(program, dynamic=True, fullgraph=True)
+    x = torch.tensor([-0.0, 0.0, 4.0, float("-inf"), float("inf"), float("nan")], dtype=dtype)
+    for exponent in (0.7, 0.5, -0.5, 1.5):
+        for actual, expected in zip(compiled(x, exponent), program(x, exponent), strict=True):
+            torch.testing.assert_close(actual, expected, equal_nan=True)
+            assert torch.equal(actual.signbit()[:5] & (actual == 0)[:5], expected.signbit()[:5] & (expected == 0)[:5])
+    for exponent in (0.5, -0.5):
+        assert_like_eager(kiln.compile(lambda x, e=exponent: x**e), lambda x, e=exponent: x**e, x)

@@ -273,6 +273,8 @@ def drawing_from(function: Callable[..., object], target: Callable[..., object] 
 
     def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         generator = kwargs.get("generator")
+        if isinstance(generator, MadeGenerator) and (varies(s, [*args, *kwargs.values()]) or not once(s)):
+            raise SideEffectCall(function=function.__name__, why="its sizes vary, or its draws are repeated")
         if generator is None or not is_own_generator(generator) or varies(s, [*args, *kwargs.values()]) or not once(s):
             return record(s, target, args, kwargs)
         if not isinstance(target, str):

@@ -218,13 +218,21 @@ def pow_scalar(e: Emit, x: Node, exponent: Number) -> Node:
     base = e.convert(x, dtype)
     if exponent == 0:
         return relaid(e, _ones(e, base), e.pointwise("neg", base).tensor.strides)
-    simple = _POWERS.get(exponent) if dtype.is_floating_point and not isinstance(exponent, complex) else None
-    if simple is not None:
-        wide = OPMATH.get(dtype, dtype)
-        return e.convert(simple(e, e.convert(base, wide)), dtype)
+    powers = _POWERS if dtype.is_floating_point and not isinstance(exponent, complex) else {}
+    if dtype is torch.float16 and base.tensor.device.type == "cpu":
+        powers = {number: simple for number, simple in powers.items() if number not in _ROOTS}
+    wide = OPMATH.get(dtype, dtype)
+    if exponent in powers:
+        return e.convert(powers[exponent](e, e.convert(base, wide)), dtype)
     if exponent == 2:
         return e.pointwise("mul", base, base)
-    return e.pointwise("pow", base, exponent)
+    power = e.pointwise("pow", base, exponent)
+    if isinstance(exponent, Real):
+        for number in filter(powers.__contains__, _ROOTS):  # of -0 and -inf another number than the power
+            is_root = e.pointwise("eq", e.number(exponent, torch.float64, base.tensor.device), number)
+            root = e.convert(powers[number](e, e.convert(base, wide)), dtype)
+            power = e.pointwise("where", is_root, root, power)
+    return power
 
 
 @decompose("pow.Tensor_Tensor")
@@ -258,6 +266,8 @@ _POWERS: dict[Number, Callable[[Emit, Node], Node]] = {
     -2: lambda e, x: e.pointwise("reciprocal", _square(e, x)),
 }
 """Exponents for which eager's kernel uses a cheaper function."""
+_ROOTS = (0.5, -0.5)
+"""Those that for float16 on a CPU are powers as well."""
 
 
 DECOMPOSITIONS["square.default"] = lambda e, x: pow_scalar(e, x, 2)
