@@ -92,6 +92,16 @@ def test_sizes_that_depend_on_data_are_counted_first():
     assert [node.op.name for node in r.finish([chosen]).graph.nodes].count("local_scalar") == 2
 
 
+def test_a_number_beside_another_is_known():
+    r = recorder()
+    r.env.assumes_data = True
+    x = r.add_tensor(torch.randn(3, 8), "x", LocalSource("x"))
+    t = r.add_tensor(torch.tensor(2), "t", LocalSource("t"))
+    chosen = r.call(lambda x, t: x[:, t.item() : (t + 2).item()], (x, t), {})
+    assert str(r.node_of(chosen).spec) == "f32[3, 2 | 8, 1 at u0]"
+    assert [node.op.name for node in r.finish([chosen]).graph.nodes].count("local_scalar") == 1
+
+
 def test_a_call_that_failed_leaves_no_count():
     r = recorder()
     r.env.assumes_data = True

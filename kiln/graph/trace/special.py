@@ -198,6 +198,8 @@ def local_scalar(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs
         raise DataDependentScalar(op="item")
     key = "item", computation(node)
     found = mode.counts.get(key)
+    if found is None:
+        found = known_sum(mode, node)
     if found is not None:
         return mode.symbols.sym(found)
     made = unbacked_integer(mode, node)
@@ -212,6 +214,17 @@ def equal_tensors(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwarg
     if any(value is None for value in known):
         raise DataDependentScalar(op="equal")
     return torch.equal(*cast(list[torch.Tensor], known))
+
+
+def known_sum(mode: RecordingMode, node: Node) -> Int | None:
+    """The number in `x + 2`, if the one in `x` has a symbol: so `a[x : x + 2]` has two elements."""
+    if node.op.name not in ("add", "sub") or node.tensor.dtype is not torch.int64:
+        return None
+    base, other = node.inputs
+    found, step = mode.counts.get(("item", computation(base))), constant_value(other, mode.constants.tensors)
+    if found is None or step is None:
+        return None
+    return found + int(step) if node.op.name == "add" else found - int(step)
 
 
 MOST_STEPS = 8
