@@ -20,10 +20,10 @@ from kiln.graph.ir.node import Node
 from kiln.graph.trace import Recorder, Trace
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.inputs import InputRecord
-from kiln.graph.trace.log import ControlFlow, NestedLog, Target, TorchCall, leaves
+from kiln.graph.trace.log import ControlFlow, NestedLog, RegisterHook, Target, TorchCall, leaves
 from kiln.graph.trace.recorder import changes_state
 from kiln.graph.trace.set_data import set_data
-from kiln.runtime.eager_replay import METHOD, SET_STATE, EagerReplayData
+from kiln.runtime.eager_replay import HOOK, METHOD, SET_STATE, EagerReplayData
 from kiln.runtime.guards.constant import Json, NotSerialisable, constant_to_json
 from kiln.runtime.guards.reference import named_path
 from kiln.symbolic import Expr, Symbol
@@ -95,11 +95,12 @@ def ancestors(roots: Iterable[Node]) -> set[int]:
 
 
 def live_calls(calls: Sequence[TorchCall], outputs: Sequence[object]) -> list[TorchCall]:
-    """The calls that the outputs need, and those with effects."""
+    """The calls that the outputs need, those with effects, and those that register hooks, which change gradients."""
     live = {id(leaf) for leaf in leaves(list(outputs))}
     kept: list[TorchCall] = []
     for call in reversed(calls):
-        if call.effects or call.kind == "setstate" or any(id(leaf) in live for leaf in leaves(call.result)):
+        kept_anyway = call.effects or call.kind == "setstate" or isinstance(call.target, RegisterHook)
+        if kept_anyway or any(id(leaf) in live for leaf in leaves(call.result)):
             kept.append(call)
             live.update([id(leaf) for leaf in leaves((call.args, call.kwargs))])
     kept.reverse()
@@ -147,6 +148,8 @@ class EagerReplayWriter:
     def target(self, call: TorchCall) -> Json:
         if isinstance(call.target, str):
             return call.target
+        if isinstance(call.target, RegisterHook):
+            return [self.function(call.target), HOOK]
         if isinstance(call.target, MethodType) and isinstance(call.target.__self__, type):
             return self.custom_function(call.target)
         path = self.paths.get(call.target)
@@ -160,9 +163,13 @@ class EagerReplayWriter:
         """`apply` of an `autograd.Function`: by its class, or, where that has no import path, itself."""
         if path := named_path(apply.__self__):
             return [path, METHOD, apply.__name__]
-        if apply not in self.functions:
-            self.functions.append(apply)
-        return [self.functions.index(apply)]
+        return [self.function(apply)]
+
+    def function(self, function: Callable[..., object]) -> int:
+        """The number of a function without an import path."""
+        if function not in self.functions:
+            self.functions.append(function)
+        return self.functions.index(function)
 
     def operator(self, target: ControlFlow) -> Json:
         """Its function, its counts, and its logs, whose values have numbers of their own."""

@@ -122,9 +122,9 @@ class EagerReplay:
         return program
 
     @cached_property
-    def has_branches(self) -> bool:
-        """Branches and loops are run as Python, which no `log` can record."""
-        return any(isinstance(row[0], ControlFlowTarget) for row in self.program["calls"])
+    def runs_python(self) -> bool:
+        """Branches, loops and hooks are run as Python, which no `log` can record."""
+        return any(isinstance(row[0], ControlFlowTarget | HookTarget) for row in self.program["calls"])
 
     def __call__(
         self,
@@ -248,7 +248,18 @@ class ControlFlowTarget:
     logs: Sequence[NestedCalls]
 
 
-METHOD = "method"
+@final
+@dataclass(frozen=True, slots=True)
+class HookTarget:
+    """`register(tensor, *captured)` registers a hook of the program on the tensor."""
+
+    register: Callable[..., object]
+
+    def __call__(self, *arguments: object) -> object:
+        return self.register(*arguments)
+
+
+METHOD, HOOK = "method", "hook"
 
 
 def find_targets(rows: Sequence[Row], functions: Sequence[Callable[..., object]]) -> None:
@@ -260,6 +271,8 @@ def find_targets(rows: Sequence[Row], functions: Sequence[Callable[..., object]]
         row[0] = functions[path] if isinstance(path, int) else load_named(cast(str, path))
         if operator[:1] == [METHOD]:
             row[0] = getattr(row[0], cast(str, operator[1]))
+        elif operator == [HOOK]:
+            row[0] = HookTarget(cast(Callable[..., object], row[0]))
         elif operator:
             counts, logs = cast("tuple[tuple[int, int], Sequence[NestedCalls]]", operator)
             row[0] = ControlFlowTarget(cast(Run, row[0]), counts, logs)

@@ -107,9 +107,16 @@ def reentrant(x):
     return checkpoint(lambda v: v.sin() * v, x * 1, use_reentrant=True).sum()
 
 
+def hook_of_an_inner_result(x):
+    y = x * 2
+    y.register_hook(lambda g: g * g + 1)
+    z = y * 1
+    return (z * z).sum(), z
+
+
 IN_THE_GRAPH: list[Program] = [
     *(constant_variable, tensor_variable, argument, default_argument, calls_functions, keeps_gradient_inside),
-    *(gradient_inside, custom_gradient_inside, two_gradients_inside, reentrant),
+    *(gradient_inside, custom_gradient_inside, two_gradients_inside, reentrant, hook_of_an_inner_result),
 ]
 
 
@@ -144,6 +151,12 @@ def keeps_gradient_of_result(x):
     return (y * y).sum(), y
 
 
+def hook_of_a_result(x):
+    y = x * 2
+    y.register_hook(lambda g: g * g + 1)
+    return (y * y).sum(), y
+
+
 def reentrant_without_gradient(x):
     w = x * 2
     return checkpoint(lambda v: (v * w).sin(), torch.ones(3), use_reentrant=True).sum() + x.sum()
@@ -155,7 +168,7 @@ def reentrant_with_plain_result(x):
 
 BREAKS: list[Program] = [
     *(variable_assigned_later, remembers, removed, of_an_input, keeps_gradient_of_result),
-    *(reentrant_without_gradient, reentrant_with_plain_result),
+    *(reentrant_without_gradient, reentrant_with_plain_result, hook_of_a_result),
 ]
 
 
@@ -302,3 +315,33 @@ def test_hooks_read_when_the_backward_runs(backend: str | None) -> None:
         report = compiled.report()
         assert backend or report.breaks or report.eager_reasons, program.__name__
     assign_everywhere(2.0)
+
+
+def of_the_result(x, loss, result):
+    return torch.autograd.grad(loss, [result, x])
+
+
+def kept_for_the_result(x, loss, result):
+    result.retain_grad()
+    loss.backward()
+    return x.grad, result.grad
+
+
+def by_another_hook(x, loss, result):
+    result.register_hook(lambda g: g * 3)
+    (loss + result.sum()).backward()
+    return x.grad
+
+
+def of_the_gradient(x, loss, result):
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+    return gradient, torch.autograd.grad(gradient.sum(), x)
+
+
+@pytest.mark.parametrize("program", [hook_of_an_inner_result, hook_of_a_result], ids=lambda program: program.__name__)
+@pytest.mark.parametrize("ask", [of_the_result, kept_for_the_result, by_another_hook, of_the_gradient])
+def test_gradients_asked_for_outside_go_through_the_hook(ask: Callable[..., Any], program: Program) -> None:
+    compiled = kiln.compile(program)
+    for _ in range(3):
+        x, other = (torch.tensor([1.0, -0.5, 2.0], requires_grad=True) for _ in range(2))
+        torch.testing.assert_close(ask(x, *compiled(x)), ask(other, *program(other)))

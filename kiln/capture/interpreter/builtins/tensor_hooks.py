@@ -4,7 +4,8 @@
 
 In the log of torch calls, `target(y, scale)` registers the program's function, made of what it captures. A break or a
 side effect in the hook restarts the capture and breaks at the call of `register_hook`. A gradient kept for a tensor
-is seen only through that tensor: it matters if the tensor leaves the region, and breaks then.
+is seen only through that tensor: it matters if the tensor leaves the region, and breaks then. So does a hook: what asks
+for the gradient of that tensor outside gets what the hook makes of all of it.
 
 A hook that reads a variable from outside of the region breaks as well: see `backward_reads.py`.
 """
@@ -49,6 +50,7 @@ def register_hook(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     captured, make = captured_by(s, hook)
     target = RegisterHook(InterpretedHook(s, running_frame(s), call, hook), make)
     record(s, target, [tensor, *captured], {})
+    s.part(RegionInputs).final_checks.append(FinalCheck(partial(is_used_outside, tensor.fake), HOOK, call))
     if isinstance(hook, Function):
         contents = [cell.content for cell in hook.cells]
         s.part(RegionInputs).final_checks.append(FinalCheck(partial(is_changed, hook, contents), HOOK, call))
