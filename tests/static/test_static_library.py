@@ -232,6 +232,27 @@ def test_narrower_vectors(level: str, tmp_path: Path) -> None:
     assert_as_exact(found, model, inputs)
 
 
+def loops(library: StaticLibrary, function: str) -> list[list[str]]:
+    """The instructions of the innermost loops of a function."""
+    code = subprocess.run(["objdump", "-d", "-C", "--no-show-raw-insn", library.path], capture_output=True, text=True)
+    body = re.search(rf"^\w+ <[^\n]*{re.escape(function)}\(.*?(?=^\w+ <|\Z)", code.stdout, re.MULTILINE | re.DOTALL)
+    assert body is not None
+    lines = re.findall(r"^ +(\w+):\t(.+)$", body[0], re.MULTILINE)
+    places = {int(place, 16): number for number, (place, _) in enumerate(lines)}
+    jumps = [re.match(r"j\w+ +(\w+)", text) for _, text in lines]
+    found = [(places.get(int(jump[1], 16), number), number) for number, jump in enumerate(jumps) if jump is not None]
+    back = [(start, end) for start, end in found if start < end]
+    inner = [(start, end) for start, end in back if not any(start <= s and e < end for s, e in back)]
+    return [[text for _, text in lines[start : end + 1]] for start, end in inner]
+
+
+def test_sums_of_a_product_stay_in_registers(tmp_path: Path) -> None:
+    library, _ = made("perceptron", tmp_path, "cpu:x86-64-v3")
+    products = [loop for loop in loops(library, "tile<6>") if sum("vfmadd" in line for line in loop) >= 12]
+    assert products
+    assert not [line for loop in products for line in loop if "sp)" in line]
+
+
 def test_weights_beside_the_library(tmp_path: Path) -> None:
     library, model = made("perceptron", tmp_path, weights="mapped")
     inputs = (torch.randn(2, 64),)

@@ -40,8 +40,9 @@ template <int R> __attribute__((noinline)) static void tile(Left a, const f32* p
   constexpr int CHAINS = R >= 4 ? 1 : 4;  // few rows: independent sums hide the latency
   f32v sums[CHAINS][R][NV] = {};
   auto step = [&](i64 k, int chain) KILN_LAMBDA {
-    f32v b[NV];
-    __builtin_memcpy(b, panel + k * NR, sizeof b);
+    f32v b[NV];  // loaded one by one: a copy of all would go through memory, and so would the sums with it
+#pragma GCC unroll 2
+    for (int v = 0; v < NV; ++v) b[v] = load(panel + k * NR + v * W, full);
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
       f32v x = all(a.at[r * a.row + k * a.col]);
@@ -66,15 +67,12 @@ template <int R> __attribute__((noinline)) static void tile(Left a, const f32* p
     }
     f32* to = c.at + r * c.row;
     if (columns >= NR && c.col == 1) {
-      if (c.add) {
-        f32v old[NV];
-        __builtin_memcpy(old, to, sizeof old);
-        for (int v = 0; v < NV; ++v) done[v] += old[v];
-      }
-      __builtin_memcpy(to, done, sizeof done);
+#pragma GCC unroll 2
+      for (int v = 0; v < NV; ++v) store(to + v * W, c.add ? done[v] + load(to + v * W, full) : done[v], full);
     } else {
       f32 row[NR];
-      __builtin_memcpy(row, done, sizeof row);
+#pragma GCC unroll 2
+      for (int v = 0; v < NV; ++v) store(row + v * W, done[v], full);
       for (i64 j = 0; j < columns && j < NR; ++j) to[j * c.col] = c.add ? to[j * c.col] + row[j] : row[j];
     }
   }
