@@ -35,6 +35,7 @@ from kiln.native._executor import Region
 from kiln.plan.plan import Plan, Slot
 from kiln.plan.region import RegionSpec, Saved
 from kiln.plan.steps import ViewStep
+from kiln.runtime.eager_replay import EagerReplay
 from kiln.runtime.subclasses import RegionWrappers
 from kiln.support.errors import KilnError
 from kiln.support.records import dataclass
@@ -176,6 +177,9 @@ class SecondDerivative:
         through them. A tensor in `ends` has the history of that result in the program, which the copy gets.
         """
         create_graph = torch.is_grad_enabled()
+        if create_graph and isinstance(self.replay, EagerReplay) and self.replay.has_hooks:
+            # In eager a hook gets the sum of what arrives from the results and from the gradients.
+            raise NoSecondDerivative(name=self.spec.name, reason="a hook inside changes gradients")
         copies: dict[int, torch.Tensor] = {}
 
         def copy(number: int, result: torch.Tensor) -> torch.Tensor:

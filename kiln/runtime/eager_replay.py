@@ -124,7 +124,11 @@ class EagerReplay:
     @cached_property
     def runs_python(self) -> bool:
         """Branches, loops and hooks are run as Python, which no `log` can record."""
-        return any(isinstance(row[0], ControlFlowTarget | HookTarget) for row in self.program["calls"])
+        return any(isinstance(row[0], ControlFlowTarget) for row in self.program["calls"]) or self.has_hooks
+
+    @cached_property
+    def has_hooks(self) -> bool:
+        return any(isinstance(row[0], HookTarget) for row in self.program["calls"])
 
     def __call__(
         self,

@@ -181,6 +181,26 @@ def two_copies_of_one(x: Tensor, w: Tensor) -> Any:
     return y, z
 
 
+def variable_of_a_cell(x: Tensor, w: Tensor) -> Any:
+    y, held = x + 1, x * 2
+    read = lambda: held  # noqa: E731
+    if x.sum() > 0:
+        held = y
+    return y, read() @ w, held
+
+
+class Holder:
+    last: Tensor | None = None
+
+
+def attribute(x: Tensor, w: Tensor) -> Any:
+    holder, y = Holder(), x + 1
+    holder.last = x * 2
+    if x.sum() > 0:
+        holder.last = y
+    return y, holder.last
+
+
 def changes_what_a_gradient_needs(x: Tensor, w: Tensor) -> Any:
     y = x.tanh()
     if x.sum() > 0:
@@ -232,6 +252,8 @@ BROKEN = [
     returned_input,
     changes_an_argument,
     changes_what_a_gradient_needs,
+    variable_of_a_cell,
+    attribute,
     two_copies_of_one,
     early,
     lists,
@@ -285,7 +307,7 @@ def outcome(call: Program, seed: int, gradients: bool) -> list[Any]:
     last = results[-1]
     if last.requires_grad and gradients:
         last.square().sum().backward()
-    same = [[a is b for b in (x, w)] for a in results]
+    same = [[a is b for b in (x, w, *results)] for a in results]
     needs = [result.requires_grad for result in results]
     return [*[result.detach() for result in results], x.detach(), x.grad, w.grad, same, needs]
 

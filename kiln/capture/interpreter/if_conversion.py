@@ -344,9 +344,9 @@ def joined(
     known = reachable(all_values(s)) if any(found.changes for found in changes) else set()
     made = made_by(left.calls), made_by(right.calls)
     meetings = met(s, changes, known, made)
-    copies = [meeting.change for meeting in meetings if isinstance(meeting.change.value, Tensor)]
-    require_no_views(s, copies)
-    joining = Joining(known, made, {id(change.value) for change in copies})
+    written = [meeting for meeting in meetings if isinstance(meeting.change.value, Tensor)]
+    require_no_views(s, [meeting.change for meeting in written])
+    joining = Joining(known, made, {id(meeting.change.value) for meeting in written})
     if len(left.values) != len(right.values):
         raise Differs
     for both in zip(left.values, right.values, strict=True):
@@ -355,7 +355,7 @@ def joined(
         joining.note_state(s, meeting)
     if joining.chooses:
         joining.condition, joining.need = kept_condition(s, condition), failed
-    own = {id(state) for meeting in meetings for state in (meeting.left, meeting.right) if isinstance(state, Tensor)}
+    own = {id(state) for meeting in written for state in (meeting.left, meeting.right)}
     joining.take_results(joined_tensors(s, condition, sides, joining.all_pairs(), failed, own))
     for meeting in meetings:
         joining.build_state(s, meeting)
