@@ -206,7 +206,7 @@ class ShapeEnv:
             if (answer := beyond_int64(relation)) is None:
                 for number in relation.free_symbols():
                     self.specialise(number, where)
-                answer = self._holds(relation)
+                answer = holds_here(self, relation)
             return answer
         if not self.has_hint(relation):
             answer = self._prover(relation, self) if self._prover else None
@@ -215,11 +215,15 @@ class ShapeEnv:
                 symbols = ", ".join(map(str, unknown))
                 raise DataDependentSize(at=where, relation=relation, symbols=symbols, unknown=unknown)
             return answer
-        answer = self._holds(relation)
+        answer = holds_here(self, relation)
         self._record(self._guards, relation if answer else relation.negate(), where)
         return answer
 
     decide_layout = decide  # only a recording takes layouts for granted
+
+    def is_assumed(self, relation: Relation | bool) -> bool:
+        """Never: only a recording takes the likely answer."""
+        return False
 
     def expect(self, relation: Relation | bool, where: Location | None = None) -> bool:
         """As `decide`, but where data decide it is taken to hold, and the compiled code checks it."""
@@ -246,16 +250,12 @@ class ShapeEnv:
         if not self.conditional.isdisjoint(relation.free_symbols()):
             raise ConditionalNumber
         backed = self.has_hint(relation)
-        if backed and not self._holds(relation):
+        if backed and not holds_here(self, relation):
             raise FalseAssertion(at=where, relation=relation, reason="the inputs of this call break it")
         if checked and not backed:
             self._facts.learn(relation)
             return
         self._record(self._guards if backed else self._checks, relation, where)
-
-    def _holds(self, relation: Relation) -> bool:
-        difference = self.hint(relation.difference)
-        return {"eq": difference == 0, "ne": difference != 0, "le": difference <= 0}[relation.kind]
 
     def _record(self, into: list[ShapeGuard], relation: Relation, where: Location | None) -> None:
         stated: Relation | bool = relation
@@ -283,6 +283,12 @@ class ShapeEnv:
     def replacements(self) -> dict[Symbol, Int]:
         """Symbols that equalities define in terms of others."""
         return dict(self._facts.replacements)
+
+
+def holds_here(env: ShapeEnv, relation: Relation) -> bool:
+    """Whether it holds for the numbers of this call."""
+    difference = env.hint(relation.difference)
+    return {"eq": difference == 0, "ne": difference != 0, "le": difference <= 0}[relation.kind]
 
 
 def assumed(env: ShapeEnv, relation: Relation) -> bool:

@@ -34,6 +34,10 @@ class SizeOracle(Protocol):
         """As `decide`, but a relation that depends on data is assumed to hold, and checked at run time."""
         ...
 
+    def is_assumed(self, relation: Relation | bool) -> bool:
+        """Whether `decide` would take the likely answer, since data decide."""
+        ...
+
 
 @final
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from kiln.loops.fusion.schedule import schedule
 from kiln.loops.kernel.launches.interpret import run_kernel_program
 from kiln.loops.lowering.errors import NoLowering
 from kiln.loops.program.interpret import run_program
+from kiln.loops.program.verify import verify_program
 from kiln.support.events import EventSink
 from kiln.tensor.spec import CPU, ScalarSpec, TensorSpec
 from tests.loops.checks import TARGET, lowered
@@ -22,6 +23,7 @@ from tests.loops.programs import Env
 
 def runs(graph: Graph, inputs: list[Any]) -> list[list[Any]]:
     program = lowered(graph)
+    verify_program(program)
     return [run_program(program, inputs), run_kernel_program(schedule(program, TARGET, EventSink()), inputs)]
 
 
@@ -47,6 +49,19 @@ def test_a_size_that_data_decide() -> None:
     numbers = g.iota(length=size, start=0, step=2, dtype=torch.int64, device=CPU)
     for out, total in runs(*g.done(g.add(numbers, 1), g.sum(numbers, axes=(0,)))):
         assert out.tolist() == [1, 3, 5, 7, 9] and total.item() == 20
+
+
+@pytest.mark.parametrize("at", [1, -1])
+def test_a_position_that_data_decide_counts_from_either_end(at: int) -> None:
+    """The number is in an index, and in no size."""
+    g = Env()
+    x, row, t = g.tensor(2, 5), g.tensor(2), g.tensor(make=lambda shape: torch.tensor(at))
+    number = g.shapes.create_unbacked(lo=-5, hi=4)
+    g.builder.add(PRIMS["local_scalar"], (t,), {"kind": "int", "checks": ()}, ScalarSpec(int, number))
+    expected = g.inputs[0].clone()
+    expected[:, at] = g.inputs[1]
+    for (out,) in runs(*g.done(g.select_scatter(x, row, axis=1, index=number % 5))):
+        torch.testing.assert_close(out, expected)
 
 
 def test_an_integer_argument() -> None:

@@ -108,15 +108,23 @@ class Position(nn.Module):
         return self.rows.sum(0)
 
 
+def stored_and_read(cache: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    changed = cache.clone()
+    changed[:, t] = 7.0
+    return changed * 2, cache[:, t]
+
+
 def rows_of(size: int) -> tuple[Tensor]:
     return (torch.randn(size, 8),)
 
 
 T = torch.tensor
 ROWS = {"x": {0: kiln.Dim("rows", min=1)}}
+LENGTH = kiln.Dim("length", min=2)
 CASES: dict[str, tuple[Any, list[Any], Any]] = {
-    "position": (Cached(), [(torch.randn(2, 4), T(i)) for i in (3, 0, 15)], None),
+    "position": (Cached(), [(torch.randn(2, 4), T(i)) for i in (3, 0, 15, -1, -16)], None),
     "rows": (stored_rows, [(torch.zeros(2, 16, 4), torch.ones(2, 2, 4), T(i)) for i in (3, 0)], None),
+    "from-the-end": (stored_and_read, [(torch.randn(3, 5, 2), T(i)) for i in (1, -1, 4, -5)], {"cache": {1: LENGTH}}),
     "experts": (Experts(), [rows_of(6), rows_of(1), rows_of(40)], ROWS),
     "masks": (ExpertsOfMasks(), [rows_of(6), rows_of(1), rows_of(40)], ROWS),
     "batch-norm": (nn.BatchNorm1d(8, momentum=None), [rows_of(5), rows_of(5), rows_of(5)], None),
@@ -156,7 +164,7 @@ def test_a_program_of_values_equals_eager(name: str, form: str, tmp_path: Path) 
             assert_close(given, expected)
 
 
-@pytest.mark.parametrize(("name", "bad"), [("position", -1), ("asserted", 4), ("integer", -1)])
+@pytest.mark.parametrize(("name", "bad"), [("position", -17), ("position", 16), ("asserted", 4), ("integer", -1)])
 def test_a_value_that_was_excluded_is_an_error_with_its_line(name: str, bad: int, tmp_path: Path) -> None:
     target, (example, *_), shapes = CASES[name]
     with torch.no_grad():

@@ -29,6 +29,9 @@ class GuardFreeOracle:
 
     expect = decide_layout = decide
 
+    def is_assumed(self, relation: Relation | bool) -> bool:
+        return False
+
     def hint(self, value: Int) -> int | None:
         """The value in the call that is compiled, for cost estimates; None where it has none."""
         if not isinstance(value, Expr):

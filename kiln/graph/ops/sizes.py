@@ -11,7 +11,7 @@ from functools import partial
 
 from kiln.graph.ops.emit import Emit
 from kiln.graph.prims.meta import equal, less
-from kiln.symbolic import Int, product, rel_lt
+from kiln.symbolic import Expr, Int, product, rel_le, rel_lt
 from kiln.tensor.spec import TensorSpec
 
 FAR = 2**62
@@ -62,6 +62,11 @@ def filled(e: Emit, x: TensorSpec, sizes: Sequence[Int]) -> tuple[Int, ...]:
 
 def wrap_index(e: Emit, index: Int, size: Int, *, strict: bool = False) -> Int:
     """A non-negative index; with `strict`, out-of-range indices raise, as in `select`."""
+    if isinstance(index, Expr) and size != 0 and e.oracle.is_assumed(rel_lt(index, 0)):
+        # Of an export: both signs in one graph.
+        e.oracle.expect(rel_le(-size, index))
+        e.oracle.expect(rel_lt(index, size))
+        return index % size
     inside = index
     if less(e.oracle, index, 0):
         inside = index + size

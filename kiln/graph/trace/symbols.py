@@ -59,10 +59,13 @@ class TraceSymbols:
 
     def decide(self, relation: Relation | bool) -> bool:
         """Whether it holds; adds a guard if that depends on hints."""
-        if self.env.assumes_data and self.env.known(relation) is None and not self.env.has_hint(relation):
+        if self.is_assumed(relation):
             assert isinstance(relation, Relation)
             return assume_likely(self.env, relation, self.location)
         return self.env.decide(relation, self.location)
+
+    def is_assumed(self, relation: Relation | bool) -> bool:
+        return self.env.assumes_data and self.env.known(relation) is None and not self.env.has_hint(relation)
 
     def is_empty(self, sizes: Iterable[Int]) -> bool:
         """Whether no elements make any layout contiguous; sizes that depend on data are taken to be positive."""

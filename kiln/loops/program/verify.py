@@ -5,7 +5,17 @@ from __future__ import annotations
 from kiln.loops.body.indexing import symbols_of
 from kiln.loops.body.verify import InvalidLoops, Problems, Ranks, verify_body
 from kiln.loops.program.analyses import node_axes, outs, program_buffers, reads, written
-from kiln.loops.program.nodes import Buffer, Extern, LoopNode, LoopProgram, ReduceOp, Reduction, Scan, Scatter
+from kiln.loops.program.nodes import (
+    LOCAL_SCALAR,
+    Buffer,
+    Extern,
+    LoopNode,
+    LoopProgram,
+    ReduceOp,
+    Reduction,
+    Scan,
+    Scatter,
+)
 from kiln.loops.program.text import node_text
 from kiln.symbolic import Symbol
 
@@ -43,7 +53,8 @@ def _size_symbols(program: LoopProgram) -> frozenset[Symbol]:
     symbols = frozenset(given for given in program.inputs if isinstance(given, Symbol))
     for buffer in program_buffers(program).values():
         symbols |= symbols_of(*buffer.spec.sizes, *buffer.spec.strides, buffer.spec.offset)
-    return symbols
+    reads = [node for node in program.nodes if isinstance(node, Extern) and node.target == LOCAL_SCALAR]
+    return symbols | symbols_of(*[node.args[2] for node in reads])
 
 
 def _node_problems(node: LoopNode, ranks: Ranks) -> Problems:

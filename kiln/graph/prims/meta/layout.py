@@ -294,6 +294,9 @@ class _SymbolFreeOracle:
 
     expect = decide_layout = decide
 
+    def is_assumed(self, relation: Relation | bool) -> bool:
+        return False
+
 
 @lru_cache(maxsize=8192)
 def layout_without_symbols(operands: tuple[Layout, ...]) -> Layout | None:
