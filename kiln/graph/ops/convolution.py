@@ -20,6 +20,7 @@ from kiln.symbolic import Int, ceil_div, rel_le, sym_min
 from kiln.tensor.spec import TensorSpec
 
 T = TypeVar("T")
+INT_MAX = torch.iinfo(torch.int32).max
 Sizes = Sequence[Int]
 
 
@@ -104,6 +105,13 @@ def _pool_sizes(
     e: Emit, x: TensorSpec, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil_mode: bool, dims: int
 ) -> tuple[Int, ...]:
     steps, sizes = stride or kernel, list(x.sizes)
+    if x.rank not in (dims + 1, dims + 2):
+        raise RuntimeError(f"Expected {dims + 1}D or {dims + 2}D (batch mode) tensor for input, but got: {x.sizes}")
+    for numbers in (kernel, steps, padding, dilation):
+        if len(numbers) not in (1, dims):
+            raise RuntimeError(f"pooling: an argument must either be a single int, or a tuple of {dims} ints")
+        if any(isinstance(number, int) and number > INT_MAX for number in numbers):
+            raise RuntimeError("value cannot be converted to type int without overflow")
     for i in range(dims):
         axis = x.rank - dims + i
         sizes[axis] = pooled(sizes[axis], at(kernel, i), at(steps, i), at(padding, i), at(dilation, i), ceil_mode)
