@@ -29,6 +29,7 @@ PROGRAMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "multinomial": lambda x: x + torch.multinomial(torch.ones(40), 33),
     "normal": lambda x: torch.normal(0.0, 1.0, (33,)) + torch.normal(x, 1.0),
     "poisson": lambda x: torch.poisson(x.abs()),
+    "draws of draws": lambda x: torch.bernoulli(F.dropout(x.exp(), 0.5).sigmoid()) + torch.normal(x, x.abs()).cumsum(0),
 }
 
 
@@ -55,10 +56,17 @@ def gradients(function: Callable[..., torch.Tensor]) -> list[torch.Tensor | None
     return [result, x.grad, torch.rand(1)]
 
 
-def test_the_backward_takes_the_same_mask() -> None:
-    def program(x: torch.Tensor) -> torch.Tensor:
-        return F.dropout(F.dropout(x, 0.4) * 3, 0.2)
+def dropped_twice(x: torch.Tensor) -> torch.Tensor:
+    return F.dropout(F.dropout(x, 0.4) * 3, 0.2)
 
+
+def noisy_and_dropped(x: torch.Tensor) -> torch.Tensor:
+    noise = torch.poisson(x.detach().abs())
+    return torch.cat((F.dropout(x, 0.3), noise, torch.rand(5, 33)))
+
+
+@pytest.mark.parametrize("program", [dropped_twice, noisy_and_dropped])
+def test_the_backward_takes_the_same_mask(program: Callable[[torch.Tensor], torch.Tensor]) -> None:
     compiled = kiln.compile(program, fullgraph=True, options={"random": "eager", "cache": False})
     for expected, found in zip(gradients(program), gradients(compiled), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=0)

@@ -2,7 +2,8 @@
 
 Buffers with a base share its memory. A reader can be fused with the writer of a buffer that exactly one node writes.
 Where memory is written several times (scatters in place, calls that mutate), only the order is kept, by barriers.
-What uses a number that the host reads comes after all reads in front of it. What follows the last check of values, and
+What uses a number that the host reads comes after all reads in front of it. Calls that draw random numbers or have
+effects keep their order. What follows the last check of values, and
 only that, may write to an argument: until then nothing has changed that eager could not compute from again.
 """
 
@@ -84,6 +85,8 @@ class Dependencies:
         kept = kept_buffers(program)
         host = host_numbers(program)
         self._host_numbers = [numbers_of(node, buffers, host) for node in program.nodes] if host else None
+        self._ordered = [isinstance(node, Extern) and node.ordered for node in program.nodes]
+        self._last_ordered: Group | None = None
         self._last_read: Group | None = None
         self.last_check = last_check(program)
         self._check: Group | None = None
@@ -104,6 +107,11 @@ class Dependencies:
         """Enter the edges of `group`, which holds just node `number`."""
         if self._host_numbers is not None:
             self._order_by_numbers(group, self._host_numbers[number])
+        if self._ordered[number]:
+            if self._last_ordered is not None:
+                group.after.add(self._last_ordered)
+                group.barriers.add(self._last_ordered)
+            self._last_ordered = group
         if self._check is not None:
             group.after.add(self._check)
             group.barriers.add(self._check)

@@ -70,7 +70,7 @@ def mutating(
     outs = tuple([lowering.new_buffer(part) if isinstance(part, TensorSpec) else None for part in spec[:count]])
     lowering.results[node] = (*outs, *copies)
     names = tuple([copy.name for copy in copies])
-    lowering.emit(Extern(outs, target, given, named, mutates=names, origin=origin_text(node)))
+    lowering.emit(Extern(outs, target, given, named, names, origin=origin_text(node), ordered=node.op.name == "opaque"))
 
 
 def call(lowering: Lowering, node: Node, target: str, args: Iterable[object], kwargs: Kwargs = ()) -> None:
@@ -84,7 +84,8 @@ def call(lowering: Lowering, node: Node, target: str, args: Iterable[object], kw
         lowering.results[node] = outs
     else:
         raise NoLowering(op=target, problem=f"its result is {spec}")
-    lowering.emit(Extern(outs, target, tuple(args), kwargs, origin=origin_text(node)))
+    ordered = node.op.name == "opaque"
+    lowering.emit(Extern(outs, target, tuple(args), kwargs, origin=origin_text(node), ordered=ordered))
 
 
 def _filled(lowering: Lowering, node: Node, template: object) -> object:

@@ -62,7 +62,8 @@ def emit(lowering: Lowering, node: Node, target: str, args: tuple[object, ...], 
     programs = tuple([lowered(lowering, graph, sizes) for graph in nested_graphs(node)])
     outs = tuple([lowering.new_buffer(spec) for spec in node.spec if isinstance(spec, TensorSpec)])
     lowering.results[node] = outs
-    lowering.emit(Extern(outs, target, args, origin=origin_text(node), nested=programs))
+    ordered = any(isinstance(inner, Extern) and inner.ordered for program in programs for inner in program.nodes)
+    lowering.emit(Extern(outs, target, args, origin=origin_text(node), nested=programs, ordered=ordered))
 
 
 def lowered(lowering: Lowering, graph: Graph, sizes: Sequence[Symbol]) -> LoopProgram:

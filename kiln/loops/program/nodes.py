@@ -139,7 +139,8 @@ COND, WHILE_LOOP, SCAN = "kiln.cond", "kiln.while_loop", "kiln.scan"
 class Extern:
     """A call of an ATen overload; `args` and `kwargs` hold `BufferArg` and constants (as in `plan.CallAten`).
 
-    `mutates`: names of argument buffers that it writes. An out with a `base` is a view: no copy, no memory.
+    `mutates`: names of argument buffers that it writes. An out with a `base` is a view: no copy, no memory. `ordered`:
+    it keeps its place among such calls, as it draws random numbers or has effects.
 
     Targets that are no ATen overloads, each a step of its own in the plan:
         "kiln.empty"         outs[0] is fresh memory with any contents
@@ -160,6 +161,7 @@ class Extern:
     mutates: tuple[str, ...] = ()
     origin: str = ""
     nested: tuple[LoopProgram, ...] = ()
+    ordered: bool = False
 
 
 LoopNode = Pointwise | Reduction | Scan | Scatter | Extern
