@@ -84,6 +84,7 @@ def gelu(e: Emit, x: Node, *, approximate: str = "none") -> Node:
         raise RuntimeError("approximate argument must be either none or tanh.")
     p = e.pointwise
     if approximate == "tanh":
+        refuse_complex("gelu", x)
         curve = p("tanh", _tanh_argument(e, x))
     else:
         curve = p("erf", p("mul", x, ROOT_HALF))

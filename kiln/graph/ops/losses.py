@@ -265,7 +265,7 @@ def require_classes(e: Emit, x: Node, target: Node, weight: Maybe) -> None:
         raise RuntimeError(f"nll_loss does not take input of sizes {spec.sizes} and target of {target.tensor.sizes}")
     if not spec.dtype.is_floating_point:
         raise NotImplementedError(f'"nll_loss" not implemented for {spec.dtype}')
-    if target.tensor.dtype not in (torch.int64, torch.uint8):
+    if target.tensor.dtype is not torch.int64 and (target.tensor.dtype is not torch.uint8 or spec.rank == 4):
         raise RuntimeError(f"expected target dtype to be Long or Byte, but got {target.tensor.dtype}")
     if not same_sizes(e, target.tensor.sizes, (*spec.sizes[:axis], *spec.sizes[axis + 1 :])):
         raise RuntimeError(f"nll_loss: size mismatch, got input {spec.sizes}, target {target.tensor.sizes}")

@@ -221,6 +221,7 @@ def pow_scalar(e: Emit, x: Node, exponent: Number) -> Node:
     powers = _POWERS if dtype.is_floating_point and not isinstance(exponent, complex) else {}
     if dtype is torch.float16 and base.tensor.device.type == "cpu":
         powers = {number: simple for number, simple in powers.items() if number not in _ROOTS}
+        e.require_fits(exponent, dtype)
     wide = OPMATH.get(dtype, dtype)
     if exponent in powers:
         return e.convert(powers[exponent](e, e.convert(base, wide)), dtype)
