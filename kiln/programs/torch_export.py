@@ -32,6 +32,7 @@ from kiln.programs.call.specs import bound_by
 from kiln.programs.call.tree import Tree, flatten
 from kiln.programs.dims import AnyDim, Dim
 from kiln.programs.program_parts import ProgramParts
+from kiln.programs.public_calls import public_results
 from kiln.symbolic import Expr, FloorDiv, Int, Max, Min, Mod, Symbol, symbol
 from kiln.tensor.spec import ScalarSpec, TensorSpec
 
@@ -247,11 +248,23 @@ class Exporter:
 
     def copy_nodes(self) -> None:
         """The calls, with what torch says that they return."""
+
+        def called(target: Callable[..., object], *args: FxArgument, **kwargs: FxArgument) -> FxNode:
+            made = self.fx.call_function(target, args, kwargs)
+            self.run(made)
+            return made
+
+        def copied(value: FxArgument) -> FxArgument:
+            return torch.fx.node.map_arg(value, lambda old: self.copies[old])
+
         for node in self.view.fx.nodes:
             if node.op == "placeholder" or node in self.copies:
                 continue
             if node.op == "call_module":
                 raise NoTorchExport(problem=f"its graph has a nested graph (`{node.target}`)")
+            if results := public_results(node, called, copied):
+                self.copies |= results
+                continue
             self.copies[node] = self.fx.node_copy(node, lambda old: self.copies[old])
             self.run(self.copies[node])
 

@@ -105,6 +105,20 @@ class Loops(nn.Module):
         return turned, *scan(lambda h, row: (torch.tanh(h + row), h * row), state, x)
 
 
+class OwnKernels(nn.Module):
+    """What torch has CPU operators of its own for: LSTM in both directions, attention with shared heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(6, 8, num_layers=2, bidirectional=True, bias=False, batch_first=True)
+
+    def forward(self, x: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
+        y, (h, c) = self.lstm(x)
+        attend = nn.functional.scaled_dot_product_attention
+        heads = attend(y.unflatten(2, (4, 4)).transpose(1, 2), keys, keys + 1, is_causal=True, enable_gqa=True)
+        return h + c, heads.transpose(1, 2)
+
+
 DIM = kiln.Dim("batch", min=2, max=64)
 # fmt: off
 MODELS: dict[str, tuple[Callable[[], Any], Call, Any, Call]] = {
@@ -135,6 +149,8 @@ MODELS: dict[str, tuple[Callable[[], Any], Call, Any, Call]] = {
                    call(-torch.ones(6, 4), torch.ones(3))),
     "loops":      (Loops,            call(torch.randn(6, 3), torch.randn(3), torch.tensor(2)), {"x": {0: DIM}},
                    call(torch.randn(4, 3), torch.randn(3), torch.tensor(4))),
+    "kernels":    (OwnKernels,       call(torch.randn(3, 5, 6), torch.randn(3, 2, 5, 4)),
+                   {"x": {0: DIM}, "keys": {0: DIM}}, call(torch.randn(4, 5, 6), torch.randn(4, 2, 5, 4))),
     "pair":       (Pair,             call(torch.randn(6, 4), [torch.randn(13)]),
                    {"x": {0: DIM}, "others": [{0: 2 * DIM + 1}]},
                    call(torch.randn(3, 4), [torch.randn(7)])),
@@ -253,6 +269,16 @@ def test_onnx() -> None:
     program = exported("classifier")[0]
     made = torch.onnx.export(program.to_torch_export(), (), dynamo=True)
     assert made is not None and [each.name for each in made.model.graph.inputs] == ["x", "mask"]
+
+
+def test_public_operators_are_written() -> None:
+    """Those that other readers know, such as `torch.onnx.export`."""
+    program, expected, given = exported("kernels")
+    made = program.to_torch_export()
+    calls = [str(node.target) for node in made.graph.nodes if node.op == "call_function"]
+    assert calls.count("aten.lstm.input") == 4 and calls.count("aten.scaled_dot_product_attention.default") == 1
+    assert not [call for call in calls if "mkldnn" in call or "_for_cpu" in call]
+    same(kiln.Program.from_torch_export(made), expected, given)
 
 
 class Resized(nn.Module):
