@@ -197,3 +197,28 @@ def test_an_array_of_a_module() -> None:
     module.mean[0] = 7
     assert torch.equal(compiled(x), module(x))
     assert compiled.report().compiles == 1
+
+
+SCALARS = (
+    "torch.tensor([a[0], 1])", "torch.tensor([1.5, a.mean()])", "torch.tensor([[a[0]], (a[1],)])",
+    "torch.as_tensor([a[0], 2])", "torch.tensor([x[0], a[0]])", "torch.tensor([np.float64(2), a[0]])",
+    "torch.tensor(list(a), dtype=torch.float32)", "x * a[0]", "x.long() + a[0]", "torch.full((2,), a[1])",
+    "torch.where(x > 0, x.long(), a[0])",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["float64", "float32", "int32", "uint8", "bool"])
+@pytest.mark.parametrize("text", SCALARS)
+def test_scalars_among_the_arguments_of_torch(text: str, kind: str) -> None:
+    """In a list a scalar has the dtype of its own; elsewhere it is a Python number, and a truth a float."""
+    program: Program = eval(f"lambda a, x: {text}", globals())
+    compiled = kiln.compile(program, options={"cache": False})
+    for numbers in ([1, 0, 4], [0, 2, 5]):
+        given = np.array(numbers).astype(kind), torch.tensor([1.0, -2.0])
+        try:
+            expected = program(*given)
+        except TypeError:
+            with pytest.raises(TypeError):
+                compiled(*given)
+        else:
+            assert same(compiled(*given), expected)

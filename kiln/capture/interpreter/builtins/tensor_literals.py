@@ -1,23 +1,27 @@
-"""`torch.tensor` of lists in which tensors of rank 0 stand for numbers.
+"""`torch.tensor` of lists in which tensors of rank 0, or scalars of NumPy, stand for numbers.
 
 torch.tensor([x.max(), 2])      torch.stack([x.max().detach(), torch.tensor(2, dtype=x.dtype)])
 
-The dtype is the common one of all numbers; the result has no gradient.
+The dtype is the common one of all numbers, of NumPy's their own; the result has no gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TypeGuard
 
 import torch
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.builtins.numpy_functions import of_tensor
 from kiln.capture.interpreter.core import Args, CaptureState, Handler, Kwargs, Value, handles
+from kiln.capture.interpreter.variables.array import TracedArray
 from kiln.capture.interpreter.variables.sequence import Sequence, Tuple
 from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.capture.interpreter.variables.tensor import Tensor, record
+from kiln.support.optional import load
 
+numpy = load("numpy")
 OPTIONS = frozenset(("dtype", "device"))
 
 
@@ -33,12 +37,16 @@ def numbers_in(s: CaptureState, value: Value) -> Iterator[Value]:
 def literal(function: Callable[..., object], otherwise: Handler) -> Handler:
     def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         numbers = list(numbers_in(s, args[0])) if args and isinstance(args[0], Sequence) else []
-        if not any([isinstance(number, Tensor) for number in numbers]):
+        if not any([isinstance(number, Tensor) or is_scalar(number) for number in numbers]):
             return otherwise(s, args, kwargs)
         given = {name: value.constant(s) for name, value in kwargs.items() if name in OPTIONS}
         if len(args) > 1 or kwargs.keys() - OPTIONS or s.function_modes:
             raise refusal(function, "other arguments")
         dtypes = [dtype_of(function, number) for number in numbers]
+        if len(set(dtypes)) > 1 and any(
+            [is_scalar(n) and d is torch.bool for n, d in zip(numbers, dtypes, strict=True)]
+        ):
+            raise refusal(function, "a truth of NumPy among numbers")
         dtype = given.get("dtype") or common(dtypes)
         if any([torch.promote_types(dtype, other) is not dtype for other in dtypes]):
             raise refusal(function, "a dtype that may not hold the numbers")
@@ -46,6 +54,10 @@ def literal(function: Callable[..., object], otherwise: Handler) -> Handler:
         return stacked(s, function, args[0], options)
 
     return handler
+
+
+def is_scalar(value: Value) -> TypeGuard[TracedArray]:
+    return isinstance(value, TracedArray) and value.is_scalar
 
 
 def refusal(function: Callable[..., object], given: str) -> UnsupportedCall:
@@ -62,6 +74,10 @@ def common(dtypes: list[torch.dtype]) -> torch.dtype:
 def dtype_of(function: Callable[..., object], number: Value) -> torch.dtype:
     if isinstance(number, Tensor) and number.fake.dim() == 0:
         return number.fake.dtype
+    if is_scalar(number):
+        return number.tensor.fake.dtype
+    if numpy is not None and number.is_constant and isinstance(number.real(), numpy.generic):
+        return torch.as_tensor(number.real()).dtype
     kinds = {bool: torch.bool, int: torch.int64, float: torch.get_default_dtype()}
     found = None if isinstance(number, Tensor) else kinds.get(number.python_type())
     if found is None or not (number.is_constant or isinstance(number, Symbolic)):
@@ -70,6 +86,8 @@ def dtype_of(function: Callable[..., object], number: Value) -> torch.dtype:
 
 
 def stacked(s: CaptureState, function: Callable[..., object], value: Value, options: Kwargs) -> Value:
+    if is_scalar(value):
+        value = value.tensor
     if not isinstance(value, Sequence):
         made = record(s, "detach", [value], {}) if isinstance(value, Tensor) else None
         return record(s, torch.scalar_tensor, [value], options) if made is None else record(s, "to", [made], options)

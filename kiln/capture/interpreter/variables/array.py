@@ -188,7 +188,9 @@ class TracedArray(ArrayValue):
         raise DataDependentValue(operation="an array")
 
     def torch_arg(self, s: CaptureState) -> object:
-        """Torch takes a scalar for a number."""
+        """Torch takes a scalar for a number, that of a truth for a float."""
+        if self.is_scalar and self.tensor.fake.dtype is torch.bool:
+            return record(s, "double", [self.tensor], {}).get_attr(s, "item").call(s, [], {}).torch_arg(s)
         if self.is_scalar:
             return self.tensor.get_attr(s, "item").call(s, [], {}).torch_arg(s)
         raise UnsupportedCall(function="torch", why="it gets an array of NumPy")
