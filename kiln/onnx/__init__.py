@@ -5,6 +5,7 @@ print(model.text())                           %2 = Gemm(x, weight, bias; transB=
 write_model(model, "net.onnx")                the protocol buffer; weights beside it where they do not fit
 """
 
+from kiln.onnx import random_rules as random_rules
 from kiln.onnx.errors import NoOnnxForm
 from kiln.onnx.file import model_bytes, write_model
 from kiln.onnx.model import OnnxModel, OnnxNode

@@ -388,3 +388,32 @@ def col2im(
     return o(
         "Reshape", o("Col2Im", wide, o.ints(sizes), o.ints(kernel), attrs=attrs), o.ints(o.spec.sizes), allowzero=1
     )
+
+
+@rule("_embedding_bag_forward_only.default", "_embedding_bag.default")
+def embedding_bag(
+    o: OnnxCaller, weight: str, indices: str, offsets: str, scaled: bool = False, mode: int = 0, sparse: bool = False,
+    shares: str | None = None, has_end: bool = False, padding: int = -1,
+) -> tuple[str, ...]:  # fmt: skip
+    """Rows of a table, added up (mode 0), averaged (1), or the largest (2), for each bag that begins at an offset."""
+    dtype, made = o.spec.dtype, o.ints(o.spec.sizes)
+    rows, wide = o("Gather", weight, indices), o.cast(indices, torch.int64)
+    begins = o.cast(offsets, torch.int64)
+    begins = o("Slice", begins, o.ints((0,)), o.ints((-1,)), o.ints((0,))) if has_end else begins
+    at = o("Unsqueeze", places(o, o.input(1).sizes[0]), o.ints((1,)))
+    begun = o.cast(o("LessOrEqual", o("Unsqueeze", begins, o.ints((0,))), at), torch.int64)
+    bag = o("Sub", o("ReduceSum", begun, o.ints((1,)), keepdims=1), o.number(1, torch.int64))
+    counted = o.cast(o("Not", o("Equal", wide, o.number(padding, torch.int64))), dtype)
+    if shares is not None:
+        rows = o("Mul", rows, o("Unsqueeze", shares, o.ints((1,))))
+    nothing = o.number(float("-inf") if mode == 2 else 0, dtype)
+    if padding >= 0:
+        rows = o("Where", o.cast(o("Unsqueeze", counted, o.ints((1,))), torch.bool), rows, nothing)
+    total = o("ScatterND", o("Expand", nothing, made), bag, rows, reduction="max" if mode == 2 else "add")
+    if mode == 0:
+        return total, "", "", ""
+    empty = o("Expand", o.number(0, dtype), o.ints(o.spec.sizes[:1]))
+    counts = o("Unsqueeze", o("ScatterND", empty, bag, counted, reduction="add"), o.ints((1,)))
+    if mode == 1:
+        return o("Div", total, o("Max", counts, o.number(1, dtype))), "", "", ""
+    return o("Where", o("Equal", counts, o.number(0, dtype)), o.number(0, dtype), total), "", "", ""

@@ -92,6 +92,29 @@ def log1p(o: OnnxCaller, x: str) -> str:
     return o("Where", is_x, x, o("Mul", o("Log", u), o("Div", x, o("Sub", u, one))))
 
 
+ERFC = (
+    0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.18628806, 0.09678418, 0.37409196, 1.00002368,
+    -1.26551223,
+)  # fmt: skip
+"""From the highest power down: Press et al., Numerical Recipes, `erfcc`; the relative error is below 1.2e-7."""
+
+
+@rule("erfc")
+def erfc(o: OnnxCaller, x: str) -> str:
+    """1 - erf(x) would have no digits left where it is small: t exp(-x^2 + p(t)), where t = 1 / (1 + |x| / 2)."""
+    dtype, wide = o.input().dtype, torch.float64
+    if dtype is wide:
+        raise o.refused("in float64")
+    x = o.cast(x, wide)
+    t = o("Reciprocal", o("Add", o("Mul", o("Abs", x), o.number(0.5, wide)), o.number(1, wide)))
+    total = o.number(ERFC[0], wide)
+    for factor in ERFC[1:]:
+        total = o("Add", o("Mul", total, t), o.number(factor, wide))
+    half = o("Mul", t, o("Exp", o("Sub", total, o("Mul", x, x))))
+    is_negative = o("Less", x, o.number(0, wide))
+    return o.cast(o("Where", is_negative, o("Sub", o.number(2, wide), half), half), dtype)
+
+
 @rule("signbit")
 def signbit(o: OnnxCaller, x: str) -> str:
     """Not of NaN."""
@@ -273,6 +296,21 @@ def extreme_index(o: OnnxCaller, x: str, *, axes: tuple[int, ...]) -> str:
 @rule("cumsum")
 def cumsum(o: OnnxCaller, x: str, *, axis: int) -> str:
     return o("CumSum", x, o.number(axis, torch.int64))
+
+
+@rule("cumprod")
+def cumprod(o: OnnxCaller, x: str, *, axis: int) -> str:
+    """Of twice as many elements in each step: ONNX has no running product."""
+    sizes = o.input().sizes
+    length, near = sizes[axis], 1
+    if not isinstance(length, int):
+        raise o.refused("a running product of unknown length")
+    while near < length:
+        ones = o("Expand", o.number(1), o.ints((*sizes[:axis], near, *sizes[axis + 1 :])))
+        start, end, along = (o.ints((number,)) for number in (0, length - near, axis))
+        x = o("Mul", x, o("Concat", ones, o("Slice", x, start, end, along), axis=axis))
+        near *= 2
+    return x
 
 
 # Views: of the elements in logical order.

@@ -99,7 +99,8 @@ def nested(x: Tensor) -> Any:
 A, B, IMAGE = torch.randn(3, 4), torch.randn(3, 4), torch.randn(2, 3, 8, 8)
 SIGNED = torch.tensor([[0.0, -0.0, 1.0, -2.0]] * 3)
 ROWS, EDGES = torch.tensor([5, 7, 200], dtype=torch.uint8), torch.tensor([-1.0, 0.0, 1.0])
-functional = nn.functional
+ITEMS = torch.tensor([[0, 2, 1, 1], [2, 2, 2, 2]])
+functional, bag = nn.functional, nn.functional.embedding_bag
 # fmt: off
 CALLS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], bool]] = {
     # what is written, its arguments, and whether the first dimension of all is free
@@ -138,6 +139,12 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], bool]] = {
                    (A,), True),
     "products":   (lambda x, y: (torch.linalg.cross(x[:, :3], y[:, :3]), torch.cdist(x, y)), (A, B), True),
     "norm":       (nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), (A,), True),
+    "running":    (lambda x: (x.cumprod(1), (x[:, :3] > 0).cumprod(1)), (A,), True),
+    "erfc":       (lambda x: torch.erfc(3 * x), (A,), True),
+    "bags":       (lambda x, y: (bag(ITEMS, x), bag(ITEMS, y, mode="mean", padding_idx=2), bag(ITEMS, x, mode="max"),
+                                 bag(ITEMS[0], x, torch.tensor([0, 2, 2, 4]), include_last_offset=True)),
+                   (A, B), False),
+    "weighed":    (lambda x: bag(ITEMS, x, mode="sum", per_sample_weights=torch.ones(2, 4) / 3), (A,), True),
     "quotients":  (lambda x: (x // 0.3, x % 0.3, x // -2), (A,), True),
 }
 # fmt: on
@@ -160,6 +167,42 @@ def test_results(name: str, tmp_path: Path) -> None:
             expected += [state[part] if part in state else mine["xy".index(part)] for part in changed]
             found = run_onnx(path, program, *given)
             assert_close(found, expected, rtol=2e-5, atol=5e-6, check_dtype=name != "numbers")
+
+
+def test_random_numbers_are_distributed_alike(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="the package onnxruntime is not installed")
+
+    def drawn(x: Tensor) -> tuple[Tensor, ...]:
+        shares = torch.tensor([[0.0, 3.0, 1.0]]).expand(40, 3)
+        return (
+            torch.rand_like(x), torch.randn(40, 50), torch.empty_like(x).uniform_(2, 4), x.clone().normal_(3, 2),
+            torch.randint(-2, 5, (40, 50)), torch.bernoulli(x), torch.multinomial(shares, 50, replacement=True),
+            torch.rand(40, 50, dtype=torch.bfloat16).float(),
+        )  # fmt: skip
+
+    x = torch.full((40, 50), 0.25)
+    program, path = kiln.export(drawn, (x,)), tmp_path / "net.onnx"
+    program.save_onnx(path)
+    runtime: Any = load("onnxruntime")
+    session = runtime.InferenceSession(str(path))
+    found, other = [[torch.as_tensor(value) for value in session.run(None, {"x": x.numpy()})] for _ in range(2)]
+    assert not any(torch.equal(left, right) for left, right in zip(found, other, strict=True))
+    for left, right in zip(found, drawn(x), strict=True):
+        assert (left.shape, left.dtype) == (right.shape, right.dtype)
+        spread = float(right.double().std())
+        assert abs(float(left.double().mean() - right.double().mean())) < spread / 5
+        assert abs(float(left.double().std()) - spread) < spread / 5
+    assert found[0].min() >= 0 and found[0].max() < 1 and set(found[4].flatten().tolist()) == set(range(-2, 5))
+
+
+def test_random_numbers_stay_with_kiln_in_a_backend() -> None:
+    """Its results are compared with eager's."""
+    compiled = kiln.compile(lambda x: (x + torch.randn_like(x)) @ x, backend="onnxrt", options={"random": "eager"})
+    x = torch.randn(4, 4)
+    torch.manual_seed(1)
+    found = compiled(x)
+    torch.manual_seed(1)
+    assert_close(found, (x + torch.randn_like(x)) @ x)
 
 
 def test_grouped_product() -> None:
