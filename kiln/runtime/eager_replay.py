@@ -48,6 +48,11 @@ SETTERS: dict[str, Callable[..., object]] = {
     "autocast": set_autocast,
     "autocast_dtype": torch.set_autocast_dtype,
     "autocast_cache": torch.set_autocast_cache_enabled,
+    **{
+        f"{name}_sdp": getattr(torch._C, f"_set_sdp_use_{name}")
+        for name in ("flash", "mem_efficient", "math", "cudnn", "overrideable")
+        if hasattr(torch._C, f"_set_sdp_use_{name}")
+    },
 }
 """The function for a change of mode in the log."""
 Run = Callable[..., tuple[torch.Tensor, ...]]

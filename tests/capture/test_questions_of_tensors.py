@@ -105,3 +105,23 @@ def test_quantiles_are_one_graph() -> None:
     torch.testing.assert_close(kiln.compile(program, fullgraph=True)(x), program(x))
     with pytest.raises((RuntimeError, KilnError)):
         kiln.compile(lambda x: torch.quantile(x, 1.25), fullgraph=True)(x)
+
+
+def test_intermediates_are_no_inference_tensors() -> None:
+    program: Callable[[Tensor], object] = lambda x: (x + 1, (x * 2).is_inference(), x[:1].is_inference())  # noqa: E731
+    compiled = kiln.compile(program, options={"cache": False})
+    x = torch.ones(2)
+    with torch.inference_mode():
+        inner = torch.ones(2)
+        assert str(compiled(inner)) == str(program(inner))
+    for given in (x, inner, x):
+        assert str(compiled(given)) == str(program(given))
+    assert not kiln.explain(program)(x).breaks
+
+
+def test_no_transform_is_active() -> None:
+    asks = torch._C._are_functorch_transforms_active
+    program: Callable[[Tensor], Tensor] = lambda x: x + asks()  # noqa: E731
+    compiled = kiln.compile(lambda x: (program(x), torch.vmap(program)(x)), fullgraph=True)
+    x = torch.zeros(3)
+    torch.testing.assert_close(compiled(x), (program(x), torch.vmap(program)(x)))

@@ -188,6 +188,11 @@ _MADE_ANEW = (types.MethodType, types.BuiltinMethodType, types.MethodWrapperType
 """Bound methods: every look-up makes a new object."""
 
 
+def member_name(value: object) -> str:
+    """The name of a member of an enum that torch's C++ defines; empty for other objects."""
+    return str(getattr(value, "name", "")) if type(type(value)).__name__ == "pybind11_type" else ""
+
+
 def _candidates(value: object) -> Iterator[tuple[str, str]]:
     """The modules and names that an object gives for itself."""
     if isinstance(value, types.ModuleType):
@@ -201,8 +206,9 @@ def _candidates(value: object) -> Iterator[tuple[str, str]]:
     if (group := getattr(value, "group_name", None)) and type(value).__name__ == "ProcessGroup":
         yield "kiln.runtime.process_groups", f"GROUPS.g{group}"
         return
-    if type(value).__module__ == "torch._C._distributed_c10d":  # members of enums of pybind11
-        yield type(value).__module__, f"{type(value).__qualname__}.{getattr(value, 'name', '')}"
+    if name := member_name(value):
+        for module in (type(value).__module__, "torch._C"):
+            yield module, f"{type(value).__qualname__}.{name}"
         return
     if type(value).__module__ == "torch._ops":
         yield "torch", f"ops.{value}"  # "ops.aten.add.Tensor"

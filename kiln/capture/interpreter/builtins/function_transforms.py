@@ -149,7 +149,8 @@ for _name in (
     if hasattr(levels, _name):
         handles(getattr(levels, _name))(immediate(getattr(levels, _name)))
 handles(levels.set_inplace_requires_grad_allowed)(recorded(levels.set_inplace_requires_grad_allowed))
-handles(torch._C._is_fwd_grad_enabled)(immediate(torch._C._is_fwd_grad_enabled))
+for _function in (torch._C._is_fwd_grad_enabled, torch._C._are_functorch_transforms_active):
+    handles(_function)(immediate(_function))
 handles(levels.get_unwrapped)(recorded(levels.get_unwrapped))
 
 

@@ -38,6 +38,7 @@ from kiln.capture.interpreter.variables.made_class import is_made
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, all_items
 from kiln.capture.interpreter.variables.tensor import Overrides, Tensor, record, recorded
+from kiln.runtime.eager_replay import SETTERS as SETTERS_IN_EAGER
 from kiln.runtime.guards.constant import is_constant
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import path_of
@@ -184,7 +185,7 @@ SETTINGS = (torch.get_num_interop_threads, *[
         "cudnn_deterministic", "cudnn_sdp_enabled", "deterministic_algorithms", "deterministic_algorithms_warn_only",
         "deterministic_fill_uninitialized_memory", "float32_matmul_precision", "fp32_precision_getter",
         "linalg_preferred_backend", "math_sdp_allow_fp16_bf16_reduction", "mkldnn_deterministic", "mkldnn_enabled",
-        "nnpack_enabled", "onednn_allow_tf32", "warnAlways",
+        "nnpack_enabled", "onednn_allow_tf32", "overrideable_sdp_enabled", "warnAlways",
     )
     if hasattr(torch._C, f"_get_{name}")
 ])  # fmt: skip
@@ -258,6 +259,11 @@ SETTERS: dict[Setter, tuple[str, Setter]] = {
     torch.set_autocast_enabled: ("autocast", torch.is_autocast_enabled),
     torch.set_autocast_dtype: ("autocast_dtype", torch.get_autocast_dtype),
     torch.set_autocast_cache_enabled: ("autocast_cache", torch.is_autocast_cache_enabled),
+    **{
+        SETTERS_IN_EAGER[name]: (name, getattr(torch._C, f"_get_{name}_enabled"))
+        for name in SETTERS_IN_EAGER
+        if name.endswith("_sdp")
+    },
 }
 """Setters of modes -> (name in the log, getter with the same leading arguments)."""
 

@@ -11,6 +11,7 @@ import types
 from typing import Any, final
 
 import torch
+from torch.nn.attention import SDPBackend
 
 from kiln.capture.interpreter.core import (
     NOT_RESUMABLE,
@@ -150,7 +151,7 @@ def own_attribute(value: enum.Enum, name: str) -> object:
         return len
 
 
-@wraps(*PLAIN, *TORCH, slice)
+@wraps(*PLAIN, *TORCH, slice, SDPBackend)
 @wraps(enum.Enum, subclasses=True)
 def wrap_constant(s: CaptureState, real: object, source: Source | None) -> Value:
     return Constant(real, source)

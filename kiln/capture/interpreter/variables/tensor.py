@@ -499,6 +499,12 @@ def tensors_of(result: object) -> list[FakeTensor]:
     return [tensor for part in result for tensor in tensors_of(part)] if isinstance(result, list | tuple) else []
 
 
+def may_be_inference(s: CaptureState) -> bool:
+    """Whether tensors that are made here may be inference tensors: in that mode, and views of such tensors."""
+    given = [record.real for record in s.recorder.inputs if record.real is not None]
+    return torch.is_inference_mode_enabled() or any(real.is_inference() for real in given)
+
+
 @final
 class TensorMethod(NamedMethod):
     """A bound method of a tensor."""
@@ -510,7 +516,7 @@ class TensorMethod(NamedMethod):
         name, tensor = self.name, self.owner
         if s.see is not None and (seen := s.see(s, name, [tensor, *args], kwargs, True)) is not None:
             return seen
-        if name == "is_inference" and tensor.original is None:
+        if name == "is_inference" and tensor.original is None and may_be_inference(s):
             raise UnsupportedCall(function="Tensor.is_inference", why="it depends on modes that are not recorded")
         if name in METADATA_METHODS:
             plain = [arg.torch_arg(s) for arg in args]
