@@ -222,3 +222,20 @@ def test_scalars_among_the_arguments_of_torch(text: str, kind: str) -> None:
                 compiled(*given)
         else:
             assert same(compiled(*given), expected)
+
+
+def test_a_number_of_numpy_beside_one_from_outside() -> None:
+    def f(x: torch.Tensor, angle: Any) -> Any:
+        return x * (np.deg2rad(180) - angle), np.float32(2) < angle, np.float64(1) / angle
+
+    compiled = kiln.compile(f, fullgraph=True, backend="eager", options={"cache": False})
+    for angle in (np.radians(28.6), np.radians(5.0)):
+        assert same(f(torch.ones(2), angle), compiled(torch.ones(2), angle))
+
+
+def test_a_function_that_returns_a_type() -> None:
+    def f(x: torch.Tensor) -> Any:
+        return x + torch.from_numpy(np.ones(2, np.common_type(np.arange(3, dtype=np.float32))))
+
+    compiled = kiln.compile(f, fullgraph=True, backend="eager", options={"cache": False})
+    assert same(f(torch.ones(2)), compiled(torch.ones(2)))

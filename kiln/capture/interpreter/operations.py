@@ -328,8 +328,8 @@ def dispatch(s: CaptureState, function: Function2, left: Value, right: Value) ->
     reflected = (right, names[-1], left)
     if overrides(s, function, left, right):
         attempts.insert(-1, reflected)
-    elif function in COMPARISONS or left.python_type() is not right.python_type():
-        attempts.append(reflected)
+    elif function in COMPARISONS or left.python_type() is not right.python_type() or left.is_constant:
+        attempts.append(reflected)  # a constant beside another value of its type: NumPy's scalars
     for owner, name, other in attempts:
         found = s.classes.lookup(owner.python_type(), name)
         opposite = name == "__ne__" and found is not None and found[0] is object

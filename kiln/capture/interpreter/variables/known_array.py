@@ -268,7 +268,7 @@ def computed(s: CaptureState, function: Callable[..., object], args: Args, kwarg
         raise s.error(type(error), *error.args) from None
     if (result is None or "out" in kwargs) and has_shared([*args, *kwargs.values()]):
         raise UnsupportedCall(function=name, why="it may write to an array in the memory of a tensor")
-    if getattr(result, "size", 0) > LARGEST:
+    if not isinstance(result, type) and getattr(result, "size", 0) > LARGEST:
         raise UnsupportedCall(function=name, why="its result is large")
     return lifted(s, result)
 
