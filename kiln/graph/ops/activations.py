@@ -17,7 +17,7 @@ from kiln.graph.ops.pointwise import clamped, times
 from kiln.graph.ops.promotion import elementwise, widened
 from kiln.graph.ops.registry import decompose
 from kiln.graph.ops.sizes import axis_of
-from kiln.graph.prims.meta import equal
+from kiln.graph.prims.meta import matches
 from kiln.symbolic.values import Real
 from kiln.tensor.spec import contiguous_strides
 
@@ -285,7 +285,7 @@ def log_sigmoid_backward(e: Emit, grad: Node, x: Node, buffer: Node) -> Node:
 def split_in_two(e: Emit, x: Node, dim: int) -> tuple[Node, Node]:
     axis = axis_of(dim, x.tensor.rank)
     size = x.tensor.sizes[axis]
-    if not equal(e.oracle, size % 2, 0):
+    if not matches(e.oracle, size % 2, 0):
         raise RuntimeError(f"Halving dimension must be even, but dimension {axis} is size {size}")
     middle = size // 2
     first = e.node("slice", x, axis=axis, start=0, stop=middle, step=1)

@@ -19,8 +19,8 @@ from kiln.graph.ops.emit import OVERFLOWING, Emit
 from kiln.graph.ops.pointwise import copy
 from kiln.graph.ops.promotion import result_dtype
 from kiln.graph.ops.registry import DECOMPOSITIONS, Decomposition, decompose, library
-from kiln.graph.ops.sizes import FAR, axes_of, axis_of, clamp_slice, filled, is_empty, same_sizes, wrap_index
-from kiln.graph.prims.meta import broadcast, equal, view_strides
+from kiln.graph.ops.sizes import FAR, axes_of, axis_of, clamp_slice, filled, is_empty, matching_sizes, wrap_index
+from kiln.graph.prims.meta import broadcast, equal, matches, view_strides
 from kiln.graph.prims.meta.layout import is_dense
 from kiln.symbolic import Int
 from kiln.tensor.spec import CPU, TensorSpec
@@ -107,7 +107,7 @@ def _is_legacy_empty(e: Emit, x: Node, rank: int) -> bool:
 def stack(e: Emit, tensors: Sequence[Node], dim: int = 0) -> Node:
     """Concatenated, then split, for eager's memory format."""
     for x in tensors:
-        if not same_sizes(e, x.tensor.sizes, tensors[0].tensor.sizes):
+        if not matching_sizes(e, x.tensor.sizes, tensors[0].tensor.sizes):
             raise RuntimeError(
                 f"stack expects each tensor to be equal size, but got {list(tensors[0].tensor.sizes)} at entry 0 and "
                 f"{list(x.tensor.sizes)}"
@@ -314,7 +314,7 @@ def gather(e: Emit, x: Node, dim: int, index: Node, *, sparse_grad: bool = False
 @decompose("index_select.default")
 def index_select(e: Emit, x: Node, dim: int, index: Node) -> Node:
     axis, rank = axis_of(dim, x.tensor.rank), x.tensor.rank
-    if not rank and not equal(e.oracle, index.tensor.numel(), 1):
+    if not rank and not matches(e.oracle, index.tensor.numel(), 1):
         raise IndexError("index_select(): Index to scalar can have only 1 value")
     found = e.node("index", with_dims(e, x), index_vector(e, "index_select", index), axes=(axis,))
     return like_rank(e, packed(e, found), rank)
@@ -383,7 +383,7 @@ def index_put(
 
 def require_mask(e: Emit, x: TensorSpec, mask: TensorSpec, axis: int = 0) -> None:
     """A mask has the sizes of the dimensions from `axis` that it selects from."""
-    if not same_sizes(e, mask.sizes, x.sizes[axis : axis + mask.rank]):
+    if not matching_sizes(e, mask.sizes, x.sizes[axis : axis + mask.rank]):
         raise IndexError(
             f"The shape of the mask {list(mask.sizes)} at index {axis} does not match the shape of the indexed tensor"
             f" {list(x.sizes)}"
@@ -497,10 +497,10 @@ def require_parts(e: Emit, op: str, x: Node, dim: int, index: Node, source: Node
     mine, theirs = x.tensor, source.tensor
     axis = axis_of(dim, mine.rank)
     count = theirs.sizes[axis] if axis < theirs.rank else 1
-    if not equal(e.oracle, index.tensor.numel(), count):
+    if not matches(e.oracle, index.tensor.numel(), count):
         raise RuntimeError(f"{op}(): Number of indices should be equal to source.size(dim): ({count}), for dim: {dim}")
     others = [(*spec.sizes[:axis], *spec.sizes[axis + 1 :]) for spec in (mine, theirs)]
-    if theirs.rank != mine.rank or not same_sizes(e, *others):
+    if theirs.rank != mine.rank or not matching_sizes(e, *others):
         raise RuntimeError(f"{op}(): the sizes of source must be those of self except at dimension {dim}")
 
 

@@ -14,7 +14,7 @@ from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.promotion import promoted
 from kiln.graph.ops.registry import decompose, library
 from kiln.graph.ops.sizes import is_empty
-from kiln.graph.prims.meta import broadcast, equal
+from kiln.graph.prims.meta import broadcast, equal, matches
 from kiln.symbolic import Int
 from kiln.tensor.spec import TensorSpec
 
@@ -29,7 +29,7 @@ def _matrix(x: Node, op: str, rank: int) -> TensorSpec:
 
 
 def _same(e: Emit, op: str, left: Int, right: Int) -> None:
-    if not equal(e.oracle, left, right):
+    if not matches(e.oracle, left, right):
         raise RuntimeError(f"{op}: sizes {left} and {right} do not match")
 
 
@@ -37,7 +37,8 @@ def _expands(e: Emit, op: str, bias: TensorSpec, result: TensorSpec) -> None:
     """Whether a tensor that is added to a product can be broadcast to its sizes."""
     missing = result.rank - bias.rank
     pairs = zip(bias.sizes, result.sizes[max(missing, 0) :], strict=False)
-    if missing < 0 or not all(equal(e.oracle, size, 1) or equal(e.oracle, size, other) for size, other in pairs):
+    fits = [size == 1 or matches(e.oracle, size, other) or equal(e.oracle, size, 1) for size, other in pairs]
+    if missing < 0 or not all(fits):
         raise RuntimeError(f"{op}: input of sizes {bias.sizes} cannot be expanded to {result.sizes}")
 
 

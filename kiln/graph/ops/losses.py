@@ -18,7 +18,7 @@ from kiln.graph.ops.pointwise import require_chances
 from kiln.graph.ops.promotion import OPMATH, elementwise, promoted, promoting, widened
 from kiln.graph.ops.reductions import mean_over, reduce
 from kiln.graph.ops.registry import decompose
-from kiln.graph.ops.sizes import same_sizes
+from kiln.graph.ops.sizes import matching_sizes
 from kiln.tensor.spec import TensorSpec
 
 NONE, MEAN, SUM = 0, 1, 2
@@ -40,7 +40,7 @@ def require_cast(loss: Node, like: TensorSpec) -> None:
 def require_result(e: Emit, loss: Node, like: TensorSpec) -> None:
     """Eager computes a loss in place: terms may not broadcast it."""
     require_cast(loss, like)
-    if not same_sizes(e, loss.tensor.sizes, like.sizes):
+    if not matching_sizes(e, loss.tensor.sizes, like.sizes):
         raise RuntimeError(f"output with shape {like.sizes} doesn't match the broadcast shape {loss.tensor.sizes}")
 
 
@@ -146,7 +146,7 @@ def binary_cross_entropy(e: Emit, x: Node, y: Node, weight: Maybe = None, reduct
     """Logarithms are at least -100, as in eager."""
     if x.tensor.dtype is not y.tensor.dtype:
         raise RuntimeError(f"Found dtype {y.tensor.dtype} but expected {x.tensor.dtype}")
-    if not same_sizes(e, x.tensor.sizes, y.tensor.sizes):
+    if not matching_sizes(e, x.tensor.sizes, y.tensor.sizes):
         raise UnsupportedOp(op="aten.binary_cross_entropy.default", reason="input and target differ in sizes")
     p, (left, right, dtype) = e.pointwise, _pair(e, x, y)
     require_chances(e, left, "binary_cross_entropy: all elements of input should be between 0 and 1")
@@ -267,11 +267,11 @@ def require_classes(e: Emit, x: Node, target: Node, weight: Maybe) -> None:
         raise NotImplementedError(f'"nll_loss" not implemented for {spec.dtype}')
     if target.tensor.dtype is not torch.int64 and (target.tensor.dtype is not torch.uint8 or spec.rank == 4):
         raise RuntimeError(f"expected target dtype to be Long or Byte, but got {target.tensor.dtype}")
-    if not same_sizes(e, target.tensor.sizes, (*spec.sizes[:axis], *spec.sizes[axis + 1 :])):
+    if not matching_sizes(e, target.tensor.sizes, (*spec.sizes[:axis], *spec.sizes[axis + 1 :])):
         raise RuntimeError(f"nll_loss: size mismatch, got input {spec.sizes}, target {target.tensor.sizes}")
     if weight is not None and spec.rank == 4 and weight.tensor.rank != 1:
         raise UnsupportedOp(op="nll_loss2d", reason="a weight whose rank is not 1")
-    if weight is not None and not same_sizes(e, weight.tensor.sizes, (spec.sizes[axis],)):
+    if weight is not None and not matching_sizes(e, weight.tensor.sizes, (spec.sizes[axis],)):
         raise RuntimeError(
             f"weight tensor should be defined either for all {spec.sizes[axis]} classes or no classes but got weight"
             f" tensor of shape: {list(weight.tensor.sizes)}"

@@ -19,7 +19,7 @@ from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.promotion import OPMATH
 from kiln.graph.ops.reductions import count, divided, mean_over, reduce, variance
 from kiln.graph.ops.registry import Effects, Results, decompose, mutation
-from kiln.graph.ops.sizes import same_sizes
+from kiln.graph.ops.sizes import matching_sizes
 from kiln.graph.prims.meta import format_strides, suggested_format
 from kiln.symbolic import Expr, Int, product
 from kiln.tensor.spec import TensorSpec
@@ -73,7 +73,7 @@ def require_parameters(e: Emit, op: str, x: TensorSpec, channels: Int, *paramete
     """A number per channel."""
     require_dtypes(x, *parameters)
     for parameter in parameters:
-        if parameter is not None and not same_sizes(e, parameter.tensor.sizes, (channels,)):
+        if parameter is not None and not matching_sizes(e, parameter.tensor.sizes, (channels,)):
             raise RuntimeError(f"{op}: expected parameters of {channels} elements, got {parameter.tensor.sizes}")
 
 
@@ -82,7 +82,7 @@ def layer_norm(
     e: Emit, x: Node, normalized_shape: Sequence[Int], weight: Maybe, bias: Maybe, eps: float
 ) -> tuple[Node, Node, Node]:
     spec = x.tensor
-    if len(normalized_shape) > spec.rank or not same_sizes(
+    if len(normalized_shape) > spec.rank or not matching_sizes(
         e, spec.sizes[spec.rank - len(normalized_shape) :], normalized_shape
     ):
         raise RuntimeError(
@@ -92,7 +92,7 @@ def layer_norm(
     if not normalized_shape:
         raise RuntimeError("Expected normalized_shape to be at least 1-dimensional")
     for parameter in (weight, bias):
-        if parameter is not None and not same_sizes(e, parameter.tensor.sizes, normalized_shape):
+        if parameter is not None and not matching_sizes(e, parameter.tensor.sizes, normalized_shape):
             raise RuntimeError("Expected weight and bias to be of same shape as normalized_shape")
     require_dtypes(spec, weight, bias)
     axes = tuple(range(spec.rank - len(normalized_shape), spec.rank))

@@ -14,7 +14,7 @@ from kiln.graph.ops.convolution import Sizes, at, format_of, input_gradient, lai
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.registry import decompose, library
 from kiln.graph.ops.sizes import is_empty
-from kiln.graph.prims.meta import equal
+from kiln.graph.prims.meta import matches
 from kiln.symbolic import Int
 from kiln.tensor.spec import TensorSpec
 
@@ -79,7 +79,7 @@ def require_image(e: Emit, op: str, x: TensorSpec, factor: int) -> None:
 def pixel_shuffle(e: Emit, x: Node, upscale_factor: int) -> Node:
     spec, r = x.tensor, upscale_factor
     require_image(e, "pixel_shuffle", spec, r)
-    if not equal(e.oracle, spec.sizes[-3] % (r * r), 0):
+    if not matches(e.oracle, spec.sizes[-3] % (r * r), 0):
         raise RuntimeError("pixel_shuffle expects the channels to be divisible by the square of upscale_factor")
     lead, (c, h, w) = spec.sizes[:-3], spec.sizes[-3:]
     k = len(lead)
@@ -92,7 +92,7 @@ def pixel_shuffle(e: Emit, x: Node, upscale_factor: int) -> Node:
 def pixel_unshuffle(e: Emit, x: Node, downscale_factor: int) -> Node:
     spec, r = x.tensor, downscale_factor
     require_image(e, "pixel_unshuffle", spec, r)
-    if not (equal(e.oracle, spec.sizes[-2] % r, 0) and equal(e.oracle, spec.sizes[-1] % r, 0)):
+    if not (matches(e.oracle, spec.sizes[-2] % r, 0) and matches(e.oracle, spec.sizes[-1] % r, 0)):
         raise RuntimeError("pixel_unshuffle expects height and width to be divisible by downscale_factor")
     if is_empty(spec):
         raise UnsupportedOp(op="aten.pixel_unshuffle.default", reason="without elements, sizes depend on its kernel")
@@ -152,7 +152,7 @@ def channel_shuffle(e: Emit, x: Node, groups: int) -> Node:
         raise RuntimeError(f"channel_shuffle expects input with > 2 dims, but got input with sizes {list(sizes)}")
     if isinstance(groups, int) and groups <= 0:
         raise RuntimeError(f"Number of groups to divide channels in must be positive. Value of groups:{groups}")
-    if not equal(e.oracle, sizes[1] % groups, 0):
+    if not matches(e.oracle, sizes[1] % groups, 0):
         raise RuntimeError(f"Number of channels must be divisible by groups. Got {sizes[1]} channels, {groups} groups")
     split = e.node("reshape", x, sizes=(sizes[0], groups, sizes[1] // groups, *sizes[2:]))
     order = (0, 2, 1, *range(3, len(sizes) + 1))

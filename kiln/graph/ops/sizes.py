@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from kiln.graph.ops.emit import Emit
-from kiln.graph.prims.meta import equal, less
+from kiln.graph.prims.meta import equal, less, matches
 from kiln.symbolic import Expr, Int, product, rel_le, rel_lt
 from kiln.tensor.spec import TensorSpec
 
@@ -39,6 +39,11 @@ def axes_of(dims: Sequence[int] | int | None, rank: int, *, empty_is_all: bool =
 def same_sizes(e: Emit, left: Sequence[Int], right: Sequence[Int]) -> bool:
     """Whether sizes are equal."""
     return len(left) == len(right) and all(map(partial(equal, e.oracle), left, right))
+
+
+def matching_sizes(e: Emit, left: Sequence[Int], right: Sequence[Int]) -> bool:
+    """`same_sizes`, where False is an error: see `matches`."""
+    return len(left) == len(right) and all(map(partial(matches, e.oracle), left, right))
 
 
 def is_empty(*specs: TensorSpec) -> bool:

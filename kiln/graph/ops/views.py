@@ -16,7 +16,7 @@ from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.registry import ViewRule, ViewSteps, view
 from kiln.graph.ops.sizes import axes_of, axis_of, clamp_slice, filled, wrap_index
 from kiln.graph.prims.errors import ImpossibleView
-from kiln.graph.prims.meta import equal, less, view_strides
+from kiln.graph.prims.meta import equal, less, matches, view_strides
 from kiln.symbolic import Int, ceil_div, rel_eq
 from kiln.tensor.spec import TensorSpec
 
@@ -162,7 +162,7 @@ def view_as_real(e: Emit, x: TensorSpec) -> ViewSteps:
 def view_as_complex(e: Emit, x: TensorSpec) -> ViewSteps:
     if x.dtype not in (torch.float16, torch.float32, torch.float64):
         raise RuntimeError(f"view_as_complex is only supported for half, float and double tensors, not {x.dtype}")
-    if not x.rank or not equal(e.oracle, x.sizes[-1], 2):
+    if not x.rank or not matches(e.oracle, x.sizes[-1], 2):
         raise RuntimeError("Tensor must have a last dimension of size 2")
     return (("view_dtype", {"dtype": x.dtype.to_complex()}), ("squeeze", {"axes": (x.rank - 1,)}))
 

@@ -23,7 +23,7 @@ from torch._ops import OpOverload
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.breaks import DataDependentOp, UnsupportedOp
 from kiln.graph.ops.registry import Results
-from kiln.graph.ops.sizes import same_sizes
+from kiln.graph.ops.sizes import matching_sizes
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
 from kiln.graph.trace.mutating import mutating_handler, registered_fake
 from kiln.graph.trace.shared_memory import by_storage, refuse_shared_memory
@@ -85,7 +85,7 @@ def fitted(mode: RecordingMode, value: Results, spec: TensorSpec) -> Node:
     """The result of an op as the new contents of a tensor of `spec`."""
     assert isinstance(value, Node)
     have = value.tensor
-    if not same_sizes(mode.emit, have.sizes, spec.sizes):
+    if not matching_sizes(mode.emit, have.sizes, spec.sizes):
         raise RuntimeError(f"output with shape {list(spec.sizes)} doesn't match the broadcast shape {list(have.sizes)}")
     if have.dtype is not spec.dtype:
         if not torch.can_cast(have.dtype, spec.dtype):

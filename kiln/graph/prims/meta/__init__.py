@@ -16,6 +16,7 @@ from kiln.graph.prims.meta.layout import (
     is_in_format,
     iterator_strides,
     less,
+    matches,
     preserved_strides,
     same_strides,
     suggested_format,
@@ -26,6 +27,6 @@ from kiln.graph.prims.meta.views import view_strides
 __all__ = [
     "CHECKS", "META", "SUPPLIED", "HasOutputs", "MemoryFormat", "MetaRule", "broadcast", "equal", "format_strides",
     "has_repeated_elements", "is_canonical", "is_contiguous", "is_dense", "is_in_format", "iterator_strides",
-    "joint_device", "less", "pointwise_spec", "preserved", "preserved_strides", "same_strides", "suggested_format",
-    "view_strides",
+    "joint_device", "less", "matches", "pointwise_spec", "preserved", "preserved_strides", "same_strides",
+    "suggested_format", "view_strides",
 ]  # fmt: skip

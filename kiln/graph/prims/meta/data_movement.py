@@ -15,9 +15,9 @@ from kiln.graph.prims.meta.layout import (
     Layout,
     Sizes,
     broadcast,
-    equal,
     format_strides,
     iterator_strides,
+    matches,
     preserved_strides,
     suggested_format,
 )
@@ -46,7 +46,7 @@ def cat_meta(oracle: SizeOracle, *specs: TensorSpec, axis: int) -> TensorSpec:
             raise ShapeMismatch(op="cat", problem=f"ranks {first.rank} and {spec.rank}")
         total = total + spec.sizes[axis]
         for other in range(first.rank):
-            if other != axis and not equal(oracle, spec.sizes[other], first.sizes[other]):
+            if other != axis and not matches(oracle, spec.sizes[other], first.sizes[other]):
                 raise ShapeMismatch(op="cat", problem=f"sizes {first.sizes[other]} and {spec.sizes[other]}")
     sizes = (*first.sizes[:axis], total, *first.sizes[axis + 1 :])
     layout = suggested_format(oracle, first.sizes, first.strides)

@@ -39,6 +39,13 @@ def equal(oracle: SizeOracle, left: Int, right: Int) -> bool:
     return has_symbols(left, right) and oracle.decide(rel_eq(left, right))
 
 
+def matches(oracle: SizeOracle, left: Int, right: Int) -> bool:
+    """`equal`, where False is an error: where data decide, it is taken to hold, and the compiled code checks it."""
+    if left == right:
+        return True
+    return has_symbols(left, right) and oracle.expect(rel_eq(left, right))
+
+
 def alike(oracle: SizeOracle, left: Int, right: Int) -> bool:
     """`equal`, where a wrong False costs a copy or gives other strides, and no other values."""
     if left == right:
