@@ -206,9 +206,9 @@ def _candidates(value: object) -> Iterator[tuple[str, str]]:
     if (group := getattr(value, "group_name", None)) and type(value).__name__ == "ProcessGroup":
         yield "kiln.runtime.process_groups", f"GROUPS.g{group}"
         return
-    if name := member_name(value):
-        for module in (type(value).__module__, "torch._C"):
-            yield module, f"{type(value).__qualname__}.{name}"
+    if member := member_name(value):
+        for place in (type(value).__module__, "torch._C"):
+            yield place, f"{type(value).__qualname__}.{member}"
         return
     if type(value).__module__ == "torch._ops":
         yield "torch", f"ops.{value}"  # "ops.aten.add.Tensor"
