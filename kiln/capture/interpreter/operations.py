@@ -479,6 +479,11 @@ def same(s: CaptureState, left: Value, right: Value) -> bool:
             s.guard_type(left)
             return False
         return left.constant(s) is right.constant(s)
+    if (
+        any(isinstance(value, Symbolic) for value in (left, right))
+        and left.python_type() is right.python_type() is bool
+    ):
+        return left.truth(s) is right.truth(s)  # there is one object for each truth
     if left.is_constant or right.is_constant:
         constant, other = (left, right) if left.is_constant else (right, left)
         constant.constant(s)

@@ -37,7 +37,8 @@ class Symbolic(Value):
         return self.kinds[type(self.node)]
 
     def torch_arg(self, s: CaptureState) -> object:
-        return self.node
+        """Torch's C++ takes a symbolic truth for an integer, where a plain one decides the dtype."""
+        return self.constant(s) if isinstance(self.node, torch.SymBool) else self.node
 
     def constant(self, s: CaptureState) -> int | float | bool:
         will_fix(s, self, self.node.node.value)
