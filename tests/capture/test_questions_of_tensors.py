@@ -125,3 +125,36 @@ def test_no_transform_is_active() -> None:
     compiled = kiln.compile(lambda x: (program(x), torch.vmap(program)(x)), fullgraph=True)
     x = torch.zeros(3)
     torch.testing.assert_close(compiled(x), (program(x), torch.vmap(program)(x)))
+
+
+def taken(x: Tensor, b: Tensor) -> Tensor:
+    return x[b] * 2
+
+
+def written(x: Tensor, b: Tensor) -> Tensor:
+    y = x * 2
+    y[~b] += 5
+    y[b] = torch.arange(3.0)
+    return y
+
+
+def written_in_place(x: Tensor, b: Tensor) -> Tensor:
+    x[b] = 7.0
+    total = x.sum()
+    total[b] = -1
+    return total
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("program", [taken, written, written_in_place])
+def test_a_truth_value_is_an_index(program: Callable[[Tensor, Tensor], Tensor], dynamic: bool | None) -> None:
+    compiled = kiln.compile(program, fullgraph=True, dynamic=dynamic, options={"cache": False})
+    for truth in (True, False, True):
+        for training in (False, program is not written_in_place):
+            x = torch.randn(2, 3, requires_grad=training)
+            mine = x.detach().clone().requires_grad_(training)
+            expected, got = program(x, torch.tensor(truth)), compiled(mine, torch.tensor(truth))
+            torch.testing.assert_close((got, mine), (expected, x))
+            if training:
+                wanted = torch.autograd.grad(expected.sum(), x)
+                torch.testing.assert_close(torch.autograd.grad(got.sum(), mine), wanted)

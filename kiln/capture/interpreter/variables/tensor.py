@@ -453,8 +453,11 @@ def index_value(s: CaptureState, key: Value) -> Value:
 def selected(s: CaptureState, tensor: Tensor, key: Value) -> tuple[Value, Value | None]:
     """`tensor` at those indices of `key` that are symbols, and the rest of the key; None: nothing.
 
-    Torch's own indexing takes symbols in slices only.
+    Torch's own indexing takes symbols in slices only, and asks for the value of a truth value: it is a mask of one row.
     """
+    if isinstance(key, Tensor) and not is_wrapped(key.fake) and not key.fake.dim() and key.fake.dtype is torch.bool:
+        row, mask = [record(s, "unsqueeze", [value, s.const(0)], {}) for value in (tensor, key)]
+        return row, mask
     parts = list(key.items(s)) if isinstance(key, Tuple) else [key]
     if not any(is_symbol(part) for part in parts) or not all(takes_one_dimension(part) for part in parts):
         return tensor, key
