@@ -109,6 +109,8 @@ class ShapeEnv:
         """Has a function of numbers of the caller computed in front of the region; without it, they are guarded."""
         self.tag_number: Callable[[object], float | None] | None = None
         """The plain float that stands for a real number in the torch call of the moment (`tags.py`)."""
+        self.find_number: Callable[[float], object] | None = None
+        """The real number that a plain float of C++ stands for, or None."""
         self._guards: list[ShapeGuard] = []
         self._checks: list[ShapeGuard] = []
         self._minimal: list[ShapeGuard] | None = None

@@ -175,8 +175,13 @@ class SymNode:
         return SymNode(value, self.env, self.where)
 
     wrap_int = make
-    wrap_float = make
     wrap_bool = make
+
+    def wrap_float(self, value: float) -> SymNode:
+        """C++ computes with a plain number and a symbolic one; the plain one may be a tag."""
+        find = self.env.find_number
+        found = find(value) if find is not None else None
+        return self.make(found if isinstance(found, Real) else value)
 
     def clone(self) -> SymNode:
         return self

@@ -112,6 +112,13 @@ class Tags:
 
     def find(self, number: float) -> Real | None:
         """What a float stands for; None for a number of its own. Raises UnknownNumber where that is not sure."""
+        found = self.find_tag(number)
+        if found is None and not (self._plain is None or number in self._plain or is_round(number)):
+            raise UnknownNumber
+        return found
+
+    def find_tag(self, number: float) -> Real | None:
+        """What a float stands for; None for one that is no tag, nor computed from one as far as that is known."""
         found = self._known.get(number)
         if found is not None:
             self._unused.discard(self._sources[number])
@@ -123,7 +130,7 @@ class Tags:
                 self._unused.discard(value)
                 self._learn(number, made, value)
                 return made
-        raise UnknownNumber
+        return None
 
 
 def _multiple(value: Real, tag: float, number: float) -> Real | None:

@@ -144,3 +144,17 @@ def test_back_ends_and_second_derivatives_below_zero() -> None:
                 (first,) = torch.autograd.grad(function(x, n), x, create_graph=True)
                 seconds.append(torch.autograd.grad(first.sum(), x)[0])
             torch.testing.assert_close(*seconds)
+
+
+def test_a_number_that_is_divided_by_a_size() -> None:
+    """`cross_entropy` divides its smoothing by the number of classes."""
+
+    def program(x: torch.Tensor, smoothing: float) -> Any:
+        loss = torch.nn.functional.cross_entropy(x, torch.zeros(4, dtype=torch.long), label_smoothing=smoothing)
+        return loss, *torch.autograd.grad(loss, x)
+
+    compiled = kiln.compile(program, dynamic=True, options={"cache": False})
+    for classes, smoothing in ((3, 0.15), (4, 0.25), (5, 0.1), (5, 0.0), (3, 0.5)):
+        x = torch.randn(4, classes, generator=torch.Generator().manual_seed(classes), requires_grad=True)
+        torch.testing.assert_close(compiled(x, smoothing), program(x, smoothing))
+    assert kiln.report_of(compiled).compiles <= 3

@@ -158,7 +158,7 @@ def tagging(env: ShapeEnv, tags: Tags, values: Sequence[object]) -> Iterator[Non
         return made if made is not None and assume(same_class, value, float(class_of(number))) else None
 
     tags.begin({value for value in leaves(list(values)) if type(value) is float})
-    env.tag_number = tag
+    env.tag_number, env.find_number = tag, tags.find_tag  # the latter also in the gradient
     try:
         yield
     finally:
