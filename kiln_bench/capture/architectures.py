@@ -34,7 +34,7 @@ class Config(Protocol):
 
     model_type: str
 
-    def get_text_config(self) -> Config: ...
+    def get_text_config(self, decoder: bool | None = None) -> Config: ...
 
 
 ConfigClass: TypeAlias = Callable[..., Config]

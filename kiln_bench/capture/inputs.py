@@ -22,6 +22,14 @@ Inputs: TypeAlias = dict[str, object]
 BATCH, LENGTH, FRAMES = 2, 12, 4
 
 
+def text_config(config: Config) -> Config:
+    """The config of the text that it writes, where it has one for what it reads, too."""
+    try:
+        return config.get_text_config()
+    except ValueError:
+        return config.get_text_config(decoder=True)
+
+
 @final
 class Maker:
     """Makes arguments for one model."""
@@ -29,7 +37,7 @@ class Maker:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.config: Config = cast(Config, model.config)
-        self.text = self.config.get_text_config()
+        self.text = text_config(self.config)
         self.all = dict(reversed(list(nested(self.config))))
         self.image_tokens = 0
         self.tiles = 0

@@ -21,6 +21,7 @@ from typing import Literal, TypedDict, cast, final
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 import kiln.api as api
 from kiln.report.report import Report
@@ -311,7 +312,9 @@ def export_trial(subject: Subject, candidate: str, mode: Mode) -> CaptureFinding
     def run(module: Callable[..., object], inputs: Inputs) -> list[object]:
         seed()
         with torch.no_grad():
-            return list(leaves(module(**copy.deepcopy(inputs)), set()))
+            found, structure = pytree.tree_flatten(module(**copy.deepcopy(inputs)))
+        # A program returns what containers tell pytree of themselves, which is not all that a cache has.
+        return list(leaves(pytree.tree_unflatten(found, structure), set()))
 
     def compare() -> str:
         nonlocal refused

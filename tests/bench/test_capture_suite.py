@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -23,6 +24,7 @@ from transformers import (
 from kiln.programs.dims import Dim
 from kiln_bench.capture.architectures import Architecture, Shrinking, Size, small_config
 from kiln_bench.capture.exported import free_sizes
+from kiln_bench.capture.inputs import text_config
 from kiln_bench.capture.main import table
 from kiln_bench.capture.trial import Subject, calls_of, difference, export_trial, trial, trials
 from kiln_bench.children import Tell, Told, in_children
@@ -103,6 +105,40 @@ def test_sizes_that_a_program_refuses() -> None:
     assert shapes == [(2, 5), (4, 5), (2, 10)]
     found = export_trial(subject, "kiln", "free")
     assert (found["outcome"], found["sizes"]) == ("equal", [2, 2])
+
+
+class Kept:
+    """A container of which pytree knows the rows, but not the rest."""
+
+    def __init__(self, rows: torch.Tensor, kind: object = None) -> None:
+        self.rows, self.kind = rows, kind
+
+
+pytree.register_pytree_node(
+    Kept, lambda kept: ([kept.rows], None), lambda rows, _: Kept(*rows), serialized_type_name="kept"
+)
+
+
+class Keeping(nn.Module):
+    def forward(self, x: torch.Tensor) -> Kept:
+        return Kept(x * 2, float)
+
+
+def test_containers_are_compared_as_pytree_knows_them() -> None:
+    """A program, like one of torch.export, cannot return more."""
+    found = export_trial(Subject("keeping", Keeping(), {"x": torch.ones(2, 5)}), "kiln", "export")
+    assert found["outcome"] == "equal", found["detail"]
+
+
+class TwoTexts:
+    def get_text_config(self, decoder: bool | None = None) -> str:
+        if decoder is None:
+            raise ValueError("ambiguous")
+        return "decoder"
+
+
+def test_the_text_that_a_model_writes_is_taken() -> None:
+    assert text_config(TwoTexts()) == "decoder"  # type: ignore[arg-type, comparison-overlap]
 
 
 def test_generated_tokens() -> None:
