@@ -344,11 +344,16 @@ def surely_raises(frame: SymbolicFrame, start: int) -> bool:
 
 def expected_truth(frame: SymbolicFrame) -> bool | None:
     """For a conditional jump one of whose sides raises: the truth value of the other side. None: neither, or both."""
-    instruction = frame.decoded.instruction(frame.at)
+    return raises_at(frame, frame.at)
+
+
+def raises_at(frame: SymbolicFrame, at: int) -> bool | None:
+    """`expected_truth` of the instruction `at`."""
+    instruction = frame.decoded.instruction(at)
     when = JUMPS.get(instruction.name)
     if when is None:
         return None
-    jumping, falling = surely_raises(frame, instruction.arg), surely_raises(frame, frame.at + 1)
+    jumping, falling = surely_raises(frame, instruction.arg), surely_raises(frame, at + 1)
     return None if jumping == falling else (not when if jumping else when)
 
 

@@ -28,6 +28,7 @@ from kiln.capture.interpreter.if_conversion import condition_of, take_both_sides
 from kiln.capture.interpreter.number_branches import take_both_numbers
 from kiln.capture.interpreter.opcodes.build import callee_text, spread
 from kiln.capture.interpreter.operations import exception_matches, same, truth_value
+from kiln.capture.interpreter.short_circuits import takes_both_operands
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.exception import nothing_handled_outside
@@ -83,7 +84,7 @@ def pop_jump_if(name: str, when: bool, test: Callable[[CaptureState, Value], boo
             truth = test(frame.state, value)
         except DataDependentBranch as stop:
             targets = (target, frame.ip) if when else (frame.ip, target)
-            if take_both_sides(frame, value, targets):
+            if takes_both_operands(frame, value, when, target) or take_both_sides(frame, value, targets):
                 return
             found = finite_truth(frame.state, value.fake) if isinstance(value, Tensor) else None
             if found is None:

@@ -1,0 +1,73 @@
+"""`and` and `or` of truth values of tensors, in a test one side of which raises.
+
+    assert up.all() or down.all()        the region computes both, and checks that `up.all() | down.all()` is true
+
+Python evaluates the second operand only if the first one leaves the answer open. The graph always does, so it must have
+no effect and raise nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kiln.capture.interpreter.breaks import GraphBreak, Raised
+from kiln.capture.interpreter.core import Value
+from kiln.capture.interpreter.data_values import JUMPS, LONGEST_RAISE, STRAIGHT, ValueNeeded, past_step, raises_at
+from kiln.capture.interpreter.frame import SymbolicFrame, run_to
+from kiln.capture.interpreter.nested_calls import is_single, without_effects
+from kiln.capture.interpreter.variables.tensor import Tensor, record
+from kiln.graph.ir.node import Node
+from kiln.graph.prims.table import Kind
+from kiln.graph.trace.nested_graphs import NotNested
+
+SAFE = frozenset((Kind.POINTWISE, Kind.REDUCTION, Kind.VIEW, Kind.CREATE))
+"""Kinds of nodes that neither raise nor have effects, but for divisions of integers."""
+DIVISIONS = frozenset(("floor_div", "trunc_div", "remainder", "fmod"))
+
+
+def takes_both_operands(frame: SymbolicFrame, first: Value, when: bool, target: int) -> bool:
+    """Go on at the test of the second operand, with the truth of both; False if this is no such test.
+
+    `when`, `target`: the jump on the first operand.
+
+    Raises:
+        ValueNeeded: if the second operand may have effects or raise; the next attempt breaks the graph.
+    """
+    s, here = frame.state, (frame.code, frame.at)
+    second = second_test(frame, frame.ip, when, target)
+    if second is None or here in s.needed or s.function_modes or not is_truth(first):
+        return False
+    failed = ValueNeeded(here, past_step(frame), "the second operand of `and` or `or` has effects or may raise")
+    held, nodes = [*frame.locals.values(), *frame.stack], len(s.recorder.nodes)
+    try:
+        with without_effects(s, [frame, *held]):
+            run_to(frame, second, held)
+    except (NotNested, GraphBreak, Raised):
+        raise failed from None
+    other = frame.pop()
+    if not is_truth(other) or not all(map(is_safe, s.recorder.nodes[nodes:])):
+        raise failed
+    frame.push(record(s, torch.logical_or if when else torch.logical_and, [first, other], {}))
+    return True
+
+
+def second_test(frame: SymbolicFrame, start: int, when: bool, target: int) -> int | None:
+    """The jump to `target` behind straight code from `start`, whose answer, or that of a third operand, raises."""
+    for at in range(start, min(start + LONGEST_RAISE, len(frame.decoded))):
+        instruction = frame.decoded.instruction(at)
+        if instruction.name in JUMPS:
+            same = JUMPS[instruction.name] is when and instruction.arg == target
+            ends = raises_at(frame, at) is not None or second_test(frame, at + 1, when, target) is not None
+            return at if same and ends else None
+        if not instruction.name.startswith(STRAIGHT) or instruction.name.startswith("STORE_"):
+            return None
+    return None
+
+
+def is_truth(value: Value) -> bool:
+    return isinstance(value, Tensor) and is_single(value) and value.fake.dtype is torch.bool
+
+
+def is_safe(node: Node) -> bool:
+    integers = node.op.name in DIVISIONS and not node.tensor.dtype.is_floating_point
+    return node.op.kind in SAFE and not integers
