@@ -39,6 +39,16 @@ def monotone(a: Tensor, b: Tensor) -> Tensor:
     return a * b
 
 
+def require_monotone(name: str, a: Tensor) -> None:
+    up = a[1:] > a[:-1]
+    assert up.all() or (~up).all(), "{} must be monotone".format(name)  # noqa: UP032
+
+
+def in_a_callee(a: Tensor, b: Tensor) -> Tensor:
+    require_monotone("a", a)
+    return a * b
+
+
 def noted(x: Tensor) -> Tensor:
     asked.append(1)
     return (x > 0).all()
@@ -66,7 +76,7 @@ def outcome(program: Program, a: Tensor, b: Tensor) -> object:
     return made, len(asked)
 
 
-PROGRAMS = (one_of_two, both, one_of_three, monotone, with_effects, that_may_raise)
+PROGRAMS = (one_of_two, both, one_of_three, monotone, in_a_callee, with_effects, that_may_raise)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -81,7 +91,7 @@ def test_as_in_eager(program: Program) -> None:
                 assert got == expected, (a, b)
 
 
-@pytest.mark.parametrize("program", PROGRAMS[:4])
+@pytest.mark.parametrize("program", PROGRAMS[:5])
 def test_one_graph(program: Program) -> None:
     compiled = kiln.compile(program, fullgraph=True, options={"cache": False})
     a, b = torch.tensor([1.0, 2, 3]), torch.tensor([1.0, -2, 3])

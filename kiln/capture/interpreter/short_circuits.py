@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from kiln.capture.bytecode.postdominators import meeting_points
 from kiln.capture.interpreter.breaks import GraphBreak, Raised
 from kiln.capture.interpreter.core import Value
 from kiln.capture.interpreter.data_values import JUMPS, LONGEST_RAISE, STRAIGHT, ValueNeeded, past_step, raises_at
@@ -34,7 +35,8 @@ def takes_both_operands(frame: SymbolicFrame, first: Value, when: bool, target: 
         ValueNeeded: if the second operand may have effects or raise; the next attempt breaks the graph.
     """
     s, here = frame.state, (frame.code, frame.at)
-    second = second_test(frame, frame.ip, when, target)
+    meeting_points(frame.decoded, frame.at, 1)  # joins returns of which the compiler made copies
+    second = second_test(frame, frame.ip, when, landing(frame, target))
     if second is None or here in s.needed or s.function_modes or not is_truth(first):
         return False
     failed = ValueNeeded(here, past_step(frame), "the second operand of `and` or `or` has effects or may raise")
@@ -56,12 +58,18 @@ def second_test(frame: SymbolicFrame, start: int, when: bool, target: int) -> in
     for at in range(start, min(start + LONGEST_RAISE, len(frame.decoded))):
         instruction = frame.decoded.instruction(at)
         if instruction.name in JUMPS:
-            same = JUMPS[instruction.name] is when and instruction.arg == target
+            same = JUMPS[instruction.name] is when and landing(frame, instruction.arg) == target
             ends = raises_at(frame, at) is not None or second_test(frame, at + 1, when, target) is not None
             return at if same and ends else None
         if not instruction.name.startswith(STRAIGHT) or instruction.name.startswith("STORE_"):
             return None
     return None
+
+
+def landing(frame: SymbolicFrame, at: int) -> int:
+    """Where a jump to `at` leads."""
+    instruction = frame.decoded.instruction(at)
+    return instruction.arg if instruction.name == "JUMP" else at
 
 
 def is_truth(value: Value) -> bool:
