@@ -114,6 +114,12 @@ def stored_and_read(cache: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
     return changed * 2, cache[:, t]
 
 
+def best_of_chosen(x: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+    chosen = x[:, keep]
+    best = chosen.sum(-1).topk(min(2, chosen.shape[1]), dim=-1).indices
+    return chosen[torch.arange(2)[:, None], best], chosen.sum(-1).gather(-1, best)
+
+
 def rows_of(size: int) -> tuple[Tensor]:
     return (torch.randn(size, 8),)
 
@@ -125,6 +131,11 @@ CASES: dict[str, tuple[Any, list[Any], Any]] = {
     "position": (Cached(), [(torch.randn(2, 4), T(i)) for i in (3, 0, 15, -1, -16)], None),
     "rows": (stored_rows, [(torch.zeros(2, 16, 4), torch.ones(2, 2, 4), T(i)) for i in (3, 0)], None),
     "from-the-end": (stored_and_read, [(torch.randn(3, 5, 2), T(i)) for i in (1, -1, 4, -5)], {"cache": {1: LENGTH}}),
+    "none-chosen": (
+        best_of_chosen,
+        [(torch.randn(2, 5, 3), T(keep) > 0) for keep in ([1, 0, 1, 1, 0], [0] * 5, [0, 0, 0, 1, 0])],
+        None,
+    ),
     "experts": (Experts(), [rows_of(6), rows_of(1), rows_of(40)], ROWS),
     "masks": (ExpertsOfMasks(), [rows_of(6), rows_of(1), rows_of(40)], ROWS),
     "batch-norm": (nn.BatchNorm1d(8, momentum=None), [rows_of(5), rows_of(5), rows_of(5)], None),
@@ -173,6 +184,17 @@ def test_a_value_that_was_excluded_is_an_error_with_its_line(name: str, bad: int
             made["program"]()(example[0], T(bad))
         with pytest.raises(CheckFailed, match="does not hold"):
             made["package"]()(example[0], T(bad))
+
+
+def test_an_index_into_nothing_is_an_error_before_a_kernel_reads(tmp_path: Path) -> None:
+    def chosen(x: Tensor, keep: Tensor, rows: Tensor) -> Tensor:
+        return x[:, keep][:, rows]
+
+    x, rows = torch.randn(2, 3), T([0, 1])
+    made = forms(chosen, (x, T([True, False, True]), rows), None, tmp_path)
+    for form, error in (("program", RuntimeError), ("package", CheckFailed)):
+        with pytest.raises(error, match="1 <= u0 does not hold"):
+            made[form]()(x, T([False] * 3), rows)
 
 
 def test_what_carried_tensors_decide_is_checked_and_may_not_change() -> None:

@@ -19,7 +19,7 @@ from kiln.graph.prims.meta.column import META
 from kiln.graph.prims.meta.layout import Sizes, broadcast, equal, less
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.table import Column, Kind
-from kiln.symbolic import Int, rel_le
+from kiln.symbolic import Int, product, rel_eq, rel_le, sym_min
 from kiln.tensor.spec import SizeOracle, TensorSpec
 
 ShapeCheck = Callable[..., None]
@@ -79,6 +79,9 @@ def require_index(op: str, index: TensorSpec) -> None:
 
 def require_elements(oracle: SizeOracle, op: str, size: Int, picked: Sequence[Int]) -> None:
     """Indexing an empty dimension is only valid with an empty index."""
+    if oracle.is_assumed(rel_eq(size, 0)):
+        oracle.expect(rel_le(sym_min(product(picked), 1), size))  # kernels rely on it
+        return
     if size != 0 and not equal(oracle, size, 0):
         return
     if not any(equal(oracle, length, 0) for length in picked):
