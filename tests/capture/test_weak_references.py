@@ -224,3 +224,16 @@ def test_finalizers() -> None:
         assert_same(compiled(X), program(X))
     finalizer()
     assert_same(compiled(X), program(X))
+
+
+def test_the_first_reference_of_an_object_that_the_frame_makes() -> None:
+    """Metaclasses look at each attribute of `dir(instance)`."""
+
+    def program(x: Tensor) -> tuple[Tensor, int]:
+        plain, referred = Node(x), Node(x)
+        reference = weakref.ref(referred)
+        found = [name for name in dir(plain) if getattr(getattr(plain, name), "is_abstract", False)]
+        return x + (plain.__weakref__ is None) + (referred.__weakref__ is reference), len(found)
+
+    compiled = kiln.compile(program, fullgraph=True, backend="eager", options={"cache": False})
+    assert str(compiled(torch.ones(2))) == str(program(torch.ones(2)))

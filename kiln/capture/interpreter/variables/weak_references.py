@@ -10,6 +10,7 @@ after each instruction that may drop something.
 
 from __future__ import annotations
 
+import types
 import weakref
 from dataclasses import field
 from functools import partial
@@ -36,7 +37,7 @@ from kiln.capture.interpreter.lifetimes import is_alive, reached
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import Function
 from kiln.capture.interpreter.variables.hashed_key import guard_identity
-from kiln.capture.interpreter.variables.object import Object
+from kiln.capture.interpreter.variables.object import DESCRIPTORS, Object
 from kiln.support.records import dataclass
 
 DROPPING = (
@@ -266,3 +267,16 @@ def refuse_late_callbacks(s: CaptureState, result: Value) -> None:
             stop = UnsupportedCall(function="weakref.ref", why="its callback is called when the function returns")
             stop.before(reference.made_at).at = reference.made_at.at
             raise stop
+
+
+def first_reference(s: CaptureState, value: Value, name: str, raw: object) -> Value | None:
+    """`value.__weakref__` of an object that the frame has made: the reference to it, if there is one."""
+    if name != "__weakref__" or not isinstance(value, Object) or value.original is not MISSING:
+        return None
+    found = s.part(WeakReferences)
+    if any(reference.referent is value for reference in found.waiting):
+        raise UnsupportedCall(function="__weakref__", why="a reference with a callback may be the first")
+    return found.known.get(id(value)) or Constant(None)
+
+
+DESCRIPTORS[types.GetSetDescriptorType] = first_reference
