@@ -92,7 +92,7 @@ class _Reduction:
 
 def computed(graph: Graph, inputs: Sequence[object], constants: Constants) -> dict[Node, RuntimeValue]:
     """All values of the graph."""
-    walk = Interpreter({}, constants)
+    walk = Interpreter({}, constants, keeps_all=True)
     with torch.no_grad():
         walk.run(graph, [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs])  # type: ignore[misc]
     return walk.values

@@ -246,7 +246,10 @@ class Program:
         return self.cost.bytes
 
     def peak_memory(self) -> Int:
-        """Bytes that live at once when its ops run in order, parameters included, as a formula in the symbols."""
+        """Bytes that live at once when its ops run in order, parameters included, as a formula in the symbols.
+
+        Scratch memory inside a library call, such as that of a convolution, is not counted.
+        """
         return self.cost.peak_memory
 
     # Forms.

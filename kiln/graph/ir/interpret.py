@@ -5,7 +5,8 @@
     run.written                     (input number, new contents) in the order of `writes`; inputs are unchanged
 
 Each result is compared with its spec: a wrong dtype or size, or a wrong view, raises `WrongPrediction`; fresh memory in
-another layout is copied into the predicted one. Symbols are bound from the inputs' sizes.
+another layout is copied into the predicted one. Symbols are bound from the inputs' sizes. A value is let go behind its
+last use, so that a run takes the memory that `Program.peak_memory` says.
 """
 
 from __future__ import annotations
@@ -73,10 +74,11 @@ class EagerCall:
 
 @dataclass
 class Interpreter:
-    """The state of a run."""
+    """The state of a run. `keeps_all`: values stay in `values` behind their last use."""
 
     symbols: SymbolValues
     constants: Mapping[str, torch.Tensor]
+    keeps_all: bool = False
     values: dict[Node, RuntimeValue] = field(default_factory=dict)
 
     def run(self, graph: Graph, inputs: Sequence[RuntimeValue]) -> GraphRun:
@@ -86,8 +88,11 @@ class Interpreter:
         for node, value in zip(graph.inputs, inputs, strict=True):
             values[node] = value
             self.bind(node.spec, value)
+        dying = {} if self.keeps_all else last_uses(graph)
         for node in graph.nodes:
             values[node] = self.checked(node, self.step(node))
+            for dead in dying.get(node, ()):
+                del values[dead]
         numbers = {node: number for number, node in enumerate(graph.inputs)}
         written = tuple((numbers[write.target], cast(torch.Tensor, values[write.value])) for write in graph.writes)
         return GraphRun(tuple(values[output.value] for output in graph.outputs), written, self.symbols)
@@ -150,6 +155,20 @@ class Interpreter:
             )
             raise WrongPrediction(op=node.op.name, actual=actual, expected=spec)
         return torch.empty_strided(sizes, strides, dtype=spec.dtype, device=value.device).copy_(value)
+
+
+def last_uses(graph: Graph) -> dict[Node, list[Node]]:
+    """The values that no later node and no result reads, by the node behind which they die."""
+    last: dict[Node, Node] = {}
+    for node in graph.nodes:
+        for value in (node, *node.inputs):
+            last[value] = node
+    kept = set(graph.roots())
+    dying: dict[Node, list[Node]] = {}
+    for value, node in last.items():
+        if value not in kept:
+            dying.setdefault(node, []).append(value)
+    return dying
 
 
 def fill_template(value: Attr, inputs: Sequence[T], concrete: Callable[[Attr], T]) -> T:
