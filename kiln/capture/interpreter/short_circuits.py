@@ -8,9 +8,10 @@ no effect and raise nothing.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 
-from kiln.capture.bytecode.postdominators import meeting_points
 from kiln.capture.interpreter.breaks import GraphBreak, Raised
 from kiln.capture.interpreter.core import Value
 from kiln.capture.interpreter.data_values import JUMPS, LONGEST_RAISE, STRAIGHT, ValueNeeded, past_step, raises_at
@@ -35,7 +36,6 @@ def takes_both_operands(frame: SymbolicFrame, first: Value, when: bool, target: 
         ValueNeeded: if the second operand may have effects or raise; the next attempt breaks the graph.
     """
     s, here = frame.state, (frame.code, frame.at)
-    meeting_points(frame.decoded, frame.at, 1)  # joins returns of which the compiler made copies
     second = second_test(frame, frame.ip, when, landing(frame, target))
     if second is None or here in s.needed or s.function_modes or not is_truth(first):
         return False
@@ -53,7 +53,7 @@ def takes_both_operands(frame: SymbolicFrame, first: Value, when: bool, target: 
     return True
 
 
-def second_test(frame: SymbolicFrame, start: int, when: bool, target: int) -> int | None:
+def second_test(frame: SymbolicFrame, start: int, when: bool, target: Hashable) -> int | None:
     """The jump to `target` behind straight code from `start`, whose answer, or that of a third operand, raises."""
     for at in range(start, min(start + LONGEST_RAISE, len(frame.decoded))):
         instruction = frame.decoded.instruction(at)
@@ -66,10 +66,11 @@ def second_test(frame: SymbolicFrame, start: int, when: bool, target: int) -> in
     return None
 
 
-def landing(frame: SymbolicFrame, at: int) -> int:
-    """Where a jump to `at` leads."""
-    instruction = frame.decoded.instruction(at)
-    return instruction.arg if instruction.name == "JUMP" else at
+def landing(frame: SymbolicFrame, at: int) -> Hashable:
+    """Where a jump to `at` leads; the compiler makes copies of a short `return`."""
+    first = frame.decoded.instruction(at)
+    loads = first.name == "LOAD_CONST" and frame.decoded.instruction(at + 1).name == "RETURN_VALUE"
+    return f"return {first.arg!r}" if loads or first.name == "RETURN_CONST" else at
 
 
 def is_truth(value: Value) -> bool:

@@ -77,7 +77,7 @@ def dtype_of(function: Callable[..., object], number: Value) -> torch.dtype:
     if is_scalar(number):
         return number.tensor.fake.dtype
     if numpy is not None and number.is_constant and isinstance(number.real(), numpy.generic):
-        return torch.as_tensor(number.real()).dtype
+        return torch.as_tensor(number.real(), device="cpu").dtype
     kinds = {bool: torch.bool, int: torch.int64, float: torch.get_default_dtype()}
     found = None if isinstance(number, Tensor) else kinds.get(number.python_type())
     if found is None or not (number.is_constant or isinstance(number, Symbolic)):
