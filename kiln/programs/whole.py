@@ -16,6 +16,7 @@ from typing import final
 import torch
 from torch import nn
 
+from kiln.capture.interpreter.breaks import TorchCallFailed
 from kiln.capture.interpreter.builtins.torch_functions import ModeEffect
 from kiln.capture.interpreter.capture import Capture, capture_frame
 from kiln.capture.interpreter.core import MISSING, Effect
@@ -31,6 +32,7 @@ from kiln.pipeline.modes import UnknownMode, unknown_mode, watch_current_device,
 from kiln.programs.call.errors import BadExportArgument, ExportChangesObject, UnknownResult
 from kiln.programs.call.tree import flatten
 from kiln.programs.dims import DimTable
+from kiln.support.errors import KilnError
 from kiln.support.events import EventSink
 from kiln.support.gc_pause import GC_PAUSE
 from kiln.support.records import dataclass
@@ -182,9 +184,9 @@ def capture_whole(
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # nn.MultiheadAttention and the like by their parts
     try:
-        with GC_PAUSE(), without_autograd_observers(), torch.set_grad_enabled(training):
+        with GC_PAUSE(), without_autograd_observers():
             given = frozenset(map(id, flatten((args, dict(kwargs)))[1]))
-            keeper, capture = _captured(function, slots, RegionKeeper(table, training, keep_calls, given))
+            keeper, capture = _captured_in_mode(function, slots, RegionKeeper(table, training, keep_calls, given))
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
     assert keeper.recorder is not None and capture.function is not None
@@ -196,6 +198,24 @@ def capture_whole(
     if training and buffers:
         raise ExportChangesObject(function=name_of(target), what_changes="a buffer, which it stores anew")
     return WholeCapture(keeper.trace, result, capture.steps, keeper.joint, keeper.torch_module, buffers)
+
+
+def _captured_in_mode(
+    function: types.FunctionType, slots: Mapping[str, object], keeper: RegionKeeper
+) -> tuple[RegionKeeper, Capture]:
+    """The capture without gradients, unless they are exported; with them where the program itself needs them."""
+    with torch.set_grad_enabled(keeper.training):
+        try:
+            return _captured(function, slots, keeper)
+        except TorchCallFailed as failed:
+            if keeper.training:
+                raise
+            first = failed
+    with torch.enable_grad():
+        try:
+            return _captured(function, slots, replace(keeper, recorder=None))
+        except KilnError:
+            raise first from first.__cause__
 
 
 def _captured(

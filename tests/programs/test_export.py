@@ -527,3 +527,30 @@ def test_what_fixes_a_size_is_named_with_its_line_if_there_is_one() -> None:
     )
     assert fixed_problem(env, unknown, 5) == "the program works for the size 5 only (`s1 == 5`)"
     assert fixed_problem(env, free, 6) == "the program works for the size 6 only (``)"
+
+
+class Slope(nn.Module):
+    """A loss and its gradients, which the program takes itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        loss = self.layers(x).square().mean()
+        return loss, *torch.autograd.grad(loss, list(self.parameters()))
+
+
+def test_a_program_that_takes_gradients_of_its_parameters() -> None:
+    model = Slope()
+    program = kiln.export(model, (torch.randn(6, 4),), dynamic_shapes={"x": {0: BATCH}})
+    for rows in (2, 6, 9):
+        check(program, model, torch.randn(rows, 4))
+
+
+def test_an_error_without_gradients_is_the_one_that_is_raised() -> None:
+    def wrong(x: Tensor) -> Tensor:
+        return torch.autograd.grad(x.sum(), x)[0]
+
+    with pytest.raises(KilnError, match="does not require grad"):
+        kiln.export(wrong, (torch.randn(3),))

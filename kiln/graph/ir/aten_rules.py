@@ -17,6 +17,7 @@ import torch
 
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.table import Column, Kind
+from kiln.symbolic import Int
 from kiln.tensor.dtypes import extremes
 from kiln.tensor.spec import TensorSpec
 
@@ -146,11 +147,30 @@ def prod(call: AtenCaller[V], x: V, *, axes: tuple[int, ...]) -> V:
 rule("materialised")(lambda call, x, *others: x)
 
 
+def axes_in_memory(spec: TensorSpec) -> list[int] | None:
+    """The axes of a tensor without gaps, outermost first; None if there are gaps, or no elements."""
+    order, left = list[int](), list(range(spec.rank))
+    step: Int = 1
+    while left:
+        fitting = [axis for axis in left if spec.strides[axis] == step and spec.sizes[axis] != 0]
+        if not fitting:
+            return None
+        axis = min(fitting, key=lambda axis: (spec.sizes[axis] != 1, -axis))
+        left.remove(axis)
+        order.insert(0, axis)
+        step = step * spec.sizes[axis]
+    return order
+
+
 @rule("clone")
 def clone(call: AtenCaller[V], x: V, *, strides: object) -> V:
     if strides is None:
         return call("clone.default", x, memory_format=torch.contiguous_format)
     spec = call.spec
+    if (order := axes_in_memory(spec)) is not None:
+        moved = call("permute.default", x, order)
+        packed = call("clone.default", moved, memory_format=torch.contiguous_format)
+        return call("permute.default", packed, [order.index(axis) for axis in range(spec.rank)])
     fresh = call("empty_strided.default", spec.sizes, strides, dtype=spec.dtype, device=spec.device)
     return call("copy.default", fresh, x)
 
