@@ -4,12 +4,14 @@
                            compiled |   eager  ...             | compiled
 
 L-BFGS keeps its last 100 steps, so each of its first steps meets another length. What a resume function gets as an
-argument is left open instead, once its variants have fixed it in vain.
+argument is left open instead, once its variants have fixed it in vain. So is a history of floats, which a program keeps
+to print or to compare with: where it is read, the graph breaks.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from types import FunctionType
 from typing import final
 
 from kiln.capture.bytecode.resume import is_result, origin_of
@@ -18,10 +20,13 @@ from kiln.native._frames import Dispatcher
 from kiln.pipeline.dispatchers import Arguments, original_of
 from kiln.runtime.guards.guard import Guard, GuardKind, ShapeRelation
 from kiln.runtime.guards.source import ItemSource, LocalSource
+from kiln.runtime.guards.tree import build_tree
 from kiln.support.errors import KilnError
 
 GROWING, VARYING = "growing", "varying"
 """The keys in the `__dict__` of a dispatcher."""
+HISTORY = 1
+"""How many variants for other lengths a list of floats gets; none in a resume function."""
 LENGTHS, CALLS = 3, 3
 """How many lengths besides the first have a variant at once, and in which of its calls a later one gets a variant."""
 
@@ -46,8 +51,8 @@ class SeenLengths:
 
 
 def varying_arguments(dispatcher: Dispatcher, arguments: Arguments) -> frozenset[str]:
-    """The arguments of a resume function that its variants have fixed, two to other values or one to another length:
-    data decide them, and the next variant leaves them open."""
+    """What the next variant leaves open, since data decide it: the arguments of a resume function that its variants
+    have fixed, two to other values or one to another length, and histories, by the texts of their sources."""
     found: set[str] = dispatcher.__dict__.setdefault(VARYING, set())
     function, fixed = original_of(dispatcher), Counter[str]()
     for entry in dispatcher.entries if origin_of(function) is not None else ():
@@ -65,6 +70,16 @@ def grows(guard: Guard, name: str, arguments: Arguments) -> bool:
     value = arguments.get(name)
     of_list = isinstance(value, list) and isinstance(guard.expected, int) and type(guard.source) is LocalSource
     return of_list and not is_result(name) and len(value) > guard.expected  # type: ignore[arg-type,operator]
+
+
+def is_history(guard: Guard, function: FunctionType, values: list[object]) -> bool:
+    """Whether the list that has another length is longer than the guard expects, and of floats."""
+    reader = build_tree((), collect=(guard.source,), function=function)
+    if not reader.check(values, function.__globals__, function.__closure__) or not reader.bindings:
+        return False
+    found, expected = reader.bindings[0], guard.expected
+    assert isinstance(expected, int), "it is a length"
+    return type(found) is list and len(found) > expected and all(type(item) is float for item in found)
 
 
 def fixed_argument(guard: Guard) -> str:
@@ -95,6 +110,9 @@ def wait_for_length(dispatcher: Dispatcher, arguments: Arguments) -> GrowingList
         return None
     seen: SeenLengths = dispatcher.__dict__.setdefault(GROWING, {}).setdefault(guard.source.text(), SeenLengths())
     seen.calls[failed[1]] += 1
+    if (seen.compiled >= HISTORY or origin_of(function) is not None) and is_history(guard, function, values):
+        dispatcher.__dict__[VARYING].add(guard.source.text())
+        return None
     if seen.compiled < LENGTHS or seen.calls[failed[1]] >= CALLS:
         seen.compiled += 1
         return None

@@ -259,3 +259,37 @@ def test_a_loop_that_is_left_before_it_reads_its_item(lengths: tuple[int, ...]) 
     compiled: Any = kiln.compile(position, backend="eager")
     for length in lengths:
         assert torch.equal(compiled(X, [0] * length), position(X, [0] * length))
+
+
+def every_tenth(x: Tensor, losses: list[float]) -> Tensor:
+    loss = (x * 2).sum()
+    losses.append(loss.item())
+    return loss * 2 if len(losses) % 10 == 0 else loss
+
+
+def mean_of_the_last(x: Tensor, losses: list[float]) -> Tensor:
+    loss = (x * 2).sum()
+    losses.append(loss.item())
+    return loss + sum(losses[-5:]) / 5
+
+
+def best_so_far(x: Tensor, losses: list[float]) -> Tensor:
+    loss = (x * 2).sum()
+    losses.append(loss.item())
+    if len(losses) > 6:
+        losses.pop(0)
+    return loss + max(losses)
+
+
+@pytest.mark.parametrize(("step", "most"), [(every_tenth, 5), (mean_of_the_last, 7), (best_so_far, 10)])
+def test_a_history_of_floats_that_is_read(step: Callable[[Tensor, list[float]], Tensor], most: int) -> None:
+    compiled: Any = kiln.compile(step, options={"cache": False, "speed_check": False})
+    found, expected = list[float](), list[float]()
+    for number in range(40):
+        x = X * (number % 7)
+        assert torch.equal(compiled(x, found), step(x, expected))
+        assert found == expected
+        if number == 19:
+            compiles = compiled.report().compiles
+    report = compiled.report()
+    assert report.eager == 0 and report.compiles == compiles <= most, str(report)

@@ -46,7 +46,7 @@ from kiln.graph.trace.recorder import Recorder
 from kiln.runtime.guards.constant import ObjectRef, reference
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import HEAP_TYPE
-from kiln.runtime.guards.source import AttrSource, DictAttrSource, LocalSource, MroSource, Source, TypeSource
+from kiln.runtime.guards.source import AttrSource, DictAttrSource, MroSource, Source, TypeSource
 from kiln.runtime.guards.state import current_state
 from kiln.support.events import EventSink
 from kiln.support.location import Location
@@ -381,7 +381,8 @@ class Policy:
     varies: Callable[[Source], bool] = lambda source: False
     """Whether a number from outside was another one in each of several compiles: what it selects is taken in Python."""
     varying: frozenset[str] = frozenset()
-    """Arguments of a resume function that several variants have fixed."""
+    """Arguments of a resume function that several variants have fixed, and lists that grow from call to call, by the
+    texts of their sources."""
 
     @property
     def whole(self) -> bool:
@@ -637,9 +638,8 @@ class CaptureState:
 
 
 def refuse_varying(s: CaptureState, value: Value, source: Source | None) -> None:
-    """Break where the value of an argument is needed that several variants of the resume function have fixed: a
-    variant for each value would never be the last."""
-    if isinstance(source, LocalSource) and source.name in s.policy.varying:
+    """Break where a value is needed that several variants have fixed: a variant for each would never be the last."""
+    if s.policy.varying and source is not None and source.text() in s.policy.varying:
         raise value.unsupported(AS_CONSTANT, "it differs from call to call")
 
 
