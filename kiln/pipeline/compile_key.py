@@ -43,8 +43,15 @@ def compiler_contents() -> str:
     return content_key(*(Path(source).read_bytes() for source in sorted(sources)))
 
 
-def gpu_names() -> str:
-    """The GPU models of this process, for cache keys; empty until CUDA is used."""
+DRIVER, MODEL = Path("/proc/driver/nvidia/gpus"), "Model:"
+
+
+def gpu_names(driver: Path = DRIVER) -> str:
+    """The GPU models for cache keys: those of the machine if they are alike, so that it does not matter whether this
+    process has used CUDA yet; else those that this process sees, once it has."""
+    models = {line for file in driver.glob("*/information") for line in file.read_text().splitlines() if MODEL in line}
+    if len(models) == 1:
+        return models.pop().partition(":")[2].strip()
     if not torch.cuda.is_initialized():
         return ""
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
