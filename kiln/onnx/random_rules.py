@@ -27,11 +27,6 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
-@rule("rand.default", "rand_like.default")
-def rand(o: OnnxCaller, *sizes: object, **settings: object) -> str:
-    return uniform(o, "")
-
-
 @rule("uniform.default")
 def uniform(o: OnnxCaller, x: str, low: float = 0, high: float = 1, *, generator: None = None) -> str:
     """Rounded to a narrower dtype, a number is not the end."""
@@ -40,15 +35,14 @@ def uniform(o: OnnxCaller, x: str, low: float = 0, high: float = 1, *, generator
     return o.cast(drawn(o, "RandomUniformLike", wide(dtype), low=float(low), high=float(end)), dtype)
 
 
-@rule("randn.default", "randn_like.default")
-def randn(o: OnnxCaller, *sizes: object, **settings: object) -> str:
-    return normal(o, "")
-
-
 @rule("normal_functional.default")
 def normal(o: OnnxCaller, x: str, mean: float = 0, std: float = 1, *, generator: None = None) -> str:
     dtype = o.spec.dtype
     return o.cast(drawn(o, "RandomNormalLike", wide(dtype), mean=float(mean), scale=float(std)), dtype)
+
+
+rule("rand.default", "rand_like.default")(lambda o, *sizes, **settings: uniform(o, ""))
+rule("randn.default", "randn_like.default")(lambda o, *sizes, **settings: normal(o, ""))
 
 
 @rule("randint.default")

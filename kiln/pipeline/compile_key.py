@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import asdict
 from functools import lru_cache
@@ -43,16 +44,21 @@ def compiler_contents() -> str:
     return content_key(*(Path(source).read_bytes() for source in sorted(sources)))
 
 
-DRIVER, MODEL = Path("/proc/driver/nvidia/gpus"), "Model:"
+DRIVER, MODEL = Path("/proc/driver/nvidia/gpus"), re.compile(r"^Model:\s*(.*\S)", re.M)
+
+
+@lru_cache(maxsize=1)
+def models_of(driver: Path) -> frozenset[str]:
+    """The GPU models of the machine, as the driver names them; empty without one."""
+    found = [MODEL.search(file.read_text()) for file in driver.glob("*/information")]
+    return frozenset([match[1] for match in found if match])
 
 
 def gpu_names(driver: Path = DRIVER) -> str:
     """The GPU models for cache keys: those of the machine if they are alike, so that it does not matter whether this
     process has used CUDA yet; else those that this process sees, once it has."""
-    models = {line for file in driver.glob("*/information") for line in file.read_text().splitlines() if MODEL in line}
-    if len(models) == 1:
-        return models.pop().partition(":")[2].strip()
-    if not torch.cuda.is_initialized():
-        return ""
-    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    if len(models := models_of(driver)) == 1:
+        return next(iter(models))
+    seen = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    names = [torch.cuda.get_device_name(index) for index in seen]
     return names[0] if len(set(names)) == 1 else ", ".join(names)

@@ -31,6 +31,11 @@ FAILING = (*INDEXED, *DIVISIONS, "assert")
 """Primitives whose kernels find wrong values: indices out of range, integers divided by zero, failed checks."""
 
 
+def may_fail(node: Node) -> bool:
+    """Whether the kernel of a node may find wrong values."""
+    return node.op.name in FAILING and not (node.op.name in DIVISIONS and node.tensor.dtype.is_floating_point)
+
+
 @final
 @dataclass
 class HandledCalls:

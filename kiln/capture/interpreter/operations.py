@@ -172,11 +172,10 @@ def counted(function: Function2, value: Value, other: Value) -> Value:
     """A truth value from a tensor as the number that it is in sums, beside numbers, and compared with another."""
     if not isinstance(value, Symbolic) or value.number is None:
         return value
-    plain, of_bools = PLAIN.get(function, function), other.python_type() is bool
-    if plain in EQUALITY and isinstance(other, Symbolic) and other.number is not None:
-        of_bools = False
-    counts = plain in ON_SYMBOLS and plain not in EQUALITY
-    return value.number if counts or not of_bools else value
+    plain = PLAIN.get(function, function)
+    is_truth = isinstance(other, Symbolic) and other.number is not None
+    counts = is_truth if plain in EQUALITY else plain in ON_SYMBOLS
+    return value.number if counts or other.python_type() is not bool else value
 
 
 def exact_comparison(s: CaptureState, function: Function2, left: Value, right: Value) -> Value:
@@ -326,10 +325,11 @@ def dispatch(s: CaptureState, function: Function2, left: Value, right: Value) ->
     names = SPECIAL[function]
     attempts = [(left, name, right) for name in names[:-1]]
     reflected = (right, names[-1], left)
+    is_mixed = left.is_constant and not right.is_constant  # scalars of NumPy, of which a constant has no operators here
     if overrides(s, function, left, right):
         attempts.insert(-1, reflected)
-    elif function in COMPARISONS or left.python_type() is not right.python_type() or left.is_constant:
-        attempts.append(reflected)  # a constant beside another value of its type: NumPy's scalars
+    elif function in COMPARISONS or left.python_type() is not right.python_type() or is_mixed:
+        attempts.append(reflected)
     for owner, name, other in attempts:
         found = s.classes.lookup(owner.python_type(), name)
         opposite = name == "__ne__" and found is not None and found[0] is object

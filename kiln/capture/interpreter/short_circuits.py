@@ -16,15 +16,12 @@ from kiln.capture.interpreter.breaks import GraphBreak, Raised
 from kiln.capture.interpreter.core import Value
 from kiln.capture.interpreter.data_values import JUMPS, LONGEST_RAISE, STRAIGHT, ValueNeeded, past_step, raises_at
 from kiln.capture.interpreter.frame import SymbolicFrame, run_to
+from kiln.capture.interpreter.handled_errors import may_fail
 from kiln.capture.interpreter.nested_calls import is_single, without_effects
 from kiln.capture.interpreter.variables.tensor import Tensor, record
 from kiln.graph.ir.node import Node
-from kiln.graph.prims.table import Kind
+from kiln.graph.trace.constant_value import PURE_KINDS
 from kiln.graph.trace.nested_graphs import NotNested
-
-SAFE = frozenset((Kind.POINTWISE, Kind.REDUCTION, Kind.VIEW, Kind.CREATE))
-"""Kinds of nodes that neither raise nor have effects, but for divisions of integers."""
-DIVISIONS = frozenset(("floor_div", "trunc_div", "remainder", "fmod"))
 
 
 def takes_both_operands(frame: SymbolicFrame, first: Value, when: bool, target: int) -> bool:
@@ -58,9 +55,10 @@ def second_test(frame: SymbolicFrame, start: int, when: bool, target: Hashable) 
     for at in range(start, min(start + LONGEST_RAISE, len(frame.decoded))):
         instruction = frame.decoded.instruction(at)
         if instruction.name in JUMPS:
-            same = JUMPS[instruction.name] is when and landing(frame, instruction.arg) == target
+            if JUMPS[instruction.name] is not when or landing(frame, instruction.arg) != target:
+                return None
             ends = raises_at(frame, at) is not None or second_test(frame, at + 1, when, target) is not None
-            return at if same and ends else None
+            return at if ends else None
         if not instruction.name.startswith(STRAIGHT) or instruction.name.startswith("STORE_"):
             return None
     return None
@@ -78,5 +76,4 @@ def is_truth(value: Value) -> bool:
 
 
 def is_safe(node: Node) -> bool:
-    integers = node.op.name in DIVISIONS and not node.tensor.dtype.is_floating_point
-    return node.op.kind in SAFE and not integers
+    return node.op.kind in PURE_KINDS and not may_fail(node)

@@ -20,7 +20,7 @@ from kiln.capture.bytecode.assemble import Assembler, Label, TryBegin, TryEnd
 from kiln.capture.interpreter.codegen import CodeWriter, emit_source
 from kiln.capture.interpreter.core import CaptureState
 from kiln.capture.interpreter.data_values import calls_opaque
-from kiln.capture.interpreter.handled_errors import DIVISIONS, FAILING
+from kiln.capture.interpreter.handled_errors import may_fail
 from kiln.capture.interpreter.host_draws import DRAWN, Draws
 from kiln.capture.interpreter.speculation import write_exit
 from kiln.graph.ir.graph import Graph
@@ -69,9 +69,7 @@ def errors_of(graph: Graph, is_checked: bool, own_region: bool) -> Callable[[Bas
         return is_of_operator if of_operators else None
     if of_operators:
         return is_behind_checks
-    failing = [node for node in nodes if node.op.name in FAILING]
-    fail = any(node.op.name not in DIVISIONS or not node.tensor.dtype.is_floating_point for node in failing)
-    return is_of_values if fail else None
+    return is_of_values if any(map(may_fail, nodes)) else None
 
 
 @contextmanager

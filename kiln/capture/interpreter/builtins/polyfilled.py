@@ -84,9 +84,9 @@ for _original, _replacement in POLYFILLS.items():
     handles(_original)(interpreted(_replacement))
 
 
-def asked(name: str) -> Handler:
-    """A question to tensors whose answer is a bool: `polyfills.py` computes it for plain tensors of one device."""
-    replacement, count = interpreted(getattr(polyfills, name)), 1 if name == "is_nonzero" else 2
+def asked(name: str, count: int) -> Handler:
+    """A question to `count` tensors whose answer is a bool: `polyfills.py` computes it for plain ones of one device."""
+    replacement = interpreted(getattr(polyfills, name))
 
     def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         devices = [value.fake.device for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
@@ -97,8 +97,8 @@ def asked(name: str) -> Handler:
     return handler
 
 
-for _name in ("equal", "allclose", "is_nonzero"):
-    handles(getattr(torch, _name), getattr(torch.Tensor, _name))(asked(_name))
+for _name, _count in {"equal": 2, "allclose": 2, "is_nonzero": 1}.items():
+    handles(getattr(torch, _name), getattr(torch.Tensor, _name))(asked(_name, _count))
 
 
 @handles(polyfills.encode_padded)
