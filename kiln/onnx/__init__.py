@@ -6,6 +6,7 @@ write_model(model, "net.onnx")                the protocol buffer; weights besid
 """
 
 from kiln.onnx import random_rules as random_rules
+from kiln.onnx import special_rules as special_rules
 from kiln.onnx.errors import NoOnnxForm
 from kiln.onnx.file import model_bytes, write_model
 from kiln.onnx.model import OnnxModel, OnnxNode

@@ -8,6 +8,7 @@ A call of another form of the same operator (`divisor_override`, attention with 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -117,15 +118,32 @@ def avg_pool(
     count_include_pad: bool = True, divisor_override: int | None = None,
 ) -> str:  # fmt: skip
     count = 2 if "2d" in o.node.attrs["target"] else 3
-    if ceil_mode or divisor_override is not None:
-        raise o.refused("windows that are cut off, or a divisor of its own")
     kernel = static(o, kernel_size, count)
     step, borders = static(o, stride or kernel, count), static(o, padding, count)
-    attrs: dict[str, Attribute] = {"kernel_shape": kernel, "strides": step, "pads": (*borders, *borders)}
+    pads = pads_of(o, 0, kernel, step, borders, (1,) * count) if ceil_mode else (*borders, *borders)
+    attrs: dict[str, Attribute] = {"kernel_shape": kernel, "strides": step, "count_include_pad": 1}
+
+    def pooled(image: str, pads: tuple[int, ...]) -> str:
+        """Sums of windows, divided by the size of a window."""
+        spread = [*[0] * (o.spec.rank - count), *pads[:count], *[0] * (o.spec.rank - count), *pads[count:]]
+        image = o("Pad", image, o.ints(spread)) if any(pads) else image
+        image = o("Unsqueeze", image, o.ints((0,))) if is_alone else image
+        made = o("AveragePool", image, attrs=attrs)
+        return o("Squeeze", made, o.ints((0,))) if is_alone else made
+
     is_alone = o.spec.rank == count + 1
-    image = o("Unsqueeze", x, o.ints((0,))) if is_alone else x
-    found = o("AveragePool", image, attrs={**attrs, "count_include_pad": int(count_include_pad)})
-    return o("Squeeze", found, o.ints((0,))) if is_alone else found
+    if divisor_override is not None:
+        return o("Mul", pooled(x, pads), o.number(math.prod(kernel) / divisor_override))
+    if count_include_pad and not ceil_mode:
+        return pooled(x, pads)
+    # What is counted: elements of the image, and of its borders if those count, but nothing behind them.
+    sizes: Sizes = o.input().sizes[o.spec.rank - count :]
+    counted = (0,) * (2 * count)
+    if count_include_pad:
+        sizes, counted = [size + 2 * border for size, border in zip(sizes, borders, strict=True)], (*borders, *borders)
+    ones = o("Expand", o.number(1), o.ints([*[1] * (o.spec.rank - count), *sizes]))
+    behind = tuple([pad - part for pad, part in zip(pads, counted, strict=True)])
+    return o("Div", pooled(x, pads), pooled(ones, behind))
 
 
 @rule("_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default")
@@ -181,6 +199,13 @@ def upsample_nearest(o: OnnxCaller, x: str, output_size: Sizes, *scales: float |
     return resized(o, x, scales, {**attrs, "mode": "nearest"})
 
 
+@rule("_upsample_nearest_exact1d.default", "_upsample_nearest_exact2d.default", "_upsample_nearest_exact3d.default")
+def upsample_nearest_exact(o: OnnxCaller, x: str, output_size: Sizes, *scales: float | None) -> str:
+    """The nearest middle; of two, the later."""
+    attrs: dict[str, Attribute] = {"nearest_mode": "round_prefer_ceil", "mode": "nearest"}
+    return resized(o, x, scales, {**attrs, "coordinate_transformation_mode": "half_pixel"})
+
+
 @rule("upsample_linear1d.default", "upsample_bilinear2d.default", "upsample_trilinear3d.default",
       "upsample_bicubic2d.default", "_upsample_bilinear2d_aa.default", "_upsample_bicubic2d_aa.default")  # fmt: skip
 def upsample(o: OnnxCaller, x: str, output_size: Sizes, align_corners: bool, *scales: float | None) -> str:
@@ -223,7 +248,7 @@ def attention(
     o: OnnxCaller, query: str, key: str, value: str, dropout_p: float = 0.0, is_causal: bool = False, *,
     attn_mask: str | None = None, scale: float | None = None,
 ) -> tuple[str, str]:  # fmt: skip
-    left, right = o.input().sizes, o.node.inputs[1].tensor.sizes
+    left, right = o.input().sizes, o.input(1).sizes
     if dropout_p or left[1] != right[1] or isinstance(left[3], Expr):
         raise o.refused("attention with dropout, or with other heads for the keys")
     factor = left[3] ** -0.5 if scale is None else scale
@@ -257,6 +282,30 @@ def sort(
     return topk(o, x, o.input().sizes[dim], dim, descending)
 
 
+@rule("median.default", "nanmedian.default")
+def median(o: OnnxCaller, x: str) -> str:
+    flat, front = o("Reshape", x, o.ints((-1,))), o.ints((0,))
+    size, nothing = o.scalar(product(o.input().sizes)), o.scalar(0)
+
+    def ranked(values: str) -> str:
+        return o.many("TopK", values, o("Unsqueeze", size, front), count=2, axis=0, largest=0, sorted=1)[0]
+
+    if not o.input().dtype.is_floating_point:
+        return o("Gather", ranked(flat), middle(o, size))
+    is_nan = o("IsNaN", flat)
+    unknown = o("ReduceSum", o.cast(is_nan, torch.int64), front, keepdims=0)
+    numbers = ranked(o("Where", is_nan, o.number(float("inf")), flat))
+    known = o("Sub", size, unknown)
+    found = o("Gather", numbers, o("Max", middle(o, known), nothing))
+    is_all = "nanmedian" in o.node.attrs["target"]
+    is_lost = o("Equal", known, nothing) if is_all else o("Greater", unknown, nothing)
+    return o("Where", is_lost, o.number(float("nan")), found)
+
+
+def middle(o: OnnxCaller, count: str) -> str:
+    return o("Div", o("Sub", count, o.scalar(1)), o.scalar(2))
+
+
 @rule("median.dim", "kthvalue.default")
 def nth(o: OnnxCaller, x: str, *args: int, keepdim: bool = False) -> tuple[str, ...]:
     is_median, rank = "median" in o.node.attrs["target"], o.input().rank
@@ -266,6 +315,42 @@ def nth(o: OnnxCaller, x: str, *args: int, keepdim: bool = False) -> tuple[str, 
     if rank == 0:
         raise o.refused("a tensor of rank 0")
     return tuple([o("Gather", part, index, axis=dim) for part in topk(o, x, o.input().sizes[dim], dim, False)])
+
+
+@rule("bincount.default")
+def bincount(o: OnnxCaller, x: str, weights: str | None = None, minlength: int = 0) -> str:
+    wide, front = o.cast(x, torch.int64), o.ints((0,))
+    # With -1 in front there is a largest one, and no tensor is empty.
+    largest = o("ReduceMax", o("Concat", o.ints((-1,)), wide, axis=0), front, keepdims=1)
+    length = o("Max", o("Add", largest, o.ints((1,))), o.ints((minlength,)))
+    if weights is not None and not o.input(1).dtype.is_floating_point:
+        weights = o.cast(weights, torch.float64)
+    ones = weights if weights is not None else o("Expand", o.number(1, torch.int64), o.ints(o.input().sizes))
+    zeros = o("Expand", o.number(0, o.spec.dtype), length)
+    return o("ScatterElements", zeros, wide, ones, axis=0, reduction="add")
+
+
+@rule("scatter_reduce.two")
+def scatter_reduce(
+    o: OnnxCaller, x: str, dim: int, index: str, src: str, reduce: str, *, include_self: bool = True
+) -> str:
+    """Means, and values that begin without the element that is there."""
+    dtype, sizes = o.spec.dtype, o.input(1).sizes
+    if sizes != o.input(2).sizes:
+        src = o("Slice", src, o.ints([0] * len(sizes)), o.ints(sizes))
+    if not dtype.is_floating_point:
+        raise o.refused("whole numbers")
+    first = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "amax": float("-inf"), "amin": float("inf")}[reduce]
+    hits = o("ScatterElements", o("Mul", x, o.number(0)), index, o("Expand", o.number(1), o.ints(sizes)), axis=dim,
+             reduction="add")  # fmt: skip
+    is_hit = o("Greater", hits, o.number(0))
+    begin = x if include_self else o("Where", is_hit, o.number(first), x)
+    kind = {"sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "min"}[reduce]
+    made = o("ScatterElements", begin, index, src, axis=dim, reduction=kind)
+    if reduce != "mean":
+        return made
+    count = o("Add", hits, o.number(1)) if include_self else o("Max", hits, o.number(1))
+    return o("Div", made, count)
 
 
 @rule("searchsorted.Tensor", "bucketize.Tensor")
@@ -370,10 +455,86 @@ def lstm(
 
 @rule("_cdist_forward.default")
 def distances(o: OnnxCaller, x: str, y: str, p: float, mode: int | None) -> str:
+    apart, last = o("Sub", o("Unsqueeze", x, o.ints((-2,))), o("Unsqueeze", y, o.ints((-3,)))), o.ints((-1,))
+    if p in (1, 2):
+        return o("ReduceL1" if p == 1 else "ReduceL2", apart, last, keepdims=0)
+    apart = o("Abs", apart)
+    if p == float("inf"):
+        return o("ReduceMax", apart, last, keepdims=0)
+    if p == 0:
+        return o("ReduceSum", o.cast(o("Greater", apart, o.number(0)), o.spec.dtype), last, keepdims=0)
+    return o("Pow", o("ReduceSum", o("Pow", apart, o.number(p)), last, keepdims=0), o.number(1 / p))
+
+
+@rule("renorm.default")
+def renorm(o: OnnxCaller, x: str, p: float, dim: int, maxnorm: float) -> str:
+    axes = [axis for axis in range(o.spec.rank) if axis != dim % o.spec.rank]
     if p not in (1, 2):
         raise o.refused("a norm of another order")
-    apart = o("Sub", o("Unsqueeze", x, o.ints((-2,))), o("Unsqueeze", y, o.ints((-3,))))
-    return o("ReduceL1" if p == 1 else "ReduceL2", apart, o.ints((-1,)), keepdims=0)
+    norm, most = o("ReduceL1" if p == 1 else "ReduceL2", x, o.ints(axes), keepdims=1), o.number(float(maxnorm))
+    factor = o("Div", most, o("Add", norm, o.number(1e-7)))
+    return o("Mul", x, o("Where", o("Greater", norm, most), factor, o.number(1)))
+
+
+@rule("ldexp.Tensor")
+def ldexp(o: OnnxCaller, x: str, y: str) -> str:
+    return o("Mul", o.cast(x, o.spec.dtype), o("Pow", o.number(2, o.spec.dtype), o.cast(y, o.spec.dtype)))
+
+
+@rule("_linalg_det.default")
+def det(o: OnnxCaller, x: str) -> tuple[str, ...]:
+    return o("Det", x), "", ""
+
+
+@rule("_int_mm.default")
+def int_mm(o: OnnxCaller, x: str, y: str) -> str:
+    return o("MatMulInteger", x, y, dtype=torch.int32)
+
+
+@rule("affine_grid_generator.default")
+def affine_grid(o: OnnxCaller, theta: str, size: Sizes, align_corners: bool) -> str:
+    """Homogeneous positions from -1 to 1, the last axis first, by a matrix for each image."""
+    sides, count = size[2:], len(size) - 2
+    parts = []
+    for axis in reversed(range(count)):
+        whole = o.cast(places(o, sides[axis]), o.spec.dtype)
+        length = o.cast(o.scalar(sides[axis]), o.spec.dtype)
+        if align_corners:
+            last = o("Max", o("Sub", length, o.number(1)), o.number(1))
+            spot = o("Sub", o("Div", o("Mul", whole, o.number(2)), last), o.number(1))
+            spot = o("Where", o("Equal", length, o.number(1)), o.number(0), spot)
+        else:
+            spot = o("Sub", o("Div", o("Add", o("Mul", whole, o.number(2)), o.number(1)), length), o.number(1))
+        shape = [1] * axis + [-1] + [1] * (count - axis - 1)
+        parts.append(o("Expand", o("Reshape", spot, o.ints(shape)), o.ints(sides)))
+    parts.append(o("Expand", o.number(1), o.ints(sides)))
+    rows = o("Concat", *[o("Reshape", part, o.ints((-1, 1))) for part in parts], axis=1)
+    made = o("MatMul", rows, o("Transpose", theta, perm=(0, 2, 1)))
+    return o("Reshape", made, o.ints(o.spec.sizes), allowzero=1)
+
+
+@rule("max_unpool2d.default", "max_unpool3d.default")
+def max_unpool(o: OnnxCaller, x: str, indices: str, output_size: Sizes, *more: object) -> str:
+    """Positions count the elements of a channel."""
+    lead, count = o.spec.sizes[: o.spec.rank - len(output_size)], product(output_size)
+    flat = [o("Reshape", value, o.ints((*lead, -1))) for value in (x, indices)]
+    zeros = o("Expand", o.number(0), o.ints((*lead, count)))
+    return o("Reshape", o("ScatterElements", zeros, flat[1], flat[0], axis=-1), o.ints(o.spec.sizes), allowzero=1)
+
+
+@rule("unfold_backward.default")
+def unfold_backward(o: OnnxCaller, x: str, sizes: Sizes, dim: int, size: int, step: int) -> str:
+    """Windows added up where they came from; the elements of a window are the last dimension."""
+    rank = o.spec.rank
+    axis, others = dim % rank, [place for place in range(rank) if place != dim % rank]
+    count = o.input().sizes[axis]
+    order = (axis, rank, *others)
+    first = o("Reshape", places(o, count, step), o.ints((-1, 1, 1)))
+    at = o("Add", first, o("Reshape", places(o, size), o.ints((1, -1, 1))))
+    front = [o.spec.sizes[place] for place in (axis, *others)]
+    zeros = o("Expand", o.number(0), o.ints(front))
+    made = o("ScatterND", zeros, at, o("Transpose", x, perm=order), reduction="add")
+    return o("Transpose", made, perm=tuple([[axis, *others].index(place) for place in range(rank)]))
 
 
 @rule("col2im.default")

@@ -14,6 +14,7 @@ from kiln.onnx.call import OnnxCaller
 from kiln.onnx.dtypes import ONNX_DTYPES
 from kiln.onnx.library_rules import rule
 from kiln.onnx.model import Attribute
+from kiln.symbolic import Int
 
 
 def drawn(o: OnnxCaller, op: str, dtype: torch.dtype, **more: Attribute) -> str:
@@ -67,9 +68,20 @@ def bernoulli(o: OnnxCaller, x: str, p: float | None = None, *, generator: None 
 
 @rule("multinomial.default")
 def multinomial(o: OnnxCaller, x: str, count: int, replacement: bool = False, *, generator: None = None) -> str:
-    if not isinstance(count, int) or (count > 1 and not replacement):
-        raise o.refused("draws without replacement")
+    if count != 1 and not replacement:
+        return distinct(o, x, count)
+    if not isinstance(count, int):
+        raise o.refused("as many draws as a size says")
     rows = x if o.input().rank == 2 else o("Unsqueeze", x, o.ints((0,)))
     attrs: dict[str, Attribute] = {"dtype": ONNX_DTYPES[torch.int64], "sample_size": count}
     made = o("Multinomial", o("Log", rows), dtype=torch.int64, attrs=attrs)
     return made if o.input().rank == 2 else o("Squeeze", made, o.ints((0,)))
+
+
+def distinct(o: OnnxCaller, x: str, count: Int) -> str:
+    """The largest of log(weight) - log(-log(uniform)) are drawn without replacement (the Gumbel trick)."""
+    attrs: dict[str, Attribute] = {"dtype": ONNX_DTYPES[torch.float32], "low": 1e-7, "high": 1.0}
+    even = o("RandomUniformLike", x, dtype=torch.float32, attrs=attrs)
+    noise = o("Neg", o("Log", o("Neg", o("Log", even))))
+    found = o.many("TopK", o("Add", o("Log", o.cast(x, torch.float32)), noise), o.ints((count,)), count=2, axis=-1)
+    return o("Cast", found[1], dtype=torch.int64, to=ONNX_DTYPES[torch.int64])

@@ -3,7 +3,7 @@
     rsqrt(x)                      Reciprocal(Sqrt(x))
     sum(x, axes=(1,))             ReduceSum(x, [1]; keepdims=0)
 
-Absent are primitives for which opset 18 has no operator, and `erfc`, which could only be written with an error near 0.
+Absent are primitives that have no short form in opset 18; longer ones are in `special_rules.py`.
 """
 
 from __future__ import annotations
@@ -298,21 +298,6 @@ def cumsum(o: OnnxCaller, x: str, *, axis: int) -> str:
     return o("CumSum", x, o.number(axis, torch.int64))
 
 
-@rule("cumprod")
-def cumprod(o: OnnxCaller, x: str, *, axis: int) -> str:
-    """Of twice as many elements in each step: ONNX has no running product."""
-    sizes = o.input().sizes
-    length, near = sizes[axis], 1
-    if not isinstance(length, int):
-        raise o.refused("a running product of unknown length")
-    while near < length:
-        ones = o("Expand", o.number(1), o.ints((*sizes[:axis], near, *sizes[axis + 1 :])))
-        start, end, along = (o.ints((number,)) for number in (0, length - near, axis))
-        x = o("Mul", x, o("Concat", ones, o("Slice", x, start, end, along), axis=axis))
-        near *= 2
-    return x
-
-
 # Views: of the elements in logical order.
 
 
@@ -422,24 +407,27 @@ def flip(o: OnnxCaller, x: str, *, axes: tuple[int, ...]) -> str:
 
 @rule("pad")
 def pad(o: OnnxCaller, x: str, value: str, *, low: Sequence[Int], high: Sequence[Int]) -> str:
+    given = o.node.inputs[1]
+    if given.op.name == "constant" and not isinstance(given.attrs["value"], Expr | Real):
+        return bordered(o, x, given.attrs["value"], low, high)
+    inner = [size - sym_max(-front, 0) - sym_max(-end, 0) for size, front, end in zip(
+        o.input().sizes, low, high, strict=True)]  # fmt: skip
+    borders = o.ints([sym_max(part, 0) for part in (*low, *high)])
+    ones = o("Expand", o.number(1, torch.float32), o.ints(inner))
+    inside = o("Pad", ones, borders, o.number(0, torch.float32), mode="constant")
+    return where(o, o("Equal", inside, o.number(1, torch.float32)), bordered(o, x, 0, low, high), value)
+
+
+def bordered(o: OnnxCaller, x: str, value: float, low: Sequence[Int], high: Sequence[Int]) -> str:
     """Not every runtime takes numbers that are negative, or a value that is computed."""
     sizes, cut = o.input().sizes, [sym_max(-part, 0) for part in low]
     ends = [size - sym_max(-part, 0) for part, size in zip(high, sizes, strict=True)]
     if any(cut) or tuple(ends) != sizes:
         x = o("Slice", x, o.ints(cut), o.ints(ends))
-    borders, dtype = o.ints([sym_max(part, 0) for part in (*low, *high)]), o.spec.dtype
+    dtype = o.spec.dtype
     wide = torch.int32 if dtype is torch.bool else dtype
-    given = o.node.inputs[1]
-    is_number = given.op.name == "constant" and not isinstance(given.attrs["value"], Expr | Real)
-    fill = o.number(given.attrs["value"] if is_number else 0, wide)
-    padded = o.cast(o("Pad", o.cast(x, wide), borders, fill, mode="constant"), dtype)
-    if is_number:
-        return padded
-    inner = o.ints([end - front for front, end in zip(cut, ends, strict=True)])
-    inside = o(
-        "Pad", o("Expand", o.number(1, torch.float32), inner), borders, o.number(0, torch.float32), mode="constant"
-    )
-    return where(o, o("Equal", inside, o.number(1, torch.float32)), padded, value)
+    borders = o.ints([sym_max(part, 0) for part in (*low, *high)])
+    return o.cast(o("Pad", o.cast(x, wide), borders, o.number(value, wide), mode="constant"), dtype)
 
 
 @rule("gather")

@@ -25,6 +25,7 @@ from kiln.graph.ir.node import Arg, Attr, Node
 from kiln.graph.ir.rewrite import symbols_of
 from kiln.graph.prims.table import Kind
 from kiln.onnx.call import NO_ATTRS, Attributes
+from kiln.onnx.complex_rules import COMPLEX_RULES, ComplexParts, divided, joined
 from kiln.onnx.dtypes import ONNX_DTYPES
 from kiln.onnx.errors import NoOnnxForm
 from kiln.onnx.library_rules import LIBRARY_RULES
@@ -46,6 +47,7 @@ REAL_OPS = {
     "min": "Min", "max": "Max", "sqrt": "Sqrt", "exp": "Exp", "log": "Log", "pow": "Pow", "sin": "Sin", "cos": "Cos",
 }  # fmt: skip
 Results = str | tuple[str, ...]
+"""What a node gives; the parts of a complex tensor are a `ComplexParts`."""
 
 
 @final
@@ -66,7 +68,7 @@ class OnnxWriter:
 
     def input(self, node: Node, name: str) -> OnnxValue:
         """The next argument of the model."""
-        self.values[node] = name
+        self.values[node] = loaded(self, node, name)
         for axis, size in enumerate(node.tensor.sizes):
             if isinstance(size, Symbol):
                 self.shapes.setdefault(size, (name, axis))
@@ -74,7 +76,9 @@ class OnnxWriter:
 
     def result(self, name: str, value: Node) -> OnnxValue:
         """`value` under a name of its own."""
-        self.nodes.append(OnnxNode("Identity", (str(self.values[value]),), (name,), {}, value.tensor.dtype))
+        found = self.values[value]
+        whole = joined(Call(self, value), found) if isinstance(found, ComplexParts) else str(found)
+        self.nodes.append(OnnxNode("Identity", (whole,), (name,), {}, value.tensor.dtype))
         return self.named(name, value.tensor)
 
     def size_input(self, symbol: Symbol) -> OnnxValue:
@@ -86,6 +90,7 @@ class OnnxWriter:
     def weight(self, name: str, tensor: torch.Tensor) -> str:
         if tensor.dtype not in ONNX_DTYPES:
             raise NoOnnxForm(op="a tensor", reason=f"ONNX has no elements of {tensor.dtype}")
+        tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
         self.weights[name], self.dtypes[name] = tensor, tensor.dtype
         return name
 
@@ -105,15 +110,17 @@ class OnnxWriter:
                 self.values[node] = self.control_flow(node)
             case "constant_tensor":
                 key = str(node.attrs["key"])
-                self.values[node] = self.weight(f"constant.{key[:16]}", self.constants[key])
+                self.values[node] = loaded(self, node, self.weight(f"constant.{key[:16]}", self.constants[key]))
             case "aten" if not node.inputs and is_settled(node):
                 with torch.no_grad():
                     made = cast(torch.Tensor, interpret(Graph((), [node], (Output(node),)), []).outputs[0])
-                self.values[node] = self.weight(self.fresh("made"), made)
+                self.values[node] = loaded(self, node, self.weight(self.fresh("made"), made))
             case _:
                 self.values[node] = Call(self, node).made()
 
     def names_of(self, node: Node) -> list[str]:
+        if any([isinstance(self.values[value], ComplexParts) for value in node.inputs]):
+            raise NoOnnxForm(op=node.op.name, reason="it takes complex numbers")
         return [str(self.values[value]) for value in node.inputs]
 
     # Nested graphs.
@@ -172,8 +179,9 @@ class OnnxWriter:
 
     def named(self, name: str, spec: TensorSpec) -> OnnxValue:
         """A value of `spec`."""
-        self.dtypes[name] = spec.dtype
-        return OnnxValue(name, spec.dtype, tuple([size if isinstance(size, int) else str(size) for size in spec.sizes]))
+        pair = (2,) if spec.dtype.is_complex else ()
+        dtype = self.dtypes[name] = real_spec(spec).dtype
+        return OnnxValue(name, dtype, (*[size if isinstance(size, int) else str(size) for size in spec.sizes], *pair))
 
     def add(
         self, op: str, inputs: Sequence[str], attrs: Mapping[str, Attribute], dtype: torch.dtype, count: int = 1
@@ -280,29 +288,28 @@ class Call:
         spec = node.spec[0] if isinstance(node.spec, tuple) and node.spec else node.spec
         if not isinstance(spec, TensorSpec) or any([isinstance(value.spec, ScalarSpec) for value in node.inputs]):
             raise self.refused("it takes or gives a number of the host")
-        self.spec = spec
+        self.spec = real_spec(spec)
 
     def made(self) -> Results:
         """Run the rule of the node."""
         node = self.node
-        specs = [node.spec, *[value.spec for value in node.inputs]]
-        parts = [part for spec in specs for part in (spec if isinstance(spec, tuple) else (spec,))]
+        parts = specs_of((node, *node.inputs))
         for part in parts:
-            if isinstance(part, TensorSpec) and (part.dtype not in ONNX_DTYPES or part.dtype.is_complex):
+            if isinstance(part, TensorSpec) and part.dtype not in ONNX_DTYPES:
                 raise self.refused(f"no elements of {part.dtype}")
-        inputs = [str(self.writer.values[value]) for value in node.inputs]
-        if "target" in node.attrs:
-            rule = LIBRARY_RULES.get(node.attrs["target"].removeprefix("aten."))
-            if rule is None:
-                raise self.refused("no ONNX form")
-            args = [self.filled(value, inputs) for value in node.attrs["args"]]
-            return rule(self, *args, **{name: self.filled(value, inputs) for name, value in node.attrs["kwargs"]})
-        found = ONNX_RULES.get(node.op.name)
-        if found is None:
-            raise self.refused("no ONNX form")
-        return found(self, *inputs, **node.attrs)
+        is_complex = any([isinstance(part, TensorSpec) and part.dtype.is_complex for part in parts])
+        is_call = "target" in node.attrs
+        name = node.attrs["target"].removeprefix("aten.") if is_call else node.op.name
+        rule = (COMPLEX_RULES if is_complex else LIBRARY_RULES if is_call else ONNX_RULES).get(name)
+        if rule is None:
+            raise self.refused(f"no ONNX form{' for complex numbers' if is_complex else ''}")
+        inputs = [self.writer.values[value] for value in node.inputs]
+        if not is_call:
+            return rule(self, *inputs, **node.attrs)
+        args = [self.filled(value, inputs) for value in node.attrs["args"]]
+        return rule(self, *args, **{key: self.filled(value, inputs) for key, value in node.attrs["kwargs"]})
 
-    def filled(self, template: Attr, inputs: Sequence[str]) -> object:
+    def filled(self, template: Attr, inputs: Sequence[Results]) -> object:
         """An argument of a call, with names for tensors."""
         if isinstance(template, tuple):
             return tuple([self.filled(part, inputs) for part in template])
@@ -312,7 +319,9 @@ class Call:
         return NoOnnxForm(op=str(self.node.attrs.get("target", self.node.op.name)), reason=reason)
 
     def input(self, place: int = 0) -> TensorSpec:
-        return self.node.inputs[place].tensor
+        templates = (*self.node.attrs.get("args", ()), *[value for _, value in self.node.attrs.get("kwargs", ())])
+        given = [self.node.inputs[arg.index] for arg in args_in(templates)] or self.node.inputs
+        return real_spec(given[place].tensor)
 
     def __call__(
         self, op: str, *inputs: str, dtype: torch.dtype | None = None, attrs: Attributes = NO_ATTRS, **more: Attribute
@@ -352,6 +361,29 @@ class Call:
         return self("Squeeze", self.writer.size(value), self.ints((0,)))
 
 
+def loaded(writer: OnnxWriter, node: Node, name: str) -> Results:
+    """The value of a node under a name that it has got: if it is complex, its parts."""
+    writer.dtypes[name] = real_spec(node.tensor).dtype
+    return divided(Call(writer, node), name) if node.tensor.dtype.is_complex else name
+
+
+def args_in(template: Attr) -> list[Arg]:
+    """The tensors among arguments in their order; one may be there twice."""
+    if isinstance(template, tuple):
+        return [arg for part in template for arg in args_in(part)]
+    return [template] if isinstance(template, Arg) else []
+
+
+def specs_of(nodes: Sequence[Node]) -> list[object]:
+    """Of all results."""
+    return [part for node in nodes for part in (node.spec if isinstance(node.spec, tuple) else (node.spec,))]
+
+
+def real_spec(spec: TensorSpec) -> TensorSpec:
+    """Of the parts, if it is complex."""
+    return replace(spec, dtype=spec.dtype.to_real()) if spec.dtype.is_complex else spec
+
+
 def to_onnx(
     graph: Graph,
     constants: Mapping[str, torch.Tensor],
@@ -384,7 +416,8 @@ def to_onnx(
     results = []
     for number, output in enumerate(graph.outputs):
         results.append(writer.result(outputs[number] if outputs else f"out{number}", output.value))
-    results += [writer.result(f"{writer.values[write.target]}.next", write.value) for write in graph.writes]
+    named = dict(zip(graph.inputs, names, strict=True))
+    results += [writer.result(f"{named[write.target]}.next", write.value) for write in graph.writes]
     return writer.model(graph.name, inputs, results)
 
 
@@ -397,6 +430,8 @@ def is_settled(node: Node) -> bool:
 def calls_of_node(node: Node) -> list[OnnxNode]:
     """What one node becomes, for a backend that is asked whether it takes it. Raises NoOnnxForm."""
     writer = OnnxWriter({})
+    if any([isinstance(part, TensorSpec) and part.dtype.is_complex for part in specs_of((node, *node.inputs))]):
+        raise NoOnnxForm(op=node.op.name, reason="Kiln keeps complex numbers")
     for number, value in enumerate(dict.fromkeys(node.inputs)):
         writer.input(value, f"x{number}")
     if node.op.name == "constant_tensor":
