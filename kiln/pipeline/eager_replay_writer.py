@@ -10,7 +10,7 @@ Needs: a recorder whose trace has just been finished.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from types import MethodType
 from typing import final
 
@@ -54,6 +54,7 @@ def write_eager_replay(recorder: Recorder, trace: Trace) -> EagerReplayData:
         "outputs": outputs,
         "symbols": writer.symbols,
         "written": written,
+        "nonlinear": [call.number for call in trace.calls if is_nonlinear(call, recorder)],
         "state": recorder.state_at_start,
     }
     data = json.dumps(program, separators=(",", ":")).encode()
@@ -236,6 +237,13 @@ class EagerReplayWriter:
             self.numbers[id(value)] = self.count
             self.count += 1
         return self.numbers[id(value)]
+
+
+def is_nonlinear(call: TorchCall, recorder: Recorder) -> bool:
+    """Whether the backward of a function, or a hook, was found not to be linear in gradients."""
+    target = call.target
+    owner = target.on_fake if isinstance(target, RegisterHook) else getattr(target, "__self__", None)
+    return isinstance(owner, Hashable) and owner in recorder.nonlinear
 
 
 def changes_autograd(call: TorchCall) -> bool:

@@ -36,7 +36,7 @@ class GradientRegions:
     def find(self, inputs: Sequence[object], tangents: Tensors, mask: Mask) -> GradientRun | None:
         """Takes inputs and tangents, and returns the gradients, with a history; None where the replay makes them."""
         context, values = self.context, (*inputs, *tangents)
-        if context.compile_gradients is None or unknown_mode() or self.replay.runs_python:
+        if context.compile_gradients is None or unknown_mode() or self.replay.stays_eager:
             return None
         key = mask, torch.are_deterministic_algorithms_enabled(), *map(layout, values)
         if len(self.known) >= MOST_LAYOUTS and key not in self.known:

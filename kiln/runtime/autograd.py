@@ -35,6 +35,7 @@ from kiln.native._executor import Region
 from kiln.plan.plan import Plan, Slot
 from kiln.plan.region import RegionSpec, Saved
 from kiln.plan.steps import ViewStep
+from kiln.runtime.arrivals import SUMMED, new_way
 from kiln.runtime.eager_replay import EagerReplay
 from kiln.runtime.subclasses import RegionWrappers
 from kiln.support.errors import KilnError
@@ -177,9 +178,12 @@ class SecondDerivative:
         through them. A tensor in `ends` has the history of that result in the program, which the copy gets.
         """
         create_graph = torch.is_grad_enabled()
-        if create_graph and isinstance(self.replay, EagerReplay) and self.replay.has_hooks:
-            # In eager a hook gets the sum of what arrives from the results and from the gradients.
-            raise NoSecondDerivative(name=self.spec.name, reason="a hook inside changes gradients")
+        named: dict[str, object] = {}
+        if create_graph and isinstance(self.replay, EagerReplay) and self.replay.program["nonlinear"]:
+            refusal = NoSecondDerivative(name=self.spec.name, reason=SUMMED)
+            if ends is not None:
+                raise refusal
+            named["arrives"] = new_way(refusal)
         copies: dict[int, torch.Tensor] = {}
 
         def copy(number: int, result: torch.Tensor) -> torch.Tensor:
@@ -197,14 +201,14 @@ class SecondDerivative:
                 for value, needed in zip(inputs, mask, strict=True)
             ]
             with outside_vmap() if drawn else nullcontext():
-                results = self._results(fresh, drawn, replaced)
+                results = self._results(fresh, drawn, {**named, **({"replaced": replaced} if replaced else {})})
         return Replayed(self.spec, fresh, results, copies, mask, create_graph)
 
     def _results(
         self,
         inputs: Sequence[object],
         drawn: Sequence[torch.Tensor],
-        replaced: Mapping[int, Callable[[torch.Tensor], torch.Tensor]],
+        named: dict[str, object],
     ) -> Sequence[Any]:
         """Raises NoSecondDerivative if the replay draws random numbers that were not saved: the forward drew others."""
         generators = generators_of(inputs)
@@ -212,8 +216,7 @@ class SecondDerivative:
         draws: dict[int, list[torch.Tensor]] = {}
         for (call, _), numbers in zip(self.spec.draws, drawn, strict=True):
             draws.setdefault(call, []).append(numbers)
-        named: dict[str, object] = {"draws": draws} if draws else {}
-        results = self.replay(*inputs, **named, **({"replaced": replaced} if replaced else {}))
+        results = self.replay(*inputs, **named, **({"draws": draws} if draws else {}))
         if all(torch.equal(generator.get_state(), state) for generator, state in zip(generators, before, strict=True)):
             return results
         for state, generator in zip(before, generators, strict=True):

@@ -127,23 +127,22 @@ class EagerReplay:
         return program
 
     @cached_property
-    def runs_python(self) -> bool:
-        """Branches, loops and hooks are run as Python, which no `log` can record."""
-        return any(isinstance(row[0], ControlFlowTarget) for row in self.program["calls"]) or self.has_hooks
-
-    @cached_property
-    def has_hooks(self) -> bool:
-        return any(isinstance(row[0], HookTarget) for row in self.program["calls"])
+    def stays_eager(self) -> bool:
+        """Branches, loops and hooks are run as Python, which no `log` can record; others must be run only once."""
+        is_python = any(isinstance(row[0], ControlFlowTarget | HookTarget) for row in self.program["calls"])
+        return is_python or bool(self.program["nonlinear"])
 
     def __call__(
         self,
         *inputs: Any,
         draws: Mapping[int, Sequence[torch.Tensor]] = NO_DRAWS,
         replaced: Mapping[int, Replace] = NOTHING,
+        arrives: Callable[[torch.Tensor], None] | None = None,
         log: CallLog | None = None,
     ) -> tuple[Any, ...]:
         """`draws`: random numbers by call, and at `~number` the old contents of an overwritten input. `replaced`: by
-        number of a result, what later calls read in its place. `log` makes the calls."""
+        number of a result, what later calls read in its place. `arrives` gets the gradients that backwards get which
+        are not linear. `log` makes the calls."""
         program = self.program
         written = frozenset(program["written"])
         values = [
@@ -154,6 +153,8 @@ class EagerReplay:
         ]
         run = _Run(dict(enumerate(values)), symbol_values(program["symbols"], inputs), self.constants)
         run.log = log
+        if arrives is not None:
+            run.watched, run.arrives = frozenset(program["nonlinear"]), arrives
         if replaced:
             if self._versions is None:
                 first = self(*inputs, draws=draws)
@@ -195,13 +196,24 @@ class _Run:
         self.symbols = symbols
         self.constants = constants
         self.replacing: Replacing | None = None
+        self.watched: frozenset[int] = frozenset()
+        self.arrives: Callable[[torch.Tensor], None] | None = None
 
     def calls(self, rows: Sequence[Row], draws: Mapping[int, Sequence[torch.Tensor]] = NO_DRAWS) -> None:
         for target, args, kwargs, result, number in rows:
             with DrawnBefore(draws[cast(int, number)]) if number in draws else nullcontext():
                 self.call(target, cast(Json, args), cast(Json, kwargs), result)
+            if number in self.watched:
+                found = cast(Row, args)[0] if isinstance(target, HookTarget) else result
+                self.watch(found if isinstance(found, list) else [found])
             if self.replacing is not None:
                 self.replacing.after_call(self.values)
+
+    def watch(self, numbers: Sequence[object]) -> None:
+        """Numbers of results, or the row of an argument."""
+        for tensor in [self.values[number] for number in numbers if isinstance(number, int)]:
+            if tensor.requires_grad:
+                tensor.register_hook(self.arrives)
 
     def nested(self, log: NestedCalls) -> Callable[..., tuple[object, ...]]:
         """A branch, or the body of a loop, as a function of its arguments."""

@@ -340,11 +340,3 @@ def test_gradients_asked_for_outside_go_through_the_hook(ask: Callable[..., Any]
     for _ in range(3):
         x, other = (torch.tensor([1.0, -0.5, 2.0], requires_grad=True) for _ in range(2))
         torch.testing.assert_close(ask(x, *compiled(x)), ask(other, *program(other)))
-
-
-def test_no_second_derivative_through_a_hook() -> None:
-    """In eager the hook gets the sum of what arrives from the results and from the gradients."""
-    x = torch.tensor([1.0, -0.5, 2.0], requires_grad=True)
-    loss, _ = kiln.compile(hook_of_an_inner_result)(x)
-    with pytest.raises(RuntimeError, match="KILN4008"):
-        torch.autograd.grad(loss, x, create_graph=True)

@@ -147,6 +147,8 @@ class Recorder:
         """What the capture knows of wrappers, once there are gradients through one."""
         self.unmaterialised: list[tuple[list[FakeTensor], Callable[[str], None]]] = []
         """Outputs of each `autograd.Function` whose backward may get None, and what refuses it."""
+        self.nonlinear: set[object] = set()
+        """Classes of functions and hooks that the recorded backward has called and that are not linear in gradients."""
         self.saved_hooks: list[tuple[Callable[..., object], Callable[..., torch.Tensor]]] = []
         """Pairs of functions that pack and unpack what autograd saves; the last one is active."""
         self.region = 0

@@ -31,6 +31,7 @@ from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.subclass import InnerCalls, part_of
 from kiln.capture.interpreter.variables.tensor import Tensor, here, record
+from kiln.graph.autograd.linear import note_nonlinear
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.log import Configuration, leaves
 from kiln.graph.trace.recorder import record_function
@@ -198,12 +199,13 @@ class InterpretedBackward:
         if self.materializes:
             grads = tuple(s.recorder.materialised(grads, grads))
         given = grads if s.recorder.is_differentiating else None
-        before = changes(s, given)
+        before, first = changes(s, given), len(s.recorder.nodes)
         try:
             with backward_frame(s, self.frame, self._known()):
                 found = self._run(s, self._gradients(s, list(grads)))
             if changes(s, given) != before:
                 raise UnsupportedCall(function=self.name, why="its backward has side effects")
+            note_nonlinear(s.recorder, self.cls.cls, first, grads, found)
             return s.recorder.materialised(found, grads)
         except (GraphBreak, Raised) as problem:
             raise self._at_the_call(s, problem) from problem

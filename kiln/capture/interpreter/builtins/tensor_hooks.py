@@ -30,6 +30,7 @@ from kiln.capture.interpreter.variables.function import Function
 from kiln.capture.interpreter.variables.made_namespace import MadeNamespace
 from kiln.capture.interpreter.variables.sequence import Tuple, all_items
 from kiln.capture.interpreter.variables.tensor import FinalCheck, RegionInputs, Tensor, from_torch, here, record
+from kiln.graph.autograd.linear import note_nonlinear
 from kiln.graph.trace.fake import FakeTensor, is_wrapped
 from kiln.graph.trace.log import RegisterHook
 from kiln.support.records import dataclass
@@ -163,7 +164,7 @@ class InterpretedHook:
     def __call__(self, grad: FakeTensor) -> FakeTensor | None:
         s = self.state
         given = [grad] if s.recorder.is_differentiating else None
-        before = changes(s, given)
+        before, first = changes(s, given), len(s.recorder.nodes)
         try:
             with backward_frame(s, self.frame, self._captured()):
                 result = self.hook.call(s, [from_torch(s, grad)], {})
@@ -174,6 +175,7 @@ class InterpretedHook:
         except Raised as problem:
             raise self._stop(f"it raises {problem.value.type_name()}", None) from problem
         if isinstance(result, Tensor):
+            note_nonlinear(s.recorder, self, first, [grad], [result.fake])
             return s.recorder.materialised([result.fake], [grad])[0]
         if s.is_none(result):
             return None
