@@ -93,6 +93,8 @@ class ShapeEnv:
         """The symbols without a hint."""
         self.assumes_data = False
         """Where data decide, whether rules take the likely answer, which the compiled code checks."""
+        self.asked_by_torch = False
+        """Whether torch itself asks, in an operator or a formula of a gradient: it gets the likely answer, too."""
         self.taken: list[ShapeGuard] | None = None
         """What an export takes for granted of layouts, without a guard (`generic_layouts.py`)."""
         self.in_store = False
@@ -212,6 +214,8 @@ class ShapeEnv:
             return answer
         if not self.has_hint(relation):
             answer = self._prover(relation, self) if self._prover else None
+            if answer is None and self.asked_by_torch and self.assumes_data:
+                return assume_likely(self, relation, where)
             if answer is None:
                 unknown = self._data_symbols(relation)
                 symbols = ", ".join(map(str, unknown))
@@ -285,6 +289,21 @@ class ShapeEnv:
     def replacements(self) -> dict[Symbol, Int]:
         """Symbols that equalities define in terms of others."""
         return dict(self._facts.replacements)
+
+
+TYPICAL = 2
+"""A size that data decide, where some number has to be taken."""
+
+
+def assume_likely(env: ShapeEnv, relation: Relation, where: Location | None) -> bool:
+    """The answer for sizes that data decide: like none other, and neither negative nor large. It is a check."""
+    if relation.kind == "le":
+        numbers = {size: env.hint(size) if env.has_hint(size) else TYPICAL for size in relation.free_symbols()}
+        answer = evaluate(relation.difference, numbers) <= 0
+    else:
+        answer = relation.kind == "ne"
+    env.assume(relation if answer else relation.negate(), where)
+    return answer
 
 
 def holds_here(env: ShapeEnv, relation: Relation) -> bool:

@@ -262,3 +262,20 @@ def test_random_numbers_beyond_their_range(random):
     torch.testing.assert_close(compiled(X[0]), f(X[0]))
     report = kiln.report_of(compiled)
     assert not report.breaks and report.regions == 1
+
+
+FACTORS = [1, 2, 3, 4, 5]
+
+
+def test_numbers_computed_from_a_size_that_is_speculated_on() -> None:
+    """The number of selected rows is known; the divisor of `std` is asked in front of the region, which counts them."""
+
+    def program(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        rows = torch.nonzero(mask)[:, 0]
+        return x.index_select(0, rows).std(0) * FACTORS[rows.shape[0]]
+
+    compiled = kiln.compile(program, options={"cache": False})
+    for chosen in (2, 3):
+        x, mask = torch.randn(4, 3, requires_grad=True), torch.arange(4) < chosen
+        torch.testing.assert_close(compiled(x, mask), program(x, mask))
+    assert not compiled.report().eager

@@ -498,8 +498,8 @@ def finish(
         make_final_checks(s, [fake for fake in writer.outputs if id(fake) not in writer.for_numbers])
         refuse_visible_copies(s, writer.outputs)
         refuse_varying_gradients(s, writer.outputs)
-        region = callbacks.compile_region(recorder, trace)
-        regions.append(Region(trace, region))
+        regions.append(Region(trace, compiled_region(s, trace, callbacks)))
+        may_fail = may_fail or is_checked(s)
         collect = bound_sources(trace, prologue)
     leave = partial(write_leave, s, head, function.__code__)
     if (draws := s.part(Draws).plan()) is not None:
@@ -553,6 +553,15 @@ def finish(
         may_leave=prologue is not None or exits is not None or bool(numbers) or draws is not None,
         says_is_compiling=s.says_is_compiling,
     )
+
+
+def compiled_region(s: CaptureState, trace: Trace, callbacks: Callbacks) -> Callable[..., object]:
+    """The region of a trace; what recording its backward has assumed is refused like the rest."""
+    assumed = len(s.recorder.env.checks)
+    region = callbacks.compile_region(s.recorder, trace)
+    if len(s.recorder.env.checks) != assumed:
+        refuse_unchecked(s, trace.graph)
+    return region
 
 
 def write_number_checks(

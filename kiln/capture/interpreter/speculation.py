@@ -37,8 +37,9 @@ from kiln.runtime.numbers import attempted
 from kiln.runtime.speculation_check import SpeculationCheck, SpeculationPlan
 from kiln.support.location import Location
 from kiln.support.records import dataclass
+from kiln.symbolic import ShapeEnv
 from kiln.symbolic.expr import Expr
-from kiln.symbolic.values import BRANCHES, IN_FRONT, Real, Truth, has_hints, hinted_real
+from kiln.symbolic.values import BRANCHES, IN_FRONT, Given, Real, Truth, has_hints, hinted_real
 
 VARARGS, VARKEYWORDS = 0x04, 0x08
 
@@ -111,8 +112,21 @@ def number_truth(s: CaptureState, function: Callable[[float, float], bool], left
     if not (s.policy.speculate and has_hints(env, left) and has_hints(env, right)):
         return None
     truth, found = bool(function(hinted_real(env, left), hinted_real(env, right))), s.part(Speculations)
+    left, right = without_data(env, left), without_data(env, right)
     found.numbers[NumberCheck(function, left, right, truth, found.under)] = None
     return truth
+
+
+def without_data(env: ShapeEnv, number: Number) -> Number:
+    """A number that is known in this call, as it is computed in front of the region: sizes that data decide, which are
+    speculated on, are what they are taken to be."""
+    if isinstance(number, Real):
+        return Real(
+            number.op, tuple([arg if isinstance(arg, Given) else without_data(env, arg) for arg in number.args])
+        )
+    if isinstance(number, Expr) and not number.free_symbols().isdisjoint(env.unbacked):
+        return env.simplify(number)
+    return number
 
 
 def number_in_front(s: CaptureState, function: str, *args: Number) -> torch.SymInt | torch.SymFloat | None:
@@ -123,6 +137,7 @@ def number_in_front(s: CaptureState, function: str, *args: Number) -> torch.SymI
     env = s.recorder.env
     if not (s.policy.speculate and all([has_hints(env, arg) for arg in args])):
         return None
+    args = tuple([without_data(env, arg) for arg in args])
     formula, found = Real(function, args), s.part(Speculations)
     if function in BRANCHES:
         number = attempted(operator.pos, hinted_real(env, formula))

@@ -27,19 +27,19 @@ from kiln.graph.autograd.eager_saves import EagerSaves, eager_saves
 from kiln.graph.autograd.errors import BackwardOfOutside, BackwardRaises
 from kiln.graph.ir.graph import Graph, Output, Write
 from kiln.graph.ir.node import Node
-from kiln.graph.ir.rewrite import live_nodes, without_dead_code
+from kiln.graph.ir.rewrite import live_nodes, symbols_read, without_dead_code
 from kiln.graph.prims.meta import preserved
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.trace import Recorder, Trace
 from kiln.graph.trace.autograd_edges import Edge, edge_of, edges_behind
 from kiln.graph.trace.constants import spec_of_real
 from kiln.graph.trace.fake import FakeTensor
-from kiln.graph.trace.finish import refuse_without_memory
+from kiln.graph.trace.finish import refuse_without_memory, state_checks
 from kiln.graph.trace.inputs import InputRecord
 from kiln.graph.trace.recorder import recording
 from kiln.runtime.subclasses import RegionWrappers, WrapperGradient
 from kiln.support.records import dataclass
-from kiln.symbolic import ShapeEnv
+from kiln.symbolic import DataDependentSize, ShapeEnv
 from kiln.tensor.spec import TensorSpec
 
 
@@ -107,6 +107,8 @@ def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
     gradients = {positions[id(record)]: node for record, node in made}
     numbers = tuple([positions[id(record)] for record in carried])
     graph, at = _assemble(recorder, trace, outputs, numbers, tangents.nodes, gradients)
+    state_checks(recorder.env, graph.nodes, recorder.forgotten)
+    refuse_late_checks(recorder.env, graph.nodes)
     grads = tuple([at.get(index) for index in range(len(positions))])
     counts = zip(tangent_of, tangents.counts, strict=True)
     outer = [(grad, [positions[id(record)] for record in records]) for grad, records in wrapped]
@@ -262,6 +264,16 @@ def use_for_backward(recorder: Recorder, trace: Trace, gradients: Sequence[Node]
     for record in waiting:
         record.used = record.node in live
     trace.renumber_inputs()
+
+
+def refuse_late_checks(env: ShapeEnv, nodes: Sequence[Node]) -> None:
+    """Refuse assumptions on a size that the backward itself reads: eager cannot run in its place then."""
+    late = [node for node in nodes if node.op.name == "local_scalar" and node.origin and node.origin.backward]
+    symbols = symbols_read([node for node in late if node.attrs["checks"]])
+    for check in env.checks:
+        if found := symbols & check.relation.free_symbols():
+            names = ", ".join(map(str, found))
+            raise DataDependentSize(at=check.location, relation=check.relation, symbols=names, unknown=tuple(found))
 
 
 def make_tangent(recorder: Recorder, like: TensorSpec, index: int) -> FakeTensor:

@@ -9,7 +9,7 @@ graph(%0: f32[4] "x"):
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 from torch.autograd.function import BackwardCFunction
@@ -51,7 +51,7 @@ def build_graph(mode: RecordingMode, records: Sequence[InputRecord], outputs: Se
     for index, record in enumerate(records):
         target = any(record is other for other, _ in written)
         record.used = record.node in live or index in aliased or target or (record.kept and history)
-    state_checks(mode, nodes)
+    state_checks(mode.symbols.env, nodes, mode.forgotten)
     use_for_gradients(mode, records, outputs)
     use_for_sizes(records, nodes)
     used = [index for index, record in enumerate(records) if record.used]
@@ -104,13 +104,16 @@ def read_through_roots(mode: RecordingMode, records: Sequence[InputRecord]) -> d
     return views
 
 
-def state_checks(mode: RecordingMode, nodes: Sequence[Node]) -> None:
-    """Assumptions on data-dependent sizes are checked when the last of them is read, before any is used."""
+def state_checks(env: ShapeEnv, nodes: Sequence[Node], forgotten: Collection[Symbol]) -> None:
+    """Assumptions on data-dependent sizes are checked when the last of them is read, before any is used.
+
+    `forgotten`: sizes that only a call that failed has read.
+    """
     reads = {node.spec.value: number for number, node in enumerate(nodes) if node.op.name == "local_scalar"}  # type: ignore[union-attr]
     checks: dict[int, list[tuple[str, Expr]]] = {number: [] for number in reads.values()}
-    inner = {symbol for node in nodes for graph in nested_graphs(node) for symbol in state_inner_checks(mode, graph)}
-    for check in mode.symbols.env.checks:
-        if not (mode.forgotten | inner).isdisjoint(check.relation.free_symbols()):
+    inner = {symbol for node in nodes for graph in nested_graphs(node) for symbol in state_inner_checks(env, graph)}
+    for check in env.checks:
+        if not inner.union(forgotten).isdisjoint(check.relation.free_symbols()):
             continue
         read = [reads[symbol] for symbol in check.relation.free_symbols() if symbol in reads]
         if read:
@@ -119,15 +122,15 @@ def state_checks(mode: RecordingMode, nodes: Sequence[Node]) -> None:
         nodes[number].attrs = {**nodes[number].attrs, "checks": tuple(stated)}
 
 
-def state_inner_checks(mode: RecordingMode, graph: Graph) -> set[Symbol]:
+def state_inner_checks(env: ShapeEnv, graph: Graph) -> set[Symbol]:
     """Likewise of the sizes that a nested graph reads; returns them."""
     found = set[Symbol]()
     for node in graph.nodes:
         for inner in nested_graphs(node):
-            found |= state_inner_checks(mode, inner)
+            found |= state_inner_checks(env, inner)
         if node.op.name == "local_scalar":
             found |= symbols_read([node])
-            relations = [check.relation for check in mode.symbols.env.checks]
+            relations = [check.relation for check in env.checks]
             own = [r for r in relations if not symbols_read([node]).isdisjoint(r.free_symbols())]
             node.attrs = {**node.attrs, "checks": tuple([(r.kind, r.difference) for r in own])}
     return found

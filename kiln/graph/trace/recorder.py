@@ -167,6 +167,7 @@ class Recorder:
         self._mode = RecordingMode(self.emit, self._constants, self._resolve, self.symbols)
         self.table = InputTable(self._mode)
         self.inputs = self.table.records
+        self.forgotten = self._mode.forgotten
         self.nodes = self.emit.nodes
         self._casts = Casts()
         self._names: dict[Target, str] = {}
@@ -267,14 +268,16 @@ class Recorder:
             return self._plain_call(target, args, kwargs)
 
     def _plain_call(self, target: Target, args: Sequence[object], kwargs: Kwargs) -> object:
-        with packing(*self.saved_hooks[-1]) if self.saved_hooks else nullcontext():
-            if is_any_autocast_enabled():
-                return self._autocast_call(target, args, kwargs)
-            self.env.in_store = self.env.taken is not None and target is operator.setitem
-            try:
+        env = self.env
+        outer, env.asked_by_torch = env.asked_by_torch, True
+        env.in_store = env.taken is not None and target is operator.setitem
+        try:
+            with packing(*self.saved_hooks[-1]) if self.saved_hooks else nullcontext():
+                if is_any_autocast_enabled():
+                    return self._autocast_call(target, args, kwargs)
                 return _call(target, args, kwargs, self.strict)
-            finally:
-                self.env.in_store = False
+        finally:
+            env.in_store, env.asked_by_torch = False, outer
 
     def _autocast_call(self, target: Target, args: Sequence[object], kwargs: Kwargs) -> object:
         cached = torch.is_autocast_cache_enabled()
@@ -331,7 +334,7 @@ class Recorder:
                 leaf.requires_grad_()
             if self.may_lack_tangents:
                 self._join(outputs)
-            with self.outer.backward() if self.outer is not None else nullcontext():
+            with self.outer.backward() if self.outer is not None else nullcontext(), asked_by_torch(self.env):
                 grads = _run_backward(
                     tuple(outputs),
                     tuple(tangents),
@@ -415,6 +418,16 @@ class Recorder:
 
 
 @contextmanager
+def asked_by_torch(env: ShapeEnv, value: bool = True) -> Iterator[None]:
+    """Questions about sizes within come from torch's C++ code, or (`value`: not) from Python that it calls back."""
+    outer, env.asked_by_torch = env.asked_by_torch, value
+    try:
+        yield
+    finally:
+        env.asked_by_torch = outer
+
+
+@contextmanager
 def recording(recorder: Recorder) -> Iterator[None]:
     """What is done within belongs to the recording, and to no call of the log."""
     _push(recorder._mode)
@@ -454,7 +467,8 @@ def nested_calls(recorder: Recorder) -> Iterator[None]:
     mark = recorder.mark()
     recorder._outer = origin
     try:
-        yield
+        with asked_by_torch(recorder.env, False):
+            yield
     finally:
         del recorder.calls[mark:]
         recorder._outer, recorder.emit.origin, recorder.symbols.location = outer, origin, location

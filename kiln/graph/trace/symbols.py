@@ -12,7 +12,8 @@ from typing import final
 import torch
 
 from kiln.support.location import Location
-from kiln.symbolic import Expr, Int, Relation, ShapeEnv, evaluate, rel_eq
+from kiln.symbolic import Expr, Int, Relation, ShapeEnv, rel_eq
+from kiln.symbolic.env import assume_likely
 from kiln.symbolic.generic_layouts import decide_layout
 from kiln.symbolic.node import from_sym, to_sym
 from kiln.symbolic.values import Real, has_hints, specialise_real
@@ -24,21 +25,6 @@ def is_symbolic(values: Sequence[Int]) -> bool:
 
 UNKNOWN = 8191
 """The size in C++ of a data-dependent dimension; an unlikely number, so that leaks are noticed."""
-
-
-TYPICAL = 2
-"""A size that data decide, where some number has to be taken."""
-
-
-def assume_likely(env: ShapeEnv, relation: Relation, where: Location | None) -> bool:
-    """The answer for sizes that data decide: like none other, and neither negative nor large. It is a check."""
-    if relation.kind == "le":
-        numbers = {size: env.hint(size) if env.has_hint(size) else TYPICAL for size in relation.free_symbols()}
-        answer = evaluate(relation.difference, numbers) <= 0
-    else:
-        answer = relation.kind == "ne"
-    env.assume(relation if answer else relation.negate(), where)
-    return answer
 
 
 @final
