@@ -9,6 +9,9 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 
+#include <algorithm>
+#include <numeric>
+
 #include "executor/check.h"
 #include "executor/tensors.h"
 
@@ -391,8 +394,50 @@ TensorPtr copy_of_span(c10::Allocator& allocator, const c10::TensorImpl& source)
 
 namespace {
 
+// The dimensions of a view, of the longest stride first.
+std::vector<int64_t> by_stride(c10::IntArrayRef strides) {
+  std::vector<int64_t> order(strides.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t a, int64_t b) { return strides[a] > strides[b]; });
+  return order;
+}
+
+// All elements of `base` in another shape or order, as `view` and `permute`, whose backward is a
+// view, too; that of `as_strided` fills memory. None where it takes more than these.
+std::optional<at::Tensor> reordered(const at::Tensor& base, c10::IntArrayRef sizes,
+                                    c10::IntArrayRef strides, int64_t offset) {
+  static const auto view =
+      operator_of<at::Tensor(const at::Tensor&, c10::SymIntArrayRef)>("aten::view", "");
+  static const auto permute =
+      operator_of<at::Tensor(const at::Tensor&, c10::IntArrayRef)>("aten::permute", "");
+  if (offset != base.storage_offset() || c10::multiply_integers(sizes) != base.numel()) return {};
+  std::vector<int64_t> ours = by_stride(strides), theirs = by_stride(base.strides());
+  std::vector<int64_t> shape, theirs_shape, places(ours.size()), dims(ours.size());
+  for (size_t k = 0; k < ours.size(); k++) {
+    shape.push_back(sizes[ours[k]]);
+    places[ours[k]] = static_cast<int64_t>(k);
+  }
+  for (int64_t dim : theirs) theirs_shape.push_back(base.size(dim));
+  at::Tensor found;
+  if (shape == theirs_shape) {
+    for (size_t k = 0; k < ours.size(); k++) dims[ours[k]] = theirs[k];
+    found = permute.call(base, dims);
+  } else if (base.is_contiguous()) {
+    found = view.call(base, c10::fromIntArrayRefSlow(shape));
+    if (!std::is_sorted(ours.begin(), ours.end())) found = permute.call(found, places);
+  } else {
+    return {};
+  }
+  if (found.strides() != strides) return {};
+  return found;
+}
+
 at::Tensor strided(const at::Tensor& base, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                    int64_t offset) {
+  if (base.requires_grad() && c10::GradMode::is_enabled()) {
+    if (auto found = reordered(base, sizes, strides, offset)) return *found;
+  }
   static const auto op =
       operator_of<at::Tensor(const at::Tensor&, c10::SymIntArrayRef, c10::SymIntArrayRef,
                              std::optional<c10::SymInt>)>("aten::as_strided", "");

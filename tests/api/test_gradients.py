@@ -137,3 +137,18 @@ def test_an_input_that_only_the_backward_reads() -> None:
         return (torch.index_select(x, 0, index) * y).sum()
 
     check(f, torch.tensor([0]), torch.randn((), requires_grad=True), torch.randn(3))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x.t(), lambda x: x.view(-1), lambda x: x.view(2, 3, 4).transpose(0, 2), lambda x: x[None].mT],
+)
+def test_the_gradient_of_a_view_is_a_view_where_eagers_is(function: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(6, 4, requires_grad=True)
+    result = kiln.compile(function)(x)
+    assert result._base is x
+    tangent = torch.randn(result.shape)
+    (gradient,) = torch.autograd.grad(result, x, tangent)
+    (expected,) = torch.autograd.grad(function(x), x, tangent)
+    assert torch.equal(gradient, expected)
+    assert (gradient.data_ptr() == tangent.data_ptr()) == (expected.data_ptr() == tangent.data_ptr())

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import mpmath
 import pytest
 import torch
 
@@ -301,6 +302,36 @@ def test_worst_error_of_our_functions(vector_bytes: int, tmp_path: Path) -> None
     for (op, (bound, _)), got, (x, *_) in zip(ULPS.items(), found, inputs, strict=True):
         error = ulp_error(got["r0"], apply(PRIMS[op], F64, (x.double(),)))
         worst[op] = (round(error.max().item(), 2), bound, x[error.argmax()].item())
+    assert {op: item for op, item in worst.items() if not item[0] <= item[1]} == {}, worst
+
+
+DOUBLE_ULPS: dict[str, tuple[float, Callable[[int], torch.Tensor]]] = {
+    "exp": (1.5, uniform(-745, 709.7)),
+    "expm1": (2.0, both(uniform(-40, 709), normal(1))),
+    "log": (1.5, both(uniform(0.3, 3), powers(-149, 128))),
+    "log1p": (2.0, both(uniform(-0.9, 3), powers(-60, 120))),
+    "sin": (2.0, both(uniform(-7, 7), normal(3000))),
+    "cos": (2.0, both(uniform(-7, 7), normal(3000))),
+    "tanh": (3.0, both(normal(1), powers(-126, 4, sign=True))),
+    "erf": (2.0, both(normal(1), normal(3))),
+}
+
+
+@pytest.mark.parametrize("vector_bytes", [64, 32, 16])
+def test_worst_error_of_our_functions_of_doubles(vector_bytes: int, tmp_path: Path) -> None:
+    size = 2000
+    kernels = [kernel_of([(op, 1)], F64, size) for op in DOUBLE_ULPS]
+    inputs = [sample(size).double() * (1 + 2.0**-30) for _, sample in DOUBLE_ULPS.values()]
+    found = results(kernels, [[x, x, x] for x in inputs], tmp_path, with_lanes(vector_bytes))
+    worst = {}
+    with mpmath.workdps(40):
+        for (op, (bound, _)), got, x in zip(DOUBLE_ULPS.items(), found, inputs, strict=True):
+            exact = [getattr(mpmath, op)(mpmath.mpf(number)) for number in x.tolist()]
+            errors = [
+                float(abs(mpmath.mpf(ours) - true) / math.ulp(max(abs(float(true)), 2.0**-1022)))
+                for ours, true in zip(got["r0"].tolist(), exact, strict=True)
+            ]
+            worst[op] = (round(max(errors), 2), bound, x[errors.index(max(errors))].item())
     assert {op: item for op, item in worst.items() if not item[0] <= item[1]} == {}, worst
 
 

@@ -33,18 +33,20 @@ def program_of(*lines: str, dtype: str = "f64", inputs: int = 1, size: int = 300
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        (program_of("tan(load a0[i0])"), ["aten.tan.default"]),
         (program_of("exp(load a0[i0])"), ["aten.exp.default"]),
+        (program_of("log1p(load a0[i0])"), ["kernel"]),
         (program_of("pow(load a0[i0], load a1[i0])", inputs=2), ["aten.pow.Tensor_Tensor"]),
         (program_of("lgamma(load a0[i0])", dtype="f32"), ["aten.lgamma.default"]),
         (program_of("exp(load a0[i0])", dtype="f32"), ["kernel"]),
-        (program_of("exp(load a0[i0])", size=100), ["kernel"]),
+        (program_of("tan(load a0[i0])", size=100), ["kernel"]),
         (program_of("sqrt(load a0[i0])"), ["aten.sqrt.default"]),
         (program_of("neg(load a0[i0])"), ["kernel"]),
         (program_of("logical_not(load a0[i0])", dtype="b8", size=100000), ["aten.logical_not.default"]),
         (program_of("logical_not(load a0[i0])", dtype="b8"), ["kernel"]),
-        (program_of("add(exp(load a0[i0]), load a0[i0])"), ["kernel"]),
-        (program_of("exp(load a0[i0])", "mul(load b0[i0], load b0[i0])"), ["kernel"]),
-        (program_of("exp(load a0[299 - i0])"), ["kernel"]),
+        (program_of("add(tan(load a0[i0]), load a0[i0])"), ["kernel"]),
+        (program_of("tan(load a0[i0])", "mul(load b0[i0], load b0[i0])"), ["kernel"]),
+        (program_of("tan(load a0[299 - i0])"), ["kernel"]),
     ],
 )
 def test_which_loops_are_calls(text: str, expected: list[str]) -> None:
@@ -55,8 +57,8 @@ def test_calls_in_place_of_views_and_of_sizes_that_change() -> None:
     """Results of calls that are written back, viewed, or need eager's strides."""
 
     def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        x.exp_()
-        return x, torch.sin(y).view(-1, 2), torch.cos(y.t())
+        x.tan_()
+        return x, torch.atan(y).view(-1, 2), torch.sinh(y.t())
 
     compiled = kiln.compile(program, dynamic=True)
     for rows in (300, 40, 500):
@@ -76,7 +78,7 @@ def test_the_table_names_what_the_prelude_leaves_to_libm() -> None:
         set(re.findall(rf"^KILN_(?:{macro})\((\w+)\)", "\n".join(texts), re.MULTILINE))
         for macro in ("LIBM_F32", "LIBM_F64|OTHER_TYPES")
     )
-    assert len(f64) > 20
+    assert len(f64) > 12
     assert f64 <= SCALAR[torch.float64]
     # erfc is vectorised with tables only.
     assert f32 - {"erfc"} <= SCALAR[torch.float32]

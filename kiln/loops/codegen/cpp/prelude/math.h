@@ -61,12 +61,13 @@ KILN_INLINE Power exp_part(f32v x) {
   return {mad(square, mad(high, square, low), r) + 1.0f, n};
 }
 
-//@ exp: KILN_FUNCTION exp_part scaled lower_of
+//@ exp: KILN_FUNCTION exp_f64 exp_part scaled lower_of
 KILN_INLINE f32v exp(f32v x) {
   auto [value, n] = exp_part(upper_of(all(-104.0f), lower_of(all(89.0f), x)));
   return scaled(value, n);
 }
-KILN_OTHER_TYPES(exp)
+KILN_ONE_LANE(exp)
+KILN_DOUBLES(exp)
 
 //@ exp_moderate: exp_part to_i32
 // exp(x) for -80 <= x <= 80, where nothing overflows.
@@ -86,7 +87,7 @@ KILN_INLINE f32v exp2(f32v x) {
 }
 KILN_OTHER_TYPES(exp2)
 
-//@ expm1: KILN_FUNCTION mad horner power_of_two to_i32 nearest sel lower_of
+//@ expm1: KILN_FUNCTION expm1_f64 mad horner power_of_two to_i32 nearest sel lower_of
 // 2^n * (expm1(r) + 1) - 1 with x = n log 2 + r; written with 2^(n-1), which is finite for every n.
 KILN_INLINE f32v expm1(f32v x) {
   f32v c = upper_of(all(-18.0f), lower_of(all(89.0f), x));
@@ -99,7 +100,8 @@ KILN_INLINE f32v expm1(f32v x) {
   f32v whole = mad(half, p, half - 0.5f);
   return sel(x == 0.0f, x, whole + whole);
 }
-KILN_OTHER_TYPES(expm1)
+KILN_ONE_LANE(expm1)
+KILN_DOUBLES(expm1)
 
 //@ split_exponent: to_i32
 // x = (1 + f) * 2^e with sqrt(1/2) <= 1 + f < sqrt(2), for positive finite x.
@@ -148,7 +150,7 @@ KILN_INLINE NearOne near_one(f32v x, Table c) {
 }
 #endif
 
-//@ log: KILN_FUNCTION split_exponent log_part log_special near_one horner
+//@ log: KILN_FUNCTION log_f64 split_exponent log_part log_special near_one horner
 // By table e log 2 - log c + log(1 + f), with c whose logarithm is nearly a float; f + f^2 P(f) (relative error 3e-9).
 KILN_INLINE f32v log(f32v x) {
 #if defined(KILN_AVX512)
@@ -166,9 +168,10 @@ KILN_INLINE f32v log(f32v x) {
   return log_special(x, log_part(f, e));
 #endif
 }
-KILN_OTHER_TYPES(log)
+KILN_ONE_LANE(log)
+KILN_DOUBLES(log)
 
-//@ log1p: KILN_FUNCTION split_exponent log_part log_special power_of_two sel abs
+//@ log1p: KILN_FUNCTION log1p_f64 split_exponent log_part log_special power_of_two sel abs
 // u = 1 + x rounds; the rounding error is added to f.
 KILN_INLINE f32v log1p(f32v x) {
   f32v u = x + 1.0f;
@@ -179,7 +182,8 @@ KILN_INLINE f32v log1p(f32v x) {
   f32v r = log_special(u, log_part(f + lost, e));
   return sel(abs(x) < 0x1p-14f, x - x * x * 0.5f, r);
 }
-KILN_OTHER_TYPES(log1p)
+KILN_ONE_LANE(log1p)
+KILN_DOUBLES(log1p)
 
 //@ log_wide: split_exponent horner
 // log(x) in double precision, for positive finite x: 2t + t^3 P(t^2) with t = f/(2+f) (relative error 2e-16).
@@ -321,7 +325,7 @@ KILN_ONE_LANE(sigmoid)
 KILN_INLINE f64 sigmoid(f64 x) { return 1.0 / (1.0 + exp(-x)); }
 KILN_INLINE f64v sigmoid(f64v x) { return 1.0 / (1.0 + exp(-x)); }
 
-//@ tanh: KILN_FUNCTION exp_moderate abs copysign piecewise lower_of horner
+//@ tanh: KILN_FUNCTION tanh_f64 exp_moderate abs copysign piecewise lower_of horner
 // By pieces (relative error 4e-8 in [4, 6), else 1e-8); or x + x^3 P(x^2) (relative error 5e-10) near 0, else
 // 1 - 2/(exp(2|x|) + 1).
 KILN_INLINE f32v tanh(f32v x) {
@@ -360,9 +364,10 @@ KILN_INLINE f32v tanh(f32v x) {
   f32v far = 1.0f - 2.0f / (exp_moderate(a + a) + 1.0f);
   return copysign(size > 0.85f ? far : near, x);
 }
-KILN_OTHER_TYPES(tanh)
+KILN_ONE_LANE(tanh)
+KILN_DOUBLES(tanh)
 
-//@ erf: KILN_FUNCTION exp_moderate abs copysign horner
+//@ erf: KILN_FUNCTION erf_f64 exp_moderate abs copysign horner
 // x + x P(x^2) (relative error 9e-10) near 0, else 1 - exp(-Q(|x|)) with Q = -log(erfc) (error 5e-11).
 KILN_INLINE f32v erf(f32v x) {
   f32v size = abs(x), square = x * x;
@@ -375,7 +380,8 @@ KILN_INLINE f32v erf(f32v x) {
   f32v far = 1.0f - exp_moderate(-q);
   return copysign(size > 0.93f ? far : near, x);
 }
-KILN_OTHER_TYPES(erf)
+KILN_ONE_LANE(erf)
+KILN_DOUBLES(erf)
 
 //@ erf_plus_one: KILN_FUNCTION exp_moderate abs lookup lower_of horner
 // erfc(-x), and 2 less that for positive x: polynomials of degree 6 around multiples of 3/8, 0 from 5.4 on (absolute

@@ -21,7 +21,7 @@ KILN_INLINE f32v sine(f32v r) {
   return mad(r * square, p, r);
 }
 
-//@ sin: KILN_FUNCTION half_turn sine any_lanes abs
+//@ sin: KILN_FUNCTION sin_f64 half_turn sine any_lanes abs
 // Larger numbers, infinities and NaN are left to libm.
 KILN_FAR(sin)
 KILN_INLINE f32v sin(f32v x) {
@@ -31,9 +31,10 @@ KILN_INLINE f32v sin(f32v x) {
   mask far = ~(size < 0x1p22f);
   return any_lanes(far) ? sin_far(x, v, far) : v;
 }
-KILN_OTHER_TYPES(sin)
+KILN_ONE_LANE(sin)
+KILN_DOUBLES(sin)
 
-//@ cos: KILN_FUNCTION half_turn sine any_lanes abs
+//@ cos: KILN_FUNCTION cos_f64 half_turn sine any_lanes abs
 KILN_FAR(cos)
 KILN_INLINE f32v cos(f32v x) {
   f32v size = abs(x);
@@ -42,7 +43,8 @@ KILN_INLINE f32v cos(f32v x) {
   mask far = ~(size < 0x1p22f);
   return any_lanes(far) ? cos_far(x, v, far) : v;
 }
-KILN_OTHER_TYPES(cos)
+KILN_ONE_LANE(cos)
+KILN_DOUBLES(cos)
 
 //@ quadrant: mad nearest to_i32
 // x = n pi/2 + r with |r| <= pi/4, for |x| < 2^20.
