@@ -4,8 +4,8 @@
     mean 0.56 of eager, above 1.1: 6 of 260
 
 On a GPU if there is one, else on one thread of a CPU, in CPU time. Each line is the median over rounds of kiln's time
-over eager's, of calls in alternating batches; lines above 1.05 are printed, all are in the JSON. Lines with `gradient` are the forward and the
-gradients of all its floating inputs.
+over eager's, of calls in alternating batches; those above 1.05 are printed, all are in the JSON. Lines with `gradient`
+are the forward and the gradients of all its floating inputs.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     b0: f64[1000] = pointwise (i0: 1000): exp(load a0[i0])      =>      b0 = extern aten.exp.default(a0)
 
-Our C++ computes many functions of float64, and a few of float32, element by element with libm; and its vectors have as many
-lanes as a register holds float32, of which bytes fill a quarter. Fused with other work such a loop stays in the kernel:
-that saves a pass over memory.
+Our C++ computes many functions of float64, and a few of float32, element by element with libm; and its vectors have
+as many lanes as a register holds float32, of which bytes fill a quarter. Fused with other work such a loop stays in the
+kernel: that saves a pass over memory.
 """
 
 from __future__ import annotations
