@@ -25,6 +25,7 @@ from kiln.pipeline.compiled_plan import compile_plan
 from kiln.pipeline.compiled_region import CompiledRegion
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.eager_replay_writer import write_eager_replay
+from kiln.pipeline.redraw import Redraw
 from kiln.pipeline.region_file import join_plans
 from kiln.pipeline.saved_layout import saved_as_made
 from kiln.pipeline.stages import graph_to_plan
@@ -106,15 +107,19 @@ def differentiable_region(
         reached=signature.reached,
         creations=creations,
         draws=partitioned.draws,
+        redrawn=partitioned.redrawn,
     )
+    graph = partitioned.redraw
+    redraw = None if graph is None else Redraw(lambda: graph, context)
 
     def finish() -> Executable:
         with context.events.stage("load"):
-            return join_plans(forward.executor(context.graphs, standalone=False), backward, spec, replay, wrappers)
+            run = forward.executor(context.graphs, standalone=False)
+            return join_plans(run, backward, spec, replay, wrappers, redraw)
 
     def write() -> bytes:
         sections = {"forward": forward.bundle(), "spec": encode_plan(spec), **backward.sections()}
-        return pack({**sections, **replay.sections()})
+        return pack({**sections, **replay.sections(), **({} if redraw is None else redraw.sections())})
 
     return CompiledRegion(finish, write if wrappers is None and not replay.functions else None)
 

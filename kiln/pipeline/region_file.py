@@ -13,6 +13,7 @@ import torch
 from kiln.pipeline.backward import BackwardCompiler
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.gradient_regions import GradientRegions
+from kiln.pipeline.redraw import Redraw
 from kiln.plan.region import RegionSpec
 from kiln.plan.serialize import decode_plan
 from kiln.runtime.autograd import make_region
@@ -50,12 +51,16 @@ def load_differentiable(sections: Mapping[str, memoryview], context: CompileCont
         if name.startswith(prefix)
     }
     replay = read_eager_replay(sections)
+    redraw = None
+    if "redraw" in sections:
+        written = bytes(sections["redraw"]).decode()
+        redraw = Redraw(lambda: parse_graph(written), context)
     backward = BackwardCompiler(
         lambda: parse_graph(text), signature, grads, constants, context, bool(replay.data), text
     )
     forward = load_plan(bytes(sections["forward"]), context.graphs, standalone=False)
     spec: RegionSpec = decode_plan(bytes(sections["spec"]))
-    return join_plans(forward, backward, spec, replay)
+    return join_plans(forward, backward, spec, replay, redraw=redraw)
 
 
 def join_plans(
@@ -64,12 +69,13 @@ def join_plans(
     spec: RegionSpec,
     data: EagerReplayData,
     wrappers: RegionWrappers | None = None,
+    redraw: Redraw | None = None,
 ) -> Executable:
     """The callable with one autograd node, which returns the user's results."""
     replay = EagerReplay(data.data, data.constants, data.functions) if data.data else None
     find = GradientRegions(replay, spec, backward.context).find if replay and not wrappers else lambda *_: None
     named = {"replay": replay, "find_gradients": find, "no_replay": data.reason, "wrappers": wrappers}
-    region: Executable = make_region(forward, backward, spec, **named)  # type: ignore[arg-type]
+    region: Executable = make_region(forward, backward, spec, redraw=redraw, **named)  # type: ignore[arg-type]
     if spec.enables_grad:
         region = torch.enable_grad()(region)
     signature = backward.signature

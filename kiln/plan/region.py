@@ -55,7 +55,7 @@ class RegionSpec:
     order in which eager gives leaves their gradients; None: all.
     `creations`: (result, torch's `CreationMeta`) of the views that eager forbids to change in place.
     `draws`: (torch call, position in `saved`) of what a second derivative uses again: random numbers,
-    and old contents of an input (`~number`).
+    and old contents of an input (`~number`). `redrawn`: the numbers in `draws` of random numbers saved as their seeds.
     `depends`: for each result those from which it is computed, without another in between; empty if there are none.
     `parts`: for each input the part of the backward in which its gradient is handed over; empty: all at its end.
     `ends`: for each tangent those for which no backward can follow, if the graph is freed; empty: all.
@@ -74,6 +74,7 @@ class RegionSpec:
     reached: tuple[int, ...] | None = None
     creations: tuple[tuple[int, int], ...] = ()
     draws: tuple[tuple[int, int], ...] = ()
+    redrawn: tuple[int, ...] = ()
     ends: tuple[tuple[int, ...], ...] = ()
     depends: tuple[tuple[int, ...], ...] = ()
     parts: tuple[int, ...] = ()

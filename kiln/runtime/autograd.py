@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 
@@ -85,18 +85,20 @@ def make_region(
     replay: Function | None = None,
     find_gradients: FindGradients = lambda *_: None,
     no_replay: str = "there is no replay of it",
+    redraw: Function | None = None,
     wrappers: RegionWrappers | None = None,
 ) -> Region:
     """The differentiable callable. `backward` must not refer to the region; if it returns None, the gradients come
     from `replay`.
 
     `replay(*inputs)` computes the user's results with eager operators. `no_replay`: why there is no replay.
+    `redraw(*inputs, *seeds)`: the random numbers of the forward that are saved as seeds.
     `find_gradients`: what was compiled of it for given inputs, tangents and mask. `wrappers`: the tensors of wrapper
     subclasses at its border.
     """
     if wrappers is not None:
         forward, backward = wrappers.forward(forward), wrappers.backward(backward)
-    differentiate = None if replay is None else SecondDerivative(spec, replay, find_gradients)
+    differentiate = None if replay is None else SecondDerivative(spec, replay, find_gradients, redraw)
     return Region(
         spec.name,
         spec.num_inputs,
@@ -152,6 +154,7 @@ class SecondDerivative:
     spec: RegionSpec
     replay: Function
     find_gradients: FindGradients
+    redraw: Function | None = None
 
     def __call__(
         self,
@@ -160,7 +163,7 @@ class SecondDerivative:
         tangents: Sequence[torch.Tensor | None],
         mask: Mask,
     ) -> list[torch.Tensor | None]:
-        """The gradients, with a history if gradients are on. `drawn`: the random numbers of the forward."""
+        """The gradients, with a history if gradients are on. `drawn`: the random numbers of the forward, or seeds."""
         if not drawn and torch.is_grad_enabled() and (run := self.find_gradients(inputs, tangents, mask)) is not None:
             return run(*inputs, *tangents)
         return self.start(inputs, drawn, mask).differentiate(tangents)
@@ -214,7 +217,7 @@ class SecondDerivative:
         generators = generators_of(inputs)
         before = [generator.get_state() for generator in generators]
         draws: dict[int, list[torch.Tensor]] = {}
-        for (call, _), numbers in zip(self.spec.draws, drawn, strict=True):
+        for (call, _), numbers in zip(self.spec.draws, self._numbers(inputs, drawn), strict=True):
             draws.setdefault(call, []).append(numbers)
         results = self.replay(*inputs, **named, **({"draws": draws} if draws else {}))
         if all(torch.equal(generator.get_state(), state) for generator, state in zip(generators, before, strict=True)):
@@ -222,6 +225,16 @@ class SecondDerivative:
         for state, generator in zip(before, generators, strict=True):
             generator.set_state(state)
         raise NoSecondDerivative(name=self.spec.name, reason="it draws random numbers, which would differ")
+
+    def _numbers(self, inputs: Sequence[object], drawn: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        if self.redraw is None or not self.spec.redrawn:
+            return drawn
+        with torch.no_grad():
+            made = self.redraw(*inputs, *[drawn[number] for number in self.spec.redrawn])
+        found = list(drawn)
+        for number, numbers in zip(self.spec.redrawn, made, strict=True):
+            found[number] = cast(torch.Tensor, numbers)
+        return found
 
 
 @final

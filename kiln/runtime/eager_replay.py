@@ -93,7 +93,8 @@ class DrawnBefore(DispatchMode):
         if name in FILLING and self.draws[0].shape == args[0].shape:
             return args[0].copy_(self.draws.pop(0))
         if name in FRESH:
-            return self.draws.pop(0).clone()
+            made = self.draws.pop(0).clone()
+            return made.to(args[0].dtype) if name == "bernoulli" else made
         if name == "native_dropout" and args[2] is not False:
             mask = self.draws.pop(0).to(torch.bool)
             return args[0] * mask * (0.0 if args[1] == 1 else 1 / (1 - args[1])), mask

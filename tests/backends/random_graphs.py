@@ -57,7 +57,7 @@ def random_node(draw: random.Random, b: Builder, values: Sequence[Node]) -> Node
             return b.node("cat", second, first, axis=0)
         case 5:
             attrs = {"distribution": "uniform", "params": (0.0, 1.0), "sizes": x.tensor.sizes}
-            noise = b.node("random", dtype=F32, device=CPU, **attrs)
+            noise = b.node("random", b.node("random_seed", device=CPU), dtype=F32, device=CPU, **attrs)
             return b.node("add", x, noise)
         case 6:
             return b.node("tanh", x)

@@ -107,6 +107,30 @@ def test_noise_that_the_backward_does_not_need() -> None:
     torch.testing.assert_close(second.abs(), 6 * noise)
 
 
+@pytest.mark.parametrize("options", [{"memory_budget": 0.0}, {"memory_budget": 0.0, "random": "eager"}])
+def test_numbers_that_are_saved_as_seeds(options: dict[str, object]) -> None:
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        kept = torch.nn.functional.dropout(x.tanh(), 0.5)
+        noise = torch.rand_like(x[: len(x) - 1])
+        return ((kept[:-1] * noise) ** 3).sum(), (kept.detach() != 0) * 2.0
+
+    compiled = kiln.compile(program, dynamic=True, options=options)
+    for rows in (4, 7):
+        x = torch.randn(rows, 5, requires_grad=True)
+        loss, factors = compiled(x)
+        if "random" in options:
+            with pytest.raises(RuntimeError, match="KILN4008"):
+                penalty(loss, x)
+            continue
+        (first,) = torch.autograd.grad(loss, x, create_graph=True)
+        noise = first.detach()[:-1] / (
+            3 * (x.tanh()[:-1] * factors[:-1]) ** 2 * factors[:-1] * (1 - x.tanh()[:-1] ** 2)
+        )
+        noise = noise.nan_to_num() ** (1 / 3)
+        expected = penalty((((x.tanh() * factors)[:-1] * noise.detach()) ** 3).sum(), x)
+        torch.testing.assert_close(penalty(loss, x), expected, rtol=1e-3, atol=1e-4)
+
+
 def test_numbers_that_an_operator_draws_itself() -> None:
     def program(x: Tensor) -> Tensor:
         return (x[torch.multinomial(torch.ones(5), 3)] ** 3).sum()

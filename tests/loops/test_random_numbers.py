@@ -10,6 +10,7 @@ import torch
 from kiln.graph.ir.node import Node
 from kiln.loops.fusion.schedule import schedule
 from kiln.loops.kernel.launches.interpret import run_kernel_program
+from kiln.loops.kernel.launches.program import KernelLaunch
 from kiln.loops.program.interpret import run_program
 from kiln.support.events import EventSink
 from kiln.tensor.spec import CPU
@@ -19,7 +20,7 @@ from tests.loops.programs import Env
 
 def draw(g: Env, distribution: str, params: tuple[Any, ...], dtype: torch.dtype = torch.float32) -> Node:
     attrs = {"distribution": distribution, "params": params, "sizes": (64, 80), "dtype": dtype, "device": CPU}
-    return g.builder.node("random", **attrs)
+    return g.builder.node("random", g.builder.node("random_seed", device=CPU), **attrs)
 
 
 def run(g: Env, *outputs: Node, **seed: int) -> list[torch.Tensor]:
@@ -78,5 +79,17 @@ def test_probabilities_from_a_tensor() -> None:
     g = Env()
     p = g.real(torch.tensor([0.0, 1.0, 0.5, 0.0]).repeat(20).expand(64, 80).contiguous())
     attrs = {"distribution": "bernoulli", "params": (), "sizes": (64, 80), "dtype": torch.float32, "device": CPU}
-    (numbers,) = run(g, g.builder.node("random", p, **attrs))
+    (numbers,) = run(g, g.builder.node("random", g.builder.node("random_seed", device=CPU), p, **attrs))
     assert numbers[:, 0::4].sum() == 0 and numbers[:, 1::4].min() == 1
+
+
+def test_equal_layers_share_a_kernel() -> None:
+    """The kernel gets the memory of its seed: two draws differ in no number of its text."""
+    g = Env()
+    x, w = g.tensor(64, 80), g.tensor(80, 80)
+    for _ in range(3):
+        x = g.mm(g.mul(x, draw(g, "bernoulli", (0.5,))), w)
+    program = schedule(lowered(g.done(x)[0]), TARGET, EventSink())
+    launches = [step for step in program.steps if isinstance(step, KernelLaunch)]
+    assert len(launches) == 4  # the first spreads the seeds, the second does not write in place
+    assert launches[2].kernel is launches[3].kernel

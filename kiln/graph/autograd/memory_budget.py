@@ -1,11 +1,11 @@
 """Fewer saved values: what the option `memory_budget` leaves room for, the rest is computed again.
 
     saved for speed: %3 4 MB, %5 1 MB, %9 4 MB      budget 0.5: 4.5 MB      %9 is dropped: an add of two others
-    budget 0: nothing but inputs and random numbers, the backward runs the forward again
+    budget 0: nothing but inputs and seeds of random numbers, the backward runs the forward again
 
 A knapsack by greedy steps: the value that costs the least time per byte is dropped, until the others fit. To compute a
 value again takes the nodes back to what is still saved; so each step changes what the others cost. Inputs are held by
-the caller and cost nothing; random numbers cannot be drawn again, and are saved where their readers are not.
+the caller and cost nothing; random numbers cost a seed.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
-import torch
-
 from kiln.graph.autograd.min_cut import (
     DRAWN,
     UNKNOWN_SIZE,
     Sides,
+    draw_time,
     values_to_save,
     values_without_recomputation,
 )
@@ -70,14 +69,11 @@ class _Knapsack:
         return node not in self.primals and not self.is_fixed(node) and isinstance(node.spec, TensorSpec)
 
     def is_fixed(self, node: Node) -> bool:
-        """Whether it cannot be computed again: it is drawn, flags of what is drawn, a number from data, an effect."""
+        """Whether it cannot be computed again: a seed, a number from data, an effect."""
         if node in self.sides.recomputed:
             return False
-        if node.op.kind in DRAWN or node.op.name in ("item", "constant_tensor") or node in self.sides.drawn:
-            return True
-        is_flags = isinstance(node.spec, TensorSpec) and node.spec.dtype is torch.bool
-        kinds = {value.op.kind for value in node.inputs} if is_flags else set()
-        return Kind.RANDOM in kinds and kinds <= {Kind.RANDOM, Kind.CREATE}
+        fixed = node.op.kind in DRAWN or node.op.name in ("item", "constant_tensor")
+        return fixed or node in self.sides.fixed_draws
 
     def size(self, node: Node) -> int:
         """Bytes."""
@@ -91,6 +87,7 @@ class _Knapsack:
             if node.op.kind not in (Kind.VIEW, Kind.STRUCTURE, Kind.CREATE):
                 moved = self.size(node) + sum(map(self.size, node.inputs))
                 time = CALL + moved + self.hint(node_flops(node)) // FLOPS_PER_BYTE
+                time += draw_time(node, self.hint) if node.op.kind is Kind.DRAW else 0
             self.times[node] = time
         return self.times[node]
 
@@ -98,7 +95,7 @@ class _Knapsack:
         return sum(map(self.time, self.behind([node], self.kept - {node})[0]))
 
     def gain(self, node: Node) -> int:
-        """Bytes that are free without it, less those of random numbers that are saved in its place."""
+        """Bytes that are free without it, less those of what is saved in its place."""
         instead = self.behind([node], self.kept - {node})[1] - self.primals
         return self.size(node) - sum(map(self.size, instead))
 

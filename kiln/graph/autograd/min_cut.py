@@ -4,12 +4,13 @@
     candidates: %3, or values inside gelu; %3 is a single tensor, gelu's are two: {%3, x, w} is the cut
 
 The cost of a value is the bytes moved by saving it: a read if it is in memory anyway (an input, an output, read or made
-by a library op, or read on both sides of one), else also a write. Never recomputed: library ops, random numbers,
-reductions, scans, scatters, values that a library op of the backward reads from memory anyway, and values in memory
-that the backward needs at several barrier depths: the sums of a residual stream, each of which would be recomputed from
-all earlier branches. Of a view, its base is saved.
+by a library op, or read on both sides of one), else also a write. Random numbers are drawn again from their seed where
+that takes less time than to move them. Never recomputed: library ops, seeds, reductions, scans, scatters, values that a
+library op of the backward reads from memory anyway, and values in memory that the backward needs at several barrier
+depths: the sums of a residual stream, each of which would be recomputed from all earlier branches. Of a view, its base
+is saved.
 An input or a result that eager does not save may change before the backward: to save it, it is copied.
-Values inside a checkpoint region are never saved, except random numbers and what its policy saves: the backward
+Values inside a checkpoint region are never saved, except seeds and what its policy saves: the backward
 recomputes them from what enters the region; what leaves it is kept. So are parameters that a rank has a shard of, and
 gathers when it needs them.
 Source of the idea: Horace He and Shangdi Yu, "Transcending runtime-memory tradeoffs in checkpointing by being
@@ -18,17 +19,15 @@ fusion aware", MLSys 2023.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import final
-
-import torch
 
 from kiln.graph.autograd.eager_saves import eager_saves, is_derivative, is_kept, region_of
 from kiln.graph.autograd.flow import INFINITE, FlowNetwork
 from kiln.graph.autograd.fusion_barriers import BarrierDepths
 from kiln.graph.autograd.joint import JointGraph
 from kiln.graph.ir.node import Node, Origin, base_of
-from kiln.graph.ir.rewrite import computed_from, has_effect, needed_by
+from kiln.graph.ir.rewrite import computed_from, has_effect, missing_symbols, needed_by
 from kiln.graph.prims.table import Kind
 from kiln.plan.collective_operators import UNSHARD
 from kiln.symbolic import Int, ShapeEnv
@@ -38,6 +37,10 @@ KEPT_KINDS = frozenset({Kind.REDUCTION, Kind.SCAN, Kind.SCATTER, Kind.RANDOM, Ki
 """Ops whose result is saved rather than recomputed."""
 DRAWN = frozenset({Kind.RANDOM, Kind.EFFECT, Kind.NESTED})
 """Ops that are not repeated even in a checkpoint region."""
+
+DRAW_TIME = {"cpu": 48, "cuda": 4}
+"""Bytes that a device moves in the time that it draws a number: 5.5 ns of one core, 1 ps of an H200 in a kernel that
+waits for memory. A normal number takes twice as long."""
 
 DISTANCE_FACTOR, MAX_DISTANCE = 1.1, 50
 """Factor on the cost of a value for each op between it and its use in the backward, up to a limit."""
@@ -68,7 +71,9 @@ class Sides:
         self.needed = self._crossing(nodes)
         self.recomputed = self._recomputed()
         self.drawn: dict[Node, Origin | None] = {}
-        """Random numbers that are saved in any case, and the origins of their draws."""
+        """Random numbers that a second derivative needs, and the origins of their draws."""
+        self.fixed_draws: set[Node] = set()
+        """Those that are saved in any case."""
         self.changing: set[Node] = set()
         """Inputs that the forward writes to."""
         self.saved_result: dict[Node, int] = {}
@@ -87,7 +92,10 @@ class Sides:
             [*[output.value for output in joint.forward_outputs], *[write.value for write in graph.writes]],
             [output.value for output in graph.outputs[joint.num_forward_outputs :]],
         )
-        made.drawn = made._drawn() if keep_draws else {}
+        if keep_draws:
+            drawn = [node for node in graph.nodes if node.op.kind is Kind.DRAW and node in made.forward]
+            made.drawn = {node: node.origin for node in drawn}
+            made.fixed_draws = {node for node in drawn if joint.wrappers or not made.is_redrawable(node)}
         made.changing = {write.target for write in graph.writes} | {made.primals[index] for index in joint.carried}
         made.copied = made.changing | made._may_change(joint)
         return made
@@ -137,19 +145,9 @@ class Sides:
                 found.add(node)
         return found - self.backward
 
-    def _drawn(self) -> dict[Node, Origin | None]:
-        """The random numbers of the forward, as flags where only those are read, and the origins of their draws."""
-        users: dict[Node, list[Node]] = {}
-        for node in self.nodes:
-            for value in node.inputs:
-                users.setdefault(value, []).append(node)
-        found: dict[Node, Origin | None] = {}
-        for node in self.nodes:
-            if node.op.kind is Kind.RANDOM and node in self.forward and node not in self.backward:
-                (only,) = read if len(read := users.get(node, [])) == 1 else (node,)
-                flags = only.op.name == "convert" and only.tensor.dtype is torch.bool
-                found[only if flags else node] = node.origin
-        return found
+    def is_redrawable(self, node: Node) -> bool:
+        """Whether random numbers are computed from their seed and the sizes of inputs alone."""
+        return len(node.inputs) == 1 and not missing_symbols([node], self.primals)
 
     def _crossing(self, nodes: Iterable[Node]) -> dict[Node, None]:
         """Values without tangents that nodes with tangents read, in order."""
@@ -218,6 +216,8 @@ class _CutNetwork:
             if self.must_keep(node):
                 self.net.add_edge(0, self.vertex(node), INFINITE)
                 continue
+            if node.op.kind is Kind.DRAW and node not in self.sides.recomputed:
+                self.net.add_edge(0, self.vertex(node), draw_time(node, self.hint))
             for value in node.inputs:
                 self.net.add_edge(self.vertex(value) + 1, self.vertex(node), INFINITE)
                 if value not in seen:
@@ -265,7 +265,7 @@ class _CutNetwork:
     def cost(self, node: Node) -> int:
         """Bytes moved by saving it, weighted by its distance to the backward."""
         spec = node.spec
-        if node in self.sides.drawn:
+        if node in self.sides.fixed_draws:
             return 1  # saved in any case
         if isinstance(spec, tuple) or node.op.kind is Kind.VIEW or node in self.sides.recomputed:
             return INFINITE
@@ -283,6 +283,12 @@ class _CutNetwork:
         if isinstance(value, int):
             return value
         return self.env.hint(value) if self.env is not None and self.env.has_hint(value) else UNKNOWN_SIZE
+
+
+def draw_time(node: Node, hint: Callable[[Int], int]) -> int:
+    """Of random numbers, as bytes that are moved in that time."""
+    time = DRAW_TIME.get(node.tensor.device.type, DRAW_TIME["cpu"])
+    return hint(node.tensor.numel()) * time * (2 if node.attrs["distribution"] == "normal" else 1)
 
 
 def _distances(sides: Sides) -> dict[Node, int]:

@@ -28,7 +28,7 @@ from kiln.graph.autograd.tangent_paths import Readers, TangentPaths
 from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Alias, Graph, Output
 from kiln.graph.ir.node import Node, base_of
-from kiln.graph.ir.rewrite import nodes_between, symbols_of, symbols_read, with_inputs, without_dead_code
+from kiln.graph.ir.rewrite import missing_symbols, nodes_between, symbols_read, with_inputs, without_dead_code
 from kiln.graph.ir.size_oracle import GuardFreeOracle
 from kiln.graph.prims.rows import PRIMS
 from kiln.plan.plan import SymbolBinding
@@ -47,8 +47,9 @@ class Partition:
 
     `backward.inputs`: the values of `saved`, then the tangents. `backward.outputs`: gradients; `grads`: for each input
     of the forward the number of its gradient, or None. `carried`, `tangent_of`, `order`, `depends`: see `JointGraph`.
-    `draws`: of the random numbers that are saved, (number of the torch call, position in `saved`); of old contents of
-    an input, (`~number`, position).
+    `draws`: of the random numbers that a second derivative needs, (number of the torch call, position in `saved`); of
+    old contents of an input, (`~number`, position). `redrawn`: the numbers in `draws` of those that are saved as seeds;
+    `redraw` computes them from the inputs of the forward, for their sizes, and these seeds.
     """
 
     forward: Graph
@@ -62,6 +63,8 @@ class Partition:
     grads: tuple[int | None, ...]
     order: tuple[int, ...] = ()
     draws: tuple[tuple[int, int], ...] = ()
+    redrawn: tuple[int, ...] = ()
+    redraw: Graph | None = None
     depends: Dependencies = ()
 
     @property
@@ -122,11 +125,13 @@ def partition(
     budget: float = 1.0,
 ) -> Partition:
     """Forward and backward of `joint`; without `recompute`, all that the backward reads is saved. `keep_draws`: so are
-    all random numbers, for a second derivative, as are old contents of inputs. `budget`: see `saved_values`."""
+    all random numbers, or their seeds, for a second derivative, as are old contents of inputs. `budget`: see
+    `saved_values`."""
     sides = Sides.of_joint(joint, keep_draws)
     old = {sides.primals[number]: ~number for number in keep_inputs}
     chosen = saved_values(sides, joint.env, recompute=recompute, budget=budget)
-    forced = chosen.union(sides.drawn, old)
+    again = [node for node, origin in sides.drawn.items() if origin and node not in chosen | sides.fixed_draws]
+    forced = chosen.union(sides.fixed_draws, old, [node.inputs[0] for node in again])
     kept = [node for node in (*joint.graph.inputs, *joint.graph.nodes) if node in forced]
     forward, tensors = _forward(joint, sides, kept)
     paths = TangentPaths(joint.graph.nodes, joint.tangents, sides.gradients)
@@ -138,9 +143,11 @@ def partition(
     saved: tuple[SavedValue, ...] = (*tensors, *[binding_of(symbol, forward) for symbol in symbols])
     offset = joint.num_forward_outputs
     grads = tuple([None if grad is None else grad - offset for grad in joint.grads])
-    origins = [(sides.drawn[node], position) for position, node in enumerate(kept) if node in sides.drawn]
-    draws = tuple([(origin.number, position) for origin, position in origins if origin is not None])
-    draws += tuple([(old[node], position) for position, node in enumerate(kept) if node in old])
+    places = {node: position for position, node in enumerate(kept)}
+    places |= {node: places[node.inputs[0]] for node in again}
+    drawn = [node for node, origin in sides.drawn.items() if origin is not None]
+    draws = tuple([(origin.number, places[node]) for node in drawn if (origin := node.origin) is not None])
+    draws += tuple([(old[node], places[node]) for node in kept if node in old])
     return Partition(
         forward,
         backward,
@@ -153,6 +160,8 @@ def partition(
         grads,
         joint.order,
         draws,
+        tuple(map(drawn.index, again)),
+        redraw_graph(joint, sides.primals, again) if again else None,
         joint.depends,
     )
 
@@ -239,6 +248,15 @@ def _backward(
     return graph, symbols
 
 
+def redraw_graph(joint: JointGraph, primals: Sequence[Node], drawn: Sequence[Node]) -> Graph:
+    """Random numbers of the forward from its inputs, whose contents do not matter, and the seed of each."""
+    made = Builder(GuardFreeOracle(joint.env))
+    for node in primals:
+        made.input(node.attrs["name"], node.spec)
+    nodes = [with_inputs(node, (made.input(f"seed_{n}", node.inputs[0].spec),)) for n, node in enumerate(drawn)]
+    return Graph(tuple(made.inputs), nodes, tuple(map(Output, nodes)), (), "redraw")
+
+
 def late_recomputation(nodes: Sequence[Node]) -> list[Node]:
     """The order in which recomputed values of the forward come right before their first reader.
 
@@ -309,15 +327,3 @@ def binding_of(symbol: Symbol, forward: Graph) -> SymbolBinding:
 
 def may_have_symbols(env: ShapeEnv | None) -> bool:
     return env is None or bool(env.symbols())
-
-
-def missing_symbols(nodes: Sequence[Node], inputs: Sequence[Node]) -> list[Symbol]:
-    """Symbols in `nodes` and `inputs` that are not themselves a size or a stride of an input."""
-    bound = {
-        size
-        for node in inputs
-        if isinstance(spec := node.spec, TensorSpec)
-        for size in (*spec.sizes, *spec.strides)
-        if isinstance(size, Symbol)
-    }
-    return sorted(symbols_of([*inputs, *nodes]) - bound, key=lambda symbol: symbol.sort_key)

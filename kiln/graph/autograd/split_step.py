@@ -20,7 +20,7 @@ from typing import final
 from kiln.graph.autograd.eager_saves import is_derivative
 from kiln.graph.autograd.memory_budget import saved_values
 from kiln.graph.autograd.min_cut import Sides
-from kiln.graph.autograd.partition import copy_of, late_recomputation, missing_symbols
+from kiln.graph.autograd.partition import copy_of, late_recomputation
 from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Graph, Output, Write
 from kiln.graph.ir.node import Node, base_of
@@ -28,6 +28,7 @@ from kiln.graph.ir.rewrite import (
     computed_from,
     has_effect,
     is_assumption,
+    missing_symbols,
     nodes_between,
     symbols_read,
     with_inputs,

@@ -252,9 +252,16 @@ DISTRIBUTIONS = {
 # fmt: on
 
 
+@rule("random_seed")
+def random_seed(call: AtenCaller[V], *, device: torch.device) -> V:
+    """Read by nobody: in this form numbers come from torch's generator."""
+    return call("zeros.default", [], dtype=torch.int64, device=device)
+
+
 @rule("random")
 def random(
     call: AtenCaller[V],
+    seed: V,
     *inputs: V,
     distribution: str,
     params: tuple[object, ...],

@@ -277,12 +277,21 @@ def _run_local_scalar(walk: Interpreter, node: Node, inputs: Values) -> RuntimeV
     return value
 
 
+def _run_random(walk: Interpreter, node: Node, inputs: Values) -> RuntimeValue:
+    """From torch's generator: eager's numbers, which no seed gives again."""
+    if node.inputs[0].op.kind is not Kind.RANDOM:
+        raise NotImplementedError("random numbers of another graph, drawn again from their seed")
+    attrs = {key: walk.concrete(value) for key, value in node.attrs.items()}
+    return cast(RuntimeValue, ATEN_RULES["random"](EagerCall(node.tensor), *inputs, **attrs))
+
+
 WALKERS: dict[str, Callable[[Interpreter, Node, Values], RuntimeValue]] = {
     "aten": _run_library,
     "opaque": _run_library,
     "item": lambda walk, node, inputs: cast(Sequence[RuntimeValue], inputs[0])[node.attrs["index"]],
     "constant_tensor": lambda walk, node, inputs: walk.constants[node.attrs["key"]],
     "scalar_tensor": _run_scalar_tensor,
+    "random": _run_random,
     "cond": lambda walk, node, inputs: _nested(walk, node.attrs["true" if inputs[0] else "false"], inputs[1:]),
     "while_loop": _run_while,
     "scan": _run_scan,

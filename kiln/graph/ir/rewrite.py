@@ -170,6 +170,18 @@ def symbols_of(nodes: Iterable[Node]) -> frozenset[Symbol]:
     return frozenset().union(*[symbols_in((node.spec, *node.attrs.values())) for node in nodes])
 
 
+def missing_symbols(nodes: Sequence[Node], inputs: Sequence[Node]) -> list[Symbol]:
+    """Symbols in `nodes` and `inputs` that are not themselves a size or a stride of an input."""
+    bound = {
+        size
+        for node in inputs
+        if isinstance(spec := node.spec, TensorSpec)
+        for size in (*spec.sizes, *spec.strides)
+        if isinstance(size, Symbol)
+    }
+    return sorted(symbols_of([*inputs, *nodes]) - bound, key=lambda symbol: symbol.sort_key)
+
+
 def symbols_read(nodes: Iterable[Node]) -> frozenset[Symbol]:
     """The symbols that `nodes` read on the host, such as how many elements of a mask are true."""
     found = [node.spec.value for node in nodes if node.op.name == "local_scalar" and isinstance(node.spec, ScalarSpec)]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 else:
     graph_text = late("kiln.graph.ir.text", "graph_text")
 
-Direction = Literal["", "forward", "backward", "step", "check"]
+Direction = Literal["", "forward", "backward", "step", "check", "redraw"]
 """Of a graph: "" without gradients; "step" is a backward and what follows it in one region, "check" a speculation."""
 
 

@@ -105,7 +105,7 @@ def refusal(node: Node, backend: GraphBackend) -> str:
 
 
 def is_random_node(node: Node) -> bool:
-    return node.op.kind is Kind.RANDOM or ("target" in node.attrs and is_random(node.attrs["target"]))
+    return node.op.kind in (Kind.RANDOM, Kind.DRAW) or ("target" in node.attrs and is_random(node.attrs["target"]))
 
 
 def drops_nothing(node: Node) -> bool:

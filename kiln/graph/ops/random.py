@@ -1,8 +1,10 @@
-"""Randomness: a `random` node for each draw, which forward and backward share.
+"""Randomness: a seed and a `random` node for each draw. The numbers are a function of the seed.
 
-    aten.bernoulli_.float(x, 0.9)     =>     random(distribution="bernoulli", params=(0.9,)), written to x
-    aten.native_dropout(x, 0.1, True) =>     m = random(...) as bool;  (x * m / 0.9, m)
+    aten.bernoulli_.float(x, 0.9)     =>     s = random_seed();  m = random(s, distribution="bernoulli", params=(0.9,))
+                                             convert(m), written to x
+    aten.native_dropout(x, 0.1, True) =>     s = random_seed();  m = random(s, ...);  (x * m / 0.9, m)
 
+Flags are drawn as bools: where they are kept for a backward, they take a byte each, or their seed is kept.
 A generator object breaks the graph, unless the draw can be made in front of the region (`host_draws.py` of capture).
 """
 
@@ -35,7 +37,10 @@ def draw(
     refuse_parameters(distribution, params)
     if device.type == "meta":  # such tensors have no elements to draw
         return e.node("empty", sizes=sizes, strides=contiguous_strides(sizes), dtype=dtype, device=device)
-    return e.node("random", *inputs, distribution=distribution, params=params, sizes=sizes, dtype=dtype, device=device)
+    seed = e.node("random_seed", device=device)
+    made = torch.bool if distribution == "bernoulli" else dtype
+    attrs: dict[str, Attr] = {"distribution": distribution, "params": params, "sizes": sizes}
+    return e.convert(e.node("random", seed, *inputs, **attrs, dtype=made, device=device), dtype)
 
 
 VALID: dict[str, Callable[..., bool]] = {
@@ -207,7 +212,7 @@ def native_dropout(e: Emit, x: Node, p: float, train: bool | None) -> tuple[Node
     spec = x.tensor
     if train is False or p == 0:
         return copy(e, x), e.full(True, spec.sizes, torch.bool, spec.device)
-    mask = e.convert(draw_like(e, spec, "bernoulli", 1 - p, dtype=torch.float32), torch.bool)
+    mask = draw_like(e, spec, "bernoulli", 1 - p, dtype=torch.bool)
     mask = relaid(e, mask, e.preserved_strides(spec))
     scale = 0.0 if p == 1 else 1 / (1 - p)
     return native_dropout_backward(e, x, mask, scale), mask

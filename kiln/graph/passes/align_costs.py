@@ -83,7 +83,7 @@ class Costs:
 
 
 IN_LOOPS = frozenset({
-    Kind.POINTWISE, Kind.REDUCTION, Kind.SCAN, Kind.DATA_MOVEMENT, Kind.SCATTER, Kind.CREATE, Kind.RANDOM,
+    Kind.POINTWISE, Kind.REDUCTION, Kind.SCAN, Kind.DATA_MOVEMENT, Kind.SCATTER, Kind.CREATE, Kind.DRAW,
 })  # fmt: skip
 """Readers that handle any strides."""
 BY_ELEMENT = frozenset({Kind.POINTWISE, Kind.DATA_MOVEMENT})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kiln.graph.prims.table import Kind, Prim, PrimTable
 
 POINTWISE, REDUCTION, SCAN, VIEW = Kind.POINTWISE, Kind.REDUCTION, Kind.SCAN, Kind.VIEW
-DATA_MOVEMENT, SCATTER, CREATE, RANDOM = Kind.DATA_MOVEMENT, Kind.SCATTER, Kind.CREATE, Kind.RANDOM
+DATA_MOVEMENT, SCATTER, CREATE, RANDOM, DRAW = Kind.DATA_MOVEMENT, Kind.SCATTER, Kind.CREATE, Kind.RANDOM, Kind.DRAW
 LIBRARY, STRUCTURE, EFFECT, NESTED = Kind.LIBRARY, Kind.STRUCTURE, Kind.EFFECT, Kind.NESTED
 
 # fmt: off
@@ -150,8 +150,9 @@ PRIMS = PrimTable(
     Prim("iota",            0, "start + step * i for i < length",                   CREATE, ("length", "start", "step", "dtype", "device"), result="attr"),
     Prim("empty",           0, "uninitialised memory",                              CREATE, ("sizes", "strides", "dtype", "device"), result="attr", flops=0),
 
-    # randomness: forward and backward share the node
-    Prim("random",       None, "`distribution` (uniform, normal, bernoulli, randint, exponential) with `params`", RANDOM,
+    # randomness: forward and backward share the seed, or what was drawn
+    Prim("random_seed",     0, "what random numbers are computed from (rank 0), another one in each run", RANDOM, ("device",), result="int64", flops=0),
+    Prim("random",       None, "`distribution` (uniform, normal, bernoulli, randint, exponential) with `params`, or chances y, by the seed x", DRAW,
          ("distribution", "params", "sizes", "dtype", "device"), result="attr", flops=10),
 
     # libraries and opaque ops

@@ -18,6 +18,7 @@ from kiln.graph.ir.size_oracle import GuardFreeOracle
 from kiln.loops.body.analyses import accesses
 from kiln.loops.body.body import Index, LoopBody
 from kiln.loops.body.indexing import Axis
+from kiln.loops.lowering.body import Body
 from kiln.loops.lowering.column import STATEMENT
 from kiln.loops.lowering.indexing import loop_axes
 from kiln.loops.lowering.updates import ELEMENTS, PARTS, Updates, layout_of, part_layout
@@ -40,6 +41,7 @@ class Buffers(Protocol):
     def emit(self, node: LoopNode) -> None: ...
     def store(self, spec: TensorSpec, node: Node) -> Buffer: ...
     def full_body(self, axes: tuple[Axis, ...], node: Node) -> LoopBody: ...
+    def body(self, axes: tuple[Axis, ...]) -> Body: ...
 
 
 @final

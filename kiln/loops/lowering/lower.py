@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import final
 
+import torch
+
 from kiln.graph.ir.graph import Graph, Output
 from kiln.graph.ir.node import Node, base_of
 from kiln.graph.ir.rewrite import live_nodes
@@ -26,14 +28,14 @@ from kiln.loops.lowering.column import ELEMENT, LOOP_DTYPES, STATEMENT, without_
 from kiln.loops.lowering.errors import NoLowering, NoMemory
 from kiln.loops.lowering.in_place import InPlace
 from kiln.loops.lowering.indexing import loop_axes
-from kiln.loops.lowering.random import RandomStreams
+from kiln.loops.lowering.random import Seeds
 from kiln.loops.lowering.realise import choose_realised, results
 from kiln.loops.lowering.updates import THROUGH_STORAGE, Updates, find_updates
 from kiln.loops.program.analyses import memory_of
 from kiln.loops.program.nodes import Buffer, BufferArg, Extern, LoopNode, LoopOutput, LoopProgram, Pointwise
 from kiln.support.events import EventSink
 from kiln.support.target import Target
-from kiln.symbolic import Int, ShapeEnv, Symbol
+from kiln.symbolic import ShapeEnv, Symbol
 from kiln.tensor.spec import ScalarSpec, TensorSpec
 
 
@@ -65,8 +67,8 @@ class Lowering:
         self.in_place = InPlace(self, Updates())
         self._reasons: Counter[tuple[str, str]] = Counter()  # (op, rule) of each value that got a buffer
         self._count = 0
-        self._streams = RandomStreams(self.new_buffer)
         self._inlined: dict[str, None] = {}
+        self._seeds = Seeds(self)
 
     def run(self) -> LoopProgram:
         inputs = tuple([self._input(position, node) for position, node in enumerate(self.graph.inputs)])
@@ -75,7 +77,10 @@ class Lowering:
         left_to_aten = without_loops(nodes, self.target)
         self.in_place = InPlace(self, find_updates(self.graph, nodes, left_to_aten, self.env))
         realised = choose_realised(self.graph, nodes, left_to_aten, self.in_place.updates)
+        self._seeds.draw(nodes)
         for node in nodes:
+            if node in self.buffers:
+                continue  # a seed
             if node in self.in_place:
                 self.in_place.update(node, origin_text(node))
             elif node in left_to_aten:
@@ -88,8 +93,7 @@ class Lowering:
         writes = tuple([self._write(write.target, write.value) for write in self.graph.writes])
         outputs = tuple([self._output(output) for output in self.graph.outputs])
         self.events.emit("realise", reasons=dict(self._reasons))
-        loops = (*self._streams.draws(), *self.nodes)
-        return LoopProgram(self.graph.name, inputs, tuple(self.constants), loops, outputs, writes)
+        return LoopProgram(self.graph.name, inputs, tuple(self.constants), tuple(self.nodes), outputs, writes)
 
     # For the rules of both columns.
 
@@ -176,6 +180,8 @@ class Lowering:
         if buffer is None:
             raise NoMemory(op=root.op.name, spec=root.spec)
         spec = node.tensor
+        if root.op.kind is Kind.RANDOM:  # one of several seeds in one memory
+            return BufferArg(buffer.name, None)
         if root in self.in_place:
             viewed = self.in_place.layout(node, root)
             if viewed is None:
@@ -183,9 +189,9 @@ class Lowering:
             spec = viewed
         return BufferArg(buffer.name, None if spec == buffer.spec else spec)
 
-    def random_stream(self, node: Node) -> tuple[str, Int]:
-        """The buffer of (seed, offset), and the first counter of the node."""
-        return self._streams.of(node)
+    def seed_pair(self, device: torch.device) -> str:
+        """The buffer of what this run draws from the generator of the device."""
+        return self._seeds.pairs[device].name
 
     # Nodes.
 
@@ -237,6 +243,8 @@ class Lowering:
         if isinstance(value.spec, ScalarSpec):
             return LoopOutput(value=value.spec.value)
         found = self.argument(value)
+        if value.op.kind is Kind.RANDOM:  # seeds share memory, and nobody writes to them
+            return LoopOutput(buffer=found.name)
         given = self.given_away.setdefault(memory_of(found.name, self.buffers_by_name), found.name)
         if given != found.name or self._is_overwritten(self.buffers_by_name[found.name]):
             return LoopOutput(buffer=self.store(value.tensor.with_sizes(value.tensor.sizes), value).name)

@@ -1,69 +1,96 @@
-"""Random numbers: counter-based, with one (seed, offset) per device and run of the region.
+"""Random numbers: counter-based, each draw by a seed of its own, those of a device computed from one pair per run.
 
-    random(uniform, sizes=(4, 8))   =>   b0: i64[2] = extern kiln.random_seed(cpu, 32)
-                                         random_uniform(key, 8*i0 + i1) with key = b0[0] + b0[1] * 0x9E3779B97F4A7C15
+    s = random_seed()                        b0: i64[2] = extern kiln.random_seed(cpu, 2)
+    t = random_seed()                   =>   b1: i64[2] = pointwise (i0: 2): b0[0] + (b0[1] + i0) * 0x9E3779B97F4A7C15
+    x = random(t, uniform, (4, 8))           b2, b3 = the elements of b1
+                                             random_uniform(load b3[], 8*i0 + i1)
 
 `kiln.random_seed` draws (seed, offset) from torch's generator and advances its offset, so two runs differ and a seed
-repeats them. Every random node of a region has its own counters; a random value that is inlined twice is the same.
+repeats them. A kernel gets the memory of its seed, not a number: equal layers that draw share their kernels. A single
+seed is computed where it is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import final
 
 import torch
 
 from kiln.graph.ir.node import Node
 from kiln.graph.prims.rows import PRIMS
+from kiln.graph.prims.table import Kind
 from kiln.loops.body.body import Index
 from kiln.loops.lowering.body import Body
 from kiln.loops.lowering.column import ELEMENT
 from kiln.loops.lowering.errors import NoLowering
-from kiln.loops.lowering.indexing import linear
-from kiln.loops.program.nodes import Buffer, Extern
+from kiln.loops.lowering.in_place import Buffers
+from kiln.loops.lowering.indexing import linear, loop_axes
+from kiln.loops.program.nodes import Buffer, Extern, Pointwise
 from kiln.symbolic import Expr, Int
 from kiln.tensor.spec import TensorSpec
 
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
-"""2^64 / golden ratio as int64: neighbouring offsets give keys that are far apart."""
+"""2^64 / golden ratio as int64: neighbouring offsets give seeds that are far apart."""
 _WIDE = torch.int64
 Number = Int | float
 
 
 @final
-class RandomStreams:
-    """The seeds of one lowering by device, and the counters of its random nodes."""
+class Seeds:
+    """The seeds of one lowering. `pairs`: what is drawn from torch's generator, by device."""
 
-    def __init__(self, new_buffer: Callable[[TensorSpec], Buffer]) -> None:
-        self.new_buffer = new_buffer
-        self._seeds: dict[torch.device, Buffer] = {}
-        self._counters: dict[Node, Int] = {}
-        self._drawn: Int = 0
+    def __init__(self, lowering: Buffers) -> None:
+        self.lowering = lowering
+        self.pairs: dict[torch.device, Buffer] = {}
 
-    def of(self, node: Node) -> tuple[str, Int]:
-        """The buffer of (seed, offset) and the first counter of a random node."""
-        spec = node.tensor
-        if spec.device not in self._seeds:
-            self._seeds[spec.device] = self.new_buffer(TensorSpec(torch.int64, (2,), (1,), 0, spec.device))
-        if node not in self._counters:
-            self._counters[node] = self._drawn
-            self._drawn = self._drawn + spec.numel()
-        return self._seeds[spec.device].name, self._counters[node]
+    def draw(self, nodes: Iterable[Node]) -> None:
+        """Before everything else runs."""
+        found: dict[torch.device, list[Node]] = {}
+        for node in nodes:
+            if node.op.kind is Kind.RANDOM:
+                found.setdefault(node.tensor.device, []).append(node)
+        for device, seeds in found.items():
+            pair = self.pairs[device] = self.lowering.new_buffer(TensorSpec(_WIDE, (2,), (1,), 0, device))
+            self.lowering.emit(Extern((pair,), "kiln.random_seed", (device, len(seeds))))
+            if len(seeds) > 1:
+                self._spread(seeds, device)
 
-    def draws(self) -> list[Extern]:
-        """Calls that draw the seeds, before everything else runs."""
-        return [Extern((buffer,), "kiln.random_seed", (device, self._drawn)) for device, buffer in self._seeds.items()]
+    def _spread(self, seeds: list[Node], device: torch.device) -> None:
+        """A seed for each of the nodes, in one buffer."""
+        lowering = self.lowering
+        spec = TensorSpec(_WIDE, (len(seeds),), (1,), 0, device)
+        axes = loop_axes(spec.sizes)
+        body = lowering.body(axes)
+        whole = lowering.new_buffer(spec)
+        lowering.emit(Pointwise(whole, axes, body.finish(seed_at(body, device, axes[0].symbol))))
+        for number, node in enumerate(seeds):
+            made = lowering.buffers[node] = lowering.new_buffer(node.tensor.with_view((), (), number), whole.name)
+            lowering.emit(Extern((made,), "kiln.view", ()))
+
+
+def seed_at(body: Body, device: torch.device, number: Int) -> int:
+    """Place of seed + (offset + number) * GOLDEN."""
+    builder, pair = body.builder, body.elements.seed_pair(device)
+    first, offset = (builder.load(pair, (position,), _WIDE, None) for position in (0, 1))
+    if number != 0:
+        offset = builder.pointwise(PRIMS["add"], _WIDE, offset, builder.index(number, _WIDE))
+    scattered = builder.pointwise(PRIMS["mul"], _WIDE, offset, builder.constant(GOLDEN, _WIDE))
+    return builder.pointwise(PRIMS["add"], _WIDE, first, scattered)
+
+
+@ELEMENT("random_seed")
+def random_seed(body: Body, node: Node, index: Index, mask: int | None) -> int:
+    return seed_at(body, node.tensor.device, 0)
 
 
 @ELEMENT("random")
 def random(body: Body, node: Node, index: Index, mask: int | None) -> int:
-    spec, params = node.tensor, node.attrs["params"]
-    seed, start = body.elements.random_stream(node)
+    spec, params, (seed, *chances) = node.tensor, node.attrs["params"], node.inputs
     dtype = torch.float64 if spec.dtype == torch.float64 else torch.float32
-    draw = Draw(body, key(body, seed), start + linear(index, spec.sizes), dtype)
-    if node.inputs:
-        limit = body.broadcast_element(node.inputs[0], index, spec.sizes, mask)
+    draw = Draw(body, body.element(seed, ()), linear(index, spec.sizes), dtype)
+    if chances:
+        limit = body.broadcast_element(chances[0], index, spec.sizes, mask)
         value = draw.below(body.builder.convert(limit, dtype))
     else:
         rule = DISTRIBUTIONS.get(node.attrs["distribution"])
@@ -71,14 +98,6 @@ def random(body: Body, node: Node, index: Index, mask: int | None) -> int:
             raise NoLowering(op="random", problem=f"there is no distribution {node.attrs['distribution']}")
         value = rule(draw, *params)
     return body.builder.pointwise(PRIMS["convert"], spec.dtype, value)
-
-
-def key(body: Body, seed: str) -> int:
-    """Place of seed + offset * GOLDEN."""
-    builder = body.builder
-    first, offset = (builder.load(seed, (position,), _WIDE, None) for position in (0, 1))
-    scattered = builder.pointwise(PRIMS["mul"], _WIDE, offset, builder.constant(GOLDEN, _WIDE))
-    return builder.pointwise(PRIMS["add"], _WIDE, first, scattered)
 
 
 class Draw:

@@ -20,7 +20,7 @@ import torch
 
 from kiln.plan.device_copies import device_of
 from kiln.plan.overloads import draws, is_collective
-from kiln.plan.plan import Plan, PlanOutput, Ref, Step, slots_in
+from kiln.plan.plan import Plan, PlanOutput, Step, slots_in
 from kiln.plan.steps import AtenStep, ConstantStep, LaunchStep, RandomSeedStep
 from kiln.plan.verify import slot_specs
 from kiln.support.records import dataclass
@@ -99,29 +99,19 @@ def _unrecordable(step: AtenStep, specs: Mapping[int, TensorSpec]) -> Iterator[s
 
 def seeded_plan(plan: Plan) -> Plan:
     """The plan with its seeds as constants number `len(plan.constants)` and up; their increments are returned last."""
-    returned = {output.slot for output in plan.outputs}
     steps: list[Step] = []
     increments: list[PlanOutput] = []
-    slots = plan.num_slots
     for step in plan.steps:
         if not isinstance(step, RandomSeedStep):
             steps.append(step)
             continue
         position = len(plan.constants) + len(increments)
         increments.append(PlanOutput(value=step.increment))
-        if step.out not in returned:
-            steps.append(ConstantStep(step.out, position))
-            continue
-        # A seed that is returned (for the backward) is copied: the next call changes the constant.
-        own = TensorSpec(torch.int64, (2,), (1,), 0, step.device)
-        steps.append(ConstantStep(slots, position))
-        steps.append(AtenStep("aten.clone.default", (Ref(slots),), (), (step.out,), (own,)))
-        slots += 1
+        steps.append(ConstantStep(step.out, position))
     keys = tuple(f"seed/{number}" for number in range(len(increments)))
     return replace(
         plan,
         steps=tuple(steps),
         outputs=(*plan.outputs, *increments),
         constants=(*plan.constants, *keys),
-        num_slots=slots,
     )

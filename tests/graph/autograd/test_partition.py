@@ -102,11 +102,12 @@ def test_a_value_that_a_library_op_reads_twice_is_saved() -> None:
     assert kept == ["aten", "mul"]
 
 
-def test_randomness_is_never_drawn_twice() -> None:
+def test_drawing_again_costs_more_than_a_mask() -> None:
     joint = joint_text(
         """\
 graph(%0: f32[1000] "x", %1: f32[1000] "tangent"):
-    %2: f32[1000] = random(distribution="uniform", params=(0.0, 1.0), sizes=(1000,), dtype=f32, device=cpu)
+    %9: i64[] = random_seed(device=cpu)
+    %2: f32[1000] = random(%9, distribution="uniform", params=(0.0, 1.0), sizes=(1000,), dtype=f32, device=cpu)
     %3: f32[] = constant(value=0.5, dtype=f32, device=cpu)
     %4: b8[1000] = lt(%2, %3)
     %5: f32[1000] = convert(%4, dtype=f32)
@@ -118,6 +119,22 @@ graph(%0: f32[1000] "x", %1: f32[1000] "tangent"):
     kept = [parts.forward.outputs[entry.index].value.op.name for entry in parts.saved]
     assert kept == ["lt"]  # a bool mask is the cheapest cut
     assert all(node.op.name != "random" for node in parts.backward)
+
+
+def test_numbers_are_drawn_again_on_a_gpu() -> None:
+    """There a number costs less than to write and read its four bytes: the seed is saved."""
+    joint = joint_text(
+        """\
+graph(%0: f32[9 @cuda:0] "x", %1: f32[9 @cuda:0] "tangent"):
+    %9: i64[ @cuda:0] = random_seed(device=cuda:0)
+    %2: f32[9 @cuda:0] = random(%9, distribution="uniform", params=(0.0, 1.0), sizes=(9,), dtype=f32, device=cuda:0)
+    %6: f32[9 @cuda:0] = mul(%0, %2)
+    %7: f32[9 @cuda:0] = mul(%1, %2)
+    return %6 requires_grad, %7""", 1, 1, (1,),
+    )  # fmt: skip
+    parts = partition(joint)
+    assert [parts.forward.outputs[entry.index].value.op.name for entry in parts.saved] == ["random_seed"]
+    assert [node.op.name for node in parts.backward] == ["random", "mul"]
 
 
 def test_symbols_that_no_tensor_tells_are_saved_as_numbers() -> None:

@@ -67,9 +67,11 @@ def test_cse_leaves_random_values() -> None:
         Cse(),
         """
         graph():
-            %0: f32[4] = random(distribution="uniform", params=(0.0, 1.0), sizes=(4,), dtype=f32, device=cpu)
-            %1: f32[4] = random(distribution="uniform", params=(0.0, 1.0), sizes=(4,), dtype=f32, device=cpu)
-            return %0, %1
+            %0: i64[] = random_seed(device=cpu)
+            %1: i64[] = random_seed(device=cpu)
+            %2: f32[4] = random(%0, distribution="uniform", params=(0.0, 1.0), sizes=(4,), dtype=f32, device=cpu)
+            %3: f32[4] = random(%1, distribution="uniform", params=(0.0, 1.0), sizes=(4,), dtype=f32, device=cpu)
+            return %2, %3
         """,
         """
         graph(%0: f32[4] "x"):

@@ -91,7 +91,7 @@ def require_elements(oracle: SizeOracle, op: str, size: Int, picked: Sequence[In
 for _row in PRIMS:
     if _row.kind is Kind.POINTWISE:
         CHECKS[_row.name] = None
-for _name in ("expand", "view", "view_dtype", "clone", "reshape", "cat", "constant", "scalar_tensor"):
+for _name in ("expand", "view", "view_dtype", "clone", "reshape", "cat", "constant", "scalar_tensor", "random_seed"):
     CHECKS[_name] = None
 
 

@@ -42,6 +42,11 @@ def empty_meta(
     return TensorSpec(dtype, sizes, contiguous_strides(sizes) if strides is None else strides, 0, device)
 
 
+@META("random_seed")
+def random_seed_meta(oracle: SizeOracle, *, device: torch.device) -> TensorSpec:
+    return TensorSpec(torch.int64, (), (), 0, device)
+
+
 @META("random")
 def random_meta(
     oracle: SizeOracle, *inputs: TensorSpec, sizes: Sizes, dtype: torch.dtype, device: torch.device, **attrs: object
