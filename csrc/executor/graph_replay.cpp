@@ -102,6 +102,7 @@ struct Result {
   PyObject* object = nullptr;  // owned: the same in each call
   int32_t index = 0;           // of the argument, or of the memory
   int32_t base = -1;           // an earlier result in the same memory
+  uint32_t version = 0;        // of memory that is made
   Shape shape;                 // `offset` of a view of an argument counts from the argument's own
 };
 
@@ -259,13 +260,14 @@ bool is_among(const c10::TensorImpl& tensor, PyObject* constants) {
 
 void GraphReplay::add_result(PyObject* object, PyObject* used, PyObject* constants) {
   Result made;
-  const c10::TensorImpl* tensor = tensor_of(object);
+  c10::TensorImpl* tensor = tensor_of(object);
   if (!tensor || is_among(*tensor, constants)) {
     made.object = Py_NewRef(object);
     results_.push_back(std::move(made));
     return;
   }
   made.shape = Shape(*tensor);
+  if (!tensor->is_inference()) made.version = tensor->version_counter().current_version();
   if (!stands_in_argument(*tensor, used, made)) {
     made.kind = ResultKind::kMemory;
     StoragePtr storage = storage_of(*tensor);
@@ -405,7 +407,11 @@ PyObject* GraphReplay::make(const Result& result, PyObject* args,
   if (standalone_ && result.base >= 0) {
     return view_over(*tensor_of(PyTuple_GET_ITEM(made, result.base)), result.shape);
   }
-  return plain_over(lent[static_cast<size_t>(result.index)], result.shape);
+  PyObject* object = plain_over(lent[static_cast<size_t>(result.index)], result.shape);
+  if (object && result.version) {
+    tensor_of(object)->set_version_counter(c10::VariableVersion(result.version));
+  }
+  return object;
 }
 
 // The results of the replay that was just issued.

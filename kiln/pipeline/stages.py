@@ -117,10 +117,12 @@ def graph_to_plan(graph: Graph, context: CompileContext, label: Direction = "") 
 
 
 def with_versions(plan: Plan, graph: Graph) -> Plan:
-    """`plan`, which raises the versions of what `graph` writes as often as eager."""
+    """`plan`, which raises the versions of what `graph` writes, and of its results, as often as eager."""
     counts = {write.target: write.versions for write in graph.writes}
     bumped = [slot for slot, node in enumerate(graph.inputs) for _ in range(counts.get(node, 0))]
-    return replace(plan, bumped=tuple(bumped)) if counts else plan
+    for made, output in zip(plan.outputs, graph.outputs, strict=False):
+        bumped += [made.slot] * output.versions if made.slot is not None else []
+    return replace(plan, bumped=tuple(bumped)) if bumped or counts else plan
 
 
 def run_stages(graph: Graph, context: CompileContext, label: Direction = "") -> list[Any]:

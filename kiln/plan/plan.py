@@ -273,8 +273,8 @@ class PlanOutput:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A compiled region. `num_slots` counts arguments and temporaries; `mutated`: inputs that it writes to; `bumped`:
-    inputs whose version rises, once for each entry, None for each of `mutated`; `donated`: inputs whose memory the plan
-    may reuse (saved tensors of a backward plan without retain_graph).
+    inputs and results whose version rises, once for each entry, None for each of `mutated`; `donated`: inputs whose
+    memory the plan may reuse (saved tensors of a backward plan without retain_graph).
     """
 
     name: str

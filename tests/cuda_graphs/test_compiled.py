@@ -57,6 +57,17 @@ def test_threads_with_graphs_of_their_own(device: NullDevice) -> None:
     assert not faults
 
 
+def test_versions_of_results(device: NullDevice) -> None:
+    def program(x: torch.Tensor) -> list[torch.Tensor]:
+        y = (x * 2).add_(1)
+        return [y.mul_(3), y[1:], x + 1]
+
+    compiled = Setup(CPU, device).compiled(program)
+    for _ in range(4):
+        assert [result._version for result in compiled(torch.ones(3))] == [2, 2, 0]
+    assert device.replays > 0
+
+
 class Dropping(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -73,6 +73,8 @@ SHAPES: dict[str, Case] = {
     "pooling with large steps": (lambda x: F.avg_pool2d(x[None, None], 2, [1, 2**62]), (X,)),
     "view of nothing with -1": (lambda x: x.view(-1, 0), (torch.empty(0, 3),)),
     "view of nothing": (lambda x: x.view(-1), (torch.empty(0, 3),)),
+    "isin of a truth": (lambda x: torch.isin(x, True), (X,)),
+    "isin of a complex number": (lambda x: torch.isin(x, 1 + 0j), (X,)),
     "negative split": (lambda x: x.split(-1), (X,)),
     "overlapping copy": (lambda a: a[1:].copy_(a[:-1]), (torch.arange(5.0),)),
     "overlapping assignment": (lambda a: a.__setitem__(slice(1, None), a[:-1]), (torch.arange(5.0),)),

@@ -727,7 +727,6 @@ def chained(compile: Compile) -> Iterator[Any]:
 
 NO_HISTORY = "one of several results without a history is the base of the others: no tensor object stands behind them"
 DIFFERENT = {
-    "inplace_on_view_of_input_grad": "a new tensor has version 0, whatever the program wrote into it",
     "detach": "`.data` has a version of its own in eager, here that of the tensor",
     "split": NO_HISTORY,
     "cat_views": NO_HISTORY,

@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 
+import kiln
 from kiln.runtime.guards.source import LocalSource
 from tests.trace.harness import eager, new_recorder, tangent_of
 
@@ -72,3 +73,17 @@ def test_functions_in_float32_stay_there():
     with torch.autocast("cpu", torch.bfloat16):
         want = F.softmax(torch.mm(x, w), -1)
     assert got[0].dtype == want.dtype and torch.allclose(got[0], want, rtol=1e-2)
+
+
+def test_two_types_in_turn():
+    """The second cast is that of the weight, not of its first cast."""
+
+    def program(x, w):
+        with torch.autocast("cpu", torch.bfloat16):
+            first = x @ w
+        with torch.autocast("cpu", torch.float16):
+            return first, x @ w
+
+    x, w = torch.randn(8, 8), torch.randn(8, 8).requires_grad_()
+    for result, expected in zip(kiln.compile(program)(x, w), program(x, w), strict=True):
+        assert torch.equal(result, expected)

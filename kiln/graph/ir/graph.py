@@ -37,11 +37,13 @@ class Alias:
 @final
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A result of a graph. Aliases have a `value` too, for the interpreter. `requires_grad` is that of eager."""
+    """A result of a graph. Aliases have a `value` too, for the interpreter. `requires_grad` is that of eager, and
+    `versions` how often eager has changed memory that is made here."""
 
     value: Node
     alias: Alias | None = None
     requires_grad: bool = False
+    versions: int = 0
 
     def renumbered(self, inputs: Mapping[int, int]) -> Output:
         """The output for new numbers of the graph's inputs."""

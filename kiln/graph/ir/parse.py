@@ -32,7 +32,8 @@ NODE = re.compile(r"%(?P<value>\d+): (?P<spec>.+?) = (?P<call>(?:[a-z]+ )?[\w.]+
 WRITE = re.compile(r"write %(\d+) <- %(\d+)(?: versions=(\d+))?$")
 OUTPUT = re.compile(
     r"%(?P<value>\d+)(?: is (?P<same>input|output) (?P<same_index>\d+)"
-    r"| views (?P<of>input|output) (?P<index>\d+) as (?P<view>\w+\[[^\]]*\]))?(?P<grad> requires_grad)?(?:, |$)"
+    r"| views (?P<of>input|output) (?P<index>\d+) as (?P<view>\w+\[[^\]]*\]))?(?P<grad> requires_grad)?"
+    r"(?: versions=(?P<versions>\d+))?(?:, |$)"
 )
 ORIGIN = re.compile(
     r"(?P<call>.+?) \[(?P<number>\d+)\](?: at (?P<file>.+?):(?P<line>\d+)(?:, in (?P<function>.+?))?)?"
@@ -149,7 +150,8 @@ def _read_outputs(reader: _LineReader, values: dict[str, Node]) -> tuple[Output,
             view = _read_spec(reader, match["view"])
             assert isinstance(view, TensorSpec)
             alias = Alias(_alias_of(match["of"]), int(match["index"]), view)
-        outputs.append(Output(_value(reader, values, match["value"]), alias, bool(match["grad"])))
+        value, versions = _value(reader, values, match["value"]), int(match["versions"] or 0)
+        outputs.append(Output(value, alias, bool(match["grad"]), versions))
     return tuple(outputs)
 
 

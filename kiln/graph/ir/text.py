@@ -71,7 +71,8 @@ def output_text(output: Output, names: Mapping[Node, str]) -> str:
     text = names[output.value]
     if output.alias is not None:
         text += " " + alias_text(output.alias)
-    return text + " requires_grad" if output.requires_grad else text
+    text += " requires_grad" if output.requires_grad else ""
+    return text + f" versions={output.versions}" if output.versions else text
 
 
 def alias_text(alias: Alias) -> str:

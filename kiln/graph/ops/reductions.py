@@ -328,6 +328,8 @@ def isin(e: Emit, x: Node, among: Node, *, assume_unique: bool = False, invert: 
 
 @decompose("isin.Tensor_Scalar")
 def isin_number(e: Emit, x: Node, test: Number, *, assume_unique: bool = False, invert: bool = False) -> Node:
+    if isinstance(test, bool | complex):
+        raise RuntimeError(f"Unsupported input type encountered for isin(): {type(test).__name__}")
     return e.pointwise("ne" if invert else "eq", *promoted(e, x, test))
 
 

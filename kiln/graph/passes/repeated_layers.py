@@ -268,4 +268,4 @@ def _short_outputs(
             if base is None:
                 continue
             alias = replace(alias, index=base)
-        yield Output(successor.get(output.value, output.value), alias, output.requires_grad)
+        yield replace(output, value=successor.get(output.value, output.value), alias=alias)

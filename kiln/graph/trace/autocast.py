@@ -55,7 +55,7 @@ class Casts:
     """The casts of a recording. Fakes are kept alive, so that their ids stay unique."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[int, int, bool], tuple[FakeTensor, torch.Tensor]] = {}
+        self._made: dict[tuple[int, int, bool, torch.dtype], tuple[FakeTensor, torch.Tensor]] = {}
 
     def arguments(self, target: Target, args: Sequence[object]) -> Sequence[object]:
         """`args`, with those cast that torch's cache would serve."""
@@ -68,10 +68,11 @@ class Casts:
         kind = fake.device.type
         if not torch.is_autocast_enabled(kind) or not lowers(name, kind) or not _is_cached(fake):
             return fake
-        key = (id(fake), fake._version, torch.is_grad_enabled())
+        dtype = torch.get_autocast_dtype(kind)
+        key = id(fake), fake._version, torch.is_grad_enabled(), dtype
         found = self._made.get(key)
         if found is None:
-            found = self._made[key] = (fake, fake.to(torch.get_autocast_dtype(kind)))
+            found = self._made[key] = (fake, fake.to(dtype))
         return found[1]
 
 

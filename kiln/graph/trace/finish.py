@@ -78,7 +78,7 @@ def versions_of(mode: RecordingMode, written: InputRecord, records: Sequence[Inp
     root = root_of(written.view.storage)
     sharing = [record for record in tensors if root_of(record.view.storage) is root]
     counted = sum(record.version - record.first_version for record in sharing)
-    return max(counted, int(id(root) in mode.versioned))
+    return max(counted, mode.is_versioned(written.view))
 
 
 def read_through_roots(mode: RecordingMode, records: Sequence[InputRecord]) -> dict[Node, Node]:
@@ -227,7 +227,9 @@ class _Outputs:
             refuse_custom_view(self.mode, fake, first)
             alias = Alias(of, index, None if fake is first else view.spec)
         self.made += 1
-        return Output(value, alias, fake.requires_grad)
+        counted = 0 if fake.is_inference() else fake._version
+        versions = max(counted, self.mode.is_versioned(view)) if owner is None else 0
+        return Output(value, alias, fake.requires_grad, versions)
 
     def within_root(self, view: StorageView) -> Node:
         """The value of a view as part of its storage, which other outputs share."""

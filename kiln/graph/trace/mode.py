@@ -175,6 +175,10 @@ class RecordingMode(DispatchMode):
             self.versioned.add(id(root_of(view.storage)))
         self.memory.write(view, value, str(op))
 
+    def is_versioned(self, view: StorageView) -> bool:
+        """Whether something has changed its memory that eager counts; some operators do not count on fakes."""
+        return id(root_of(view.storage)) in self.versioned
+
 
 _PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 

@@ -55,7 +55,8 @@ def graph_facts(plan: Plan) -> GraphFacts:
     device = device_of(specs, specs) or CPU
     refusal = next(_refusals(plan, device, specs), "")
     seeds = sum(isinstance(step, RandomSeedStep) for step in plan.steps)
-    return GraphFacts(plan.name, str(device), refusal, plan.mutated, plan.version_bumps, seeds)
+    bumped = tuple([slot for slot in plan.version_bumps if slot < len(plan.inputs)])  # results have their versions
+    return GraphFacts(plan.name, str(device), refusal, plan.mutated, bumped, seeds)
 
 
 def _refusals(plan: Plan, device: torch.device, specs: Mapping[int, TensorSpec]) -> Iterator[str]:

@@ -147,7 +147,7 @@ def diagonal_meta(oracle: SizeOracle, x: TensorSpec, *, offset: int, axis1: int,
     kept = [axis for axis in range(x.rank) if axis not in (axis1, axis2)]
     sizes = (*[x.sizes[axis] for axis in kept], length)
     strides = (*[x.strides[axis] for axis in kept], x.strides[axis1] + x.strides[axis2])
-    return x.with_view(sizes, strides, x.offset if length == 0 else x.offset + start)
+    return x.with_view(sizes, strides, x.offset + start * sym_min(length, 1))
 
 
 @META("unfold")

@@ -1,0 +1,73 @@
+"""`_version` of results that the program changed in place before it returned them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+import kiln
+
+Program = Callable[[Tensor], Sequence[Tensor]]
+
+
+def with_views(x: Tensor) -> list[Tensor]:
+    y = x * 2
+    y += 1
+    return [y, y[1:], y.detach(), y.view(-1).clone()]
+
+
+def filled(x: Tensor) -> list[Tensor]:
+    y = torch.zeros_like(x)
+    for row in range(3):
+        y[row] = x[row] * 2
+    return [y, y.t(), torch.full((2,), 1.0).clamp_(0)]
+
+
+def out(x: Tensor) -> list[Tensor]:
+    y = torch.empty(3, 3)
+    torch.sin(x.detach(), out=y)
+    return [y, torch.nn.init.kaiming_uniform_(torch.empty(3, 3))]
+
+
+def turned(x: Tensor) -> list[Tensor]:
+    return [(x * 1).t_(), (x * 1).unsqueeze_(0).squeeze_()]
+
+
+def behind_the_scenes(x: Tensor) -> list[Tensor]:
+    y, z = x * 1, x * 2
+    y.data.mul_(2)
+    with torch.no_grad():
+        z.mul_(2)
+    return [y, z]
+
+
+def lists(x: Tensor) -> list[Tensor]:
+    made = [x * 1, x * 2]
+    torch._foreach_add_(made, 1.0)
+    return made
+
+
+def a_part(x: Tensor) -> list[Tensor]:
+    row = x.clone()[0]
+    row.mul_(2)
+    return [row]
+
+
+PROGRAMS = [with_views, filled, out, turned, behind_the_scenes, lists, a_part]
+
+
+def facts(results: Sequence[Tensor]) -> list[object]:
+    return [(result._version, result.requires_grad) for result in results]
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_versions(program: Program, dynamic: bool | None, requires_grad: bool) -> None:
+    x = torch.ones(3, 3, requires_grad=requires_grad)
+    compiled = kiln.compile(program, dynamic=dynamic)
+    for _ in range(2):
+        assert facts(compiled(x)) == facts(program(x))
