@@ -27,6 +27,7 @@ from kiln.graph.passes.separate_outputs import SeparateOutputs
 from kiln.graph.passes.simplify import Simplify
 from kiln.graph.passes.unfuse_bias import UnfuseBias
 from kiln.graph.passes.unused_states import UnusedStates
+from kiln.graph.passes.unused_vectors import UnusedVectors
 from kiln.graph.passes.view_rules import VIEWS
 from kiln.support import passes as runner
 from kiln.support.events import EventSink
@@ -68,6 +69,7 @@ GRAPH_PASSES: tuple[GraphPass, ...] = (
     ChannelsLast(),
     PoolSlices(),
     UnusedStates(),
+    UnusedVectors(),
     DeadCode(),
     BucketAllReduces(),
     SeparateOutputs(),
@@ -82,6 +84,8 @@ check_order(
     before("cse",           "one-hot-sums",     because="it matches a single index and condition"),
     before("one-hot-sums",  "dead-code",        because="the rows have no reader"),
     before("cse",           "add-embedding",    because="it needs all readers of a table"),
+    before("unused-states", "unused-vectors",   because="only it sees what branches and loops read"),
+    before("unused-vectors", "dead-code",       because="the replaced call has no reader"),
     before("unused-states", "dead-code",        because="what dropped results were computed from has no reader"),
     before("add-embedding", "dead-code",        because="the replaced table has no reader"),
     before("cse",           "unfuse-bias",      because="it needs all readers of a product"),
