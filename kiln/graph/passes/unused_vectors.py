@@ -9,12 +9,13 @@ half to a third of the time, by another algorithm, whose values eager's `svdvals
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import final
 
 from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.interpret import node_arguments
-from kiln.graph.ir.node import Node
+from kiln.graph.ir.node import Argument, Node
 from kiln.graph.ir.rewrite import live_nodes, rewrite
 from kiln.graph.passes.manager import PassContext
 from kiln.graph.prims.table import Kind
@@ -24,7 +25,7 @@ from kiln.tensor.spec import TensorSpec
 SVD, EIGH = "aten._linalg_svd.default", "aten._linalg_eigh.default"
 VALUES = {SVD: 1, EIGH: 0}
 """Which result of a decomposition has the values."""
-DEFAULTS = {SVD: False, EIGH: "L"}
+DEFAULTS: Mapping[str, Argument] = {SVD: False, EIGH: "L"}
 """The argument before the one that asks for vectors, `full_matrices` or `UPLO`."""
 
 
