@@ -86,7 +86,8 @@ class ShapeEnv:
         self._prefix = prefix
         self._prover = prover
         self._facts = SizeFacts()
-        self._declared: dict[Symbol, Range] = {}
+        self.declared: dict[Symbol, Range] = {}
+        """What is known of each symbol when it is made."""
         self._hints: dict[Symbol, int] = {}
         self._values: dict[Expr, int] = {}
         self.unbacked: list[Symbol] = []
@@ -128,9 +129,9 @@ class ShapeEnv:
         if hint not in within:
             raise ValueError(f"the hint {hint} is outside {lo}..{hi}")
         made = symbol(name or f"{self._prefix}{len(self._hints)}")
-        if made in self._declared:
+        if made in self.declared:
             raise ValueError(f"the symbol {made} exists already")
-        self._declared[made] = Range(min(lo, 0))
+        self.declared[made] = Range(min(lo, 0))
         self._hints[made] = hint
         self._facts.declare(made, within)
         self._minimal = None
@@ -142,13 +143,13 @@ class ShapeEnv:
         """A symbol without a hint; `lo` and `hi` are what its producer guarantees."""
         made = symbol(name or f"u{len(self.unbacked)}")
         self.unbacked.append(made)
-        self._declared[made] = Range(lo, hi)
-        self._facts.declare(made, self._declared[made])
+        self.declared[made] = Range(lo, hi)
+        self._facts.declare(made, self.declared[made])
         return made
 
     def symbols(self) -> list[Symbol]:
         """All symbols in the order of creation."""
-        return list(self._declared)
+        return list(self.declared)
 
     def range_of(self, value: Int) -> Interval:
         """The interval of `value`."""
@@ -277,7 +278,7 @@ class ShapeEnv:
     def guards(self) -> list[ShapeGuard]:
         """The relations that inputs must satisfy, in the order of asking, without implied ones."""
         if self._minimal is None:
-            self._minimal = without_implied(self._guards, self._declared)
+            self._minimal = without_implied(self._guards, self.declared)
         return list(self._minimal)
 
     @property

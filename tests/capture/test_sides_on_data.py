@@ -249,7 +249,66 @@ class ChosenExperts(Experts):
         return out
 
 
-@pytest.mark.parametrize("kind", [Experts, ChosenExperts])
+class DistinctExperts(Experts):
+    def forward(self, x: Tensor) -> Tensor:
+        weights, chosen = self.gate(x).softmax(-1).topk(2, -1)
+        out = torch.zeros_like(x)
+        for number in chosen.unique().tolist():
+            token, slot = (chosen == number).nonzero(as_tuple=True)
+            out[token] += weights[token, slot, None] * self.experts[number](x[token])
+        return out
+
+
+class NamedExperts(Experts):
+    def __init__(self) -> None:
+        super().__init__()
+        self.named = nn.ModuleDict({f"expert_{number}": expert for number, expert in enumerate(self.experts)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = nn.functional.one_hot(self.gate(x).argmax(-1)[None], 4)
+        out = torch.zeros_like(x)
+        for index in mask.sum((0, 1)).gt(0).nonzero():
+            token = torch.where(mask[..., index].squeeze(-1)[0])[0]
+            out.index_add_(0, token, self.named[f"expert_{index[0]}"](x[None, token].reshape(-1, 8)))
+        return out
+
+
+class ListedExperts(Experts):
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = nn.functional.one_hot(self.gate(x).argmax(-1), 4)
+        out = torch.zeros_like(x)
+        for number in chosen.sum(0).nonzero().flatten().tolist():
+            token = chosen[:, number].bool()
+            out[token] = self.experts[number](x[token])
+        return out
+
+
+class CountedExperts(Experts):
+    def forward(self, x: Tensor) -> Tensor:
+        weights, chosen = self.gate(x).softmax(-1).topk(2, -1)
+        order = chosen.view(-1).argsort(stable=True)
+        counts = torch.bincount(chosen.view(-1), minlength=4).tolist()
+        parts = [expert(part) for expert, part in zip(self.experts, (x[order // 2]).split(counts), strict=True)]
+        made = torch.cat(parts)
+        return (torch.empty_like(made).index_copy(0, order, made).view(-1, 2, 8) * weights[..., None]).sum(1)
+
+
+class ExpertsOfRuns(Experts):
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = self.gate(x).argmax(-1)
+        order = chosen.argsort(stable=True)
+        out, start = torch.zeros_like(x), 0
+        for number, end in enumerate(torch.bincount(chosen, minlength=4).cumsum(0).tolist()):
+            if end > start:
+                out[order[start:end]] = self.experts[number](x[order[start:end]])
+            start = end
+        return out
+
+
+EXPERTS = [Experts, ChosenExperts, DistinctExperts, NamedExperts, ListedExperts, ExpertsOfRuns]
+
+
+@pytest.mark.parametrize("kind", EXPERTS)
 def test_experts_that_no_token_has_chosen_have_no_gradients(kind: type[Experts]) -> None:
     torch.manual_seed(0)
     module = kind()
@@ -269,6 +328,62 @@ def test_experts_that_no_token_has_chosen_have_no_gradients(kind: type[Experts])
             if eager is not None:
                 torch.testing.assert_close(ours, eager)
     assert absent
+
+
+def test_counted_experts_are_one_graph() -> None:
+    """Each expert has a part, which may be empty; its gradients are zeros then."""
+    torch.manual_seed(0)
+    module = CountedExperts()
+    compiled = kiln.compile(module, fullgraph=True)
+    for rows in (1, 3, 8, 8):
+        x, found = torch.randn(rows, 8), []
+        for function in (module, compiled):
+            found.append([out := function(x), *torch.autograd.grad(out.square().sum(), list(module.parameters()))])
+        torch.testing.assert_close(found[1], found[0])
+    assert report_of(compiled).compiles == 2
+
+
+def test_more_bins_than_the_program_names() -> None:
+    """The counts are taken to be as many as `minlength`; where they are not, eager runs."""
+
+    def program(x: Tensor) -> list[int]:
+        return torch.bincount(torch.argsort(x)[:2], minlength=2).tolist()
+
+    compiled = kiln.compile(program, fullgraph=True)
+    for given in ([0.0, 1, 2], [2.0, 1, 0], [1.0, 2, 0]):
+        assert compiled(torch.tensor(given)) == program(torch.tensor(given))
+    assert report_of(compiled).compiles == 1
+
+
+def test_a_list_that_nothing_reads_is_made_behind_the_region() -> None:
+    def program(x: Tensor) -> tuple[Any, ...]:
+        rows = (x > 0).nonzero()[:, 0]
+        kept = rows.tolist()
+        return x * len(kept), kept, f"{(x < 0).nonzero().tolist()}"
+
+    compiled = kiln.compile(program, fullgraph=True)
+    for given in ([0.0, 1, 2], [-2.0, 1, 0], [-1.0, -2, -1]):
+        ours, eager = compiled(torch.tensor(given)), program(torch.tensor(given))
+        torch.testing.assert_close(ours[0], eager[0])
+        assert ours[1:] == eager[1:]
+    assert report_of(compiled).compiles == 1
+
+
+@pytest.mark.parametrize("change", ["tensor", "list"])
+def test_a_list_that_is_read_or_whose_tensor_changes_breaks(change: str) -> None:
+    def program(x: Tensor) -> tuple[Any, ...]:
+        rows = (x > 0).nonzero()[:, 0]
+        kept = rows.tolist()
+        if change == "tensor":
+            rows += 1
+        else:
+            kept.append(5)
+        return x * 2, kept
+
+    compiled = kiln.compile(program)
+    for given in ([0.0, 1, 2], [-2.0, 1, 0]):
+        assert compiled(torch.tensor(given))[1] == program(torch.tensor(given))[1]
+    assert report_of(compiled).breaks
 
 
 def test_a_loss_that_refuses_values() -> None:

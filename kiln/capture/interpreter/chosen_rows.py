@@ -5,25 +5,29 @@
         out.index_add_(...)             cond(chosen[1], ...)
 
 How many turns such a loop makes depends on data, but an index is in the mask, and the indices come in order. So each
-index has a turn whose body is one side of a branch, with an index that is known.
+index has a turn whose body is one side of a branch, with an index that is known. The different values of indices
+(`experts.unique()`) are likewise, and so are the numbers that `tolist()` makes of either.
 """
 
 from __future__ import annotations
 
-from typing import NoReturn, final
+from typing import NoReturn, cast, final
 
 import torch
 
 from kiln.capture.interpreter.breaks import DataDependentValue
 from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Codegen, Value, will_change
 from kiln.capture.interpreter.frame import SymbolicFrame
+from kiln.capture.interpreter.variables.deferred_text import Deferred
 from kiln.capture.interpreter.variables.tensor import Tensor, record, replaced
 from kiln.graph.ir.node import Node
+from kiln.graph.prims.table import Kind
 from kiln.graph.trace.fake import FakeTensor
 
 MOST_INDICES = 64
 """So many turns are taken at most."""
-KEEPING = frozenset(("reshape", "squeeze", "unsqueeze", "slice", "select"))
+NamedArguments = tuple[tuple[str, object], ...]
+KEEPING = frozenset(("view", "reshape", "squeeze", "unsqueeze", "slice", "select"))
 """Ops of views that keep the order of the elements, if none is left out."""
 
 
@@ -31,13 +35,14 @@ KEEPING = frozenset(("reshape", "squeeze", "unsqueeze", "slice", "select"))
 class ChosenRows(Value):
     """An iterator over the rows of a tensor of indices in ascending order, each below `count`.
 
-    `chosen` says of each index whether it is there; it is on the CPU, where a branch on it can be in the graph.
+    `chosen` says of each index whether it is there; it is on the CPU, where a branch on it can be in the graph. With
+    `as_numbers` the program sees the list of the tensor.
     """
 
-    __slots__ = ("chosen", "count", "index", "tensor")
+    __slots__ = ("as_numbers", "chosen", "count", "index", "tensor")
 
-    def __init__(self, tensor: Tensor, chosen: Tensor, count: int) -> None:
-        self.tensor, self.chosen, self.count, self.index = tensor, chosen, count, 0
+    def __init__(self, tensor: Tensor, chosen: Tensor, count: int, as_numbers: bool) -> None:
+        self.tensor, self.chosen, self.count, self.as_numbers, self.index = tensor, chosen, count, as_numbers, 0
         self.source = None
 
     def python_type(self) -> type:
@@ -53,6 +58,8 @@ class ChosenRows(Value):
 
     def row(self, s: CaptureState) -> Value:
         """The row of that index; call it in the side, where it is a constant."""
+        if self.as_numbers:
+            return s.const(self.index - 1)
         options = {"device": s.const(self.tensor.fake.device)}
         row = record(s, torch.tensor, [s.const(self.index - 1)], options)
         shape = [s.const(1) for _ in range(self.tensor.fake.dim() - 1)]
@@ -70,7 +77,9 @@ class ChosenRows(Value):
 
 def chosen_rows(frame: SymbolicFrame, value: Value) -> ChosenRows | None:
     """An iterator for the loop that follows; None if `value` is no such tensor, or if the loop is not in the graph."""
-    s = frame.state
+    s, as_numbers = frame.state, False
+    if isinstance(value, Deferred) and value.make is torch.Tensor.tolist and value.is_unchanged(s):
+        value, as_numbers = value.args[0], True
     if not isinstance(value, Tensor) or type(value.fake) is not FakeTensor or not value.fake.dim():
         return None
     if not isinstance(value.fake.shape[0], torch.SymInt) or replaced(s, value, "__iter__"):
@@ -78,8 +87,8 @@ def chosen_rows(frame: SymbolicFrame, value: Value) -> ChosenRows | None:
     is_loop = frame.decoded.instruction(frame.ip).name == "FOR_ITER"
     if not is_loop or (frame.code, frame.ip) in s.needed or s.function_modes or s.policy.control_flow == "python":
         return None
-    tensor, count = value, mask_size(s.recorder.node_of(value.fake))
-    if count is None or any(size != 1 for size in value.fake.shape[1:]):
+    tensor, count = value, number_of_indices(s, s.recorder.node_of(value.fake))
+    if count is None or any(size != 1 for size in value.fake.shape[1:]) or (as_numbers and value.fake.dim() > 1):
         return None
     while value.fake.dim() > 1:
         value = tensor_of(record(s, "squeeze", [value, s.const(-1)], {}))
@@ -87,7 +96,7 @@ def chosen_rows(frame: SymbolicFrame, value: Value) -> ChosenRows | None:
         s, torch.zeros, [s.const(count)], {"dtype": s.const(torch.bool), "device": s.const(value.fake.device)}
     )
     filled = record(s, "index_fill", [made, s.const(0), value, s.const(True)], {})
-    return ChosenRows(tensor, tensor_of(record(s, "cpu", [filled], {})), count)
+    return ChosenRows(tensor, tensor_of(record(s, "cpu", [filled], {})), count, as_numbers)
 
 
 def tensor_of(value: Value) -> Tensor:
@@ -95,12 +104,30 @@ def tensor_of(value: Value) -> Tensor:
     return value
 
 
-def mask_size(node: Node) -> int | None:
-    """How many elements the mask has whose indices are in `node`; None if it holds something else."""
+def number_of_indices(s: CaptureState, node: Node) -> int | None:
+    """A number above all that `node` holds, if these are different indices in ascending order; None otherwise."""
     while node.op.name in KEEPING and node.tensor.numel() == node.inputs[0].tensor.numel():
         node = node.inputs[0]
-    if node.attrs.get("target") != "aten.nonzero.default":
-        return None
-    sizes = node.inputs[0].tensor.sizes
+    sizes: tuple[object, ...] = ()
+    if node.attrs.get("target") == "aten.nonzero.default":
+        sizes = node.inputs[0].tensor.sizes
+    elif node in s.recorder.distinct:
+        sizes = (indexed_size(s.recorder.distinct[node]),)
     count = sizes[0] if len(sizes) == 1 else None
     return count if isinstance(count, int) and count <= MOST_INDICES else None
+
+
+def indexed_size(node: Node) -> object:
+    """The size of the dimension into which an operator has made these indices."""
+    while node.op.kind is Kind.VIEW:
+        node = node.inputs[0]
+    if node.op.name in ("argmax", "argmin"):
+        (axis,) = cast(tuple[int, ...], node.attrs["axes"])
+        return node.inputs[0].tensor.sizes[axis]
+    if node.op.name != "item" or node.attrs["index"] != 1 or node.inputs[0].attrs.get("target") != "aten.topk.default":
+        return None
+    call = node.inputs[0]
+    args, kwargs = cast(tuple[object, ...], call.attrs["args"]), dict(cast(NamedArguments, call.attrs["kwargs"]))
+    dim = args[2] if len(args) > 2 else kwargs.get("dim", -1)
+    sizes = call.inputs[0].tensor.sizes
+    return sizes[dim] if isinstance(dim, int) and sizes else None

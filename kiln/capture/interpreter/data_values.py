@@ -170,11 +170,18 @@ def speculated(s: CaptureState, node: Node) -> torch.Tensor:
 
 
 def speculated_size(s: CaptureState, symbol: Symbol) -> bool:
-    """Take a size that integer inputs decide as what it is in this call, which the call checks."""
+    """Take a size that integer inputs decide as what it is in this call, which the call checks.
+
+    One that is at least a number of the program (`minlength`) is taken to be that number, which the region checks.
+    """
+    env = s.recorder.env
+    smallest = env.declared[symbol].lo
+    if smallest > 0 and assume_integer(s, rel_eq(symbol, smallest)):
+        return True
     node = size_read(s.recorder, symbol) if s.policy.speculate_values else None
     if node is None or not may_decide(s, node):
         return False
-    found, env = s.part(DataValues).steps, s.recorder.env
+    found = s.part(DataValues).steps
     relation = rel_eq(symbol, int(speculated(s, node)))
     if env.known(relation) is False:  # what was taken as likely is wrong: the next attempt knows
         if symbol not in found:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from kiln.graph.ops.emit import Emit
-from kiln.graph.prims.meta import equal, less, matches
+from kiln.graph.prims.meta import at_most, equal, less, matches
 from kiln.symbolic import Expr, Int, product, rel_le, rel_lt
 from kiln.tensor.spec import TensorSpec
 
@@ -84,7 +84,7 @@ def clamp_slice(e: Emit, size: Int, start: Int | None, stop: Int | None) -> tupl
     """Start and stop of a slice with 0 <= start <= stop <= size."""
     low = 0 if start is None else _clamped(e, start, size)
     high = size if stop is None else _clamped(e, stop, size)
-    return low, low if less(e.oracle, high, low) else high
+    return low, high if at_most(e.oracle, low, high) else low
 
 
 def _clamped(e: Emit, index: Int, size: Int) -> Int:
@@ -97,7 +97,7 @@ def _clamped(e: Emit, index: Int, size: Int) -> Int:
             return min(max(index + size if index < 0 else index, 0), size)
     elif index == size:
         return size
-    inside = index + size if less(e.oracle, index, 0) else index
-    if less(e.oracle, inside, 0):
+    inside = index if at_most(e.oracle, 0, index) else index + size
+    if not at_most(e.oracle, 0, inside):
         return 0
-    return size if less(e.oracle, size, inside) else inside
+    return inside if at_most(e.oracle, inside, size) else size

@@ -32,9 +32,10 @@ from kiln.tensor.spec import TensorSpec, contiguous_strides
 MASKS = (torch.bool, torch.uint8)
 
 
-def item_of(mode: RecordingMode, node: Node, largest: Int | None = None) -> Int:
-    """The integer in a tensor of rank 0, from 0 to `largest`."""
-    made = unbacked_integer(mode, node, 0, largest if isinstance(largest, int) else None)
+def item_of(mode: RecordingMode, node: Node, largest: Int | None = None, smallest: Int = 0) -> Int:
+    """The integer in a tensor of rank 0, from `smallest` to `largest`."""
+    low, high = (number if isinstance(number, int) else None for number in (smallest, largest))
+    made = unbacked_integer(mode, node, low or 0, high)
     return from_sym(made) if isinstance(made, torch.SymInt) else cast(int, made)
 
 
@@ -144,7 +145,7 @@ def bincount(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) ->
     weights = cast("Node | None", values[1] if len(values) > 1 else named.get("weights"))
     least = cast(Int, values[2] if len(values) > 2 else named.get("minlength", 0))
     past = emit.pointwise("add", emit.node("amax", emit.convert(x, torch.int64), axes=(0,)), 1)
-    size = item_of(mode, emit.pointwise("maximum", past, emit.number(least, torch.int64, x.tensor.device)))
+    size = item_of(mode, emit.pointwise("maximum", past, emit.number(least, torch.int64, x.tensor.device)), None, least)
     single = weights is not None and weights.tensor.dtype is torch.float32
     dtype = torch.int64 if weights is None else torch.float32 if single else torch.float64
     spec = TensorSpec(dtype, (size,), (1,), 0, x.tensor.device)
@@ -195,6 +196,7 @@ def unique(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> o
     with mode:
         values, order = x.reshape(-1).sort()
     found, inverse, counts = distinct(mode, values, order)
+    mode.distinct[mode.node_of(found)] = mode.node_of(x)
     return found, *wanted(mode, x, inverse, counts, args[2:], kwargs)
 
 

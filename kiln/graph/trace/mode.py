@@ -68,6 +68,8 @@ class RecordingMode(DispatchMode):
         self.tags = Tags()
         self.counts: dict[Hashable, Int] = {}
         """How many elements of a tensor are not zero, where a size depends on it, and integers read from tensors."""
+        self.distinct: dict[Node, Node] = {}
+        """Nodes with the different values of another one, in ascending order."""
         self.forgotten: set[Symbol] = set()
         """Sizes that only a call that failed has read."""
         self.repeated: list[Symbol] = []

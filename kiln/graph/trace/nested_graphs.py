@@ -90,7 +90,8 @@ class Nested:
         return found
 
     def fresh(self, values: Iterable[Node], strides: Sequence[tuple[Int, ...]] | None = None) -> list[Node]:
-        """Outputs: each value in memory that nothing else has. `strides`: theirs; by default dense, in the same order.
+        """Outputs: each value in memory that nothing else has. `strides`: theirs, also of dimensions of size 1;
+        by default dense, in the same order.
 
         Call it while the nested graph is recorded.
         """
@@ -100,7 +101,8 @@ class Nested:
             spec, base = value.tensor, base_of(value)
             wanted = preserved(self.recording.env, spec).strides if strides is None else strides[number]
             own = base in free and base.op is not CONSTANT and base.op.name != "constant_tensor"
-            if not own or spec.offset != 0 or not same_strides(spec.strides, wanted, spec.sizes):
+            fits = same_strides(spec.strides, wanted, spec.sizes) if strides is None else spec.strides == wanted
+            if not own or spec.offset != 0 or not fits:
                 value = base = emit.node("clone", value, strides=wanted)
             free.discard(base)
             self.taken.add(base)

@@ -52,7 +52,7 @@ from kiln.capture.interpreter.speculation import rounded_number
 from kiln.capture.interpreter.variables.array import TracedArray
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
-from kiln.capture.interpreter.variables.deferred_text import text_of
+from kiln.capture.interpreter.variables.deferred_text import Deferred, text_of
 from kiln.capture.interpreter.variables.iterators import (
     Generator,
     called_until,
@@ -77,6 +77,7 @@ from kiln.symbolic.node import function_of
 @handles(len)
 def len_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     value = args[0].tensor if isinstance(args[0], TracedArray) and not args[0].is_scalar else args[0]
+    value = value.args[0] if isinstance(value, Deferred) and value.cls is list else value
     if isinstance(value, Tensor) and value.fake.dim() and s.see is None:
         return s.wrap(value.fake.shape[0], None)
     return measured(s, args[0])

@@ -27,7 +27,7 @@ from kiln.capture.interpreter.native_calls import natives
 from kiln.capture.interpreter.speculation import NumberCheck, Speculations
 from kiln.capture.interpreter.variables.builtin import Builtin
 from kiln.capture.interpreter.variables.constant import Constant
-from kiln.capture.interpreter.variables.deferred_text import DeferredText, refuse_repeated, written
+from kiln.capture.interpreter.variables.deferred_text import Deferred, refuse_repeated, written
 from kiln.capture.interpreter.variables.function import GlobalEffect, namespace
 from kiln.capture.interpreter.variables.native_object import NativeObject
 from kiln.runtime.guards.source import Source
@@ -49,7 +49,7 @@ def print_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         return s.wrap(polyfills.print_to, None).call(s, [stream, *args], named)
     if stream is not None:
         named["file"] = stream
-    if not all(value is stream or value.is_constant or isinstance(value, DeferredText) for value in named.values()):
+    if not all(value is stream or value.is_constant or isinstance(value, Deferred) for value in named.values()):
         raise SideEffectCall(function="print", why="its separators are not known while tracing")
     separator = named.get("sep", Constant(" "))
     parts: list[Value] = []
@@ -102,8 +102,8 @@ def writing(function: Callable[..., object]) -> None:
             raise SideEffectCall(function=function.__qualname__, why="it raises")
         refuse_repeated(s, function.__qualname__)
         s.effects.note(CallEffect(Builtin(function), tuple([stream, *([text] if len(args) == 2 else [])])))
-        if isinstance(text, DeferredText):
-            return DeferredText(text.made_at, text.step, len, [text], text.readings, int)
+        if isinstance(text, Deferred):
+            return Deferred(text.made_at, text.step, len, [text], text.readings, int)
         return Constant(None if len(args) == 1 else len(text.constant(s)))
 
 

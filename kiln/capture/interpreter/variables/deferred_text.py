@@ -1,8 +1,10 @@
 """The text of a tensor or of a number that is not known while tracing, which is made only if the program uses it.
+A list of the numbers in a tensor whose size data decide is likewise.
 
     check(n == m, f"{n} tokens, {m} features")       the text is for an error that is not raised
     self.log.append("step %d" % n)                   transformed code makes the text: no number is fixed
     print("loss", loss)                              transformed code makes the text of the tensor of the region
+    return rows.tolist()                             transformed code makes the list
 
 While nothing reads the text, the call stays in the graph and no size is fixed. Where it is only kept or written,
 transformed code makes it behind the region, of the numbers of each call and of tensors that were not changed since.
@@ -44,8 +46,8 @@ class Reading:
 
 
 @final
-class DeferredText(Value):
-    """`make(*args)`, a string (or its length) that is not known; `made_at` is where it would be."""
+class Deferred(Value):
+    """`make(*args)`, a string, its length or a list of numbers, which is not known; `made_at` is where it would be."""
 
     __slots__ = ("args", "cls", "made_at", "make", "readings", "step")
 
@@ -93,25 +95,33 @@ class DeferredText(Value):
     def key(self, s: CaptureState) -> Token:
         raise self.needed()
 
+    def is_unchanged(self, s: CaptureState) -> bool:
+        """Whether the tensors have the values that they had."""
+        return all([s.recorder.node_of(found.tensor.fake) is found.node for found in self.readings])
+
     def emit(self, g: Codegen) -> None:
-        if any(g.state.recorder.node_of(found.tensor.fake) is not found.node for found in self.readings):
-            raise self.needed()  # the tensor was changed
+        if not self.is_unchanged(g.state):
+            raise self.needed()
         g.make(self, self.make, *self.args)
 
 
-def deferred_text(s: CaptureState, value: Value, conversion: str = "", spec: str = "") -> DeferredText | None:
-    """A field of an f-string whose text is not known while tracing; None where it is, or where Python needs it."""
+def deferred_text(s: CaptureState, value: Value, conversion: str = "", spec: str = "") -> Value | None:
+    """A field of an f-string whose text is not that of a constant; None where it is, or where Python needs it."""
     made: Value | None = value
     if conversion:
         made = text_of(s, CONVERTERS[conversion], [value])
     return None if made is None else text_of(s, format, [made, s.const(spec)])
 
 
-def text_of(s: CaptureState, make: Callable[..., object], args: Sequence[Value]) -> DeferredText | None:
+def text_of(s: CaptureState, make: Callable[..., object], args: Sequence[Value]) -> Value | None:
     """`make(*args)`, if numbers, tensors or deferred texts among the arguments (or in built-in containers of them)
     decide it, and all else is constant; None where Python needs the text, or it is not that of a string."""
     parts = [part for arg in args for part in (arg.items(s) if type(arg) is Tuple else [arg])]
-    if all(part.is_constant for part in parts) or is_needed(s):
+    if all(part.is_constant for part in parts):
+        return None
+    if (constant := text_of_known(s, make, args)) is not None:
+        return constant
+    if is_needed(s):
         return None
     found: list[Value] = []
     kept = [snapshot(s, arg, found) for arg in args]
@@ -125,7 +135,24 @@ def text_of(s: CaptureState, make: Callable[..., object], args: Sequence[Value])
     if type(known) is not str:
         return None
     frame = running_frame(s)
-    return DeferredText((frame.code, frame.at), past_step(frame), make, given, readings_of(s, found))
+    return Deferred((frame.code, frame.at), past_step(frame), make, given, readings_of(s, found))
+
+
+def text_of_known(s: CaptureState, make: Callable[..., object], args: Sequence[Value]) -> Value | None:
+    """The text where tensors among the arguments are computed from constants, such as `f"expert_{index}"`."""
+    plain = list[object]()
+    for arg in args:
+        known = s.recorder.constant_value(arg.fake) if isinstance(arg, Tensor) and is_printed(s, arg) else None
+        if known is None and not arg.is_constant:
+            return None
+        plain.append(arg.constant(s) if known is None else known)
+    if any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in plain):
+        return None
+    try:
+        text = make(*plain)
+    except Exception:  # which the program sees where it makes the text
+        return None
+    return s.const(text) if type(text) is str else None
 
 
 def readings_of(s: CaptureState, found: Sequence[Value]) -> list[Reading]:
@@ -139,7 +166,7 @@ def snapshot(s: CaptureState, value: Value, found: list[Value]) -> Value | None:
     """
     if value.is_constant:
         return value
-    if isinstance(value, Symbolic | DeferredText) or is_printed(s, value):
+    if isinstance(value, Symbolic | Deferred) or is_printed(s, value):
         found.append(value)
         return value
     cls = value.python_type()
@@ -178,7 +205,7 @@ def is_printed(s: CaptureState, value: Value) -> bool:
 
 def sample(s: CaptureState, value: Value) -> object:
     """A value that makes a text of the same form as that of the call: whether that raises is the same in all calls."""
-    if isinstance(value, DeferredText):
+    if isinstance(value, Deferred):
         return value.make(*[sample(s, arg) for arg in value.args])
     if isinstance(value, Tuple | List):
         return value.cls([sample(s, item) for item in value.items(s)])
@@ -191,7 +218,7 @@ def sample(s: CaptureState, value: Value) -> object:
     return value.constant(s)
 
 
-def joined(s: CaptureState, function: Callable[..., object], left: Value, right: Value) -> DeferredText | None:
+def joined(s: CaptureState, function: Callable[..., object], left: Value, right: Value) -> Value | None:
     """`left + right` and `left % right` where one is the text of a number, or the text has one."""
     if function not in (operator.add, operator.mod):
         return None
@@ -217,7 +244,7 @@ def written(s: CaptureState, value: Value) -> Value | None:
     if is_needed(s):
         return None
     frame = running_frame(s)
-    return DeferredText((frame.code, frame.at), past_step(frame), unchanged, [made], readings_of(s, found))
+    return Deferred((frame.code, frame.at), past_step(frame), unchanged, [made], readings_of(s, found))
 
 
 def unchanged(value: object) -> object:

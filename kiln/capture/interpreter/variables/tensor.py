@@ -7,7 +7,6 @@ x.item()         depends on the value                       ->  graph break
 
 from __future__ import annotations
 
-import math
 import operator
 import re
 import types
@@ -45,7 +44,6 @@ from kiln.capture.interpreter.core import (
     wraps,
 )
 from kiln.capture.interpreter.data_values import (
-    LARGEST_SPECULATED,
     assumed_truth,
     is_needed,
     likely_truth,
@@ -94,15 +92,14 @@ TRUTH_METHODS = names("item __bool__")
 PLAIN_METHODS = names("item __int__ __float__ __index__ __complex__")
 """Their result is a Python number."""
 NUMBER_METHODS = names("item __int__ __float__ __index__")
-READ_METHODS = NUMBER_METHODS | names("tolist")
-VALUE_METHODS = PLAIN_METHODS | names("tolist __bool__ __array__ data_ptr untyped_storage storage")
+VALUE_METHODS = PLAIN_METHODS | names("__bool__ __array__ data_ptr untyped_storage storage")
 """They read values."""
 FILLS = names("uniform_ normal_ random_ exponential_ bernoulli_ cauchy_ log_normal_ geometric_")
 """They draw what they write."""
 HANDLED_METHODS = {
     name: getattr(torch.Tensor, name)
-    for name in names("register_hook retain_grad requires_grad_ numpy as_subclass backward equal allclose is_nonzero")
-    | FILLS
+    for name in FILLS
+    | names("register_hook retain_grad requires_grad_ numpy as_subclass backward equal allclose is_nonzero tolist")
 }
 """Methods with a handler."""
 IN_PLACE = frozenset(
@@ -386,20 +383,11 @@ def tensor_value(s: CaptureState, value: Tensor, name: str) -> Value:
     asks_number = known is None and name in NUMBER_METHODS and not is_needed(s)
     if asks_number and (found := data_number(s, value, name)) is not None:
         return found
-    if known is None and name in READ_METHODS:
+    if known is None and name in NUMBER_METHODS:
         known = speculated_value(s, value.fake)
-    if known is None and name == "tolist" and not is_needed(s):
-        found = data_list(s, value)
-        if found is not None:
-            return found
-    if known is None or (name != "tolist" and known.numel() != 1):  # of several elements eager raises its own error
+    if known is None or known.numel() != 1:  # of several elements eager raises its own error
         raise DataDependentValue(operation=f"Tensor.{name}")
-    return listed(s, getattr(known, name)())
-
-
-def listed(s: CaptureState, value: object) -> Value:
-    """What `tolist` returns."""
-    return List([listed(s, item) for item in value]) if isinstance(value, list) else s.wrap(value, None)
+    return s.wrap(getattr(known, name)(), None)
 
 
 def data_number(s: CaptureState, value: Tensor, name: str) -> Value | None:
@@ -417,26 +405,6 @@ def data_number(s: CaptureState, value: Tensor, name: str) -> Value | None:
         return None if name in ("__int__", "__index__") else record(s, "item", [value], {})
     number = record(s, "item", [value], {})
     return s.wrap(torch.sym_float(number.torch_arg(s)), None) if name == "__float__" else number
-
-
-def data_list(s: CaptureState, value: Tensor) -> Value | None:
-    """What `tolist` returns, of symbolic numbers; None for many elements, and dtypes without such numbers."""
-    spec, dtype = value.fake.storage_view.spec, value.fake.dtype
-    sizes = [size for size in spec.sizes if isinstance(size, int)]
-    if dtype.is_complex or dtype is torch.bool or len(sizes) < len(spec.sizes):
-        return None
-    return nested_numbers(s, value, sizes) if math.prod(sizes) <= LARGEST_SPECULATED else None
-
-
-def nested_numbers(s: CaptureState, value: Value, sizes: list[int]) -> Value:
-    """The elements of a tensor as nested lists of symbolic numbers."""
-    assert isinstance(value, Tensor)
-    if not sizes:
-        number = data_number(s, value, "item")
-        assert number is not None, value.fake.dtype
-        return number
-    rows = [record(s, "select", [value, s.const(0), s.const(row)], {}) for row in range(sizes[0])]
-    return List([nested_numbers(s, row, sizes[1:]) for row in rows])
 
 
 def index_value(s: CaptureState, key: Value) -> Value:

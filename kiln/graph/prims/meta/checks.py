@@ -16,7 +16,7 @@ import torch
 
 from kiln.graph.prims.errors import ShapeMismatch
 from kiln.graph.prims.meta.column import META
-from kiln.graph.prims.meta.layout import Sizes, broadcast, equal, less
+from kiln.graph.prims.meta.layout import Sizes, at_most, broadcast, equal
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.table import Column, Kind
 from kiln.symbolic import Int, product, rel_eq, rel_le, sym_min
@@ -57,7 +57,7 @@ def require_sizes(oracle: SizeOracle, op: str, have: Sizes, expected: Sizes) -> 
 
 
 def require_at_most(oracle: SizeOracle, op: str, axis: int, small: TensorSpec, large: TensorSpec, name: str) -> None:
-    if less(oracle, large.sizes[axis], small.sizes[axis]):
+    if not at_most(oracle, small.sizes[axis], large.sizes[axis]):
         sizes = f"{small.sizes[axis]} is larger than {large.sizes[axis]}"
         fail(op, f"the size of the index along dimension {axis}, {sizes}, that of {name}")
 
@@ -68,7 +68,7 @@ def require_not_negative(oracle: SizeOracle, op: str, sizes: Sequence[Int]) -> N
 
 
 def require_inside(oracle: SizeOracle, op: str, index: Int, size: Int) -> None:
-    if less(oracle, index, 0) or not less(oracle, index, size):
+    if not at_most(oracle, 0, index) or not at_most(oracle, index + 1, size):
         raise IndexError(f"{op}: index {index} is out of bounds for dimension of size {size}")
 
 
@@ -138,9 +138,9 @@ def check_squeeze(oracle: SizeOracle, x: TensorSpec, *, axes: tuple[int, ...]) -
 def check_slice(oracle: SizeOracle, x: TensorSpec, *, axis: int, start: Int, stop: Int, step: Int) -> None:
     require_axis("slice", x.rank, axis)
     size = x.sizes[axis]
-    if less(oracle, step, 1):
+    if not at_most(oracle, 1, step):
         fail("slice", f"step {step}")
-    if less(oracle, start, 0) or less(oracle, stop, start) or less(oracle, size, stop):
+    if not (at_most(oracle, 0, start) and at_most(oracle, start, stop) and at_most(oracle, stop, size)):
         fail("slice", f"{start}:{stop} of a dimension of size {size}")
 
 
@@ -158,10 +158,10 @@ def check_diagonal(oracle: SizeOracle, x: TensorSpec, *, offset: int, axis1: int
 @CHECKS("unfold")
 def check_unfold(oracle: SizeOracle, x: TensorSpec, *, axis: int, size: Int, step: Int) -> None:
     require_axis("unfold", x.rank, axis)
-    if less(oracle, step, 1) or less(oracle, size, 0):
+    if not at_most(oracle, 1, step) or not at_most(oracle, 0, size):
         fail("unfold", f"size {size} and step {step}")
     whole = x.sizes[axis] if x.rank else 1
-    if less(oracle, whole, size):
+    if not at_most(oracle, size, whole):
         fail("unfold", f"maximum size for a tensor of size {whole} along dimension {axis}, but size is {size}")
 
 

@@ -46,6 +46,13 @@ def matches(oracle: SizeOracle, left: Int, right: Int) -> bool:
     return has_symbols(left, right) and oracle.expect(rel_eq(left, right))
 
 
+def at_most(oracle: SizeOracle, left: Int, right: Int) -> bool:
+    """Whether left <= right, where False is an error or unlikely: where data decide, as in `matches`."""
+    if isinstance(left, Expr) or isinstance(right, Expr):
+        return left == right or oracle.expect(rel_le(left, right))
+    return left <= right
+
+
 def alike(oracle: SizeOracle, left: Int, right: Int) -> bool:
     """`equal`, where a wrong False costs a copy or gives other strides, and no other values."""
     if left == right:
