@@ -27,29 +27,6 @@ inline bool frame_is_fresh(Frame* frame) {
          frame->prev_instr == _PyCode_CODE(frame->f_code) - 1;
 }
 
-inline Py_ssize_t frame_size(PyCodeObject* code) {
-  return code->co_nlocalsplus + code->co_stacksize + FRAME_SPECIALS_SIZE;
-}
-
-// Whether the frame can hold `code`: it is on top of the data stack, so it may grow.
-inline bool frame_has_room(PyThreadState* thread, Frame* frame, PyCodeObject* code) {
-  PyObject** base = reinterpret_cast<PyObject**>(frame);
-  return thread->datastack_top == base + frame_size(frame->f_code) &&
-         base + frame_size(code) < thread->datastack_limit;
-}
-
-// Turns the frame into one of `code`, keeping its first `arguments` slots.
-inline void frame_become(PyThreadState* thread, Frame* frame, PyCodeObject* code, int arguments) {
-  PyCodeObject* before = frame->f_code;
-  Py_INCREF(code);
-  frame->f_code = code;
-  for (int i = arguments; i < code->co_nlocalsplus; i++) frame->localsplus[i] = nullptr;
-  frame->stacktop = code->co_nlocalsplus;
-  frame->prev_instr = _PyCode_CODE(code) - 1;
-  thread->datastack_top = reinterpret_cast<PyObject**>(frame) + frame_size(code);
-  Py_DECREF(before);
-}
-
 // Ends a frame that never ran with `result`, or with the current error if null. The caller of the
 // evaluation function clears the frame.
 inline PyObject* frame_finish(PyThreadState*, Frame*, PyCodeObject* stub, PyObject* result) {

@@ -24,35 +24,18 @@ inline bool frame_is_fresh(Frame* frame) {
          frame->prev_instr == _PyCode_CODE(frame->f_code) - 1 && PyFunction_Check(frame->f_funcobj);
 }
 
-// Whether the frame can hold `code`: it is on top of the data stack, so it may grow.
-inline bool frame_has_room(PyThreadState* thread, Frame* frame, PyCodeObject* code) {
-  PyObject** base = reinterpret_cast<PyObject**>(frame);
-  return thread->datastack_top == base + frame->f_code->co_framesize &&
-         base + code->co_framesize < thread->datastack_limit;
-}
-
-// Turns the frame into one of `code`, keeping its first `arguments` slots.
-inline void frame_become(PyThreadState* thread, Frame* frame, PyCodeObject* code, int arguments) {
-  PyCodeObject* before = frame->f_code;
-  Py_INCREF(code);
-  frame->f_code = code;
-  for (int i = arguments; i < code->co_nlocalsplus; i++) frame->localsplus[i] = nullptr;
-  frame->stacktop = code->co_nlocalsplus;
-  frame->prev_instr = _PyCode_CODE(code) - 1;
-  thread->datastack_top = reinterpret_cast<PyObject**>(frame) + code->co_framesize;
-  Py_DECREF(before);
-}
-
 // Ends a frame that never ran with `result`, or with the current error if null. The evaluation
 // function must clear and pop it, which only the interpreter's own can do: it runs the RETURN_VALUE
 // of `stub`, a code without locals.
 inline PyObject* frame_finish(PyThreadState* thread, Frame* frame, PyCodeObject* stub,
                               PyObject* result) {
-  int slots = frame->f_code->co_nlocalsplus;
-  PyObject** top = thread->datastack_top;
-  for (int i = 0; i < slots; i++) Py_CLEAR(frame->localsplus[i]);
-  frame_become(thread, frame, stub, 0);
-  thread->datastack_top = top;  // the frame keeps its room
+  PyCodeObject* before = frame->f_code;
+  for (int i = 0; i < before->co_nlocalsplus; i++) Py_CLEAR(frame->localsplus[i]);
+  Py_INCREF(stub);
+  frame->f_code = stub;
+  frame->stacktop = 0;
+  frame->prev_instr = _PyCode_CODE(stub) - 1;
+  Py_DECREF(before);
   if (result == nullptr) return _PyEval_EvalFrameDefault(thread, frame, 1);
   _Py_CODEUNIT* code = _PyCode_CODE(stub);
   int last = static_cast<int>(Py_SIZE(stub)) - 1;

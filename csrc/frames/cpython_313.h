@@ -27,24 +27,6 @@ inline bool frame_is_fresh(Frame* frame) {
          frame->instr_ptr == _PyCode_CODE(frame_code(frame)) && PyFunction_Check(frame->f_funcobj);
 }
 
-// Whether the frame can hold `code`: it is on top of the data stack, so it may grow.
-inline bool frame_has_room(PyThreadState* thread, Frame* frame, PyCodeObject* code) {
-  PyObject** base = reinterpret_cast<PyObject**>(frame);
-  return thread->datastack_top == base + frame_code(frame)->co_framesize &&
-         base + code->co_framesize < thread->datastack_limit;
-}
-
-// Turns the frame into one of `code`, keeping its first `arguments` slots.
-inline void frame_become(PyThreadState* thread, Frame* frame, PyCodeObject* code, int arguments) {
-  PyObject* before = frame->f_executable;
-  frame->f_executable = Py_NewRef(reinterpret_cast<PyObject*>(code));
-  for (int i = arguments; i < code->co_nlocalsplus; i++) frame->localsplus[i] = nullptr;
-  frame->stacktop = code->co_nlocalsplus;
-  frame->instr_ptr = _PyCode_CODE(code);
-  thread->datastack_top = reinterpret_cast<PyObject**>(frame) + code->co_framesize;
-  Py_DECREF(before);
-}
-
 // Ends a frame that never ran with `result`, or with the current error if null.
 inline PyObject* frame_finish(PyThreadState* thread, Frame* frame, PyCodeObject* stub,
                               PyObject* result) {

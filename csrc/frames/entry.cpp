@@ -1,7 +1,6 @@
 // The Python types Entry (a variant) and BoundCall (a call that gets the collected objects).
 
 #include "frames/dispatcher.h"
-#include "frames/hook.h"
 #include "frames/moved_arguments.h"
 #include "support/collected_type.h"
 
@@ -145,16 +144,6 @@ static PyTypeObject BoundCallType = [] {
   type.tp_members = bound_members;
   return type;
 }();
-
-bool hook_entry_holds(PyObject* object, PyObject* const* slots, Py_ssize_t count, PyObject* globals,
-                      PyObject* closure, PyObject** callable) {
-  if (Py_TYPE(object) != &EntryType) return *callable = object, true;
-  auto* entry = reinterpret_cast<Entry*>(object);
-  bool holds = entry_holds(entry, {slots, count, globals, closure});
-  entry->hits += holds;
-  *callable = entry->callable;
-  return holds;
-}
 
 bool add_entry(PyObject* module) {
   return PyModule_AddType(module, &EntryType) == 0 && PyModule_AddType(module, &BoundCallType) == 0;

@@ -19,21 +19,14 @@
 namespace kiln {
 namespace {
 
-// What is known of a code object: to skip it always, or the variants to try. `entries` is replaced
-// atomically.
-struct CodeCache {
-  PyObject* entries;  // owned tuple or null
-  bool skip;
-};
-
+// The extra of a code object that is never asked about again is the era in which that was answered.
 Py_ssize_t extra_index = -1;
-// Never freed: code objects may die after the destructors of this library have run.
-std::vector<CodeCache*>& all_caches = *new std::vector<CodeCache*>;
+uintptr_t era = 1;
 PyObject* skip_always = nullptr;
 PyCodeObject* stub = nullptr;
 _PyFrameEvalFunction previous = nullptr;
 bool in_chain = false;  // our function is installed, or called by another hook
-Py_ssize_t wanted = 0;  // pushes of all threads
+Py_ssize_t wanted = 0;  // callbacks of all threads
 
 struct ThreadHook {
   std::vector<PyObject*> callbacks;  // owned
@@ -41,30 +34,10 @@ struct ThreadHook {
 };
 thread_local ThreadHook hook;
 
-void free_cache(void* pointer) {
-  auto* cache = static_cast<CodeCache*>(pointer);
-  if (cache == nullptr) return;
-  std::erase(all_caches, cache);
-  Py_XDECREF(cache->entries);
-  delete cache;
-}
-
-CodeCache* find_cache(PyCodeObject* code) {
+bool is_skipped(PyCodeObject* code) {
   void* extra = nullptr;
   PyUnstable_Code_GetExtra(reinterpret_cast<PyObject*>(code), extra_index, &extra);
-  return static_cast<CodeCache*>(extra);
-}
-
-CodeCache* make_cache(PyCodeObject* code) {
-  CodeCache* cache = find_cache(code);
-  if (cache != nullptr) return cache;
-  cache = new CodeCache{nullptr, false};
-  if (PyUnstable_Code_SetExtra(reinterpret_cast<PyObject*>(code), extra_index, cache) < 0) {
-    delete cache;
-    return nullptr;
-  }
-  all_caches.push_back(cache);
-  return cache;
+  return reinterpret_cast<uintptr_t>(extra) == era;
 }
 
 int slot_count(PyCodeObject* code) {
@@ -101,99 +74,16 @@ void uninstall() {
   in_chain = false;
 }
 
-void push(PyObject* callback) {
-  hook.callbacks.push_back(own(callback));
-  if (wanted++ == 0) install();
-}
-
-void pop() {
-  PyObject* callback = hook.callbacks.back();
-  hook.callbacks.pop_back();
-  if (--wanted == 0) uninstall();
-  Py_DECREF(callback);
-}
-
-// Code that takes a frame over must have the same arguments and free variables.
-bool fits(PyCodeObject* before, PyCodeObject* after) {
-  bool same = is_plain_function(after) && before->co_argcount == after->co_argcount &&
-              before->co_kwonlyargcount == after->co_kwonlyargcount &&
-              slot_count(before) == slot_count(after) &&
-              before->co_nfreevars == after->co_nfreevars;
-  if (!same)
-    PyErr_SetString(PyExc_ValueError,
-                    "code for a frame must have its arguments and free variables");
-  return same;
-}
-
-// For a data stack without room: the code as a function that gets every slot.
-PyObject* call_as_function(Frame* frame, PyCodeObject* code) {
-  int slots = slot_count(code);
-  PyObject* plain = Py_BuildValue("{s:i,s:i,s:i,s:i}", "co_argcount", slots, "co_posonlyargcount",
-                                  0, "co_kwonlyargcount", 0, "co_flags",
-                                  code->co_flags & ~(CO_VARARGS | CO_VARKEYWORDS));
-  PyObject* replace = PyObject_GetAttrString(reinterpret_cast<PyObject*>(code), "replace");
-  PyObject* none = PyTuple_New(0);
-  PyObject* copy = plain && replace && none ? PyObject_Call(replace, none, plain) : nullptr;
-  CodeCache* cache = copy ? make_cache(reinterpret_cast<PyCodeObject*>(copy)) : nullptr;
-  if (cache != nullptr) cache->skip = true;  // the callback has already answered
-  PyObject* function = cache ? PyFunction_New(copy, frame_globals(frame)) : nullptr;
-  PyObject* closure = frame_function(frame)->func_closure;
-  PyObject* result = nullptr;
-  if (function && (closure == nullptr || PyFunction_SetClosure(function, closure) == 0)) {
-    result = PyObject_Vectorcall(function, frame_slots(frame), slots, nullptr);
-  }
-  Py_XDECREF(function);
-  Py_XDECREF(copy);
-  Py_XDECREF(none);
-  Py_XDECREF(replace);
-  Py_XDECREF(plain);
-  return result;
-}
-
 // Calls the function with the callback as the hook of this thread; None: without a hook.
 PyObject* call_under(PyObject* callback, PyObject* function, PyObject* const* arguments,
                      Py_ssize_t count) {
-  push(callback);
+  hook.callbacks.push_back(own(callback));
+  if (wanted++ == 0) install();
   PyObject* result = PyObject_Vectorcall(function, arguments, count, nullptr);
-  pop();
+  hook.callbacks.pop_back();
+  if (--wanted == 0) uninstall();
+  Py_DECREF(callback);
   return result;
-}
-
-// Runs the frame as `what`: a code object takes it over, a callable gets every slot and runs
-// without the hook.
-PyObject* run_as(PyThreadState* thread, Frame* frame, PyObject* what) {
-  PyCodeObject* code = frame_code(frame);
-  if (!PyCode_Check(what)) {
-    PyObject* result = call_under(Py_None, what, frame_slots(frame), slot_count(code));
-    return frame_finish(thread, frame, stub, result);
-  }
-  auto* other = reinterpret_cast<PyCodeObject*>(what);
-  if (!fits(code, other)) return frame_finish(thread, frame, stub, nullptr);
-  if (!frame_has_room(thread, frame, other)) {
-    return frame_finish(thread, frame, stub, call_as_function(frame, other));
-  }
-  frame_become(thread, frame, other, slot_count(code));
-  return run_default(thread, frame, 0);
-}
-
-// The variant whose guards hold (new reference to its code or callable), or null.
-PyObject* find_variant(Frame* frame, PyObject* entries) {
-  PyObject* found = nullptr;
-#ifndef KILN_WITHOUT_TORCH
-  Py_INCREF(entries);
-  PyObject* closure = frame_function(frame)->func_closure;
-  for (Py_ssize_t i = 0; found == nullptr && i < PyTuple_GET_SIZE(entries); i++) {
-    PyObject* callable;
-    if (hook_entry_holds(PyTuple_GET_ITEM(entries, i), frame_slots(frame),
-                         slot_count(frame_code(frame)), frame_globals(frame), closure, &callable)) {
-      found = own(callable);
-    }
-  }
-  Py_DECREF(entries);
-#else
-  if (PyTuple_GET_SIZE(entries) > 0) found = own(PyTuple_GET_ITEM(entries, 0));
-#endif
-  return found;
 }
 
 PyObject* locals_of(Frame* frame) {
@@ -230,38 +120,21 @@ PyObject* evaluate(PyThreadState* thread, Frame* frame, int throwing) {
       !frame_is_fresh(frame) || !is_plain_function(frame_code(frame))) {
     return run_default(thread, frame, throwing);
   }
-  CodeCache* cache = find_cache(frame_code(frame));
-  if (cache != nullptr && cache->skip) return run_default(thread, frame, 0);
-  PyObject* what =
-      cache != nullptr && cache->entries ? find_variant(frame, cache->entries) : nullptr;
-  if (what == nullptr) {
-    what = ask(thread, frame);
-    if (what == nullptr) return frame_finish(thread, frame, stub, nullptr);
+  PyCodeObject* code = frame_code(frame);
+  if (is_skipped(code)) return run_default(thread, frame, 0);
+  PyObject* answer = ask(thread, frame);
+  if (answer == nullptr) return frame_finish(thread, frame, stub, nullptr);
+  if (answer == skip_always) {
+    PyUnstable_Code_SetExtra(reinterpret_cast<PyObject*>(code), extra_index,
+                             reinterpret_cast<void*>(era));
   }
-  if (what == skip_always) {
-    if (CodeCache* made = make_cache(frame_code(frame))) made->skip = true;
-  }
-  if (what == Py_None || what == skip_always) {
-    Py_DECREF(what);
+  if (answer == Py_None || answer == skip_always) {
+    Py_DECREF(answer);
     return run_default(thread, frame, 0);
   }
-  PyObject* result = run_as(thread, frame, what);
-  Py_DECREF(what);
-  return result;
-}
-
-PyObject* hook_push(PyObject*, PyObject* callback) {
-  if (!PyCallable_Check(callback))
-    return PyErr_Format(PyExc_TypeError, "the callback is not callable");
-  push(callback);
-  Py_RETURN_NONE;
-}
-
-PyObject* hook_pop(PyObject*, PyObject*) {
-  if (hook.callbacks.empty())
-    return PyErr_Format(PyExc_RuntimeError, "this thread has no hook to remove");
-  pop();
-  Py_RETURN_NONE;
+  PyObject* result = call_under(Py_None, answer, frame_slots(frame), slot_count(code));
+  Py_DECREF(answer);
+  return frame_finish(thread, frame, stub, result);
 }
 
 PyObject* hook_call(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
@@ -273,47 +146,16 @@ PyObject* hook_call(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
 
 PyObject* hook_wanted(PyObject*, PyObject*) { return PyLong_FromSsize_t(wanted); }
 
-PyObject* set_code_entries(PyObject*, PyObject* args) {
-  PyObject *code, *sequence;
-  if (!PyArg_ParseTuple(args, "O!O", &PyCode_Type, &code, &sequence)) return nullptr;
-  CodeCache* cache = make_cache(reinterpret_cast<PyCodeObject*>(code));
-  if (cache == nullptr) return PyErr_NoMemory();
-  PyObject* entries = sequence == skip_always ? nullptr : PySequence_Tuple(sequence);
-  if (entries == nullptr && sequence != skip_always) return nullptr;
-  cache->skip = sequence == skip_always;
-  Py_XSETREF(cache->entries, entries);
-  Py_RETURN_NONE;
-}
-
-PyObject* code_entries(PyObject*, PyObject* code) {
-  if (!PyCode_Check(code)) return PyErr_Format(PyExc_TypeError, "not a code object");
-  CodeCache* cache = find_cache(reinterpret_cast<PyCodeObject*>(code));
-  if (cache != nullptr && cache->skip) return own(skip_always);
-  return cache && cache->entries ? own(cache->entries) : PyTuple_New(0);
-}
-
 PyObject* forget_codes(PyObject*, PyObject*) {
-  std::vector<PyObject*> dead;
-  for (CodeCache* cache : all_caches) {
-    dead.push_back(cache->entries);
-    cache->entries = nullptr;
-    cache->skip = false;
-  }
-  for (PyObject* object : dead) Py_XDECREF(object);
+  era++;
   Py_RETURN_NONE;
 }
 
 PyMethodDef functions[] = {
-    {"hook_push", hook_push, METH_O,
-     "Catches the frames of this thread with a callback, until hook_pop."},
-    {"hook_pop", hook_pop, METH_NOARGS, "Ends the last hook_push of this thread."},
     {"hook_call", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(hook_call)),
      METH_FASTCALL, "Calls a function with arguments while a callback catches frames."},
-    {"hook_wanted", hook_wanted, METH_NOARGS, "How many pushes of all threads have not ended."},
-    {"set_code_entries", set_code_entries, METH_VARARGS,
-     "The variants of a code object, or SKIP_ALWAYS."},
-    {"code_entries", code_entries, METH_O, "What set_code_entries published."},
-    {"forget_codes", forget_codes, METH_NOARGS, "Forgets all code objects."},
+    {"hook_wanted", hook_wanted, METH_NOARGS, "How many calls of hook_call have not ended."},
+    {"forget_codes", forget_codes, METH_NOARGS, "Asks about every code object again."},
     {nullptr, nullptr, 0, nullptr}};
 
 // A code without locals whose last instruction is RETURN_VALUE.
@@ -331,7 +173,7 @@ PyCodeObject* make_stub() {
 }  // namespace
 
 bool add_hook(PyObject* module) {
-  extra_index = PyUnstable_Eval_RequestCodeExtraIndex(free_cache);
+  extra_index = PyUnstable_Eval_RequestCodeExtraIndex(nullptr);
   stub = make_stub();
   skip_always = PyObject_CallNoArgs(reinterpret_cast<PyObject*>(&PyBaseObject_Type));
   return extra_index >= 0 && stub && skip_always && PyModule_AddFunctions(module, functions) == 0 &&

@@ -11,10 +11,4 @@ namespace kiln {
 
 bool add_hook(PyObject* module);
 
-#ifndef KILN_WITHOUT_TORCH
-// Whether the guards of an entry hold; sets `*callable` (borrowed).
-bool hook_entry_holds(PyObject* entry, PyObject* const* slots, Py_ssize_t count, PyObject* globals,
-                      PyObject* closure, PyObject** callable);
-#endif
-
 }  // namespace kiln

@@ -24,17 +24,10 @@ PyObject* py_watch_cuda_device(PyObject*, PyObject*) {
   Py_RETURN_NONE;
 }
 
-PyObject* py_scalar_type(PyObject*, PyObject* tensor) {
-  if (!is_tensor(tensor)) return PyErr_Format(PyExc_TypeError, "not a tensor");
-  return PyLong_FromLong(
-      static_cast<long>(c10::typeMetaToScalarType(tensor_impl(tensor)->dtype())));
-}
-
 PyMethodDef functions[] = {
     {"global_state", py_global_state, METH_NOARGS, "Modes and defaults of torch as one word."},
     {"watch_cuda_device", py_watch_cuda_device, METH_NOARGS,
      "The word of global state holds the current CUDA device from now on."},
-    {"scalar_type", py_scalar_type, METH_O, "The number of a tensor's dtype."},
     {nullptr, nullptr, 0, nullptr}};
 
 std::string known_torch(PyObject* torch) {

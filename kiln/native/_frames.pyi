@@ -18,9 +18,6 @@ def global_state() -> int:
 def watch_cuda_device() -> None:
     """The word of global state holds the current CUDA device from now on; CUDA must be initialised."""
 
-def scalar_type(tensor: torch.Tensor, /) -> int:
-    """The number of a tensor's dtype in c10."""
-
 def set_enabled(flag: bool, /) -> bool:
     """Let dispatchers called by this thread dispatch, or call the originals; returns the old value."""
 
@@ -34,32 +31,18 @@ hook_supported: bool
 
 FrameCallback = Callable[[CodeType, dict[str, Any], dict[str, Any], tuple[CellType, ...] | None, FunctionType], Any]
 
-def hook_push(callback: FrameCallback, /) -> None:
-    """Catches every plain function that this thread starts, until `hook_pop`; pushes nest.
+def hook_call(callback: FrameCallback, function: Callable[..., object], /, *arguments: object) -> object:
+    """Calls the function; every plain function that this thread starts meanwhile is caught. Calls nest.
 
-    `callback(code, arguments by name, globals, closure, function)` returns another code object (same arguments and
-    free variables; it takes the frame over), a callable (gets every slot, and runs without the hook), None (run
-    unchanged) or `SKIP_ALWAYS`. It is not called if a variant published by `set_code_entries` holds.
+    `callback(code, arguments by name, globals, closure, function)` returns a callable (it gets every slot, and runs
+    without the hook), None (the frame runs unchanged) or `SKIP_ALWAYS`.
     """
 
-def hook_pop() -> None:
-    """Ends the last `hook_push` of this thread; the hook is removed with the last of all threads."""
-
-def hook_call(callback: FrameCallback, function: Callable[..., object], /, *arguments: object) -> object:
-    """Calls the function, between a `hook_push` and a `hook_pop`."""
-
 def hook_wanted() -> int:
-    """How many pushes of all threads have not ended."""
-
-def set_code_entries(code: CodeType, entries: Sequence[Any] | object, /) -> None:
-    """Publishes the variants of a code object: entries (their callable may be code), code objects, callables, or
-    `SKIP_ALWAYS`."""
-
-def code_entries(code: CodeType, /) -> tuple[Any, ...] | object:
-    """What was published for a code object."""
+    """How many calls of `hook_call`, of all threads, have not ended."""
 
 def forget_codes() -> None:
-    """Forgets all code objects."""
+    """Asks about every code object again, those of `SKIP_ALWAYS` too."""
 
 @final
 class GuardTree:

@@ -1,4 +1,4 @@
-"""The frame hook: the scenarios under this CPython and others, entries with guards, CPython's own tests."""
+"""The frame hook: the scenarios under this CPython and others, CPython's own tests."""
 
 from __future__ import annotations
 
@@ -13,16 +13,12 @@ from typing import Any
 import pytest
 
 from kiln.native import _frames
-from kiln.runtime.guards.guard import Guard, GuardKind
-from kiln.runtime.guards.source import CellSource, GlobalSource, LocalSource
-from kiln.runtime.guards.tree import build_tree
 from tests.native import hook_scenarios
 
 if not _frames.hook_supported:
     pytest.skip("no frame hook for this CPython", allow_module_level=True)
 
 ROOT = Path(__file__).parents[2]
-LIMIT = 1
 SCENARIOS = [value for name, value in vars(hook_scenarios).items() if name.startswith("scenario_")]
 TEST_MODULES = (
     *(
@@ -47,36 +43,6 @@ EXPLAINED = {
 def test_scenario(scenario: Callable[[Any], None]) -> None:
     for _ in range(3):
         scenario(_frames)
-
-
-def test_guards_choose_the_variant_of_a_frame() -> None:
-    free = 1
-
-    def target(x: int) -> tuple[str, int, int]:
-        return "original", x, free
-
-    def small(x: int) -> tuple[str, int, int]:
-        return "small", x, free
-
-    guards = [
-        Guard(LocalSource("x"), GuardKind.EQUALS, 1),
-        Guard(CellSource("free"), GuardKind.EQUALS, 1),
-        Guard(GlobalSource("LIMIT"), GuardKind.EQUALS, 1),
-    ]
-    entry = _frames.Entry(build_tree(guards, function=target), small.__code__)
-    asked = []
-    _frames.set_code_entries(target.__code__, [entry])
-    _frames.hook_push(lambda code, values, *frame: asked.append(values) if code is target.__code__ else None)
-    try:
-        assert target(1) == ("small", 1, 1)
-        assert target(2) == ("original", 2, 1)
-        free = 2
-        assert target(1) == ("original", 1, 2)
-    finally:
-        _frames.hook_pop()
-        _frames.forget_codes()
-    assert entry.hits == 1
-    assert [values["x"] for values in asked] == [2, 1]
 
 
 def build_alone(folder: Path, include: str) -> None:
