@@ -49,7 +49,7 @@ from kiln.capture.interpreter.nested_calls import (
     taken_from_log,
     without_progress,
 )
-from kiln.capture.interpreter.side_changes import SideChanges, changes_taken_back, met, note_joined
+from kiln.capture.interpreter.side_changes import SideChanges, changes_taken_back, met
 from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.capture.interpreter.variables.tensor import Tensor, from_torch
 from kiln.graph.ir.node import Node
@@ -152,7 +152,7 @@ def take_both_sides(
     # The regions of both sides can be CUDA graphs, one with a branch cannot.
     if option == "python" or (option == "auto" and condition.fake.device.type != "cpu"):
         return False
-    meetings = meetings_of(frame) if pushed is None else [frame.at]
+    meetings = meetings_of(frame, MOST_MEETINGS, option == "graph") if pushed is None else [frame.at]
     if not meetings:
         return False
     active, key = s.part(Conversions).active, (frame.number, frame.at)
@@ -174,10 +174,7 @@ def take_both_sides(
                 values = joined(frame, entry, condition, sides, failed, exact)
             except Differs:
                 continue
-            if meeting == len(frame.decoded):
-                leave_by_return(frame, entry, [side.end for side in sides], values)
-            else:
-                leave(frame, entry, meeting, values)
+            leave(frame, entry, meeting, sides, values)
             return True
     except (NotNested, TraceBreak) as problem:
         failed.reason = problem.reason if isinstance(problem, TraceBreak) else str(problem)
@@ -207,13 +204,11 @@ COMPARISONS = {"le": torch.le, "eq": torch.eq, "ne": torch.ne}
 """By the kind of a relation."""
 
 
-def meetings_of(frame: SymbolicFrame) -> list[int]:
-    """Where it is tried to join the sides; behind the last instruction: where they return."""
-    found = meeting_points(frame.decoded, frame.at, MOST_MEETINGS)
+def meetings_of(frame: SymbolicFrame, most: int, at_return: bool) -> list[int]:
+    """Where it is tried to join the sides; with `at_return` behind the last instruction, too: where they return."""
+    found = meeting_points(frame.decoded, frame.at, most)
     in_loop = bool(found) and (found[-1] <= frame.at or frame.decoded.instruction(found[-1]).name == "FOR_ITER")
-    if frame.state.policy.control_flow == "graph" and not in_loop and len(found) < MOST_MEETINGS:
-        found.append(len(frame.decoded))
-    return found
+    return [*found, len(frame.decoded)] if at_return and not in_loop and len(found) < most else found
 
 
 def interpreted_side(
@@ -302,8 +297,16 @@ def live_names(frame: SymbolicFrame, at: int) -> list[str]:
     return [name for name in frame.code.co_varnames if name in names and name not in frame.cells]
 
 
-def leave(frame: SymbolicFrame, entry: AtJump, meeting: int, values: Sequence[Value | None]) -> None:
-    """Go on at `meeting` with the joined values."""
+def leave(
+    frame: SymbolicFrame, entry: AtJump, meeting: int, sides: Sequence[SideValues], values: Sequence[Value | None]
+) -> None:
+    """Go on where the sides meet, with the joined values."""
+    if meeting == len(frame.decoded):
+        ends = [side.end for side in sides]
+        taking = [end for end in ends if frame.decoded.instruction(end).name == "RETURN_VALUE"]
+        entry.restore(frame, taking[0] if taking else ends[0])
+        frame.stack[:] = values if taking else []
+        return
     names = live_names(frame, meeting)
     entry.restore(frame, meeting)
     for name, value in zip(names, values, strict=False):
@@ -311,13 +314,6 @@ def leave(frame: SymbolicFrame, entry: AtJump, meeting: int, values: Sequence[Va
         if value is not None:
             frame.locals[name] = value
     frame.stack[:] = values[len(names) :]
-
-
-def leave_by_return(frame: SymbolicFrame, entry: AtJump, ends: Sequence[int], values: Sequence[Value | None]) -> None:
-    """Go on at a return with the joined value."""
-    taking = [end for end in ends if frame.decoded.instruction(end).name == "RETURN_VALUE"]
-    entry.restore(frame, taking[0] if taking else ends[0])
-    frame.stack[:] = values if taking else []
 
 
 # What both sides leave.
@@ -347,20 +343,13 @@ def joined(
     written = [meeting for meeting in meetings if isinstance(meeting.change.value, Tensor)]
     require_no_views(s, [meeting.change for meeting in written])
     joining = Joining(known, made, {id(meeting.change.value) for meeting in written})
-    if len(left.values) != len(right.values):
-        raise Differs
-    for both in zip(left.values, right.values, strict=True):
-        joining.note(s, *both, exact=exact or None in both)
-    for meeting in meetings:
-        joining.note_state(s, meeting)
+    values = [left.values, right.values]
+    joining.note_sides(s, values, meetings, exact)
     if joining.chooses:
         joining.condition, joining.need = kept_condition(s, condition), failed
     own = {id(state) for meeting in written for state in (meeting.left, meeting.right)}
     joining.take_results(joined_tensors(s, condition, sides, joining.all_pairs(), failed, own))
-    for meeting in meetings:
-        joining.build_state(s, meeting)
-    note_joined(s, changes)
-    return [joining.build(s, *both) for both in zip(left.values, right.values, strict=True)]
+    return joining.build_sides(s, values, meetings, changes)
 
 
 def kept_condition(s: CaptureState, condition: Tensor) -> Value:

@@ -15,7 +15,7 @@ from typing import final
 from kiln.capture.interpreter.copied_tensors import stand_in
 from kiln.capture.interpreter.core import MISSING, CaptureState, Value
 from kiln.capture.interpreter.data_values import ValueNeeded
-from kiln.capture.interpreter.side_changes import Meeting, may_be_absent
+from kiln.capture.interpreter.side_changes import Meeting, SideChanges, may_be_absent, note_joined
 from kiln.capture.interpreter.variables.choice import Choice
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import Object
@@ -32,6 +32,8 @@ ChooseNumber = Callable[[Value, Value], Value | None]
 """(what the sides leave) -> what stands for both; None: they are no numbers, or cannot be computed in front."""
 Pair = tuple[Tensor | None, Tensor | None]
 """What the sides leave; None: a side leaves no tensor there, and nothing reads the result after it."""
+Sides = Sequence[list[Value | None]]
+"""What each of the two sides leaves."""
 
 
 class Differs(Exception):
@@ -65,6 +67,28 @@ class Joining:
     need: ValueNeeded | None = None
     rebuilt: dict[int, Value] = field(default_factory=dict)
     """What stands for values that one side has made, by `id`."""
+
+    def note_sides(self, s: CaptureState, sides: Sides, meetings: Sequence[Meeting], exact: bool) -> None:
+        """What the sides leave in variables, on the stack and in objects. `exact`: no variable is a choice.
+
+        Raises:
+            Differs: if the values cannot be joined where the sides meet.
+        """
+        left, right = sides
+        if len(left) != len(right):
+            raise Differs
+        for both in zip(left, right, strict=True):
+            self.note(s, *both, exact=exact or None in both)
+        for meeting in meetings:
+            self.note_state(s, meeting)
+
+    def build_sides(
+        self, s: CaptureState, sides: Sides, meetings: Sequence[Meeting], changes: Sequence[SideChanges]
+    ) -> list[Value | None]:
+        for meeting in meetings:
+            self.build_state(s, meeting)
+        note_joined(s, changes)
+        return [self.build(s, *both) for both in zip(*sides, strict=True)]
 
     def note(self, s: CaptureState, a: Value | None, b: Value | None, exact: bool) -> None:
         """Raises Differs if they would be a choice and must not (`exact`)."""

@@ -16,20 +16,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import cast, final
 
-from kiln.capture.bytecode.postdominators import meeting_points
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value
 from kiln.capture.interpreter.data_values import ValueNeeded, past_step
 from kiln.capture.interpreter.frame import SymbolicFrame
-from kiln.capture.interpreter.if_conversion import (
-    AtJump,
-    SideValues,
-    interpreted_side,
-    leave,
-    leave_by_return,
-)
+from kiln.capture.interpreter.if_conversion import AtJump, SideValues, interpreted_side, leave, meetings_of
 from kiln.capture.interpreter.joined_values import Differs, Joining, equal_constants
 from kiln.capture.interpreter.nested_calls import all_values, effects_so_far, frame_values, reachable
-from kiln.capture.interpreter.side_changes import met, note_joined
+from kiln.capture.interpreter.side_changes import met
 from kiln.capture.interpreter.speculation import Number, Speculations, value_in_front
 from kiln.capture.interpreter.variables.function import Cell
 from kiln.capture.interpreter.variables.mapping import MOST_COMPARED, Dict, Set
@@ -98,11 +91,12 @@ def take_both_numbers(frame: SymbolicFrame, condition: Symbolic, targets: tuple[
         frame.ip = targets[0 if truth in under else 1]
         return True
     entry = AtJump(dict(frame.locals), list(frame.stack), list(frame.handled))
+    meetings = meetings_of(frame, MOST_MEETINGS, frame.parent is not None and not frame.is_generator)
     before = progress(s)
     part.depth += 1
     try:
         with without_torch(s):
-            for meeting in meetings_of(frame):
+            for meeting in meetings:
                 sides = [
                     interpreted_side(frame, entry, assuming(s, holds), target, meeting)
                     for holds, target in zip((truth, invert(truth)), targets, strict=True)
@@ -111,10 +105,7 @@ def take_both_numbers(frame: SymbolicFrame, condition: Symbolic, targets: tuple[
                     values = joined(frame, entry, truth, sides, meeting == len(frame.decoded))
                 except Differs:
                     continue
-                if meeting == len(frame.decoded):
-                    leave_by_return(frame, entry, [side.end for side in sides], values)
-                else:
-                    leave(frame, entry, meeting, values)
+                leave(frame, entry, meeting, sides, values)
                 return True
     except (NotNested, TraceBreak, ConditionalNumber):
         pass
@@ -150,14 +141,6 @@ def symbols_of(truth: Truth) -> frozenset[Symbol]:
     if isinstance(truth, AllOf | AnyOf):
         return frozenset().union(*map(symbols_of, truth.parts))
     return truth.free_symbols() if isinstance(truth, Relation) else frozenset()
-
-
-def meetings_of(frame: SymbolicFrame) -> list[int]:
-    """Where it is tried to join the sides; behind the last instruction: where a called function returns."""
-    found = meeting_points(frame.decoded, frame.at, MOST_MEETINGS)
-    in_loop = bool(found) and (found[-1] <= frame.at or frame.decoded.instruction(found[-1]).name == "FOR_ITER")
-    returns = frame.parent is not None and not in_loop and not frame.is_generator
-    return [*found, len(frame.decoded)] if returns and len(found) < MOST_MEETINGS else found
 
 
 @contextmanager
@@ -207,18 +190,11 @@ def joined(
         cells = {id(found) for found in meetings if isinstance(found.change.value, Cell)}
         meetings = [found for found in meetings if id(found) not in cells or id(found.change.value) in outside]
     joining = Joining(known, (set(), set()), set(), choose_number=partial(chosen, s, truth))
-    if len(left.values) != len(right.values):
-        raise Differs
-    for both in zip(left.values, right.values, strict=True):
-        joining.note(s, *both, exact=True)
-    for meeting in meetings:
-        joining.note_state(s, meeting)
+    values = [left.values, right.values]
+    joining.note_sides(s, values, meetings, exact=True)
     if joining.chooses or joining.pairs:
         raise NotNested("it leaves other values than numbers")
-    for meeting in meetings:
-        joining.build_state(s, meeting)
-    note_joined(s, changes)
-    return [joining.build(s, *both) for both in zip(left.values, right.values, strict=True)]
+    return joining.build_sides(s, values, meetings, changes)
 
 
 def chosen(s: CaptureState, truth: Truth, a: Value, b: Value) -> Value | None:

@@ -20,13 +20,13 @@ from kiln.plan.steps import AtenStep
 from kiln.programs.static.memory import ALIGNMENT
 from kiln.programs.static.places import Places
 from kiln.support.records import dataclass
-from kiln.symbolic import Int, ceil_div
+from kiln.symbolic import Int, ceil_div, product
 from kiln.tensor.spec import TensorSpec
 
 QUERY_ROWS = 24
 """Rows of scores that attention computes at a time, as in kernels/attention.h."""
 PIXELS = 96
-"""That a convolution computes at a time, as in kernels/convolution.h."""
+"""That a convolution computes at a time."""
 
 
 LSTM_MODE = 2
@@ -180,10 +180,7 @@ def convolution(call: OwnKernelCall) -> list[str]:
     bias = "nullptr" if call.given["bias"] is None else call.pointer("bias")
     window = windows(call, w.sizes[2:], call.pair("stride"), call.pair("padding"), call.pair("dilation"), x.rank)
     in_image, out_image = image_text(call, x), image_text(call, y, collapsed=True)
-    sizes = w.sizes[1:]
-    depth: Int = 1
-    for size in sizes:
-        depth = depth * size
+    depth = product(w.sizes[1:])
     if call.given["transposed"]:
         panel = call.at.panel
         scratch = call.scratch(panel_bytes(x.sizes[1], 1, panel) + panel_bytes(depth, 1, panel))
@@ -212,10 +209,8 @@ def convolution_of_channels(
     text = f"{image_text(call, x)}, {image}, {window}, (f32*)({kernel}), {bias}, {image_text(call, y, collapsed=True)}"
     if depthwise:
         return [f"convolve_depthwise({text}, {to});"]
-    pixel: Int = 4
-    for size in w.sizes[1:]:
-        pixel = pixel * size
-    return [f"convolve_channels({text}, {to}, (f32*)({call.scratch(PIXELS * pixel)}));"]
+    scratch = call.scratch(PIXELS * 4 * product(w.sizes[1:]))
+    return [f"convolve_channels({text}, {to}, (f32*)({scratch}), {PIXELS});"]
 
 
 def fixed(call: OwnKernelCall, name: str) -> int:

@@ -68,16 +68,15 @@ KILN_INLINE const f32* inside(const Image& in, const f32* x, const Windows& w, i
 
 //@ convolve_channels: inside product
 // Channels of a pixel lie side by side. `panels` has a row for each place in the window and channel of `in`; `scratch`
-// holds as many rows as pixels are computed at a time.
+// holds a row for each of the pixels that are computed at a time.
 static void convolve_channels(const Image& in, const f32* x, const Windows& w, const f32* panels, const f32* bias,
-                              const Image& out, f32* y, f32* scratch) {
-  constexpr i64 PIXELS = 96;
+                              const Image& out, f32* y, f32* scratch, i64 at_a_time) {
   i64 depth = in.channels * w.height * w.width, pixels = out.height * out.width;
   bool as_is = w.height * w.width * w.stride_y * w.stride_x == 1 && !w.pad_y && !w.pad_x &&
                in.to_row == in.width * in.to_col;
   for (i64 n = 0; n < in.batch; ++n)
-    for (i64 first = 0; first < pixels; first += PIXELS) {
-      i64 count = min(pixels - first, PIXELS);
+    for (i64 first = 0; first < pixels; first += at_a_time) {
+      i64 count = min(pixels - first, at_a_time);
       const f32* image = x + n * in.to_batch;
       Left rows = {image + first * in.to_col, in.to_col, 1};
       if (!as_is) {
