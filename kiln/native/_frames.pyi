@@ -4,8 +4,6 @@ from collections.abc import Callable, Sequence
 from types import CellType, CodeType, FunctionType
 from typing import Any, TypeVar, final
 
-import torch
-
 G = TypeVar("G", bound=tuple[Any, ...])
 
 usable: bool

@@ -53,35 +53,13 @@ for _name, _op in {
 # Pointwise.
 
 
-@rule("ne")
-def ne(o: OnnxCaller, x: str, y: str) -> str:
-    return o("Not", o("Equal", x, y))
-
-
-@rule("rsqrt")
-def rsqrt(o: OnnxCaller, x: str) -> str:
-    return o("Reciprocal", o("Sqrt", x))
-
-
-@rule("exp2")
-def exp2(o: OnnxCaller, x: str) -> str:
-    return o("Pow", o.number(2), x)
-
-
-@rule("log2")
-def log2(o: OnnxCaller, x: str) -> str:
-    return o("Mul", o("Log", x), o.number(LOG2_E))
-
-
-@rule("log10")
-def log10(o: OnnxCaller, x: str) -> str:
-    return o("Mul", o("Log", x), o.number(LOG10_E))
-
-
-@rule("expm1")
-def expm1(o: OnnxCaller, x: str) -> str:
-    """tanh(x/2) (exp(x) + 1)."""
-    return o("Mul", o("Tanh", o("Mul", x, o.number(0.5))), o("Add", o("Exp", x), o.number(1)))
+rule("ne")(lambda o, x, y: o("Not", o("Equal", x, y)))
+rule("rsqrt")(lambda o, x: o("Reciprocal", o("Sqrt", x)))
+rule("exp2")(lambda o, x: o("Pow", o.number(2), x))
+rule("log2")(lambda o, x: o("Mul", o("Log", x), o.number(LOG2_E)))
+rule("log10")(lambda o, x: o("Mul", o("Log", x), o.number(LOG10_E)))
+# tanh(x/2) (exp(x) + 1).
+rule("expm1")(lambda o, x: o("Mul", o("Tanh", o("Mul", x, o.number(0.5))), o("Add", o("Exp", x), o.number(1))))
 
 
 @rule("log1p")
@@ -158,9 +136,7 @@ def shift(o: OnnxCaller, x: str, y: str) -> str:
     return o("Mul", x, power) if is_left else str(floor_div(o, x, power))
 
 
-@rule("fma")
-def fma(o: OnnxCaller, x: str, y: str, z: str) -> str:
-    return o("Add", o("Mul", x, y), z)
+rule("fma")(lambda o, x, y, z: o("Add", o("Mul", x, y), z))
 
 
 @rule("sign")
@@ -293,37 +269,17 @@ def extreme_index(o: OnnxCaller, x: str, *, axes: tuple[int, ...]) -> str:
     return o("ArgMax" if o.node.op.name == "argmax" else "ArgMin", x, axis=axes[0], keepdims=0)
 
 
-@rule("cumsum")
-def cumsum(o: OnnxCaller, x: str, *, axis: int) -> str:
-    return o("CumSum", x, o.number(axis, torch.int64))
+rule("cumsum")(lambda o, x, *, axis: o("CumSum", x, o.number(axis, torch.int64)))
 
 
 # Views: of the elements in logical order.
 
 
-@rule("expand")
-def expand(o: OnnxCaller, x: str, *, sizes: Sequence[Int]) -> str:
-    return o("Expand", x, o.ints(sizes))
-
-
-@rule("permute")
-def permute(o: OnnxCaller, x: str, *, dims: tuple[int, ...]) -> str:
-    return o("Transpose", x, perm=dims)
-
-
-@rule("view", "reshape")
-def view(o: OnnxCaller, x: str, *, sizes: Sequence[Int]) -> str:
-    return o("Reshape", x, o.ints(sizes), allowzero=1)
-
-
-@rule("unsqueeze")
-def unsqueeze(o: OnnxCaller, x: str, *, axis: int) -> str:
-    return o("Unsqueeze", x, o.ints((axis,)))
-
-
-@rule("squeeze")
-def squeeze(o: OnnxCaller, x: str, *, axes: tuple[int, ...]) -> str:
-    return o("Squeeze", x, o.ints(axes)) if axes else x
+rule("expand")(lambda o, x, *, sizes: o("Expand", x, o.ints(sizes)))
+rule("permute")(lambda o, x, *, dims: o("Transpose", x, perm=dims))
+rule("view", "reshape")(lambda o, x, *, sizes: o("Reshape", x, o.ints(sizes), allowzero=1))
+rule("unsqueeze")(lambda o, x, *, axis: o("Unsqueeze", x, o.ints((axis,))))
+rule("squeeze")(lambda o, x, *, axes: o("Squeeze", x, o.ints(axes)) if axes else x)
 
 
 @rule("slice")
@@ -331,9 +287,7 @@ def slice_(o: OnnxCaller, x: str, *, axis: int, start: Int, stop: Int, step: Int
     return o("Slice", x, *[o.ints((value,)) for value in (start, stop, axis, step)])
 
 
-@rule("select")
-def select(o: OnnxCaller, x: str, *, axis: int, index: Int) -> str:
-    return o("Gather", x, o.scalar(index), axis=axis)
+rule("select")(lambda o, x, *, axis, index: o("Gather", x, o.scalar(index), axis=axis))
 
 
 @rule("as_strided")
@@ -389,14 +343,8 @@ def windows(o: OnnxCaller, x: str, axis: int, count: Int, step: Int, size: Int, 
 # Data movement and scatters.
 
 
-@rule("clone")
-def clone(o: OnnxCaller, x: str, *, strides: object) -> str:
-    return x
-
-
-@rule("cat")
-def cat(o: OnnxCaller, *inputs: str, axis: int) -> str:
-    return o("Concat", *inputs, axis=axis)
+rule("clone")(lambda o, x, *, strides: x)
+rule("cat")(lambda o, *inputs, axis: o("Concat", *inputs, axis=axis))
 
 
 @rule("flip")
@@ -430,9 +378,7 @@ def bordered(o: OnnxCaller, x: str, value: float, low: Sequence[Int], high: Sequ
     return o.cast(o("Pad", o.cast(x, wide), borders, o.number(value, wide), mode="constant"), dtype)
 
 
-@rule("gather")
-def gather(o: OnnxCaller, x: str, index: str, *, axis: int) -> str:
-    return o("GatherElements", x, index, axis=axis)
+rule("gather")(lambda o, x, index, *, axis: o("GatherElements", x, index, axis=axis))
 
 
 def is_adjacent(axes: tuple[int, ...]) -> bool:
@@ -552,9 +498,7 @@ def constant(o: OnnxCaller, *, value: object, dtype: torch.dtype, device: torch.
     return o.number(value, dtype)
 
 
-@rule("full")
-def full(o: OnnxCaller, x: str, *, sizes: Sequence[Int]) -> str:
-    return o("Expand", x, o.ints(sizes))
+rule("full")(lambda o, x, *, sizes: o("Expand", x, o.ints(sizes)))
 
 
 @rule("iota")
@@ -565,6 +509,4 @@ def iota(o: OnnxCaller, *, length: Int, start: Int, step: Int, dtype: torch.dtyp
     return o.cast(o("Add", o("Mul", o.cast(places(o, length), torch.float64), wide), low), dtype)
 
 
-@rule("empty")
-def empty(o: OnnxCaller, *, sizes: Sequence[Int], strides: object, dtype: torch.dtype, device: torch.device) -> str:
-    return o("Expand", o.number(0, dtype), o.ints(sizes))
+rule("empty")(lambda o, *, sizes, strides, dtype, device: o("Expand", o.number(0, dtype), o.ints(sizes)))

@@ -41,14 +41,8 @@ def zero_where(e: Emit, condition: Node, x: Node) -> Node:
     return e.pointwise("where", condition, number_like(e, 0, x), x)
 
 
-@decompose("relu.default")
-def relu(e: Emit, x: Node) -> Node:
-    return e.pointwise("maximum", x, 0)
-
-
-@decompose("relu6.default")
-def relu6(e: Emit, x: Node) -> Node:
-    return clamped(e, x, 0, 6)
+decompose("relu.default")(lambda e, x: e.pointwise("maximum", x, 0))
+decompose("relu6.default")(lambda e, x: clamped(e, x, 0, 6))
 
 
 @decompose("hardtanh.default")
@@ -115,10 +109,7 @@ def gelu_backward(e: Emit, grad: Node, x: Node, *, approximate: str = "none") ->
     return p("mul", grad, p("add", left, right))
 
 
-@decompose("silu.default")
-@elementwise
-def silu(e: Emit, x: Node) -> Node:
-    return e.pointwise("mul", x, e.pointwise("sigmoid", x))
+decompose("silu.default")(elementwise(lambda e, x: e.pointwise("mul", x, e.pointwise("sigmoid", x))))
 
 
 @decompose("silu_backward.default")
@@ -218,10 +209,7 @@ def _sixth(e: Emit, x: Node) -> Node:
     return e.pointwise("mul", x, SIXTH)
 
 
-@decompose("hardsigmoid.default")
-@elementwise
-def hardsigmoid(e: Emit, x: Node) -> Node:
-    return _sixth(e, clamped(e, e.pointwise("add", x, 3), 0, 6))
+decompose("hardsigmoid.default")(elementwise(lambda e, x: _sixth(e, clamped(e, e.pointwise("add", x, 3), 0, 6))))
 
 
 @decompose("hardsigmoid_backward.default")
@@ -251,10 +239,7 @@ def _soft_tanh(e: Emit, x: Node) -> Node:
     return e.pointwise("tanh", e.pointwise("log1p", e.pointwise("exp", x)))
 
 
-@decompose("mish.default")
-@elementwise
-def mish(e: Emit, x: Node) -> Node:
-    return e.pointwise("mul", x, _soft_tanh(e, x))
+decompose("mish.default")(elementwise(lambda e, x: e.pointwise("mul", x, _soft_tanh(e, x))))
 
 
 @decompose("mish_backward.default")

@@ -189,9 +189,7 @@ def sub(e: Emit, x: Operand, y: Operand, alpha: Number = 1) -> Node:
     return _scaled(e, "sub", x, y, alpha)
 
 
-@decompose("rsub.Tensor", "rsub.Scalar")
-def rsub(e: Emit, x: Operand, y: Operand, alpha: Number = 1) -> Node:
-    return sub(e, y, x, alpha)
+decompose("rsub.Tensor", "rsub.Scalar")(lambda e, x, y, alpha=1: sub(e, y, x, alpha))
 
 
 @decompose("div.Tensor_mode", "div.Scalar_mode")
@@ -205,9 +203,7 @@ def div_mode(e: Emit, x: Operand, y: Operand, *, rounding_mode: str | None) -> N
     return e.convert(e.pointwise(prim, e.convert(left, wide), y), left.tensor.dtype)
 
 
-@decompose("floor_divide.default", "floor_divide.Scalar")
-def floor_divide(e: Emit, x: Operand, y: Operand) -> Node:
-    return div_mode(e, x, y, rounding_mode="floor")
+decompose("floor_divide.default", "floor_divide.Scalar")(lambda e, x, y: div_mode(e, x, y, rounding_mode="floor"))
 
 
 @decompose("pow.Tensor_Scalar")
@@ -236,14 +232,8 @@ def pow_scalar(e: Emit, x: Node, exponent: Number) -> Node:
     return power
 
 
-@decompose("pow.Tensor_Tensor")
-def pow_tensor(e: Emit, x: Node, exponent: Node) -> Node:
-    return e.pointwise("pow", *promoted(e, x, exponent))
-
-
-@decompose("pow.Scalar")
-def pow_number(e: Emit, x: Number, exponent: Node) -> Node:
-    return packed(e, e.pointwise("pow", *promoted(e, x, exponent)))
+decompose("pow.Tensor_Tensor")(lambda e, x, exponent: e.pointwise("pow", *promoted(e, x, exponent)))
+decompose("pow.Scalar")(lambda e, x, exponent: packed(e, e.pointwise("pow", *promoted(e, x, exponent))))
 
 
 INPLACE["pow_.Scalar"] = "aten.pow.Tensor_Scalar"
@@ -345,9 +335,7 @@ def sign(e: Emit, x: Node) -> Node:
 DECOMPOSITIONS["positive.default"] = copy
 
 
-@decompose("frac.default")
-def frac(e: Emit, x: Node) -> Node:
-    return e.pointwise("sub", x, e.pointwise("trunc", x))
+decompose("frac.default")(lambda e, x: e.pointwise("sub", x, e.pointwise("trunc", x)))
 
 
 @decompose("round.decimals")
@@ -396,9 +384,7 @@ for _name in ("default", "Tensor"):
     DECOMPOSITIONS[f"clamp_max.{_name}"] = lambda e, x, high: clamp(e, x, None, high)
 
 
-@decompose("logical_not.default")
-def logical_not(e: Emit, x: Node) -> Node:
-    return e.pointwise("logical_not", truth(e, x))
+decompose("logical_not.default")(lambda e, x: e.pointwise("logical_not", truth(e, x)))
 
 
 @decompose("bitwise_not.default")

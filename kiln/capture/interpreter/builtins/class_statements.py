@@ -222,14 +222,8 @@ def type_new(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return make_class(s, metaclass, name.constant(s), kinds, names_in(s, names), kwargs)
 
 
-@handles(type.__init__)
-def type_init(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(None)
-
-
-@handles(type.__dict__["__prepare__"])
-def type_prepare(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return Dict({})
+handles(type.__init__)(lambda s, args, kwargs: Constant(None))
+handles(type.__dict__["__prepare__"])(lambda s, args, kwargs: Dict({}))
 
 
 @handles(INIT_ABC)

@@ -98,14 +98,8 @@ class Address(Value):
         g.make(None, self.function, *([] if self.target is None else [self.target]))
 
 
-@handles(id)
-def id_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return Address(id, args[0])
-
-
-@handles(_thread.get_ident)
-def get_ident(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return Address(_thread.get_ident, None)
+handles(id)(lambda s, args, kwargs: Address(id, args[0]))
+handles(_thread.get_ident)(lambda s, args, kwargs: Address(_thread.get_ident, None))
 
 
 def compared(function: Function2, negated: bool) -> None:

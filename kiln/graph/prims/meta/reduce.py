@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from kiln.graph.prims.meta.column import META
-from kiln.tensor.spec import SizeOracle, TensorSpec, contiguous_strides
+from kiln.tensor.spec import TensorSpec, contiguous_strides
 
 
 def reduced(x: TensorSpec, axes: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:
@@ -19,16 +19,6 @@ def reduced(x: TensorSpec, axes: tuple[int, ...], dtype: torch.dtype) -> TensorS
     return TensorSpec(dtype, sizes, contiguous_strides(sizes), 0, x.device)
 
 
-@META("sum", "prod", "amax", "amin", "any", "all")
-def reduction_meta(oracle: SizeOracle, x: TensorSpec, *, axes: tuple[int, ...]) -> TensorSpec:
-    return reduced(x, axes, x.dtype)
-
-
-@META("argmax", "argmin")
-def index_reduction_meta(oracle: SizeOracle, x: TensorSpec, *, axes: tuple[int, ...]) -> TensorSpec:
-    return reduced(x, axes, torch.int64)
-
-
-@META("cumsum", "cumprod", "cummax", "cummin")
-def scan_meta(oracle: SizeOracle, x: TensorSpec, *, axis: int) -> TensorSpec:
-    return x.with_sizes(x.sizes)
+META("sum", "prod", "amax", "amin", "any", "all")(lambda oracle, x, *, axes: reduced(x, axes, x.dtype))
+META("argmax", "argmin")(lambda oracle, x, *, axes: reduced(x, axes, torch.int64))
+META("cumsum", "cumprod", "cummax", "cummin")(lambda oracle, x, *, axis: x.with_sizes(x.sizes))
