@@ -40,13 +40,11 @@ class ChosenRows(Value):
     """
 
     __slots__ = ("as_numbers", "chosen", "count", "index", "tensor")
+    cls = type(iter(()))
 
     def __init__(self, tensor: Tensor, chosen: Tensor, count: int, as_numbers: bool) -> None:
         self.tensor, self.chosen, self.count, self.as_numbers, self.index = tensor, chosen, count, as_numbers, 0
         self.source = None
-
-    def python_type(self) -> type:
-        return type(iter(()))
 
     def turn(self, s: CaptureState) -> Value | None:
         """Whether the next index was chosen, as a tensor; None behind the last."""

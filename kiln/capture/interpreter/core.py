@@ -127,10 +127,11 @@ class Value:
     is_constant: ClassVar[bool] = False
 
     source: Source | None
+    cls: type
 
     def python_type(self) -> type:
         """The class, without a guard."""
-        raise NotImplementedError
+        return self.cls
 
     def real(self) -> Any:
         """The object from before the frame; MISSING if it was made in the frame."""

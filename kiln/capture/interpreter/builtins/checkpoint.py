@@ -63,13 +63,11 @@ class SelectiveContext(Value):
     """One of the contexts of `create_selective_checkpoint_contexts`: it stands for the policy."""
 
     __slots__ = ("saves",)
+    cls = contextlib.AbstractContextManager
 
     def __init__(self, saves: SavePolicy) -> None:
         self.saves = saves
         self.source = None
-
-    def python_type(self) -> type:
-        return contextlib.AbstractContextManager
 
 
 @handles(SELECTIVE)

@@ -34,20 +34,15 @@ class MadeVariable(Value):
     """A context variable that the frame makes."""
 
     __slots__ = ("default", "name")
+    cls = contextvars.ContextVar
 
     def __init__(self, name: Value, default: Value | None) -> None:
         self.name = name
         self.default = default
         self.source = None
 
-    def python_type(self) -> type:
-        return contextvars.ContextVar
-
     def get_attr(self, s: CaptureState, name: str, site: object = None) -> Value:
         return self.name if name == "name" else super().get_attr(s, name)
-
-    def truth(self, s: CaptureState) -> bool:
-        return True
 
     def key(self, s: CaptureState) -> Hashable:
         return self
@@ -62,18 +57,13 @@ class ContextToken(Value):
     """The result of `set`; building it calls `set`."""
 
     __slots__ = ("before", "content", "variable")
+    cls = contextvars.Token
 
     def __init__(self, variable: Value, content: Value, before: ContextToken | None) -> None:
         self.variable = variable
         self.content = content
         self.before = before
         self.source = None
-
-    def python_type(self) -> type:
-        return contextvars.Token
-
-    def truth(self, s: CaptureState) -> bool:
-        return True
 
     def emit(self, g: Codegen) -> None:
         if self.before is not None:
@@ -195,13 +185,11 @@ class CopiedContext(Value):
     """`copy_context()`: what the frame has set until then, and what is set in it."""
 
     __slots__ = ("values",)
+    cls = contextvars.Context
 
     def __init__(self, values: dict[Hashable, ContextEffect]) -> None:
         self.values = values
         self.source = None
-
-    def python_type(self) -> type:
-        return contextvars.Context
 
     def truth(self, s: CaptureState) -> bool:
         raise self.unsupported("bool", "how many variables are set is not known")

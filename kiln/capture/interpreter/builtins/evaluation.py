@@ -269,16 +269,11 @@ class FrameObject(Value):
     """A frame that is being interpreted, as `sys._getframe` gives it."""
 
     __slots__ = ("frame",)
+    cls = types.FrameType
 
     def __init__(self, frame: SymbolicFrame) -> None:
         self.frame = frame
         self.source = None
-
-    def python_type(self) -> type:
-        return types.FrameType
-
-    def truth(self, s: CaptureState) -> bool:
-        return True
 
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
         if name == "f_globals":

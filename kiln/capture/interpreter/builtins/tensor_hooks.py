@@ -131,13 +131,11 @@ class HookHandle(Value):
     """What `register_hook` returns. Any use of it breaks the graph in front of that call."""
 
     __slots__ = ("registered",)
+    cls = RemovableHandle
 
     def __init__(self, registered: PastStep) -> None:
         self.registered = registered
         self.source = None
-
-    def python_type(self) -> type:
-        return RemovableHandle
 
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
         raise self._used()

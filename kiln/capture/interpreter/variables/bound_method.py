@@ -36,15 +36,13 @@ class NamedMethod(Value):
     """A method of C that a kind of values has a model of, bound to such a value."""
 
     __slots__ = ("name", "owner")
+    cls = types.BuiltinMethodType
     owner: Value
 
     def __init__(self, owner: Value, name: str) -> None:
         self.owner = owner
         self.name = name
         self.source = None
-
-    def python_type(self) -> type:
-        return types.BuiltinMethodType
 
     def emit(self, g: Codegen) -> None:
         g.emit(self.owner)

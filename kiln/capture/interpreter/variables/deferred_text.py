@@ -68,9 +68,6 @@ class Deferred(Value):
         self.cls = cls
         self.source = None
 
-    def python_type(self) -> type:
-        return self.cls
-
     def needed(self) -> ValueNeeded:
         return ValueNeeded(self.made_at, self.step)
 

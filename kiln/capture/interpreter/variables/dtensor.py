@@ -34,6 +34,7 @@ from kiln.capture.interpreter.core import (
     Value,
     handles,
 )
+from kiln.capture.interpreter.variables.bound_method import NamedMethod
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Tuple
 from kiln.capture.interpreter.variables.subclass import (
@@ -127,25 +128,17 @@ class LayoutObject(Value):
 
 
 @final
-class LayoutMethod(Value):
+class LayoutMethod(NamedMethod):
     """A method of a layout, called natively with constants."""
 
-    __slots__ = ("name", "owner")
-
-    def __init__(self, owner: LayoutObject, name: str) -> None:
-        self.owner = owner
-        self.name = name
-        self.source = None
+    __slots__ = ()
+    owner: LayoutObject
 
     def python_type(self) -> type:
         return type(getattr(self.owner.value, self.name))
 
     def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
         return call_natively(s, getattr(self.owner.value, self.name), args, kwargs)
-
-    def emit(self, g: Codegen) -> None:
-        g.emit(self.owner)
-        g.body.op("LOAD_ATTR", self.name)
 
 
 def call_natively(s: CaptureState, function: Callable[..., object], args: Args, kwargs: Kwargs) -> Value:

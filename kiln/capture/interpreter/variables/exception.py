@@ -68,18 +68,13 @@ class Traceback(Value):
     """The traceback of an exception: lines of the program, the outermost first, without its frames."""
 
     __slots__ = ("lines",)
+    cls = types.TracebackType
 
     why = "interpreted frames leave no traceback"
 
     def __init__(self, lines: tuple[Location, ...] = ()) -> None:
         self.lines = lines
         self.source = None
-
-    def python_type(self) -> type:
-        return types.TracebackType
-
-    def truth(self, s: CaptureState) -> bool:
-        return True
 
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
         """Python runs the frame from its beginning, so that there is a traceback."""

@@ -96,6 +96,7 @@ class Cell(Value):
     """A cell, a variable shared with nested functions; empty if `content` is None."""
 
     __slots__ = ("content", "emptied", "name", "original")
+    cls = types.CellType
 
     def __init__(
         self,
@@ -110,9 +111,6 @@ class Cell(Value):
         self.original = original
         self.emptied = False
         """Its variable was deleted."""
-
-    def python_type(self) -> type:
-        return types.CellType
 
     def load(self, s: CaptureState) -> Value | None:
         if self.content is None and self.original is not None and not self.emptied:
@@ -297,6 +295,7 @@ class Function(Value):
         "original",
         "renamed",
     )
+    cls = types.FunctionType
 
     def __init__(
         self,
@@ -316,9 +315,6 @@ class Function(Value):
         self.renamed: dict[str, Value] = {}
         self.annotations: Value | None = None
         self._checked = original is None
-
-    def python_type(self) -> type:
-        return types.FunctionType
 
     def real(self) -> object:
         return MISSING if self.original is None else self.original

@@ -50,9 +50,6 @@ class Lazy(Value):
         self.parts = parts
         self.source = None
 
-    def python_type(self) -> type:
-        return self.cls
-
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
         return self
 

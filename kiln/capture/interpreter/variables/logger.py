@@ -54,9 +54,7 @@ class LogMethod(NamedMethod):
     """A method that logs, bound to its logger."""
 
     __slots__ = ()
-
-    def python_type(self) -> type:
-        return types.MethodType
+    cls = types.MethodType
 
     def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
         function = f"Logger.{self.name}"

@@ -65,9 +65,6 @@ class MadeDescriptor(Value):
     def python_type(self) -> type:
         return self.kind
 
-    def truth(self, s: CaptureState) -> bool:
-        return True
-
     def part(self, name: str) -> Value:
         return self.parts.get(name, Constant(None))
 

@@ -103,9 +103,6 @@ class Dict(Container):
             type(key) is int for key in base_of(original).__iter__(original)
         )
 
-    def python_type(self) -> type:
-        return self.cls
-
     def real(self) -> object:
         return super().real() if self.original is None else self.original
 
@@ -473,9 +470,6 @@ class Set(Container):
         """A real set on which was done what the program did to this one, up to single additions and removals."""
         self.origins: tuple[Set, ...] = () if original is None else (self,)
         """Sets from outside on whose order that of this one depends."""
-
-    def python_type(self) -> type:
-        return self.cls
 
     def items(self, s: CaptureState) -> dict[Token, Value]:
         if self._items is None:

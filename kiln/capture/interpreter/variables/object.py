@@ -127,9 +127,6 @@ class Object(Value):
         self.native: Native | None = None
         self.foreign: ForeignPart | None = None
 
-    def python_type(self) -> type:
-        return self.cls
-
     def real(self) -> object:
         return self.original
 

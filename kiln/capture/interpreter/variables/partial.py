@@ -33,6 +33,7 @@ class Partial(Value):
     """functools.partial."""
 
     __slots__ = ("args", "attrs", "function", "given", "keywords", "original")
+    cls = functools.partial
 
     def __init__(self, function: Value, args: Args, kwargs: Kwargs, source: Source | None = None) -> None:
         self.function = function
@@ -64,9 +65,6 @@ class Partial(Value):
         if not all(isinstance(name, str) for name in items):
             raise self.unsupported("call", "a keyword is no string")
         return {str(name): value for name, (_, value) in items.items()}
-
-    def python_type(self) -> type:
-        return functools.partial
 
     def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
         return self.function.call(s, [*self.args, *args], {**self.kwargs, **kwargs}, site)

@@ -53,9 +53,6 @@ class Sequence(Value):
         self.source = source
         self.original = original
 
-    def python_type(self) -> type:
-        return self.cls
-
     def real(self) -> object:
         return super().real() if self.original is None else self.original
 
@@ -388,13 +385,11 @@ class ReversedList(Value):
     """What `reversed` makes of a list: like Python's, it sees items that change meanwhile."""
 
     __slots__ = ("index", "sequence")
+    cls = type(reversed([]))
 
     def __init__(self, sequence: List, index: int) -> None:
         self.sequence, self.index = sequence, index
         self.source = None
-
-    def python_type(self) -> type:
-        return type(reversed([]))
 
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
         return self
@@ -429,13 +424,11 @@ class Slice(Value):
     """A slice made in the frame; its parts may be symbolic."""
 
     __slots__ = ("parts",)
+    cls = slice
 
     def __init__(self, parts: list[Value]) -> None:
         self.parts = parts
         self.source = None
-
-    def python_type(self) -> type:
-        return slice
 
     def constant(self, s: CaptureState) -> Any:
         return slice(*(part.constant(s) for part in self.parts))
