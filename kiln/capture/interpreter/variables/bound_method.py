@@ -36,7 +36,7 @@ class NamedMethod(Value):
     """A method of C that a kind of values has a model of, bound to such a value."""
 
     __slots__ = ("name", "owner")
-    cls = types.BuiltinMethodType
+    cls: type = types.BuiltinMethodType
     owner: Value
 
     def __init__(self, owner: Value, name: str) -> None:

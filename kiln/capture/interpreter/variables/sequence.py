@@ -385,7 +385,7 @@ class ReversedList(Value):
     """What `reversed` makes of a list: like Python's, it sees items that change meanwhile."""
 
     __slots__ = ("index", "sequence")
-    cls = type(reversed([]))
+    cls: type = type(reversed([]))
 
     def __init__(self, sequence: List, index: int) -> None:
         self.sequence, self.index = sequence, index
