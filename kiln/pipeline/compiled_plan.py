@@ -23,7 +23,7 @@ from kiln.runtime.cuda_graphs.graphs import CudaGraphs
 from kiln.runtime.cuda_graphs.host_part import HostFirst, split_host_part
 from kiln.runtime.executor import Executable, make_executor
 from kiln.runtime.kernels import Libraries
-from kiln.runtime.loader import MAIN, save_bundle
+from kiln.runtime.loader import save_bundle
 from kiln.support.events import EventSink
 from kiln.support.records import dataclass
 
@@ -80,8 +80,7 @@ class CompiledPlan:
     def bundle(self) -> bytes:
         """The file that `load_plan` reads."""
         constants = {key: self.constants[key] for key in self.plan.constants}
-        programs = {MAIN: self.program}
-        return save_bundle({MAIN: self.plan}, self.libraries, constants, programs=programs, readable=False)
+        return save_bundle(self.plan, self.libraries, constants, adapt=self.adapt, program=self.program)
 
 
 def compile_plan(

@@ -1,11 +1,9 @@
-"""Compiled plans as a file; a process without the compiler makes callables of it.
+"""A compiled plan as a file; a process without the compiler makes a callable of it.
 
-    data = save_bundle({"main": plan}, libraries, {})
-    loaded = load_bundle(data)
-    outs = loaded.executor("main")(x, weight)
+    data = save_bundle(plan, libraries, {})
+    outs = load_bundle(data).executor()(x, weight)
 
-A bundle holds the encoded programs, the plans as JSON (to read, or to compile their kernels for another machine), the
-kernel libraries and the constants. Loading imports no folder above `runtime`.
+A bundle holds the encoded programs, the kernel libraries and the constants. Loading imports no folder above `runtime`.
 """
 
 from __future__ import annotations
@@ -24,8 +22,6 @@ import torch
 from kiln.native._executor import Executor
 from kiln.plan.encode import encode_program
 from kiln.plan.plan import Plan
-from kiln.plan.region import RegionSpec
-from kiln.plan.serialize import decode_plan, encode_plan
 from kiln.runtime.cache.bundle import DamagedBundle, pack, unpack
 from kiln.runtime.cache.store import content_key
 from kiln.runtime.cuda_graphs.facts import GraphFacts, graph_facts, seeded_plan
@@ -37,9 +33,7 @@ from kiln.support.errors import KilnError
 from kiln.support.replaced_file import remove_file
 from kiln.tensor.encoding import decode_tensor, encode_tensor
 
-VERSION = 4
-MAIN = "main"
-"""The name of the plan in a bundle of one plan."""
+VERSION = 5
 
 
 class WrongMachine(KilnError, RuntimeError):
@@ -50,44 +44,30 @@ class WrongMachine(KilnError, RuntimeError):
 
 
 def save_bundle(
-    plans: Mapping[str, Plan],
+    plan: Plan,
     libraries: Libraries,
     constants: Mapping[str, torch.Tensor],
     *,
-    adapt: Mapping[str, Collection[int]] | None = None,
-    specs: Mapping[str, RegionSpec] | None = None,
-    programs: Mapping[str, bytes] | None = None,
-    readable: bool = True,
+    adapt: Collection[int] = (),
+    program: bytes | None = None,
 ) -> bytes:
-    """Everything that the plans need to run. `adapt` as in `encode_program`, `specs` of differentiable regions.
-    `programs`: plans that have been encoded.
-
-    Without `readable` the plans as JSON are left out.
-    """
-    sections: dict[str, bytes] = {}
-    entries: dict[str, object] = {}
-    for name, plan in plans.items():
-        own = (adapt or {}).get(name, ())
-        parts = None if own else split_host_part(plan)
-        recorded = plan if parts is None else parts.recorded
-        facts = graph_facts(recorded)
-        sections[f"program/{name}"] = (programs or {}).get(name) or encode_program(plan, own)
-        if readable:
-            sections[f"plan/{name}"] = encode_plan(plan)
-        if facts.seeds and not facts.refusal:
-            sections[f"seeded/{name}"] = encode_program(seeded_plan(recorded), own)
-        if parts is not None and not facts.refusal:
-            sections[f"host/{name}"] = encode_program(parts.host)
-            sections[f"recorded/{name}"] = encode_program(recorded)
-        inputs = [declared.name for declared in plan.inputs]
-        entries[name] = {
-            "plan": plan.name, "inputs": inputs, "constants": list(plan.constants), "graph": asdict(facts),
-            "parts": None if parts is None else asdict(parts.order),
-        }  # fmt: skip
-    sections.update((f"region/{name}", encode_plan(spec)) for name, spec in (specs or {}).items())
+    """Everything that the plan needs to run. `adapt` as in `encode_program`; `program`: what that has given."""
+    parts = None if adapt else split_host_part(plan)
+    recorded = plan if parts is None else parts.recorded
+    facts = graph_facts(recorded)
+    sections = {"program": program or encode_program(plan, adapt)}
+    if facts.seeds and not facts.refusal:
+        sections["seeded"] = encode_program(seeded_plan(recorded), adapt)
+    if parts is not None and not facts.refusal:
+        sections["host"] = encode_program(parts.host)
+        sections["recorded"] = encode_program(recorded)
     sections.update((f"constant/{key}", encode_tensor(tensor)) for key, tensor in constants.items())
-    kernels = kernel_sections(libraries, sections)
-    sections["manifest"] = json.dumps({"version": VERSION, "entries": entries, **kernels}, sort_keys=True).encode()
+    manifest = {
+        "version": VERSION, "plan": plan.name, "inputs": [declared.name for declared in plan.inputs],
+        "constants": list(plan.constants), "graph": asdict(facts),
+        "parts": None if parts is None else asdict(parts.order), **kernel_sections(libraries, sections),
+    }  # fmt: skip
+    sections["manifest"] = json.dumps(manifest, sort_keys=True).encode()
     return pack(sections)
 
 
@@ -107,9 +87,7 @@ def kernel_sections(libraries: Libraries, sections: dict[str, bytes]) -> dict[st
 def load_plan(data: bytes, graphs: CudaGraphs | None = None, *, standalone: bool = True) -> Executable:
     """The executor of a bundle, as `CompiledPlan.executor` makes it. Raises KilnError."""
     loaded = load_bundle(data)
-    if graphs is None:
-        return loaded.executor(MAIN)
-    return loaded.graphed(MAIN, graphs, standalone=standalone)
+    return loaded.executor() if graphs is None else loaded.graphed(graphs, standalone=standalone)
 
 
 def load_bundle(data: bytes) -> LoadedBundle:
@@ -126,11 +104,10 @@ def load_bundle(data: bytes) -> LoadedBundle:
 
 @final
 class LoadedBundle:
-    """Plans of a bundle by name; executors are made on demand."""
+    """The plan of a bundle; executors are made on demand."""
 
     def __init__(self, sections: Mapping[str, memoryview], manifest: Mapping[str, Any]) -> None:
-        self.sections = sections
-        self.entries: Mapping[str, Any] = manifest["entries"]
+        self.sections, self.manifest = sections, manifest
         wanted = sorted(set(manifest["kernels"].values()))
         paths = {key: loadable_file(bytes(sections[f"library/{key}"])) for key in wanted}
         functions = {symbol: paths[key] for symbol, key in manifest["kernels"].items()}
@@ -139,47 +116,30 @@ class LoadedBundle:
         for path in paths.values():
             weakref.finalize(self.libraries, remove_file, path)
 
-    def names(self) -> list[str]:
-        return sorted(self.entries)
+    def executor(self) -> Executor:
+        return self._load("program", self._constants())
 
-    def executor(self, name: str) -> Executor:
-        return self._load("program", name, self._constants(name))
-
-    def graphed(self, name: str, graphs: CudaGraphs, *, standalone: bool) -> Callable[..., Any]:
+    def graphed(self, graphs: CudaGraphs, *, standalone: bool) -> Callable[..., Any]:
         """The executor, recorded as CUDA graphs where that is possible."""
-        constants = self._constants(name)
-        written = self.entries[name]["graph"]
+        constants, written = self._constants(), self.manifest["graph"]
         facts = GraphFacts(**{**written, "mutated": tuple(written["mutated"]), "bumped": tuple(written["bumped"])})
-        order = self.entries[name]["parts"] if f"host/{name}" in self.sections else None
-        plain = self._load("program" if order is None else "recorded", name, constants)
-        graphed = graphs.wrap(
-            plain, lambda every: self._load("seeded", name, every), facts, constants, standalone=standalone
-        )
+        order = self.manifest["parts"] if "host" in self.sections else None
+        plain = self._load("program" if order is None else "recorded", constants)
+        graphed = graphs.wrap(plain, lambda every: self._load("seeded", every), facts, constants, standalone=standalone)
         if order is None:
             return graphed
         if graphed is plain:
-            return self._load("program", name, constants)
+            return self._load("program", constants)
         results = tuple([(is_recorded, number) for is_recorded, number in order["results"]])
         parts = PartOrder(tuple(order["given"]), results, order["kept"])
-        return HostFirst(self._load("host", name, constants), graphed, parts)
+        return HostFirst(self._load("host", constants), graphed, parts)
 
-    def _constants(self, name: str) -> list[torch.Tensor]:
-        return [decode_tensor(bytes(self.sections[f"constant/{key}"])) for key in self.entries[name]["constants"]]
+    def _constants(self) -> list[torch.Tensor]:
+        return [decode_tensor(bytes(self.sections[f"constant/{key}"])) for key in self.manifest["constants"]]
 
-    def _load(self, kind: str, name: str, constants: Sequence[torch.Tensor]) -> Executor:
-        entry = self.entries[name]
-        program = bytes(self.sections[f"{kind}/{name}"])
-        explain = Explain(entry["plan"], entry["inputs"], self.libraries)
-        return load_executor(program, self.libraries, constants, explain)
-
-    def plan(self, name: str) -> Plan:
-        """For reading, and for the Python executor."""
-        plan: Plan = decode_plan(bytes(self.sections[f"plan/{name}"]))
-        return plan
-
-    def region(self, name: str) -> RegionSpec:
-        spec: RegionSpec = decode_plan(bytes(self.sections[f"region/{name}"]))
-        return spec
+    def _load(self, section: str, constants: Sequence[torch.Tensor]) -> Executor:
+        explain = Explain(self.manifest["plan"], self.manifest["inputs"], self.libraries)
+        return load_executor(bytes(self.sections[section]), self.libraries, constants, explain)
 
 
 def loadable_file(data: bytes) -> Path:

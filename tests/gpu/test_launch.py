@@ -252,7 +252,7 @@ def test_in_a_cuda_graph(libraries: Libraries) -> None:
 BUNDLE_SCRIPT = """
 import sys, torch
 from kiln.runtime.loader import load_bundle
-run = load_bundle(open(sys.argv[1], "rb").read()).executor("main")
+run = load_bundle(open(sys.argv[1], "rb").read()).executor()
 x, w = torch.randn(40, 64, device="cuda"), torch.randn(64, 32, device="cuda")
 torch.testing.assert_close(run(x, w)[0], (x * 0.5) @ w * 0.5)
 assert "triton" not in sys.modules, "Triton was imported"
@@ -262,7 +262,7 @@ print("ran")
 
 def test_a_bundle_runs_in_a_fresh_process_without_triton(libraries: Libraries, tmp_path: Path) -> None:
     file = tmp_path / "model.kiln"
-    file.write_bytes(save_bundle({"main": scaled_product()}, libraries, {}))
+    file.write_bytes(save_bundle(scaled_product(), libraries, {}))
     assert load_bundle(file.read_bytes()).libraries.cubins
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     done = subprocess.run(

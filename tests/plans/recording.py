@@ -18,6 +18,7 @@ import torch
 
 from kiln.plan.encode import encode_program
 from kiln.plan.plan import Plan
+from kiln.plan.serialize import encode_plan
 from kiln.runtime.cache.store import content_key
 from kiln.runtime.kernels import Libraries
 from kiln.runtime.loader import save_bundle
@@ -55,10 +56,8 @@ class PlanRecording:
             if key in self.known or any(kernel.language != "cpp" for kernel in plan.kernels):
                 return executor
             self.known.add(key)
-        bundle = save_bundle(
-            {"main": plan}, libraries, dict(zip(plan.constants, constants, strict=True)), adapt={"main": adapt}
-        )
-        return RecordedExecutor(executor, bundle, self, key)
+        bundle = save_bundle(plan, libraries, dict(zip(plan.constants, constants, strict=True)), adapt=adapt)
+        return RecordedExecutor(executor, plan, bundle, self, key)
 
     def keep(self, key: str, bundle: bytes, call: dict[str, Any]) -> None:
         (self.folder / f"{key}.kiln").write_bytes(bundle)
@@ -80,8 +79,8 @@ class PlanRecording:
 class RecordedExecutor:
     """Stands for an executor; its first call is recorded."""
 
-    def __init__(self, executor: Any, bundle: bytes, recording: PlanRecording, key: str) -> None:
-        self._executor = executor
+    def __init__(self, executor: Any, plan: Plan, bundle: bytes, recording: PlanRecording, key: str) -> None:
+        self._executor, self._plan = executor, plan
         self._pending: tuple[bytes, PlanRecording, str] | None = (bundle, recording, key)
 
     def __getattr__(self, name: str) -> Any:
@@ -96,7 +95,7 @@ class RecordedExecutor:
             recording.too_large += 1
             return self._executor(*args)
         call: dict[str, Any] = {"before": snapshot(args), "random": torch.get_rng_state(), "error": ""}
-        call["threads"] = torch.get_num_threads()
+        call |= {"threads": torch.get_num_threads(), "plan": encode_plan(self._plan)}
         try:
             results = self._executor(*args)
         except KilnError as error:

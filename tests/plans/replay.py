@@ -16,6 +16,7 @@ import torch
 
 from kiln.plan.errors import UnknownOperator
 from kiln.plan.plan import Plan
+from kiln.plan.serialize import decode_plan
 from kiln.plan.steps import AllocateStep, AtenStep, BranchStep
 from kiln.runtime.loader import load_bundle
 from kiln.support.errors import KilnError
@@ -47,9 +48,9 @@ def unwritten(plan: Plan) -> set[int]:
 def difference(file: Path) -> str:
     """How the call differs from the recorded one; "" where it does not."""
     call: dict[str, Any] = torch.load(file.with_suffix(".call"), weights_only=False)
-    bundle = load_bundle(file.read_bytes())
+    bundle, plan = load_bundle(file.read_bytes()), decode_plan(call["plan"])
     try:
-        run = bundle.executor("main")
+        run = bundle.executor()
     except UnknownOperator as error:
         if str(error.details["target"]).startswith(("aten.", "kiln.")):
             raise
@@ -63,9 +64,9 @@ def difference(file: Path) -> str:
         return "" if error.code == call["error"] else f"raised {error}"
     if call["error"]:
         return f"did not raise {call['error']}"
-    if INEXACT in str(bundle.plan("main")):
+    if INEXACT in str(plan):
         return ""
-    hollow = unwritten(bundle.plan("main"))
+    hollow = unwritten(plan)
     for kind, found, expected in (("result", results, call["results"]), ("argument", args, call["after"])):
         if len(found) != len(expected):
             return f"{len(found)} {kind}s, recorded were {len(expected)}"
@@ -79,7 +80,7 @@ def main(folder: Path) -> int:
     files = sorted(folder.glob("*.kiln"))
     bad = {file.name: problem for file in files if (problem := difference(file))}
     for name, problem in bad.items():
-        print(f"{name}, plan {load_bundle((folder / name).read_bytes()).plan('main').name}: {problem}")
+        print(f"{name}, plan {load_bundle((folder / name).read_bytes()).manifest['plan']}: {problem}")
     loaded = [name for name in sys.modules if name.startswith(COMPILER)]
     if loaded:
         print(f"the compiler was loaded: {loaded}")

@@ -47,9 +47,7 @@ Make = Callable[..., Callable[..., tuple[Any, ...]]]
 def saved_and_loaded(plan: Plan, libraries: Libraries, constants: Sequence[torch.Tensor] = ()) -> Executor:
     """The plan as it comes out of a bundle."""
     by_key = dict(zip(plan.constants, constants, strict=True))
-    loaded = load_bundle(save_bundle({"main": plan}, libraries, by_key))
-    assert loaded.plan("main") == plan
-    return loaded.executor("main")
+    return load_bundle(save_bundle(plan, libraries, by_key)).executor()
 
 
 @pytest.fixture(params=[PythonExecutor, make_executor, saved_and_loaded], ids=["python", "native", "loaded"])
