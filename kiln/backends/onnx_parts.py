@@ -7,7 +7,7 @@ model_of(part)               inputs x0, x1, ..., then the sizes that no input ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import final
 
 import torch
@@ -54,6 +54,25 @@ class OnnxBackend:
             if call.dtype not in self.dtypes.get(call.op, self.default):
                 return f"{self.name} has no {call.op} of {DTYPE_NAMES[call.dtype]}"
         return ""
+
+
+class PartInputs:
+    """The model of a part, and how its inputs are made of tensors and sizes."""
+
+    def __init__(self, part: GraphPart) -> None:
+        self.model, self.hidden = model_of(part)
+        self.places = [part.symbols.index(symbol) for symbol in self.hidden]
+        self.names = frozenset([value.name for value in self.model.inputs])
+
+    def feed(
+        self, tensors: Sequence[torch.Tensor], sizes: Sequence[int], without: Collection[str] = ()
+    ) -> dict[str, object]:
+        """Arrays by the names of the inputs that the model has, but those `without`."""
+        given = {f"x{number}": tensor for number, tensor in enumerate(tensors)}
+        for symbol, place in zip(self.hidden, self.places, strict=True):
+            given[symbol.name] = torch.tensor([sizes[place]], device="cpu")
+        wanted = self.names.difference(without)
+        return {name: tensor.detach().contiguous().numpy() for name, tensor in given.items() if name in wanted}
 
 
 def model_of(part: GraphPart) -> tuple[OnnxModel, tuple[Symbol, ...]]:

@@ -15,7 +15,7 @@ from typing import Protocol, cast, final
 
 import torch
 
-from kiln.backends.onnx_parts import OnnxBackend, model_of
+from kiln.backends.onnx_parts import OnnxBackend, PartInputs
 from kiln.backends.registry import register_backend
 from kiln.graph.ir.node import Node
 from kiln.graph.offload.part import GraphPart
@@ -37,8 +37,8 @@ class SessionRun:
     """A session for the model of a part."""
 
     def __init__(self, part: GraphPart, constant_weights: bool = False) -> None:
-        self.model, self.hidden = model_of(part)
-        self.places = [part.symbols.index(symbol) for symbol in self.hidden]
+        self.inputs = PartInputs(part)
+        self.model = self.inputs.model
         self.fixed: list[FixedWeight] = []
         self.looks_for_weights = constant_weights
         self.session = None if constant_weights else new_session(self.model)
@@ -48,13 +48,9 @@ class SessionRun:
             self.fix_weights(tensors)
         elif not all([weight.is_same(tensors[weight.number]) for weight in self.fixed]):
             self.fixed, self.session = [], new_session(self.model)
-        fixed = {weight.number for weight in self.fixed}
-        feed = {f"x{number}": tensor.detach().numpy() for number, tensor in enumerate(tensors) if number not in fixed}
-        for symbol, place in zip(self.hidden, self.places, strict=True):
-            feed[symbol.name] = torch.tensor([sizes[place]], device="cpu").numpy()
-        known = {value.name for value in self.model.inputs}
+        fixed = {f"x{weight.number}" for weight in self.fixed}
         assert self.session is not None
-        results = self.session.run(None, {name: value for name, value in feed.items() if name in known})
+        results = self.session.run(None, self.inputs.feed(tensors, sizes, fixed))
         return [torch.from_numpy(result) for result in results]
 
     def fix_weights(self, tensors: Sequence[torch.Tensor]) -> None:

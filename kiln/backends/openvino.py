@@ -11,7 +11,7 @@ from typing import Protocol, cast, final
 
 import torch
 
-from kiln.backends.onnx_parts import OnnxBackend, model_of
+from kiln.backends.onnx_parts import OnnxBackend, PartInputs
 from kiln.backends.registry import register_backend
 from kiln.graph.offload.part import GraphPart
 from kiln.onnx import model_bytes
@@ -33,21 +33,15 @@ class CompiledModelRun:
 
     def __init__(self, part: GraphPart) -> None:
         openvino = load_required("openvino", purpose="the backend `openvino`")
-        model, self.hidden = model_of(part)
-        self.places = [part.symbols.index(symbol) for symbol in self.hidden]
-        self.inputs = frozenset([value.name for value in model.inputs])
-        self.count = len(model.outputs)
+        self.inputs = PartInputs(part)
         settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
         core = openvino.Core()
-        made = core.compile_model(core.read_model(model_bytes(model)), "CPU", settings)
+        made = core.compile_model(core.read_model(model_bytes(self.inputs.model)), "CPU", settings)
         self.compiled = cast(CompiledModel, made)
 
     def __call__(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> Sequence[torch.Tensor]:
-        feed = {f"x{number}": tensor.detach().contiguous().numpy() for number, tensor in enumerate(tensors)}
-        for symbol, place in zip(self.hidden, self.places, strict=True):
-            feed[symbol.name] = torch.tensor([sizes[place]], device="cpu").numpy()
-        found = self.compiled({name: value for name, value in feed.items() if name in self.inputs})
-        return [torch.from_numpy(found[number]) for number in range(self.count)]
+        found = self.compiled(self.inputs.feed(tensors, sizes))
+        return [torch.from_numpy(found[number]) for number in range(len(self.inputs.model.outputs))]
 
 
 # fmt: off

@@ -36,14 +36,10 @@ def load_part(data: bytes, context: CompileContext) -> Callable[..., object]:
     sections = unpack(data)
     if REGION in sections:
         return load_region(bytes(sections[REGION]), context)
-    return load_check(sections)
+    return SpeculationCheck(load_speculation(bytes(sections[CHECK])), tuple(json.loads(bytes(sections["expected"]))))
 
 
 def write_check(check: SpeculationCheck) -> bytes | None:
     if check.plan.write is None:
         return None
     return pack({CHECK: check.plan.write(), "expected": json.dumps(check.expected).encode()})
-
-
-def load_check(sections: dict[str, memoryview]) -> SpeculationCheck:
-    return SpeculationCheck(load_speculation(bytes(sections[CHECK])), tuple(json.loads(bytes(sections["expected"]))))

@@ -125,7 +125,7 @@ class ReferenceRun:
         if self.position == len(self.plan.steps):
             return None
         step = self.plan.steps[self.position]
-        with below_autograd():
+        with torch._C._ExcludeDispatchKeyGuard(_EXCLUDED):
             step.run(self)
         self.position += 1
         return step
@@ -217,11 +217,7 @@ class ReferenceRun:
         return value
 
 
-def below_autograd() -> Any:
-    """Kernels only: no graph is recorded and no autocast applied, whatever the caller's modes are."""
-    return torch._C._ExcludeDispatchKeyGuard(_EXCLUDED)
-
-
+# Kernels only: no graph is recorded and no autocast applied, whatever the modes of the caller are.
 _EXCLUDED = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 for _name in ("AutogradFunctionality", "AutocastCPU", "AutocastCUDA"):
     _EXCLUDED = _EXCLUDED | torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _name))

@@ -127,14 +127,14 @@ def options_from(given: Mapping[str, object], base: Options | None = None) -> Op
     return replace(base or Options(), **checked)
 
 
-def options_from_text(text: str, base: Options | None = None) -> Options:
+def options_from_text(text: str) -> Options:
     """Options written as `name=value,name=value` (the form of KILN_OPTIONS)."""
     hints = hints_of_options()
     given: dict[str, object] = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         name, _, value = part.partition("=")
         given[name] = _read(value, hints.get(name, str))
-    return options_from(given, base)
+    return options_from(given)
 
 
 def _check(name: str, value: object, hint: type) -> None:

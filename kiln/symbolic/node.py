@@ -55,10 +55,6 @@ def nowhere() -> Location | None:
     return None
 
 
-def _is_truth(value: Value) -> bool:
-    return isinstance(value, bool | Relation | AllOf | AnyOf)
-
-
 def _number(value: Value) -> Int | float | Real:
     """A decided truth counts as 0 or 1."""
     if isinstance(value, bool):
@@ -222,7 +218,7 @@ class SymNode:
         return isinstance(self.value, float | Real)
 
     def is_bool(self) -> bool:
-        return _is_truth(self.value)
+        return isinstance(self.value, bool | Relation | AllOf | AnyOf)
 
     def is_nested_int(self) -> bool:
         return False

@@ -49,17 +49,14 @@ def run(
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)  # a forked process has none of OpenMP's threads
     part, parts = map(int, shard.split("/"))
-    chosen = sorted([found for found in architectures() if is_wanted(found, wanted)], key=place_of)[part::parts]
+    known = [found for found in architectures() if not wanted or found.family in wanted or found.title in wanted]
+    chosen = sorted(known, key=place_of)[part::parts]
     before = read(out) if out is not None and out.exists() else []
     done = {(found["name"], found["candidate"]) for found in before}
     tasks = [task for task in tasks_of(chosen, candidates, modes) if task[0] not in done]
     found = [*before, *measured(tasks, jobs, seconds, out)]
     print("\n".join(table(found)))
     return int(any([row["candidate"] == "kiln" and row["outcome"] in ("wrong", "error") for row in found]))
-
-
-def is_wanted(architecture: Architecture, wanted: Collection[str]) -> bool:
-    return not wanted or architecture.family in wanted or architecture.title in wanted
 
 
 def place_of(architecture: Architecture) -> bytes:
@@ -126,10 +123,6 @@ def line_of(found: CaptureFinding) -> str:
 # ------------------------------------------------------------------------------------------------ table
 
 
-def is_one_graph(found: CaptureFinding) -> bool:
-    return found["outcome"] == "equal" and not found.get("breaks")
-
-
 def table(found: list[CaptureFinding]) -> list[str]:
     """Shares by candidate and mode, then reasons and differences of Kiln."""
     lines = [f"{'':22}{'models':>8}{'equal':>9}{'one graph':>11}{'wrong':>7}{'error':>7}{'first s':>9}{'eager s':>9}"]
@@ -137,7 +130,7 @@ def table(found: list[CaptureFinding]) -> list[str]:
         rows = [row for row in found if (row["candidate"], row.get("mode")) == (candidate, mode)]
         rows = [row for row in rows if row["outcome"] != "skipped"]
         counts = Counter([row["outcome"] for row in rows])
-        graphs = sum(map(is_one_graph, rows))
+        graphs = sum([row["outcome"] == "equal" and not row.get("breaks") for row in rows])
         lines.append(
             f"{candidate:14} {mode:7}{len(rows):8}{share(counts['equal'], rows):>9}{share(graphs, rows):>11}"
             f"{counts['wrong']:7}{counts['error']:7}{sum([row.get('first_seconds', 0.0) for row in rows]):9.1f}"

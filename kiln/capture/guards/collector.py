@@ -70,9 +70,7 @@ class GuardCollector:
     def __init__(self) -> None:
         self._guards: dict[tuple[int, str, object], Guard] = {}
 
-    def add(
-        self, source: Source, kind: GuardKind, expected: object = None, at: Location | None = None, why: str = ""
-    ) -> None:
+    def add(self, source: Source, kind: GuardKind, expected: object = None, at: Location | None = None) -> None:
         """Add a guard unless it is there already.
 
         Sources are compared by identity here (hashing a path costs more than checking it); `finish` merges
@@ -82,7 +80,7 @@ class GuardCollector:
         name = kind._value_
         key = (id(source), name, expected if name in DETAILED else None)
         if key not in self._guards:
-            self._guards[key] = MAKE(Guard, (source, kind, expected, at, why))
+            self._guards[key] = MAKE(Guard, (source, kind, expected, at))
 
     def has(self, source: Source, kind: str) -> bool:
         """Whether this source object has a guard of `kind`, the value of a kind that occurs once per source."""

@@ -523,10 +523,10 @@ class CaptureState:
     def const(self, value: object) -> Value:
         return self.model.constant(value)
 
-    def guard(self, source: Source | None, kind: GuardKind, expected: object = None, why: str = "") -> None:
+    def guard(self, source: Source | None, kind: GuardKind, expected: object = None) -> None:
         """Without a source there is nothing to guard: it was made here."""
         if source is not None:
-            self.guards.add(source, kind, expected, self.location(of_program=True), why)
+            self.guards.add(source, kind, expected, self.location(of_program=True))
 
     def guard_type(self, value: Value) -> type:
         kind = value.python_type()

@@ -263,7 +263,7 @@ def refuse_unchecked(s: CaptureState, graph: Graph) -> None:
     """Break where something was assumed if eager cannot run `graph` again, since it calls operators with unknown
     effects, or changes inputs and does not check what was assumed before that; or where the tensor of a number was
     changed after it had been read."""
-    runs_once = has_lasting_effects(graph) and not s.policy.whole
+    runs_once = (bool(graph.writes) or calls_opaque(graph)) and not s.policy.whole
     checks_first = s.policy.own_regions and not calls_opaque(graph)
     found = s.part(DataValues)
     for assumption in found.assumptions:
@@ -278,11 +278,6 @@ def refuse_unchecked(s: CaptureState, graph: Graph) -> None:
             unchecked = late is None or symbol in late
             if unchecked and symbol in found.steps and not isinstance(env.simplify(symbol), int):  # not speculated on
                 raise ValueNeeded(*found.steps[symbol])
-
-
-def has_lasting_effects(graph: Graph) -> bool:
-    """Whether eager cannot run the same again."""
-    return bool(graph.writes) or calls_opaque(graph)
 
 
 def calls_opaque(graph: Graph) -> bool:

@@ -279,10 +279,16 @@ def is_positive(s: CaptureState, base: Symbolic) -> bool:
 
 def float_comparison(s: CaptureState, function: Function2, left: Value, right: Value) -> bool | None:
     """A comparison with a float from outside, on which the capture speculates. None: guards hold it, or data decide."""
+    values = numbers_with_float(s, left, right)
+    return None if values is None else number_truth(s, function, *values)
+
+
+def numbers_with_float(s: CaptureState, left: Value, right: Value) -> list[Number] | None:
+    """Both numbers, if one of them is a float and none is a truth."""
     values = [number_of(s, value) for value in (left, right)]
     if all(as_integer(value) is not None for value in values) or bool in (left.python_type(), right.python_type()):
         return None
-    return number_truth(s, function, *values)
+    return values
 
 
 ORDERED: dict[Function2, tuple[str, bool, bool]] = {
@@ -298,8 +304,7 @@ ORDERED: dict[Function2, tuple[str, bool, bool]] = {
 
 def floats_in_front(s: CaptureState, plain: Function2, left: Value, right: Value) -> Value | None:
     """A comparison with a float from outside, computed in front of the region. None: guards hold it, or data decide."""
-    values = [number_of(s, value) for value in (left, right)]
-    if all(as_integer(value) is not None for value in values) or bool in (left.python_type(), right.python_type()):
+    if (values := numbers_with_float(s, left, right)) is None:
         return None
     row, swapped, positive = ORDERED[plain]
     made = number_in_front(s, row, *(reversed(values) if swapped else values))
@@ -553,17 +558,10 @@ def contains(s: CaptureState, container: Value, item: Value) -> bool:
 def searched(s: CaptureState, item: Value) -> Token:
     """The token of what is looked for in a set: a set stands for the frozenset with its items."""
     native = item.native if isinstance(item, Object) and item.native is not None else item
-    if (
-        isinstance(native, Set)
-        and issubclass(native.cls, set)
-        and s.classes.lookup(item.python_type(), "__hash__")
-        in (
-            None,
-            (set, None),
-        )
-    ):
-        return Set(dict(native.items(s)), frozenset).key(s)
-    return item.key(s)
+    if not isinstance(native, Set) or not issubclass(native.cls, set):
+        return item.key(s)
+    is_hashed = s.classes.lookup(item.python_type(), "__hash__") not in (None, (set, None))
+    return item.key(s) if is_hashed else Set(dict(native.items(s)), frozenset).key(s)
 
 
 CONVERTERS: dict[str, Callable[[object], object]] = {"s": str, "r": repr, "a": ascii}
@@ -583,11 +581,9 @@ def format_value(s: CaptureState, value: Value, conversion: str, spec: str) -> s
             end = "must return a str, not {}" if method == "__format__" else "returned non-string (type {})"
             raise s.error(TypeError, f"{method} {end.format(made.type_name())}")
         text = str(made.constant(s))
-        return (
-            text
-            if method == "__format__"
-            else format(text if conversion != "a" else text.encode("ascii", "backslashreplace").decode(), spec)
-        )
+        if method == "__format__":
+            return text
+        return format(text if conversion != "a" else text.encode("ascii", "backslashreplace").decode(), spec)
     try:
         plain = printable(s, value)
     except NotConstant:

@@ -146,17 +146,14 @@ def number_in_front(s: CaptureState, function: str, *args: Number) -> torch.SymI
     if number is None:
         return None
     for known, value in found.numbers.items():
-        if isinstance(known, ComputedNumber) and known.formula == formula and is_within(found.under, known.under):
+        under = found.under[: len(known.under)]
+        if isinstance(known, ComputedNumber) and known.formula == formula and known.under == under:
             return value
     made = ComputedNumber(f"{function}_{len(found.numbers)}", formula, type(number), found.under)
     scalar = found.numbers[made] = s.recorder.add_scalar(number, made.name, FormulaSource(made.name), formula)
     if found.under and isinstance(scalar, torch.SymInt):
         env.conditional.add(scalar.node.value)
     return scalar
-
-
-def is_within(inner: tuple[Truth, ...], outer: tuple[Truth, ...]) -> bool:
-    return inner[: len(outer)] == outer
 
 
 def value_in_front(s: CaptureState, function: str, *args: Number) -> object:

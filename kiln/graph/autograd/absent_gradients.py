@@ -25,7 +25,8 @@ from kiln.symbolic import ShapeEnv
 
 def with_existence(graph: Graph, tangents: Sequence[Node]) -> tuple[Graph, tuple[int | None, ...]]:
     """`graph` with outputs that say which of the others exist, and for each other the number of the one that does."""
-    if not any(node.op.name == "cond" and is_one_sided(node) for node in graph.nodes):
+    branches = [node.attrs for node in graph.nodes if node.op.name == "cond"]
+    if not any(attrs["only_true"] or attrs["only_false"] for attrs in branches):
         return graph, (None,) * len(graph.outputs)
     builder = Builder(ShapeEnv())
     known = _Existence(builder, graph, tangents).known
@@ -36,10 +37,6 @@ def with_existence(graph: Graph, tangents: Sequence[Node]) -> tuple[Graph, tuple
     numbers = {condition: len(graph.outputs) + number for number, condition in enumerate(distinct)}
     found = tuple([None if condition is None else numbers[condition] for condition in conditions])
     return replace(graph, nodes=[*graph.nodes, *builder.nodes], outputs=outputs), found
-
-
-def is_one_sided(node: Node) -> bool:
-    return bool(node.attrs["only_true"] or node.attrs["only_false"])
 
 
 @final

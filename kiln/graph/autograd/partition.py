@@ -34,7 +34,7 @@ from kiln.graph.prims.rows import PRIMS
 from kiln.plan.plan import SymbolBinding
 from kiln.plan.signature import Carried, SavedTensor, Signature, Tangent
 from kiln.support.records import dataclass
-from kiln.symbolic import ShapeEnv, Symbol
+from kiln.symbolic import Symbol
 from kiln.tensor.spec import ScalarSpec, TensorSpec
 
 SavedValue = SavedTensor | SymbolBinding
@@ -231,7 +231,7 @@ def _backward(
         spec = node.tensor.with_sizes(node.tensor.sizes) if node in sides.copied else node.spec
         new[node] = made.input(node.attrs["name"] if node.op.name == "input" else f"saved_{number}", spec)
     symbols: list[Symbol] = []
-    if may_have_symbols(joint.env):
+    if joint.env is None or joint.env.symbols():
         # Of several tangents, some may be missing in a backward, and so may be what only these need.
         present = [new[node] for node, read in zip(kept, readers, strict=True) if read is None]
         present += joint.tangents if len(joint.tangents) == 1 else ()
@@ -323,7 +323,3 @@ def binding_of(symbol: Symbol, forward: Graph) -> SymbolBinding:
             if spec.offset is symbol:
                 return SymbolBinding(name, "offset", slot)
     raise UnsavedSymbol(symbol=symbol)
-
-
-def may_have_symbols(env: ShapeEnv | None) -> bool:
-    return env is None or bool(env.symbols())

@@ -116,7 +116,7 @@ class FxView:
                     return part
                 return self.fx.call_function(operator.getitem, (inputs[0], attrs["index"]))
             case "constant_tensor":
-                return self.attribute("constant", self.constants[attrs["key"]])
+                return self.attribute(self.constants[attrs["key"]])
             case "scalar_tensor":
                 target = find_overload("aten.scalar_tensor.default")
                 return self.fx.call_function(target, (inputs[0],), dict(attrs))
@@ -215,8 +215,8 @@ class FxView:
         parts = [made] if count == 1 else [self.fx.call_function(operator.getitem, (made, n)) for n in range(count)]
         return (*parts, *copies)
 
-    def attribute(self, prefix: str, value: torch.Tensor) -> torch.fx.Node:
-        name = f"_{prefix}_{len(list(self.root.buffers()))}"
+    def attribute(self, value: torch.Tensor) -> torch.fx.Node:
+        name = f"_constant_{len(list(self.root.buffers()))}"
         self.root.register_buffer(name, value)
         return self.fx.get_attr(name)
 

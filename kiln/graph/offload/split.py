@@ -82,11 +82,7 @@ class Split:
 
     def reasons(self) -> dict[Node, str]:
         """Why nodes stay, with the names of their ops."""
-        return {node: f"{op_name(node)} ({reason})" for node, reason in self.refused.items()}
-
-
-def op_name(node: Node) -> str:
-    return str(node.attrs["target"]) if "target" in node.attrs else node.op.name
+        return {node: f"{node.attrs.get('target', node.op.name)} ({reason})" for node, reason in self.refused.items()}
 
 
 def split(graph: Graph, backend: GraphBackend) -> Split:

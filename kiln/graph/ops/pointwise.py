@@ -213,7 +213,8 @@ def pow_scalar(e: Emit, x: Node, exponent: Number) -> Node:
         raise RuntimeError("Integers to negative integer powers are not allowed.")
     base = e.convert(x, dtype)
     if exponent == 0:
-        return relaid(e, _ones(e, base), e.pointwise("neg", base).tensor.strides)
+        ones = e.full(1, base.tensor.sizes, dtype, base.tensor.device)
+        return relaid(e, ones, e.pointwise("neg", base).tensor.strides)
     powers = _POWERS if dtype.is_floating_point and not isinstance(exponent, complex) else {}
     if dtype is torch.float16 and base.tensor.device.type == "cpu":
         powers = {number: simple for number, simple in powers.items() if number not in _ROOTS}
@@ -237,10 +238,6 @@ decompose("pow.Scalar")(lambda e, x, exponent: packed(e, e.pointwise("pow", *pro
 
 
 INPLACE["pow_.Scalar"] = "aten.pow.Tensor_Scalar"
-
-
-def _ones(e: Emit, x: Node) -> Node:
-    return e.full(1, x.tensor.sizes, x.tensor.dtype, x.tensor.device)
 
 
 def _square(e: Emit, x: Node) -> Node:

@@ -63,7 +63,7 @@ def next_bucket(nodes: Sequence[Node]) -> Bucket | None:
     for node in nodes:
         if starts and not dependent.isdisjoint(node.inputs):
             dependent.add(node)
-        if is_all_reduce(node):
+        if node.op.name == "opaque" and node.attrs["target"] == ALL_REDUCE:
             if starts and joins(starts, node) and node not in dependent:
                 starts.append(node)
             elif len(starts) > 1:
@@ -79,10 +79,6 @@ def next_bucket(nodes: Sequence[Node]) -> Bucket | None:
         return None
     last = nodes.index(starts[-1])
     return Bucket(tuple(starts), frozenset(node for node in nodes[:last] if node in dependent))
-
-
-def is_all_reduce(node: Node) -> bool:
-    return node.op.name == "opaque" and node.attrs["target"] == ALL_REDUCE
 
 
 def joins(starts: Sequence[Node], node: Node) -> bool:

@@ -37,7 +37,7 @@ class SeparateOutputs:
             if output.alias is not None:
                 continue
             base = base_of(output.value)
-            if base in taken or is_outside(base):
+            if base in taken or base.op.name in ("input", "constant_tensor"):  # memory that outlives the graph
                 made = copied_with_base(output.value) if index in shared else [fresh_copy(output.value)]
                 copies += made
                 outputs[index] = replace(output, value=made[-1])
@@ -58,11 +58,6 @@ def shared_views(graph: Graph) -> set[Node]:
             found.add(node)
             node = node.inputs[0]
     return found
-
-
-def is_outside(node: Node) -> bool:
-    """Whether its memory outlives the graph."""
-    return node.op.name in ("input", "constant_tensor")
 
 
 def fresh_copy(node: Node) -> Node:

@@ -88,10 +88,6 @@ def kept_of_while(node: Node, read: Collection[int]) -> list[int]:
     return turns_need(body, {*read, *[n for n in inputs_read(test, range(len(test.outputs))) if n < count]}, count)
 
 
-def kept_of_scan(node: Node, read: Collection[int]) -> list[int]:
-    return turns_need(node.attrs["body"], set(read), node.attrs["carried"])
-
-
 def turns_need(body: Graph, needed: set[int], carried: int) -> list[int]:
     """`needed` results, and the carried values that they depend on in some turn."""
     count = -1
@@ -106,7 +102,10 @@ def inputs_read(graph: Graph, outputs: Collection[int]) -> list[int]:
     return [number for number, value in enumerate(graph.inputs) if value in live]
 
 
-KEPT = {"while_loop": kept_of_while, "scan": kept_of_scan}
+KEPT = {
+    "while_loop": kept_of_while,
+    "scan": lambda node, read: turns_need(node.attrs["body"], set(read), node.attrs["carried"]),
+}
 
 
 # The node with these results.

@@ -32,16 +32,16 @@ def philox_words(seed: Tensor, counter: Tensor) -> tuple[Tensor, Tensor]:
     seed, counter = torch.broadcast_tensors(seed.to(torch.int64), counter.to(torch.int64))
     key, word0, word1 = seed & _WORD, counter & _WORD, ((counter ^ seed) >> 32) & _WORD
     for _ in range(ROUNDS):
-        high, low = _multiply(word0, MULTIPLIER)
+        high, low = _multiplied(word0)
         word0, word1 = high ^ word1 ^ key, low
         key = (key + KEY_STEP) & _WORD
     return word0, word1
 
 
-def _multiply(word: Tensor, by: int) -> tuple[Tensor, Tensor]:
-    """High and low word of the product, in halves so that nothing exceeds 63 bits."""
-    low = word * (by & 0xFFFF)
-    high = word * (by >> 16)
+def _multiplied(word: Tensor) -> tuple[Tensor, Tensor]:
+    """High and low word of the product with MULTIPLIER, in halves so that nothing exceeds 63 bits."""
+    low = word * (MULTIPLIER & 0xFFFF)
+    high = word * (MULTIPLIER >> 16)
     middle = high + (low >> 16)
     return middle >> 16, ((middle & 0xFFFF) << 16) | (low & 0xFFFF)
 

@@ -63,3 +63,14 @@ class Dialect:
 def is_infix(template: str) -> bool:
     """`{0} + {1}` takes numbers and vectors alike."""
     return _INFIX.fullmatch(template) is not None
+
+
+def truth_exprs(negation: str) -> dict[str, str]:
+    """Arithmetic and comparisons of truths by operators on bits; `negation` is the one in front of an operand."""
+    never = f"{{0}} & {negation}{{0}}"
+    return {
+        "add": "{0} | {1}", "mul": "{0} & {1}", "maximum": "{0} | {1}", "minimum": "{0} & {1}", "abs": "{0}",
+        "lt": f"{negation}{{0}} & {{1}}", "gt": f"{{0}} & {negation}{{1}}",
+        "le": f"{negation}{{0}} | {{1}}", "ge": f"{{0}} | {negation}{{1}}",
+        "isnan": never, "isinf": never, "signbit": never,
+    }  # fmt: skip

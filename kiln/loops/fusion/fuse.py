@@ -20,7 +20,7 @@ from kiln.loops.fusion.dependencies import Dependencies
 from kiln.loops.fusion.group import Group, GroupSymbols
 from kiln.loops.fusion.lifetimes import landing_targets
 from kiln.loops.fusion.order import GroupOrder, current
-from kiln.loops.fusion.rules import FUSION_RULES, FusionRule, is_small_sum
+from kiln.loops.fusion.rules import FUSION_RULES, is_small_sum
 from kiln.loops.fusion.single_groups import SingleGroups
 from kiln.loops.fusion.split import initial_units, make_partial
 from kiln.loops.fusion.vetoes import PAIR_VETOES, VETOES_BY_RULE, Veto
@@ -47,17 +47,15 @@ class Proposal:
     needed: set[Group]
 
 
-def propose(
-    first: Group, second: Group, context: FusionContext, rules: tuple[FusionRule, ...], refusals: list[Refusal]
-) -> Proposal | None:
-    """How to fuse two groups by one of `rules`; where that is not done, the vetoes are added to `refusals`."""
+def propose(first: Group, second: Group, context: FusionContext, refusals: list[Refusal]) -> Proposal | None:
+    """How to fuse two groups; where that is not done, the vetoes are added to `refusals`."""
     pair = Pair(first, second, context)
     refusal = _refusal(PAIR_VETOES, pair, "")
     if refusal is not None:
         refusals.append(refusal)
         return None
     refused: list[Refusal] = []
-    for rule in rules:
+    for rule in FUSION_RULES:
         if rule.name in context.target.without or not rule.applies(pair):
             continue
         pair.space = rule.space(pair)
@@ -139,7 +137,7 @@ class _Fuser:
         first, second = sorted((current(group), current(other)), key=lambda group: group.position)
         if first is second:
             return False
-        proposal = propose(first, second, self.context, FUSION_RULES, self.refusals)
+        proposal = propose(first, second, self.context, self.refusals)
         if proposal is not None:
             self._merge(first, second, proposal)
         return proposal is not None

@@ -174,7 +174,7 @@ def parts_lose_units(pair: Pair) -> Excess | None:
 
 def sum_across_blocks(pair: Pair) -> Excess | None:
     """A sum that will be split must reduce the units that come in blocks: its parts are numbered by them."""
-    blocked = _blocked(pair)
+    blocked = {*pair.first.blocked, *_renamed_blocks(pair)}
     for group, names in pair.sides() if blocked else ():
         for member in group.members:
             if member.partial is None and isinstance(member.node, Reduction):
@@ -188,10 +188,6 @@ def _summed(pair: Pair) -> set[Symbol]:
     """What the only loop of the second group reduces, in the common space."""
     names = pair.space.names
     return {names[symbol] for symbol in pair.second.members[0].reduced() if symbol in names}
-
-
-def _blocked(pair: Pair) -> set[Symbol]:
-    return {*pair.first.blocked, *_renamed_blocks(pair)}
 
 
 def _renamed_blocks(pair: Pair) -> dict[Symbol, int]:

@@ -19,7 +19,6 @@ from torch.autograd.graph import GradientEdge, Node
 
 from kiln.native._executor import AutogradGraph
 from kiln.pipeline.eager_backward.programs import CutGraph, Prepare, Programs
-from kiln.pipeline.eager_backward.segments import Place
 from kiln.pipeline.eager_backward.structure import Structure, read_structure
 from kiln.pipeline.modes import unknown_mode, without_autograd_observers
 from kiln.pipeline.session import CompileSession
@@ -138,7 +137,8 @@ class BackwardSession:
             if self.shapes.get(shape, 0) >= limit:
                 session.report_eager(TooManyBackwards(count=limit, more=2 * limit))
                 return None
-            roots, before = roots_of(graph), len(self.programs.compiles)
+            roots = [root for root in graph.roots if root[0] >= 0]  # where gradients come in
+            before = len(self.programs.compiles)
             with without_autograd_observers(), session.events.stage("compile", function=NAME), budget.compiling():
                 session.events.emit("compile", function=NAME)
                 try:
@@ -161,11 +161,6 @@ class BackwardSession:
             self.session.report_eager(
                 EagerNodes(count=len(names), total=len(structure.nodes), name=name, reason=reason)
             )
-
-
-def roots_of(graph: AutogradGraph) -> list[Place]:
-    """Where gradients come in."""
-    return [root for root in graph.roots if root[0] >= 0]
 
 
 def why_eager(outputs: Sequence[object], wanted: Sequence[object], create: bool) -> str:

@@ -234,7 +234,7 @@ def tensor_expectation(
 
 @final
 class Guard(NamedTuple):
-    """`kind` with `expected` holds of the value at `source`; `location` and `reason` say what asked for it.
+    """`kind` with `expected` holds of the value at `source`; `location` says what asked for it.
 
     A tuple, because thousands are made and making a frozen dataclass takes eight times as long.
     """
@@ -243,7 +243,6 @@ class Guard(NamedTuple):
     kind: GuardKind
     expected: object = None
     location: Location | None = None
-    reason: str = ""
 
     def text(self) -> str:
         """One line, readable."""
@@ -304,28 +303,27 @@ def _expected_from_json(data: Json, read: SourceReader) -> object:
 
 
 def guards_to_json(guards: Iterable[Guard], write: SourceWriter) -> Json:
-    """Guards as rows; each location and reason is written once. Raises `NotSerialisable`."""
-    numbers: dict[tuple[Location | None, str], int] = {}
+    """Guards as rows; each location is written once. Raises `NotSerialisable`."""
+    numbers: dict[Location | None, int] = {}
     rows: list[Json] = []
     for guard in guards:
         expected = None if guard.expected is None else _expected_to_json(guard.expected, write)
-        why = numbers.setdefault((guard.location, guard.reason), len(numbers))
-        rows.append([write(guard.source), guard.kind._value_, expected, why])
-    locations: list[Json] = [None if at is None else [at.file, at.line, at.function] for at, _ in numbers]
-    return {"guards": rows, "locations": locations, "reasons": [reason for _, reason in numbers]}
+        at = numbers.setdefault(guard.location, len(numbers))
+        rows.append([write(guard.source), guard.kind._value_, expected, at])
+    locations: list[Json] = [None if at is None else [at.file, at.line, at.function] for at in numbers]
+    return {"guards": rows, "locations": locations}
 
 
 def guards_from_json(data: Json, read: SourceReader) -> list[Guard]:
     """Inverse of `guards_to_json`, for explanations."""
     assert isinstance(data, dict)
-    rows, written, reasons = data["guards"], data["locations"], data["reasons"]
-    assert isinstance(rows, list) and isinstance(written, list) and isinstance(reasons, list)
+    rows, written = data["guards"], data["locations"]
+    assert isinstance(rows, list) and isinstance(written, list)
     locations = [Location(str(at[0]), int(str(at[1])), str(at[2])) if isinstance(at, list) else None for at in written]
     found = []
     for row in rows:
         assert isinstance(row, list)
         source, kind, expected, number = row
-        why = int(str(number))
         held = _expected_from_json(expected, read)
-        found.append(Guard(read(source), GuardKind(kind), held, locations[why], str(reasons[why])))
+        found.append(Guard(read(source), GuardKind(kind), held, locations[int(str(number))]))
     return found

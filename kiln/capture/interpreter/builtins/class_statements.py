@@ -49,7 +49,7 @@ def build_class(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         raise UnsupportedCall(function=NOT_SUPPORTED, why="its body was made outside")
     keywords = dict(kwargs)
     bases = resolved_bases(s, given)
-    metaclass = keywords.pop("metaclass", None) or metaclass_of(s, bases)
+    metaclass = keywords.pop("metaclass", None) or (class_of(s, bases[0]) if bases else s.wrap(type, None))
     if isinstance(metaclass, Class):
         metaclass = most_derived(s, metaclass, bases)
     space = prepared(s, metaclass, name, bases, keywords)
@@ -95,10 +95,6 @@ def resolved_bases(s: CaptureState, given: list[Value]) -> list[Value]:
         else:
             found.append(base)
     return found
-
-
-def metaclass_of(s: CaptureState, bases: list[Value]) -> Value:
-    return class_of(s, bases[0]) if bases else s.wrap(type, None)
 
 
 def most_derived(s: CaptureState, metaclass: Class, bases: list[Value]) -> Value:

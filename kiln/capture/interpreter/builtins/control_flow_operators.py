@@ -226,7 +226,8 @@ def scanned(s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RE
 
 def nested_scan(s: CaptureState, function: Value, init: Flat, xs: Flat) -> Value:
     states = [placeholder(s, tensor.fake.storage_view.spec) for tensor in init.tensors]
-    rows = [placeholder(s, row_of(tensor.fake.storage_view.spec)) for tensor in xs.tensors]
+    whole = [tensor.fake.storage_view.spec for tensor in xs.tensors]
+    rows = [placeholder(s, spec.with_sizes(spec.sizes[1:])) for spec in whole]
     done = interpreted(s, function, [rebuilt(init, states), rebuilt(xs, rows)])
     pair = done.parts
     if len(pair) != 2 or not all_tensors(done.result):
@@ -244,10 +245,6 @@ def placeholder(s: CaptureState, spec: TensorSpec) -> Tensor:
     """A tensor of which a turn of a loop knows nothing but its layout."""
     node = input_node(0, "turn", spec.with_sizes(spec.sizes))
     return Tensor(s.recorder.fake_of(node))
-
-
-def row_of(spec: TensorSpec) -> TensorSpec:
-    return spec.with_sizes(spec.sizes[1:])
 
 
 def all_tensors(value: Flat) -> bool:

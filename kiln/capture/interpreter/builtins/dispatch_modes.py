@@ -55,8 +55,7 @@ def enter(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     s.guard_type(mode)
     s.counters.unguarded += 1  # a repeated layer would not enter it
     s.part(DispatchModes).stack.append(mode)
-    s.part(EnteredModes).steps.append(here(s))
-    s.part(EnteredModes).names.append(ENTER)
+    s.part(EnteredModes).calls.append((ENTER, here(s)))
     note(s)
     return mode
 
@@ -67,8 +66,7 @@ def leave(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if not stack or stack[-1] is not args[0]:
         raise UnsupportedCall(function="TorchDispatchMode.__exit__", why="the mode was entered before the frame")
     stack.pop()
-    s.part(EnteredModes).steps.pop()
-    s.part(EnteredModes).names.pop()
+    s.part(EnteredModes).calls.pop()
     note(s)
     return Constant(None)
 

@@ -35,6 +35,7 @@ from kiln.capture.interpreter.core import (
     handles,
     note_innermost,
 )
+from kiln.capture.interpreter.operations import NAMES
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import List, Slice, Tuple
@@ -52,9 +53,8 @@ MODE_RULES["torch._dynamo._trace_wrapped_higher_order_op", "TransformGetItemToIn
 class EnteredModes:
     """Where the modes that are active were entered."""
 
-    steps: list[PastStep] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
-    """What was called at these steps."""
+    calls: list[tuple[str, PastStep]] = field(default_factory=list)
+    """What was called, and at which steps."""
     left: dict[int, PastStep] = field(default_factory=dict)
     """Of modes (by `id`) that were left, and may be entered again: torch hides a mode from the calls that it makes."""
 
@@ -67,8 +67,8 @@ def enter_mode(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     s.function_modes.append(mode)
     s.part(ProgramModes).see = seen_by_program
     entered = s.part(EnteredModes)
-    entered.names.append("TorchFunctionMode.__enter__")
-    entered.steps.append(entered.left.pop(id(mode)) if id(mode) in entered.left else here(s))
+    step = entered.left.pop(id(mode)) if id(mode) in entered.left else here(s)
+    entered.calls.append(("TorchFunctionMode.__enter__", step))
     note_innermost(s)
     return Constant(None)
 
@@ -78,8 +78,7 @@ def leave_mode(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if not s.function_modes:
         raise UnsupportedCall(function="_pop_torch_function_stack", why="the mode was entered before the frame")
     entered, mode = s.part(EnteredModes), s.function_modes.pop()
-    entered.left[id(mode)] = entered.steps.pop()
-    entered.names.pop()
+    _, entered.left[id(mode)] = entered.calls.pop()
     note_innermost(s)
     return mode
 
@@ -124,26 +123,7 @@ def overridable() -> frozenset[object]:
     return frozenset((*found, torch._C._set_grad_enabled))
 
 
-OPERATOR_METHODS = frozenset(
-    f"__{side}{name}__"
-    for side in ("", "r", "i")
-    for name in (
-        "add",
-        "sub",
-        "mul",
-        "truediv",
-        "div",
-        "floordiv",
-        "mod",
-        "pow",
-        "and",
-        "or",
-        "xor",
-        "lshift",
-        "rshift",
-        "matmul",
-    )
-)
+OPERATOR_METHODS = frozenset(f"__{side}{name}__" for side in ("", "r", "i") for name in (*NAMES, "div"))
 """Methods of operators: modes see the function behind them."""
 OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
@@ -232,10 +212,10 @@ def valued(s: CaptureState, plain: object, known: dict[int, Value]) -> Value:
 
 def break_before_modes(s: CaptureState) -> GraphBreak | None:
     """For a capture that ends in a mode: a break in front of it."""
-    entered = s.part(EnteredModes)
-    if not entered.steps:
+    calls = s.part(EnteredModes).calls
+    if not calls:
         return None
-    first = entered.steps[0]
-    stop = UnsupportedCall(function=entered.names[0], why="the frame ends or breaks within it")
+    function, first = calls[0]
+    stop = UnsupportedCall(function=function, why="the frame ends or breaks within it")
     stop.before(first).at = first.at
     return stop

@@ -327,14 +327,10 @@ def moved(call: NumpyCall) -> Value:
 @written_as("stack", "vstack", "hstack", "dstack", "column_stack")
 def stacked(call: NumpyCall) -> Value:
     call.refuse("out", "dtype")
-    items = numpy_list(call, "arrays" if call.name == "stack" else "tup")
+    items = call.s.model.list_of(call.tensors("arrays" if call.name == "stack" else "tup"))
     if call.name == "stack":
         return call.call(torch.stack, items, call.given("axis", 0))
     return call.call(getattr(torch, call.name), items)
-
-
-def numpy_list(call: NumpyCall, name: str) -> Value:
-    return call.s.model.list_of(call.tensors(name))
 
 
 @written_as("clip")
@@ -512,11 +508,6 @@ def numpy_tuple(value: NumpyObject) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
-def in_c(name: str) -> Callable[[CaptureState, Args, Kwargs], Value] | None:
-    """Functions without a signature: written in C."""
-    return IN_C.get(name)
-
-
 def concatenated(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     items, *rest = args
     axis = (rest or [kwargs.get("axis", s.const(0))])[0]
@@ -587,6 +578,7 @@ IN_C: dict[str, Callable[[CaptureState, Args, Kwargs], Value]] = {
     "ascontiguousarray": contiguous,
     "array": copied,
 }
+"""Functions without a signature."""
 
 
 def seen(s: CaptureState, value: Value) -> Value:
@@ -599,7 +591,7 @@ def call_function(s: CaptureState, function: NumpyObject, args: Args, kwargs: Kw
     if all(map(is_plain, (*args, *kwargs.values()))):
         return computed(s, function, args, kwargs)
     args = [seen(s, arg) for arg in args]
-    found = in_c(function.__name__)
+    found = IN_C.get(function.__name__)
     return found(s, args, kwargs) if found is not None else traced(s, function, args, kwargs)
 
 

@@ -54,8 +54,7 @@ def push(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     frame, call = running_frame(s), here(s)
     hooks = InterpretedHooks(s, frame, call, pack, unpack)
     s.part(EnteredHooks).stack.append(hooks)
-    s.part(EnteredModes).steps.append(call)
-    s.part(EnteredModes).names.append(f"{HOOKS}.__enter__")
+    s.part(EnteredModes).calls.append((f"{HOOKS}.__enter__", call))
     captured = [[value.torch_arg(s) for value in values] for values, _ in makers]
     record_effect(s.recorder, PushSavedHooks(makers[0][1], cast(MakeUnpack, makers[1][1])), captured, frame.locations())
     s.recorder.saved_hooks.append((hooks.pack_fake, hooks.unpack_fake))
@@ -68,8 +67,7 @@ def pop(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if not stack:
         raise UnsupportedCall(function=HOOKS, why="they were entered before the frame")
     stack.pop()
-    s.part(EnteredModes).steps.pop()
-    s.part(EnteredModes).names.pop()
+    s.part(EnteredModes).calls.pop()
     record_effect(s.recorder, PopSavedHooks(), (), running_frame(s).locations())
     s.recorder.saved_hooks.pop()
     return Constant(None)

@@ -41,16 +41,8 @@ NONE = Constant(None)
 ITERABLE_COROUTINE = 0x100
 """The flag of generators that `types.coroutine` makes awaitable."""
 ITERABLES: tuple[Iterable[object], ...] = (
-    [],
-    (),
-    range(0),
-    range(1 << 99),
-    "",
-    b"",
-    {},
-    {}.values(),
-    {}.items(),
-    set(),
+    *([], (), range(0), range(1 << 99), "", b"", set()),
+    *({}, {}.values(), {}.items()),
 )
 BUILTIN_ITERABLES = tuple({type(iterable) for iterable in ITERABLES})
 BUILTIN_ITERATORS: tuple[type, ...] = (

@@ -170,7 +170,7 @@ def adopt(s: CaptureState, template: CallTemplate, module: Object, reals: list[o
     here = s.location()
     for number, guard, by_caller in template.guards:
         at = here if by_caller else guard.location
-        s.guards.add(paths[number], guard.kind, guard.expected, at, guard.reason)
+        s.guards.add(paths[number], guard.kind, guard.expected, at)
     fitting = True
     count = len(template.objects)
     for (number, old), real in zip(template.objects, reals, strict=False):

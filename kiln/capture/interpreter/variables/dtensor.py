@@ -161,7 +161,7 @@ def holds_tensor(value: object) -> bool:
 
 def known(s: CaptureState, value: object) -> Value:
     """The value of what torch's code says of a layout."""
-    if is_layout(value):
+    if type(value) in LAYOUTS:
         return LayoutObject(value)
     if type(value) is list:
         return List([known(s, item) for item in value])
@@ -170,10 +170,6 @@ def known(s: CaptureState, value: object) -> Value:
     if is_constant(value) or isinstance(value, dist.ProcessGroup):
         return s.wrap(value, None)
     raise UnsupportedCall(function=f"{type(value).__name__} of a layout", why="its values are not modelled")
-
-
-def is_layout(value: object) -> bool:
-    return type(value) in LAYOUTS
 
 
 LAYOUTS: dict[type, None] = {}

@@ -11,7 +11,8 @@ from typing import cast, final
 import torch.distributed as dist
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
-from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Codegen, Kwargs, Value, wraps
+from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Kwargs, Value, wraps
+from kiln.capture.interpreter.variables.bound_method import NamedMethod
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.object import Object
 from kiln.runtime import process_groups
@@ -57,30 +58,22 @@ def rank_in(facts: Facts) -> Value:
 
 
 @final
-class GroupMethod(Value):
+class GroupMethod(NamedMethod):
     """A method that says something of its group."""
 
-    __slots__ = ("group", "name")
-
-    def __init__(self, group: ProcessGroupObject, name: str) -> None:
-        self.group = group
-        self.name = name
-        self.source = None
+    __slots__ = ()
+    owner: ProcessGroupObject
 
     def python_type(self) -> type:
-        return type(self.group.group().rank)
+        return type(self.owner.group().rank)
 
     def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
         if args or kwargs:
             raise UnsupportedCall(function=f"ProcessGroup.{self.name}", why="it takes no arguments")
-        facts = self.group.facts(s)
+        facts = self.owner.facts(s)
         if self.name == "rank":
             return rank_in(facts)
-        return Constant(facts[1] if self.name == "size" else self.group.group().name())
-
-    def emit(self, g: Codegen) -> None:
-        g.emit(self.group)
-        g.body.op("LOAD_ATTR", self.name)
+        return Constant(facts[1] if self.name == "size" else self.owner.group().name())
 
 
 if dist.is_available():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from kiln.loops.codegen.dialect import Dialect
+from kiln.loops.codegen.dialect import Dialect, truth_exprs
 from kiln.loops.codegen.integers import IntSyntax
 
 CPP_INTEGERS = IntSyntax()
@@ -67,22 +67,7 @@ CPP = Dialect(
             "fmod": "int_fmod({0}, {1}, status, {lanes})",
             "pow": "int_pow({0}, {1})",
         },
-        "bool": {
-            "add": "{0} | {1}",
-            "mul": "{0} & {1}",
-            "maximum": "{0} | {1}",
-            "minimum": "{0} & {1}",
-            "bitwise_not": "!{0}",
-            "eq": "equals({0}, {1})",
-            "lt": "!{0} & {1}",
-            "gt": "{0} & !{1}",
-            "le": "!{0} | {1}",
-            "ge": "{0} | !{1}",
-            "abs": "{0}",
-            "isnan": "{0} & !{0}",
-            "isinf": "{0} & !{0}",
-            "signbit": "{0} & !{0}",
-        },
+        "bool": {**truth_exprs("!"), "bitwise_not": "!{0}", "eq": "equals({0}, {1})"},
     },
     methods=frozenset({"convert", "bitcast"}),
 )

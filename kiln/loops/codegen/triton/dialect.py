@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from kiln.loops.codegen.dialect import Dialect
+from kiln.loops.codegen.dialect import Dialect, truth_exprs
 from kiln.loops.codegen.integers import IntSyntax
 
 TRITON_INTEGERS = IntSyntax(
@@ -103,21 +103,7 @@ TRITON = Dialect(
             "fmod": "{0} % {divisor}",
             "pow": "int_pow({0}, {1})",
         },
-        "bool": {
-            "add": "{0} | {1}",
-            "mul": "{0} & {1}",
-            "maximum": "{0} | {1}",
-            "minimum": "{0} & {1}",
-            "logical_not": "~{0}",
-            "lt": "~{0} & {1}",
-            "gt": "{0} & ~{1}",
-            "le": "~{0} | {1}",
-            "ge": "{0} | ~{1}",
-            "abs": "{0}",
-            "isnan": "{0} & ~{0}",
-            "isinf": "{0} & ~{0}",
-            "signbit": "{0} & ~{0}",
-        },
+        "bool": {**truth_exprs("~"), "logical_not": "~{0}"},
     },
     methods=frozenset({"convert", "bitcast"}),
 )
