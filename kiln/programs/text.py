@@ -4,6 +4,7 @@ parameter fc.weight: f32[8, 16]
 buffer calls: f32[], written
 argument x: f32[batch, 16]
 1 <= batch <= 64
+checks values at net.py:12, in Net.forward
 returns dict(logits=*, rows=*): output 0, 2*batch
 """
 
@@ -13,7 +14,9 @@ from collections.abc import Collection, Iterator
 
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
+from kiln.graph.ir.rewrite import is_assumption
 from kiln.graph.ir.text import spec_text
+from kiln.plan.errors import ASSUMED
 from kiln.programs.call.shapes import ShapeRules
 from kiln.programs.call.signature import ArgumentLeaf, ProgramSignature, ResultLeaf
 
@@ -26,6 +29,7 @@ def head(graph: Graph, signature: ProgramSignature, rules: ShapeRules) -> Iterat
     for leaf in signature.arguments:
         yield f"argument {leaf.name}{argument_text(leaf, graph, written)}"
     yield from rules.lines()
+    yield from [f"checks values{node.attrs['message'][len(ASSUMED) :]}" for node in graph.nodes if is_assumption(node)]
     results = [result_text(leaf, graph, signature) for leaf in signature.results]
     yield f"returns {signature.out_tree}: " + ", ".join(results)
     yield from [f"gradient of {name}" for name in signature.gradients]

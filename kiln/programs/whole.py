@@ -7,6 +7,7 @@ whole.result              the result of the call: containers of `OutputMark`s, i
 
 from __future__ import annotations
 
+import dis
 import inspect
 import types
 from collections.abc import Callable, Mapping
@@ -16,11 +17,12 @@ from typing import final
 import torch
 from torch import nn
 
-from kiln.capture.interpreter.breaks import TorchCallFailed
+from kiln.capture.interpreter.breaks import DataDependentBranch, DataDependentValue, SideEffectCall, TorchCallFailed
 from kiln.capture.interpreter.builtins.torch_functions import ModeEffect
 from kiln.capture.interpreter.capture import Capture, capture_frame
 from kiln.capture.interpreter.core import MISSING, Effect
 from kiln.capture.interpreter.effects import ContentsEffect
+from kiln.capture.interpreter.host_draws import DRAWN
 from kiln.capture.interpreter.speculation import Speculation
 from kiln.capture.interpreter.variables.object import AttributeEffect
 from kiln.graph.autograd.joint import JointGraph, make_joint
@@ -88,6 +90,8 @@ class RegionKeeper:
     keep_calls: bool
     arguments: frozenset[int]
     """By `id`: the tensors that the program is given; it carries all others."""
+    assumes: bool = False
+    """Let numbers in arguments that Python cannot do without be what they are in this call; the program checks it."""
     recorder: Recorder | None = None
     trace: Trace | None = None
     joint: JointGraph | None = None
@@ -112,8 +116,8 @@ class RegionKeeper:
         marks = tuple([OutputMark(number, values.get(output.value)) for number, output in enumerate(outputs)])
         return lambda *inputs: marks
 
-    def carries(self, tensor: torch.Tensor) -> bool:
-        return id(tensor) not in self.arguments
+    def carries(self, tensor: torch.Tensor, needed: bool) -> bool:
+        return id(tensor) not in self.arguments or (self.assumes and needed)
 
     def dims(self, tensor: torch.Tensor, source: object) -> tuple[DimChoice, ...]:
         return self.table.choose(tensor)
@@ -221,17 +225,26 @@ def _captured_in_mode(
 def _captured(
     function: types.FunctionType, slots: Mapping[str, object], keeper: RegionKeeper
 ) -> tuple[RegionKeeper, Capture]:
-    """The capture with eager's answer to `is_compiling`, or, where that breaks the graph, with True."""
+    """The capture with eager's answer to `is_compiling`, or, where that breaks the graph, with True; then the same with
+    numbers in arguments that Python cannot do without taken as they are in this call."""
     capture = _attempt(function, slots, keeper, is_compiling=False)
-    if (capture.breaks or capture.skipped) and capture.asked_is_compiling:
-        other = replace(keeper, recorder=None)
-        second = _attempt(function, slots, other, is_compiling=True)
+    asks, reads = (
+        capture.asked_is_compiling,
+        any([isinstance(found, (DataDependentBranch, DataDependentValue)) for found in capture.breaks[:1]]),
+    )
+    others = [(False, True)] * asks + [(True, False)] * reads + [(True, True)] * (asks and reads)
+    for assumes, is_compiling in others if capture.breaks or capture.skipped else ():
+        other = replace(keeper, recorder=None, assumes=assumes)
+        second = _attempt(function, slots, other, is_compiling=is_compiling)
         if not second.breaks and not second.skipped:
             keeper, capture = other, second
+            break
     if capture.skipped is not None:
         raise capture.skipped
     if capture.breaks:
         raise capture.breaks[0]
+    if any([str(found.argval).startswith(DRAWN) for found in dis.get_instructions(capture.function)]):  # type: ignore[arg-type]
+        raise SideEffectCall(function="random", why="it draws a number that is a result")
     known = {id(buffers) for buffers in buffer_dicts(tuple(slots.values()))}
     refuse_effects(function, [effect for effect in capture.effects if not is_store_of_buffers(effect, known)])
     return keeper, capture

@@ -273,12 +273,17 @@ def has_hints(env: ShapeEnv, value: Value) -> bool:
 
 def hinted_truth(env: ShapeEnv, truth: Truth) -> bool:
     """Whether it holds in this call. Raises KILN2102 where it depends on data."""
+    return truth_for(truth, env.hint)
+
+
+def truth_for(truth: Truth, number: Callable[[Symbol], int]) -> bool:
+    """Whether it holds for the numbers that symbols have."""
     if isinstance(truth, AllOf):
-        return all(hinted_truth(env, part) for part in truth.parts)
+        return all(truth_for(part, number) for part in truth.parts)
     if isinstance(truth, AnyOf):
-        return any(hinted_truth(env, part) for part in truth.parts)
+        return any(truth_for(part, number) for part in truth.parts)
     if isinstance(truth, Relation):
-        return truth.evaluate({symbol: env.hint(symbol) for symbol in truth.free_symbols()})
+        return truth.evaluate({symbol: number(symbol) for symbol in truth.free_symbols()})
     return truth
 
 

@@ -246,6 +246,12 @@ def attempts(model: nn.Module) -> Iterator[Callable[[], Inputs]]:
             frames = maker.of_images("num_frames", "frames_per_clip", "num_concurrent_media", default=2)
             for tiles in (0, 1, 3, frames) if "pixel_values" in chosen and "grid_thw" not in str(chosen) else (0,):
                 yield functools.partial(made, maker, chosen, tiles)
+    codes = integers(maker.all.get("num_codebooks"))
+    if "input_ids" in named and codes:
+        yield lambda: {
+            "input_ids": maker.input_ids().repeat_interleave(codes[0], dim=0),
+            "attention_mask": mask(maker),
+        }  # several codes for each step of a sound
     if "input_ids" in named:
         yield lambda: {
             name: torch.stack([torch.as_tensor(MAKERS[name](maker))] * 2, dim=1) for name in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,24 @@ def rows_of(size: int) -> tuple[Tensor]:
 T = torch.tensor
 ROWS = {"x": {0: kiln.Dim("rows", min=1)}}
 LENGTH = kiln.Dim("length", min=2)
+
+
+def parts_of_grid(x: Tensor, grid: Tensor) -> Tensor:
+    """How many parts there are data decide; how long each is stays free."""
+    lengths = torch.repeat_interleave(grid[:, 1] * grid[:, 2], grid[:, 0])
+    parts = torch.split(x, lengths.tolist())
+    return torch.cat([part.softmax(0) for part in parts])
+
+
+def blocks_of_grid(x: Tensor, grid: Tensor) -> Tensor:
+    """A size is left open beside sizes from data; a comparison chooses a side."""
+    found = []
+    for h, w in grid.tolist():
+        block = x[: h * w].reshape(h // 2, 2, w // 2, 2, -1).transpose(1, 2).reshape(h * w, -1)
+        found += [block] if h > 2 else [block, block]
+    return torch.cat(found)
+
+
 CASES: dict[str, tuple[Any, list[Any], Any]] = {
     "position": (Cached(), [(torch.randn(2, 4), T(i)) for i in (3, 0, 15, -1, -16)], None),
     "rows": (stored_rows, [(torch.zeros(2, 16, 4), torch.ones(2, 2, 4), T(i)) for i in (3, 0)], None),
@@ -143,6 +162,15 @@ CASES: dict[str, tuple[Any, list[Any], Any]] = {
     "integer": (roots, [(torch.randn(3), T(n)) for n in (4, 9)], None),
     "settings": (Padded(), [(torch.randn(2, 7),), (torch.randn(2, 7),)], None),
     "counter": (Position(), [(torch.randn(2),)] * 3, None),
+    "parts": (
+        parts_of_grid,
+        [
+            (torch.randn(14, 2), T([[1, 2, 3], [2, 2, 2]])),
+            (torch.randn(9, 2), T([[2, 1, 3], [1, 3, 1]])),
+            (torch.randn(6, 2), T([[3, 1, 2]])),
+        ],
+        {"x": {0: kiln.Dim.AUTO}, "grid": {0: kiln.Dim.AUTO}},
+    ),
     "float": (roots, [(torch.randn(3), T(n)) for n in (4.0, 0.5)], None),
 }
 
@@ -204,8 +232,23 @@ def test_what_carried_tensors_decide_is_checked_and_may_not_change() -> None:
         program(torch.randn(2, 7))
     with pytest.raises(kiln.KilnError, match=r"it changes .*calls.*, whose value decides at .*test_export_values.py"):
         kiln.export(Counting(), (torch.ones(2),))
-    with pytest.raises(kiln.KilnError, match="KILN1008"):  # an argument
-        kiln.export(lambda x, ends: x[: ends.tolist()[0]].chunk(ends.tolist()[1]), (torch.ones(4), T([2, 1])))
+
+
+def test_what_numbers_in_arguments_decide_is_checked(tmp_path: Path) -> None:
+    program = kiln.export(lambda x, ends: x[: ends.tolist()[0]].chunk(ends.tolist()[1]), (torch.ones(4), T([2, 1])))
+    assert "checks values at " in program.text()
+    assert_close(program(torch.arange(4.0), T([2, 1])), (torch.arange(2.0),))
+    with pytest.raises(RuntimeError, match=r"does not hold.* at .*test_export_values.py:\d+"):
+        program(torch.ones(4), T([2, 2]))
+    free = {"x": {0: kiln.Dim.AUTO}, "grid": {0: kiln.Dim.AUTO}}
+    made = forms(blocks_of_grid, (torch.randn(24, 2), T([[4, 6]])), free, tmp_path)
+    for form in ("program", "package"):  # torch's own fakes ask whether u0 // 2 is 1
+        for args in ((torch.randn(24, 2), T([[4, 6]])), (torch.randn(32, 2), T([[8, 4]]))):
+            assert_close(made[form]()(*args), blocks_of_grid(*args))
+        with pytest.raises((RuntimeError, CheckFailed), match=r"3 <= u0 does not hold"):
+            made[form]()(torch.randn(24, 2), T([[2, 6]]))
+    with pytest.raises(kiln.KilnError, match="KILN1007"):  # no number: a truth
+        kiln.export(lambda x, mask: x + 1 if mask.all() else x.numpy(), (torch.ones(4), T([True])))
 
 
 def test_a_growing_cache_takes_one_row() -> None:
@@ -245,3 +288,19 @@ def test_they_compile_as_one_region(name: str) -> None:
             assert_close(compiled(*copy.deepcopy(args)), original(*copy.deepcopy(args)))
     report = compiled.report()
     assert (report.compiles, report.breaks, report.eager) == (1, [], 0)
+
+
+def test_a_draw_that_nothing_reads_is_left_out() -> None:
+    """Layers are skipped at random in training only; the number is drawn in any case."""
+    layer = nn.Linear(2, 2).eval()
+
+    def skipped(x: Tensor) -> Tensor:
+        chance = random.uniform(0, 1)
+        return x if layer.training and chance < 0.5 else layer(x)
+
+    x = torch.randn(3, 2)
+    assert_close(kiln.export(skipped, (x,))(x), layer(x))
+    for function in (lambda x: x * random.random(), lambda x: (x, random.random()),
+                     lambda x: x if random.random() < 0.5 else -x):  # fmt: skip
+        with pytest.raises(kiln.KilnError, match="KILN1010"):
+            kiln.export(function, (x,))

@@ -46,6 +46,7 @@ from kiln.capture.interpreter.changed_numbers import NumberChanges, PassedNumber
 from kiln.capture.interpreter.codegen import BINDINGS, CodeWriter, emit_source, write_computed, write_number
 from kiln.capture.interpreter.core import MISSING, CaptureState, Effect, Policy, Value
 from kiln.capture.interpreter.data_values import (
+    LENGTH,
     Instruction,
     ValueNeeded,
     conditions,
@@ -56,7 +57,7 @@ from kiln.capture.interpreter.data_values import (
 )
 from kiln.capture.interpreter.frame import SymbolicFrame
 from kiln.capture.interpreter.handled_errors import check_handled
-from kiln.capture.interpreter.host_draws import Draws, Outline, call_outlined, check_read_numbers
+from kiln.capture.interpreter.host_draws import Draws, Outline, call_outlined, check_read_numbers, planned
 from kiln.capture.interpreter.if_conversion import refuse_varying_gradients, refuse_visible_copies
 from kiln.capture.interpreter.native_calls import release
 from kiln.capture.interpreter.object_model import PythonObjectModel
@@ -193,7 +194,7 @@ class Callbacks:
     speculate_values: bool = True
     control_flow: ControlFlowOption = "auto"
     own_regions: bool = True
-    carries: Callable[[torch.Tensor], bool] | None = None
+    carries: Callable[[torch.Tensor, bool], bool] | None = None
     note_changing: Callable[[Collection[str]], bool] = lambda texts: False
     """Is told the sources of numbers that the frame itself changes or passes on; whether they become inputs."""
     varies: Callable[[Source], bool] = lambda source: False
@@ -217,7 +218,7 @@ def capture_frame(
     speculate_values: bool = True,
     control_flow: ControlFlowOption = "auto",
     own_regions: bool = True,
-    carries: Callable[[torch.Tensor], bool] | None = None,
+    carries: Callable[[torch.Tensor, bool], bool] | None = None,
     note_changing: Callable[[Collection[str]], bool] = lambda texts: False,
     varies: Callable[[Source], bool] = lambda source: False,
     varying: frozenset[str] = frozenset(),
@@ -304,7 +305,10 @@ def leave(state: CaptureState) -> None:
 
 def keep_value(need: ValueNeeded, stops: dict[tuple[int, int], GraphBreak], needed: dict[Instruction, str]) -> None:
     """Let the next attempt read the number that Python needs, or break in front of the instruction that makes it."""
-    if need.made_at in needed:
+    before = needed.get(need.made_at)
+    if before == LENGTH != need.reason:
+        needed[need.made_at] = need.reason
+    elif before is not None:
         stops[need.step.number, need.step.step] = data_dependent(need.step, "a number that depends on data")
     needed.setdefault(need.made_at, need.reason)
 
@@ -502,7 +506,7 @@ def finish(
         may_fail = may_fail or is_checked(s)
         collect = bound_sources(trace, prologue)
     leave = partial(write_leave, s, head, function.__code__)
-    if (draws := s.part(Draws).plan()) is not None:
+    if (draws := planned(s)) is not None:
         assert callbacks.make_exit is not None, "random numbers are drawn where a side exit can be made"
         write_draws(head, writer, draws, s.part(Draws), callbacks.make_exit(function), function.__code__)
     check_read_numbers(s)

@@ -375,9 +375,9 @@ class Policy:
     control_flow: ControlFlowOption = "auto"
     own_regions: bool = True
     """Kiln compiles the regions, which check what was assumed of values before they change inputs."""
-    carries: Callable[[torch.Tensor], bool] | None = None
+    carries: Callable[[torch.Tensor, bool], bool] | None = None
     """Of a whole graph, which checks itself what was assumed of values, since nothing can run in its place: which
-    tensors it takes along. What these decide may be decided now."""
+    tensors it takes along, and so what these decide may be decided now; with True, what Python cannot do without."""
 
     varies: Callable[[Source], bool] = lambda source: False
     """Whether a number from outside was another one in each of several compiles: what it selects is taken in Python."""

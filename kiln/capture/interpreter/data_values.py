@@ -38,11 +38,14 @@ from kiln.support.records import dataclass
 from kiln.symbolic.expr import Expr, Symbol
 from kiln.symbolic.node import SymNode, from_sym
 from kiln.symbolic.relation import Relation, rel_eq
-from kiln.symbolic.values import AllOf, AnyOf, Given, Real, assume_truth, compare, invert, known_truth
+from kiln.symbolic.values import AllOf, AnyOf, Given, Real, Truth, assume_truth, compare, invert, known_truth, truth_for
 from kiln.tensor.spec import ScalarSpec
 
 LARGEST_SPECULATED = 64
 """Elements of a tensor whose values are speculated on."""
+
+LENGTH = "Python reads a list of unknown length"
+"""Why an instruction is needed whose numbers may stay symbolic, once there are as many as in this call."""
 
 Instruction = tuple[CodeType, int]
 
@@ -101,7 +104,7 @@ def past_step(frame: SymbolicFrame) -> PastStep:
 def is_needed(s: CaptureState) -> bool:
     """Whether an earlier attempt found that Python needs the number which the current instruction makes."""
     frame = running_frame(s)
-    return bool(s.needed) and (frame.code, frame.at) in s.needed
+    return bool(s.needed) and s.needed.get((frame.code, frame.at), LENGTH) != LENGTH
 
 
 def number_made(s: CaptureState, number: Symbol | Given, tensor: Value, fake: torch.Tensor, dim: int | None) -> None:
@@ -155,7 +158,7 @@ def speculated_value(s: CaptureState, fake: torch.Tensor) -> torch.Tensor | None
     if not all([env.has_hint(symbol) or speculated_size(s, symbol) for symbol in unknown]):
         return None
     node = integer_value(s.recorder, fake, LARGEST_SPECULATED)
-    return speculated(s, node) if node is not None and may_decide(s, node) else None
+    return speculated(s, node) if node is not None and may_decide(s, node, is_needed(s)) else None
 
 
 def speculated(s: CaptureState, node: Node) -> torch.Tensor:
@@ -179,7 +182,7 @@ def speculated_size(s: CaptureState, symbol: Symbol) -> bool:
     if smallest > 0 and assume_integer(s, rel_eq(symbol, smallest)):
         return True
     node = size_read(s.recorder, symbol) if s.policy.speculate_values else None
-    if node is None or not may_decide(s, node):
+    if node is None or not may_decide(s, node, is_needed(s)):
         return False
     found = s.part(DataValues).steps
     relation = rel_eq(symbol, int(speculated(s, node)))
@@ -241,15 +244,33 @@ def assumed_relation(s: CaptureState, number: torch.SymInt | torch.SymFloat | to
     if node.has_hint() or not s.policy.assumes or isinstance(node.value, Real):
         return None
     expected = expected_truth(running_frame(s))
-    if expected is None:
-        return None
     truth = compare(node.env, "ne", node.value, 0, None) if isinstance(node.value, Expr) else node.value
-    return assume_integer(s, truth, expected)
-
-
-def assume_integer(s: CaptureState, truth: object, expected: bool = True) -> bool | None:
-    """The truth of a comparison of integers that data decide: `expected`, which the region checks, if it is open."""
     assert isinstance(truth, bool | Relation | AllOf | AnyOf)
+    if expected is None and s.policy.whole:
+        expected = truth_in_call(s, truth)
+    return None if expected is None else assume_integer(s, truth, expected)
+
+
+def truth_in_call(s: CaptureState, truth: Truth) -> bool | None:
+    """What a question about numbers that data decide is answered with in this call, if those data may decide."""
+
+    def number(symbol: Symbol) -> int:
+        if env.has_hint(symbol):
+            return env.hint(symbol)
+        node = size_read(s.recorder, symbol)
+        if node is None or not may_decide(s, node, needed=True):
+            raise DataDependentValue(operation=str(symbol))
+        return int(evaluate(s.recorder, node))
+
+    env = s.recorder.env
+    try:
+        return truth_for(truth, number)
+    except DataDependentValue:
+        return None
+
+
+def assume_integer(s: CaptureState, truth: Truth, expected: bool = True) -> bool | None:
+    """The truth of a comparison of integers that data decide: `expected`, which the region checks, if it is open."""
     env = s.recorder.env
     known = known_truth(env, truth)
     if known is None and s.policy.assumes:

@@ -244,7 +244,7 @@ def call_outlined(s: CaptureState, function: Function, args: Args, kwargs: Kwarg
 def drawn(s: CaptureState, function: Callable[..., object], args: Args, kwargs: Kwargs) -> Value | None:
     """The result of a call, drawn now as an example; None if it varies in form."""
     decides = is_needed(s)
-    if not s.policy.speculate or (decides and not s.policy.speculate_values):
+    if not (s.policy.speculate or s.policy.whole) or (decides and (s.policy.whole or not s.policy.speculate_values)):
         return None
     try:
         plain = tuple([chosen_from(s, arg) if function in CHOICES else constant(s, arg) for arg in args])
@@ -383,6 +383,20 @@ def check_read_numbers(s: CaptureState) -> None:
         if found.is_drawn and given is not None and given.is_read:
             drawn_number = Real("given", (given,))
             s.part(Speculations).numbers[NumberCheck(operator.eq, drawn_number, number_of(given))] = None
+
+
+def planned(s: CaptureState) -> HostDraws | None:
+    """What is drawn in front of the region: nothing of a whole graph, where the capture's draws may not be read."""
+    found = s.part(Draws)
+    if not s.policy.whole or not found.calls:
+        return found.plan()
+    made = [record for record in s.recorder.inputs if record.is_drawn]
+    read = [record for record in made if record.used or (record.given is not None and record.given.is_read)]
+    if read or s.part(Speculations).numbers:
+        name = getattr(found.calls[0].function, "__qualname__", "random")
+        raise SideEffectCall(function=name, why="it draws random numbers, which a whole program does not do")
+    found.calls.clear()
+    return None
 
 
 # ------------------------------------------------------------------------------------------------ functions as a whole

@@ -212,12 +212,17 @@ def constant_truth(recorder: Recorder, fake: torch.Tensor) -> bool | None:
     return comparison_truth(recorder.node_of(fake), recorder.constants)
 
 
-def may_decide(s: CaptureState, node: Node) -> bool:
-    """Whether the inputs that `node` is computed from may be taken as they are in this call."""
+def may_decide(s: CaptureState, node: Node, needed: bool = False) -> bool:
+    """Whether the inputs that `node` is computed from may be taken as they are in this call.
+
+    `needed`: an earlier attempt has found that Python cannot do without the value.
+    """
     carries = s.policy.carries
     if carries is None:
         return s.policy.speculate
-    return all([x.real is not None and is_as_before(s, x) and carries(x.real) for x in inputs_of(s.recorder, node)])
+    return all(
+        [x.real is not None and is_as_before(s, x) and carries(x.real, needed) for x in inputs_of(s.recorder, node)]
+    )
 
 
 def is_as_before(s: CaptureState, record: InputRecord) -> bool:

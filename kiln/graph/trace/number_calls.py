@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -171,6 +172,25 @@ def rounded(x: Tensor, *, decimals: int = 0) -> Tensor:
     return (x * scale).round() / scale
 
 
+def shaped(name: str) -> Callable[..., Tensor]:
+    """`reshape` and `view`: for a -1, C++ asks whether the other sizes have elements; without them eager raises."""
+
+    def call(x: Tensor, *shape: object, **named: object) -> Tensor:
+        given = shape[0] if len(shape) == 1 and isinstance(shape[0], list | tuple) else shape
+        sizes = [*cast(Sequence[int], given)]
+        open_axes = [axis for axis, size in enumerate(sizes) if isinstance(size, int) and size == -1]
+        if len(open_axes) == 1 and not named:
+            rest = math.prod([*sizes[: open_axes[0]], *sizes[open_axes[0] + 1 :]])
+            if isinstance(rest, torch.SymInt) and not rest.node.has_hint():
+                rest.node.ge(rest.node.wrap_int(1)).expect_true()
+                sizes[open_axes[0]] = x.numel() // rest
+                shape = (sizes,)
+        made: Tensor = getattr(x, name)(*shape, **named)
+        return made
+
+    return call
+
+
 NUMBER_CALLS: Mapping[Target, Callable[..., Tensor]] = {
     torch.nn.functional.alpha_dropout: alpha_dropout,
     torch.normal: normal,
@@ -189,4 +209,7 @@ NUMBER_CALLS: Mapping[Target, Callable[..., Tensor]] = {
     torch.round: rounded,
     "round": rounded,
     torch.nn.functional.interpolate: interpolate,
+    torch.reshape: shaped("reshape"),
+    "reshape": shaped("reshape"),
+    "view": shaped("view"),
 }

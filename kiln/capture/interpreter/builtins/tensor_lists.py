@@ -16,6 +16,7 @@ from kiln.capture.interpreter.breaks import DataDependentValue, UnsupportedCall
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, handles
 from kiln.capture.interpreter.data_values import (
     LARGEST_SPECULATED,
+    LENGTH,
     is_needed,
     past_step,
     speculated_size,
@@ -38,13 +39,26 @@ def tolist(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     s.counters.unguarded += 1
     if is_wrapped(value.fake):
         raise DataDependentValue(operation="Tensor.tolist")
+    frame = running_frame(s)
+    needed, of_length = is_needed(s), s.needed.get((frame.code, frame.at)) == LENGTH
+    if s.policy.whole and (needed or of_length):
+        fix_sizes(value)
     known = speculated_value(s, value.fake)
     if known is not None:
         return listed(s, known.tolist())
-    found = None if is_needed(s) else data_list(s, value) or deferred_list(s, value)
+    found = None if needed or (of_length and not s.policy.whole) else data_list(s, value) or deferred_list(s, value)
+    if found is None and not needed and s.policy.whole:  # nothing else can run in its place
+        fix_sizes(value)
+        found = data_list(s, value)
     if found is None:
         raise DataDependentValue(operation="Tensor.tolist")
     return found
+
+
+def fix_sizes(value: Tensor) -> None:
+    """The lists are as long as in this call."""
+    for size in value.fake.shape:
+        int(size)
 
 
 def listed(s: CaptureState, value: object) -> Value:

@@ -21,7 +21,7 @@ import torch
 
 from kiln.capture.interpreter.breaks import PastStep, SideEffectCall
 from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Codegen, Token, Value
-from kiln.capture.interpreter.data_values import Instruction, ValueNeeded, is_needed, past_step
+from kiln.capture.interpreter.data_values import LENGTH, Instruction, ValueNeeded, is_needed, past_step
 from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import Object
@@ -69,7 +69,7 @@ class Deferred(Value):
         self.source = None
 
     def needed(self) -> ValueNeeded:
-        return ValueNeeded(self.made_at, self.step)
+        return ValueNeeded(self.made_at, self.step, LENGTH if self.cls is list else "")
 
     def constant(self, s: CaptureState) -> object:
         raise self.needed()
