@@ -39,12 +39,16 @@ class PartNode final : public ag::Node {
 
 GradientParts::GradientParts(const std::vector<int32_t>& parts)
     : members_(static_cast<size_t>(*std::max_element(parts.begin(), parts.end())) + 1),
-      needed_(parts.size()) {
+      connected_(parts.size()),
+      functions_(parts.size()) {
   for (size_t n = 0; n < parts.size(); n++) members_[static_cast<size_t>(parts[n])].push_back(n);
 }
 
 void GradientParts::split(const std::string& name, ag::edge_list& edges, c10::Device device) {
-  for (size_t n = 0; n < needed_.size(); n++) needed_[n] = edges[n].is_valid();
+  for (size_t n = 0; n < connected_.size(); n++) {
+    connected_[n] = edges[n].is_valid();
+    functions_[n] = edges[n].function.get();
+  }
   token_ = at::empty({0}, at::TensorOptions().device(device));
   ag::Edge following;
   for (size_t part = members_.size() - 1; part > 0; part--) {
@@ -57,6 +61,17 @@ void GradientParts::split(const std::string& name, ag::edge_list& edges, c10::De
     following = ag::Edge(node, node->add_input_metadata(token_));
   }
   edges.push_back(std::move(following));
+}
+
+std::vector<bool> GradientParts::needed() const {
+  std::vector<bool> needed = connected_;
+  const auto* asked = ag::get_current_graph_task_exec_info();
+  if (!asked || asked->empty()) return needed;
+  for (size_t n = 0; n < needed.size(); n++) {
+    auto found = asked->find(functions_[n]);
+    needed[n] = needed[n] && found != asked->end() && found->second.should_execute();
+  }
+  return needed;
 }
 
 ag::variable_list GradientParts::begin(std::unique_ptr<PausedCall> call,
@@ -92,7 +107,7 @@ ag::variable_list GradientParts::next(size_t part) {
     std::vector<Value> results = backward.call->go_on();
     if (is_last(part)) backward.call.reset();  // its references to the results
     for (size_t n : members_[part]) {
-      if (needed_[n] && results[n].is_tensor()) {
+      if (connected_[n] && results[n].is_tensor()) {
         backward.gradients[n] = at::Tensor(results[n].take());
       }
     }

@@ -32,7 +32,9 @@ class GradientParts : public std::enable_shared_from_this<GradientParts> {
   void split(const std::string& name, torch::autograd::edge_list& edges, c10::Device device);
 
   // Has the input a gradient?
-  const std::vector<bool>& needed() const { return needed_; }
+  const std::vector<bool>& connected() const { return connected_; }
+  // Does it lead to what the present graph task is asked for?
+  std::vector<bool> needed() const;
 
   // Starts the backward of the present graph task; returns what the region's node hands on. `call`:
   // what makes the gradients of later parts; nullptr: all are there.
@@ -53,7 +55,8 @@ class GradientParts : public std::enable_shared_from_this<GradientParts> {
   torch::autograd::variable_list taken(torch::autograd::variable_list& gradients, size_t part);
 
   std::vector<std::vector<size_t>> members_;  // by part: its inputs
-  std::vector<bool> needed_;
+  std::vector<bool> connected_;
+  std::vector<torch::autograd::Node*> functions_;  // to which the gradients of inputs go
   at::Tensor token_;  // handed along the chain: the engine chooses a node's thread by its tensors
   std::mutex mutex_;
   std::map<int, Backward> under_way_;  // by graph task

@@ -25,10 +25,6 @@ namespace {
 
 namespace ag = torch::autograd;
 
-PyObject* mask_to_python(const std::vector<bool>& mask) {
-  return make_tuple(mask.size(), [&](size_t n) { return PyBool_FromLong(mask[n]); });
-}
-
 // Of a value that holds a tensor.
 const at::Tensor& tensor_in(const Value& value) { return value.as<at::Tensor>(); }
 
@@ -249,10 +245,13 @@ class RegionNode final : public ag::Node {
   }
 
   std::vector<bool> needed() const {
-    if (parts_) return parts_->needed();
-    std::vector<bool> mask(num_outputs());
-    for (size_t n = 0; n < mask.size(); n++) mask[n] = should_compute_output(n);
-    return mask;
+    if (parts_) return state_->mask(parts_->connected(), parts_->needed());
+    std::vector<bool> connected(num_outputs()), needed(num_outputs());
+    for (size_t n = 0; n < needed.size(); n++) {
+      connected[n] = should_compute_output(n);
+      needed[n] = task_should_compute_output(n);
+    }
+    return state_->mask(connected, needed);
   }
 
   // Decided once in a backward: does anything see the gradient of a result from which another one
@@ -287,7 +286,7 @@ class RegionNode final : public ag::Node {
     TakeGil gil;
     PyObject* made = PyObject_CallMethod(
         state_->differentiate.get(), "start", "NNNN", values_to_python(given.inputs),
-        values_to_python(given.drawn), mask_to_python(mask), values_to_python(ends));
+        values_to_python(given.saved), mask_to_python(mask), values_to_python(ends));
     if (!made) throw RaisedError::fetch();
     turn_.replayed = share_object(made);
     Py_DECREF(made);
@@ -442,18 +441,23 @@ class RegionNode final : public ag::Node {
   }
 
   struct Given {
-    std::vector<Value> inputs, drawn;
+    std::vector<Value> inputs, saved;
   };
 
-  // What the region runs again with, by eager operators.
-  Given replay_inputs() {
+  // What the region runs again with, by eager operators; with what else the present backward reads.
+  Given replay_inputs(bool with_all = false) {
     Given given;
     if (released_) throw std::runtime_error(ag::ERR_BACKWARD_TWICE);
     for (Input& input : replayed_) {
       given.inputs.push_back(input.saved ? value_of(*input.saved) : input.get(name()));
     }
-    for (int32_t n : state_->drawn) {
-      given.drawn.push_back(value_of(saved_.at(static_cast<size_t>(n))));
+    given.saved.resize(saved_.size());
+    for (size_t n = 0; with_all && n < saved_.size(); n++) {
+      if (is_read(n)) given.saved[n] = value_of(saved_[n]);  // raises if it is gone or has changed
+    }
+    for (int32_t number : state_->drawn) {
+      auto n = static_cast<size_t>(number);
+      if (!with_all || !is_read(n)) given.saved[n] = value_of(saved_.at(n));
     }
     return given;
   }
@@ -461,17 +465,13 @@ class RegionNode final : public ag::Node {
   // For create_graph=True: runs the forward again by eager operators and differentiates that.
   ag::variable_list differentiate(const ag::variable_list& tangents,
                                   const std::vector<bool>& mask) {
-    if (released_) throw std::runtime_error(ag::ERR_BACKWARD_TWICE);
-    for (size_t n = 0; n < saved_.size(); n++) {
-      if (is_read(n)) value_of(saved_[n]);  // raises if it is gone or has changed
-    }
-    Given given = replay_inputs();
+    Given given = replay_inputs(true);
     std::vector<Value> arrived = values_of(tangents);
     TakeGil gil;
     PyObject* masked = mask_to_python(mask);
     std::vector<Value> results = taken(
         PyObject_CallFunction(state_->differentiate.get(), "NNNN", values_to_python(given.inputs),
-                              values_to_python(given.drawn), values_to_python(arrived), masked));
+                              values_to_python(given.saved), values_to_python(arrived), masked));
     return gradients(std::move(results), mask);
   }
 
@@ -715,46 +715,6 @@ std::vector<Value> lend(std::vector<Value>& inputs) {
 }
 
 }  // namespace
-
-const Callable& RegionState::backward(const std::vector<bool>& wanted) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    auto found = backwards_.find(wanted);
-    if (found != backwards_.end()) return found->second;
-  }
-  // Not under the mutex: compiling runs Python, which may switch threads.
-  TakeGil gil;
-  auto split = wanted.begin() + static_cast<std::ptrdiff_t>(num_inputs);
-  PyObject* needed = mask_to_python({wanted.begin(), split});
-  PyObject* given = optional_tangents ? mask_to_python({split, wanted.end()}) : nullptr;
-  PyObject* made = PyObject_CallFunctionObjArgs(make_backward.get(), needed, given, nullptr);
-  Py_XDECREF(needed);
-  Py_XDECREF(given);
-  if (!made) throw RaisedError::fetch();
-  Callable callable = made == Py_None ? Callable() : Callable(made);
-  Py_DECREF(made);
-  std::lock_guard<std::mutex> lock(mutex_);
-  return backwards_.emplace(wanted, std::move(callable)).first->second;
-}
-
-int RegionState::visit(visitproc visit, void* arg) const {
-  if (int stop = forward.visit(visit, arg)) return stop;
-  for (const auto& [mask, callable] : backwards_) {
-    if (int stop = callable.visit(visit, arg)) return stop;
-  }
-  Py_VISIT(make_backward.get());
-  Py_VISIT(differentiate.get());
-  Py_VISIT(accepts.get());
-  return 0;
-}
-
-void RegionState::drop() {
-  forward = Callable();
-  backwards_.clear();
-  make_backward.reset();
-  differentiate.reset();
-  accepts.reset();
-}
 
 std::vector<Value> call_region(const std::shared_ptr<RegionState>& state,
                                std::vector<Value>& inputs) {

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,7 +47,7 @@ struct RegionState {
   // Inputs on which results depend differentiably, in the order in which leaves get their gradients
   // in eager. The engine must not follow the history of others.
   std::vector<int32_t> reached;
-  // Saved values that are random numbers: `differentiate` gets them.
+  // Saved values that are random numbers: a replay needs them.
   std::vector<int32_t> drawn;
   std::vector<SavedEntry> saved;
   // For each tangent those for which no backward can follow, once the graph is freed; empty: all.
@@ -78,6 +79,10 @@ struct RegionState {
   // Compiled on first use; empty if the gradients come from `differentiate`.
   const Callable& backward(const std::vector<bool>& wanted);
 
+  // The gradients that a backward makes: those of the inputs that lead to what it is asked for
+  // (`needed`). Programs may ask for many selections: then those of all inputs with a history.
+  std::vector<bool> mask(const std::vector<bool>& connected, const std::vector<bool>& needed);
+
   // For Python's garbage collector: visits, or drops, the Python objects.
   int visit(visitproc visit, void* arg) const;
   void drop();
@@ -85,7 +90,11 @@ struct RegionState {
  private:
   std::mutex mutex_;
   std::map<std::vector<bool>, Callable> backwards_;
+  std::set<std::vector<bool>> selections_;
 };
+
+// With the interpreter lock.
+PyObject* mask_to_python(const std::vector<bool>& mask);
 
 // With or without the interpreter lock. `inputs` are borrowed from the caller; the results are the
 // user's outputs.

@@ -12,6 +12,60 @@
 
 namespace kiln {
 
+PyObject* mask_to_python(const std::vector<bool>& mask) {
+  return make_tuple(mask.size(), [&](size_t n) { return PyBool_FromLong(mask[n]); });
+}
+
+std::vector<bool> RegionState::mask(const std::vector<bool>& connected,
+                                    const std::vector<bool>& needed) {
+  constexpr size_t kMost = 4;
+  if (needed == connected) return connected;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (selections_.count(needed)) return needed;
+  if (selections_.size() == kMost) return connected;
+  return *selections_.insert(needed).first;
+}
+
+const Callable& RegionState::backward(const std::vector<bool>& wanted) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto found = backwards_.find(wanted);
+    if (found != backwards_.end()) return found->second;
+  }
+  // Not under the mutex: compiling runs Python, which may switch threads.
+  TakeGil gil;
+  auto split = wanted.begin() + static_cast<std::ptrdiff_t>(num_inputs);
+  PyObject* needed = mask_to_python({wanted.begin(), split});
+  PyObject* given = optional_tangents ? mask_to_python({split, wanted.end()}) : nullptr;
+  PyObject* made = PyObject_CallFunctionObjArgs(make_backward.get(), needed, given, nullptr);
+  Py_XDECREF(needed);
+  Py_XDECREF(given);
+  if (!made) throw RaisedError::fetch();
+  Callable callable = made == Py_None ? Callable() : Callable(made);
+  Py_DECREF(made);
+  std::lock_guard<std::mutex> lock(mutex_);
+  return backwards_.emplace(wanted, std::move(callable)).first->second;
+}
+
+int RegionState::visit(visitproc visit, void* arg) const {
+  if (int stop = forward.visit(visit, arg)) return stop;
+  for (const auto& [mask, callable] : backwards_) {
+    if (int stop = callable.visit(visit, arg)) return stop;
+  }
+  Py_VISIT(make_backward.get());
+  Py_VISIT(differentiate.get());
+  Py_VISIT(accepts.get());
+  return 0;
+}
+
+void RegionState::drop() {
+  forward = Callable();
+  backwards_.clear();
+  make_backward.reset();
+  differentiate.reset();
+  accepts.reset();
+}
+
 namespace {
 
 // Autograd nodes share the state, so its objects count as ours only if no node is alive.

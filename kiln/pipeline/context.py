@@ -18,6 +18,8 @@ from kiln.support.target import Target
 from kiln.symbolic import ShapeEnv
 
 if TYPE_CHECKING:
+    from kiln.graph.ir.graph import Graph
+    from kiln.graph.ir.node import Node
     from kiln.pipeline.offload import Offload
 
 
@@ -47,6 +49,8 @@ class CompileContext:
 
     compile_gradients: Callable[..., GradientRun] | None = None
     """What create_graph=True runs is compiled with it."""
+    known: Callable[[Graph], tuple[Graph, dict[Node, Node]]] | None = None
+    """Replaces values of a joint graph by inputs that hold them (`graph/passes/known_values.py`)."""
     offload: Offload | None = None
     """Another compiler that gets parts of the graphs."""
 

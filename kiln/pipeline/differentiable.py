@@ -9,16 +9,20 @@ values that are only saved; `Partition.signature` says which is which.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from kiln.build.cubins import compiles_elsewhere
 from kiln.graph.autograd import Partition, make_joint, partition, with_alias_bases
-from kiln.graph.ir.graph import Graph
+from kiln.graph.autograd.eager_saves import EagerSaves
+from kiln.graph.ir.graph import Graph, Output
+from kiln.graph.ir.node import Node
+from kiln.graph.ir.rewrite import nodes_between, without_dead_code
 from kiln.graph.ir.text import graph_text
 from kiln.graph.passes import JOINT_PASSES, run_passes
+from kiln.graph.passes.known_values import Definitions
 from kiln.graph.trace import Recorder, Trace
 from kiln.pipeline.backward import BackwardCompiler
 from kiln.pipeline.compiled_plan import compile_plan
@@ -26,14 +30,14 @@ from kiln.pipeline.compiled_region import CompiledRegion
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.eager_replay_writer import write_eager_replay
 from kiln.pipeline.redraw import Redraw
-from kiln.pipeline.region_file import join_plans
+from kiln.pipeline.region_file import defined_sections, join_plans
 from kiln.pipeline.saved_layout import saved_as_made
 from kiln.pipeline.stages import graph_to_plan
 from kiln.pipeline.targets import region_target
 from kiln.plan.plan import Plan, PlanOutput, SymbolBinding
 from kiln.plan.region import RegionSpec, Saved
 from kiln.plan.serialize import encode_plan
-from kiln.plan.signature import Signature
+from kiln.plan.signature import SavedTensor, Signature
 from kiln.runtime.autograd import saved_extra
 from kiln.runtime.cache.bundle import pack
 from kiln.runtime.eager_replay import EagerReplayData
@@ -54,7 +58,12 @@ def compile_differentiable(recorder: Recorder, trace: Trace, context: CompileCon
         original.inputs += [record for record in trace.inputs if id(record) not in known]
         original.renumber_inputs()
         passed = run_passes(joint.graph, context.events, env=trace.env, passes=JOINT_PASSES, without=context.without)
-        joint = replace(joint, graph=passed)
+        joint, computed, before = replace(joint, graph=passed), passed, dict[Node, Node]()
+        if context.known is not None:
+            read, before = context.known(passed)
+            saves = joint.eager_saves and known_to_stay(joint.eager_saves, read.inputs, before)
+            joint = replace(joint, graph=without_dead_code(read)[0], eager_saves=saves)
+            context = replace(context, known=None)
     context.dump.write("joint", lambda: graph_text(joint.graph))
     with context.events.stage("replay"):
         replay = write_eager_replay(recorder, trace)
@@ -70,9 +79,31 @@ def compile_differentiable(recorder: Recorder, trace: Trace, context: CompileCon
         partitioned = saved_as_made(partitioned, context)
     enables_grad = not recorder.grad_at_start
     region = differentiable_region(
-        partitioned, replay, trace.constants, context, enables_grad, hidden_outputs, trace.creations, joint.wrappers
-    )
+        partitioned, replay, trace.constants, context, enables_grad, hidden_outputs, trace.creations, joint.wrappers,
+        lambda: definitions(computed, partitioned, before),
+    )  # fmt: skip
     return region, whole
+
+
+def known_to_stay(saves: EagerSaves, inputs: Sequence[Node], before: Mapping[Node, Node]) -> EagerSaves:
+    """What an earlier region has saved does not change: its versions are checked there."""
+    return replace(saves, inputs=saves.inputs | {number for number, node in enumerate(inputs) if node in before})
+
+
+def definitions(graph: Graph, parts: Partition, before: Mapping[Node, Node]) -> Definitions:
+    """How what the forward of `parts` saves is computed in `graph`. `before`: see `read_known_values`."""
+    nodes, saved = set(graph.nodes), dict[int, Node]()
+    for number, entry in enumerate(parts.saved):
+        if isinstance(entry, SavedTensor) and entry.of == "output":
+            value = parts.forward.outputs[entry.index].value
+            saved[number] = before.get(value, value)
+    saved = {number: node for number, node in saved.items() if node in nodes}
+    inputs = parts.forward.inputs
+    given = [(number, before[node]) for number, node in enumerate(inputs) if node in before]
+    needed = [*saved.values(), *[node for _, node in given]]
+    outputs = tuple(map(Output, saved.values()))
+    defined = Graph(inputs, nodes_between(graph.nodes, inputs, needed), outputs, (), "defined")
+    return Definitions(defined, tuple(saved), tuple(given))
 
 
 def differentiable_region(
@@ -84,6 +115,7 @@ def differentiable_region(
     hidden_outputs: int = 0,
     creations: tuple[tuple[int, int], ...] = (),
     wrappers: RegionWrappers | None = None,
+    define: Callable[[], Definitions] | None = None,
 ) -> CompiledRegion:
     """Compiles the forward; the backward is compiled when it is first needed, or started now beside the forward."""
     signature = replace(partitioned.signature, hidden_outputs=hidden_outputs)
@@ -115,11 +147,12 @@ def differentiable_region(
     def finish() -> Executable:
         with context.events.stage("load"):
             run = forward.executor(context.graphs, standalone=False)
-            return join_plans(run, backward, spec, replay, wrappers, redraw)
+            return join_plans(run, backward, spec, replay, wrappers, redraw, define)
 
     def write() -> bytes:
         sections = {"forward": forward.bundle(), "spec": encode_plan(spec), **backward.sections()}
-        return pack({**sections, **replay.sections(), **({} if redraw is None else redraw.sections())})
+        again = {} if redraw is None else redraw.sections()
+        return pack({**sections, **replay.sections(), **again, **defined_sections(define if replay.data else None)})
 
     return CompiledRegion(finish, write if wrappers is None and not replay.functions else None)
 

@@ -5,7 +5,8 @@ Loads no compiler: the backward of a region is compiled, if it is in no store, w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,8 +29,13 @@ from kiln.tensor.encoding import decode_tensor
 
 if TYPE_CHECKING:
     from kiln.graph.ir.parse import parse_graph
+    from kiln.graph.ir.text import graph_text
+    from kiln.graph.passes.known_values import Definitions
+    from kiln.graph.passes.known_values import Definitions as make_definitions
 else:
     parse_graph = late("kiln.graph.ir.parse", "parse_graph")
+    graph_text = late("kiln.graph.ir.text", "graph_text")
+    make_definitions = late("kiln.graph.passes.known_values", "Definitions")
 
 
 def load_region(data: bytes, context: CompileContext) -> Executable:
@@ -60,7 +66,22 @@ def load_differentiable(sections: Mapping[str, memoryview], context: CompileCont
     )
     forward = load_plan(bytes(sections["forward"]), context.graphs, standalone=False)
     spec: RegionSpec = decode_plan(bytes(sections["spec"]))
-    return join_plans(forward, backward, spec, replay, redraw=redraw)
+    return join_plans(forward, backward, spec, replay, redraw=redraw, define=read_definitions(sections))
+
+
+def defined_sections(define: Callable[[], Definitions] | None) -> dict[str, bytes]:
+    """What `read_definitions` reads."""
+    if define is None:
+        return {}
+    defined = define()
+    return {"defined": graph_text(defined.graph).encode(), "defined_saved": json.dumps(defined.saved).encode()}
+
+
+def read_definitions(sections: Mapping[str, memoryview]) -> Callable[[], Definitions] | None:
+    if "defined" not in sections:
+        return None
+    text, saved = bytes(sections["defined"]).decode(), tuple(json.loads(bytes(sections["defined_saved"])))
+    return lambda: make_definitions(parse_graph(text), saved)
 
 
 def join_plans(
@@ -70,10 +91,11 @@ def join_plans(
     data: EagerReplayData,
     wrappers: RegionWrappers | None = None,
     redraw: Redraw | None = None,
+    define: Callable[[], Definitions] | None = None,
 ) -> Executable:
     """The callable with one autograd node, which returns the user's results."""
     replay = EagerReplay(data.data, data.constants, data.functions) if data.data else None
-    find = GradientRegions(replay, spec, backward.context).find if replay and not wrappers else lambda *_: None
+    find = GradientRegions(replay, spec, backward.context, define).find if replay and not wrappers else lambda *_: None
     named = {"replay": replay, "find_gradients": find, "no_replay": data.reason, "wrappers": wrappers}
     region: Executable = make_region(forward, backward, spec, redraw=redraw, **named)  # type: ignore[arg-type]
     if spec.enables_grad:

@@ -46,7 +46,7 @@ Mask = tuple[bool, ...]
 Gradients = tuple[torch.Tensor | None, ...]
 Tensors = Sequence[torch.Tensor | None]
 GradientRun = Callable[..., list[torch.Tensor | None]]
-FindGradients = Callable[[Sequence[object], Tensors, Mask], GradientRun | None]
+FindGradients = Callable[[Sequence[object], Sequence[object], Tensors, Mask], GradientRun | None]
 
 
 class NoSecondDerivative(KilnError, RuntimeError):
@@ -93,8 +93,8 @@ def make_region(
 
     `replay(*inputs)` computes the user's results with eager operators. `no_replay`: why there is no replay.
     `redraw(*inputs, *seeds)`: the random numbers of the forward that are saved as seeds.
-    `find_gradients`: what was compiled of it for given inputs, tangents and mask. `wrappers`: the tensors of wrapper
-    subclasses at its border.
+    `find_gradients`: what was compiled of it for given inputs, saved values, tangents and mask. `wrappers`: the tensors
+    of wrapper subclasses at its border.
     """
     if wrappers is not None:
         forward, backward = wrappers.forward(forward), wrappers.backward(backward)
@@ -159,19 +159,21 @@ class SecondDerivative:
     def __call__(
         self,
         inputs: Sequence[object],
-        drawn: Sequence[torch.Tensor],
+        saved: Sequence[torch.Tensor],
         tangents: Sequence[torch.Tensor | None],
         mask: Mask,
     ) -> list[torch.Tensor | None]:
-        """The gradients, with a history if gradients are on. `drawn`: the random numbers of the forward, or seeds."""
-        if not drawn and torch.is_grad_enabled() and (run := self.find_gradients(inputs, tangents, mask)) is not None:
-            return run(*inputs, *tangents)
-        return self.start(inputs, drawn, mask).differentiate(tangents)
+        """The gradients, with a history if gradients are on. `saved`: what the backward reads, else None."""
+        if torch.is_grad_enabled() and not self.spec.draws:
+            run = self.find_gradients(inputs, saved, tangents, mask)
+            if run is not None:
+                return run(*inputs, *tangents, *saved)
+        return self.start(inputs, saved, mask).differentiate(tangents)
 
     def start(
         self,
         inputs: Sequence[object],
-        drawn: Sequence[torch.Tensor],
+        saved: Sequence[torch.Tensor],
         mask: Mask,
         ends: Sequence[torch.Tensor | None] | None = None,
     ) -> Replayed:
@@ -181,6 +183,7 @@ class SecondDerivative:
         through them. A tensor in `ends` has the history of that result in the program, which the copy gets.
         """
         create_graph = torch.is_grad_enabled()
+        drawn = [saved[position] for _, position in self.spec.draws]
         named: dict[str, object] = {}
         if create_graph and isinstance(self.replay, EagerReplay) and self.replay.program["nonlinear"]:
             refusal = NoSecondDerivative(name=self.spec.name, reason=SUMMED)

@@ -15,6 +15,9 @@ from torch.nn import functional as F
 
 import kiln
 from kiln.pipeline.gradient_regions import GradientRegions
+from kiln.plan.plan import Plan
+from kiln.plan.steps import AtenStep
+from kiln.runtime.executor import OBSERVERS
 
 
 @pytest.fixture(params=["compiled", "loaded"])
@@ -285,6 +288,69 @@ def test_gradients_are_compiled_when_they_come_again(
             torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
             assert ours.requires_grad == theirs.requires_grad
     assert gradient_runs
+
+
+@pytest.fixture
+def products() -> Iterator[list[int]]:
+    """How many matrix products each new plan has."""
+    counts: list[int] = []
+
+    def note(plan: Plan, libraries: object, constants: object, adapt: object, executor: Any) -> Any:
+        counts.append(sum(isinstance(step, AtenStep) and "mm" in step.target for step in plan.steps))
+        return executor
+
+    OBSERVERS.append(note)
+    yield counts
+    OBSERVERS.remove(note)
+
+
+def test_gradients_read_what_the_forward_saved(products: list[int], compile_twice: Any) -> None:
+    """A product for each layer and derivative: the forward is not computed again, nor are gradients of weights."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def step(model: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        x = torch.linspace(-1, 1, 12).view(3, 4).requires_grad_()
+        result = model(x)
+        (first,) = torch.autograd.grad(result.sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first[:, 0].sum(), x, create_graph=True)
+        loss = (first.square() + second + result).sum()
+        return [first, second, *torch.autograd.grad(loss, list(parameters), allow_unused=True)[:-1]]
+
+    parameters = list(model.parameters())
+    compiled = compile_twice(model, torch.randn(3, 4))
+    products.clear()
+    for _ in range(3):
+        torch.testing.assert_close(step(compiled), step(model), rtol=1e-4, atol=1e-5)
+    assert products[:2] == [3, 5]
+
+
+def test_saved_values_that_were_changed_are_noticed() -> None:
+    compiled = kiln.compile(lambda x, w: (x @ w).exp())
+    for turn in range(3):
+        x, w = torch.ones(3, 3, requires_grad=True), torch.ones(3, 3)
+        result = compiled(x, w)
+        if turn == 2:
+            result.detach().zero_()
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                torch.autograd.grad(result.sum(), x, create_graph=True)
+        else:
+            (first,) = torch.autograd.grad(result.sum(), x, create_graph=True)
+            torch.autograd.grad(first.sum(), x)
+
+
+def test_only_gradients_that_are_asked_for_are_computed(products: list[int]) -> None:
+    """Of many selections, the later ones get a backward that makes all."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    compiled = kiln.compile(model)
+    x = torch.randn(3, 4, requires_grad=True)
+    result = compiled(x).sum()
+    products.clear()
+    torch.autograd.grad(result, x, retain_graph=True)
+    assert products == [3]
+    for parameter in model.parameters():
+        found = torch.autograd.grad(result, parameter, retain_graph=True)
+        torch.testing.assert_close(found, torch.autograd.grad(model(x).sum(), parameter))
+    assert len(products) == 5 and products[-1] == 6
 
 
 def test_sizes_that_do_not_come_again_are_not_compiled(gradient_runs: list[str]) -> None:
