@@ -12,27 +12,25 @@ from __future__ import annotations
 import operator
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeAlias, final
+from typing import Any, TypeAlias, final
 
 import torch
 
 from kiln.support.optional import load
 from kiln.support.records import dataclass
 
-numpy = load("numpy")
+numpy: Any = load("numpy")
 State: TypeAlias = tuple[object, ...]
 """Of a random generator, as its library gives it."""
 Leaf = float | torch.Tensor
 
 
 def numpy_state() -> State:
-    assert numpy is not None
     name, key, *rest = numpy.random.get_state()
     return (name, key.tobytes(), *rest)
 
 
 def set_numpy_state(state: State) -> None:
-    assert numpy is not None
     name, key, *rest = state
     numpy.random.set_state((name, numpy.frombuffer(key, numpy.uint32), *rest))
 

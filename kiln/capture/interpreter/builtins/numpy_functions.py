@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -40,7 +40,7 @@ from kiln.graph.prims.table import Cells
 from kiln.runtime.guards.guard import GuardKind
 from kiln.support.optional import load
 
-numpy = load("numpy")
+numpy: NumpyObject = load("numpy")
 
 OPERATORS = {
     "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": operator.truediv,
@@ -84,12 +84,16 @@ class NumpyCall:
     def tensor(self, name: str, dtype: NumpyObject = None) -> Tensor:
         return tensor_of(self.s, self.arguments[name], dtype)
 
-    def tensors(self, name: str) -> list[Value]:
+    def computed(self, name: str) -> Tensor:
+        """An array, in the dtype of the result."""
+        return self.tensor(name, self.expected.dtype)
+
+    def tensors(self, name: str) -> Value:
         """A sequence of arrays, in the dtype of the result."""
         value = self.arguments[name]
         if not isinstance(value, Sequence):
             raise UnsupportedCall(function=f"numpy.{self.name}", why=f"it gets a {value.type_name()}")
-        return [tensor_of(self.s, item, self.expected.dtype) for item in value.items(self.s)]
+        return self.s.model.list_of([tensor_of(self.s, item, self.expected.dtype) for item in value.items(self.s)])
 
     def call(self, target: NumpyObject, *args: object, **kwargs: object) -> Value:
         """Record a torch call on values and constants."""
@@ -115,10 +119,11 @@ class NumpyCall:
         if self.expected.dtype.kind == "b":
             raise UnsupportedCall(function=f"numpy.{self.name}", why="it gets truth values")
 
-    def refuse(self, *names: str) -> None:
+    def refuse(self, *names: str) -> NumpyCall:
         for name in names:
             if self.given(name) is not None:
                 raise UnsupportedCall(function=f"numpy.{self.name}", why=f"it gets the argument `{name}`")
+        return self
 
 
 def tensor_of(s: CaptureState, value: Value, dtype: NumpyObject = None) -> Tensor:
@@ -127,7 +132,6 @@ def tensor_of(s: CaptureState, value: Value, dtype: NumpyObject = None) -> Tenso
         value = value.traced(s)
     if isinstance(value, TracedArray):
         return value.tensor if dtype is None else converted(s, value.tensor, dtype)
-    assert numpy is not None
     array = numpy.asarray(plain(s, value), dtype)
     wanted = DTYPES.get(array.dtype.name)
     if wanted is None:
@@ -155,7 +159,6 @@ written_as = FUNCTIONS = Cells[Implementation]("numpy")
 
 def asked(s: CaptureState, function: NumpyObject, args: Args, kwargs: Kwargs) -> NumpyObject:
     """What NumPy returns, or raises, for arrays of these dtypes and shapes. Other calls may have other shapes."""
-    assert numpy is not None
     examples = [example(s, arg) for arg in args]
     named = {key: example(s, arg) for key, arg in kwargs.items()}
     if getattr(numpy.linalg, function.__name__, None) is function:
@@ -169,7 +172,6 @@ def asked(s: CaptureState, function: NumpyObject, args: Args, kwargs: Kwargs) ->
 
 def regular(array: NumpyObject) -> NumpyObject:
     """Square matrices that have an inverse, in place of those of ones."""
-    assert numpy is not None
     if getattr(array, "ndim", 0) < 2 or array.shape[-1] != array.shape[-2]:
         return array
     return array + numpy.eye(array.shape[-1], dtype=array.dtype)
@@ -178,7 +180,6 @@ def regular(array: NumpyObject) -> NumpyObject:
 def traced(s: CaptureState, function: NumpyObject, args: Args, kwargs: Kwargs) -> Value:
     """A call with an array that is not known."""
     name: str = function.__name__
-    assert numpy is not None
     universal = isinstance(function, numpy.ufunc)
     written = None if universal else written_form(function)
     known = (name in OPERATORS or name in ELEMENTWISE) and getattr(numpy, name, MISSING) is function
@@ -198,7 +199,6 @@ def traced(s: CaptureState, function: NumpyObject, args: Args, kwargs: Kwargs) -
 
 def written_form(function: NumpyObject) -> Implementation | None:
     """How a function of `numpy` or `numpy.linalg` is written as torch calls."""
-    assert numpy is not None
     name: str = function.__name__
     for space, prefix in ((numpy, ""), (numpy.linalg, "linalg.")):
         if getattr(space, name, MISSING) is function:
@@ -241,7 +241,6 @@ def loop_dtypes(s: CaptureState, function: NumpyObject, args: Args) -> tuple[Num
 
 
 def dtype_of(s: CaptureState, value: Value) -> NumpyObject:
-    assert numpy is not None
     return value.dtype if isinstance(value, TracedArray) else numpy.asarray(plain(s, value)).dtype
 
 
@@ -264,7 +263,7 @@ def reduced(call: NumpyCall) -> Value:
 @written_as("var", "std")
 def spread(call: NumpyCall) -> Value:
     call.refuse("where", "out", "mean", "correction")
-    tensor = call.tensor("a", call.expected.dtype)
+    tensor = call.computed("a")
     axes, keep = call.axes(tensor.fake.dim()), bool(call.given("keepdims"))
     return call.call(getattr(torch, call.name), tensor, dim=axes, correction=call.given("ddof", 0), keepdim=keep)
 
@@ -285,58 +284,34 @@ def along_one_axis(call: NumpyCall) -> Value:
     return call.call(getattr(torch, call.name), tensor, dim=axis, **named)
 
 
-@written_as("reshape", "ravel", "broadcast_to", "squeeze", "expand_dims")
+@written_as("reshape", "ravel")
 def reshaped(call: NumpyCall) -> Value:
     """A view stays a view."""
     if call.given("order", "C") != "C" or call.given("copy") is not None:
         raise UnsupportedCall(function=f"numpy.{call.name}", why="it gets an order of the elements")
-    tensor = call.tensor("array" if call.name == "broadcast_to" else "a")
-    match call.name:
-        case "broadcast_to":
-            return call.call("expand", tensor, call.arguments["shape"])
-        case "ravel":
-            return call.call("reshape", tensor, (-1,))
-        case "reshape":
-            return call.call("reshape", tensor, call.arguments.get("shape") or call.arguments["newshape"])
-        case "squeeze":
-            axes = call.axes(tensor.fake.dim())
-            return call.call("squeeze", tensor, tuple([axis for axis in axes if tensor.fake.shape[axis] == 1]))
+    shape = (-1,) if call.name == "ravel" else call.arguments.get("shape") or call.arguments["newshape"]
+    return call.call("reshape", call.tensor("a"), shape)
+
+
+@written_as("squeeze")
+def squeezed(call: NumpyCall) -> Value:
+    tensor = call.tensor("a")
+    shape = tensor.fake.shape
+    return call.call("squeeze", tensor, tuple([axis for axis in call.axes(len(shape)) if shape[axis] == 1]))
+
+
+@written_as("expand_dims")
+def expanded(call: NumpyCall) -> Value:
+    tensor = call.tensor("a")
     for axis in sorted([axis % call.expected.ndim for axis in numpy_tuple(call.given("axis"))]):
         tensor = call.tensor_made("unsqueeze", tensor, axis)
     return tensor
 
 
-@written_as("transpose", "swapaxes", "moveaxis", "roll", "triu", "tril")
-def moved(call: NumpyCall) -> Value:
-    first = "m" if call.name in ("triu", "tril") else "a"
-    tensor = call.tensor(first)
-    rank = tensor.fake.dim()
-    match call.name:
-        case "transpose":
-            return call.call("permute", tensor, call.given("axes") or tuple(reversed(range(rank))))
-        case "swapaxes":
-            return call.call("transpose", tensor, call.given("axis1"), call.given("axis2"))
-        case "moveaxis":
-            return call.call("movedim", tensor, call.given("source"), call.given("destination"))
-        case "roll":
-            axis = call.given("axis")
-            return call.call("roll", tensor, call.given("shift"), *([] if axis is None else [axis]))
-    return call.call(call.name, tensor, call.given("k", 0))
-
-
-@written_as("stack", "vstack", "hstack", "dstack", "column_stack")
-def stacked(call: NumpyCall) -> Value:
-    call.refuse("out", "dtype")
-    items = call.s.model.list_of(call.tensors("arrays" if call.name == "stack" else "tup"))
-    if call.name == "stack":
-        return call.call(torch.stack, items, call.given("axis", 0))
-    return call.call(getattr(torch, call.name), items)
-
-
 @written_as("clip")
 def clipped(call: NumpyCall) -> Value:
     call.refuse("out")
-    tensor: Value = call.tensor("a", call.expected.dtype)
+    tensor: Value = call.computed("a")
     for names, bound in ((("a_min", "min"), torch.maximum), (("a_max", "max"), torch.minimum)):
         for name in names:
             value = call.arguments.get(name)
@@ -353,36 +328,27 @@ def filled(call: NumpyCall) -> Value:
     return call.call(torch.full, shape, call.expected.dtype.type(number).item(), dtype=dtype)
 
 
-@written_as("outer", "tile", "repeat", "diff", "sort", "round", "around", "copy", "trace")
-def named_alike(call: NumpyCall) -> Value:
-    match call.name:
-        case "outer":
-            dtype = call.expected.dtype
-            return call.call(torch.outer, *[call.call("reshape", call.tensor(name, dtype), (-1,)) for name in "ab"])
-        case "tile":
-            return call.call(torch.tile, call.tensor("A"), tuple(numpy_tuple(call.given("reps"))))
-        case "repeat":
-            axis = call.given("axis")
-            if not isinstance(call.given("repeats"), int):
-                raise UnsupportedCall(function="numpy.repeat", why="the counts differ")
-            return call.call(torch.repeat_interleave, call.tensor("a"), call.given("repeats"), dim=axis)
-        case "diff":
-            call.refuse("prepend", "append")
-            if call.given("n", 1) == 0:
-                raise UnsupportedCall(function="numpy.diff", why="with n=0 it returns its argument")
-            return call.call(torch.diff, call.tensor("a"), n=call.given("n", 1), dim=call.given("axis", -1))
-        case "sort":
-            call.refuse("kind", "order")
-            made = call.call(torch.sort, call.tensor("a"), dim=call.given("axis", -1))
-            return made.get_item(call.s, call.s.const(0))
-        case "round" | "around":
-            if call.expected.dtype.kind in "iu" and call.given("decimals", 0) >= 0:
-                return call.call("clone", call.tensor("a"))
-            return call.call(torch.round, call.tensor("a"), decimals=call.given("decimals", 0))
-        case "copy":
-            return call.call("clone", call.tensor("a"))
-    call.refuse("offset", "dtype", "out", "axis1", "axis2")
-    return call.call(torch.trace, call.tensor("a", call.expected.dtype))
+@written_as("repeat")
+def repeated(call: NumpyCall) -> Value:
+    if not isinstance(call.given("repeats"), int):
+        raise UnsupportedCall(function="numpy.repeat", why="the counts differ")
+    return call.call(torch.repeat_interleave, call.tensor("a"), call.given("repeats"), dim=call.given("axis"))
+
+
+@written_as("diff")
+def differences(call: NumpyCall) -> Value:
+    call.refuse("prepend", "append")
+    if call.given("n", 1) == 0:
+        raise UnsupportedCall(function="numpy.diff", why="with n=0 it returns its argument")
+    return call.call(torch.diff, call.tensor("a"), n=call.given("n", 1), dim=call.given("axis", -1))
+
+
+@written_as("round", "around")
+def rounded(call: NumpyCall) -> Value:
+    decimals = call.given("decimals", 0)
+    if call.expected.dtype.kind in "iu" and decimals >= 0:
+        return call.call("clone", call.tensor("a"))
+    return call.call(torch.round, call.tensor("a"), decimals=decimals)
 
 
 @written_as("ptp")
@@ -402,7 +368,7 @@ def quantile(call: NumpyCall) -> Value:
     if not isinstance(share, int | float) or not plain_axis or call.given("method", "linear") != "linear":
         raise UnsupportedCall(function=f"numpy.{call.name}", why="it gets a method, several shares or several axes")
     share = share / 100 if call.name == "percentile" else float(share)
-    tensor = call.tensor("a", call.expected.dtype)
+    tensor = call.computed("a")
     return call.call(torch.quantile, tensor, share, dim=axis, keepdim=bool(call.given("keepdims")))
 
 
@@ -441,7 +407,6 @@ def finite(call: NumpyCall) -> Value:
 
 @written_as("pad")
 def padded(call: NumpyCall) -> Value:
-    assert numpy is not None
     if call.given("mode", "constant") != "constant" or not isinstance(call.given("constant_values", 0), int | float):
         raise UnsupportedCall(function="numpy.pad", why="it pads with other values than a constant")
     tensor = call.tensor("array")
@@ -478,7 +443,7 @@ def einsum(call: NumpyCall) -> Value:
 @written_as("kron", "tensordot", "linalg.solve")
 def of_two(call: NumpyCall) -> Value:
     call.refuse_truth_values()
-    left, right = (call.tensor(name, call.expected.dtype) for name in "ab")
+    left, right = (call.computed(name) for name in "ab")
     if call.name == "tensordot":
         return call.call(torch.tensordot, left, right, dims=call.given("axes", 2))
     if call.name == "solve" and right.fake.dim() not in (1, 2):
@@ -490,12 +455,12 @@ def of_two(call: NumpyCall) -> Value:
 def of_matrix(call: NumpyCall) -> Value:
     if any(call.given(name) not in (None, False, "L") for name in ("upper", "UPLO")):
         raise UnsupportedCall(function=f"numpy.linalg.{call.name}", why="it reads the upper triangle")
-    return call.call(getattr(torch.linalg, call.name), call.tensor("a", call.expected.dtype))
+    return call.call(getattr(torch.linalg, call.name), call.computed("a"))
 
 
 @written_as("linalg.norm")
 def norm(call: NumpyCall) -> Value:
-    tensor, order, keep = call.tensor("x", call.expected.dtype), call.given("ord"), bool(call.given("keepdims"))
+    tensor, order, keep = call.computed("x"), call.given("ord"), bool(call.given("keepdims"))
     axes = call.axes(tensor.fake.dim())
     if order is None or len(axes) == 1:
         return call.call(torch.linalg.vector_norm, tensor, 2 if order is None else order, dim=axes, keepdim=keep)
@@ -504,8 +469,35 @@ def norm(call: NumpyCall) -> Value:
     return call.call(torch.linalg.matrix_norm, tensor, dim=axes, keepdim=keep)
 
 
+@written_as("sort")
+def sorted_array(call: NumpyCall) -> Value:
+    made = call.refuse("kind", "order").call(torch.sort, call.tensor("a"), dim=call.given("axis", -1))
+    return made.get_item(call.s, call.s.const(0))
+
+
 def numpy_tuple(value: NumpyObject) -> tuple[int, ...]:
-    return tuple(value) if isinstance(value, list | tuple) else (value,)
+    return () if value is None else tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+STACKS = ("vstack", "hstack", "dstack", "column_stack")
+# fmt: off
+EXPRESSIONS: Mapping[str, Implementation] = {
+    "broadcast_to": lambda c: c.call("expand", c.tensor("array"), c.arguments["shape"]),
+    "transpose":    lambda c: c.call("permute", c.tensor("a"), c.given("axes") or tuple(range(c.expected.ndim))[::-1]),
+    "swapaxes":     lambda c: c.call("transpose", c.tensor("a"), c.given("axis1"), c.given("axis2")),
+    "moveaxis":     lambda c: c.call("movedim", c.tensor("a"), c.given("source"), c.given("destination")),
+    "roll":         lambda c: c.call("roll", c.tensor("a"), c.given("shift"), numpy_tuple(c.given("axis"))),
+    "stack":        lambda c: c.refuse("out", "dtype").call(torch.stack, c.tensors("arrays"), c.given("axis", 0)),
+    "outer":        lambda c: c.call(torch.outer, *[c.call("reshape", c.computed(name), (-1,)) for name in "ab"]),
+    "tile":         lambda c: c.call(torch.tile, c.tensor("A"), numpy_tuple(c.given("reps"))),
+    "copy":         lambda c: c.call("clone", c.tensor("a")),
+    "trace":        lambda c: c.refuse("offset", "dtype", "out", "axis1", "axis2").call(torch.trace, c.computed("a")),
+    **{name: lambda c: c.refuse("out", "dtype").call(getattr(torch, c.name), c.tensors("tup")) for name in STACKS},
+    **{name: lambda c: c.call(c.name, c.tensor("m"), c.given("k", 0)) for name in ("triu", "tril")},
+}
+# fmt: on
+for _name, _implementation in EXPRESSIONS.items():
+    written_as(_name)(_implementation)
 
 
 def concatenated(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
@@ -513,7 +505,6 @@ def concatenated(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     axis = (rest or [kwargs.get("axis", s.const(0))])[0]
     if not isinstance(items, Sequence) or len(rest) > 1 or kwargs.keys() - {"axis"}:
         raise UnsupportedCall(function="numpy.concatenate", why="it gets other arguments than arrays and an axis")
-    assert numpy is not None
     expected = asked(s, numpy.concatenate, [items, axis], {})
     tensors = s.model.list_of([tensor_of(s, item, expected.dtype) for item in items.items(s)])
     return of_result(s, record(s, torch.cat, [tensors, axis], {}), expected)
@@ -522,7 +513,6 @@ def concatenated(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 def chosen(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if len(args) != 3 or kwargs:
         raise UnsupportedCall(function="numpy.where", why="the shape of its result depends on data")
-    assert numpy is not None
     expected = asked(s, numpy.where, args, {})
     operands = [tensor_of(s, arg, expected.dtype) for arg in args[1:]]
     condition = tensor_of(s, args[0], numpy.dtype(bool))
@@ -533,7 +523,6 @@ def product(name: str) -> Callable[[CaptureState, Args, Kwargs], Value]:
     """`np.dot` and `np.matmul`, which are the same for ranks 1 and 2."""
 
     def call(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-        assert numpy is not None
         if len(args) != 2 or kwargs:
             raise UnsupportedCall(function=f"numpy.{name}", why="it gets other arguments than two arrays")
         expected = asked(s, getattr(numpy, name), args, {})
@@ -674,7 +663,6 @@ def same_dtype(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 def method(name: str) -> Callable[[CaptureState, TracedArray, Args, Kwargs], Value]:
     """`a.sum(axis=0)` is `np.sum(a, axis=0)`."""
-    assert numpy is not None
     function = getattr(numpy, name)
 
     def call(s: CaptureState, array: TracedArray, args: Args, kwargs: Kwargs) -> Value:
@@ -687,7 +675,6 @@ def method(name: str) -> Callable[[CaptureState, TracedArray, Args, Kwargs], Val
 
 def cast(s: CaptureState, array: TracedArray, args: Args, kwargs: Kwargs) -> Value:
     """`a.astype(dtype)`, which copies."""
-    assert numpy is not None
     if len(args) != 1 or kwargs:
         raise UnsupportedCall(function="ndarray.astype", why="it gets more than a dtype")
     dtype = numpy.dtype(plain(s, args[0]))
@@ -736,7 +723,6 @@ UNARY = {"neg": "negative", "pos": "positive", "abs": "absolute", "invert": "inv
 
 def register_operators(kind: type) -> None:
     """Operators of arrays, or of a type of scalars."""
-    assert numpy is not None
     for name, function in DUNDERS.items():
         for method_name, order in ((f"__{name}__", 1), (f"__r{name}__", -1)):
             if hasattr(kind, method_name):

@@ -39,9 +39,9 @@ from kiln.runtime.guards.source import ArraySource, Source
 from kiln.support.optional import load
 from kiln.symbolic.relation import rel_lt
 
-numpy = load("numpy")
 NumpyObject: TypeAlias = Any
 """An object of NumPy, which may be absent: its types cannot be named."""
+numpy: NumpyObject = load("numpy")
 DTYPES = {
     name: getattr(torch, name)
     for name in ("float64", "float32", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64", "complex128")
@@ -90,7 +90,6 @@ class TracedArray(ArrayValue):
     @property
     def dtype(self) -> NumpyObject:
         """NumPy's."""
-        assert numpy is not None
         return numpy.dtype(NAMES[self.tensor.fake.dtype])
 
     def example(self) -> NumpyObject:
@@ -102,12 +101,10 @@ class TracedArray(ArrayValue):
         return self.of_shape(shape_in_call(self.tensor))
 
     def of_shape(self, shape: tuple[int, ...]) -> NumpyObject:
-        assert numpy is not None
         one = numpy.ones((), self.dtype)
         return one[()] if self.is_scalar else numpy.broadcast_to(one, shape)
 
     def python_type(self) -> type:
-        assert numpy is not None
         made: type = self.dtype.type if self.is_scalar else numpy.ndarray
         return made
 
@@ -147,7 +144,6 @@ class TracedArray(ArrayValue):
             found = self.example_of_call()[index]
         except (IndexError, TypeError, ValueError) as error:
             raise s.error(type(error), *error.args) from None
-        assert numpy is not None
         made = record(s, operator.getitem, [self.tensor, tensor_index(s, key)], {})
         assert isinstance(made, Tensor)
         if shape_in_call(made) != found.shape:
@@ -233,7 +229,6 @@ def shape_in_call(tensor: Tensor) -> tuple[int, ...]:
 def plain_index(s: CaptureState, key: Value) -> NumpyObject:
     """An index, with examples for arrays of integers."""
     if isinstance(key, Tuple):
-        assert numpy is not None
         index = tuple([plain_index(s, part) for part in key.items(s)])
         kinds = [
             isinstance(part, numpy.ndarray) for part in index if isinstance(part, numpy.ndarray | numpy.integer | int)
@@ -322,7 +317,6 @@ def array_input(s: CaptureState, real: NumpyObject, source: Source) -> TracedArr
             s.recorder.env.assume(rel_lt(0, size.node.value))  # NumPy's errors for empty arrays are others
     value = inputs.by_fake[id(fake)] = Tensor(fake, path, tensor)
     inputs.tensors.append(RegionInput(value.fake, path, tensor))
-    assert numpy is not None
     made = TracedArray(value, isinstance(real, numpy.generic), source, real)
     s.guard_type(made)
     return made
@@ -330,7 +324,7 @@ def array_input(s: CaptureState, real: NumpyObject, source: Source) -> TracedArr
 
 def of_result(s: CaptureState, tensor: Value, expected: NumpyObject) -> Value:
     """A result of torch calls as the array or scalar that NumPy returns for such arguments."""
-    assert numpy is not None and isinstance(tensor, Tensor)
+    assert isinstance(tensor, Tensor)
     if shape_in_call(tensor) != expected.shape:
         raise UnsupportedCall(function="numpy", why=f"torch gives the shape {tuple(tensor.fake.shape)}")
     return TracedArray(converted(s, tensor, expected.dtype), isinstance(expected, numpy.generic))

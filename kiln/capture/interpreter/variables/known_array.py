@@ -29,7 +29,7 @@ from kiln.capture.interpreter.variables.tensor import Tensor, record
 from kiln.runtime.guards.guard import GuardKind
 from kiln.support.optional import load
 
-numpy = load("numpy")
+numpy: NumpyObject = load("numpy")
 METADATA = frozenset(("shape", "ndim", "size", "dtype", "itemsize", "nbytes", "strides"))
 VIEWS = frozenset(("T", "mT", "real", "imag"))
 NOT_CALLED = frozenset(("dump", "dumps", "getfield", "newbyteorder", "resize", "setfield", "setflags", "tofile"))
@@ -68,7 +68,6 @@ class ArrayMemory(Value):
         return self.tensor
 
     def emit(self, g: Codegen) -> None:
-        assert numpy is not None
         if self.tensor is None:
             g.make(self, numpy.array, self.root.ravel(order="K"))
             return
@@ -169,7 +168,6 @@ class KnownArray(ArrayValue):
         """The root of a memory that has no other arrays is a copy; others are views of what all share."""
         array, memory = self.array, self.memory
         others = [value for value in g.state.part(KnownArrays).values.values() if value.memory is memory]
-        assert numpy is not None
         if memory.tensor is None and array is memory.root and len(others) == 1 and array.flags.owndata:
             g.make(self, numpy.array, array)
         else:
@@ -187,7 +185,6 @@ AS_INDEX[KnownArray] = index_of_array
 
 def view_of_memory(flat: NumpyObject, writeable: bool, *place: object) -> NumpyObject:
     """`place`: dtype, shape, strides and offset in bytes."""
-    assert numpy is not None
     dtype, shape, strides, offset = place
     made = numpy.ndarray(shape, dtype, flat, offset, strides)
     made.flags.writeable = writeable
@@ -222,7 +219,6 @@ def known_array(s: CaptureState, array: NumpyObject) -> KnownArray:
 
 def root_of(array: NumpyObject) -> NumpyObject:
     """The array that has all of the memory. Views made with other strides have an object in between."""
-    assert numpy is not None
     while array.base is not None:
         base = array.base if isinstance(array.base, numpy.ndarray) else getattr(array.base, "base", None)
         if not isinstance(base, numpy.ndarray):
@@ -247,7 +243,6 @@ def plain(s: CaptureState, value: Value) -> object:
         return tuple(items) if isinstance(value, Tuple) else items
     if isinstance(value, KnownArray | Symbolic | Slice):
         return value.constant(s)
-    assert numpy is not None
     if isinstance(value.real(), numpy.dtype):
         if value.source is not None:
             s.guard(value.source, GuardKind.IS, s.reference(value.real()))
@@ -279,7 +274,6 @@ def has_shared(values: list[Value]) -> bool:
 
 def lifted(s: CaptureState, result: object) -> Value:
     """The value of what NumPy has returned."""
-    assert numpy is not None
     if isinstance(result, numpy.ndarray):
         return known_array(s, result)
     if type(result) is tuple:
