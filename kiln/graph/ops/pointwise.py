@@ -311,14 +311,12 @@ def abs_(e: Emit, x: Node) -> Node:
 
 @decompose("_conj.default")
 def conj(e: Emit, x: Node | Number) -> Node:
-    """In a backward, where it is neither written nor seen by the user, the conjugate is materialised.
+    """In memory of its own: that it is no view of its argument may not be seen (`mode.conjugates`).
 
     A number of the program arrives as a number.
     """
     if not isinstance(x, Node):
         return e.number(x.conjugate(), torch.complex128, CPU)
-    if e.origin is None or not e.origin.backward:
-        raise UnsupportedOp(op="aten._conj.default", reason="its result is a lazy view of its argument")
     return e.library("aten._conj_physical.default", (x,), {}, preserved(e.oracle, x.tensor))
 
 

@@ -23,10 +23,11 @@ from kiln.graph.prims.table import Kind
 from kiln.graph.trace.constants import Constants
 from kiln.graph.trace.fake import FakeTensor, make_fake, make_symbolic_fake
 from kiln.graph.trace.functionalise import Functionaliser, refuse_overlap
-from kiln.graph.trace.storage_view import StorageView, new_storage, root_of
+from kiln.graph.trace.storage_view import FakeStorage, StorageView, new_storage, root_of
 from kiln.graph.trace.symbols import TraceSymbols, is_symbolic
 from kiln.graph.trace.tagged_numbers import with_symbolic_numbers
 from kiln.support.dispatch_mode import DispatchMode
+from kiln.support.records import dataclass
 from kiln.symbolic import Expr, Int, Symbol
 from kiln.symbolic.generic_layouts import TakenLayouts
 from kiln.symbolic.node import from_sym
@@ -44,6 +45,19 @@ SavePolicy = Callable[[OpOverload, Args, Kwargs], bool]
 
 COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default, torch.ops.aten._unsafe_view.default)
 """What composite operators call where they would else return their argument, or a view of it."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Conjugate:
+    """A conjugate in memory of its own, which in eager is a lazy view of `base`, and the versions of both."""
+
+    base: FakeStorage
+    made: FakeStorage
+    versions: tuple[int, int]
+
+    def is_changed(self) -> bool:
+        return (self.base.version, self.made.version) != self.versions
 
 
 @final
@@ -68,6 +82,7 @@ class RecordingMode(DispatchMode):
         self.tags = Tags()
         self.counts: dict[Hashable, Int] = {}
         """How many elements of a tensor are not zero, where a size depends on it, and integers read from tensors."""
+        self.conjugates: list[Conjugate] = []
         self.distinct: dict[Node, Node] = {}
         """Nodes with the different values of another one, in ascending order."""
         self.forgotten: set[Symbol] = set()

@@ -168,7 +168,7 @@ class Recorder:
         self.table = InputTable(self._mode)
         self.inputs = self.table.records
         self.forgotten = self._mode.forgotten
-        self.distinct = self._mode.distinct
+        self.distinct, self.conjugates = self._mode.distinct, self._mode.conjugates
         self.nodes = self.emit.nodes
         self._casts = Casts()
         self._names: dict[Target, str] = {}

@@ -14,7 +14,7 @@ import torch
 from torch._ops import OpOverload
 
 from kiln.graph.ir.node import Attr, Node
-from kiln.graph.ops import VIEWS
+from kiln.graph.ops import DECOMPOSITIONS, VIEWS
 from kiln.graph.ops.breaks import DataDependentScalar, UnsupportedMutation, UnsupportedOp
 from kiln.graph.ops.pointwise import truth
 from kiln.graph.ops.registry import ViewSteps
@@ -24,7 +24,7 @@ from kiln.graph.prims.table import Cells
 from kiln.graph.trace.constant_value import PURE_KINDS, constant_value
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.fallback import fallback_handler
-from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode, real_in
+from kiln.graph.trace.mode import Args, Conjugate, Handler, Kwargs, RecordingMode, real_in
 from kiln.graph.trace.shared_memory import by_storage, refuse_shared_memory
 from kiln.graph.trace.storage_view import StorageView, extent, new_storage, root_of
 from kiln.plan.errors import SINGULAR
@@ -39,6 +39,16 @@ special = SPECIAL = Cells[Handler]("special")
 @special("detach.default", "alias.default", "lift_fresh.default", "lift.default")
 def alias(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
     return mode.fake(mode.view_of(args[0]))
+
+
+@special("_conj.default")
+def conjugate(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
+    made = mode.wrap(DECOMPOSITIONS["aten._conj.default"](mode.emit, mode.value(args[0])))
+    origin = mode.emit.origin
+    if isinstance(args[0], torch.Tensor) and isinstance(made, FakeTensor) and not (origin and origin.backward):
+        storages = mode.view_of(args[0]).storage, made.storage_view.storage
+        mode.conjugates.append(Conjugate(*storages, (storages[0].version, storages[1].version)))
+    return made
 
 
 @special("copy_.default")

@@ -12,6 +12,7 @@ import re
 import types
 from collections.abc import Callable, Hashable
 from dataclasses import field
+from functools import partial
 from typing import cast, final
 
 import torch
@@ -66,6 +67,7 @@ from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.graph.trace.fake import FakeTensor, is_wrapped
 from kiln.graph.trace.gradients import accumulated_gradients
 from kiln.graph.trace.log import Target, target_name
+from kiln.graph.trace.mode import Conjugate
 from kiln.graph.trace.recorder import changes_state
 from kiln.graph.trace.set_data import set_data
 from kiln.runtime.guards.guard import GuardKind
@@ -470,6 +472,18 @@ def tensors_of(result: object) -> list[FakeTensor]:
     return [tensor for part in result for tensor in tensors_of(part)] if isinstance(result, list | tuple) else []
 
 
+def is_conjugate(s: CaptureState, tensor: Tensor) -> bool:
+    return any(made.made is tensor.fake.storage_view.storage for made in s.recorder.conjugates)
+
+
+def is_seen_as_view(made: Conjugate, outputs: list[FakeTensor]) -> str:
+    """Why it matters that eager's conjugate is a view, which is computed when it is read."""
+    if made.is_changed():
+        return "its result is a lazy view of its argument, and one of them is changed"
+    leaves = any(fake.storage_view.storage is made.made for fake in outputs if not fake.is_outer)
+    return "its result is a lazy view of its argument, and leaves the region" if leaves else ""
+
+
 def may_be_inference(s: CaptureState) -> bool:
     """Whether tensors that are made here may be inference tensors: in that mode, and views of such tensors."""
     given = [record.real for record in s.recorder.inputs if record.real is not None]
@@ -489,6 +503,10 @@ class TensorMethod(NamedMethod):
             return seen
         if name == "is_inference" and tensor.original is None and may_be_inference(s):
             raise UnsupportedCall(function="Tensor.is_inference", why="it depends on modes that are not recorded")
+        if name in ("is_conj", "resolve_conj") and s.recorder.conjugates:
+            if name == "is_conj":
+                raise UnsupportedCall(function="Tensor.is_conj", why="conjugates in the region are computed at once")
+            return record(s, "clone" if is_conjugate(s, tensor) else name, [tensor], {})
         if name in METADATA_METHODS:
             plain = [arg.torch_arg(s) for arg in args]
             if name == "is_inference" and tensor.original is not None:
@@ -551,7 +569,7 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
     needed_now = bool(s.needed) and is_needed(s)
     if needed_now and not s.policy.speculate_values:
         raise DataDependentValue(operation=target_name(target))
-    unbacked = len(s.recorder.env.unbacked)
+    unbacked, conjugates = len(s.recorder.env.unbacked), len(s.recorder.conjugates)
     may_need = torch.is_grad_enabled() or target is set_data
     before = needing_gradients(s, first) if changes and may_need and target != "requires_grad_" else None
     note_handled(s, running_frame(s))
@@ -580,6 +598,8 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
         stop = UnsupportedCall(function=target_name(target), why="it makes an input of the region require gradients")
         stop.resumable = False  # the call is recorded already: restart and break in front of it
         raise stop
+    for made in s.recorder.conjugates[conjugates:]:
+        s.part(RegionInputs).final_checks.append(FinalCheck(partial(is_seen_as_view, made), target_name(target), here(s)))
     if changes:
         s.part(RegionInputs).in_place.append(here(s))
     sets_need = target in ("requires_grad_", torch.nn.Parameter) or "requires_grad" in kwargs
