@@ -61,7 +61,9 @@ def require_equal(program: Callable[..., Any], compiled: Callable[..., Any]) -> 
             results = results if isinstance(results, tuple) else (results,)
             tensors = [result for result in results if isinstance(result, Tensor)]
             loss = torch.stack([result.abs().square().sum() for result in tensors]).sum()
-            flags = [(result.is_conj(), result.is_neg()) if isinstance(result, Tensor) else result for result in results]
+            flags = [
+                (result.is_conj(), result.is_neg()) if isinstance(result, Tensor) else result for result in results
+            ]
             found.append((flags, [*tensors, *torch.autograd.grad(loss, (x, y))]))
         assert found[0][0] == found[1][0]
         torch.testing.assert_close(found[1][1], found[0][1])

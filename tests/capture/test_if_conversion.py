@@ -227,7 +227,7 @@ def numbers(x: Tensor, w: Tensor) -> Any:
     n = 0
     if x.sum() > 0:
         n = 1
-    return x @ w + n
+    return x @ w + (2, 3)[n]
 
 
 def gradient_within(x: Tensor, w: Tensor) -> Any:

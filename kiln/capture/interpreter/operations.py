@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from kiln.capture.interpreter.alternatives import operand
 from kiln.capture.interpreter.breaks import NotConstant
 from kiln.capture.interpreter.core import MISSING, OPERATORS, CaptureState, Operator, Token, Value
 from kiln.capture.interpreter.data_values import assume, assume_integer, likely_truth
@@ -125,6 +126,7 @@ def binary(s: CaptureState, function: Function2, left: Value, right: Value) -> V
 
 def torch_binary(s: CaptureState, function: Function2, left: Value, right: Value) -> Value:
     """Recorded if a tensor is involved; symbolic numbers are computed by their own operators."""
+    left, right = operand(s, left, right), operand(s, right, left)
     if isinstance(left, Tensor) or isinstance(right, Tensor):
         if issubclass(left.python_type(), str | bytes):  # `"%s" % tensor`
             text = joined(s, PLAIN.get(function, function), left, right)

@@ -294,6 +294,12 @@ def assert_tensor_metadata(
             raise RuntimeError(f"Tensor {name} mismatch! Expected: {wanted} Got: {found[name]}")
 
 
+def chosen(condition: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Both sides meet in front of the `return`, so that they can be a branch in the graph."""
+    made = left if condition else right
+    return made  # noqa: RET504
+
+
 def check_is_size(i: int, message: Callable[[], object] | None = None, *, max: int | None = None) -> None:
     check(i >= 0, message)
     if max is not None:

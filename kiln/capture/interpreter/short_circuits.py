@@ -76,4 +76,4 @@ def is_truth(value: Value) -> bool:
 
 
 def is_safe(node: Node) -> bool:
-    return node.op.kind in PURE_KINDS and not may_fail(node)
+    return (node.op.kind in PURE_KINDS and not may_fail(node)) or node.op.name == "local_scalar"

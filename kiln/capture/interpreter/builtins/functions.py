@@ -17,7 +17,8 @@ from typing import Any, final
 
 import torch
 
-from kiln.capture.interpreter.breaks import DebuggerCall, Raised, UnsupportedCall
+from kiln.capture.interpreter.alternatives import alternative, as_tensor, open_truth
+from kiln.capture.interpreter.breaks import DataDependentBranch, DebuggerCall, Raised, UnsupportedCall
 from kiln.capture.interpreter.builtins.class_statements import type_new
 from kiln.capture.interpreter.builtins.math_functions import computed_in_front
 from kiln.capture.interpreter.core import (
@@ -165,7 +166,10 @@ def trace_lines(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 def bool_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if args and isinstance(args[0], Symbolic) and args[0].python_type() is not float:
         return args[0] if args[0].python_type() is bool else s.wrap(args[0].node != 0, None)
-    return Constant(truth_value(s, args[0], "bool()")) if args else Constant(False)
+    try:
+        return Constant(truth_value(s, args[0], "bool()")) if args else Constant(False)
+    except DataDependentBranch as stop:
+        return open_truth(s, args[0], stop)
 
 
 def number(kind: type, special: tuple[str, ...]) -> Callable[[CaptureState, Args, Kwargs], Value]:
@@ -509,7 +513,16 @@ def extreme(function: Function2) -> Callable[[CaptureState, Args, Kwargs], Value
         rank = key.call(s, [best], {}) if key is not None else best
         while (item := iterator.next(s)) is not None:
             other = key.call(s, [item], {}) if key is not None else item
-            if compare(s, function, other, rank).truth(s):
+            test = compare(s, function, as_tensor(s, other), as_tensor(s, rank))
+            try:
+                follows = test.truth(s)
+            except DataDependentBranch:
+                chosen = alternative(s, test, item, best) if key is None else None
+                if chosen is None:
+                    raise
+                best = rank = chosen
+                continue
+            if follows:
                 best, rank = item, other
         return best
 

@@ -6,6 +6,7 @@ import itertools
 import types
 from collections.abc import Callable, Iterable
 
+from kiln.capture.interpreter.alternatives import kept_operand
 from kiln.capture.interpreter.breaks import (
     DataDependentBranch,
     DataDependentValue,
@@ -91,12 +92,21 @@ def jump_or_pop(name: str, when: bool) -> None:
 
     @opcode(name, pops=1, pushes=0)
     def handler(frame: SymbolicFrame, target: int) -> None:
-        value = frame.stack[-1]
-        assert value is not None
-        if truth_value(frame.state, value, "and/or") is when:
+        value = frame.pop()
+        if isinstance(value, Symbolic) and (kept := kept_operand(frame, value, when, target)) is not None:
+            frame.push(kept)
+            return
+        try:
+            truth = truth_value(frame.state, value, "and/or")
+        except DataDependentBranch:
+            kept = kept_operand(frame, value, when, target)
+            if kept is None:
+                raise
+            frame.push(kept)
+            return
+        if truth is when:
             frame.ip = target
-        else:
-            frame.stack.pop()
+            frame.push(value)
 
 
 pop_jump_if("POP_JUMP_IF_TRUE", True, lambda s, value: truth_value(s, value, "if"))

@@ -6,7 +6,8 @@ import operator
 
 import torch
 
-from kiln.capture.interpreter.breaks import ItemInPython
+from kiln.capture.interpreter.alternatives import open_truth
+from kiln.capture.interpreter.breaks import DataDependentBranch, ItemInPython
 from kiln.capture.interpreter.changed_numbers import has_many_values
 from kiln.capture.interpreter.core import DISCARD, PUSH, CaptureState, Value, read_attr
 from kiln.capture.interpreter.frame import SymbolicFrame, opcode, push_callable
@@ -60,8 +61,12 @@ def unary_not(frame: SymbolicFrame, arg: int) -> None:
 
 def negated(s: CaptureState, value: Value) -> Value:
     if isinstance(value, Symbolic) and value.python_type() is bool:
-        return s.wrap(torch.SymBool(value.node.node.sym_not()), None)
-    return FALSE if truth_value(s, value, "not") else TRUE
+        number = None if value.number is None else Symbolic(1 - value.number.node)
+        return Symbolic(torch.SymBool(value.node.node.sym_not()), number=number)
+    try:
+        return FALSE if truth_value(s, value, "not") else TRUE
+    except DataDependentBranch as stop:
+        return negated(s, open_truth(s, value, stop))
 
 
 @opcode("UNARY_NEGATIVE", pops=1)

@@ -599,7 +599,9 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
         stop.resumable = False  # the call is recorded already: restart and break in front of it
         raise stop
     for made in s.recorder.conjugates[conjugates:]:
-        s.part(RegionInputs).final_checks.append(FinalCheck(partial(is_seen_as_view, made), target_name(target), here(s)))
+        s.part(RegionInputs).final_checks.append(
+            FinalCheck(partial(is_seen_as_view, made), target_name(target), here(s))
+        )
     if changes:
         s.part(RegionInputs).in_place.append(here(s))
     sets_need = target in ("requires_grad_", torch.nn.Parameter) or "requires_grad" in kwargs
