@@ -27,6 +27,7 @@ from kiln.runtime.eager_replay import HOOK, METHOD, SET_STATE, EagerReplayData
 from kiln.runtime.guards.constant import Json, NotSerialisable, constant_to_json
 from kiln.runtime.guards.reference import named_path
 from kiln.symbolic import Expr, Symbol
+from kiln.symbolic.values import Given, Real
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat)
 MOST_OLD = 1 << 18
@@ -42,8 +43,6 @@ def write_eager_replay(recorder: Recorder, trace: Trace) -> EagerReplayData:
     """The replay of a trace, or why there is none."""
     try:
         written, needed = written_inputs(trace)
-        if any(record.given is not None for record in trace.used_inputs):
-            raise NotReplayable("a Python float is one of its inputs")
         writer = EagerReplayWriter(recorder, trace.used_inputs)
         calls = [writer.call(call) for call in live_calls(trace.calls, trace.fake_outputs)]
         outputs = [writer.number(output) for output in trace.fake_outputs]
@@ -54,6 +53,7 @@ def write_eager_replay(recorder: Recorder, trace: Trace) -> EagerReplayData:
         "outputs": outputs,
         "symbols": writer.symbols,
         "written": written,
+        "floats": bool(writer.floats),
         "nonlinear": [call.number for call in trace.calls if is_nonlinear(call, recorder)],
         "state": recorder.state_at_start,
     }
@@ -114,7 +114,8 @@ class EagerReplayWriter:
 
     def __init__(self, recorder: Recorder, inputs: Sequence[InputRecord]) -> None:
         self.recorder = recorder
-        self.numbers = {id(record.fake): number for number, record in enumerate(inputs)}
+        self.numbers = {id(record.fake): number for number, record in enumerate(inputs) if record.given is None}
+        self.floats = {record.given: number for number, record in enumerate(inputs) if record.given is not None}
         self.count = len(inputs)
         self.symbols = symbol_bindings(inputs)
         self.bound = {name for name, *_ in self.symbols}
@@ -219,9 +220,15 @@ class EagerReplayWriter:
         return ["tensor", len(self.constants) - 1]
 
     def expression(self, value: torch.SymInt | torch.SymFloat) -> Json:
-        expr: object = value.node.value
+        return self.formula(value.node.value)
+
+    def formula(self, expr: object) -> Json:
         if isinstance(expr, int | float):
             return expr
+        if isinstance(expr, Given) and expr in self.floats:
+            return ["value", self.floats[expr]]
+        if isinstance(expr, Real):
+            return ["real", [expr.op, *[self.formula(arg) for arg in expr.args]]]
         if not isinstance(expr, Expr) or not {str(symbol) for symbol in expr.free_symbols()} <= self.bound:
             raise NotReplayable(f"no input gives the number {expr}")
         return ["expr", str(expr)]

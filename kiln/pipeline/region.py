@@ -18,7 +18,7 @@ from kiln.pipeline.compiled_region import CompiledRegion
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.differentiable import compile_differentiable
 from kiln.pipeline.first_run import verified
-from kiln.pipeline.stages import graph_to_plan
+from kiln.pipeline.stages import graph_to_plan, with_versions
 from kiln.plan.join import joined
 from kiln.plan.plan import Plan
 from kiln.plan.text import plan_text
@@ -64,6 +64,7 @@ def step_to_plan(graph: Graph, context: CompileContext) -> Plan:
             first, second = graph_to_plan(split.first, context, "forward"), graph_to_plan(split.second, context, "step")
             plan = joined(first, second, split.kept, split.outputs)
             if plan is not None:
+                plan = with_versions(plan, passed)
                 context.dump.write("plan", lambda: plan_text(plan))
                 return plan
     return graph_to_plan(graph, context)

@@ -30,6 +30,7 @@ from kiln.support.dispatch_mode import DispatchMode
 from kiln.support.records import dataclass
 from kiln.symbolic import parse_int
 from kiln.symbolic.expr import evaluate
+from kiln.symbolic.values import REAL_OPS
 from kiln.tensor.encoding import decode_tensor, encode_tensor
 
 TENSOR = "replayed/"
@@ -129,9 +130,9 @@ class EagerReplay:
 
     @cached_property
     def stays_eager(self) -> bool:
-        """Branches, loops and hooks are run as Python, which no `log` can record; others must be run only once."""
+        """No `log` can record branches, loops and hooks, which run as Python, nor floats; others must be run once."""
         is_python = any(isinstance(row[0], ControlFlowTarget | HookTarget) for row in self.program["calls"])
-        return is_python or bool(self.program["nonlinear"])
+        return is_python or bool(self.program["nonlinear"] or self.program["floats"])
 
     def __call__(
         self,
@@ -309,6 +310,7 @@ READERS: Mapping[str, Callable[[_Run, Any], object]] = {
     "value": lambda run, number: run.values[number],
     "tensor": lambda run, number: run.constants[number],
     "expr": lambda run, text: evaluate(parse_int(text), run.symbols),
+    "real": lambda run, row: REAL_OPS[row[0]](*run.arguments(row[1:])),
     "list": lambda run, rows: run.arguments(rows),
     "tuple": lambda run, rows: tuple(run.arguments(rows)),
     "size": lambda run, rows: torch.Size(run.arguments(rows)),  # `x.new` makes data of a tuple

@@ -406,3 +406,22 @@ def test_statistics_are_written_once(gradient_runs: list[str]) -> None:
         for ours, theirs in zip(model.buffers(), eager.buffers(), strict=True):
             torch.testing.assert_close(ours, theirs)
     assert gradient_runs
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_numbers_that_change(dynamic: bool | None) -> None:
+    """A gradient penalty with a factor that is lowered from call to call."""
+
+    def program(x: torch.Tensor, factor: float, count: int) -> torch.Tensor:
+        scaled = torch.nn.functional.leaky_relu(x.tanh() * factor, factor / 2)
+        return scaled.square().sum() * (factor**2 + count) + x.shape[0] * factor
+
+    def penalised(run: Callable[..., torch.Tensor], factor: float, count: int) -> torch.Tensor:
+        x = torch.linspace(-1, 1, 3 + count, dtype=torch.float64).requires_grad_()
+        loss = run(x, factor, count)
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        return torch.autograd.grad(loss + slope.square().sum(), x)[0]
+
+    compiled = kiln.compile(program, dynamic=dynamic)
+    for factor, count in ((0.5, 0), (0.4, 1), (0.3, 2), (0.2, 0), (0.2, 0)):
+        torch.testing.assert_close(penalised(compiled, factor, count), penalised(program, factor, count))

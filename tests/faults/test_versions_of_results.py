@@ -71,3 +71,22 @@ def test_versions(program: Program, dynamic: bool | None, requires_grad: bool) -
     compiled = kiln.compile(program, dynamic=dynamic)
     for _ in range(2):
         assert facts(compiled(x)) == facts(program(x))
+
+
+def test_of_a_whole_step() -> None:
+    def versions(compiled: bool) -> list[int]:
+        w = torch.nn.Parameter(torch.ones(3))
+        optimizer = torch.optim.SGD([w], lr=0.1, momentum=0.9)
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            y = (x * 2).add_(1)
+            (y * w).sum().backward()
+            optimizer.step()
+            return y
+
+        run = kiln.compile(step) if compiled else step
+        results = [run(torch.ones(3)) for _ in range(3)]
+        return [w._version, *[result._version for result in results]]
+
+    assert versions(True) == versions(False)

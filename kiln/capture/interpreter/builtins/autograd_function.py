@@ -12,7 +12,9 @@ later (`backward_reads.py`). A call within a function transform or under forward
 from __future__ import annotations
 
 import types
+from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import field
 from typing import final
 
 import torch
@@ -85,6 +87,7 @@ def apply(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     backward = InterpretedBackward(s, frame, call, cls, context, tuple(given), tuple(outputs))
     single = not isinstance(result, Tuple)
     made = attach(s, cls, given, outputs, plain_outputs(s, context, outputs), backward, mark, frame, single)
+    backward.note_versions(attribute(s, context, "saved_tensors"), made)
     return made[0] if single else Tuple(made)
 
 
@@ -193,9 +196,20 @@ class InterpretedBackward:
     context: Object
     arguments: tuple[Value, ...]
     outputs: tuple[Value, ...]
+    versions: list[tuple[FakeTensor, int]] = field(default_factory=list)
+    """Of saved tensors; eager raises where one has changed, with an error that the program may handle."""
+
+    def note_versions(self, saved: Sequence[Value], results: Sequence[Value]) -> None:
+        results_of = {id(output): result for output, result in zip(self.outputs, results, strict=True)}
+        for value in saved:
+            fake = fake_of(results_of.get(id(value), value))
+            if fake is not None and not fake.is_inference():
+                self.versions.append((fake, fake._version))
 
     def __call__(self, grads: tuple[object, ...]) -> list[FakeTensor | None]:
         s = self.state
+        if any(fake._version != version for fake, version in self.versions):
+            self.refuse("a tensor that it saves is changed in place before its backward")
         if self.materializes:
             grads = tuple(s.recorder.materialised(grads, grads))
         given = grads if s.recorder.is_differentiating else None
