@@ -366,9 +366,8 @@ def write_break(s: CaptureState, writer: CodeWriter, stop: GraphBreak, make_resu
         debugging = isinstance(stop, DebuggerCall)
         write_resumption(s, writer, BreakWriter(s, writer, stop.frames, make_resume, resumed, debugging), stop)
     except UnsupportedValue as problem:
-        problem.at = stop.at
         if len(stop.frames) > 1 and not problem.frames:
-            problem.before(stop.frames[1])
+            problem.before(stop.frames[1], stop.at)
         raise
 
 
@@ -456,7 +455,7 @@ def refuse(breaking: BreakWriter, frame: SymbolicFrame, name: str, stop: GraphBr
     if problem:
         raised = NotResumable(reason=problem, function=frame.code.co_qualname)
         if len(breaking.frames) > 1:
-            raised.before(breaking.frames[1]).at = stop.at
+            raised.before(breaking.frames[1], stop.at)
         raise raised
 
 

@@ -57,9 +57,14 @@ class GraphBreak(KilnError):
         self.args = (f"{first}, called from {caller.text()}\n{rest}" if caller is not None else text,)
         return self
 
-    def before(self, step: BrokenFrame) -> Self:
-        """Break in front of an earlier step: the capture restarts and stops there."""
-        self.frames, self.resumable = [step], False
+    def before(self, step: BrokenFrame, at: Location | None = None) -> Self:
+        """Break in front of an earlier step: the capture restarts and stops there. `at`: the line with the problem."""
+        self.frames, self.resumable, self.at = [step], False, at or step.location()
+        return self
+
+    def of_recorded_call(self) -> Self:
+        """Break in front of a call that is recorded already: the capture restarts and stops there."""
+        self.resumable = False
         return self
 
 
@@ -253,6 +258,8 @@ class RaisesException(SkippedFrame):
 class Raised(Exception):
     """The user's program raises `value` here."""
 
+    at: Location | None = None
+
     def __init__(self, value: Any) -> None:
         super().__init__(value)
         self.value = value
@@ -260,6 +267,10 @@ class Raised(Exception):
         """Where it was raised, innermost last."""
         self.linked = False
         """Its context is set: an exception that is raised again keeps it."""
+
+    @property
+    def reason(self) -> str:
+        return f"it raises {self.value.type_name()}"
 
     def again(self) -> Self:
         """An exception that was raised before, and not by a `raise` that names it."""

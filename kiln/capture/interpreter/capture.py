@@ -26,8 +26,8 @@ from kiln.capture.bytecode.assemble import Assembler, Label, arguments_of
 from kiln.capture.bytecode.resume import origin_of, original_code
 from kiln.capture.interpreter.break_codegen import write_break
 from kiln.capture.interpreter.breaks import (
+    DataDependentValue,
     GraphBreak,
-    PastStep,
     Raised,
     RaisesException,
     SkippedCode,
@@ -50,7 +50,6 @@ from kiln.capture.interpreter.data_values import (
     Instruction,
     ValueNeeded,
     conditions,
-    data_dependent,
     is_checked,
     refuse_unchecked,
     value_needed,
@@ -309,7 +308,8 @@ def keep_value(need: ValueNeeded, stops: dict[tuple[int, int], GraphBreak], need
     if before == LENGTH != need.reason:
         needed[need.made_at] = need.reason
     elif before is not None:
-        stops[need.step.number, need.step.step] = data_dependent(need.step, "a number that depends on data")
+        stop = DataDependentValue(operation="a number that depends on data")
+        stops[need.step.number, need.step.step] = stop.before(need.step)
     needed.setdefault(need.made_at, need.reason)
 
 
@@ -621,14 +621,15 @@ def refuse_own_leaves(s: CaptureState, trace: Trace) -> None:
         if leaf.requires_grad and leaf.is_leaf and (id(leaf) in seen or not enough)
     ]
     if own and trace.needs_grad:
-        break_before(own[0], "requires_grad_", "results of the region have gradients for what it makes")
+        why = "results of the region have gradients for what it makes"
+        raise UnsupportedCall(function="requires_grad_", why=why).before(own[0])
 
 
 def make_final_checks(s: CaptureState, outputs: list[FakeTensor]) -> None:
     """Break before a call that turns out not to belong in the region. `outputs`: those that the program sees."""
     for check in s.part(RegionInputs).final_checks:
         if why := check.ask(outputs):
-            break_before(check.step, check.function, why)
+            raise UnsupportedCall(function=check.function, why=why).before(check.step)
 
 
 def refuse_shared_history(s: CaptureState, trace: Trace) -> None:
@@ -638,16 +639,8 @@ def refuse_shared_history(s: CaptureState, trace: Trace) -> None:
         found.setdefault(id(value.fake.storage_view.storage), []).append(value.fake)
     shared = {id(fake) for group in found.values() if len(group) > 1 for fake in group}
     if any(record.has_history and id(record.fake) in shared for record in trace.inputs):
-        break_before(
-            s.part(RegionInputs).in_place[0], "in-place operation", "another input of the region has its memory"
-        )
-
-
-def break_before(step: PastStep, function: str, why: str) -> None:
-    """Restart, and break in front of a call that this attempt recorded."""
-    stop = UnsupportedCall(function=function, why=why).before(step)
-    stop.at = step.at
-    raise stop
+        why = "another input of the region has its memory"
+        raise UnsupportedCall(function="in-place operation", why=why).before(s.part(RegionInputs).in_place[0])
 
 
 def has_effects(recorder: Recorder) -> bool:

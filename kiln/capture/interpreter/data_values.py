@@ -18,7 +18,7 @@ from typing import cast, final
 import torch
 
 import kiln.capture.interpreter.control_flow as control_flow
-from kiln.capture.interpreter.breaks import DataDependentValue, GraphBreak, PastStep
+from kiln.capture.interpreter.breaks import DataDependentValue, PastStep
 from kiln.capture.interpreter.core import CaptureState, Value, refuse_varying
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.speculation import Speculation, Speculations, constant_truth, may_decide
@@ -291,7 +291,7 @@ def refuse_unchecked(s: CaptureState, graph: Graph) -> None:
         tensor = assumption.tensor
         changed = tensor is not None and s.recorder.node_of(tensor) is not assumption.node
         if changed or (runs_once and not checks_first):
-            raise data_dependent(assumption.step, "an assertion on values")
+            raise DataDependentValue(operation="an assertion on values").before(assumption.step)
     env = s.recorder.env
     late = symbols_read(all_nodes(graph)) - symbols_read(graph.nodes) if checks_first else None
     for check in env.checks if runs_once else ():
@@ -316,19 +316,12 @@ def refuse_changed(s: CaptureState, number: DataNumber) -> None:
     fake = number.tensor.torch_arg(s)
     assert isinstance(fake, FakeTensor)
     if number.dim is None and s.recorder.node_of(fake) is not number.node:
-        raise data_dependent(number.step, "Tensor.item")
+        raise DataDependentValue(operation="Tensor.item").before(number.step)
 
 
 def is_checked(s: CaptureState) -> bool:
     """Whether the region may find that what was assumed does not hold."""
     return s.policy.speculate and bool(s.part(DataValues).assumptions or s.recorder.env.checks)
-
-
-def data_dependent(step: PastStep, operation: str) -> GraphBreak:
-    """A break in front of `step`."""
-    stop = DataDependentValue(operation=operation).before(step)
-    stop.at = step.at
-    return stop
 
 
 STRAIGHT = ("LOAD_", "BUILD_", "FORMAT_", "BINARY_", "UNARY_", "COMPARE_", "CONTAINS_", "IS_OP", "CALL", "KW_NAMES",

@@ -222,7 +222,8 @@ class InterpretedBackward:
             note_nonlinear(s.recorder, self.cls.cls, first, grads, found)
             return s.recorder.materialised(found, grads)
         except (GraphBreak, Raised) as problem:
-            raise self._at_the_call(s, problem) from problem
+            stop = UnsupportedCall(function=self.name, why=problem.reason)
+            raise stop.before(self.call, problem.at or self.frame.location()) from problem
 
     def _known(self) -> list[Value]:
         """What the backward has since the forward: the context and what the program stored in it."""
@@ -232,12 +233,6 @@ class InterpretedBackward:
     @property
     def name(self) -> str:
         return f"{self.cls.cls.__qualname__}.backward"
-
-    def _at_the_call(self, s: CaptureState, problem: GraphBreak | Raised) -> GraphBreak:
-        reason = problem.reason if isinstance(problem, GraphBreak) else f"it raises {problem.value.type_name()}"
-        stop = UnsupportedCall(function=self.name, why=reason).before(self.call)
-        stop.at = getattr(problem, "at", None) or self.frame.location()
-        return stop
 
     def _gradients(self, s: CaptureState, grads: list[object]) -> list[Value]:
         """One gradient per output; a missing one is zeros, or None if the program asked for that."""

@@ -87,10 +87,8 @@ def stop_at_operator(s: CaptureState, raised: Raised, stops: dict[tuple[int, int
     """
     for value, step in s.part(OperatorCalls).left:
         if value is raised.value and (step.number, step.step) not in stops:
-            stop = UnsupportedCall(
-                function="a control flow operator", why="a function that it calls raises an exception"
-            )
-            stop.before(step).at = step.at
+            why = "a function that it calls raises an exception"
+            stop = UnsupportedCall(function="a control flow operator", why=why).before(step)
             stops[step.number, step.step] = stop
             return True
     return False

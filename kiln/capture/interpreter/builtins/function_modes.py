@@ -216,6 +216,4 @@ def break_before_modes(s: CaptureState) -> GraphBreak | None:
     if not calls:
         return None
     function, first = calls[0]
-    stop = UnsupportedCall(function=function, why="the frame ends or breaks within it")
-    stop.before(first).at = first.at
-    return stop
+    return UnsupportedCall(function=function, why="the frame ends or breaks within it").before(first)

@@ -95,9 +95,8 @@ def break_before_levels(s: CaptureState) -> GraphBreak | None:
     opened = s.part(OpenLevels).opened
     if not opened:
         return None
-    stop = UnsupportedCall(function="enter_dual_level", why="the frame ends or breaks within the level")
-    stop.before(opened[0]).at = opened[0].at
-    return stop
+    why = "the frame ends or breaks within the level"
+    return UnsupportedCall(function="enter_dual_level", why=why).before(opened[0])
 
 
 for _kind in ("vmap", "grad", "jvp"):

@@ -83,13 +83,10 @@ class HookedBackward:
         try:
             return self.state.wrap(function, None).call(self.state, args, {})
         except (GraphBreak, Raised) as problem:
-            why = problem.reason if isinstance(problem, GraphBreak) else f"it raises {problem.value.type_name()}"
-            raise self.stop(why, getattr(problem, "at", None)) from problem
+            raise self.stop(problem.reason, problem.at) from problem
 
     def stop(self, why: str, at: Location | None = None) -> GraphBreak:
-        stop = UnsupportedCall(function="Tensor.backward", why=f"a hook of a tensor: {why}").before(self.call)
-        stop.at = self.call.at if at is None else at
-        return stop
+        return UnsupportedCall(function="Tensor.backward", why=f"a hook of a tensor: {why}").before(self.call, at)
 
 
 @final

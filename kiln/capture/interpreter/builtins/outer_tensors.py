@@ -72,10 +72,8 @@ class CapturedOuter:
         except (GraphBreak, Raised) as problem:
             if isinstance(problem, GraphBreak) and problem.frames and isinstance(problem.frames[0], PastStep):
                 raise
-            reason = problem.reason if isinstance(problem, GraphBreak) else f"it raises {problem.value.type_name()}"
-            stop = UnsupportedCall(function="__torch_dispatch__ (in the backward)", why=reason).before(call)
-            stop.at = getattr(problem, "at", None) or call.at
-            raise stop from problem
+            stop = UnsupportedCall(function="__torch_dispatch__ (in the backward)", why=problem.reason)
+            raise stop.before(call, problem.at) from problem
 
     def parts(self, outer: FakeTensor) -> Sequence[FakeTensor]:
         found: list[FakeTensor] = []
@@ -212,9 +210,9 @@ def call_with_gradients(s: CaptureState, target: Target, args: Args, kwargs: Kwa
     mark, effects = s.recorder.mark(), s.effects.snapshot()
     mode, result = run_dispatched(s, target, args, kwargs)
     if s.effects.snapshot() != effects:
-        refuse(s, target, "its `__torch_dispatch__` has side effects")
+        raise refusal(target, "its `__torch_dispatch__` has side effects")
     if any(record.has_history for record in s.recorder.inputs if getattr(record.fake, "is_outer", False)):
-        refuse(s, target, "it changes a wrapper from outside, seen by autograd")
+        raise refusal(target, "it changes a wrapper from outside, seen by autograd")
     given = [arg.torch_arg(s) for arg in args]
     named = {name: value.torch_arg(s) for name, value in kwargs.items()}
     replace_calls(s.recorder, mark, target, given, named, result, stack=frame.locations())
@@ -243,11 +241,8 @@ def note_wrappers(s: CaptureState, results: Sequence[object]) -> None:
     outer_tensors(s).note(list(results))
 
 
-def refuse(s: CaptureState, target: Target, why: str) -> None:
-    """Restart, and break in front of a call that was recorded."""
-    stop = UnsupportedCall(function=target_name(target), why=why)
-    stop.resumable = False
-    raise stop
+def refusal(target: Target, why: str) -> GraphBreak:
+    return UnsupportedCall(function=target_name(target), why=why).of_recorded_call()
 
 
 def register() -> None:

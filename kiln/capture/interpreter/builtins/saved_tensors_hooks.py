@@ -31,6 +31,7 @@ from kiln.graph.prims.table import Kind
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.log import PopSavedHooks, PushSavedHooks
 from kiln.graph.trace.recorder import nested_calls, record_effect
+from kiln.support.location import Location
 
 HOOKS = "saved_tensors_hooks"
 MakeUnpack = Callable[..., Callable[..., torch.Tensor]]
@@ -100,7 +101,7 @@ class InterpretedHooks:
             with nested_calls(s.recorder):
                 made = Packed(self.pack.call(s, [from_torch(s, fake)], {}), s.recorder.node_of(fake))
         except (GraphBreak, Raised) as problem:
-            raise self._stop(problem) from problem
+            raise self._refused(problem.reason, problem.at) from problem
         if s.effects.snapshot() != effects:
             raise self._refused("it has side effects")
         return made
@@ -114,7 +115,7 @@ class InterpretedHooks:
             with backward_frame(s, self.frame, known):
                 result = self.unpack.call(s, [packed.value], {})
         except (GraphBreak, Raised) as problem:
-            raise self._stop(problem) from problem
+            raise self._refused(problem.reason, problem.at) from problem
         if s.effects.snapshot() != effects:
             raise self._refused("it has side effects")
         if not isinstance(result, Tensor):
@@ -123,14 +124,8 @@ class InterpretedHooks:
             raise self._refused("they change values")
         return result.fake
 
-    def _stop(self, problem: GraphBreak | Raised) -> GraphBreak:
-        reason = problem.reason if isinstance(problem, GraphBreak) else f"it raises {problem.value.type_name()}"
-        return self._refused(reason, problem)
-
-    def _refused(self, why: str, problem: GraphBreak | Raised | None = None) -> GraphBreak:
-        stop = UnsupportedCall(function=HOOKS, why=why).before(self.call)
-        stop.at = getattr(problem, "at", None) or self.call.at
-        return stop
+    def _refused(self, why: str, at: Location | None = None) -> GraphBreak:
+        return UnsupportedCall(function=HOOKS, why=why).before(self.call, at)
 
 
 def is_torchs(pack: Value) -> bool:

@@ -102,10 +102,8 @@ def requires_grad_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     result = record(s, "requires_grad_", args, kwargs)
     if before != tensor.fake.requires_grad and real is not None:
         if is_wrapped(tensor.fake) or tensor.source is None or not real.is_leaf:
-            name = "it makes an input of the region require gradients, or ceases to"
-            stop = UnsupportedCall(function="Tensor.requires_grad_", why=name)
-            stop.resumable = False  # the call is recorded already: restart and break in front of it
-            raise stop
+            why = "it makes an input of the region require gradients, or ceases to"
+            raise UnsupportedCall(function="Tensor.requires_grad_", why=why).of_recorded_call()
         s.part(RegionInputs).asked_is_leaf.add(id(tensor.fake))
         s.counters.unguarded += 1  # a repeated layer would mark another tensor
         s.effects.note(RequiresGradEffect(tensor))

@@ -33,6 +33,7 @@ from kiln.capture.interpreter.variables.tensor import FinalCheck, RegionInputs, 
 from kiln.graph.autograd.linear import note_nonlinear
 from kiln.graph.trace.fake import FakeTensor, is_wrapped
 from kiln.graph.trace.log import RegisterHook
+from kiln.support.location import Location
 from kiln.support.records import dataclass
 
 HOOK = "Tensor.register_hook"
@@ -144,9 +145,7 @@ class HookHandle(Value):
         raise self._used()
 
     def _used(self) -> GraphBreak:
-        stop = UnsupportedCall(function=HOOK, why="its handle is used").before(self.registered)
-        stop.at = self.registered.at
-        return stop
+        return UnsupportedCall(function=HOOK, why="its handle is used").before(self.registered)
 
 
 @final
@@ -167,17 +166,15 @@ class InterpretedHook:
             with backward_frame(s, self.frame, self._captured()):
                 result = self.hook.call(s, [from_torch(s, grad)], {})
             if changes(s, given) != before:
-                raise self._stop("it has side effects", None)
-        except GraphBreak as problem:
-            raise self._stop(problem.reason, problem) from problem
-        except Raised as problem:
-            raise self._stop(f"it raises {problem.value.type_name()}", None) from problem
+                raise self._stop("it has side effects")
+        except (GraphBreak, Raised) as problem:
+            raise self._stop(problem.reason, problem.at) from problem
         if isinstance(result, Tensor):
             note_nonlinear(s.recorder, self, first, [grad], [result.fake])
             return s.recorder.materialised([result.fake], [grad])[0]
         if s.is_none(result):
             return None
-        raise self._stop(f"it returns a {result.type_name()}", None)
+        raise self._stop(f"it returns a {result.type_name()}")
 
     def _captured(self) -> list[Value]:
         """What the hook has since it was registered."""
@@ -187,7 +184,5 @@ class InterpretedHook:
         contents = [cell.content for cell in hook.cells]
         return [value for value in (*contents, *hook.defaults) if value is not None]
 
-    def _stop(self, why: str, problem: GraphBreak | None) -> GraphBreak:
-        stop = UnsupportedCall(function=HOOK, why=why).before(self.call)
-        stop.at = getattr(problem, "at", None) or self.call.at
-        return stop
+    def _stop(self, why: str, at: Location | None = None) -> GraphBreak:
+        return UnsupportedCall(function=HOOK, why=why).before(self.call, at)

@@ -629,9 +629,8 @@ def call_transform(s: CaptureState, function: Function, args: Args, kwargs: Kwar
     try:
         return inline(s, function, args, kwargs, NOT_RESUMABLE)
     except GraphBreak as stop:
-        broken = UnsupportedCall(function=function.code.co_qualname, why=stop.reason).before(call)
-        broken.at = stop.at or call.at
-        raise broken from stop
+        broken = UnsupportedCall(function=function.code.co_qualname, why=stop.reason)
+        raise broken.before(call, stop.at) from stop
     finally:
         scope.active = False
 

@@ -581,23 +581,14 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
         if any(isinstance(value, Symbolic) for value in (*args, *kwargs.values())):
             # It may take plain numbers only: guard their values.
             return record(s, target, [settled(s, arg) for arg in args], {k: settled(s, v) for k, v in kwargs.items()})
-        needed = value_needed(s, error) if isinstance(error, NoHint | DataDependentSize) else None
-        if needed is not None:
-            raise needed from error
-        name = target if isinstance(target, str) else getattr(target, "__name__", repr(target))
-        failed = TorchCallFailed.because_of(name, error)
-        failed.resumable = not s.recorder.wrote_and_failed  # else: restart and break in front of it
-        raise failed from error
+        raise failure(s, target, error) from error
     if len(s.recorder.env.unbacked) != unbacked or isinstance(result, torch.SymFloat):
         note_data_numbers(s, args, result, unbacked)
     if needed_now and not all([speculated_size(s, symbol) for symbol in s.recorder.env.unbacked[unbacked:]]):
-        unknown = DataDependentValue(operation=target_name(target))
-        unknown.resumable = False  # the call is recorded already: restart and break in front of it
-        raise unknown
+        raise DataDependentValue(operation=target_name(target)).of_recorded_call()
     if before is not None and before != needing_gradients(s, first):
-        stop = UnsupportedCall(function=target_name(target), why="it makes an input of the region require gradients")
-        stop.resumable = False  # the call is recorded already: restart and break in front of it
-        raise stop
+        why = "it makes an input of the region require gradients"
+        raise UnsupportedCall(function=target_name(target), why=why).of_recorded_call()
     for made in s.recorder.conjugates[conjugates:]:
         s.part(RegionInputs).final_checks.append(
             FinalCheck(partial(is_seen_as_view, made), target_name(target), here(s))
@@ -608,6 +599,15 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
     if sets_need and isinstance(result, torch.Tensor) and not is_wrapped(result):
         s.part(RegionInputs).leaves.append((result, here(s)))
     return from_torch(s, result)
+
+
+def failure(s: CaptureState, target: Target, error: Exception) -> Exception:
+    """What the capture raises for an error of a torch call on fakes."""
+    if isinstance(error, NoHint | DataDependentSize) and (needed := value_needed(s, error)) is not None:
+        return needed
+    name = target if isinstance(target, str) else getattr(target, "__name__", repr(target))
+    failed = TorchCallFailed.because_of(name, error)
+    return failed.of_recorded_call() if s.recorder.wrote_and_failed else failed
 
 
 UNSEEN = ("torch._C._functorch", accumulated_gradients.__module__)

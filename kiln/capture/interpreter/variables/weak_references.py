@@ -264,9 +264,8 @@ def refuse_late_callbacks(s: CaptureState, result: Value) -> None:
         function = reference.callback
         own = isinstance(function, Function) and getattr(function.namespace, "module", "") not in LIBRARY
         if own and id(reference.referent) not in held:
-            stop = UnsupportedCall(function="weakref.ref", why="its callback is called when the function returns")
-            stop.before(reference.made_at).at = reference.made_at.at
-            raise stop
+            why = "its callback is called when the function returns"
+            raise UnsupportedCall(function="weakref.ref", why=why).before(reference.made_at)
 
 
 def first_reference(s: CaptureState, value: Value, name: str, raw: object) -> Value | None:
