@@ -15,15 +15,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import final
 
-from kiln.graph.ir.flops import LIBRARY_FLOPS, node_flops, numel, target_of
+from kiln.graph.ir.flops import LIBRARY_FLOPS, node_flops, target_of
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node, base_of
 from kiln.graph.ir.rewrite import all_nodes
 from kiln.graph.prims.table import Kind
+from kiln.programs.library_memory import phases_of, size_of
 from kiln.support.records import dataclass
 from kiln.symbolic import Expr, Int, Symbol, sym_max
 from kiln.symbolic.expr import terms_of
-from kiln.tensor.spec import Spec, TensorSpec
 
 Least = Mapping[Symbol, int]
 """The least value of symbols; 0 for others."""
@@ -66,45 +66,46 @@ def analyze_graph(graph: Graph, least: Least | None = None) -> ProgramCost:
 # Memory.
 
 
-def size_of(spec: Spec | None) -> Int:
-    """Bytes of the elements of a value."""
-    if isinstance(spec, tuple):
-        total: Int = 0
-        for part in spec:
-            total = total + size_of(part)
-        return total
-    return numel(spec) * spec.dtype.itemsize if isinstance(spec, TensorSpec) else 0
+Memory = tuple[Node, int]
+"""That of a value, or of one of the results of a call."""
 
 
-def owner(node: Node) -> Node:
-    """The value whose memory a value is: through views and items."""
+def memory_of(node: Node) -> list[Memory]:
+    """What keeps the memory of a value alive, through views: of a tuple, of all its parts."""
     base = base_of(node)
-    while base.op.name == "item":
-        base = base_of(base.inputs[0])
-    return base
+    if base.op.name == "item":
+        ((call, _),) = memory_of(base.inputs[0])[:1]
+        return [(call, base.attrs["index"])]
+    return [(base, number) for number in range(len(base.spec))] if isinstance(base.spec, tuple) else [(base, 0)]
+
+
+def size_in(memory: Memory) -> Int:
+    spec = memory[0].spec
+    return size_of(spec[memory[1]] if isinstance(spec, tuple) else spec)
 
 
 def peak_memory(graph: Graph, least: Least) -> Int:
     """The largest sum of the values that live at once; inputs and results live to the end."""
-    last: dict[Node, int] = {}
+    last: dict[Memory, int] = {}
     for number, node in enumerate(graph.nodes):
         for value in (node, *node.inputs):
-            last[owner(value)] = number
-    kept = {owner(value) for value in graph.roots()} | set(graph.inputs)
-    dying: dict[int, list[Node]] = {}
-    for node, number in last.items():
-        if node not in kept:
-            dying.setdefault(number, []).append(node)
+            last.update(dict.fromkeys(memory_of(value), number))
+    kept = {memory for value in (*graph.roots(), *graph.inputs) for memory in memory_of(value)}
+    dying: dict[int, list[Memory]] = {}
+    for memory, number in last.items():
+        if memory not in kept:
+            dying.setdefault(number, []).append(memory)
     now: Int = 0
     for node in graph.inputs:
         now = now + size_of(node.spec)
     sums: list[Int] = [now]
     for number, node in enumerate(graph.nodes):
-        if owner(node) is node:
+        sums += [now + bytes_ for bytes_ in phases_of(node)]
+        if base_of(node) is node and node.op.name != "item":
             now = now + size_of(node.spec)
             sums.append(now)
         for dead in dying.get(number, ()):
-            now = now - size_of(dead.spec)
+            now = now - size_in(dead)
     return maximum(sums, least)
 
 

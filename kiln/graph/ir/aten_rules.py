@@ -91,8 +91,8 @@ def fma(call: AtenCaller[V], x: V, y: V, z: V) -> V:
     if dtype.itemsize > 4:
         return call("addcmul.default", z, x, y)
     # The product of two numbers of up to 32 bits is exact in 64.
-    x, y, z = (call("_to_copy.default", operand, dtype=torch.float64) for operand in (x, y, z))
-    return call("_to_copy.default", call("add.Tensor", call("mul.Tensor", x, y), z), dtype=dtype)
+    wide = (call("_to_copy.default", operand, dtype=torch.float64) for operand in (z, x, y))
+    return call("_to_copy.default", call("addcmul.default", *wide), dtype=dtype)
 
 
 # Reductions and scans.
