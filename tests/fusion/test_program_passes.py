@@ -25,11 +25,11 @@ GPU = Target(device="cuda", capability=(9, 0), multiprocessors=132)
 
 LOSS = """
 loops loss
-    x: bf16[32768, 4096 @cuda:0] = input 0
-    target: i64[32768 @cuda:0] = input 1
-    total: f32[32768 @cuda:0] = reduction sum over (i1: 4096) keeping (i0: 32768): exp(convert(load x[i0, i1], f32))
-    loss: f32[@cuda:0] = reduction sum over (i0: 32768) keeping (): log(load total[i0])
-    count: f32[@cuda:0] = reduction sum over (i0: 32768) keeping (): convert(ne(load target[i0], i64(-100)), f32)
+    x: bf16[65536, 4096 @cuda:0] = input 0
+    target: i64[65536 @cuda:0] = input 1
+    total: f32[65536 @cuda:0] = reduction sum over (i1: 4096) keeping (i0: 65536): exp(convert(load x[i0, i1], f32))
+    loss: f32[@cuda:0] = reduction sum over (i0: 65536) keeping (): log(load total[i0])
+    count: f32[@cuda:0] = reduction sum over (i0: 65536) keeping (): convert(ne(load target[i0], i64(-100)), f32)
     return loss, count
 """
 
@@ -101,12 +101,12 @@ loops other
 def test_a_loss_is_three_kernels() -> None:
     """Row terms; partial sums; sums."""
     rows, parts, whole = launches(LOSS)
-    assert [item.kernel.units[0].size for item in (rows, parts)] == [32768, 8] and not whole.kernel.units
+    assert [item.kernel.units[0].size for item in (rows, parts)] == [65536, 16] and not whole.kernel.units
     assert len(parts.kernel.writes) == len(whole.kernel.writes) == 2
 
 
 def test_large_sums_do_not_wait_for_each_other() -> None:
     """Only their parts do, which are short."""
-    large = LOSS.replace("32768", str(1 << 22)).replace("4096", "64")
+    large = LOSS.replace("65536", str(1 << 22)).replace("4096", "64")
     _, parts, more_parts, _ = launches(large)
     assert [len(item.kernel.writes) for item in (parts, more_parts)] == [1, 1]

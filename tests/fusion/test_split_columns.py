@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from kiln.loops.fusion import parallel
 from kiln.loops.kernel.launches.program import KernelLaunch
 from kiln.loops.kernel.passes.choose_tiles import choose_tiles
 from kiln.loops.kernel.tiling import VECTOR_BYTES
@@ -82,8 +83,9 @@ def test_half_precision_is_summed_in_float32() -> None:
     assert {node.out.spec.dtype for node in made.nodes} == {torch.float32, torch.bfloat16}
 
 
-def test_parts_of_parts_have_names_of_their_own() -> None:
+def test_parts_of_parts_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fusion splits the sum over the parts again."""
+    monkeypatch.setattr(parallel, "PIECE_POINTS", 1 << 12)
     program = parse_program(columns("sum", (1, 1 << 17, 7)))
     made = scheduled(SplitColumns(launch_bytes=0).run(program, H100)[0], H100)
     written = [name for step in made.steps if isinstance(step, KernelLaunch) for name in step.args[-1:]]

@@ -21,8 +21,9 @@ from kiln.tensor.size_hint import size_hint
 
 GPU_STRIP = 64
 """Units next to each other in memory that one GPU program takes at least."""
-PIECE_POINTS = 1 << 14
-"""Points that one GPU program computes in the time of a launch."""
+PIECE_POINTS = 1 << 15
+"""Points that one GPU program computes in the time of a launch, and the longest row that its registers hold: whole, the
+row is there for what is computed from it and its sum."""
 
 
 def pieces(group: Group, units: Iterable[Symbol], target: Target, blocks: Mapping[Symbol, int] | None = None) -> int:
