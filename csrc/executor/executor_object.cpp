@@ -42,7 +42,7 @@ bool read_argument(PyObject* given, const Input& input, Value& value) {
       if (c10::TensorImpl* tensor = tensor_of(given)) value.borrow(tensor);
       return !PyErr_Occurred();
     case ScalarKind::kInt:
-      if (PyLong_Check(given) && !PyBool_Check(given)) value.set_int(PyLong_AsLongLong(given));
+      if (PyLong_Check(given)) value.set_int(PyLong_AsLongLong(given));  // a truth value too
       return !PyErr_Occurred();
     case ScalarKind::kFloat:
       if (PyFloat_Check(given)) value.set_float(PyFloat_AS_DOUBLE(given));

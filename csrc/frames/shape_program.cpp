@@ -10,7 +10,7 @@ bool load(const ShapeOperand& operand, PyObject* const* values, int64_t* out) {
   if (value == nullptr) return false;
   if (operand.kind < 3)
     return tensor_extent(value, static_cast<Extent>(operand.kind), operand.dim, out);
-  if (!PyLong_CheckExact(value)) return false;
+  if (!PyLong_CheckExact(value) && !PyBool_Check(value)) return false;
   int overflow = 0;
   *out = PyLong_AsLongLongAndOverflow(value, &overflow);
   return overflow == 0;

@@ -6,7 +6,6 @@ import functools
 import inspect
 import os
 import types
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -182,7 +181,7 @@ def new_session(name: str, options: Options, backend: Backend | None, fullgraph:
     if settings.options.progress:
         events.listen(_progress(name))
     REPORTS[session] = report
-    session.report = functools.partial(_session_report, weakref.ref(session))
+    session.report = lambda: report  # which a compiled function that is gone leaves behind
     for reports in KEPT:
         reports.append(report)
     return session
@@ -261,13 +260,6 @@ def session_of(compiled: object) -> CompileSession:
     if not isinstance(found, CompileSession):
         raise TypeError(f"{compiled!r} was not compiled by kiln.compile")
     return found
-
-
-def _session_report(session: weakref.ref[CompileSession]) -> Report:
-    """The method `report()` of compiled functions and modules."""
-    found = session()
-    assert found is not None, "a compiled function holds its session"
-    return REPORTS[found]
 
 
 def report_of(compiled: object) -> Report:

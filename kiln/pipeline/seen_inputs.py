@@ -2,11 +2,14 @@
 
 f(x of 4 rows)      rows are static
 f(x of 6 rows)      rows are a symbol: they changed
+f([1.5, 2.0])       numbers in a list are static
+f([1.5, 3.0])       both are inputs: one of their kind changed
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
@@ -22,8 +25,15 @@ SYMBOL_VALUES = range(-(1 << 62) + 1, 1 << 62)
 """Integers that may be symbols: all stages count in 64 bits."""
 
 
+INDEX = re.compile(r"\[\d+\]")
+
 MOST_COMPILED = 4
 """For so many numbers that select an item of a list or dict there is a variant each."""
+
+
+def is_countable(value: int | float) -> bool:
+    """Whether all stages can count with it."""
+    return value in SYMBOL_VALUES if isinstance(value, int) else math.isfinite(value)
 
 
 class SeenInputs:
@@ -40,18 +50,25 @@ class SeenInputs:
         self._breaks = breaks
         self._compiled: dict[str, set[int | float]] = {}
         """The numbers of calls that were compiled."""
+        self._truths: dict[str, bool] = {}
+        self._changing_kinds: set[tuple[type, str]] = set()
+        """Kinds of items of which one has changed: floats that are `batch[*].reward`."""
+        self._static_kinds: set[tuple[type, str]] = set()
+        """Those of which an item was static in this attempt."""
 
     def add_symbolic(self, inputs: Mapping[str, tuple[int, ...]]) -> None:
         """Arguments that are known to change: a tensor in these dimensions, a number if there are none."""
         self._symbolic.update(inputs)
 
     def note_changing(self, texts: Collection[str]) -> bool:
-        """Take the numbers at these sources, which the program changes, as inputs; whether any was not one before."""
+        """Take the numbers at these sources, which the program changes, as inputs; whether any was not one before, or
+        items became inputs after others of their kind had not."""
         new = {text: () for text in texts if text not in self._symbolic}
+        late, self._static_kinds = self._static_kinds & self._changing_kinds, set()
         if self._scalars.dynamic == "never":
             return False
         self._symbolic.update(new)
-        return bool(new)
+        return bool(new or late)
 
     def clear(self) -> None:
         """Forget all calls, but not what is known of the arguments."""
@@ -104,13 +121,29 @@ class SeenInputs:
             known_numbers.extend(value for value in values if value not in known_numbers)
 
     def is_symbol(self, value: int | float, source: Source) -> bool:
-        """Whether this number becomes an input."""
+        """Whether this number becomes an input; a truth value only if it is an item of a list or tuple."""
+        text = source.text()
+        pattern = INDEX.sub("[*]", text)
+        if pattern == text:
+            return type(value) is not bool and self._is_changing(value, source)
+        kind = type(value), pattern
+        if type(value) is bool:
+            changing = self._scalars.dynamic != "never" and self._truths.get(text, value) is not value
+        else:
+            changing = self._is_changing(value, source)
+        if changing:
+            self._changing_kinds.add(kind)
+        elif kind not in self._changing_kinds:
+            self._static_kinds.add(kind)
+        return kind in self._changing_kinds and (type(value) is bool or is_countable(value))
+
+    def _is_changing(self, value: int | float, source: Source) -> bool:
         result = type(value) in (int, float) and type(source) is LocalSource and is_result(source.name)
         if result and self._scalars.dynamic != "never":
-            return value in SYMBOL_VALUES if type(value) is int else math.isfinite(value)  # data decide it
+            return is_countable(value)  # data decide it
         if not self._numbers and not self._symbolic and self._scalars.dynamic != "always":
             return False
-        if value not in SYMBOL_VALUES if isinstance(value, int) else not math.isfinite(value):
+        if not is_countable(value):
             return False
         text = source.text()
         self._compiled.setdefault(text, set()).add(value)
@@ -136,9 +169,11 @@ class SeenInputs:
         texts = SourceTexts()
         for guard in guards:
             value = guard.expected
-            if guard.kind is not GuardKind.EQUALS or isinstance(value, bool):
+            if guard.kind is not GuardKind.EQUALS:
                 continue
-            if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
+            if isinstance(value, bool):
+                self._truths[texts.of(guard.source)] = value
+            elif isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
                 seen = self._numbers.setdefault(texts.of(guard.source), [])
                 if value not in seen:
                     seen.append(value)

@@ -151,7 +151,8 @@ def _by_history(dynamic: Dynamic, now: float, before: Sequence[float]) -> DimCho
 @final
 @dataclass(frozen=True, slots=True)
 class ScalarPolicy:
-    """Chooses for a number that the caller passes or the program reads. Bools are never symbols.
+    """Chooses for a number that the caller passes or the program reads. Truth values are not its business: those that
+    are items are symbols as soon as one of their kind changes (`pipeline/seen_inputs.py`).
 
     Configuration (an attribute of a module, a default) stays static until it changes, under "always" too: it is
     often used where only a plain number works.

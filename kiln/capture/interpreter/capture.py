@@ -449,7 +449,7 @@ def attempt(
         write_return(s, writer, result, frame.is_generator)
     else:
         write_break(s, writer, stop, callbacks.make_resume, origin_of(function) is not None)
-    if (changing := changed_numbers(s)) and callbacks.note_changing(changing):
+    if callbacks.note_changing(changed_numbers(s)):
         raise NumberChanges
     callbacks.note_changing(s.part(PassedNumbers).texts)
     return finish(s, function, writer, stop, callbacks)

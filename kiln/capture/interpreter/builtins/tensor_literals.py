@@ -1,6 +1,7 @@
-"""`torch.tensor` of lists in which tensors of rank 0, or scalars of NumPy, stand for numbers.
+"""`torch.tensor` of lists in which tensors of rank 0, scalars of NumPy, or truth values that change stand for numbers.
 
 torch.tensor([x.max(), 2])      torch.stack([x.max().detach(), torch.tensor(2, dtype=x.dtype)])
+torch.tensor([done, True])      torch.tensor([n, 1], dtype=torch.bool), where n is 1 if done else 0
 
 The dtype is the common one of all numbers, of NumPy's their own; the result has no gradient.
 """
@@ -38,6 +39,12 @@ def literal(function: Callable[..., object], otherwise: Handler) -> Handler:
     def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         numbers = list(numbers_in(s, args[0])) if args and isinstance(args[0], Sequence) else []
         if not any([isinstance(number, Tensor) or is_scalar(number) for number in numbers]):
+            if any([is_truth(number) for number in numbers]):
+                dtypes = {number.python_type() for number in numbers}
+                kwargs = {**({"dtype": s.const(torch.bool)} if dtypes == {bool} else {}), **kwargs}
+                args = [counted(s, args[0]), *args[1:]]
+            if numbers and function is torch.as_tensor:  # which takes no symbols, and makes a copy of a list, too
+                return s.wrap(torch.tensor, None).call(s, args, kwargs)
             return otherwise(s, args, kwargs)
         given = {name: value.constant(s) for name, value in kwargs.items() if name in OPTIONS}
         if len(args) > 1 or kwargs.keys() - OPTIONS or s.function_modes:
@@ -54,6 +61,17 @@ def literal(function: Callable[..., object], otherwise: Handler) -> Handler:
         return stacked(s, function, args[0], options)
 
     return handler
+
+
+def is_truth(value: Value) -> TypeGuard[Symbolic]:
+    return isinstance(value, Symbolic) and value.number is not None
+
+
+def counted(s: CaptureState, value: Value) -> Value:
+    """`value` with the numbers of its truth values that are symbols."""
+    if isinstance(value, Sequence):
+        return Tuple([counted(s, item) for item in value.items(s)])
+    return value.number if is_truth(value) and value.number is not None else value
 
 
 def is_scalar(value: Value) -> TypeGuard[TracedArray]:

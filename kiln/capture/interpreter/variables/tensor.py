@@ -531,7 +531,9 @@ class TensorMethod(NamedMethod):
 def number_input(s: CaptureState, real: int | float, source: Source) -> Value:
     """A number from outside that becomes an input of the region."""
     s.guard(source, GuardKind.TYPE_IS, s.reference(type(real)))
-    return Symbolic(s.recorder.add_scalar(real, input_name(s.part(RegionInputs), source), source), source)
+    name, is_truth = input_name(s.part(RegionInputs), source), type(real) is bool
+    made = s.recorder.add_scalar(int(real) if is_truth else real, name, source)
+    return Symbolic(made != 0, source, Symbolic(made)) if is_truth else Symbolic(made, source)
 
 
 @final
@@ -693,7 +695,7 @@ def from_torch(s: CaptureState, result: object) -> Value:
     return s.wrap(result, None)
 
 
-@wraps(int, float)
+@wraps(int, float, bool)
 def wrap_number(s: CaptureState, real: int | float, source: Source | None) -> Value:
     """A number that changed since the last compile is an input of the region."""
     if s.policy.scalars is not None and source is not None and s.policy.scalars(real, source):
