@@ -40,8 +40,8 @@ def literal(function: Callable[..., object], otherwise: Handler) -> Handler:
         numbers = list(numbers_in(s, args[0])) if args and isinstance(args[0], Sequence) else []
         if not any([isinstance(number, Tensor) or is_scalar(number) for number in numbers]):
             if any([is_truth(number) for number in numbers]):
-                dtypes = {number.python_type() for number in numbers}
-                kwargs = {**({"dtype": s.const(torch.bool)} if dtypes == {bool} else {}), **kwargs}
+                if {number.python_type() for number in numbers} == {bool}:
+                    kwargs = {"dtype": s.const(torch.bool), **kwargs}
                 args = [counted(s, args[0]), *args[1:]]
             if numbers and function is torch.as_tensor:  # which takes no symbols, and makes a copy of a list, too
                 return s.wrap(torch.tensor, None).call(s, args, kwargs)
