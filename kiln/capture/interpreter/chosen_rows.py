@@ -44,7 +44,6 @@ class ChosenRows(Value):
 
     def __init__(self, tensor: Tensor, chosen: Tensor, count: int, as_numbers: bool) -> None:
         self.tensor, self.chosen, self.count, self.as_numbers, self.index = tensor, chosen, count, as_numbers, 0
-        self.source = None
 
     def turn(self, s: CaptureState) -> Value | None:
         """Whether the next index was chosen, as a tensor; None behind the last."""

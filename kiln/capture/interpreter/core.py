@@ -118,7 +118,7 @@ DISCARD = CallSite(True, False)
 class Value:
     """Base of all values. Methods get the state, since they may add guards, record calls or inline functions."""
 
-    __slots__ = ("source",)
+    __slots__ = ()
 
     is_torch: ClassVar[bool] = False
     """Operations on it are torch calls (tensors, symbolic numbers)."""
@@ -126,7 +126,7 @@ class Value:
     """Its operators take symbolic numbers."""
     is_constant: ClassVar[bool] = False
 
-    source: Source | None
+    source: Source | None = None
     cls: type
 
     def python_type(self) -> type:

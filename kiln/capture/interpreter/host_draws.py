@@ -161,16 +161,13 @@ class Draws:
 
 
 @final
+@dataclass(frozen=True, eq=False)
 class MadeGenerator(Value):
     """A generator that the program makes, of torch for a CPU or of NumPy."""
 
-    __slots__ = ("kind", "made_at", "number")
-
-    def __init__(self, kind: type, number: int, made_at: PastStep) -> None:
-        self.kind = kind
-        self.number = number
-        self.made_at = made_at
-        self.source = None
+    kind: type
+    number: int
+    made_at: PastStep
 
     def python_type(self) -> type:
         return self.kind

@@ -25,6 +25,7 @@ from kiln.capture.interpreter.variables.tensor import Tensor, here
 from kiln.graph.trace.mode import SavePolicy
 from kiln.graph.trace.recorder import checkpointed
 from kiln.runtime.guards.guard import GuardKind
+from kiln.support.records import dataclass
 
 CHECKPOINT = torch.utils.checkpoint.checkpoint
 NAME = "torch.utils.checkpoint.checkpoint"
@@ -59,15 +60,12 @@ UNASKED = tuple(torch.utils.checkpoint.SAC_IGNORED_OPS)
 
 
 @final
+@dataclass(frozen=True, slots=True, eq=False)
 class SelectiveContext(Value):
     """One of the contexts of `create_selective_checkpoint_contexts`: it stands for the policy."""
 
-    __slots__ = ("saves",)
+    saves: SavePolicy
     cls = contextlib.AbstractContextManager
-
-    def __init__(self, saves: SavePolicy) -> None:
-        self.saves = saves
-        self.source = None
 
 
 @handles(SELECTIVE)

@@ -30,16 +30,13 @@ GET = reference(contextvars.ContextVar.get)
 
 
 @final
+@dataclass(frozen=True, eq=False)
 class MadeVariable(Value):
     """A context variable that the frame makes."""
 
-    __slots__ = ("default", "name")
+    name: Value
+    default: Value | None
     cls = contextvars.ContextVar
-
-    def __init__(self, name: Value, default: Value | None) -> None:
-        self.name = name
-        self.default = default
-        self.source = None
 
     def get_attr(self, s: CaptureState, name: str, site: object = None) -> Value:
         return self.name if name == "name" else super().get_attr(s, name)
@@ -53,17 +50,14 @@ class MadeVariable(Value):
 
 
 @final
+@dataclass(frozen=True, slots=True, eq=False)
 class ContextToken(Value):
     """The result of `set`; building it calls `set`."""
 
-    __slots__ = ("before", "content", "variable")
+    variable: Value
+    content: Value
+    before: ContextToken | None
     cls = contextvars.Token
-
-    def __init__(self, variable: Value, content: Value, before: ContextToken | None) -> None:
-        self.variable = variable
-        self.content = content
-        self.before = before
-        self.source = None
 
     def emit(self, g: Codegen) -> None:
         if self.before is not None:
@@ -181,15 +175,12 @@ def reset(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 
 @final
+@dataclass(eq=False)
 class CopiedContext(Value):
     """`copy_context()`: what the frame has set until then, and what is set in it."""
 
-    __slots__ = ("values",)
+    values: dict[Hashable, ContextEffect]
     cls = contextvars.Context
-
-    def __init__(self, values: dict[Hashable, ContextEffect]) -> None:
-        self.values = values
-        self.source = None
 
     def truth(self, s: CaptureState) -> bool:
         raise self.unsupported("bool", "how many variables are set is not known")

@@ -265,15 +265,12 @@ def compile_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 
 @final
+@dataclass(frozen=True, slots=True, eq=False)
 class FrameObject(Value):
     """A frame that is being interpreted, as `sys._getframe` gives it."""
 
-    __slots__ = ("frame",)
+    frame: SymbolicFrame
     cls = types.FrameType
-
-    def __init__(self, frame: SymbolicFrame) -> None:
-        self.frame = frame
-        self.source = None
 
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
         if name == "f_globals":

@@ -56,16 +56,13 @@ class AddressesSeen:
 
 
 @final
+@dataclass(frozen=True, slots=True, eq=False)
 class Address(Value):
     """The `id` of an object; of the thread if there is none, which is guarded where it is a key."""
 
-    __slots__ = ("function", "target")
+    function: Callable[..., int]
+    target: Value | None
     cls = int
-
-    def __init__(self, function: Callable[..., int], target: Value | None) -> None:
-        self.function = function
-        self.target = target
-        self.source = None
 
     def constant(self, s: CaptureState) -> int:
         raise self.unsupported(AS_CONSTANT, "an address is not known before the code runs")

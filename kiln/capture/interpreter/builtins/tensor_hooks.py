@@ -128,15 +128,12 @@ def hook_module(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 
 @final
+@dataclass(frozen=True, slots=True, eq=False)
 class HookHandle(Value):
     """What `register_hook` returns. Any use of it breaks the graph in front of that call."""
 
-    __slots__ = ("registered",)
+    registered: PastStep
     cls = RemovableHandle
-
-    def __init__(self, registered: PastStep) -> None:
-        self.registered = registered
-        self.source = None
 
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
         raise self._used()

@@ -15,16 +15,14 @@ from kiln.capture.interpreter.variables.function import Cell
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.runtime.guards.source import ImportSource
+from kiln.support.records import dataclass
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Live(Value):
     """An object among the constants of transformed code (a function, a dispatcher): wrapped in each capture."""
 
-    __slots__ = ("live",)
-
-    def __init__(self, live: object) -> None:
-        self.live = live
-        self.source = None
+    live: object
 
 
 def prepare_const(value: object) -> Value:

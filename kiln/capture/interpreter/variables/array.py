@@ -67,7 +67,7 @@ class ArrayValue(Value):
 class TracedArray(ArrayValue):
     """An array, or with `is_scalar` a scalar of NumPy; its numbers are those of `tensor`."""
 
-    __slots__ = ("_tensor", "is_scalar", "original", "reversed_view")
+    __slots__ = ("_tensor", "is_scalar", "original", "reversed_view", "source")
 
     takes_symbols = True
 

@@ -21,6 +21,7 @@ from kiln.capture.interpreter.core import (
     Value,
 )
 from kiln.runtime.guards.source import Source
+from kiln.support.records import dataclass
 
 BOUND_TYPES: Mapping[type, type] = types.MappingProxyType(
     {
@@ -42,7 +43,6 @@ class NamedMethod(Value):
     def __init__(self, owner: Value, name: str) -> None:
         self.owner = owner
         self.name = name
-        self.source = None
 
     def emit(self, g: Codegen) -> None:
         g.emit(self.owner)
@@ -50,16 +50,14 @@ class NamedMethod(Value):
 
 
 @final
+@dataclass(frozen=True, slots=True, eq=False)
 class BoundMethod(Value):
     """A method bound to its object."""
 
-    __slots__ = ("function", "original", "self_")
-
-    def __init__(self, function: Value, self_: Value, source: Source | None = None, original: object = None) -> None:
-        self.function = function
-        self.self_ = self_
-        self.source = source
-        self.original = original
+    function: Value
+    self_: Value
+    source: Source | None = None
+    original: object = None
 
     def python_type(self) -> type:
         if self.original is not None:

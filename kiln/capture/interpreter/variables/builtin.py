@@ -56,7 +56,7 @@ HIGHER_ORDER = torch._ops.HigherOrderOperator
 class Unique(Value):
     """A function written in C, a class or a module: guarded to be the same object."""
 
-    __slots__ = ("_checked",)
+    __slots__ = ("_checked", "source")
 
     def __init__(self, source: Source | None) -> None:
         self.source = source

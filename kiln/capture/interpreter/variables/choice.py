@@ -16,20 +16,18 @@ from kiln.capture.bytecode.assemble import Label
 from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Codegen, Token, Value
 from kiln.capture.interpreter.data_values import ValueNeeded
 from kiln.capture.interpreter.variables.constant import Constant
+from kiln.support.records import dataclass
 
 
 @final
+@dataclass(frozen=True, slots=True, eq=False)
 class Choice(Value):
     """`left` if `condition`, a tensor of one element, is true, else `right`; None: the attribute does not exist."""
 
-    __slots__ = ("condition", "left", "need", "right")
-
-    def __init__(self, condition: Value, left: Value | None, right: Value | None, need: ValueNeeded) -> None:
-        self.condition = condition
-        self.left = left
-        self.right = right
-        self.need = need
-        self.source = None
+    condition: Value
+    left: Value | None
+    right: Value | None
+    need: ValueNeeded
 
     def _needed(self) -> NoReturn:
         raise ValueNeeded(self.need.made_at, self.need.step, "Python reads what its sides leave in an object")

@@ -64,6 +64,7 @@ from kiln.runtime.guards.source import (
     MroSource,
     Source,
 )
+from kiln.support.records import dataclass
 
 
 @final
@@ -436,15 +437,12 @@ class ClassItems(AttributeItems[Class]):
 
 
 @final
+@dataclass(frozen=True, slots=True, eq=False)
 class Super(Value):
     """`super(cls, self)`."""
 
-    __slots__ = ("cls", "self_")
-
-    def __init__(self, cls: type, self_: Value) -> None:
-        self.cls = cls
-        self.self_ = self_
-        self.source = None
+    cls: type
+    self_: Value
 
     def python_type(self) -> type:
         return super

@@ -43,7 +43,7 @@ IDENTITY = (types.CodeType, type(NotImplemented))
 class Constant(Value):
     """A Python value that cannot change."""
 
-    __slots__ = ("_guarded", "value")
+    __slots__ = ("_guarded", "source", "value")
 
     is_constant = True
 

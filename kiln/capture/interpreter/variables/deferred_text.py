@@ -46,27 +46,16 @@ class Reading:
 
 
 @final
+@dataclass(frozen=True, slots=True, eq=False)
 class Deferred(Value):
     """`make(*args)`, a string, its length or a list of numbers, which is not known; `made_at` is where it would be."""
 
-    __slots__ = ("args", "cls", "made_at", "make", "readings", "step")
-
-    def __init__(
-        self,
-        made_at: Instruction,
-        step: PastStep,
-        make: Callable[..., object],
-        args: Sequence[Value],
-        readings: Sequence[Reading] = (),
-        cls: type = str,
-    ) -> None:
-        self.made_at = made_at
-        self.step = step
-        self.make = make
-        self.args = args
-        self.readings = readings
-        self.cls = cls
-        self.source = None
+    made_at: Instruction
+    step: PastStep
+    make: Callable[..., object]
+    args: Sequence[Value]
+    readings: Sequence[Reading] = ()
+    cls: type = str
 
     def needed(self) -> ValueNeeded:
         return ValueNeeded(self.made_at, self.step, LENGTH if self.cls is list else "")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol, cast, final
 
 import torch
@@ -49,6 +49,7 @@ from kiln.graph.trace.outer import make_outer
 from kiln.runtime.guards.constant import add_constants, is_constant
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import AttrSource, ItemSource, Source
+from kiln.support.records import dataclass
 
 TENSOR, PLACEMENTS = "torch.distributed.tensor", "torch.distributed.tensor.placement_types"
 COLLECTIVES = "torch.distributed._functional_collectives"
@@ -81,16 +82,14 @@ class DTensorObject(Object):
 
 
 @final
+@dataclass(frozen=True, slots=True, eq=False)
 class LayoutObject(Value):
     """A mesh, a placement or a spec: never changed, so that it is asked natively."""
 
-    __slots__ = ("value",)
+    value: object
+    source: Source | None = None
 
     is_constant = True
-
-    def __init__(self, value: object, source: Source | None = None) -> None:
-        self.value = value
-        self.source = source
 
     def python_type(self) -> type:
         return type(self.value)

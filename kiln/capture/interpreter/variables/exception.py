@@ -34,6 +34,7 @@ from kiln.runtime.guards.source import CallSource, ModuleGlobalSource
 from kiln.runtime.tracebacks import traceback_of
 from kiln.support.errors import KilnError
 from kiln.support.location import Location
+from kiln.support.records import dataclass
 
 FIELD_TYPES = (types.GetSetDescriptorType, types.MemberDescriptorType)
 LINKS = ("__cause__", "__context__")
@@ -64,17 +65,14 @@ class Unknown:
 
 
 @final
+@dataclass(frozen=True, slots=True, eq=False)
 class Traceback(Value):
     """The traceback of an exception: lines of the program, the outermost first, without its frames."""
 
-    __slots__ = ("lines",)
+    lines: tuple[Location, ...] = ()
     cls = types.TracebackType
 
     why = "interpreted frames leave no traceback"
-
-    def __init__(self, lines: tuple[Location, ...] = ()) -> None:
-        self.lines = lines
-        self.source = None
 
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
         """Python runs the frame from its beginning, so that there is a traceback."""

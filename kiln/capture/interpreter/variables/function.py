@@ -95,7 +95,7 @@ BREAK_CALL = ("torch._dynamo.decorators", "graph_break")
 class Cell(Value):
     """A cell, a variable shared with nested functions; empty if `content` is None."""
 
-    __slots__ = ("content", "emptied", "name", "original")
+    __slots__ = ("content", "emptied", "name", "original", "source")
     cls = types.CellType
 
     def __init__(
@@ -284,16 +284,8 @@ class Function(Value):
     """A Python function, from outside (`original`) or made in the frame."""
 
     __slots__ = (
-        "_checked",
-        "annotations",
-        "attrs",
-        "cells",
-        "code",
-        "defaults",
-        "kwdefaults",
-        "namespace",
-        "original",
-        "renamed",
+        *("_checked", "annotations", "attrs", "cells", "code", "defaults", "kwdefaults", "namespace", "original"),
+        *("renamed", "source"),
     )
     cls = types.FunctionType
 

@@ -48,7 +48,6 @@ class Lazy(Value):
         self.make = make or cls
         self.step = step
         self.parts = parts
-        self.source = None
 
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
         return self
@@ -84,7 +83,6 @@ class Generator(Value):
         """The `yield from` in it has just ended by an exception that its iterator was given."""
         self.result: Value | None = None
         """What the body returned, until a StopIteration takes it."""
-        self.source = None
 
     def python_type(self) -> type:
         return types.CoroutineType if self.frame.code.co_flags & COROUTINE else types.GeneratorType

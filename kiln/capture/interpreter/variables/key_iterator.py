@@ -119,7 +119,6 @@ class KeyIterator(Value):
         self.what = what
         self.pick = pick
         self.walk = KeyWalk(items, list(keys), kind)
-        self.source = None
 
     def python_type(self) -> type:
         if self.walk.kind == "set":

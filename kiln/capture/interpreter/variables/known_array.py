@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import final
 
 import torch
@@ -28,6 +28,7 @@ from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.capture.interpreter.variables.tensor import Tensor, record
 from kiln.runtime.guards.guard import GuardKind
 from kiln.support.optional import load
+from kiln.support.records import dataclass
 
 numpy: NumpyObject = load("numpy")
 METADATA = frozenset(("shape", "ndim", "size", "dtype", "itemsize", "nbytes", "strides"))
@@ -48,7 +49,6 @@ class ArrayMemory(Value):
         self.root = root
         self.tensor: Tensor | None = None
         self.version = 0
-        self.source = None
 
     @property
     def is_known(self) -> bool:
@@ -86,15 +86,12 @@ class KnownArrays:
 
 
 @final
+@dataclass(frozen=True, slots=True, eq=False)
 class KnownArray(ArrayValue):
     """An array that the program made of constants."""
 
-    __slots__ = ("array", "memory")
-
-    def __init__(self, array: NumpyObject, memory: ArrayMemory) -> None:
-        self.array = array
-        self.memory = memory
-        self.source = None
+    array: NumpyObject
+    memory: ArrayMemory
 
     def python_type(self) -> type:
         return type(self.array)

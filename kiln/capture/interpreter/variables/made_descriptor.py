@@ -25,6 +25,7 @@ from kiln.capture.interpreter.core import (
     handles,
 )
 from kiln.capture.interpreter.variables.constant import Constant
+from kiln.support.records import dataclass
 
 PARTS: dict[type, tuple[str, ...]] = {
     property: ("fget", "fset", "fdel"),
@@ -52,15 +53,12 @@ def is_abstract(s: CaptureState, function: Value) -> bool:
 
 
 @final
+@dataclass(eq=False)
 class MadeDescriptor(Value):
     """`kind(*parts)`; a part that was not given is None."""
 
-    __slots__ = ("kind", "parts")
-
-    def __init__(self, kind: type, parts: dict[str, Value]) -> None:
-        self.kind = kind
-        self.parts = parts
-        self.source = None
+    kind: type
+    parts: dict[str, Value]
 
     def python_type(self) -> type:
         return self.kind

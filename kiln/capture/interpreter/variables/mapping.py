@@ -78,7 +78,10 @@ class Dict(Container):
     read, so that their keys are not guarded. `counted`: its keys are numbers from a counter, and guarded late.
     """
 
-    __slots__ = ("_found", "_items", "_pending", "_stored", "attrs", "behind", "cls", "counted", "factory", "original")
+    __slots__ = (
+        *("_found", "_items", "_pending", "_stored", "attrs", "behind", "cls", "counted", "factory", "original"),
+        "source",
+    )
 
     def __init__(
         self,
@@ -457,7 +460,7 @@ def dict_get(real: Mapping[Token, object], token: Token) -> object:
 class Set(Container):
     """A set or frozenset made in the frame or found outside."""
 
-    __slots__ = ("_items", "_table", "cls", "original", "origins")
+    __slots__ = ("_items", "_table", "cls", "original", "origins", "source")
 
     def __init__(
         self, items: dict[Token, Value] | None, cls: type = set, source: Source | None = None, original: Any = None
@@ -703,7 +706,6 @@ class DictView(Value):
     def __init__(self, mapping: Dict, what: str) -> None:
         self.mapping = mapping
         self.what = what
-        self.source = None
 
     def python_type(self) -> type:
         return type(getattr({}, self.what)())

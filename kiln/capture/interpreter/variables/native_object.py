@@ -57,7 +57,6 @@ class NativeObject(Value):
         self.owner = owner
         self.object = real
         self.made_at = made_at
-        self.source = None
 
     def python_type(self) -> type:
         return type(self.object)

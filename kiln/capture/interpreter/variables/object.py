@@ -117,7 +117,7 @@ def store_field(s: CaptureState, error: Object, name: str, value: Value | None) 
 class Object(Value):
     """An instance of a class; `original` is the object from outside, MISSING if it was made in the frame."""
 
-    __slots__ = ("attrs", "cls", "foreign", "native", "original")
+    __slots__ = ("attrs", "cls", "foreign", "native", "original", "source")
 
     def __init__(self, cls: type, source: Source | None = None, original: Any = MISSING) -> None:
         self.cls = cls

@@ -32,7 +32,7 @@ from kiln.runtime.guards.source import AttrSource, DictAttrSource, ItemSource, S
 class Partial(Value):
     """functools.partial."""
 
-    __slots__ = ("args", "attrs", "function", "given", "keywords", "original")
+    __slots__ = ("args", "attrs", "function", "given", "keywords", "original", "source")
     cls = functools.partial
 
     def __init__(self, function: Value, args: Args, kwargs: Kwargs, source: Source | None = None) -> None:

@@ -39,7 +39,7 @@ class Sequence(Value):
     `appended` are new items of a list from outside, or behind the tuple in `front`, that the program has not read.
     """
 
-    __slots__ = ("_items", "_read", "appended", "cls", "front", "original")
+    __slots__ = ("_items", "_read", "appended", "cls", "front", "original", "source")
 
     def __init__(
         self, items: list[Value] | None, cls: type, source: Source | None = None, original: Any = None
@@ -332,7 +332,6 @@ class SequenceIterator(Value):
         self.sequence = sequence
         self.index = 0
         self.ended = False
-        self.source = None
 
     def python_type(self) -> type:
         return type(iter([])) if isinstance(self.sequence, List) else type(iter(()))
@@ -389,7 +388,6 @@ class ReversedList(Value):
 
     def __init__(self, sequence: List, index: int) -> None:
         self.sequence, self.index = sequence, index
-        self.source = None
 
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
         return self
@@ -420,15 +418,12 @@ def iterate_down_from(items: list[object], index: int) -> Iterator[object]:
 
 
 @final
+@dataclass(frozen=True, eq=False)
 class Slice(Value):
     """A slice made in the frame; its parts may be symbolic."""
 
-    __slots__ = ("parts",)
+    parts: list[Value]
     cls = slice
-
-    def __init__(self, parts: list[Value]) -> None:
-        self.parts = parts
-        self.source = None
 
     def constant(self, s: CaptureState) -> Any:
         return slice(*(part.constant(s) for part in self.parts))

@@ -16,22 +16,21 @@ from kiln.capture.interpreter.core import CaptureState, Codegen, Token, Value
 from kiln.capture.interpreter.data_values import assumed_relation, likely_truth, will_fix
 from kiln.capture.interpreter.speculation import comparison_in_region, number_truth
 from kiln.runtime.guards.source import Source
+from kiln.support.records import dataclass
 
 
 @final
+@dataclass(frozen=True, slots=True, eq=False)
 class Symbolic(Value):
     """A number that depends on sizes or inputs: a torch.SymInt, SymFloat or SymBool."""
 
-    __slots__ = ("node", "number")
+    node: Any
+    source: Source | None = None
+    number: Symbolic | None = None
+    """Of the truth value in a tensor: 1 where it is true, else 0."""
 
     is_torch = True
     kinds: ClassVar[dict[type, type[int | float]]] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
-
-    def __init__(self, node: Any, source: Source | None = None, number: Symbolic | None = None) -> None:
-        self.node = node
-        self.source = source
-        self.number = number
-        """Of the truth value in a tensor: 1 where it is true, else 0."""
 
     def python_type(self) -> type[int | float]:
         return self.kinds[type(self.node)]

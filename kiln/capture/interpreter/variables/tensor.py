@@ -150,7 +150,7 @@ class Tensor(Value):
     Inside of a function transform (`torch.func`) it may be a fake wrapped by the levels of the transform.
     """
 
-    __slots__ = ("attrs", "fake", "original")
+    __slots__ = ("attrs", "fake", "original", "source")
 
     is_torch = True
 

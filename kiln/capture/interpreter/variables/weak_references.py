@@ -127,7 +127,6 @@ class WeakProxy(Weak):
         self.referent = referent
         self.callable = s.classes.lookup(referent.python_type(), "__call__") is not None
         self.made_by, self.made_at = this_instruction(s)
-        self.source = None
 
     def python_type(self) -> type:
         return weakref.CallableProxyType if self.callable else weakref.ProxyType
