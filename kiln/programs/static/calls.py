@@ -20,7 +20,7 @@ from kiln.plan.steps import AtenStep
 from kiln.programs.static.memory import ALIGNMENT
 from kiln.programs.static.places import Places
 from kiln.support.records import dataclass
-from kiln.symbolic import Int, ceil_div, product
+from kiln.symbolic import Int, ceil_div, product, sym_max, sym_min
 from kiln.tensor.spec import TensorSpec
 
 QUERY_ROWS = 24
@@ -28,6 +28,10 @@ QUERY_ROWS = 24
 PIXELS = 96
 """That a convolution computes at a time."""
 
+
+LEFT_ROWS, LEFT_DEPTH = 288, 512
+LEAST_PACKED = 256
+"""Columns for which a left operand is packed."""
 
 LSTM_MODE = 2
 """As torch numbers kinds of recurrent layers."""
@@ -156,10 +160,17 @@ def product_of_matrices(call: OwnKernelCall) -> list[str]:
     if packed is None:
         right = call.pointer(names[1])
         scratch = f"(f32*)({call.scratch(panel_bytes(depth, columns, call.at.panel))})"
+    pays = sym_max(rows, 16) != 16 and sym_max(columns, LEAST_PACKED - 1) != LEAST_PACKED - 1
+    block = f"(f32*)({call.scratch(left_bytes(rows, depth))})" if pays else "nullptr"
     return [
         f"products({call.texts((batch, rows, columns, depth))}, {{{left}, {stacks[0]}}}, {{{right}, {stacks[1]}}},",
-        f"         {to}, {stacks[2]}, {alpha!r}f, {beta!r}f, {start}, {scratch});",
+        f"         {to}, {stacks[2]}, {alpha!r}f, {beta!r}f, {start}, {scratch}, {block});",
     ]
+
+
+def left_bytes(rows: Int, depth: Int) -> Int:
+    """Of the largest block of a left operand that is packed, as in kernels/product.h."""
+    return sym_min(rows, LEFT_ROWS) * sym_min(depth, LEFT_DEPTH) * 4
 
 
 def panel_bytes(depth: Int, columns: Int, panel: int) -> Int:

@@ -1,4 +1,4 @@
-//@ attend: product pack
+//@ attend: product pack thin
 // Softmax(scale * queries * keys + mask) * values, for blocks of rows of queries. Distances of the four dimensions:
 // batch, head, row, element.
 struct Heads {
@@ -39,12 +39,20 @@ static void attend(i64 batch, i64 heads, i64 shared, i64 queries, i64 keys, i64 
   for (i64 n = 0; n < batch; ++n)
     for (i64 h = 0; h < heads; ++h) {
       i64 kv = h / shared;
-      pack(k.at + n * k.batch + kv * k.head, k.col, k.row, width, keys, key_panels);
-      pack(v.at + n * v.batch + kv * v.head, v.row, v.col, keys, out_width, value_panels);
+      const f32 *key = k.at + n * k.batch + kv * k.head, *value = v.at + n * v.batch + kv * v.head;
+      if (queries > FEW) {
+        pack(key, k.col, k.row, width, keys, key_panels);
+        pack(value, v.row, v.col, keys, out_width, value_panels);
+      }
       for (i64 t = 0; t < queries; t += QUERY_ROWS) {
         i64 rows = min(queries - t, QUERY_ROWS);
         const f32* from = q.at + n * q.batch + h * q.head + t * q.row;
-        product(rows, keys, width, {from, q.row, q.col}, key_panels, {scores, keys, 1, scale, false});
+        Left query = {from, q.row, q.col};
+        Result score = {scores, keys, 1, scale, false};
+        if (queries > FEW || !thin(rows, keys, width, query, key, k.col, k.row, score, key_panels)) {
+          if (queries <= FEW) pack(key, k.col, k.row, width, keys, key_panels);
+          product(rows, keys, width, query, key_panels, score);
+        }
         for (i64 r = 0; r < rows; ++r) {
           f32* row = scores + r * keys;
           const f32* add = mask.at + n * mask.batch + h * mask.head + (t + r) * mask.row;
@@ -53,7 +61,12 @@ static void attend(i64 batch, i64 heads, i64 shared, i64 queries, i64 keys, i64 
           softmax_row(row, keys, causal ? min(keys, t + r + 1) : keys);
         }
         f32* to = out.at + n * out.batch + h * out.head + t * out.row;
-        product(rows, out_width, keys, {scores, keys, 1}, value_panels, {to, out.row, out.col, 1, false});
+        Left share = {scores, keys, 1};
+        Result made = {to, out.row, out.col, 1, false};
+        if (queries > FEW || !thin(rows, out_width, keys, share, value, v.row, v.col, made, value_panels)) {
+          if (queries <= FEW) pack(value, v.row, v.col, keys, out_width, value_panels);
+          product(rows, out_width, keys, share, value_panels, made);
+        }
       }
     }
 }
