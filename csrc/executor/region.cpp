@@ -116,6 +116,7 @@ class RegionNode final : public ag::Node {
     for (size_t n = 0; n < inputs.size(); n++) {
       if (!replayed_[n].saved) replayed_[n].watch(inputs[n]);
     }
+    for (int32_t n : state_->unread) replayed_[static_cast<size_t>(n)].may_change = true;
   }
 
   ag::variable_list apply(ag::variable_list&& tangents) override {
@@ -192,6 +193,7 @@ class RegionNode final : public ag::Node {
     Kept* saved = nullptr;
     Value value;
     uint32_t version = 0;
+    bool may_change = false;
 
     static uint32_t version_of(const Value& value) {
       return value.tensor()->is_inference() ? 0 : tensor_in(value)._version();
@@ -203,7 +205,7 @@ class RegionNode final : public ag::Node {
     }
 
     Value get(const std::string& name) {
-      KILN_CHECK(!value.is_tensor() || version_of(value) == version, name,
+      KILN_CHECK(may_change || !value.is_tensor() || version_of(value) == version, name,
                  ": one of the variables needed for gradient computation has been modified by an "
                  "inplace operation: an input is at version ",
                  version_of(value), "; expected version ", version, " instead");

@@ -56,6 +56,8 @@ struct RegionState {
   std::vector<std::vector<int32_t>> depends;
   // For each input the part of the backward in which its gradient is handed over; empty: one part.
   std::vector<int32_t> parts;
+  // Inputs whose contents a second derivative does not need.
+  std::vector<int32_t> unread;
   // The results, each behind those from which it is computed or of which it is a view.
   std::vector<int32_t> order;
   // Inputs that get the value of a result written into them, seen by autograd.

@@ -176,13 +176,13 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   int optional_tangents;
   Py_ssize_t num_inputs;
   PyObject *forward, *results, *saved, *written, *backward, *differentiate, *detached, *reached;
-  PyObject *readers, *ends, *depends, *order, *drawn, *parts;
+  PyObject *readers, *ends, *depends, *order, *drawn, *parts, *unread;
   PyObject* accepts = Py_None;
-  if (!PyArg_ParseTuple(args, "snOOOOOOOOOOssssspOOOO|O", &name, &num_inputs, &forward, &results,
+  if (!PyArg_ParseTuple(args, "snOOOOOOOOOOssssspOOOOO|O", &name, &num_inputs, &forward, &results,
                         &saved, &readers, &ends, &depends, &order, &written, &backward,
                         &differentiate, &no_second_derivative, &no_wrapped_tangents,
                         &no_forward_mode, &no_inner_gradient, &no_second_hooks, &optional_tangents,
-                        &detached, &reached, &drawn, &parts, &accepts)) {
+                        &detached, &reached, &drawn, &parts, &unread, &accepts)) {
     return nullptr;
   }
   auto state = std::make_shared<RegionState>();
@@ -196,6 +196,7 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   if (!read_numbers(reached, state->reached)) return nullptr;
   if (!read_numbers(drawn, state->drawn)) return nullptr;
   if (!read_numbers(parts, state->parts)) return nullptr;
+  if (!read_numbers(unread, state->unread)) return nullptr;
   state->forward = Callable(forward);
   state->make_backward = share_object(backward);
   if (differentiate != Py_None) state->differentiate = share_object(differentiate);

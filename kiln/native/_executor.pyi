@@ -53,6 +53,7 @@ class Region:
         reached: Sequence[int],
         drawn: Sequence[int],
         parts: Sequence[int],
+        unread: Sequence[int],
         accepts: Callable[..., bool] | None = None,
     ) -> None: ...
     def __call__(self, *args: Any) -> tuple[Any, ...]: ...

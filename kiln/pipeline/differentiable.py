@@ -66,7 +66,7 @@ def compile_differentiable(recorder: Recorder, trace: Trace, context: CompileCon
             context = replace(context, known=None)
     context.dump.write("joint", lambda: graph_text(joint.graph))
     with context.events.stage("replay"):
-        replay = write_eager_replay(recorder, trace)
+        replay = write_eager_replay(recorder, trace, whole)
     with context.events.stage("partition"):
         recompute = context.options.recompute == "cheap" and "recompute" not in context.without
         partitioned = partition(
@@ -139,6 +139,7 @@ def differentiable_region(
         reached=signature.reached,
         creations=creations,
         draws=partitioned.draws,
+        unread=replay.unread,
         redrawn=partitioned.redrawn,
     )
     graph = partitioned.redraw

@@ -16,6 +16,7 @@ from typing import final
 
 import torch
 
+from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
 from kiln.graph.trace import Recorder, Trace
 from kiln.graph.trace.fake import FakeTensor
@@ -39,8 +40,8 @@ class NotReplayable(Exception):
     """The reason why a region cannot be replayed."""
 
 
-def write_eager_replay(recorder: Recorder, trace: Trace) -> EagerReplayData:
-    """The replay of a trace, or why there is none."""
+def write_eager_replay(recorder: Recorder, trace: Trace, joint: Graph) -> EagerReplayData:
+    """The replay of a trace, or why there is none. `joint`: its graph with its gradients."""
     try:
         written, needed = written_inputs(trace)
         writer = EagerReplayWriter(recorder, trace.used_inputs)
@@ -58,7 +59,15 @@ def write_eager_replay(recorder: Recorder, trace: Trace) -> EagerReplayData:
         "state": recorder.state_at_start,
     }
     data = json.dumps(program, separators=(",", ":")).encode()
-    return EagerReplayData(data, tuple(writer.constants), functions=tuple(writer.functions), old=needed)
+    constants, functions = tuple(writer.constants), tuple(writer.functions)
+    return EagerReplayData(data, constants, functions=functions, old=needed, unread=unread_inputs(trace, joint))
+
+
+def unread_inputs(trace: Trace, joint: Graph) -> tuple[int, ...]:
+    """Inputs on which neither results with gradients nor gradients depend, such as the statistics of a batch norm."""
+    results = [output.value for output in trace.graph.outputs if output.requires_grad]
+    found = ancestors([*results, *[output.value for output in joint.outputs[len(trace.graph.outputs) :]]])
+    return tuple([number for number, record in enumerate(trace.used_inputs) if id(record.node) not in found])
 
 
 def written_inputs(trace: Trace) -> tuple[list[int], tuple[int, ...]]:

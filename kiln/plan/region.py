@@ -59,6 +59,7 @@ class RegionSpec:
     `depends`: for each result those from which it is computed, without another in between; empty if there are none.
     `parts`: for each input the part of the backward in which its gradient is handed over; empty: all at its end.
     `ends`: for each tangent those for which no backward can follow, if the graph is freed; empty: all.
+    `unread`: inputs whose contents a second derivative does not need.
     """
 
     num_inputs: int
@@ -78,6 +79,7 @@ class RegionSpec:
     ends: tuple[tuple[int, ...], ...] = ()
     depends: tuple[tuple[int, ...], ...] = ()
     parts: tuple[int, ...] = ()
+    unread: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         require(len(self.outputs) == len(self.differentiable), "one flag per result")

@@ -122,6 +122,7 @@ def make_region(
         range(spec.num_inputs) if spec.reached is None else spec.reached,
         [position for _, position in spec.draws],
         spec.parts if wrappers is None else (),
+        spec.unread,
         None if wrappers is None else wrappers.accepts,
     )
 

@@ -362,13 +362,15 @@ def ambient(state: Mapping[str, Any]) -> Iterator[None]:
 @dataclass(frozen=True, slots=True)
 class EagerReplayData:
     """What `kiln.runtime.eager_replay` runs; `data` is empty where there is a reason not to. `functions` cannot be
-    imported by name: with such, it is for this process only. `old`: overwritten inputs that the forward saves."""
+    imported by name: with such, it is for this process only. `old`: overwritten inputs that the forward saves;
+    `unread`: inputs that may change before it is run."""
 
     data: bytes
     constants: tuple[torch.Tensor, ...] = ()
     reason: str = ""
     functions: tuple[Callable[..., object], ...] = ()
     old: tuple[int, ...] = ()
+    unread: tuple[int, ...] = ()
 
     def sections(self) -> dict[str, bytes]:
         """What `read_eager_replay` reads."""

@@ -425,3 +425,35 @@ def test_numbers_that_change(dynamic: bool | None) -> None:
     compiled = kiln.compile(program, dynamic=dynamic)
     for factor, count in ((0.5, 0), (0.4, 1), (0.3, 2), (0.2, 0), (0.2, 0)):
         torch.testing.assert_close(penalised(compiled, factor, count), penalised(program, factor, count))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_what_no_gradient_reads_may_change_before(dynamic: bool | None) -> None:
+    """A penalty on a batch behind another call of the critic: its batch norm has other statistics since."""
+
+    def train(compiled: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        critic = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 1)).double()
+        run = kiln.compile(critic, dynamic=dynamic) if compiled else critic
+        for _ in range(3):
+            real, fake = torch.randn(5, 4, dtype=torch.float64).requires_grad_(), torch.randn(5, 4, dtype=torch.float64)
+            loss = run(real).mean() - run(fake).mean()
+            (slope,) = torch.autograd.grad(loss, real, create_graph=True)
+            (loss + slope.square().sum()).backward()
+        return [parameter.grad for parameter in critic.parameters()]
+
+    for actual, expected in zip(train(True), train(False), strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+def test_what_a_gradient_reads_must_not_change_before() -> None:
+    factor = torch.ones(3)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return (x.sin() * factor).sum()
+
+    x = torch.ones(3, requires_grad=True)
+    loss = kiln.compile(program, options={"cache": False})(x)
+    factor.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(loss, x, create_graph=True)
