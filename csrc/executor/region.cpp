@@ -340,7 +340,20 @@ class RegionNode final : public ag::Node {
       return std::all_of(entry.readers.begin(), entry.readers.end(),
                          [&](int32_t tangent) { return finishing_[tangent]; });
     }
+    return finishes_all();
+  }
+
+  bool finishes_all() const {
     return std::find(finishing_.begin(), finishing_.end(), false) == finishing_.end();
+  }
+
+  // A replay for other results runs the whole region, also what this saved value was for.
+  void keep_for_replay(size_t n, const Value& value) {
+    const SavedEntry& entry = state_->saved[n];
+    if (!state_->differentiate || entry.kind != SavedKind::kInput) return;
+    Input& input = replayed_[static_cast<size_t>(entry.index)];
+    input.saved = nullptr;
+    input.watch(value);
   }
 
   static bool any_of(const SavedEntry& entry, const std::vector<bool>& tangents) {
@@ -413,6 +426,7 @@ class RegionNode final : public ag::Node {
       if (keep_graph || !kept.is_tensor) continue;
       if (is_last(n)) {
         kept.tensor.reset_data();
+        if (!finishes_all()) keep_for_replay(n, inputs.back());
       } else {
         donate = false;
       }

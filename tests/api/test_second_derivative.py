@@ -457,3 +457,19 @@ def test_what_a_gradient_reads_must_not_change_before() -> None:
     factor.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.grad(loss, x, create_graph=True)
+
+
+def test_a_graph_of_which_a_part_was_freed() -> None:
+    def program(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (w**3).sum(), (x.sin() * w).sum()
+
+    def derivatives(run: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
+        x, w = torch.ones(3).requires_grad_(), torch.full((3,), 2.0).requires_grad_()
+        first, second = run(x, w)
+        (freed,) = torch.autograd.grad(second, x)
+        (slope,) = torch.autograd.grad(first, w, create_graph=True)
+        return [freed, slope.detach(), *torch.autograd.grad(slope.sum(), w)]
+
+    compiled = kiln.compile(program)
+    for _ in range(3):
+        torch.testing.assert_close(derivatives(compiled), derivatives(program))
