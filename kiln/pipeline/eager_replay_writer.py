@@ -64,9 +64,8 @@ def write_eager_replay(recorder: Recorder, trace: Trace, joint: Graph) -> EagerR
 
 
 def unread_inputs(trace: Trace, joint: Graph) -> tuple[int, ...]:
-    """Inputs on which neither results with gradients nor gradients depend, such as the statistics of a batch norm."""
-    results = [output.value for output in trace.graph.outputs if output.requires_grad]
-    found = ancestors([*results, *[output.value for output in joint.outputs[len(trace.graph.outputs) :]]])
+    """Inputs on which no gradient depends, such as the statistics of a batch norm, or what is added to a result."""
+    found = ancestors(output.value for output in joint.outputs[len(trace.graph.outputs) :])
     return tuple([number for number, record in enumerate(trace.used_inputs) if id(record.node) not in found])
 
 

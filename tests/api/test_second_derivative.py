@@ -446,6 +446,19 @@ def test_what_no_gradient_reads_may_change_before(dynamic: bool | None) -> None:
         torch.testing.assert_close(actual, expected)
 
 
+def test_what_was_added_may_change_before() -> None:
+    offset = torch.zeros(3)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() + offset
+
+    x = torch.ones(3, requires_grad=True)
+    result = kiln.compile(program, options={"cache": False})(x)
+    offset.add_(1)
+    (slope,) = torch.autograd.grad(result.sum(), x, create_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(slope.sum(), x)[0], -x.sin())
+
+
 def test_what_a_gradient_reads_must_not_change_before() -> None:
     factor = torch.ones(3)
 
