@@ -29,6 +29,10 @@ class Source:
     form: ClassVar[str] = ""
     """Its text; `{0}` is the source."""
 
+    def __init_subclass__(cls, tag: str = "", form: str = "") -> None:
+        if tag:  # `dataclass` makes a class with slots again, without these
+            cls.tag, cls.form = tag, form
+
     def text(self) -> str:
         """Readable Python."""
         return self.form.format(self)
@@ -67,92 +71,74 @@ class StepSource(Source):
 
 @final
 @dataclass(frozen=True, slots=True)
-class LocalSource(RootSource):
+class LocalSource(RootSource, tag="local", form="{0.name}"):
     """A local variable (argument) of the frame."""
 
-    tag = "local"
-    form = "{0.name}"
     name: str
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class GlobalSource(RootSource):
+class GlobalSource(RootSource, tag="global", form="globals()[{0.name!r}]"):
     """A name in the globals of the root function."""
 
-    tag = "global"
-    form = "globals()[{0.name!r}]"
     name: str
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class ModuleGlobalSource(RootSource):
+class ModuleGlobalSource(RootSource, tag="module_global", form="{0.module}.{0.name}"):
     """A name in the globals of another module, given by its import name."""
 
-    tag = "module_global"
-    form = "{0.module}.{0.name}"
     module: str
     name: str
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class CellSource(RootSource):
+class CellSource(RootSource, tag="cell", form="free({0.name})"):
     """The contents of a free variable of the root function."""
 
-    tag = "cell"
-    form = "free({0.name})"
     name: str
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class BuiltinSource(RootSource):
+class BuiltinSource(RootSource, tag="builtin", form="builtins.{0.name}"):
     """A name in `builtins`."""
 
-    tag = "builtin"
-    form = "builtins.{0.name}"
     name: str
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class ImportSource(RootSource):
+class ImportSource(RootSource, tag="import", form="sys.modules[{0.module!r}]"):
     """A module in `sys.modules`."""
 
-    tag = "import"
-    form = "sys.modules[{0.module!r}]"
     module: str
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class AttrSource(StepSource):
+class AttrSource(StepSource, tag="attr", form="{0.base}.{0.name}"):
     """`base.name`, found without running Python code."""
 
-    tag = "attr"
-    form = "{0.base}.{0.name}"
     name: str
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class DictAttrSource(StepSource):
+class DictAttrSource(StepSource, tag="dict_attr", form="{0.base}.__dict__[{0.name!r}]"):
     """`base.__dict__[name]`."""
 
-    tag = "dict_attr"
-    form = "{0.base}.__dict__[{0.name!r}]"
     name: str
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class ItemSource(StepSource):
+class ItemSource(StepSource, tag="item", form="{0.base}[{0.key!r}]"):
     """`base[key]` of a list, tuple or dict; `key` is a constant."""
 
-    tag = "item"
-    form = "{0.base}[{0.key!r}]"
     key: object
     # 1, 1.0 and True are the same key of a dict but different sources.
     key_type: type = field(init=False, repr=False)
@@ -163,10 +149,9 @@ class ItemSource(StepSource):
 
 @final
 @dataclass(frozen=True, slots=True)
-class DefaultSource(StepSource):
+class DefaultSource(StepSource, tag="default"):
     """A default of function `base`: positional by index into `__defaults__`, keyword-only by name."""
 
-    tag = "default"
     key: int | str
 
     def text(self) -> str:
@@ -176,138 +161,106 @@ class DefaultSource(StepSource):
 
 @final
 @dataclass(frozen=True, slots=True)
-class ClosureSource(StepSource):
+class ClosureSource(StepSource, tag="closure", form="{0.base}.__closure__[{0.index}].cell_contents"):
     """The contents of the `index`-th cell of function `base`."""
 
-    tag = "closure"
-    form = "{0.base}.__closure__[{0.index}].cell_contents"
     index: int
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class TypeSource(StepSource):
+class TypeSource(StepSource, tag="type", form="type({0.base})"):
     """`type(base)`."""
 
-    tag = "type"
-    form = "type({0.base})"
-
 
 @final
 @dataclass(frozen=True, slots=True)
-class MethodFuncSource(StepSource):
+class MethodFuncSource(StepSource, tag="method_func", form="{0.base}.__func__"):
     """`base.__func__` of a bound method."""
 
-    tag = "method_func"
-    form = "{0.base}.__func__"
-
 
 @final
 @dataclass(frozen=True, slots=True)
-class MethodSelfSource(StepSource):
+class MethodSelfSource(StepSource, tag="method_self", form="{0.base}.__self__"):
     """`base.__self__` of a bound method."""
 
-    tag = "method_self"
-    form = "{0.base}.__self__"
-
 
 @final
 @dataclass(frozen=True, slots=True)
-class SizeSource(StepSource):
+class SizeSource(StepSource, tag="size", form="{0.base}.size({0.dim})"):
     """`base.size(dim)`: an integer, not an object; for shape relations."""
 
-    tag = "size"
-    form = "{0.base}.size({0.dim})"
     dim: int
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class StrideSource(StepSource):
+class StrideSource(StepSource, tag="stride", form="{0.base}.stride({0.dim})"):
     """`base.stride(dim)`: an integer, not an object; for shape relations."""
 
-    tag = "stride"
-    form = "{0.base}.stride({0.dim})"
     dim: int
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class OffsetSource(StepSource):
+class OffsetSource(StepSource, tag="offset", form="{0.base}.storage_offset()"):
     """`base.storage_offset()`: an integer, not an object; for shape relations."""
 
-    tag = "offset"
-    form = "{0.base}.storage_offset()"
-
 
 @final
 @dataclass(frozen=True, slots=True)
-class GradSource(StepSource):
+class GradSource(StepSource, tag="grad", form="{0.base}.grad"):
     """`base.grad` of a tensor."""
 
-    tag = "grad"
-    form = "{0.base}.grad"
-
 
 @final
 @dataclass(frozen=True, slots=True)
-class KeysSource(StepSource):
+class KeysSource(StepSource, tag="keys", form="list({0.base})[{0.index}]"):
     """The `index`-th key of dict `base`, or item of set `base`."""
 
-    tag = "keys"
-    form = "list({0.base})[{0.index}]"
     index: int
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class ValuesSource(StepSource):
+class ValuesSource(StepSource, tag="values", form="list({0.base}.values())[{0.index}]"):
     """The `index`-th value of dict `base`, whose keys are objects."""
 
-    tag = "values"
-    form = "list({0.base}.values())[{0.index}]"
     index: int
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class ClassFieldSource(StepSource):
+class ClassFieldSource(StepSource, tag="class_field", form="{0.base}.{0.name}"):
     """`base.__name__`, `__dict__`, `__mro__` and the like of class `base`: by a C descriptor of its metaclass."""
 
-    tag = "class_field"
-    form = "{0.base}.{0.name}"
     name: str
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class MroSource(StepSource):
+class MroSource(StepSource, tag="mro", form="{0.base}.__mro__[{0.index}]"):
     """The `index`-th class in the method resolution order of class `base`."""
 
-    tag = "mro"
-    form = "{0.base}.__mro__[{0.index}]"
     index: int
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class CellObjectSource(RootSource):
+class CellObjectSource(RootSource, tag="cell_object", form="cell({0.name})"):
     """The cell itself of a free variable of the root function."""
 
-    tag = "cell_object"
-    form = "cell({0.name})"
     name: str
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class CallSource(StepSource):
+class CallSource(StepSource, tag="call"):
     """`base(*arguments, **keywords)`: what a C function answers, such as a setting of torch or a cached result.
 
     Arguments are constants and `ObjectRef`s. It is called again each time the guards are checked.
     """
 
-    tag = "call"
     arguments: tuple[object, ...] = ()
     keywords: tuple[tuple[str, object], ...] = ()
 
@@ -319,31 +272,24 @@ class CallSource(StepSource):
 
 @final
 @dataclass(frozen=True, slots=True)
-class ArraySource(StepSource):
+class ArraySource(StepSource, tag="array", form="torch.from_numpy({0.base})"):
     """A tensor in the memory of the NumPy array `base`, or the number of a scalar; made at each check of the guards."""
-
-    tag = "array"
-    form = "torch.from_numpy({0.base})"
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class AnswerSource(StepSource):
+class AnswerSource(StepSource, tag="answer", form="{0.function.path}({0.base})"):
     """What a Python function of Kiln says of `base`, which no path leads to. It is called each time the guards are
     checked."""
 
-    tag = "answer"
-    form = "{0.function.path}({0.base})"
     function: ObjectRef
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class FormulaSource(RootSource):
+class FormulaSource(RootSource, tag="formula", form="{0.name}"):
     """A number that transformed code computes in front of the region; no guard asks for it."""
 
-    tag = "formula"
-    form = "{0.name}"
     name: str
 
 
