@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from kiln.plan import collective_operators, recurrent_operators, triton_operator
+from kiln.plan import collective_operators, host_operators, recurrent_operators, triton_operator
 from kiln.plan.errors import UnknownOperator
 
 
@@ -30,7 +30,9 @@ def find_overload(target: str) -> Any:
         raise UnknownOperator(target=target, problem=str(error)) from error
 
 
-OWN = (collective_operators.LIBRARY, recurrent_operators.LIBRARY, triton_operator.LIBRARY)
+OWN = (
+    collective_operators.LIBRARY, host_operators.LIBRARY, recurrent_operators.LIBRARY, triton_operator.LIBRARY,
+)  # fmt: skip
 """Operators that Kiln registers."""
 COLLECTIVES = frozenset(("c10d", "_c10d_functional", "c10d_functional", "_dtensor", collective_operators.NAMESPACE))
 """Namespaces of operators that talk to other processes."""

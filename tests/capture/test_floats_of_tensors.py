@@ -52,7 +52,7 @@ def formatted(x: torch.Tensor) -> Any:
     ("function", "breaks"),
     [
         *((returned, 0), (scales, 0), (arithmetic, 0), (filled, 0), (scalar_argument, 0), (of_a_list, 0)),
-        *((branches, 1), (divides, 0), (formatted, 0)),
+        *((branches, 0), (divides, 0), (formatted, 0)),
     ],
     ids=lambda part: getattr(part, "__name__", str(part)),
 )

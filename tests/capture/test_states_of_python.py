@@ -169,6 +169,38 @@ def test_clocks_are_read_in_their_place() -> None:
         assert 0.01 <= first <= second - 0.01
 
 
+class Timed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds, self.total, self.slow = list[float](), 0.0, 0
+
+    def forward(self, x: Tensor) -> Any:
+        begin = time.perf_counter()
+        y = (x @ x.T).sin()
+        middle = time.perf_counter()
+        z = y.exp().sum()
+        self.seconds.append(middle - begin)
+        self.total += time.perf_counter() - begin
+        nanoseconds = time.monotonic_ns()
+        return z, f"{self.total:.3f} s", nanoseconds, middle > begin
+
+
+@pytest.mark.parametrize("backend", ["kiln", "eager"])
+def test_clocks_between_torch_calls_are_read_in_the_graph(backend: str) -> None:
+    module = Timed()
+    compiled = kiln.compile(module, backend=backend, fullgraph=True, options={"cache": False})
+    before, seen = 0.0, time.monotonic_ns()
+    for _ in range(4):
+        x = torch.randn(6, 4, requires_grad=True)
+        z, text, nanoseconds, follows = compiled(x)
+        z.backward()
+        torch.testing.assert_close(z, (x @ x.T).sin().exp().sum())
+        assert follows and 0 < module.seconds[-1] <= module.total - before < 60
+        assert text == f"{module.total:.3f} s" and type(nanoseconds) is int and nanoseconds >= seen
+        before, seen = module.total, nanoseconds
+    assert len(module.seconds) == 4 and kiln.report_of(compiled).compiles <= 2
+
+
 def test_a_clock_in_front_of_the_region_breaks_nothing() -> None:
     compiled = kiln.compile(stamped, backend="eager", options={"cache": False})
     times = [compiled(X)[1] for _ in range(3)]

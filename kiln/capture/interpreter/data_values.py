@@ -31,6 +31,7 @@ from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.finish import changes_inputs
 from kiln.graph.trace.finite import truth_if_finite
 from kiln.plan.errors import ASSUMED
+from kiln.plan.host_operators import NAMESPACE
 from kiln.plan.overloads import is_random, written_arguments
 from kiln.support.errors import KilnError
 from kiln.support.location import Location
@@ -79,8 +80,8 @@ class DataValues:
     """The numbers of one capture that depend on data."""
 
     numbers: dict[Symbol | Given, DataNumber] = field(default_factory=dict)
-    steps: dict[Symbol | Given, tuple[Instruction, PastStep]] = field(default_factory=dict)
-    """Where each was made."""
+    steps: dict[Symbol | Given, tuple[Instruction, PastStep, str]] = field(default_factory=dict)
+    """Where each was made, and why a break there is needed if Python reads it."""
     assumptions: list[Assumption] = field(default_factory=list)
     speculated: dict[Node, torch.Tensor] = field(default_factory=dict)
 
@@ -112,7 +113,7 @@ def number_made(s: CaptureState, number: Symbol | Given, tensor: Value, fake: to
     frame, found = running_frame(s), s.part(DataValues)
     step = past_step(frame)
     found.numbers[number] = DataNumber(tensor, dim, s.recorder.node_of(fake), step)
-    found.steps[number] = (frame.code, frame.at), step
+    found.steps[number] = (frame.code, frame.at), step, ""
 
 
 def number_hidden(s: CaptureState, symbol: Symbol) -> None:
@@ -122,7 +123,7 @@ def number_hidden(s: CaptureState, symbol: Symbol) -> None:
     whose buffers may count.
     """
     frame = running_frame(s)
-    s.part(DataValues).steps[symbol] = (frame.code, frame.at), past_step(frame)
+    s.part(DataValues).steps[symbol] = (frame.code, frame.at), past_step(frame), ""
     node = size_read(s.recorder, symbol) if s.policy.speculate_values and not s.policy.whole else None
     if node is not None and all([is_buffer(record.source) for record in inputs_of(s.recorder, node)]):
         speculated_size(s, symbol)
@@ -308,7 +309,8 @@ def calls_opaque(graph: Graph) -> bool:
 
 
 def only_draws(target: str) -> bool:
-    return target.startswith("aten.") and is_random(target) and not written_arguments(target)
+    """Or reads a clock."""
+    return target.startswith(("aten.", NAMESPACE)) and is_random(target) and not written_arguments(target)
 
 
 def refuse_changed(s: CaptureState, number: DataNumber) -> None:

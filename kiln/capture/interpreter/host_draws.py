@@ -65,7 +65,16 @@ from kiln.capture.interpreter.variables.function import Function, Outlined
 from kiln.capture.interpreter.variables.object import Object, wrap_object
 from kiln.capture.interpreter.variables.sequence import List, Tuple
 from kiln.capture.interpreter.variables.symbolic import Symbolic
-from kiln.capture.interpreter.variables.tensor import FILLS, Overrides, RegionInputs, Tensor, here, record
+from kiln.capture.interpreter.variables.tensor import (
+    FILLS,
+    Overrides,
+    RegionInputs,
+    Tensor,
+    from_torch,
+    here,
+    record,
+    tensors_of,
+)
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import LocalSource, Source
 from kiln.runtime.host_draws import (
@@ -486,16 +495,26 @@ CLOCKS: tuple[Callable[[], float], ...] = (
 
 
 def reading(function: Callable[[], float]) -> Handler:
-    """The handler of a clock: read in front of the region, where nothing of the program has run before."""
+    """The handler of a clock: read in front of the region, where nothing of the program has run before, else in it,
+    behind the last torch call."""
 
     def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-        begun = s.recorder.calls or any(isinstance(effect, CallEffect) for effect in s.effects)
-        made = None if begun else drawn(s, function, args, kwargs)
+        effects = any(isinstance(effect, CallEffect) for effect in s.effects)
+        made = None if s.recorder.calls or effects else drawn(s, function, args, kwargs)
+        if s.recorder.calls and not (args or kwargs or effects or s.function_modes or is_needed(s)):
+            last = [from_torch(s, fake) for fake in tensors_of(s.recorder.calls[-1].result) if not fake.is_outer]
+            return read_in_region(s, function.__name__, last)
         if made is None:
             raise SideEffectCall(function=function.__name__, why="what comes before it has to be done when it is read")
         return made
 
     return handler
+
+
+def read_in_region(s: CaptureState, clock: str, last: list[Value]) -> Value:
+    last = [record(s, "detach", [tensor], {}) for tensor in last]
+    time_read = record(s, torch.ops.kiln_host.clock.default, [s.const(clock), List(last)], {})
+    return time_read.get_attr(s, "item").call(s, [], {})
 
 
 def register() -> None:

@@ -37,7 +37,7 @@ from kiln.capture.interpreter.copied_tensors import made_by, require_no_views, w
 from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.data_values import Instruction, ValueNeeded, expected_truth, past_step
 from kiln.capture.interpreter.frame import SymbolicFrame, run_to, running_frame
-from kiln.capture.interpreter.joined_values import Differs, Joining, Pair
+from kiln.capture.interpreter.joined_values import Differs, Joining, Pair, read_by
 from kiln.capture.interpreter.nested_calls import (
     Calls,
     all_values,
@@ -343,6 +343,7 @@ def joined(
     written = [meeting for meeting in meetings if isinstance(meeting.change.value, Tensor)]
     require_no_views(s, [meeting.change for meeting in written])
     joining = Joining(known, made, {id(meeting.change.value) for meeting in written})
+    joining.read = read_by(left.calls), read_by(right.calls)
     values = [left.values, right.values]
     joining.note_sides(s, values, meetings, exact)
     if joining.chooses:
@@ -368,7 +369,7 @@ def joined_tensors(
     """Record the `cond` whose results are the `pairs`; `own`: tensors whose memory from before nothing sees again."""
     changed = list({id(fake): fake for side in sides for fake in side.changed}.values())
     if not pairs and not changed:
-        if any(side.calls for side in sides):
+        if any(call.target != "item" for side in sides for call in side.calls):
             raise NotNested("nothing is left of its calls")
         return []
     for a, b in pairs:

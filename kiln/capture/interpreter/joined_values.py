@@ -8,21 +8,28 @@ Where other values differ in an object or container, the joined value is a `Choi
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
-from typing import final
+from typing import cast, final
+
+import torch
 
 from kiln.capture.interpreter.copied_tensors import stand_in
 from kiln.capture.interpreter.core import MISSING, CaptureState, Value
-from kiln.capture.interpreter.data_values import ValueNeeded
+from kiln.capture.interpreter.data_values import DataValues, ValueNeeded
 from kiln.capture.interpreter.side_changes import Meeting, SideChanges, may_be_absent, note_joined
 from kiln.capture.interpreter.variables.choice import Choice
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Tuple
-from kiln.capture.interpreter.variables.tensor import Tensor
+from kiln.capture.interpreter.variables.symbolic import Symbolic
+from kiln.capture.interpreter.variables.tensor import Tensor, record
+from kiln.graph.trace.log import TorchCall
 from kiln.graph.trace.nested_graphs import NotNested
 from kiln.support.records import dataclass
+from kiln.symbolic import Expr, Symbol
+from kiln.symbolic.values import Given, Real
 
 EXACT = (bool, int, float, complex, str, bytes, type(None))
 """Constants of these types are equal if their texts are."""
@@ -62,6 +69,8 @@ class Joining:
     """Joins two numbers of the caller, where such a number decides which side is taken."""
     numbers: dict[tuple[int, int], Value] = field(default_factory=dict)
     """The joined numbers, by the `id`s of the values."""
+    read: tuple[set[object], set[object]] = field(default_factory=lambda: (set(), set()))
+    """The numbers that each side has read of tensors."""
     condition: Value | None = None
     chooses: bool = False
     need: ValueNeeded | None = None
@@ -108,8 +117,17 @@ class Joining:
             if exact:
                 raise Differs
             self.chooses = True
-            for side, value in enumerate((a, b)):
-                self._note_alone(s, value, side)
+            held = self._held_numbers(s, a, b)
+            for side, value in enumerate(held or (a, b)):
+                if held is None or isinstance(value, Tensor):
+                    self._note_alone(s, value, side)
+
+    def _held_numbers(self, s: CaptureState, a: Value | None, b: Value | None) -> list[Value] | None:
+        """What has the numbers that the sides leave, if they are numbers of one type."""
+        held = [held_number(s, value, self.made[side], self.read[side]) for side, value in enumerate((a, b))]
+        if a is None or b is None or None in held or a.python_type() is not b.python_type():
+            return None
+        return cast(list[Value], held)
 
     def _is_joined_by_number(self, s: CaptureState, a: Value | None, b: Value | None) -> bool:
         """Numbers, or new lists, where a number of the caller decides which side is taken."""
@@ -194,6 +212,9 @@ class Joining:
         if (number := self.numbers.get((id(a), id(b)))) is not None:
             return number
         assert self.condition is not None and self.need is not None
+        if (held := self._held_numbers(s, a, b)) is not None:
+            sides = [self._result(value, n) if isinstance(value, Tensor) else value for n, value in enumerate(held)]
+            return chosen_number(s, self.condition, sides, NUMBERS[cast(Value, a).python_type()], self.need)
         return Choice(self.condition, self._of_side(s, a, LEFT), self._of_side(s, b, RIGHT), self.need)
 
     def build_state(self, s: CaptureState, meeting: Meeting) -> None:
@@ -252,6 +273,66 @@ class Joining:
         elif isinstance(value, Object):
             value.attrs.update({name: self._of_side(s, item, side) for name, item in value.attrs.items()})
             self._of_side(s, value.native, side)
+
+
+NUMBERS = {int: torch.int64, float: torch.float64, bool: torch.bool}
+LARGEST = 2**62
+
+
+def held_number(s: CaptureState, value: Value | None, made: set[int], read: set[object]) -> Value | None:
+    """What has a number that a side leaves: itself, or the tensor of which the side has `read` it; None of others."""
+    if not isinstance(value, Symbolic):
+        number = value.real() if value is not None and value.is_constant else None
+        is_number = type(number) in NUMBERS and (type(number) is not int or abs(number) < LARGEST)
+        return value if is_number else None
+    held, data = value.node.node.value, s.part(DataValues)
+    found = [(number, data.numbers.get(number)) for number in numbers_in(held) if number in data.steps]
+    if value.python_type() is bool or any(known is None for _, known in found):
+        return None
+    own = [known for number, known in found if number in read or id(known.tensor.torch_arg(s)) in made]  # type: ignore[union-attr]
+    if not own:
+        return value
+    single = isinstance(held, Symbol) or (isinstance(held, Real) and held.op == "given")
+    tensor = own[0].tensor if own[0] is not None and own[0].dim is None and single else None
+    is_same = isinstance(tensor, Tensor) and s.recorder.node_of(tensor.fake) is own[0].node  # type: ignore[union-attr]
+    return tensor if is_same else None
+
+
+def read_by(calls: Sequence[TorchCall]) -> set[object]:
+    """The numbers that calls read of tensors."""
+    results = [call.result for call in calls if isinstance(call.result, torch.SymInt | torch.SymFloat)]
+    return {number for result in results for number in numbers_in(result.node.value)}
+
+
+def numbers_in(value: object) -> Iterator[Symbol | Given]:
+    if isinstance(value, Real):
+        yield from value.givens()
+    if isinstance(value, Real | Expr):
+        yield from value.free_symbols()
+
+
+def chosen_number(
+    s: CaptureState, condition: Value, sides: Sequence[Value], dtype: torch.dtype, need: ValueNeeded
+) -> Value:
+    """One of two numbers as a number that the region finds. Where Python needs it, `need` breaks the graph.
+
+    `sides`: numbers, and tensors that hold them.
+    """
+    assert isinstance(condition, Tensor)
+    if condition.fake.dtype is not torch.bool:
+        condition = record(s, operator.ne, [condition, s.const(0)], {})  # type: ignore[assignment]
+    options, steps, scalars = {"dtype": s.const(dtype)}, s.part(DataValues).steps, list[Value]()
+    for side in sides:
+        if isinstance(side, Tensor):
+            plain = record(s, "reshape", [record(s, "detach", [side], {}), s.const(())], {})
+            scalars.append(record(s, "to", [plain, s.const(dtype)], {}))
+        else:
+            scalars.append(record(s, torch.full, [s.const(()), side], options))
+    known = set(steps)
+    found = record(s, torch.where, [condition, *scalars], {}).get_attr(s, "item").call(s, [], {})
+    why = "Python reads a number that its sides leave"
+    steps.update({number: (need.made_at, need.step, why) for number in steps if number not in known})
+    return found
 
 
 def parts(s: CaptureState, value: Value) -> list[Value | None]:

@@ -20,7 +20,7 @@ import torch
 from kiln.capture.interpreter.alternatives import operand
 from kiln.capture.interpreter.breaks import NotConstant
 from kiln.capture.interpreter.core import MISSING, OPERATORS, CaptureState, Operator, Token, Value
-from kiln.capture.interpreter.data_values import assume, assume_integer, likely_truth
+from kiln.capture.interpreter.data_values import assume, assume_integer, is_needed, likely_truth
 from kiln.capture.interpreter.native_calls import natives
 from kiln.capture.interpreter.speculation import (
     Number,
@@ -40,7 +40,7 @@ from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, fres
 from kiln.capture.interpreter.variables.object import ALIASES, Object, guard_protocol
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items, held_items, listed
 from kiln.capture.interpreter.variables.symbolic import Symbolic
-from kiln.capture.interpreter.variables.tensor import Tensor, record, replaced, settled, tensor_truth
+from kiln.capture.interpreter.variables.tensor import Tensor, from_torch, record, replaced, settled, tensor_truth
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import HEAP_TYPE
 from kiln.symbolic.env import NoHint
@@ -162,10 +162,13 @@ def torch_binary(s: CaptureState, function: Function2, left: Value, right: Value
             return exact_comparison(s, plain, left, right)
         return s.wrap(function(left.torch_arg(s), right.torch_arg(s)), None)
     except NoHint:
-        known = likely_truth(s, comparison_in_region(s, plain, left, right)) if plain in COMPARISONS else None
-        if known is None:
+        if plain not in COMPARISONS:
             raise
-        return Constant(known)
+        test = comparison_in_region(s, plain, left, right)
+        known = likely_truth(s, test)
+        if known is None and is_needed(s):
+            raise
+        return from_torch(s, test).get_attr(s, "item").call(s, [], {}) if known is None else Constant(known)
     except NumberTooLarge:
         return binary(s, function, settled(s, left), settled(s, right))
 

@@ -28,9 +28,10 @@ from kiln.graph.trace.mode import Args, Conjugate, Handler, Kwargs, RecordingMod
 from kiln.graph.trace.shared_memory import by_storage, refuse_shared_memory
 from kiln.graph.trace.storage_view import StorageView, extent, new_storage, root_of
 from kiln.plan.errors import SINGULAR
+from kiln.plan.host_operators import CLOCK, dtype_of
 from kiln.symbolic import Int, rel_le
 from kiln.symbolic.node import to_sym
-from kiln.tensor.spec import ScalarSpec
+from kiln.tensor.spec import ScalarSpec, TensorSpec
 
 special = SPECIAL = Cells[Handler]("special")
 """By the name of the overload, without `aten.`."""
@@ -224,6 +225,13 @@ def equal_tensors(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwarg
     if any(value is None for value in known):
         raise DataDependentScalar(op="equal")
     return torch.equal(*cast(list[torch.Tensor], known))
+
+
+@special(CLOCK)
+def clock(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
+    values, named = mode.arguments(args, kwargs)
+    spec = TensorSpec(dtype_of(str(args[0])), (), ())
+    return mode.wrap(mode.emit.library(str(op), values, named, spec, opaque=True))
 
 
 def known_sum(mode: RecordingMode, node: Node) -> Int | None:

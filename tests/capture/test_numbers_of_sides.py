@@ -1,0 +1,100 @@
+"""Numbers that the sides of a branch on data leave are numbers that the region finds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import kiln
+
+
+def counts(x: Tensor, y: Tensor) -> Any:
+    n, weight = 0, 1.0
+    for value in (x, y, x - y):
+        if value.mean() > 0:
+            n += 1
+            weight *= 0.5
+        elif value.sum() > -3:
+            n += 2
+    return x * n * weight, n, weight
+
+
+def item_in_a_side(x: Tensor, y: Tensor) -> Any:
+    low = 0.25
+    if x.mean() > 0:
+        low = (x * 2).max().item()
+    return y.clamp(max=1) * low, low
+
+
+def a_size(x: Tensor, y: Tensor) -> Any:
+    n = 1
+    if x.sum() > 0:
+        n = x.shape[0]
+    return y * n, n + 1
+
+
+def compared(x: Tensor, y: Tensor) -> Any:
+    better = x.mean().item() > y.mean().item()
+    if x.sum().item() > 0.5:
+        return x * 2 + better, better
+    return x * 3 + better, better
+
+
+def indexes(x: Tensor, y: Tensor) -> Any:
+    n = 0
+    if x.sum() > 0:
+        n = 1
+    return x + (1, 2)[n], n
+
+
+class BestLoss(nn.Module):
+    """Early stopping, as training loops keep it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.best, self.waited = 1e9, 0
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        loss = x.mean()
+        if loss < self.best:
+            self.best = loss.item()
+            self.waited = 0
+        else:
+            self.waited += 1
+        return y * self.waited, self.best
+
+
+def require_equal(program: Any, compiled: Any) -> None:
+    for seed in range(8):
+        torch.manual_seed(seed)
+        given, found = torch.randn(2, 4, 3), []
+        for function in (program, compiled):
+            x, y = (tensor.clone().requires_grad_() for tensor in given)
+            out, *numbers = function(x, y)
+            gradients = torch.autograd.grad(out.square().sum(), (x, y), allow_unused=True)
+            found.append(([type(number) for number in numbers], numbers, [out, *gradients]))
+        assert found[1][0] == found[0][0] and found[1][1] == pytest.approx(found[0][1])
+        torch.testing.assert_close(found[1][2], found[0][2])
+
+
+@pytest.mark.parametrize("program", [counts, item_in_a_side, a_size], ids=lambda program: program.__name__)
+def test_one_graph(program: Any) -> None:
+    compiled = kiln.compile(program, fullgraph=True, options={"cache": False})
+    require_equal(program, compiled)
+    assert compiled.report().compiles == 1
+
+
+def test_a_best_loss_is_kept_in_the_graph() -> None:
+    compiled = kiln.compile(BestLoss(), fullgraph=True, options={"cache": False})
+    require_equal(BestLoss(), compiled)
+    assert compiled.report().compiles == 1
+
+
+@pytest.mark.parametrize("program", [indexes, compared], ids=lambda program: program.__name__)
+def test_what_python_needs_breaks(program: Any) -> None:
+    compiled = kiln.compile(program, options={"cache": False})
+    require_equal(program, compiled)
+    assert compiled.report().breaks
