@@ -101,6 +101,15 @@ def sharded(model: nn.Module, **options: Any) -> nn.Module:
     return fully_shard(model, mesh=mesh(), **options)
 
 
+def replicated(model: nn.Module, *, shards: int) -> nn.Module:
+    """Shards within each of several groups of ranks."""
+    sizes = dist.get_world_size() // shards, shards
+    both = init_device_mesh(device_type(), sizes, mesh_dim_names=("replica", "shard"))
+    for block in model.blocks:
+        fully_shard(block, mesh=both)
+    return fully_shard(model, mesh=both)
+
+
 def mesh() -> Any:
     return init_device_mesh(device_type(), (dist.get_world_size(),))
 
@@ -151,6 +160,10 @@ def one_region(wrap: Wrap) -> Callable[[int, int], None]:
 
 
 CASES["fsdp_in_one_region"] = one_region(sharded)
+for _shards in (1, 2):
+    _wrap = partial(replicated, shards=_shards)
+    CASES[f"fsdp_replicated_{_shards}"] = equal(_wrap, lambda model, wrap=_wrap: kiln.compile(wrap(model)))
+    CASES[f"fsdp_replicated_{_shards}_in_one_region"] = one_region(_wrap)
 
 
 def uneven_shards(rank: int, size: int) -> None:

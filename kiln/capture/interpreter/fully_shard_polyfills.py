@@ -2,7 +2,7 @@
 
     block(x)      =>      w, b = unshard(shards of w and b); y = block's forward with w and b; y
 
-In a backward the gradients of `w` and `b` are reduced and scattered. What `unshard` makes is gathered again there
+In a backward the gradients of `w` and `b` are reduced and scattered, and on a mesh with replicas reduced over these. What `unshard` makes is gathered again there
 instead of saved, unless the group keeps its parameters after the forward. torch's own state does not change: its groups
 stay sharded. What is not checked here runs in eager, hooks and all (`refuse`).
 """
@@ -81,11 +81,12 @@ def install(group: FSDPParamGroup) -> None:
     """Put whole parameters into the modules of a group."""
     kept = group.post_forward_mesh_info is None
     process_group = group.mesh_info.shard_process_group  # type: ignore[attr-defined]
+    replicas = getattr(group.mesh_info, "replicate_process_group", None)
     trained = tuple([parameter for parameter in group.fsdp_params if parameter.sharded_param.requires_grad])
     fixed = tuple([parameter for parameter in group.fsdp_params if not parameter.sharded_param.requires_grad])
     if trained:
-        whole = Unshard.apply(trained, process_group, kept, *[flattened(parameter) for parameter in trained])
-        set_whole(trained, whole)
+        shards = [flattened(parameter) for parameter in trained]
+        set_whole(trained, Unshard.apply(trained, process_group, replicas, kept, *shards))
     if fixed:
         set_whole(fixed, gathered(fixed, process_group, kept, [flattened(parameter) for parameter in fixed]))
 
@@ -117,11 +118,11 @@ def gathered(
 
 
 class Kept(Protocol):
-    """What the backward gets of the forward: dtypes to reduce in and of each parameter; size and name of the group, and
-    whether it averages."""
+    """What the backward gets of the forward: dtypes to reduce in and of each parameter; size and name of the group,
+    name of that of the replicas, how many ranks there are, and whether they average."""
 
     dtypes: Sequence[tuple[torch.dtype | None, torch.dtype]]
-    group: tuple[int, str, bool]
+    group: tuple[int, str, str | None, int, bool]
 
     def set_materialize_grads(self, value: bool) -> None: ...
 
@@ -131,28 +132,38 @@ class Unshard(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Kept, parameters: Sequence[FSDPParam], group: dist.ProcessGroup, kept: bool, *shards: Tensor
+        ctx: Kept,
+        parameters: Sequence[FSDPParam],
+        group: dist.ProcessGroup,
+        replicas: dist.ProcessGroup | None,
+        kept: bool,
+        *shards: Tensor,
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.dtypes = tuple([(parameter.reduce_dtype, parameter.orig_dtype) for parameter in parameters])
         size = dist.get_world_size(group)
-        ctx.group = size, group.group_name, size > 1 and dist.get_backend(group) == "nccl"
+        ranks = size if replicas is None else size * dist.get_world_size(replicas)
+        other = None if replicas is None else replicas.group_name
+        ctx.group = size, group.group_name, other, ranks, ranks > 1 and dist.get_backend(group) == "nccl"
         return tuple(gathered(parameters, group, kept, shards))
 
     @staticmethod
     def backward(ctx: Kept, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        size, name, averages = ctx.group
+        size, name, replicas, ranks, averages = ctx.group
         sent = []
         for grad, (dtype, _) in zip(grads, ctx.dtypes, strict=True):
             if grad is not None:
                 grad = grad if dtype is None else grad.to(dtype)
-                sent.append(grad if averages else grad / size)
+                sent.append(grad if averages else grad / ranks)
         if not sent:
-            return (None, None, None, *grads)
+            return (None, None, None, None, *grads)
         operation = "avg" if averages else "sum"
         made = functional.reduce_scatter_tensor_coalesced.default(sent, operation, size, name)
+        if replicas is not None:
+            made = [functional.wait_tensor.default(x) for x in made]
+            made = functional.all_reduce_coalesced.default(made, operation, replicas)
         found, number = [], 0
         for grad, (_, dtype) in zip(grads, ctx.dtypes, strict=True):
             found.append(None if grad is None else functional.wait_tensor.default(made[number]).to(dtype))
             number += grad is not None
-        return (None, None, None, *found)
+        return (None, None, None, None, *found)

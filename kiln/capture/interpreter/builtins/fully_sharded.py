@@ -32,7 +32,10 @@ STATE, GROUP = (
     "torch.distributed.fsdp._fully_shard._fsdp_state",
     "torch.distributed.fsdp._fully_shard._fsdp_param_group",
 )
-UNCHANGED = ("_training_state", "reduce_grads", "reshard_after_backward", "gradient_divide_factor", "_all_reduce_hook")
+UNCHANGED = (
+    "_training_state", "reduce_grads", "all_reduce_grads", "reshard_after_backward", "gradient_divide_factor",
+    "_all_reduce_hook",
+)  # fmt: skip
 """Attributes of a group that a program changes between calls; they are guarded."""
 
 
@@ -59,11 +62,11 @@ def why_eager(state: FSDPState) -> str:
     if state._training_state is not modules[0].TrainingState.IDLE:
         return "its hooks are running in eager"
     for group in groups_of(state):
-        if type(group.mesh_info) is not modules[1].FSDPMeshInfo:
-            return "its mesh has several dimensions"
+        if type(group.mesh_info) not in (modules[1].FSDPMeshInfo, modules[1].HSDPMeshInfo):
+            return "its parameters are replicated without shards"
         if group._training_state is not modules[1].TrainingState.IDLE or not group.is_sharded:
             return "its parameters are not sharded"
-        if not group.reduce_grads or not group.reshard_after_backward:
+        if not group.reduce_grads or not group.all_reduce_grads or not group.reshard_after_backward:
             return "gradients are accumulated before they are reduced"
         if (
             group.gradient_divide_factor is not None
