@@ -19,6 +19,7 @@ Where the program sets the class of one of the two, the other follows:
 from __future__ import annotations
 
 import copy
+import sys
 from abc import ABCMeta
 from collections.abc import Callable
 from contextlib import suppress
@@ -35,6 +36,7 @@ MARK = "_kiln_session"
 """Class attribute of compiled classes: the session."""
 TWIN = "_kiln_twin"
 """Class attribute of all classes made here."""
+STATES = "torch.distributed._composable_state"
 SET_CLASS = object.__dict__["__class__"].__set__
 
 
@@ -48,7 +50,15 @@ def compile_module(module: nn.Module, find: FindDispatcher) -> nn.Module:
     dispatcher = find(original, cast(FunctionType, type(original).__call__))
     twin = _twin(module, _compiled_class(original, dispatcher, find))
     _session(dispatcher).twins[id(twin)] = twin
+    share_states(original, twin)
     return twin
+
+
+def share_states(original: nn.Module, twin: nn.Module) -> None:
+    """torch keeps what `fully_shard` and its kin know of a module in a table by module, which their methods ask."""
+    table = getattr(sys.modules.get(STATES), "_module_state_mapping", {})
+    if original in table:
+        table.setdefault(twin, table[original])
 
 
 def _session(dispatcher: Dispatcher) -> CompileSession:
@@ -121,6 +131,7 @@ def _compiled_class(original: nn.Module, dispatcher: Dispatcher, find: FindDispa
         kept = dispatcher if same else find(original, cast(FunctionType, type(original).__call__))
         SET_CLASS(twin, _compiled_class(original, kept, find))
         _session(kept).twins[id(twin)] = twin
+        share_states(original, twin)
 
     def set_class(twin: nn.Module, cls: type[nn.Module]) -> None:
         original.__class__ = cls

@@ -159,6 +159,29 @@ def one_region(wrap: Wrap) -> Callable[[int, int], None]:
     return run
 
 
+def fsdp_accumulates(rank: int, size: int) -> None:
+    """Gradients that wait for their reduction count, also for a region that was compiled before there were any."""
+
+    def results(wrap: Wrap) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model: Any = wrap(Net())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+        for number, last in enumerate((True, True, False, True, False, False, True)):
+            torch.manual_seed(10 * number + rank)
+            model.set_requires_gradient_sync(last)
+            model(torch.randn(3, 8)).square().sum().backward()
+            if last:
+                optimizer.step()
+                optimizer.zero_grad()
+        return [whole(p).detach().clone() for p in model.parameters()]
+
+    for options in ({}, {"mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float64)}):
+        wrap: Wrap = partial(sharded, **options)
+        found, expected = results(lambda model, wrap=wrap: kiln.compile(wrap(model))), results(wrap)  # type: ignore[misc]
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+CASES["fsdp_accumulates"] = fsdp_accumulates
 CASES["fsdp_in_one_region"] = one_region(sharded)
 for _shards in (1, 2):
     _wrap = partial(replicated, shards=_shards)

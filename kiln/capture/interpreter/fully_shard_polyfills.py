@@ -2,9 +2,10 @@
 
     block(x)      =>      w, b = unshard(shards of w and b); y = block's forward with w and b; y
 
-In a backward the gradients of `w` and `b` are reduced and scattered, and on a mesh with replicas reduced over these. What `unshard` makes is gathered again there
-instead of saved, unless the group keeps its parameters after the forward. torch's own state does not change: its groups
-stay sharded. What is not checked here runs in eager, hooks and all (`refuse`).
+In a backward the gradients of `w` and `b` are reduced and scattered, and on a mesh with replicas reduced over these.
+What `unshard` makes is gathered again there instead of saved, unless the group keeps its parameters after the forward.
+torch's own state does not change: its groups stay sharded. What is not checked here runs in eager, hooks and all
+(`refuse`).
 """
 
 from __future__ import annotations

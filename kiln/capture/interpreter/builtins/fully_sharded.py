@@ -54,6 +54,25 @@ def group_sources(state: FSDPState, source: Source) -> Iterator[Source]:
         yield ItemSource(AttrSource(source, "_fsdp_param_groups"), number)
 
 
+def guard_unreduced(s: CaptureState, group: FSDPParamGroup, source: Source) -> bool:
+    """Whether gradients of earlier backwards wait in the group, which the next reduction adds; guarded."""
+    places: list[tuple[Source, object]] = [(AttrSource(source, "_partial_reduce_output"), group._partial_reduce_output)]
+    for number, parameter in enumerate(group.fsdp_params):
+        at = ItemSource(AttrSource(source, "fsdp_params"), number)
+        places.append((AttrSource(at, "unsharded_accumulated_grad"), parameter.unsharded_accumulated_grad))
+        if hasattr(parameter, "_unsharded_param"):  # since an eager forward
+            whole = AttrSource(at, "_unsharded_param")
+            places.append((AttrSource(whole, "grad"), parameter._unsharded_param.grad))
+        else:
+            s.guard(at, GuardKind.NO_ATTR, "_unsharded_param")
+    for place, found in places:
+        if found is None:
+            s.guard(place, GuardKind.IS_NONE, None)
+        else:
+            s.guard(place, GuardKind.TYPE_IS, s.reference(type(found)))
+    return any(found is not None for _, found in places)
+
+
 def why_eager(state: FSDPState) -> str:
     """Why its hooks run in eager: what the polyfills do not do."""
     modules = sys.modules[STATE], sys.modules[GROUP]
@@ -90,13 +109,15 @@ def checked(s: CaptureState, value: Value) -> tuple[str, Value]:
     assert value.source is not None
     sources = list(group_sources(state, value.source))
     s.guard(AttrSource(value.source, "_training_state"), GuardKind.IS, s.reference(state._training_state))
-    values = []
+    values, waiting = [], False
     for group, source in zip(groups_of(state), sources, strict=True):
         for name in UNCHANGED:
             found = getattr(group, name)
             s.guard(AttrSource(source, name), GuardKind.IS, s.reference(found))
+        waiting = guard_unreduced(s, group, source) or waiting
         values.append(s.wrap(group, source))
-    return why_eager(state), List(values)
+    why = why_eager(state)
+    return why or ("gradients are accumulated before they are reduced" if waiting else ""), List(values)
 
 
 def entered(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
