@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from math import prod
 
-from kiln.loops.fusion.group import Group
+from kiln.loops.body.analyses import flops
+from kiln.loops.fusion.group import Group, Member
 from kiln.loops.fusion.layout import best_vector
 from kiln.loops.kernel.occupancy import wanted_pieces
 from kiln.support.target import Target
@@ -24,6 +25,9 @@ GPU_STRIP = 64
 PIECE_POINTS = 1 << 15
 """Points that one GPU program computes in the time of a launch, and the longest row that its registers hold: whole, the
 row is there for what is computed from it and its sum."""
+
+ONE_EXPONENTIAL = 13
+"""Operations of a point of a softmax; points of more (a sine, `tanh`) take twice the time."""
 
 
 def pieces(group: Group, units: Iterable[Symbol], target: Target, blocks: Mapping[Symbol, int] | None = None) -> int:
@@ -43,9 +47,12 @@ def strip(group: Group, units: Iterable[Symbol]) -> int:
     return min(size_hint(group.sizes[vector]), GPU_STRIP) if vector is not None and vector in units else 1
 
 
-def leaves_idle(points: int, count: int, target: Target) -> bool:
-    """Do `count` GPU programs leave multiprocessors idle while each works long on its part of `points`?
+def leaves_idle(group: Group, member: Member, count: int, target: Target) -> bool:
+    """Do `count` GPU programs leave multiprocessors idle while each works long on its part of the points of `member`?
 
     A quarter less than wanted are enough: blocks are whole, so their number is not always the best.
     """
-    return 4 * count < 3 * wanted_pieces(target) and points > PIECE_POINTS * max(count, 1)
+    if 4 * count >= 3 * wanted_pieces(target):
+        return False
+    points = size_hint(group.points(member.symbols()))
+    return points * (2 if flops(member.node.body) > ONE_EXPONENTIAL else 1) > PIECE_POINTS * max(count, 1)

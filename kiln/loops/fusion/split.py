@@ -70,7 +70,7 @@ def _cpu_block(group: Group, member: Member, kept: dict[Symbol, None], target: T
 def _gpu_block(group: Group, member: Member, kept: dict[Symbol, None], target: Target) -> int | None:
     """Split where the kept axes give too few programs and each would take long."""
     have, reduced = pieces(group, kept, target), member.reduced()
-    if not leaves_idle(size_hint(group.points(member.symbols())), have, target):
+    if not leaves_idle(group, member, have, target):
         return None
     least = GPU_BLOCK_POINTS if _runs_along(member, reduced) else GPU_COLUMN_BLOCK
     points = size_hint(group.points(reduced))

@@ -24,7 +24,7 @@ from kiln.loops.program import column_layout
 from kiln.loops.program.nodes import Reduction, Scan
 from kiln.support.records import dataclass
 from kiln.symbolic import Symbol, is_static, product
-from kiln.tensor.size_hint import large_size_hint, size_hint
+from kiln.tensor.size_hint import large_size_hint
 
 MOST_LOOPS = 48
 """Beyond this a kernel is slow to compile and short of registers."""
@@ -213,11 +213,10 @@ def too_few_pieces(pair: Pair) -> Excess | None:
         if left >= pieces(group, group.units, target):
             continue
         for member in group.members:
-            points = group.points(member.symbols())
             if target.is_gpu:
-                slow = leaves_idle(size_hint(points), left, target)
+                slow = leaves_idle(group, member, left, target)
             else:
-                slow = large_size_hint(points) > SERIAL_POINTS
+                slow = large_size_hint(group.points(member.symbols())) > SERIAL_POINTS
             if slow:
                 return wanted, left
     return None
