@@ -16,15 +16,14 @@ from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, Capture
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import AttrSource, Source
+from kiln.support.records import dataclass
 
 
 @final
+@dataclass(frozen=True, slots=True, eq=False)
 class Duration(Value):
-    __slots__ = ("value",)
-
-    def __init__(self, value: timedelta, source: Source | None) -> None:
-        self.value = value
-        self.source = source
+    value: timedelta
+    source: Source | None
 
     def python_type(self) -> type:
         return timedelta
@@ -36,14 +35,11 @@ class Duration(Value):
 
 
 @final
+@dataclass(frozen=True, slots=True, eq=False)
 class TotalSeconds(Value):
     """The bound method."""
 
-    __slots__ = ("duration",)
-
-    def __init__(self, duration: Duration) -> None:
-        self.duration = duration
-        self.source = None
+    duration: Duration
 
     def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
         duration = self.duration
