@@ -7,6 +7,7 @@ import datetime
 import functools
 import hashlib
 import json
+import pickle
 import threading
 import types
 import typing
@@ -17,6 +18,7 @@ from typing import Any, Dict, Generic, List, Literal, NewType, Optional, Protoco
 import pytest
 import torch
 import torch._dynamo
+from numpy.lib.array_utils import normalize_axis_index
 from torch import Tensor
 
 import kiln
@@ -157,6 +159,21 @@ def test_one_graph(program: Any) -> None:
         filters = list(warnings.filters)
         assert repr(compiled(torch.ones(size))) == repr(program(torch.ones(size)))
         assert warnings.filters == filters
+
+
+SETTINGS: dict[str, Any] = {"sizes": [1, 2], "names": ("a", 2.5)}
+
+
+def test_pickles_are_made_of_what_is_there() -> None:
+    def pickled(x: Tensor) -> Any:
+        axis = normalize_axis_index(-1, x.dim())
+        return x.sum(axis), pickle.dumps(SETTINGS), len(pickle.dumps([x.dim(), {"a": None}]))
+
+    compiled = kiln.compile(pickled, fullgraph=True, options={"cache": False})
+    for size in (2, 3):
+        x = torch.ones(2, size)
+        SETTINGS["sizes"].append(size)
+        assert repr(compiled(x)) == repr(pickled(x))
 
 
 def reversed_with_arguments(x):

@@ -8,6 +8,7 @@ on stand-ins for them (`native_calls.py`). Functions that use files, clocks or r
 from __future__ import annotations
 
 import _json
+import _pickle
 import _random
 import _thread
 import collections
@@ -25,6 +26,8 @@ from kiln.runtime.guards.reference import HEAP_TYPE
 from kiln.support.optional import load
 
 numpy = load("numpy")
+normalize_axis = getattr(getattr(numpy, "lib", None), "array_utils", None)
+normalize_axis = getattr(normalize_axis, "normalize_axis_index", None)
 PURE_TYPES = (
     *(int, float, bool, complex, str, bytes, tuple, frozenset, range, slice, type(None), type(...)),
     *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, torch.finfo, torch.iinfo),
@@ -45,6 +48,7 @@ PURE_FUNCTIONS: tuple[object, ...] = (
         torch.is_complex,
     ),
     *(math.sqrt, operator.index, sys.intern, os.fspath),
+    *((normalize_axis,) if normalize_axis is not None else ()),
 )
 IMMUTABLE_TYPE = 1 << 8
 """The flag of classes whose attributes cannot be set: of those with `HEAP_TYPE`, those that are written in C."""
@@ -55,6 +59,7 @@ CONFINED_MODULES = PURE_MODULES | {
 }
 """Modules written in C whose functions and classes are confined."""
 CONFINED_FUNCTIONS: tuple[object, ...] = (
+    _pickle.dumps,
     *(all, any, enumerate, filter, iter, map, next, range, reversed, sorted, zip, getattr, setattr, delattr),
 )
 """Those of `builtins`, besides the pure ones. On objects of C, attributes are fields."""
