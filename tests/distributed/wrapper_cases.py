@@ -4,13 +4,16 @@ The cache is on, so the ranks share compiles, too.
 """
 
 import contextlib
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -182,6 +185,50 @@ def fsdp_accumulates(rank: int, size: int) -> None:
 
 
 CASES["fsdp_accumulates"] = fsdp_accumulates
+
+
+def checkpoints(rank: int, size: int, *, wrap: Wrap) -> None:
+    """A distributed checkpoint that an eager or a compiled model saved is loaded into either, and training goes on."""
+
+    def made(compiled: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        net = Net()
+        del net.unused
+        model = kiln.compile(wrap(net)) if compiled else wrap(net)
+        return model, torch.optim.AdamW(model.parameters(), lr=0.05, foreach=False)
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+        for step in range(2):
+            torch.manual_seed(10 * step + rank)
+            model(torch.randn(3, 8)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return [whole(p).detach().clone() for p in model.parameters()]
+
+    def state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+
+    box = [tempfile.mkdtemp() if rank == 0 else None]
+    dist.broadcast_object_list(box)
+    expected: list[torch.Tensor] = []
+    for saver in (False, True):
+        pair = made(saver)
+        train(*pair)
+        checkpoint.save(state(*pair), checkpoint_id=f"{box[0]}/{saver}")
+        expected = expected or train(*pair)
+        for loader in (False, True):
+            pair = made(loader)
+            train(*pair)
+            found = state(*pair)
+            checkpoint.load(found, checkpoint_id=f"{box[0]}/{saver}")
+            set_state_dict(*pair, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
+            torch.testing.assert_close(train(*pair), expected, rtol=1e-4, atol=1e-5)
+
+
+CASES["fsdp_checkpoints"] = partial(checkpoints, wrap=sharded)
+CASES["ddp_checkpoints"] = partial(checkpoints, wrap=lambda model: data_parallel(model, find_unused_parameters=False))
+
+
 CASES["fsdp_in_one_region"] = one_region(sharded)
 for _shards in (1, 2):
     _wrap = partial(replicated, shards=_shards)
