@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -132,6 +133,17 @@ def test_counting_beyond_what_is_exact() -> None:
     for dtype in (torch.float16, torch.bfloat16):
         as_eager(lambda x, dtype=dtype: torch.arange(4100).to(dtype) + x, torch.zeros((), dtype=dtype))
         as_eager(lambda x, dtype=dtype: torch.arange(-3000, 20, 3).to(dtype) * 2 + x, torch.zeros((), dtype=dtype))
+
+
+def test_unique_of_floats_tells_each_nan_from_the_others() -> None:
+    def program(x: torch.Tensor) -> Any:
+        return *x.unique(return_inverse=True, return_counts=True), *x.unique_consecutive(return_counts=True)
+
+    compiled = kiln.compile(program, fullgraph=True, options={"cache": False})
+    for values in ([1.0, 2, 1, 0, -2, 1], [math.nan, 1, math.nan, -0.0, 0, math.inf], [0.0, 0, 0, 0, 0, 0]):
+        x = torch.tensor(values)
+        torch.testing.assert_close(compiled(x), program(x), equal_nan=True)
+    assert compiled.report().compiles == 1
 
 
 def test_unique_with_and_without_its_inverse() -> None:

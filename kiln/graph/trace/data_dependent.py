@@ -183,9 +183,9 @@ def distinct(mode: RecordingMode, x: torch.Tensor, order: torch.Tensor | None) -
 
 
 def comparable(mode: RecordingMode, op: OpOverload, tensor: object) -> FakeTensor:
-    """An argument without NaN, for which values of one run are equal."""
+    """An argument whose values are compared as in eager, where each NaN differs from all others."""
     spec = mode.view_of(tensor).spec
-    if spec.dtype.is_floating_point or spec.dtype.is_complex or spec.dtype is torch.bool or spec.numel() == 0:
+    if spec.dtype.is_complex or spec.dtype is torch.bool or spec.numel() == 0:
         raise DataDependentOp(op=str(op))
     return cast(FakeTensor, tensor)
 
