@@ -57,8 +57,9 @@ def compile_module(module: nn.Module, find: FindDispatcher) -> nn.Module:
 def share_states(original: nn.Module, twin: nn.Module) -> None:
     """torch keeps what `fully_shard` and its kin know of a module in a table by module, which their methods ask."""
     table = getattr(sys.modules.get(STATES), "_module_state_mapping", {})
-    if original in table:
-        table.setdefault(twin, table[original])
+    with suppress(TypeError):  # it cannot be hashed
+        if original in table:
+            table.setdefault(twin, table[original])
 
 
 def _session(dispatcher: Dispatcher) -> CompileSession:
