@@ -386,7 +386,7 @@ def test_a_break_behind_repeated_blocks(repeats: Any) -> None:
     class Breaking(Stack):
         def forward(self, x: torch.Tensor, *rest: Any) -> torch.Tensor:
             x = super().forward(x)
-            return super().forward(x + int(x.sum().item() > 1e9))
+            return super().forward(x + (0, 1)[x.sum().item() > 1e9])
 
     repeats(Breaking(*[Block(CONFIG) for _ in range(3)]).eval(), x())
 
