@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from kiln.graph.ir.node import Node
+from kiln.graph.ir.flops import target_of
+from kiln.graph.ir.node import Arg, Node
 from kiln.graph.prims.table import Kind
 from kiln.graph.trace import FakeTensor, Recorder
 
@@ -62,8 +63,11 @@ def keeps_linear(node: Node, linear: Collection[Node]) -> bool:
     if name == "index_put":
         return not any(depends[1:-1]) and all(map(zero_or(linear), (inputs[0], inputs[-1])))
     if name == "aten":
-        target = str(node.attrs["target"]).removeprefix("aten.").partition(".")[0]
-        return sum(depends) == 1 and (target in PRODUCTS or (depends[0] and target.endswith("backward")))
+        target = target_of(node).partition(".")[0]
+        places = [arg.index for arg in node.attrs["args"] if isinstance(arg, Arg)]  # an input may have several
+        if set(places) != set(range(len(inputs))) or sum([depends[index] for index in places]) != 1:
+            return False
+        return target in PRODUCTS or (depends[places[0]] and target.endswith("backward"))
     return False
 
 

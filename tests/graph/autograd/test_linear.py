@@ -32,6 +32,9 @@ LINEAR = [
     "%8: f32[6] = pad(%0, %4, low=(1,), high=(1,))",
     "%8: f32[8] = cat(%0, %7, axis=0)",
     "%8: f32[4] = clone(%5, strides=None)",
+    "%9: f32[2, 2] = reshape(%0, sizes=(2, 2))\n    %10: f32[2, 2] = reshape(%1, sizes=(2, 2))"
+    "\n    %8: f32[2, 2] = aten.mm.default(%10, %9)",
+    "%8: f32[4] = aten.sigmoid_backward.default(%0, %1)",
 ]
 OTHER = [
     "%8: f32[4] = mul(%0, %7)",
@@ -50,6 +53,10 @@ OTHER = [
     "%8: f32[6] = pad(%0, %6, low=(1,), high=(1,))",
     "%8: f32[8] = cat(%0, %1, axis=0)",
     "%8: f32[4] = clone(%1, strides=None)",
+    "%9: f32[2, 2] = reshape(%0, sizes=(2, 2))\n    %8: f32[2, 2] = aten.mm.default(%9, %9)",
+    "%8: f32[4] = aten.sigmoid_backward.default(%1, %0)",
+    "%8: f32[4] = aten.sort.default(%0)",
+    "%8: f32[8] = aten.hstack.default([%0, %1])",
 ]
 
 
