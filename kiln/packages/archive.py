@@ -18,9 +18,10 @@ import os
 import stat
 import struct
 import zipfile
+import zlib
 from collections.abc import Iterable
 from dataclasses import field
-from typing import IO, final
+from typing import IO, NamedTuple, final
 
 from kiln.packages.errors import DamagedPackage, UntrustedPackage
 from kiln.packages.manifest import ALIGNMENT, DIGEST_BYTES, Part
@@ -63,6 +64,14 @@ class PackageWriter:
         self.add(name, [data], len(data))
 
 
+class StoredMember(NamedTuple):
+    """Where a member is. `checksum`: the zip file's CRC-32, which a mapped member is not compared with."""
+
+    start: int
+    length: int
+    checksum: int
+
+
 @final
 class PackageArchive:
     """The members of an open file: machine code is read, weights are mapped."""
@@ -84,16 +93,16 @@ class PackageArchive:
         return set(self._places)
 
     def read(self, name: str) -> bytes:
-        """The bytes of a member. Raises DamagedPackage."""
-        start, length = self._place(name)
+        """The bytes of a member, whose checksum is right. Raises DamagedPackage."""
+        start, length, checksum = self._place(name)
         data = os.pread(self._file.fileno(), length, start)
-        if len(data) != length:
-            raise DamagedPackage(problem=f"its member {name[:80]!r} was cut off")
+        if len(data) != length or zlib.crc32(data) != checksum:
+            raise DamagedPackage(problem=f"its member {name[:80]!r} was cut off or changed")
         return data
 
     def map(self, name: str) -> memoryview:
         """A member in a private mapping of the file: writing to it changes no file. Raises DamagedPackage."""
-        start, length = self._place(name)
+        start, length, _ = self._place(name)
         page = start - start % mmap.ALLOCATIONGRANULARITY
         if not length:
             return memoryview(bytearray())
@@ -101,7 +110,7 @@ class PackageArchive:
         mapped = mmap.mmap(self._file.fileno(), start - page + length, mmap.MAP_PRIVATE, access, offset=page)
         return memoryview(mapped)[start - page :]
 
-    def _place(self, name: str) -> tuple[int, int]:
+    def _place(self, name: str) -> StoredMember:
         if name not in self._places:
             raise DamagedPackage(problem=f"it lacks the member {name[:80]!r}")
         return self._places[name]
@@ -130,14 +139,14 @@ def check_owner(facts: os.stat_result) -> None:
         raise UntrustedPackage(problem=f"others may write it (mode {stat.S_IMODE(facts.st_mode):04o})")
 
 
-def member_places(file: IO[bytes], size: int) -> dict[str, tuple[int, int]]:
-    """Offset and length of each member. Raises DamagedPackage."""
+def member_places(file: IO[bytes], size: int) -> dict[str, StoredMember]:
+    """Of each member. Raises DamagedPackage."""
     try:
         with zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError, EOFError, OSError, ValueError, struct.error) as problem:
         raise DamagedPackage(problem=f"it is not a zip file, or a part of one ({problem})") from problem
-    found: dict[str, tuple[int, int]] = {}
+    found: dict[str, StoredMember] = {}
     for entry in entries:
         if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 or entry.filename in found:
             raise DamagedPackage(problem=f"its member {entry.filename[:80]!r} is compressed, encrypted or there twice")
@@ -150,5 +159,5 @@ def member_places(file: IO[bytes], size: int) -> dict[str, tuple[int, int]]:
         start = entry.header_offset + LOCAL_HEADER.size + name + extra
         if entry.file_size != entry.compress_size or start + entry.file_size > size:
             raise DamagedPackage(problem=f"its member {entry.filename[:80]!r} is longer than the file")
-        found[entry.filename] = start, entry.file_size
+        found[entry.filename] = StoredMember(start, entry.file_size, entry.CRC)
     return found

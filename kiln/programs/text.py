@@ -15,10 +15,11 @@ from collections.abc import Collection, Iterator
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import is_assumption
-from kiln.graph.ir.text import spec_text
+from kiln.graph.ir.text import failed_check, spec_text
 from kiln.plan.errors import ASSUMED
 from kiln.programs.call.shapes import ShapeRules
 from kiln.programs.call.signature import ArgumentLeaf, ProgramSignature, ResultLeaf
+from kiln.symbolic.relation import relate
 
 
 def head(graph: Graph, signature: ProgramSignature, rules: ShapeRules) -> Iterator[str]:
@@ -29,10 +30,19 @@ def head(graph: Graph, signature: ProgramSignature, rules: ShapeRules) -> Iterat
     for leaf in signature.arguments:
         yield f"argument {leaf.name}{argument_text(leaf, graph, written)}"
     yield from rules.lines()
-    yield from [f"checks values{node.attrs['message'][len(ASSUMED) :]}" for node in graph.nodes if is_assumption(node)]
+    yield from checks(graph)
     results = [result_text(leaf, graph, signature) for leaf in signature.results]
     yield f"returns {signature.out_tree}: " + ", ".join(results)
     yield from [f"gradient of {name}" for name in signature.gradients]
+
+
+def checks(graph: Graph) -> Iterator[str]:
+    """What values must be, which the program checks when it runs."""
+    for node in graph.nodes:
+        if is_assumption(node):
+            yield f"checks values{node.attrs['message'][len(ASSUMED) :]}"
+        for kind, difference in node.attrs["checks"] if node.op.name == "local_scalar" else ():
+            yield "checks that " + failed_check(node, relate(kind, difference)).replace(" does not hold", "", 1)
 
 
 def input_text(node: Node, written: Collection[Node]) -> str:

@@ -92,6 +92,14 @@ def test_mutated_files(packages: list[Sample], tmp_path: Path) -> None:
     assert mutate(packages, tmp_path, 240) > 0.9
 
 
+def test_a_name_that_was_changed_in_the_file(packages: list[Sample], tmp_path: Path) -> None:
+    """No digest covers the manifest of a package without a key."""
+    file = tmp_path / "changed"
+    file.write_bytes(packages[0][0].read_bytes().replace(b'"logits"', b'"logitz"'))
+    with pytest.raises(DamagedPackage, match="was cut off or changed"):
+        kiln.load(file, trust=True)
+
+
 LONG = """
 import sys, tempfile
 from pathlib import Path

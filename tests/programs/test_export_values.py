@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -232,6 +233,16 @@ def test_what_carried_tensors_decide_is_checked_and_may_not_change() -> None:
         program(torch.randn(2, 7))
     with pytest.raises(kiln.KilnError, match=r"it changes .*calls.*, whose value decides at .*test_export_values.py"):
         kiln.export(Counting(), (torch.ones(2),))
+
+
+def test_the_text_and_the_error_name_the_argument_of_a_bound() -> None:
+    example = torch.zeros(2, 16, 4), torch.ones(2, 2, 4), T(3)
+    program = kiln.export(stored_rows, example)
+    text = "in Tensor.item at .*test_export_values.py:\\d+, in stored_rows, where u0 is the number in `t`"
+    assert re.search(f"checks that 0 <= u0 {text}", program.text())
+    assert re.search(f"checks that u0 <= 14 {text}", program.text())
+    with pytest.raises(RuntimeError, match=f"0 <= u0 does not hold {text}"):
+        program(*example[:2], T(-3))
 
 
 def test_what_numbers_in_arguments_decide_is_checked(tmp_path: Path) -> None:

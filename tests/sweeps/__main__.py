@@ -6,6 +6,7 @@ from tests.stale.mutator import StaleSweep
 from tests.stale.processes import ProcessSweep
 from tests.sweeps.calls import CallSweep
 from tests.sweeps.cpython import CPythonSweep
+from tests.sweeps.files import FileSweep
 from tests.sweeps.modules import ModuleSweep, OptimizerSweep
 from tests.sweeps.operators import OperatorSweep
 from tests.sweeps.python_programs import PythonSweep
@@ -17,6 +18,7 @@ from tests.sweeps.tensor_programs import GraphSweep, KernelSweep
 SWEEPS = {
     "calls": lambda _: CallSweep(),
     "cpython": CPythonSweep,
+    "files": lambda _: FileSweep(),
     "graphs": lambda _: GraphSweep(),
     "kernels": lambda given: KernelSweep(device=given.device),
     "shared-graphs": lambda _: GraphSweep(shared=True),

@@ -22,9 +22,10 @@ import torch
 
 from kiln.graph.ir.graph import Alias, Graph, Output, Write
 from kiln.graph.ir.node import Arg, Attr, Node, Origin
+from kiln.graph.prims.table import Kind
 from kiln.symbolic import Expr, Relation
 from kiln.tensor.dtypes import DTYPE_NAMES
-from kiln.tensor.spec import Spec
+from kiln.tensor.spec import ScalarSpec, Spec
 
 INDENT = "    "
 
@@ -122,9 +123,18 @@ def origin_text(origin: Origin) -> str:
 
 def failed_check(node: Node, relation: Relation | bool) -> str:
     """The message of a check of the number that `node` reads."""
-    origin = node.origin
+    origin, name = node.origin, argument_read(node)
     place = f" in {origin.call} at {origin.location.text()}" if origin is not None and origin.location else ""
-    return f"{relation} does not hold{place}"
+    read = f", where {node.spec.value} is the number in `{name}`" if name and isinstance(node.spec, ScalarSpec) else ""
+    return f"{relation} does not hold{place}{read}"
+
+
+def argument_read(node: Node) -> str:
+    """The name of the argument whose only element `node` reads, "" of another number."""
+    source = node.inputs[0]
+    while source.op.kind is Kind.VIEW and source.inputs[0].tensor.numel() == 1:
+        source = source.inputs[0]
+    return str(source.attrs.get("name", "")) if source.op.name == "input" else ""
 
 
 def value_text(value: Attr, inputs: list[str], nested: list[Graph]) -> str:
