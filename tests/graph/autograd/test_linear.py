@@ -56,7 +56,7 @@ OTHER = [
     "%9: f32[2, 2] = reshape(%0, sizes=(2, 2))\n    %8: f32[2, 2] = aten.mm.default(%9, %9)",
     "%8: f32[4] = aten.sigmoid_backward.default(%1, %0)",
     "%8: f32[4] = aten.sort.default(%0)",
-    "%8: f32[8] = aten.hstack.default([%0, %1])",
+    "%8: f32[8] = aten.hstack.default((%0, %1))",
 ]
 
 
