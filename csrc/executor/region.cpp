@@ -194,6 +194,8 @@ class RegionNode final : public ag::Node {
     Value value;
     uint32_t version = 0;
     bool may_change = false;
+    // Instead of the value, where eager has freed it: it may go on as long as others hold it.
+    std::optional<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> unowned;
 
     static uint32_t version_of(const Value& value) {
       return value.tensor()->is_inference() ? 0 : tensor_in(value)._version();
@@ -204,7 +206,20 @@ class RegionNode final : public ag::Node {
       if (value.is_tensor()) version = version_of(value);
     }
 
+    void watch_unowned(const Value& input) {
+      watch(input);
+      unowned.emplace(TensorPtr::reclaim_copy(value.tensor()));
+      value = Value();
+    }
+
     Value get(const std::string& name) {
+      Value held;
+      if (unowned) {
+        TensorPtr found = unowned->lock();
+        if (!found) throw std::runtime_error(ag::ERR_BACKWARD_TWICE);
+        held.set_tensor(std::move(found));
+      }
+      const Value& value = unowned ? held : this->value;
       KILN_CHECK(may_change || !value.is_tensor() || version_of(value) == version, name,
                  ": one of the variables needed for gradient computation has been modified by an "
                  "inplace operation: an input is at version ",
@@ -347,13 +362,14 @@ class RegionNode final : public ag::Node {
     return std::find(finishing_.begin(), finishing_.end(), false) == finishing_.end();
   }
 
-  // A replay for other results runs the whole region, also what this saved value was for.
+  // A replay for other results runs the whole region, also what this saved value was for: if it is
+  // still there.
   void keep_for_replay(size_t n, const Value& value) {
     const SavedEntry& entry = state_->saved[n];
     if (!state_->differentiate || entry.kind != SavedKind::kInput) return;
     Input& input = replayed_[static_cast<size_t>(entry.index)];
     input.saved = nullptr;
-    input.watch(value);
+    input.watch_unowned(value);
   }
 
   static bool any_of(const SavedEntry& entry, const std::vector<bool>& tangents) {

@@ -21,7 +21,7 @@ def dtype_of(clock: str) -> torch.dtype:
 
 
 def clock(name: str, after: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.tensor(getattr(time, name)(), dtype=dtype_of(name))
+    return torch.tensor(getattr(time, name)(), dtype=dtype_of(name), device="cpu")
 
 
 LIBRARY.impl("clock", clock, "CompositeExplicitAutograd")

@@ -102,8 +102,8 @@ def operand(s: CaptureState, value: Value, other: Value) -> Value:
     layout = layout_of(parts)
     if parts is None or layout is None:
         return value
-    like = torch.empty([1] * other.fake.dim(), dtype=other.fake.dtype)
-    made = torch.empty((), dtype=layout.dtype)
+    like = torch.empty([1] * other.fake.dim(), dtype=other.fake.dtype, device="cpu")
+    made = torch.empty((), dtype=layout.dtype, device="cpu")
     results = {torch.result_type(like, made if isinstance(part, Tensor) else part.real()) for part in parts}  # type: ignore[call-overload]
     return joined_tensor(s, value, layout) if results == {torch.result_type(like, made)} else value
 
