@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from kiln.plan.encode import encode_program
+from kiln.plan.host_operators import NAMESPACE
 from kiln.plan.plan import Plan
 from kiln.plan.serialize import encode_plan
 from kiln.runtime.cache.store import content_key
@@ -27,6 +28,11 @@ from tests.plans.records import bits, snapshot
 
 LARGEST = 64 << 20
 """Bytes of arguments of the largest call that is kept (BERT-base would have 440 MB)."""
+
+
+def reads_a_clock(plan: Plan) -> bool:
+    """Whether its results differ from call to call."""
+    return any(getattr(step, "target", "").startswith(f"{NAMESPACE}.") for step in plan.steps)
 
 
 @dataclass
@@ -53,7 +59,7 @@ class PlanRecording:
         key = content_key(encode_program(plan, adapt))
         with self.lock:
             self.plans += 1
-            if key in self.known or any(kernel.language != "cpp" for kernel in plan.kernels):
+            if key in self.known or any(kernel.language != "cpp" for kernel in plan.kernels) or reads_a_clock(plan):
                 return executor
             self.known.add(key)
         bundle = save_bundle(plan, libraries, dict(zip(plan.constants, constants, strict=True)), adapt=adapt)
