@@ -264,7 +264,7 @@ def make(name: str, text: str, device: torch.device) -> Tensor:
 
 
 def with_gradient(function: Operator) -> Operator:
-    """The result of `function`, and the gradients of its floating inputs; None where it has no floating result."""
+    """The gradients of the inputs of `function` that require them."""
 
     def run(*inputs: Tensor) -> object:
         out = function(*inputs)

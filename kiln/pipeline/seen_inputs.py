@@ -72,7 +72,8 @@ class SeenInputs:
 
     def clear(self) -> None:
         """Forget all calls, but not what is known of the arguments."""
-        self._sizes, self._strides, self._numbers, self._compiled = {}, {}, {}, {}
+        self._sizes, self._strides, self._numbers, self._compiled, self._truths = {}, {}, {}, {}, {}
+        self._changing_kinds.clear()
 
     def add_arguments(self, arguments: Mapping[str, object]) -> None:
         """Remember the sizes and numbers of a call that was not compiled."""

@@ -162,10 +162,8 @@ class ScalarPolicy:
 
     def choose(self, value: int | float, seen: Sequence[int | float] = (), *, is_argument: bool = True) -> DimChoice:
         """`seen` are the values of earlier calls at the same source."""
-        if isinstance(value, bool):
-            return DimChoice(DimKind.STATIC, "a truth")
         how: Dynamic = "auto" if self.dynamic == "always" and not is_argument else self.dynamic
-        choice = _by_history(how, value, [number for number in seen if not isinstance(number, bool)])
+        choice = _by_history(how, value, seen)
         if choice.kind is DimKind.STATIC:
             return choice
         return DimChoice(choice.kind, choice.reason, lo=-(1 << 63))

@@ -49,6 +49,8 @@ BREAKING: dict[str, Program] = {
     "the dtype differs": lambda x, y: x[0, 0].half() * max(1.0, y.sum()) + x.sum(),
     "a method": lambda x, y: x * max(x.sum(), 1).sqrt() if x.sum() > 2 else x,
     "effects": second_has_effects,
+    "raises": lambda x, y: (x * 2, (x.sum() > 99) and x[7] > 0),
+    "reads values": lambda x, y: (x * 2, (x.sum() > 0) and bool(x.detach().numpy().sum() > 1)),
     "changed": changed,
 }
 

@@ -335,6 +335,23 @@ def test_worst_error_of_our_functions_of_doubles(vector_bytes: int, tmp_path: Pa
     assert {op: item for op, item in worst.items() if not item[0] <= item[1]} == {}, worst
 
 
+@pytest.mark.parametrize("vector_bytes", [64, 32, 16])
+def test_functions_of_doubles_beside_divisions_of_integers(vector_bytes: int, tmp_path: Path) -> None:
+    """Both need the nearest whole number."""
+    kernel = parse_kernel("""
+        kernel both(x: f64[40], n: i64[40] -> y: f64[40], m: i64[40]) units (i0: 40) strip 64
+        phase ():
+            y[i0] = exp(load x[i0])
+            m[i0] = floor_div(load n[i0], i64(7))
+    """)
+    written, libraries = compiled([kernel], tmp_path, with_lanes(vector_bytes))
+    given = {"x": torch.randn(40, dtype=F64), "n": torch.arange(40), "y": torch.zeros(40, dtype=F64)}
+    given["m"] = torch.zeros(40, dtype=torch.int64)
+    call(kernel, written[0], libraries, given, {})
+    torch.testing.assert_close(given["y"], given["x"].exp())
+    assert torch.equal(given["m"], given["n"] // 7)
+
+
 @pytest.mark.parametrize("vector_bytes", [64, 32])
 def test_worst_error_of_functions_of_two_numbers(vector_bytes: int, tmp_path: Path) -> None:
     size = 40000

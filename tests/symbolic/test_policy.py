@@ -72,7 +72,6 @@ def test_scalars() -> None:
     assert ScalarPolicy().choose(3, [2]).lo < 0
     assert ScalarPolicy("always").choose(3).kind is SYMBOL
     assert ScalarPolicy("always").choose(3, is_argument=False).kind is STATIC
-    assert ScalarPolicy("always").choose(True).kind is STATIC
 
 
 def test_a_marked_dimension_must_stay_open() -> None:

@@ -18,14 +18,13 @@ import kiln.capture.interpreter.polyfills as polyfills
 from kiln.capture.interpreter.breaks import DataDependentBranch
 from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.data_values import ValueNeeded, is_needed, past_step
-from kiln.capture.interpreter.frame import SymbolicFrame, run_to, running_frame
+from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.if_conversion import note_copy
-from kiln.capture.interpreter.nested_calls import is_single, without_effects
-from kiln.capture.interpreter.short_circuits import is_safe
+from kiln.capture.interpreter.nested_calls import is_single
+from kiln.capture.interpreter.short_circuits import operand_up_to
 from kiln.capture.interpreter.variables.choice import Choice
 from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.capture.interpreter.variables.tensor import Tensor, record
-from kiln.graph.trace.nested_graphs import NotNested
 from kiln.tensor.spec import TensorSpec
 
 NUMBERS = (bool, int, float)
@@ -124,16 +123,7 @@ def kept_operand(frame: SymbolicFrame, first: Value, when: bool, target: int) ->
     s, here = frame.state, (frame.code, frame.at)
     if here in s.needed or s.function_modes or not is_open_truth(first):
         return None
-    held, nodes = [*frame.locals.values(), *frame.stack], len(s.recorder.nodes)
-    failed = ValueNeeded(here, past_step(frame), "the second operand of `and` or `or` has effects or may raise")
-    try:
-        with without_effects(s, [frame, *held]):
-            run_to(frame, target, held)
-    except NotNested:
-        raise failed from None
-    second = frame.pop()
-    if not all(map(is_safe, s.recorder.nodes[nodes:])):
-        raise failed
+    second, failed = operand_up_to(frame, target)
     if isinstance(first, Tensor) and isinstance(second, Tensor) and is_open_truth(second):
         if first.fake.shape != second.fake.shape or first.fake.device != second.fake.device:
             raise failed

@@ -36,18 +36,32 @@ def takes_both_operands(frame: SymbolicFrame, first: Value, when: bool, target: 
     second = second_test(frame, frame.ip, when, landing(frame, target))
     if second is None or here in s.needed or s.function_modes or not is_truth(first):
         return False
-    failed = ValueNeeded(here, past_step(frame), "the second operand of `and` or `or` has effects or may raise")
-    held, nodes = [*frame.locals.values(), *frame.stack], len(s.recorder.nodes)
-    try:
-        with without_effects(s, [frame, *held]):
-            run_to(frame, second, held)
-    except (NotNested, GraphBreak, Raised):
-        raise failed from None
-    other = frame.pop()
-    if not is_truth(other) or not all(map(is_safe, s.recorder.nodes[nodes:])):
+    other, failed = operand_up_to(frame, second)
+    if not is_truth(other):
         raise failed
     frame.push(record(s, torch.logical_or if when else torch.logical_and, [first, other], {}))
     return True
+
+
+def operand_up_to(frame: SymbolicFrame, end: int) -> tuple[Value, ValueNeeded]:
+    """The second operand, the code up to `end`, computed in any case; and what is raised where that will not do.
+
+    Raises:
+        ValueNeeded: if it has effects, breaks the graph, or may raise.
+    """
+    s = frame.state
+    failed = ValueNeeded(
+        (frame.code, frame.at), past_step(frame), "the second operand of `and` or `or` has effects or may raise"
+    )
+    held, nodes = [*frame.locals.values(), *frame.stack], len(s.recorder.nodes)
+    try:
+        with without_effects(s, [frame, *held]):
+            run_to(frame, end, held)
+    except (NotNested, GraphBreak, Raised):
+        raise failed from None
+    if not all(map(is_safe, s.recorder.nodes[nodes:])):
+        raise failed
+    return frame.pop(), failed
 
 
 def second_test(frame: SymbolicFrame, start: int, when: bool, target: Hashable) -> int | None:

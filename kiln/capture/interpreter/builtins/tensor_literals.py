@@ -39,7 +39,7 @@ def literal(function: Callable[..., object], otherwise: Handler) -> Handler:
     def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         numbers = list(numbers_in(s, args[0])) if args and isinstance(args[0], Sequence) else []
         if not any([isinstance(number, Tensor) or is_scalar(number) for number in numbers]):
-            if any([is_truth(number) for number in numbers]):
+            if any([isinstance(number, Symbolic) and number.number is not None for number in numbers]):
                 if {number.python_type() for number in numbers} == {bool}:
                     kwargs = {"dtype": s.const(torch.bool), **kwargs}
                 args = [counted(s, args[0]), *args[1:]]
@@ -63,15 +63,11 @@ def literal(function: Callable[..., object], otherwise: Handler) -> Handler:
     return handler
 
 
-def is_truth(value: Value) -> TypeGuard[Symbolic]:
-    return isinstance(value, Symbolic) and value.number is not None
-
-
 def counted(s: CaptureState, value: Value) -> Value:
     """`value` with the numbers of its truth values that are symbols."""
     if isinstance(value, Sequence):
         return Tuple([counted(s, item) for item in value.items(s)])
-    return value.number if is_truth(value) and value.number is not None else value
+    return (value.number if isinstance(value, Symbolic) else None) or value
 
 
 def is_scalar(value: Value) -> TypeGuard[TracedArray]:

@@ -21,8 +21,8 @@ template <class... C> KILN_INLINE f64r powers(f64r x, f64 highest, C... others) 
 }
 KILN_INLINE f64r size_of(f64r x) { return (f64r)((i64r)x & 0x7fffffffffffffff); }
 KILN_INLINE f64r sign_from(f64r x, f64r y) { return (f64r)((i64r)x | ((i64r)y & ~0x7fffffffffffffff)); }
-KILN_INLINE f64r power_of_two(f64r n) { return (f64r)(((i64r)(n + 0x1.8p52) + 1023) << 52); }
-KILN_INLINE f64r near_whole(f64r x) { return (x + 0x1.8p52) - 0x1.8p52; }
+KILN_INLINE f64r power_f64(f64r n) { return (f64r)(((i64r)(n + 0x1.8p52) + 1023) << 52); }
+KILN_INLINE f64r whole_f64(f64r x) { return (x + 0x1.8p52) - 0x1.8p52; }
 
 // The function `name`_f64 of a register, on more lanes and on one.
 template <class F> KILN_INLINE f64v by_registers(F function, f64v x) {
@@ -43,7 +43,7 @@ struct WidePower {
   f64r rest, n;
 };
 KILN_INLINE WidePower exp_rest(f64r x) {
-  f64r n = near_whole(x * 0x1.71547652b82fep+0);
+  f64r n = whole_f64(x * 0x1.71547652b82fep+0);
   f64r r = fused(n, -0x1.62e42fefp-1, x);
   r = fused(n, -0x1.473de6afp-34, r);
   r = fused(n, -0x1.3c7673007e5edp-69, r);
@@ -56,8 +56,8 @@ KILN_INLINE f64r exp_f64(f64r x) {
   x = x < -746.0 ? splat(-746.0) : x;
   x = x > 710.0 ? splat(710.0) : x;
   auto [rest, n] = exp_rest(x);
-  f64r half = near_whole(n * 0.5);
-  return (rest + 1.0) * power_of_two(half) * power_of_two(n - half);
+  f64r half = whole_f64(n * 0.5);
+  return (rest + 1.0) * power_f64(half) * power_f64(n - half);
 }
 
 //@ expm1_f64: exp_f64
@@ -66,7 +66,7 @@ KILN_INLINE f64r expm1_f64(f64r x) {
   f64r c = x < -40.0 ? splat(-40.0) : x;
   c = c > 710.0 ? splat(710.0) : c;
   auto [rest, n] = exp_rest(c);
-  f64r scale = power_of_two(n - 1.0), v = fused(scale, rest, scale - 0.5);
+  f64r scale = power_f64(n - 1.0), v = fused(scale, rest, scale - 0.5);
   v = n == 0.0 ? rest : v + v;
   return x == 0.0 ? x : v;
 }
