@@ -20,6 +20,7 @@ from kiln.plan.encode import encode_program
 from kiln.plan.host_operators import NAMESPACE
 from kiln.plan.plan import Plan
 from kiln.plan.serialize import encode_plan
+from kiln.plan.steps.compute import AtenStep
 from kiln.runtime.cache.store import content_key
 from kiln.runtime.kernels import Libraries
 from kiln.runtime.loader import save_bundle
@@ -32,7 +33,7 @@ LARGEST = 64 << 20
 
 def reads_a_clock(plan: Plan) -> bool:
     """Whether its results differ from call to call."""
-    return any(getattr(step, "target", "").startswith(f"{NAMESPACE}.") for step in plan.steps)
+    return any(isinstance(step, AtenStep) and step.target.startswith(f"{NAMESPACE}.") for step in plan.steps)
 
 
 @dataclass
