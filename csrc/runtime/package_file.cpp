@@ -52,6 +52,22 @@ Mapping::~Mapping() {
   if (start_) munmap(memory_, static_cast<size_t>(mapped_));
 }
 
+// The checksum of zip files: polynomial 0xEDB88320, four bits at a time.
+static uint32_t crc32(const std::string& data) {
+  uint32_t table[16];
+  for (uint32_t n = 0; n < 16; n++) {
+    table[n] = n;
+    for (int bit = 0; bit < 4; bit++) table[n] = table[n] >> 1 ^ (table[n] & 1) * 0xEDB88320;
+  }
+  uint32_t rest = ~uint32_t{0};
+  for (unsigned char byte : data) {
+    rest ^= byte;
+    rest = rest >> 4 ^ table[rest & 15];
+    rest = rest >> 4 ^ table[rest & 15];
+  }
+  return ~rest;
+}
+
 PackageFile::PackageFile(const std::string& path, bool trusted)
     : file_(open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
   if (file_.number() < 0) throw PackageError("KILN6103  " + path + ": " + std::strerror(errno));
@@ -121,25 +137,28 @@ void PackageFile::read_directory(int64_t size) {
     if (begin > static_cast<uint64_t>(size) || plain > static_cast<uint64_t>(size) - begin) {
       damaged("a member is longer than the file");
     }
-    places_[name] = {static_cast<int64_t>(begin), static_cast<int64_t>(plain)};
+    auto checksum = static_cast<uint32_t>(number(directory, next + 16, 4));
+    places_[name] = {static_cast<int64_t>(begin), static_cast<int64_t>(plain), checksum};
     next = last + comment;
   }
 }
 
-std::pair<int64_t, int64_t> PackageFile::place(const std::string& name) const {
+const PackageFile::Place& PackageFile::place(const std::string& name) const {
   auto found = places_.find(name);
   if (found == places_.end()) damaged("it lacks the member " + name);
   return found->second;
 }
 
 std::string PackageFile::read(const std::string& name) const {
-  auto [start, length] = place(name);
-  return bytes(start, length);
+  const Place& found = place(name);
+  std::string data = bytes(found.start, found.length);
+  if (crc32(data) != found.checksum) damaged("its member " + name + " was changed");
+  return data;
 }
 
 std::shared_ptr<Mapping> PackageFile::map(const std::string& name) const {
-  auto [start, length] = place(name);
-  return std::make_shared<Mapping>(file_.number(), start, length);
+  const Place& found = place(name);
+  return std::make_shared<Mapping>(file_.number(), found.start, found.length);
 }
 
 }  // namespace kiln

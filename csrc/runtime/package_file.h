@@ -54,10 +54,15 @@ class PackageFile {
  private:
   void read_directory(int64_t size);
   std::string bytes(int64_t start, int64_t length) const;
-  std::pair<int64_t, int64_t> place(const std::string& name) const;
+  // Where a member is, with the CRC-32 of the zip file, which a mapped member is not compared with.
+  struct Place {
+    int64_t start, length;
+    uint32_t checksum;
+  };
+  const Place& place(const std::string& name) const;
 
   File file_;
-  std::map<std::string, std::pair<int64_t, int64_t>> places_;
+  std::map<std::string, Place> places_;
 };
 
 }  // namespace kiln

@@ -107,7 +107,8 @@ def read_mutated(built: Path, kind: str, *files: Path) -> list[str]:
 def test_mutated_packages(built: Path, package: Path, tmp_path: Path) -> None:
     """Files with other bytes; then other fields in a manifest, with the digests of all members right."""
     document = manifest_of(package)
-    files = []
+    files = [tmp_path / "renamed"]
+    files[0].write_bytes(package.read_bytes().replace(b'"kind"', b'"kinb"'))
     for number, data in enumerate(mutations(package.read_bytes(), 2000, seed=3)):
         files.append(tmp_path / f"bytes{number}")
         files[-1].write_bytes(data)
@@ -115,7 +116,7 @@ def test_mutated_packages(built: Path, package: Path, tmp_path: Path) -> None:
         for value in (OTHER[number % len(OTHER)], OTHER[(number + 7) % len(OTHER)]):
             files.append(with_manifest(package, changed(document, place, value), tmp_path / f"field{len(files)}"))
     found = read_mutated(built, "packages", package, *files)
-    assert found[0] == "ran" and len(found) == len(files) + 1
+    assert found[0] == "ran" and "was changed" in found[1] and len(found) == len(files) + 1
     assert sum(line == "ran" or "KILN" in line for line in found) == len(found), {*found}
 
 
