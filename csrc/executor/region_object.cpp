@@ -3,7 +3,10 @@
 
 #include <cstddef>
 #include <exception>
+#include <iterator>
 #include <optional>
+#include <string>
+#include <utility>
 
 #include "executor/python.h"
 #include "executor/python_types.h"
@@ -115,98 +118,132 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t flags, PyObject* na
   return nullptr;
 }
 
-bool read_numbers(PyObject* numbers, std::vector<int32_t>& made) {
-  PyObject* items = PySequence_Fast(numbers, "expected a sequence of numbers");
-  if (!items) return false;
-  for (Py_ssize_t n = 0; n < PySequence_Fast_GET_SIZE(items); n++) {
-    made.push_back(static_cast<int32_t>(PyLong_AsLong(PySequence_Fast_GET_ITEM(items, n))));
-  }
-  Py_DECREF(items);
+// Values of a field from Python; false: a Python error is set.
+bool read(PyObject* given, std::string& made) {
+  const char* text = PyUnicode_AsUTF8(given);
+  if (text) made = text;
+  return text;
+}
+
+bool read(PyObject* given, int32_t& made) {
+  made = static_cast<int32_t>(PyLong_AsLong(given));
   return !PyErr_Occurred();
 }
 
-// A sequence of sequences of small integers, each of `width` (0: any number).
-bool read_rows(PyObject* rows, size_t width, std::vector<std::vector<int32_t>>& made) {
-  PyObject* items = PySequence_Fast(rows, "expected a sequence of sequences");
-  if (!items) return false;
-  made.assign(static_cast<size_t>(PySequence_Fast_GET_SIZE(items)), {});
-  for (size_t n = 0; n < made.size() && !PyErr_Occurred(); n++) {
-    bool read = read_numbers(PySequence_Fast_GET_ITEM(items, static_cast<Py_ssize_t>(n)), made[n]);
-    if (read && width && made[n].size() != width) {
-      PyErr_Format(PyExc_ValueError, "expected %zu numbers in a row", width);
-    }
-  }
-  Py_DECREF(items);
+bool read(PyObject* given, size_t& made) {
+  made = PyLong_AsSize_t(given);
   return !PyErr_Occurred();
 }
 
-// For each saved value the numbers of its readers, or None; for each tangent those that it ends.
-bool read_tangents(PyObject* readers, PyObject* ends, RegionState& state) {
-  std::vector<SavedEntry>& saved = state.saved;
-  for (size_t n = 0; n < saved.size(); n++) {
-    PyObject* row = PySequence_GetItem(readers, static_cast<Py_ssize_t>(n));
-    saved[n].always_read = row == Py_None;
-    bool good = row && (saved[n].always_read || read_numbers(row, saved[n].readers));
-    Py_XDECREF(row);
-    if (!good) return false;
-  }
-  return read_rows(ends, 0, state.ends);
+bool read(PyObject* given, bool& made) {
+  made = PyObject_IsTrue(given) == 1;
+  return !PyErr_Occurred();
 }
 
-bool read_spec(PyObject* results, PyObject* saved, PyObject* written, RegionState& state) {
-  std::vector<std::vector<int32_t>> rows;
-  if (!read_rows(results, 5, rows)) return false;
-  for (const auto& row : rows) {
-    state.results.push_back({row[0] != 0, static_cast<BaseKind>(row[1]), row[2], row[3] != 0,
-                             static_cast<uint8_t>(row[4])});
-  }
-  if (!read_rows(saved, 4, rows)) return false;
-  for (const auto& row : rows) {
-    state.saved.push_back(
-        {static_cast<SavedKind>(row[0]), row[1], static_cast<BaseKind>(row[2]), row[3]});
-  }
-  if (!read_rows(written, 2, rows)) return false;
-  for (const auto& row : rows) state.written.emplace_back(row[0], row[1]);
+bool read(PyObject* given, Callable& made) {
+  made = Callable(given);
   return true;
 }
 
+// None: there is none.
+bool read(PyObject* given, std::shared_ptr<PyObject>& made) {
+  if (given != Py_None) made = share_object(given);
+  return true;
+}
+
+bool read(PyObject* given, std::pair<int32_t, int32_t>& made) {
+  return PyArg_ParseTuple(given, "ii", &made.first, &made.second);
+}
+
+template <typename Item>
+bool read(PyObject* given, std::vector<Item>& made);
+
+bool read(PyObject* given, ResultEntry& made) {
+  int differentiable, base, is_view, creation;
+  if (!PyArg_ParseTuple(given, "iiiii", &differentiable, &base, &made.base_index, &is_view,
+                        &creation)) {
+    return false;
+  }
+  made.differentiable = differentiable != 0;
+  made.base = static_cast<BaseKind>(base);
+  made.is_view = is_view != 0;
+  made.creation = static_cast<uint8_t>(creation);
+  return true;
+}
+
+// The readers are None where every backward gets the value.
+bool read(PyObject* given, SavedEntry& made) {
+  int kind, base;
+  PyObject* readers;
+  if (!PyArg_ParseTuple(given, "iiiiO", &kind, &made.index, &base, &made.base_index, &readers)) {
+    return false;
+  }
+  made.kind = static_cast<SavedKind>(kind);
+  made.base = static_cast<BaseKind>(base);
+  made.always_read = readers == Py_None;
+  return made.always_read || read(readers, made.readers);
+}
+
+template <typename Item>
+bool read(PyObject* given, std::vector<Item>& made) {
+  PyObject* items = PySequence_Fast(given, "expected a sequence");
+  if (!items) return false;
+  made.resize(static_cast<size_t>(PySequence_Fast_GET_SIZE(items)));
+  bool good = true;
+  for (size_t n = 0; good && n < made.size(); n++) {
+    good = read(PySequence_Fast_GET_ITEM(items, static_cast<Py_ssize_t>(n)), made[n]);
+  }
+  Py_DECREF(items);
+  return good;
+}
+
+// A named argument of `Region`.
+struct Field {
+  const char* name;
+  bool (*read)(PyObject* given, RegionState& state);
+};
+
+template <auto field>
+bool read_field(PyObject* given, RegionState& state) {
+  return read(given, state.*field);
+}
+
+constexpr Field kFields[] = {
+    {"name", read_field<&RegionState::name>},
+    {"num_inputs", read_field<&RegionState::num_inputs>},
+    {"forward", read_field<&RegionState::forward>},
+    {"make_backward", read_field<&RegionState::make_backward>},
+    {"differentiate", read_field<&RegionState::differentiate>},
+    {"accepts", read_field<&RegionState::accepts>},
+    {"results", read_field<&RegionState::results>},
+    {"saved", read_field<&RegionState::saved>},
+    {"written", read_field<&RegionState::written>},
+    {"ends", read_field<&RegionState::ends>},
+    {"depends", read_field<&RegionState::depends>},
+    {"order", read_field<&RegionState::order>},
+    {"parts", read_field<&RegionState::parts>},
+    {"detached", read_field<&RegionState::detached>},
+    {"reached", read_field<&RegionState::reached>},
+    {"drawn", read_field<&RegionState::drawn>},
+    {"unread", read_field<&RegionState::unread>},
+    {"optional_tangents", read_field<&RegionState::optional_tangents>},
+    {"no_second_derivative", read_field<&RegionState::no_second_derivative>},
+    {"no_wrapped_tangents", read_field<&RegionState::no_wrapped_tangents>},
+    {"no_forward_mode", read_field<&RegionState::no_forward_mode>},
+    {"no_inner_gradient", read_field<&RegionState::no_inner_gradient>},
+    {"no_second_hooks", read_field<&RegionState::no_second_hooks>},
+};
+
 PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  const char *name, *no_second_derivative, *no_wrapped_tangents, *no_forward_mode,
-      *no_inner_gradient, *no_second_hooks;
-  int optional_tangents;
-  Py_ssize_t num_inputs;
-  PyObject *forward, *results, *saved, *written, *backward, *differentiate, *detached, *reached;
-  PyObject *readers, *ends, *depends, *order, *drawn, *parts, *unread;
-  PyObject* accepts = Py_None;
-  if (!PyArg_ParseTuple(args, "snOOOOOOOOOOssssspOOOOO|O", &name, &num_inputs, &forward, &results,
-                        &saved, &readers, &ends, &depends, &order, &written, &backward,
-                        &differentiate, &no_second_derivative, &no_wrapped_tangents,
-                        &no_forward_mode, &no_inner_gradient, &no_second_hooks, &optional_tangents,
-                        &detached, &reached, &drawn, &parts, &unread, &accepts)) {
-    return nullptr;
+  if (PyTuple_GET_SIZE(args) || !kwargs || PyDict_GET_SIZE(kwargs) != std::ssize(kFields)) {
+    return PyErr_Format(PyExc_TypeError, "Region takes %zd named arguments", std::ssize(kFields));
   }
   auto state = std::make_shared<RegionState>();
-  state->name = name;
-  state->num_inputs = static_cast<size_t>(num_inputs);
-  if (!read_spec(results, saved, written, *state)) return nullptr;
-  if (!read_tangents(readers, ends, *state)) return nullptr;
-  if (!read_rows(depends, 0, state->depends)) return nullptr;
-  if (!read_numbers(order, state->order)) return nullptr;
-  if (!read_numbers(detached, state->detached)) return nullptr;
-  if (!read_numbers(reached, state->reached)) return nullptr;
-  if (!read_numbers(drawn, state->drawn)) return nullptr;
-  if (!read_numbers(parts, state->parts)) return nullptr;
-  if (!read_numbers(unread, state->unread)) return nullptr;
-  state->forward = Callable(forward);
-  state->make_backward = share_object(backward);
-  if (differentiate != Py_None) state->differentiate = share_object(differentiate);
-  if (accepts != Py_None) state->accepts = share_object(accepts);
-  state->no_second_derivative = no_second_derivative;
-  state->no_wrapped_tangents = no_wrapped_tangents;
-  state->no_forward_mode = no_forward_mode;
-  state->no_inner_gradient = no_inner_gradient;
-  state->no_second_hooks = no_second_hooks;
-  state->optional_tangents = optional_tangents != 0;
+  for (const Field& field : kFields) {
+    PyObject* given = PyDict_GetItemString(kwargs, field.name);
+    if (!given) return PyErr_Format(PyExc_TypeError, "Region: %s is missing", field.name);
+    if (!field.read(given, *state)) return nullptr;
+  }
   PyObject* self = type->tp_alloc(type, 0);
   if (!self) return nullptr;
   auto* object = reinterpret_cast<RegionObject*>(self);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, TypedDict
 
 from kiln.api.modes import warn_of_mode
 from kiln.backends import Backend, find_backend
@@ -36,13 +36,24 @@ def check_flag(name: str, value: object) -> None:
         raise BadArgument(name=name, value=value, allowed="True or False")
 
 
+class CompileArguments(TypedDict, total=False):
+    """Those of `kiln.compile`, but for the model."""
+
+    fullgraph: bool
+    dynamic: bool | None
+    backend: str | Backend
+    mode: str | None
+    options: Mapping[str, object] | None
+    disable: bool
+
+
 def check_arguments(
-    fullgraph: object,
-    dynamic: bool | None,
-    backend: str | Backend,
-    mode: str | None,
-    options: Mapping[str, object] | None,
-    disable: object,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: str | Backend = "kiln",
+    mode: str | None = None,
+    options: Mapping[str, object] | None = None,
+    disable: bool = False,
 ) -> tuple[Options, Backend | None]:
     """The options, and the backend (None: Kiln's own compiler). Raises KilnError."""
     for name, flag in (("fullgraph", fullgraph), ("disable", disable)):

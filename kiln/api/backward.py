@@ -71,7 +71,7 @@ def compile_backward(
     Raises:
         KilnError: KILN50xx for a wrong argument.
     """
-    chosen, _ = check_arguments(fullgraph, dynamic, "kiln", mode, options, disable=False)
+    chosen, _ = check_arguments(fullgraph, dynamic, mode=mode, options=options)
     switched_off(chosen)
     known = BACKWARDS.get((chosen, fullgraph))
     if known is None:

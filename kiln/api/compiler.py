@@ -9,14 +9,14 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overload
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from kiln.api.arguments import check_arguments, check_callable
+from kiln.api.arguments import CompileArguments, check_arguments, check_callable
 from kiln.api.break_cost import break_seconds
 from kiln.api.module import MARK, compile_module, disabled_module
 from kiln.api.pickling import register_pickling
@@ -57,27 +57,9 @@ Parameters = ParamSpec("Parameters")
 
 
 @overload
-def compile(
-    model: AnyCallable,
-    *,
-    fullgraph: bool = False,
-    dynamic: bool | None = None,
-    backend: str | Backend = "kiln",
-    mode: str | None = None,
-    options: Mapping[str, object] | None = None,
-    disable: bool = False,
-) -> AnyCallable: ...
+def compile(model: AnyCallable, **arguments: Unpack[CompileArguments]) -> AnyCallable: ...
 @overload
-def compile(
-    model: None = None,
-    *,
-    fullgraph: bool = False,
-    dynamic: bool | None = None,
-    backend: str | Backend = "kiln",
-    mode: str | None = None,
-    options: Mapping[str, object] | None = None,
-    disable: bool = False,
-) -> Callable[[AnyCallable], AnyCallable]: ...
+def compile(model: None = None, **arguments: Unpack[CompileArguments]) -> Callable[[AnyCallable], AnyCallable]: ...
 def compile(
     model: Callable[..., object] | None = None,
     *,
@@ -107,13 +89,16 @@ def compile(
     Raises:
         KilnError: KILN50xx for a wrong argument.
     """
-    chosen, found = check_arguments(fullgraph, dynamic, backend, mode, options, disable)
+    arguments: CompileArguments = {
+        "fullgraph": fullgraph, "dynamic": dynamic, "backend": backend, "mode": mode, "options": options,
+        "disable": disable,
+    }  # fmt: skip
+    chosen, found = check_arguments(**arguments)
     switched_off(chosen)  # an unknown name is an error here, not at the first call
-    arguments = {"fullgraph": fullgraph, "dynamic": dynamic, "backend": backend, "mode": mode, "options": options}
     if model is None:
-        return lambda late: compile(late, disable=disable, **arguments)  # type: ignore[arg-type]
+        return lambda late: compile(late, **arguments)
     if isinstance(model, staticmethod):
-        return staticmethod(compile(model.__func__, disable=disable, **arguments))  # type: ignore[arg-type]
+        return staticmethod(compile(model.__func__, **arguments))
     check_callable(model)
     return model if disable else _compile(model, chosen, found, fullgraph, SHARED)
 
@@ -282,7 +267,7 @@ def explain(
     its reason, advice and cost; `.to_json()` gives all of it. The arguments are those of `kiln.compile`. What equal
     modules have compiled is not used: the report is about this call alone.
     """
-    chosen, found = check_arguments(fullgraph, dynamic, backend, mode, options, disable=False)
+    chosen, found = check_arguments(fullgraph, dynamic, backend, mode, options)
     switched_off(chosen)
     check_callable(function)
     compiled = cast(Callable[..., object], _compile(function, chosen, found, fullgraph, SharedDispatchers()))

@@ -9,13 +9,12 @@ import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Unpack
 
 import torch
 
 import kiln.native as native
-from kiln.api.arguments import check_arguments, check_callable
-from kiln.backends import Backend
+from kiln.api.arguments import CompileArguments, check_arguments, check_callable
 from kiln.report import Report
 from kiln.support.compiling import is_compiling
 from kiln.support.errors import KilnError
@@ -49,22 +48,13 @@ class RunsEager(UserWarning):
     """Nothing is compiled; the text says why."""
 
 
-def compile(
-    model: Callable[..., object] | None = None,
-    *,
-    fullgraph: bool = False,
-    dynamic: bool | None = None,
-    backend: str | Backend = "kiln",
-    mode: str | None = None,
-    options: Mapping[str, object] | None = None,
-    disable: bool = False,
-) -> Any:
+def compile(model: Callable[..., object] | None = None, **arguments: Unpack[CompileArguments]) -> Any:
     """`model` as it is. Raises KilnError for a wrong argument."""
-    check_arguments(fullgraph, dynamic, backend, mode, options, disable)
+    check_arguments(**arguments)
     if model is None:
         return compile
     check_callable(model)
-    if not disable:
+    if not arguments.get("disable"):
         warn_once()
     return model
 
@@ -77,7 +67,7 @@ def compile_backward(
     options: Mapping[str, object] | None = None,
 ) -> AbstractContextManager[None]:
     """A context that changes nothing. Raises KilnError for a wrong argument."""
-    check_arguments(fullgraph, dynamic, "kiln", mode, options, disable=False)
+    check_arguments(fullgraph, dynamic, mode=mode, options=options)
     warn_once()
     return nullcontext()
 

@@ -31,13 +31,14 @@ class Saved:
     view_of_output: int | None = None
     readers: tuple[int, ...] | None = None
 
-    def row(self) -> tuple[int, int, int, int]:
-        kind = SAVED_KINDS.index(self.kind)
+    def row(self) -> tuple[int, int, int, int, tuple[int, ...] | None]:
+        """As the native `Region` takes it: kind, index, kind and index of the base, readers."""
+        base, index = NO_BASE, 0
         if self.view_of_input is not None:
-            return kind, self.index, INPUT_BASE, self.view_of_input
-        if self.view_of_output is not None:
-            return kind, self.index, OUTPUT_BASE, self.view_of_output
-        return kind, self.index, NO_BASE, 0
+            base, index = INPUT_BASE, self.view_of_input
+        elif self.view_of_output is not None:
+            base, index = OUTPUT_BASE, self.view_of_output
+        return SAVED_KINDS.index(self.kind), self.index, base, index, self.readers
 
 
 @final

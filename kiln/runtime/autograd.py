@@ -16,10 +16,9 @@ copied into the planned one (`encode_program(adapt=...)`). A backward for some o
 only what these need. Each of several results has a node of its own in front of that of the region. Where a hook, or
 `torch.autograd.grad`, asks for the gradient of a result from which another one is computed, gradients pass from node to
 node, made by `replay`. Without retain_graph each saved tensor is freed at its last use in the backward plan and its
-memory may be reused. With create_graph=True, or for tangents that are wrappers (vmap
-over a backward), the gradients come from `replay`, the same function run eagerly, or from what was compiled of it
-(`find_gradients`); without a replay, gradients raise
-KILN4008 when differentiated.
+memory may be reused. With create_graph=True, or for tangents that are wrappers (vmap over a backward), the gradients
+come from `replay`, the same function run eagerly, or from what was compiled of it (`find_gradients`); without a replay,
+gradients raise KILN4008 when differentiated.
 """
 
 from __future__ import annotations
@@ -98,32 +97,32 @@ def make_region(
     """
     if wrappers is not None:
         forward, backward = wrappers.forward(forward), wrappers.backward(backward)
-    differentiate = None if replay is None else SecondDerivative(spec, replay, find_gradients, redraw)
     return Region(
-        spec.name,
-        spec.num_inputs,
-        forward,
-        spec.result_rows(),
-        [saved.row() for saved in spec.saved],
-        [saved.readers for saved in spec.saved],
-        spec.ends,
-        spec.depends,
-        spec.order(),
-        spec.written,
-        backward,
-        differentiate,
-        str(NoSecondDerivative(name=spec.name, reason=no_replay)),
-        str(WrappedTangents(name=spec.name, reason=no_replay)),
-        str(NoForwardDerivative(name=spec.name)),
-        str(GradientOfInnerResult(name=spec.name, reason=no_replay)),
-        str(GradientOfInnerResult(name=spec.name, reason="a second backward would not go through its hooks")),
-        spec.optional_tangents,
-        spec.detached,
-        range(spec.num_inputs) if spec.reached is None else spec.reached,
-        [position for _, position in spec.draws],
-        spec.parts if wrappers is None else (),
-        spec.unread,
-        None if wrappers is None else wrappers.accepts,
+        name=spec.name,
+        num_inputs=spec.num_inputs,
+        forward=forward,
+        make_backward=backward,
+        differentiate=None if replay is None else SecondDerivative(spec, replay, find_gradients, redraw),
+        accepts=None if wrappers is None else wrappers.accepts,
+        results=spec.result_rows(),
+        saved=[saved.row() for saved in spec.saved],
+        written=spec.written,
+        ends=spec.ends,
+        depends=spec.depends,
+        order=spec.order(),
+        parts=spec.parts if wrappers is None else (),
+        detached=spec.detached,
+        reached=range(spec.num_inputs) if spec.reached is None else spec.reached,
+        drawn=[position for _, position in spec.draws],
+        unread=spec.unread,
+        optional_tangents=spec.optional_tangents,
+        no_second_derivative=str(NoSecondDerivative(name=spec.name, reason=no_replay)),
+        no_wrapped_tangents=str(WrappedTangents(name=spec.name, reason=no_replay)),
+        no_forward_mode=str(NoForwardDerivative(name=spec.name)),
+        no_inner_gradient=str(GradientOfInnerResult(name=spec.name, reason=no_replay)),
+        no_second_hooks=str(
+            GradientOfInnerResult(name=spec.name, reason="a second backward would not go through its hooks")
+        ),
     )
 
 
