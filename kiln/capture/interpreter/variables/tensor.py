@@ -553,20 +553,17 @@ class Overrides:
 def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value:
     """Run `target` on fakes and wrap its result."""
     s.policy.check_time()
-    if s.function_modes and target is not getattr and getattr(target, "__module__", None) not in UNSEEN:
-        return seen_by_mode(s, target, args, kwargs)
-    override = (overrides := s.part(Overrides)).call
-    if overrides.under_modes is not None:
-        return overrides.under_modes(s, target, args, kwargs)
-    if override is not None and (overridden := override(s, target, args, kwargs)) is not None:
-        return overridden
+    overrides = s.part(Overrides)
+    only_plain = overrides.call is None
+    if (answer := intercepted(s, target, args, kwargs)) is not None:
+        return answer
     first = args[0] if args and isinstance(args[0], Tensor) else None
     changes = changes_tensors(target, kwargs)
     if changes and first is not None and overrides.will_write is not None:
         overrides.will_write(s, first)
     plain = tuple([arg.torch_arg(s) for arg in args])
     named = {name: arg.torch_arg(s) for name, arg in kwargs.items()}
-    if override is None and overrides.call is not None:  # a list from outside holds the first of a subclass
+    if only_plain and overrides.call is not None:  # a list from outside holds the first of a subclass
         return record(s, target, args, kwargs)
     needed_now = bool(s.needed) and is_needed(s)
     if needed_now and not s.policy.speculate_values:
@@ -591,16 +588,34 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
     if before is not None and before != needing_gradients(s, first):
         why = "it makes an input of the region require gradients"
         raise UnsupportedCall(function=target_name(target), why=why).of_recorded_call()
+    note_for_region(s, target, kwargs, result, changes, conjugates)
+    return from_torch(s, result)
+
+
+def intercepted(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value | None:
+    """The answer of a mode or a subclass to a torch call, in eager's order; None where the call is torch's own."""
+    if s.function_modes and target is not getattr and getattr(target, "__module__", None) not in UNSEEN:
+        return seen_by_mode(s, target, args, kwargs)
+    overrides = s.part(Overrides)
+    if overrides.under_modes is not None:
+        return overrides.under_modes(s, target, args, kwargs)
+    return None if overrides.call is None else overrides.call(s, target, args, kwargs)
+
+
+def note_for_region(
+    s: CaptureState, target: Target, kwargs: Kwargs, result: object, changes: bool, conjugates: int
+) -> None:
+    """Note what the end of the region checks of a call: the conjugates made since there were `conjugates`, whether it
+    changed tensors, and a leaf that it made."""
+    inputs = s.part(RegionInputs)
     for made in s.recorder.conjugates[conjugates:]:
-        s.part(RegionInputs).final_checks.append(
-            FinalCheck(partial(is_seen_as_view, made), target_name(target), here(s))
-        )
+        check = partial(is_seen_as_view, made)
+        inputs.final_checks.append(FinalCheck(check, target_name(target), here(s)))
     if changes:
-        s.part(RegionInputs).in_place.append(here(s))
+        inputs.in_place.append(here(s))
     sets_need = target in ("requires_grad_", torch.nn.Parameter) or "requires_grad" in kwargs
     if sets_need and isinstance(result, torch.Tensor) and not is_wrapped(result):
-        s.part(RegionInputs).leaves.append((result, here(s)))
-    return from_torch(s, result)
+        inputs.leaves.append((result, here(s)))
 
 
 def failure(s: CaptureState, target: Target, error: Exception) -> Exception:
