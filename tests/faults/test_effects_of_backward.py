@@ -60,6 +60,17 @@ def counted(compile: Compile) -> Iterator[Any]:
     yield count
 
 
+def counted_inside(compile: Compile) -> Iterator[Any]:
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        count = x.detach().sum()
+        return Counted.apply(x, count).sum(), count
+
+    loss, count = compile(program)(torch.ones(3, requires_grad=True))
+    yield count.clone()
+    loss.backward()
+    yield count
+
+
 def changed_gradient(compile: Compile) -> Iterator[Any]:
     def program(x: Tensor) -> Tensor:
         y = x * 2
@@ -76,6 +87,7 @@ PROGRAMS: dict[str, Program] = {
     "statistics, reentrant": lambda compile: statistics(compile, True),
     "a list": appended,
     "memory in a backward": counted,
+    "memory of a result in a backward": counted_inside,
     "a gradient in a hook": changed_gradient,
 }
 

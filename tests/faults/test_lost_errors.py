@@ -307,6 +307,22 @@ def test_changing_numbers_that_do_not_fit(name: str, numbers: tuple[float, ...])
         assert_like_eager(compiled, program, X, number)
 
 
+def test_changing_numbers_that_an_operator_refuses() -> None:
+    compiled = kiln.compile(torch.celu_, dynamic=True)
+    for number in (1.0, 2.0, 0.0):
+        assert_like_eager(compiled, torch.celu_, X.clone(), number)
+
+
+@pytest.mark.parametrize("sizes", [(3, 0), (0, 3, 0)])
+def test_reshape_of_no_elements_to_an_unknown_size(sizes: tuple[int, ...]) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(x.shape[0], -1) * 2
+
+    compiled = kiln.compile(program, dynamic=True)
+    for size in sizes:
+        assert_like_eager(compiled, program, torch.ones(size, 4))
+
+
 def test_numbers_of_tensors_that_do_not_fit() -> None:
     def program(x: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
         return x.masked_fill(x > 0, number.item())

@@ -10,11 +10,12 @@ they are built in their last state.
 from __future__ import annotations
 
 import types
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import field
 from typing import ClassVar, final
 
 from kiln.capture.interpreter.core import CaptureState, Codegen, Value, will_change
+from kiln.graph.trace.fake import FakeTensor
 from kiln.support.records import dataclass
 
 
@@ -115,3 +116,14 @@ def note_change(s: CaptureState, value: Container) -> None:
         s.effects.note(ContentsEffect(value))
     elif getattr(value, "original", None) is not None:
         raise value.unsupported("change", "it has no path from the arguments of the frame")
+
+
+def changes(s: CaptureState, fakes: Iterable[object] | None = ()) -> tuple[object, ...]:
+    """Equal before and after code without side effects: those on objects, and writes to memory from outside and of
+    `fakes`; with None, writes to memory do not count."""
+    written: dict[int, int] = {}
+    if fakes is not None:
+        views = [record.view for record in s.recorder.inputs if isinstance(record.fake, FakeTensor)]
+        views += [fake.storage_view for fake in fakes if type(fake) is FakeTensor and not fake.is_outer]
+        written = {id(view.storage): view.storage.version for view in views if view.storage.version}
+    return s.effects.changes, s.effects.snapshot(), written

@@ -56,7 +56,7 @@ def filled(e: Emit, x: TensorSpec, sizes: Sequence[Int]) -> tuple[Int, ...]:
     for axis, size in enumerate(sizes):
         if isinstance(size, int) and size == -1:
             rest = product([*sizes[:axis], *sizes[axis + 1 :]])
-            if isinstance(rest, int) and rest == 0:
+            if rest == 0 or (isinstance(rest, Expr) and not e.oracle.expect(rel_lt(0, rest))):
                 raise RuntimeError(
                     f"cannot reshape tensor of 0 elements into shape {list(sizes)} because the unspecified dimension"
                     " size -1 can be any value and is ambiguous"

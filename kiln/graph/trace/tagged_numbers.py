@@ -93,7 +93,7 @@ def takes(env: ShapeEnv, op: str, number: Real) -> bool:
 
 
 TAKES_SYMBOLS: Mapping[str, frozenset[int]] = {
-    "aten.celu.default": frozenset({0, 2, 3, 4}),
+    **dict.fromkeys(_aten("celu.default", "celu_.default"), frozenset({0, 2, 3, 4})),
     "aten.softshrink.default": frozenset({1, 2, 3, 4}),
 }
 """The same for operators that take symbolic numbers, and refuse some."""

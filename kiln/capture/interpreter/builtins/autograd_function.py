@@ -21,10 +21,11 @@ import torch
 
 import kiln.capture.interpreter.polyfills as polyfills
 from kiln.capture.interpreter.breaks import GraphBreak, PastStep, Raised, TorchCallFailed, UnsupportedCall
-from kiln.capture.interpreter.builtins.backward_reads import backward_frame, changes
+from kiln.capture.interpreter.builtins.backward_reads import backward_frame, parts
 from kiln.capture.interpreter.builtins.function_transforms import OpenLevels
 from kiln.capture.interpreter.builtins.outer_tensors import define_wrappers, note_wrappers
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, handles
+from kiln.capture.interpreter.effects import changes
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
@@ -212,10 +213,12 @@ class InterpretedBackward:
             self.refuse("a tensor that it saves is changed in place before its backward")
         if self.materializes:
             grads = tuple(s.recorder.materialised(grads, grads))
-        given = grads if s.recorder.is_differentiating else None
+        known = self._known()
+        kept = [fake_of(value) for value in parts(s, known)]
+        given = (*grads, *kept) if s.recorder.is_differentiating else None
         before, first = changes(s, given), len(s.recorder.nodes)
         try:
-            with backward_frame(s, self.frame, self._known()):
+            with backward_frame(s, self.frame, known):
                 found = self._run(s, self._gradients(s, list(grads)))
             if changes(s, given) != before:
                 raise UnsupportedCall(function=self.name, why="its backward has side effects")

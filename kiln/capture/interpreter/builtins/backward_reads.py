@@ -26,7 +26,6 @@ from kiln.capture.interpreter.frame import SymbolicFrame, running_frame, top
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor
-from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.recorder import nested_calls
 
 LATER = "it reads a variable from outside of the region, which may change before the backward"
@@ -58,17 +57,6 @@ def backward_frame(s: CaptureState, frame: SymbolicFrame, known: Iterable[Value]
             yield
     finally:
         s.frame, modes.at_entry, s.policy, s.watch = before
-
-
-def changes(s: CaptureState, fakes: Iterable[object] | None = ()) -> tuple[object, ...]:
-    """Equal before and after code without side effects: those on objects, and writes to memory from outside and of
-    `fakes`; with None, writes to memory do not count."""
-    written: dict[int, int] = {}
-    if fakes is not None:
-        views = [record.view for record in s.recorder.inputs if isinstance(record.fake, FakeTensor)]
-        views += [fake.storage_view for fake in fakes if type(fake) is FakeTensor and not fake.is_outer]
-        written = {id(view.storage): view.storage.version for view in views if view.storage.version}
-    return s.effects.changes, s.effects.snapshot(), written
 
 
 def parts(s: CaptureState, values: Iterable[Value]) -> Iterator[Value]:

@@ -18,8 +18,8 @@ import torch.utils.checkpoint
 from torch._ops import OpOverload
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
-from kiln.capture.interpreter.builtins.backward_reads import changes
 from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Kwargs, Value, handles
+from kiln.capture.interpreter.effects import changes
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor, here
 from kiln.graph.trace.mode import SavePolicy

@@ -20,8 +20,9 @@ import torch
 
 import kiln.capture.interpreter.polyfills as polyfills
 from kiln.capture.interpreter.breaks import GraphBreak, PastStep, Raised, UnsupportedCall
-from kiln.capture.interpreter.builtins.backward_reads import backward_frame, changes
+from kiln.capture.interpreter.builtins.backward_reads import backward_frame
 from kiln.capture.interpreter.core import Args, CaptureState, Value
+from kiln.capture.interpreter.effects import changes
 from kiln.capture.interpreter.frame import SymbolicFrame
 from kiln.capture.interpreter.variables.tensor import Tensor, from_torch
 from kiln.graph.trace.fake import FakeTensor

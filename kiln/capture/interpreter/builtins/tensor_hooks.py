@@ -21,8 +21,9 @@ import torch
 from torch.utils.hooks import BackwardHook, RemovableHandle
 
 from kiln.capture.interpreter.breaks import GraphBreak, PastStep, Raised, UnsupportedCall
-from kiln.capture.interpreter.builtins.backward_reads import LATER, backward_frame, changes
+from kiln.capture.interpreter.builtins.backward_reads import LATER, backward_frame
 from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Codegen, Kwargs, Value, handles
+from kiln.capture.interpreter.effects import changes
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.variables.builtin import PythonModule
 from kiln.capture.interpreter.variables.constant import Constant
