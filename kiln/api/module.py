@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import weakref
 from abc import ABCMeta
 from collections.abc import Callable
 from contextlib import suppress
@@ -37,6 +38,8 @@ MARK = "_kiln_session"
 TWIN = "_kiln_twin"
 """Class attribute of all classes made here."""
 STATES = "torch.distributed._composable_state"
+OWN = {"__call__", "__deepcopy__", "report", MARK, TWIN_OF}
+"""Attributes of the class of a compiled module that refer to the module or its session."""
 SET_CLASS = object.__dict__["__class__"].__set__
 
 
@@ -49,9 +52,20 @@ def compile_module(module: nn.Module, find: FindDispatcher) -> nn.Module:
     original = original_module(module)
     dispatcher = find(original, cast(FunctionType, type(original).__call__))
     twin = _twin(module, _compiled_class(original, dispatcher, find))
+    _register(twin, original, dispatcher)
+    return twin
+
+
+def _register(twin: nn.Module, original: nn.Module, dispatcher: Dispatcher) -> None:
     _session(dispatcher).twins[id(twin)] = twin
     share_states(original, twin)
-    return twin
+    weakref.finalize(twin, _empty, type(twin)).atexit = False
+
+
+def _empty(cls: type[nn.Module]) -> None:
+    """The class of a twin that is gone: every class is part of a cycle, and waits for the collector."""
+    for name in cls.__dict__.keys() & OWN:
+        type.__delattr__(cls, name)
 
 
 def share_states(original: nn.Module, twin: nn.Module) -> None:
@@ -116,6 +130,12 @@ def _reduce(self: nn.Module, protocol: object) -> object:
     return _twin(self, original_class(self)).__reduce_ex__(1)  # later protocols check the class against the object
 
 
+def _set_class(twin: nn.Module, cls: type[nn.Module]) -> None:
+    known: TwinOf = type(twin).__dict__[TWIN_OF]
+    known.module.__class__ = cls
+    known.follow(twin)
+
+
 def _compiled_class(original: nn.Module, dispatcher: Dispatcher, find: FindDispatcher) -> type[nn.Module]:
     """The class of the twin of `original` whose `__call__` is `dispatcher`."""
     call, session = type(original).__call__, _session(dispatcher)
@@ -131,19 +151,14 @@ def _compiled_class(original: nn.Module, dispatcher: Dispatcher, find: FindDispa
         same = type(original).__call__ is call
         kept = dispatcher if same else find(original, cast(FunctionType, type(original).__call__))
         SET_CLASS(twin, _compiled_class(original, kept, find))
-        _session(kept).twins[id(twin)] = twin
-        share_states(original, twin)
-
-    def set_class(twin: nn.Module, cls: type[nn.Module]) -> None:
-        original.__class__ = cls
-        follow(twin)
+        _register(twin, original, kept)
 
     body: dict[str, object] = {
         "__call__": MethodType(dispatcher, original),
         "__reduce_ex__": _reduce,
         "__deepcopy__": deepcopy,
     }
-    body |= {"__class__": property(original_class, set_class), MARK: session, TWIN_OF: TwinOf(original, follow)}
+    body |= {"__class__": property(original_class, _set_class), MARK: session, TWIN_OF: TwinOf(original, follow)}
     if not hasattr(type(original), "report") and session.report is not None:
         body["report"] = staticmethod(session.report)
     return _subclass(type(original), body)

@@ -257,7 +257,7 @@ class EagerReplayWriter:
 def is_nonlinear(call: TorchCall, recorder: Recorder) -> bool:
     """Whether the backward of a function, or a hook, was found not to be linear in gradients."""
     target = call.target
-    owner = target.on_fake if isinstance(target, RegisterHook) else getattr(target, "__self__", None)
+    owner = target.on_fake() if isinstance(target, RegisterHook) else getattr(target, "__self__", None)
     return isinstance(owner, Hashable) and owner in recorder.nonlinear
 
 

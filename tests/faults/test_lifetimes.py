@@ -133,3 +133,100 @@ def test_an_exception_that_is_caught_behind_a_break(no_collection: None) -> None
         gone = weakref.ref(x)
         del x
         assert gone() is None
+
+
+def branch(x: Tensor, w: Tensor) -> Tensor:
+    y = x * w
+    if y.sum() > 1000:
+        y = y * 2
+    return y
+
+
+def hook(x: Tensor, w: Tensor) -> Tensor:
+    y = x * w
+    y.register_hook(lambda grad: grad * w)
+    return y.sin()
+
+
+class Sine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return grad * x.cos()
+
+
+def function(x: Tensor, w: Tensor) -> Tensor:
+    return Sine.apply(x * w)  # type: ignore[no-any-return]
+
+
+def gradient_inside(x: Tensor, w: Tensor) -> Tensor:
+    y = function(x, w) * w
+    return torch.autograd.grad(y.sum(), w, create_graph=True)[0] + w
+
+
+def saved_hooks(x: Tensor, w: Tensor) -> Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(lambda y: y.clone(), lambda y: y):
+        return (x * w).sin() * w
+
+
+def generator(x: Tensor, w: Tensor) -> Tensor:
+    def products() -> Iterator[Tensor]:
+        for factor in range(3):
+            yield x * w * factor
+
+    return sum(products(), w)
+
+
+def transform(x: Tensor, w: Tensor) -> Tensor:
+    return torch.vmap(lambda row: row * w)(x)
+
+
+PROGRAMS_OF_COMPILES = [branch, hook, function, gradient_inside, saved_hooks, generator, transform]
+
+
+@pytest.mark.parametrize("program", PROGRAMS_OF_COMPILES)
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_compile_keeps_nothing_alive(
+    program: Callable[[Tensor, Tensor], Tensor], asked: bool, no_collection: None
+) -> None:
+    """The graph of autograd behind fakes called the recording, by way of C++, where the collector finds no cycle."""
+    compiled = kiln.compile(program)
+    x, w = torch.randn(3, 4), torch.randn(4, requires_grad=True)
+    y = compiled(x, w)
+    if asked:
+        y.sum().backward()
+    watched = watch(x, w, y)
+    del x, w, y
+    assert all(thing() is None for thing in watched)
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2])
+def test_a_compiled_module_is_freed(calls: int, no_collection: None) -> None:
+    """Its class, which is part of a cycle as every class, kept the session and the module."""
+    net = Net()
+    compiled = kiln.compile(net)
+    for _ in range(calls):
+        compiled(torch.randn(4, 8)).sum().backward()
+    watched = watch(net, compiled, net.a.weight)
+    del net, compiled
+    assert all(thing() is None for thing in watched)
+
+
+def test_a_module_that_changed_its_class_is_freed(no_collection: None) -> None:
+    class Other(Net):
+        pass
+
+    net = Net()
+    compiled = kiln.compile(net)
+    compiled(torch.randn(4, 8))
+    net.__class__ = Other
+    compiled(torch.randn(4, 8))
+    assert isinstance(compiled, Other)
+    watched = watch(net, compiled)
+    del net, compiled
+    assert all(thing() is None for thing in watched)

@@ -88,7 +88,7 @@ from kiln.capture.interpreter.suspension_codegen import write_returned, write_su
 from kiln.capture.interpreter.variables.dtensor import register_dtensors
 from kiln.capture.interpreter.variables.function import Outlined, namespace, shared_cell, unguarded_modules
 from kiln.capture.interpreter.variables.hashed_key import KeyComparisons
-from kiln.capture.interpreter.variables.iterators import suspended_generator
+from kiln.capture.interpreter.variables.iterators import forget_callers, suspended_generator
 from kiln.capture.interpreter.variables.made_class import detach, refuse_stand_ins
 from kiln.capture.interpreter.variables.tensor import RegionInputs
 from kiln.capture.interpreter.variables.weak_references import (
@@ -299,6 +299,7 @@ def leave(state: CaptureState) -> None:
     forget_gradients(state)
     restore_modes(state)
     detach(state)
+    forget_callers(state)
     state.close()
 
 

@@ -503,6 +503,7 @@ class CaptureState:
         """The capture is over. Some parts, and the shape environment of its regions, refer to the state: it would wait
         for the garbage collector, or live as long as they."""
         self._parts.clear()
+        self.recorder.held.clear()
         self.recorder.env.assume_number = self.recorder.env.number_in_front = None
 
     def wrap(self, real: object, source: Source | None) -> Value:

@@ -401,6 +401,7 @@ def release(s: CaptureState) -> None:
     if found is not None:
         for table in (found.reals, found.values, found.mirrors, found.classes, found.errors):
             table.clear()
+        del found.state  # classes of proxies, which wait for the collector, refer to this object
         s.part(NativeCalls).natives = None
 
 

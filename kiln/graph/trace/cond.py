@@ -72,7 +72,7 @@ def cond(recorder: Calls, scope: Scope, target: ControlFlow, args: Sequence[Fake
     backward = CondBackward(recorder, target, condition, [*values, *map(recorder.node_of, saved)], sides, numbers)
     leaves = [fake for fake, need in zip(captured, needs, strict=True) if need]
     plain = [number for number in range(count) if number not in numbers]
-    return cast(tuple[FakeTensor, ...], attach(leaves, results, plain, backward))
+    return cast(tuple[FakeTensor, ...], attach(recorder.held, leaves, results, plain, backward))
 
 
 def differentiable_results(target: ControlFlow, branches: Sequence[Traced], needs: Sequence[bool]) -> list[int]:
@@ -163,37 +163,47 @@ def recorded_backward(
 def read_from_forward(side: SideGradients, forward: Nested) -> None:
     """Replace what the gradients read of the forward: operands stay operands, views, constants and values of sizes that
     only the forward reads are computed again, other values are saved."""
-    operands = dict(zip(forward.inputs, side.operands, strict=True))
-    outer = {node: value for value, node in forward.outside.items()}
-    own, copies = set(forward.nodes), dict[Node, Node]()
+    reads = ForwardReads(side, forward)
+    nodes, outside = side.nested.nodes, side.nested.outside
+    inside = {value: node for value, node in outside.items() if value in reads.own or value in reads.operands}
+    for value in inside:
+        del outside[value]
+    if not forward.sizes.isdisjoint(symbols_of([*nodes, *inside])):
+        for value in forward.nodes:
+            if not forward.sizes.isdisjoint(symbols_read([value])):
+                reads.copy(value)
+    replaced = {node: reads.resolved(value) for value, node in inside.items()}
+    for node in nodes:
+        node.inputs = tuple([replaced.get(value, value) for value in node.inputs])
+    nodes[:0] = reads.copies.values()
 
-    def resolved(value: Node) -> Node:
-        if value in operands:
-            return operands[value]
-        if value in outer:
-            return side.nested.read(outer[value])
-        if value not in own:
-            return side.nested.read(value)
-        if not forward.sizes.isdisjoint(symbols_in(value.spec)):
+
+@final
+class ForwardReads:
+    """What stands in the gradients of a side for values of its forward; `copies`: those that are computed again."""
+
+    def __init__(self, side: SideGradients, forward: Nested) -> None:
+        self.side, self.forward, self.own = side, forward, set(forward.nodes)
+        self.operands = dict(zip(forward.inputs, side.operands, strict=True))
+        self.outer = {node: value for value, node in forward.outside.items()}
+        self.copies: dict[Node, Node] = {}
+
+    def resolved(self, value: Node) -> Node:
+        side = self.side
+        if value in self.operands:
+            return self.operands[value]
+        if value not in self.own:
+            return side.nested.read(self.outer.get(value, value))
+        if not self.forward.sizes.isdisjoint(symbols_in(value.spec)):
             if draws_random([value]):
                 raise NotNested("it draws random numbers, which the backward would draw again")
         elif value.op.kind is not Kind.VIEW and value.op is not CONSTANT:
             return side.saved.setdefault(value, input_node(0, f"saved_{len(side.saved)}", value.tensor))
-        if value not in copies:
-            copies[value] = with_inputs(value, tuple(map(resolved, value.inputs)))
-        return copies[value]
+        return self.copies.get(value) or self.copy(value)
 
-    inside = {value: node for value, node in side.nested.outside.items() if value in own or value in operands}
-    for value in inside:
-        del side.nested.outside[value]
-    if not forward.sizes.isdisjoint(symbols_of([*side.nested.nodes, *inside])):
-        for value in forward.nodes:
-            if not forward.sizes.isdisjoint(symbols_read([value])):
-                copies[value] = with_inputs(value, tuple(map(resolved, value.inputs)))
-    replaced = {node: resolved(value) for value, node in inside.items()}
-    for node in side.nested.nodes:
-        node.inputs = tuple([replaced.get(value, value) for value in node.inputs])
-    side.nested.nodes[:0] = copies.values()
+    def copy(self, value: Node) -> Node:
+        made = self.copies[value] = with_inputs(value, tuple(map(self.resolved, value.inputs)))
+        return made
 
 
 def add_saved_values(recorder: Calls, branches: Sequence[Traced], sides: Sequence[SideGradients]) -> None:

@@ -101,7 +101,7 @@ def scan(recorder: Calls, scope: Scope, target: ControlFlow, args: Sequence[Fake
         return [grad for grad, leaf in zip(found, wanted, strict=True) if leaf]
 
     plain = [number for number, result in enumerate(results[:count]) if not is_real(result)]
-    return cast(tuple[FakeTensor, ...], attach(leaves, results[:count], plain, gradients_of_leaves))
+    return cast(tuple[FakeTensor, ...], attach(recorder.held, leaves, results[:count], plain, gradients_of_leaves))
 
 
 def turn_inputs(values: Sequence[Node], carried: int, end: int) -> list[Node]:

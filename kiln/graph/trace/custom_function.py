@@ -9,11 +9,13 @@ under the same mode, when the joint graph is made.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Protocol, final
+from typing import Any, Protocol, TypeVar, cast, final
 
 import torch
 
+F = TypeVar("F", bound=Callable[..., Any])
 Backward = Callable[[tuple[torch.Tensor | None, ...]], Sequence[torch.Tensor | None]]
 
 
@@ -49,8 +51,22 @@ _apply = super(torch.autograd.Function, InterpretedFunction).apply
 
 
 def attach(
-    inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], plain: Sequence[int], backward: Backward
+    held: list[object],
+    inputs: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor],
+    plain: Sequence[int],
+    backward: Backward,
 ) -> tuple[torch.Tensor, ...]:
     """`outputs` as results of a function of `inputs` with this backward; runs under the recording mode."""
-    made: tuple[torch.Tensor, ...] = _apply(backward, tuple(outputs), tuple(plain), *inputs)
+    made: tuple[torch.Tensor, ...] = _apply(called_by_autograd(held, backward), tuple(outputs), tuple(plain), *inputs)
     return made
+
+
+def called_by_autograd(held: list[object], function: F) -> F:
+    """`function` for the graph of autograd behind fakes, which does not keep it alive; `held` does.
+
+    The graph is in C++, where the cycle collector sees no cycle: with a function that refers to the recording it would
+    live as long as the process, and with it the inputs.
+    """
+    held.append(function)
+    return cast(F, weakref.proxy(function))

@@ -9,6 +9,7 @@ User backends get it as an fx graph; eager replay and the copies of equal layers
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Literal, final
 
@@ -41,15 +42,17 @@ class Configuration:
 class RegisterHook:
     """The target of a call that registers a hook: `(tensor, *captured)`, what the hook reads besides the gradient.
 
-    `on_fake` records what it does to the gradient of a fake; `make(*captured)` is the program's function.
+    `on_fake` records what it does to the gradient of a fake, and lives as long as the recording; `make(*captured)` is
+    the program's function.
     """
 
-    on_fake: Callable[[FakeTensor], FakeTensor | None]
+    on_fake: weakref.ref[Callable[[FakeTensor], FakeTensor | None]]
     make: Callable[..., Callable[..., object]]
     __name__ = "register_hook"
 
     def __call__(self, tensor: torch.Tensor, *captured: object) -> None:
-        tensor.register_hook(self.on_fake if type(tensor) is FakeTensor else self.make(*captured))  # type: ignore[no-untyped-call]
+        hook = weakref.proxy(self.on_fake()) if type(tensor) is FakeTensor else self.make(*captured)
+        tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
 
 @final

@@ -33,7 +33,7 @@ from kiln.graph.trace.composites import CHECKED, COMPOSITES, PUBLIC, has_symbols
 from kiln.graph.trace.constant_value import constant_value
 from kiln.graph.trace.constants import Constants
 from kiln.graph.trace.control_flow import record_control_flow
-from kiln.graph.trace.custom_function import Backward, InterpretedFunction, attach
+from kiln.graph.trace.custom_function import Backward, InterpretedFunction, attach, called_by_autograd
 from kiln.graph.trace.fake import FakeTensor, innermost, is_wrapped
 from kiln.graph.trace.finish import build_graph, refuse_lost_history
 from kiln.graph.trace.fused_optimizers import FUSED
@@ -151,6 +151,8 @@ class Recorder:
         """Classes of functions and hooks that the recorded backward has called and that are not linear in gradients."""
         self.saved_hooks: list[tuple[Callable[..., object], Callable[..., torch.Tensor]]] = []
         """Pairs of functions that pack and unpack what autograd saves; the last one is active."""
+        self.held: list[object] = []
+        """What the graph of autograd behind the fakes calls (`called_by_autograd`)."""
         self.region = 0
         """The checkpoint region of the next calls; 0 outside of any."""
         self._outer: Origin | None = None
@@ -356,10 +358,11 @@ class Recorder:
         """See to it that functions in Python that run as they are (the backward of a custom operator) get zeros for
         missing gradients, and give all of theirs if one arrives."""
         before = RemovableHandle.next_id  # the program may see it
+        hold = partial(called_by_autograd, self.held)
         for function, _ in edges_behind(map(edge_of, outputs)):
             if isinstance(function, BackwardCFunction) and not isinstance(function, InterpretedFunction._backward_cls):
-                function.register_prehook(lambda grads: tuple(self.materialised(grads, grads)))
-                function.register_hook(lambda made, grads: tuple(self.materialised(made, grads)))
+                function.register_prehook(hold(lambda grads: tuple(self.materialised(grads, grads))))
+                function.register_hook(hold(lambda made, grads: tuple(self.materialised(made, grads))))
         RemovableHandle.next_id = before
 
     def materialised(self, values: Sequence[T], grads: Sequence[object]) -> list[T]:
@@ -540,7 +543,7 @@ def record_function(
     marked = [order for order, number in enumerate(tensors) if number in plain]
     results = list(outputs)
     with recording(recorder):
-        attached = attach(inputs, list(tensors.values()), marked, backward)
+        attached = attach(recorder.held, inputs, list(tensors.values()), marked, backward)
     for number, fake in zip(tensors, attached, strict=True):
         results[number] = fake
     replace_calls(recorder, mark, target, args, {}, results[0] if single else tuple(results), stack=stack)

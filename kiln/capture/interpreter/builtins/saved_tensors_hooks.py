@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast, final
 
 import torch
@@ -28,6 +29,7 @@ from kiln.capture.interpreter.variables.function import Function, Namespace
 from kiln.capture.interpreter.variables.tensor import Tensor, from_torch, here
 from kiln.graph.ir.node import Node
 from kiln.graph.prims.table import Kind
+from kiln.graph.trace.custom_function import called_by_autograd
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.log import PopSavedHooks, PushSavedHooks
 from kiln.graph.trace.recorder import nested_calls, record_effect
@@ -58,7 +60,8 @@ def push(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     s.part(EnteredModes).calls.append((f"{HOOKS}.__enter__", call))
     captured = [[value.torch_arg(s) for value in values] for values, _ in makers]
     record_effect(s.recorder, PushSavedHooks(makers[0][1], cast(MakeUnpack, makers[1][1])), captured, frame.locations())
-    s.recorder.saved_hooks.append((hooks.pack_fake, hooks.unpack_fake))
+    hold = partial(called_by_autograd, s.recorder.held)
+    s.recorder.saved_hooks.append((hold(hooks.pack_fake), hold(hooks.unpack_fake)))
     return Constant(None)
 
 

@@ -13,6 +13,7 @@ A hook that reads a variable from outside of the region breaks as well: see `bac
 from __future__ import annotations
 
 import types
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import final
@@ -51,7 +52,9 @@ def register_hook(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     s.counters.unguarded += 1  # the hook of a repeated layer may behave differently
     call = here(s)
     captured, make = captured_by(s, hook)
-    target = RegisterHook(InterpretedHook(s, running_frame(s), call, hook), make)
+    on_fake = InterpretedHook(s, running_frame(s), call, hook)
+    s.recorder.held.append(on_fake)
+    target = RegisterHook(weakref.ref(on_fake), make)
     record(s, target, [tensor, *captured], {})
     s.part(RegionInputs).final_checks.append(FinalCheck(partial(is_used_outside, tensor.fake), HOOK, call))
     if isinstance(hook, Function):

@@ -277,6 +277,12 @@ class StartedGenerators:
     generators: list[Generator] = field(default_factory=list)
 
 
+def forget_callers(s: CaptureState) -> None:
+    """When the capture is over: the frame that called a generator last has it in its locals."""
+    for made in s.part(StartedGenerators).generators:
+        made.frame.parent = None
+
+
 def suspended_generator(s: CaptureState) -> Generator | None:
     """A generator that the capture leaves in a `try` or `with`: CPython would close it when the program drops it."""
     return next((made for made in s.part(StartedGenerators).generators if made.is_in_handler(s)), None)
