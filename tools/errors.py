@@ -52,9 +52,10 @@ def page() -> str:
 
 
 def entry(code: str, error: type) -> Iterator[str]:
-    """The entry of one code: what, why, what to try."""
-    why = f": {error.why}" if error.why else ""
-    yield f"**{code}** {error.what}{why}."
+    """The entry of one code: what, why, what to try; an error has all three."""
+    if missing := [name for name in ("what", "why", "try_") if not getattr(error, name)]:
+        sys.exit(f"{code} does not have: {', '.join(missing)}")
+    yield f"**{code}** {error.what}: {error.why}."
     yield from (f"- Try: {hint}" for hint in error.try_)
     yield ""
 

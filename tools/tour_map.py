@@ -271,7 +271,7 @@ MAP = {
         ("Which words does the native program have, in which order?", "kiln/plan/program_format.py", "NATIVE_STEPS"),
         ("Where is a step executed?", "csrc/executor/run.cpp", "run"),
         ("Where is an ATen result compared with the plan?", "csrc/executor/aten.cpp", ""),
-        ("Where are saved tensors and their versions checked?", "csrc/executor/region.cpp", ""),
+        ("Where are saved tensors and their versions checked?", "csrc/executor/saved_values.cpp", ""),
         ("Which steps run in front of a CUDA graph?", "kiln/runtime/cuda_graphs/host_part.py", "split_host_part"),
         ("When is a CUDA graph recorded, when replayed?", "kiln/runtime/cuda_graphs/graphed.py", "GraphedPlan"),
         (

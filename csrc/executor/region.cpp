@@ -7,7 +7,6 @@
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
-#include <torch/csrc/autograd/saved_variable.h>
 
 #include <algorithm>
 #include <unordered_set>
@@ -18,6 +17,7 @@
 #include "executor/gradient_hooks.h"
 #include "executor/gradient_parts.h"
 #include "executor/python.h"
+#include "executor/saved_values.h"
 
 namespace kiln {
 
@@ -93,36 +93,13 @@ class RegionNode final : public ag::Node {
 
   // Keeps what backward needs; to be called after the outputs have this node as their history.
   void save(const std::vector<Value>& inputs, std::vector<Value>& results) {
-    saved_.resize(state_->saved.size());
-    for (size_t n = 0; n < saved_.size(); n++) {
-      const SavedEntry& entry = state_->saved[n];
-      auto index = static_cast<size_t>(entry.index);
-      bool is_output = entry.kind == SavedKind::kOutput;
-      Value& value = entry.kind == SavedKind::kInput ? const_cast<Value&>(inputs.at(index))
-                                                     : results.at(index);
-      if (entry.base != BaseKind::kNone) {
-        const auto& bases = entry.base == BaseKind::kInput ? inputs : results;
-        share_version(value, bases.at(static_cast<size_t>(entry.base_index)));
-      }
-      keep(saved_[n], value, is_output && state_->results[index].differentiable);
-    }
-    if (!state_->differentiate) return;
-    replayed_.resize(inputs.size());
-    for (size_t n = 0; n < saved_.size(); n++) {
-      const SavedEntry& entry = state_->saved[n];
-      if (entry.kind == SavedKind::kInput)
-        replayed_[static_cast<size_t>(entry.index)].saved = &saved_[n];
-    }
-    for (size_t n = 0; n < inputs.size(); n++) {
-      if (!replayed_[n].saved) replayed_[n].watch(inputs[n]);
-    }
-    for (int32_t n : state_->unread) replayed_[static_cast<size_t>(n)].may_change = true;
+    saved_.keep(*state_, inputs, results);
   }
 
   ag::variable_list apply(ag::variable_list&& tangents) override {
     std::lock_guard<std::mutex> lock(mutex_);
     for (size_t n = 0; n < tangents.size(); n++) prepare(tangents[n], n);
-    begin(tangents);
+    partial_.begin(*state_, tangents);
     ag::variable_list made;
     try {
       made = all_gradients(tangents, needed());
@@ -156,17 +133,7 @@ class RegionNode final : public ag::Node {
   // After a backward for some of the results, what the others need is kept.
   void release_variables() override {
     std::lock_guard<std::mutex> lock(mutex_);
-    finished_ = finishing_;
-    ended_ = ending_;
-    bool all =
-        given_.empty() || std::find(finished_.begin(), finished_.end(), false) == finished_.end();
-    for (size_t n = 0; n < saved_.size(); n++) {
-      if (all || is_last(n)) saved_[n].tensor.reset_data();
-    }
-    given_.clear();  // the next release may be that of a graph that goes away
-    if (!all) return;
-    for (Input& input : replayed_) input.value = Value();
-    released_ = true;
+    saved_.release(*state_, partial_);
   }
 
  private:
@@ -180,54 +147,6 @@ class RegionNode final : public ag::Node {
     return refuse_second_derivative(tangents, mask);
   }
 
-  struct Kept {
-    ag::SavedVariable tensor;
-    Value number;
-    bool is_tensor = false;
-    bool is_output = false;
-  };
-
-  // An input that only the second derivative needs. It is no saved variable, since eager would not
-  // save it, and saved-tensor hooks must not see it.
-  struct Input {
-    Kept* saved = nullptr;
-    Value value;
-    uint32_t version = 0;
-    bool may_change = false;
-    // Instead of the value, where eager has freed it: it may go on as long as others hold it.
-    std::optional<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> unowned;
-
-    static uint32_t version_of(const Value& value) {
-      return value.tensor()->is_inference() ? 0 : tensor_in(value)._version();
-    }
-
-    void watch(const Value& input) {
-      value = input.copy();
-      if (value.is_tensor()) version = version_of(value);
-    }
-
-    void watch_unowned(const Value& input) {
-      watch(input);
-      unowned.emplace(TensorPtr::reclaim_copy(value.tensor()));
-      value = Value();
-    }
-
-    Value get(const std::string& name) {
-      Value held;
-      if (unowned) {
-        TensorPtr found = unowned->lock();
-        if (!found) throw std::runtime_error(ag::ERR_BACKWARD_TWICE);
-        held.set_tensor(std::move(found));
-      }
-      const Value& value = unowned ? held : this->value;
-      KILN_CHECK(may_change || !value.is_tensor() || version_of(value) == version, name,
-                 ": one of the variables needed for gradient computation has been modified by an "
-                 "inplace operation: an input is at version ",
-                 version_of(value), "; expected version ", version, " instead");
-      return value.copy();
-    }
-  };
-
   // Puts a node in front of each leaf, so that leaves get their gradients in eager's order.
   void set_order(ag::edge_list& edges, const std::vector<Value>& inputs) const {
     size_t position = 0;
@@ -238,26 +157,6 @@ class RegionNode final : public ag::Node {
       node->add_input_metadata(tensor_in(inputs[n]));
       node->add_next_edge(std::move(edges[n]));
       edges[n] = ag::Edge(std::move(node), 0);
-    }
-  }
-
-  // Notes which tangents the present backward is for, and for which no other can follow if it
-  // frees the graph. Raises if none can be for these.
-  void begin(const ag::variable_list& tangents) {
-    size_t count = tangents.size();
-    bool apart = !state_->ends.empty();
-    given_.resize(count);
-    finished_.resize(count);
-    ended_.resize(count);
-    finishing_ = finished_;
-    ending_ = ended_;
-    for (size_t n = 0; n < count; n++) {
-      given_[n] = tangents[n].defined();
-      if (given_[n] && ended_[n]) throw std::runtime_error(ag::ERR_BACKWARD_TWICE);
-      if (!given_[n] && apart) continue;
-      finishing_[n] = true;
-      if (!apart) continue;
-      for (int32_t other : state_->ends[n]) finishing_[other] = ending_[other] = true;
     }
   }
 
@@ -297,7 +196,7 @@ class RegionNode final : public ag::Node {
   void start_turn(const std::vector<bool>& mask) {
     if (turn_.replayed) return;
     if (!state_->differentiate) throw std::runtime_error(state_->no_inner_gradient);
-    Given given = replay_inputs();
+    SavedValues::Given given = saved_.for_replay(*state_, getptr());
     std::vector<Value> ends;
     if (c10::GradMode::is_enabled()) ends = ends_of_inner();
     TakeGil gil;
@@ -342,64 +241,6 @@ class RegionNode final : public ag::Node {
     return given;
   }
 
-  // Does the present backward read the saved value?
-  bool is_read(size_t n) const {
-    const SavedEntry& entry = state_->saved[n];
-    return entry.always_read || any_of(entry, given_);
-  }
-
-  // Will no backward read it after the present one?
-  bool is_last(size_t n) const {
-    const SavedEntry& entry = state_->saved[n];
-    if (!entry.always_read) {
-      return std::all_of(entry.readers.begin(), entry.readers.end(),
-                         [&](int32_t tangent) { return finishing_[tangent]; });
-    }
-    return finishes_all();
-  }
-
-  bool finishes_all() const {
-    return std::find(finishing_.begin(), finishing_.end(), false) == finishing_.end();
-  }
-
-  // A replay for other results runs the whole region, also what this saved value was for: if it is
-  // still there.
-  void keep_for_replay(size_t n, const Value& value) {
-    const SavedEntry& entry = state_->saved[n];
-    if (!state_->differentiate || entry.kind != SavedKind::kInput) return;
-    Input& input = replayed_[static_cast<size_t>(entry.index)];
-    input.saved = nullptr;
-    input.watch_unowned(value);
-  }
-
-  static bool any_of(const SavedEntry& entry, const std::vector<bool>& tangents) {
-    return std::any_of(entry.readers.begin(), entry.readers.end(),
-                       [&](int32_t tangent) { return tangents[tangent]; });
-  }
-
-  static void share_version(const Value& view, const Value& base) {
-    if (!view.is_tensor() || !base.is_tensor() || view.tensor()->is_inference()) return;
-    ag::impl::set_version_counter(tensor_in(view), ag::impl::version_counter(tensor_in(base)));
-  }
-
-  static void keep(Kept& kept, const Value& value, bool is_output) {
-    kept.is_tensor = value.is_tensor();
-    kept.is_output = is_output;
-    if (kept.is_tensor) {
-      kept.tensor = ag::SavedVariable(tensor_in(value), is_output);
-    } else {
-      kept.number = const_cast<Value&>(value).hand_over();
-    }
-  }
-
-  Value value_of(Kept& kept) {
-    if (!kept.is_tensor) return kept.number.hand_over();
-    Value made;
-    at::Tensor tensor = kept.tensor.unpack(kept.is_output ? getptr() : NodePtr());
-    made.set_tensor(tensor.unsafeReleaseIntrusivePtr());
-    return made;
-  }
-
   bool accepted(const ag::variable_list& tangents) const {
     std::vector<Value> given = values_of(tangents);
     TakeGil gil;
@@ -426,27 +267,14 @@ class RegionNode final : public ag::Node {
     bool keep_graph = ag::get_current_graph_task_keep_graph();
     bool donate = !keep_graph;
     std::vector<bool> wanted = mask;  // followed by: which tangents are defined
-    wanted.insert(wanted.end(), given_.begin(), given_.end());
+    wanted.insert(wanted.end(), partial_.given().begin(), partial_.given().end());
     const Callable* backward;
     {
       at::AutoGradMode no_grad(false);
       backward = &state_->backward(wanted);
     }
     if (!*backward) return differentiate(tangents, mask);
-    std::vector<Value> inputs;
-    inputs.reserve(saved_.size() + tangents.size());
-    for (size_t n = 0; n < saved_.size(); n++) {
-      if (!is_read(n)) continue;
-      Kept& kept = saved_[n];
-      inputs.push_back(value_of(kept));
-      if (keep_graph || !kept.is_tensor) continue;
-      if (is_last(n)) {
-        kept.tensor.reset_data();
-        if (!finishes_all()) keep_for_replay(n, inputs.back());
-      } else {
-        donate = false;
-      }
-    }
+    std::vector<Value> inputs = saved_.read(*state_, partial_, getptr(), keep_graph, donate);
     for (at::Tensor& tangent : tangents) {
       if (!tangent.defined()) continue;
       inputs.emplace_back();
@@ -472,32 +300,10 @@ class RegionNode final : public ag::Node {
     return made;
   }
 
-  struct Given {
-    std::vector<Value> inputs, saved;
-  };
-
-  // What the region runs again with, by eager operators; with what else the present backward reads.
-  Given replay_inputs(bool with_all = false) {
-    Given given;
-    if (released_) throw std::runtime_error(ag::ERR_BACKWARD_TWICE);
-    for (Input& input : replayed_) {
-      given.inputs.push_back(input.saved ? value_of(*input.saved) : input.get(name()));
-    }
-    given.saved.resize(saved_.size());
-    for (size_t n = 0; with_all && n < saved_.size(); n++) {
-      if (is_read(n)) given.saved[n] = value_of(saved_[n]);  // raises if it is gone or has changed
-    }
-    for (int32_t number : state_->drawn) {
-      auto n = static_cast<size_t>(number);
-      if (!with_all || !is_read(n)) given.saved[n] = value_of(saved_.at(n));
-    }
-    return given;
-  }
-
   // For create_graph=True: runs the forward again by eager operators and differentiates that.
   ag::variable_list differentiate(const ag::variable_list& tangents,
                                   const std::vector<bool>& mask) {
-    Given given = replay_inputs(true);
+    SavedValues::Given given = saved_.for_replay(*state_, getptr(), &partial_);
     std::vector<Value> arrived = values_of(tangents);
     TakeGil gil;
     PyObject* masked = mask_to_python(mask);
@@ -529,12 +335,8 @@ class RegionNode final : public ag::Node {
   }
 
   std::shared_ptr<RegionState> state_;
-  std::vector<Kept> saved_;
-  std::vector<Input> replayed_;
-  // By tangent: of the present backward; of those that freed the graph, or for which no other can
-  // follow; those for which another would raise; the same after the present one.
-  std::vector<bool> given_, finished_, ended_, finishing_, ending_;
-  bool released_ = false;
+  SavedValues saved_;
+  PartialBackwards partial_;
   Turn turn_;
   std::shared_ptr<ResultNodes> results_;
   std::shared_ptr<GradientParts> parts_;

@@ -194,6 +194,8 @@ def capture_whole(
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
     assert keeper.recorder is not None and capture.function is not None
+    known = {id(buffers) for buffers in buffer_dicts(first)}
+    refuse_effects(name_of(target), [effect for effect in capture.effects if not is_store_of_buffers(effect, known)])
     if keeper.trace is None:
         keeper.trace = keeper.recorder.finish([])
     result, stored = _result(capture, slots, keeper.trace, buffer_dicts(first))
@@ -245,8 +247,6 @@ def _captured(
         raise capture.breaks[0]
     if any([str(found.argval).startswith(DRAWN) for found in dis.get_instructions(capture.function)]):  # type: ignore[arg-type]
         raise SideEffectCall(function="random", why="it draws a number that is a result")
-    known = {id(buffers) for buffers in buffer_dicts(tuple(slots.values()))}
-    refuse_effects(function, [effect for effect in capture.effects if not is_store_of_buffers(effect, known)])
     return keeper, capture
 
 
@@ -265,10 +265,10 @@ def _attempt(
     )
 
 
-def refuse_effects(function: types.FunctionType, effects: list[Effect]) -> None:
+def refuse_effects(function: str, effects: list[Effect]) -> None:
     for effect in effects:
         if (effect.writes and not is_restored(effect)) or isinstance(effect, ModeEffect):
-            raise ExportChangesObject(function=function.__qualname__, what_changes=described(effect))
+            raise ExportChangesObject(function=function, what_changes=described(effect))
 
 
 def buffer_dicts(arguments: tuple[object, ...]) -> list[dict[str, torch.Tensor | None]]:

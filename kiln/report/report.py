@@ -153,8 +153,8 @@ class Report:
         """The longest stages, and the others together."""
         ordered = sorted(self.seconds.items(), key=lambda item: -item[1])
         parts = [f"{name} {value:.3f}" for name, value in ordered[:SHOWN_STAGES]]
-        rest = sum(value for _, value in ordered[SHOWN_STAGES:])
-        return f"seconds: {', '.join(parts)}, other {rest:.3f}; total {self.total_seconds:.3f}"
+        parts.append(f"other {sum(value for _, value in ordered[SHOWN_STAGES:]):.3f}")
+        return f"seconds: {', '.join(parts)}; total {self.total_seconds:.3f}"
 
     def _graph_lines(self) -> list[str]:
         """How many CUDA graphs there are and why not more, if they are enabled."""

@@ -69,7 +69,7 @@ class KilnError(Exception):
         lines = [f"{self.code}  {self.at.text()}" if self.at else self.code]
         if self.at and (source := self.at.source_line()):
             lines.append(f"{self.at.line:>7} | {source.rstrip()}")
-        lines.append(f"  {self.reason}.")
+        lines.append(f"  {self.reason.removesuffix('.')}.")
         for n, hint in enumerate(self.try_):
             lines.append(("  Try:  " if n == 0 else "        ") + hint.format(**self.details))
         return "\n".join(lines)

@@ -7,6 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import kiln
+from kiln.support.errors import InternalFault
 
 
 def codes(path: Path) -> list[tuple[str, str]]:
@@ -29,3 +30,8 @@ def test_each_code_belongs_to_one_class() -> None:
             owners[code].append(name)
     assert len(owners) > 50
     assert {code: names for code, names in owners.items() if len(names) > 1} == {}
+
+
+def test_a_reason_ends_with_one_period() -> None:
+    for problem in ("it failed", "it failed."):  # messages of torch are sentences
+        assert InternalFault(stage="fusion", problem=problem).render().split("\n")[1].endswith("`fusion`: it failed.")

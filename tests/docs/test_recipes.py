@@ -6,6 +6,7 @@ text, and the text in its place; an empty text appends or makes the file. Only f
 
 from __future__ import annotations
 
+import compileall
 import importlib.util
 import json
 import os
@@ -75,6 +76,7 @@ PYTHON = [path for path in TOYS if not is_native(path)]
 def perform(folder: Path, paths: list[Path], *, edited: bool = True) -> dict[str, str]:
     """Toy -> traceback ("" if it ran). One process imports torch and forks for each toy."""
     outcomes = {}
+    compileall.compile_dir(ROOT / "kiln", quiet=1)  # else each toy compiles all of it
     for path in paths:
         tree = folder / path.stem
         copy_package(tree)

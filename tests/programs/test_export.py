@@ -408,7 +408,7 @@ def test_messages_are_no_part_of_a_program() -> None:
 @pytest.mark.parametrize(
     ("target", "code", "words"),
     [
-        (Remembers(), "KILN5101", "last"),
+        (Remembers(), "KILN5101", "`Remembers` cannot be exported: it changes `self.last`"),
         (returns_an_object, "KILN5102", "Thing"),
         (returns_half, "KILN5102", "Half"),
         (waits, "KILN1", "sleep"),

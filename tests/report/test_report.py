@@ -64,3 +64,7 @@ def test_seconds_of_stages_add_up_to_the_total() -> None:
         sum(range(10000))
     assert list(report.seconds) == ["lowering", "capture", "compile"]
     assert abs(sum(report.seconds.values()) - report.total_seconds) < 1e-9
+
+
+def test_times_of_nothing_are_a_sentence() -> None:
+    assert "seconds: other 0.000; total 0.000" in Report("f").text().split("\n")
