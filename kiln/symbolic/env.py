@@ -96,6 +96,10 @@ class ShapeEnv:
         """Where data decide, whether rules take the likely answer, which the compiled code checks."""
         self.asked_by_torch = False
         """Whether torch itself asks, in an operator or a formula of a gradient: it gets the likely answer, too."""
+        self.matching: frozenset[Relation] = frozenset()
+        """Equalities of sizes that data decide, without which an earlier trace failed: they are taken to hold."""
+        self.differing: list[Relation] = []
+        """Those that were asked for and taken not to hold."""
         self.taken: list[ShapeGuard] | None = None
         """What an export takes for granted of layouts, without a guard (`generic_layouts.py`)."""
         self.in_store = False
@@ -297,12 +301,19 @@ TYPICAL = 2
 
 
 def assume_likely(env: ShapeEnv, relation: Relation, where: Location | None) -> bool:
-    """The answer for sizes that data decide: like none other, and neither negative nor large. It is a check."""
+    """The answer for sizes that data decide: neither negative nor large, and like no other that it need not match.
+
+    It is a check.
+    """
     if relation.kind == "le":
         numbers = {size: env.hint(size) if env.has_hint(size) else TYPICAL for size in relation.free_symbols()}
         answer = evaluate(relation.difference, numbers) <= 0
     else:
-        answer = relation.kind == "ne"
+        equality = relation if relation.kind == "eq" else relation.negate()
+        matches = equality in env.matching
+        if not matches:
+            env.differing.append(equality)
+        answer = (relation.kind == "eq") is matches
     env.assume(relation if answer else relation.negate(), where)
     return answer
 

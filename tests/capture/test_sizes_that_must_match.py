@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -28,6 +29,17 @@ PROGRAMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "index_add":     lambda x, m: W.index_add(0, m.nonzero()[:, 0] % 4, W * 2),
     "mask":          lambda x, m: W[(x[0, m] > 1)],
     "add":           lambda x, m: x[:, m] + W[:, 0],
+    # torch's own code asks these
+    "einsum":        lambda x, m: torch.einsum("ij,jk->ik", x[:, m], W),
+    "tensordot":     lambda x, m: torch.tensordot(x[:, m], W, 1),
+    "bilinear":      lambda x, m: F.bilinear(x[:, m], x[:, :6], W[None, :, [0, 1, 2, 0, 1, 2]]),
+    "cosine":        lambda x, m: F.cosine_similarity(x[:, m], x[:, :4]),
+    "cdist":         lambda x, m: torch.cdist(x[:, m], W.t()),
+    "batch_norm":    lambda x, m: F.batch_norm(x[:, m], W[:, 0], W[:, 1]),
+    "prelu":         lambda x, m: F.prelu(x[:, m], W[:, 0]),
+    "bce":           lambda x, m: F.binary_cross_entropy(x[:, m].sigmoid(), x[:, :4].sigmoid()),
+    "probabilities": lambda x, m: F.cross_entropy(x[:, m], x[:, :4].softmax(-1)),
+    "copy":          lambda x, m: x[:, :4].clone().copy_(x[:, m]),
 }
 # fmt: on
 
@@ -57,3 +69,14 @@ def test_one_graph_and_the_errors_of_eager(name: str, dynamic: bool | None) -> N
             assert got == expected, places
         else:
             torch.testing.assert_close(got, expected)
+
+
+def test_what_eager_does_not_warn_of_is_not_warned_of() -> None:
+    def program(x: Tensor, m: Tensor) -> Tensor:
+        return F.mse_loss(x[:, m], x[:, :4])
+
+    x, mask = torch.randn(6, 7), torch.arange(7) % 2 == 0
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        torch.testing.assert_close(kiln.compile(program, fullgraph=True)(x, mask), program(x, mask))
+        assert not warned

@@ -26,7 +26,6 @@ from kiln.capture.bytecode.assemble import Assembler, Label, arguments_of
 from kiln.capture.bytecode.resume import origin_of, original_code
 from kiln.capture.interpreter.break_codegen import write_break
 from kiln.capture.interpreter.breaks import (
-    DataDependentValue,
     GraphBreak,
     Raised,
     RaisesException,
@@ -46,17 +45,16 @@ from kiln.capture.interpreter.changed_numbers import NumberChanges, PassedNumber
 from kiln.capture.interpreter.codegen import BINDINGS, CodeWriter, emit_source, write_computed, write_number
 from kiln.capture.interpreter.core import MISSING, CaptureState, Effect, Policy, Value
 from kiln.capture.interpreter.data_values import (
-    LENGTH,
     Instruction,
-    ValueNeeded,
     conditions,
     is_checked,
     refuse_unchecked,
     value_needed,
 )
+from kiln.capture.interpreter.findings import FINDINGS, Findings
 from kiln.capture.interpreter.frame import SymbolicFrame
 from kiln.capture.interpreter.handled_errors import check_handled
-from kiln.capture.interpreter.host_draws import Draws, Outline, call_outlined, check_read_numbers, planned
+from kiln.capture.interpreter.host_draws import Draws, check_read_numbers, planned
 from kiln.capture.interpreter.if_conversion import refuse_varying_gradients, refuse_visible_copies
 from kiln.capture.interpreter.native_calls import release
 from kiln.capture.interpreter.object_model import PythonObjectModel
@@ -86,15 +84,13 @@ from kiln.capture.interpreter.speculation import (
 )
 from kiln.capture.interpreter.suspension_codegen import write_returned, write_suspension
 from kiln.capture.interpreter.variables.dtensor import register_dtensors
-from kiln.capture.interpreter.variables.function import Outlined, namespace, shared_cell, unguarded_modules
+from kiln.capture.interpreter.variables.function import namespace, shared_cell, unguarded_modules
 from kiln.capture.interpreter.variables.hashed_key import KeyComparisons
 from kiln.capture.interpreter.variables.iterators import forget_callers, suspended_generator
 from kiln.capture.interpreter.variables.made_class import detach, refuse_stand_ins
 from kiln.capture.interpreter.variables.tensor import RegionInputs
 from kiln.capture.interpreter.variables.weak_references import (
-    WatchLifetimes,
     refuse_late_callbacks,
-    watch_lifetimes,
 )
 from kiln.graph.autograd.dependencies import in_order_of_history
 from kiln.graph.autograd.errors import BackwardRaises
@@ -242,23 +238,19 @@ def capture_frame(
         *(compile_region, recorder_factory, make_resume, dims, scalars, make_exit, compile_speculation, check_time),
         *(speculate_values, control_flow, own_regions, carries, note_changing, varies, varying),
     )
-    stops: dict[tuple[int, int], GraphBreak] = {}
-    needed, outlined, asked, watching = dict[Instruction, str](), frozenset[types.CodeType](), False, False
+    found = Findings()
+    stops = found.stops
     with sink.stage("capture", function=function.__qualname__):
         for _ in range(MAX_RESTARTS):
-            state = new_state(function, callbacks, sink, is_compiling, stops, dict(needed))
+            state = new_state(function, callbacks, sink, is_compiling, stops, dict(found.needed))
             try:
-                return attempt(learned(state, outlined, watching, asked), function, locals, callbacks)
-            except (Outline, NumberChanges) as found:
-                outlined |= found.codes
-            except WatchLifetimes:
-                watching = True
-            except ValueNeeded as need:
-                keep_value(need, stops, needed)
+                return attempt(found.given_to(state), function, locals, callbacks)
+            except FINDINGS as finding:
+                found.add(finding)
             except (NoHint, DataDependentSize) as unknown:
                 if (made := value_needed(state, unknown)) is None:
                     return skip(function, unknown, state)
-                keep_value(made, stops, needed)
+                found.add(made)
             except GraphBreak as stop:
                 drop_tracebacks(stop)
                 key = (stop.frames[0].number, stop.frames[0].step) if stop.frames else None
@@ -277,18 +269,9 @@ def capture_frame(
             except Exception as fault:
                 return skip(function, internal_fault(function, fault, state), state)
             finally:
-                asked = state.asked_is_compiling
+                found.asked_is_compiling = state.asked_is_compiling
                 leave(state)
     return skip(function, SkippedCode(function=function.__qualname__, why="too many graph breaks"), state)
-
-
-def learned(s: CaptureState, outlined: frozenset[types.CodeType], watching: bool, asked: bool) -> CaptureState:
-    """The state of an attempt, with what earlier ones have found."""
-    s.part(Outlined).codes, s.part(Outlined).call = outlined, call_outlined
-    s.asked_is_compiling = asked
-    if watching:
-        watch_lifetimes(s)
-    return s
 
 
 def leave(state: CaptureState) -> None:
@@ -301,17 +284,6 @@ def leave(state: CaptureState) -> None:
     detach(state)
     forget_callers(state)
     state.close()
-
-
-def keep_value(need: ValueNeeded, stops: dict[tuple[int, int], GraphBreak], needed: dict[Instruction, str]) -> None:
-    """Let the next attempt read the number that Python needs, or break in front of the instruction that makes it."""
-    before = needed.get(need.made_at)
-    if before == LENGTH != need.reason:
-        needed[need.made_at] = need.reason
-    elif before is not None:
-        stop = DataDependentValue(operation="a number that depends on data")
-        stops[need.step.number, need.step.step] = stop.before(need.step)
-    needed.setdefault(need.made_at, need.reason)
 
 
 def new_state(

@@ -10,7 +10,9 @@ Where Python needs a number that is symbolic, the capture begins again, and brea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import field
 from types import CodeType
 from typing import cast, final
@@ -18,7 +20,7 @@ from typing import cast, final
 import torch
 
 import kiln.capture.interpreter.control_flow as control_flow
-from kiln.capture.interpreter.breaks import DataDependentValue, PastStep
+from kiln.capture.interpreter.breaks import DataDependentValue, GraphBreak, PastStep
 from kiln.capture.interpreter.core import CaptureState, Value, refuse_varying
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.speculation import Speculation, Speculations, constant_truth, may_decide
@@ -30,12 +32,14 @@ from kiln.graph.trace.condition import equality, evaluate, inputs_of, integer_va
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.finish import changes_inputs
 from kiln.graph.trace.finite import truth_if_finite
+from kiln.graph.trace.log import Target
 from kiln.plan.errors import ASSUMED
 from kiln.plan.host_operators import NAMESPACE
 from kiln.plan.overloads import is_random, written_arguments
 from kiln.support.errors import KilnError
 from kiln.support.location import Location
 from kiln.support.records import dataclass
+from kiln.symbolic.env import DataDependentSize, FalseAssertion, NoHint
 from kiln.symbolic.expr import Expr, Symbol
 from kiln.symbolic.node import SymNode, from_sym
 from kiln.symbolic.relation import Relation, rel_eq
@@ -95,6 +99,41 @@ class ValueNeeded(Exception):
         self.made_at = made_at
         self.step = step
         self.reason = reason
+
+
+class SizesMatch(Exception):
+    """A torch call fails unless two sizes, one of which data decide, are equal: the next attempt takes them to be."""
+
+    def __init__(self, relation: Relation) -> None:
+        super().__init__(relation)
+        self.relation = relation
+
+
+def called(s: CaptureState, target: Target, args: Sequence[object], kwargs: dict[str, object]) -> object:
+    """The result of a torch call on fakes.
+
+    Raises:
+        SizesMatch: if it fails or warns, and asked whether sizes are equal that were taken to differ.
+    """
+    env = s.recorder.env
+    first = len(env.differing)
+    with warnings.catch_warnings(record=True) if env.unbacked else nullcontext() as warned:
+        try:
+            result = s.recorder.call(target, args, kwargs, stack=running_frame(s).locations())
+        except (GraphBreak, NoHint, DataDependentSize):
+            raise
+        except Exception as error:
+            stated = error.details.get("relation") if isinstance(error, FalseAssertion) else None
+            if isinstance(stated, Relation) and stated in env.differing:
+                raise SizesMatch(stated) from None
+            if len(env.differing) > first:
+                raise SizesMatch(env.differing[-1]) from None
+            raise
+    if warned and len(env.differing) > first:
+        raise SizesMatch(env.differing[-1])
+    for warning in warned or ():
+        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    return result
 
 
 def past_step(frame: SymbolicFrame) -> PastStep:

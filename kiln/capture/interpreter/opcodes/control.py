@@ -65,7 +65,10 @@ def pop_jump_if(name: str, when: bool, test: Callable[[CaptureState, Value], boo
     @opcode(name, pops=1, pushes=0)
     def handler(frame: SymbolicFrame, target: int) -> None:
         value = frame.pop()
+        copied = is_copy_of_operand(frame, value)
         if isinstance(value, Symbolic) and "NONE" not in name:
+            if copied and push_both(frame, value, when, target):
+                return
             number, value = value, condition_of(frame, value)
             targets = (target, frame.ip) if when else (frame.ip, target)
             if value is not number and take_both_sides(frame, value, targets):
@@ -76,6 +79,8 @@ def pop_jump_if(name: str, when: bool, test: Callable[[CaptureState, Value], boo
         try:
             truth = test(frame.state, value)
         except DataDependentBranch as stop:
+            if copied and push_both(frame, value, when, target):
+                return
             targets = (target, frame.ip) if when else (frame.ip, target)
             if takes_both_operands(frame, value, when, target) or take_both_sides(frame, value, targets):
                 return
@@ -87,22 +92,33 @@ def pop_jump_if(name: str, when: bool, test: Callable[[CaptureState, Value], boo
             frame.ip = target
 
 
+def is_copy_of_operand(frame: SymbolicFrame, value: Value) -> bool:
+    """Whether a jump on `value` is one of `value and second`: CPython 3.12 tests a copy, and drops the value behind."""
+    below = frame.stack[-1] if frame.stack else None
+    return below is value and frame.decoded.instruction(frame.ip).name == "POP_TOP"
+
+
+def push_both(frame: SymbolicFrame, first: Value, when: bool, target: int) -> bool:
+    """Go on at `target` with `first and second`, of truth values that data decide; False where `first` is none."""
+    kept = kept_operand(frame, first, when, target)
+    if kept is not None:
+        frame.push(kept)
+    return kept is not None
+
+
 def jump_or_pop(name: str, when: bool) -> None:
     """Register a jump of `and` and `or`, which pops the value where it does not jump."""
 
     @opcode(name, pops=1, pushes=0)
     def handler(frame: SymbolicFrame, target: int) -> None:
         value = frame.pop()
-        if isinstance(value, Symbolic) and (kept := kept_operand(frame, value, when, target)) is not None:
-            frame.push(kept)
+        if isinstance(value, Symbolic) and push_both(frame, value, when, target):
             return
         try:
             truth = truth_value(frame.state, value, "and/or")
         except DataDependentBranch:
-            kept = kept_operand(frame, value, when, target)
-            if kept is None:
+            if not push_both(frame, value, when, target):
                 raise
-            frame.push(kept)
             return
         if truth is when:
             frame.ip = target

@@ -45,7 +45,9 @@ from kiln.capture.interpreter.core import (
     wraps,
 )
 from kiln.capture.interpreter.data_values import (
+    SizesMatch,
     assumed_truth,
+    called,
     is_needed,
     likely_truth,
     number_hidden,
@@ -573,8 +575,8 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
     before = needing_gradients(s, first) if changes and may_need and target != "requires_grad_" else None
     note_handled(s, running_frame(s))
     try:
-        result = s.recorder.call(target, plain, named, stack=running_frame(s).locations())
-    except GraphBreak:  # of a hook that autograd calls
+        result = called(s, target, plain, named)
+    except (GraphBreak, SizesMatch):  # of a hook that autograd calls
         raise
     except Exception as error:
         if any(isinstance(value, Symbolic) for value in (*args, *kwargs.values())):

@@ -1,0 +1,62 @@
+"""What one attempt to capture a function finds that another one has to know from the beginning."""
+
+from __future__ import annotations
+
+import types
+from dataclasses import field
+from typing import TypeAlias, final
+
+from kiln.capture.interpreter.breaks import DataDependentValue, GraphBreak
+from kiln.capture.interpreter.changed_numbers import NumberChanges
+from kiln.capture.interpreter.core import CaptureState
+from kiln.capture.interpreter.data_values import LENGTH, Instruction, SizesMatch, ValueNeeded
+from kiln.capture.interpreter.host_draws import Outline, call_outlined
+from kiln.capture.interpreter.variables.function import Outlined
+from kiln.capture.interpreter.variables.weak_references import WatchLifetimes, watch_lifetimes
+from kiln.support.records import dataclass
+from kiln.symbolic.relation import Relation
+
+Finding: TypeAlias = Outline | NumberChanges | WatchLifetimes | SizesMatch | ValueNeeded
+FINDINGS = (Outline, NumberChanges, WatchLifetimes, SizesMatch, ValueNeeded)
+"""They end an attempt; the next one begins with them."""
+
+
+@final
+@dataclass
+class Findings:
+    """What the attempts of a capture have found so far. `stops`: where the graph breaks."""
+
+    stops: dict[tuple[int, int], GraphBreak] = field(default_factory=dict)
+    needed: dict[Instruction, str] = field(default_factory=dict)
+    outlined: frozenset[types.CodeType] = frozenset()
+    matching: frozenset[Relation] = frozenset()
+    watching: bool = False
+    asked_is_compiling: bool = False
+
+    def given_to(self, s: CaptureState) -> CaptureState:
+        s.recorder.env.matching = self.matching
+        s.part(Outlined).codes, s.part(Outlined).call = self.outlined, call_outlined
+        s.asked_is_compiling = self.asked_is_compiling
+        if self.watching:
+            watch_lifetimes(s)
+        return s
+
+    def add(self, found: Finding) -> None:
+        if isinstance(found, ValueNeeded):
+            self.keep_value(found)
+        elif isinstance(found, SizesMatch):
+            self.matching |= {found.relation}
+        elif isinstance(found, WatchLifetimes):
+            self.watching = True
+        else:
+            self.outlined |= found.codes
+
+    def keep_value(self, need: ValueNeeded) -> None:
+        """Let the next attempt read the number that Python needs, or break in front of what makes it."""
+        before = self.needed.get(need.made_at)
+        if before == LENGTH != need.reason:
+            self.needed[need.made_at] = need.reason
+        elif before is not None:
+            stop = DataDependentValue(operation="a number that depends on data")
+            self.stops[need.step.number, need.step.step] = stop.before(need.step)
+        self.needed.setdefault(need.made_at, need.reason)
