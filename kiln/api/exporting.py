@@ -29,7 +29,7 @@ def export(
     """One call of `target` as a whole program.
 
     Args:
-        target: an `nn.Module`, a function or a method; of a compiled one the original is exported.
+        target: an `nn.Module`, a function or a method; of one that Kiln or torch has compiled the original.
         args: the positional arguments of the call; tensors stand for all tensors of their sizes.
         kwargs: the keyword arguments.
         dynamic_shapes: which sizes are symbols, by argument name: `{"x": {0: kiln.Dim("batch", max=64)}}`, as
@@ -47,6 +47,7 @@ def export(
         target = original_module(target)
     elif isinstance(target, Dispatcher):
         target = original_of(target)
+    target = getattr(target, "_torchdynamo_orig_callable", target)  # of what torch.compile made
     return export_program(target, args, kwargs, dynamic_shapes=dynamic_shapes, level=level, training=training)
 
 

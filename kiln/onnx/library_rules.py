@@ -36,7 +36,7 @@ def static(o: OnnxCaller, sizes: Sizes, count: int) -> tuple[int, ...]:
 # Products.
 
 
-@rule("mm.default", "bmm.default", "mv.default", "dot.default")
+@rule("mm.default", "bmm.default", "mv.default", "dot.default", "vdot.default")
 def matrix_product(o: OnnxCaller, x: str, y: str) -> str:
     return o("MatMul", x, y)
 

@@ -1,33 +1,25 @@
-"""Which sizes of the arguments are symbols: `dynamic_shapes`, as `torch.export` takes it, or examples.
+"""Which sizes of the arguments are symbols: dimensions, and what a program makes of them.
 
     {"x": {0: kiln.Dim("batch", max=64)}}           x: f32[batch, 16], 0 <= batch <= 64
     {"x": (kiln.Dim.AUTO, None)}                    x: f32[s0, 16], or static if the program fixes it
     {"x": {0: batch}, "y": {0: 2 * batch}}          y: f32[2*batch, 16]
     {"x": {0: 2 * half}, "y": {0: half + 1}}        x: f32[2*half_size - 2, 16], y: f32[half_size, 16]
     {"x": {0: 2 * half}}                            x: f32[half_size, 16], half_size % 2 == 0
-    kiln.Examples((x2,), (x3,))                     the sizes that differ between the examples
 
-Objects of `torch.export.Dim` are understood too.
+`dynamic_shapes.py` reads them.
 """
 
 from __future__ import annotations
 
-import operator
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field
-from typing import ClassVar, Literal, cast, final
+from typing import ClassVar, Literal, final
 
 import torch
 
 from kiln.programs.call.errors import BadDynamicShapes
-from kiln.programs.call.tree import fields_of, flatten
 from kiln.support.records import dataclass
 from kiln.symbolic import DimChoice, DimKind, Expr, Int, ShapeEnv, Symbol, evaluate, rel_eq, symbol
-
-NAME = re.compile(r"(?!(?:[su]\d+|min|max)$)[A-Za-z_]\w*$")
-LARGEST_SIZE = 1 << 48
-"""Larger upper ends of a range mean that there is none."""
 
 
 @final
@@ -215,131 +207,3 @@ def fixed_problem(env: ShapeEnv, size: Symbol, number: int) -> str:
     guard = next((guard for guard in env.guards if size in guard.relation.free_symbols()), None)
     at = f" at {guard.location.text()}" if guard is not None and guard.location else ""
     return f"the program works for the size {number} only (`{guard.relation if guard else ''}`{at})"
-
-
-# Reading dynamic_shapes.
-
-
-def dim_table(
-    values: Mapping[str, object], shapes: object, calls: Sequence[Mapping[str, object]] | None = None
-) -> DimTable:
-    """The wishes of `shapes` for a call with the arguments `values` by name; `calls`: those of `Examples`."""
-    table = DimTable()
-    if calls is not None:
-        _infer(table, values, calls)
-        return table
-    if shapes is None:
-        return table
-    if isinstance(shapes, Mapping):
-        unknown = [str(name) for name in shapes if name not in values]
-        if unknown:
-            problem = f"there is no argument `{unknown[0]}`; the arguments are {', '.join(values)}"
-            raise BadDynamicShapes(place=unknown[0], problem=problem)
-        for name, wish in shapes.items():
-            _assign(table, values[name], wish, name)
-    elif isinstance(shapes, tuple | list):
-        if len(shapes) != len(values):
-            raise BadDynamicShapes(place="the tuple", problem=f"it has {len(shapes)} items for {len(values)} arguments")
-        for (name, value), wish in zip(values.items(), shapes, strict=True):
-            _assign(table, value, wish, name)
-    else:
-        raise BadDynamicShapes(
-            place="dynamic_shapes", problem="it is a dict by argument name, a tuple, or kiln.Examples"
-        )
-    table.solve_roots([leaf for leaf in flatten(dict(values))[1] if isinstance(leaf, torch.Tensor)])
-    return table
-
-
-def _assign(table: DimTable, value: object, wish: object, place: str) -> None:
-    if wish is None:
-        return
-    if isinstance(value, torch.Tensor):
-        _assign_tensor(table, value, wish, place)
-        return
-    value, wish = (item_by_name(each) for each in (value, wish))
-    if isinstance(value, Mapping) and isinstance(wish, Mapping):
-        for key, inner in wish.items():
-            if key not in value:
-                raise BadDynamicShapes(place=f"{place}[{key!r}]", problem="the argument has no such key")
-            _assign(table, value[key], inner, f"{place}[{key!r}]")
-        return
-    if isinstance(value, tuple | list) and isinstance(wish, tuple | list) and len(value) == len(wish):
-        for number, (item, inner) in enumerate(zip(value, wish, strict=True)):
-            _assign(table, item, inner, f"{place}[{number}]")
-        return
-    raise BadDynamicShapes(place=place, problem=f"{wish!r} does not fit a {type(value).__name__}")
-
-
-def item_by_name(value: object) -> object:
-    """The fields of a dataclass as a dict; other values as they are."""
-    names = () if isinstance(value, tuple) else fields_of(type(value))
-    return {name: getattr(value, name) for name in names} if names else value
-
-
-def _assign_tensor(table: DimTable, value: torch.Tensor, wish: object, place: str) -> None:
-    if isinstance(wish, Mapping):
-        pairs = list(wish.items())
-    elif isinstance(wish, tuple | list) and len(wish) == value.dim():
-        pairs = list(enumerate(wish))
-    else:
-        problem = f"{wish!r} is neither a dict from dimension to Dim nor a tuple of {value.dim()}"
-        raise BadDynamicShapes(place=place, problem=problem)
-    for axis, dim in pairs:
-        if type(axis) is not int or not -value.dim() <= axis < value.dim():
-            raise BadDynamicShapes(place=place, problem=f"there is no dimension {axis!r}")
-        if dim is None:
-            continue
-        if type(dim) is int:
-            if value.shape[axis] != dim:
-                raise BadDynamicShapes(place=place, problem=f"dimension {axis} is {value.shape[axis]}, not {dim}")
-            continue
-        table.add(value, axis % value.dim(), as_dim(dim, place), place)
-
-
-def as_dim(dim: object, place: str) -> AnyDim:
-    """One of ours, or its counterpart of `torch.export`, known by its attributes."""
-    if isinstance(dim, Dim):
-        if not NAME.match(dim.name):
-            raise BadDynamicShapes(place=place, problem=f"{dim.name!r} cannot be the name of a dimension")
-        return dim
-    if isinstance(dim, DerivedDim | DimHint):
-        return dim
-    if type(dim).__name__ == "_DimHint":
-        kind = str(getattr(getattr(dim, "type", None), "name", "")).lower()
-        if kind in ("auto", "dynamic", "static"):
-            return DimHint(cast(Literal["auto", "dynamic", "static"], kind))
-    root, compute = getattr(dim, "root", None), getattr(dim, "fn", None)
-    if root is not None and callable(compute):
-        named = as_dim(root, place)
-        assert isinstance(named, Dim)
-        offset = compute(0)
-        return DerivedDim(named, compute(1) - offset, offset)
-    name, low, high = (getattr(dim, key, None) for key in ("__name__", "min", "max"))
-    if isinstance(name, str) and low is not None and not isinstance(dim, type(None)):
-        lowest, highest = operator.index(low), _end(high)
-        return as_dim(Dim(name, max(lowest, 0), highest), place)
-    raise BadDynamicShapes(place=place, problem=f"{dim!r} is not a dimension")
-
-
-def _end(high: object) -> int | None:
-    if type(high) is int and high < LARGEST_SIZE:
-        return high
-    return None
-
-
-def _infer(table: DimTable, values: Mapping[str, object], calls: Sequence[Mapping[str, object]]) -> None:
-    """A symbol for each size that differs between the calls."""
-    tree, leaves = flatten(dict(values))
-    places = list(tree.paths("arguments"))
-    for call in calls:
-        other_tree, others = flatten(dict(call))
-        if other_tree != tree:
-            raise BadDynamicShapes(place="Examples", problem=f"one call has {other_tree}, the first has {tree}")
-        for place, value, other in zip(places, leaves, others, strict=True):
-            if not isinstance(value, torch.Tensor):
-                continue
-            if not isinstance(other, torch.Tensor) or value.dim() != other.dim() or value.dtype != other.dtype:
-                raise BadDynamicShapes(place=place, problem="one call has a tensor of another rank or dtype")
-            for axis, (size, changed) in enumerate(zip(value.shape, other.shape, strict=True)):
-                if size != changed:
-                    table.add(value, axis, Dim.AUTO, place)

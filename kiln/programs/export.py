@@ -24,7 +24,8 @@ from kiln.programs.call.errors import BadExportArgument, UnknownResult
 from kiln.programs.call.shapes import rules_of
 from kiln.programs.call.signature import CONSTANTS, STATE_KINDS, ArgumentLeaf, ProgramSignature, ResultLeaf, StateInput
 from kiln.programs.call.tree import LEAF, Tree, flatten
-from kiln.programs.dims import DimTable, Examples, dim_table
+from kiln.programs.dims import DimTable
+from kiln.programs.dynamic_shapes import dim_table, examples_in
 from kiln.programs.naming import CallNames, StateNames, call_names, state_names
 from kiln.programs.program import LEVELS, Level, Program
 from kiln.programs.training import training_graph
@@ -51,14 +52,14 @@ def export_program(
     signature, states = user_signature(target), state_names(target)
     taken = set(states.states)
     call = call_names(signature, tuple(args), kwargs or {}, taken)
-    others = None
-    if isinstance(dynamic_shapes, Examples):
-        others = [call_names(signature, *example, taken).values for example in dynamic_shapes.calls]
-    table = dim_table(call.values, None if others is not None else dynamic_shapes, others)
+    examples = examples_in(dynamic_shapes)
+    calls = examples.calls if examples is not None else []
+    others = [call_names(signature, *example, taken) for example in calls]
+    table = dim_table(call, None if examples is not None else dynamic_shapes, others)
     whole = capture_whole(target, *call.arguments(), table, training=training, keep_calls=level == "torch")
     check_dims(table, whole)
     program = Assembly(target, call, states, whole).program(level, training)
-    for example in dynamic_shapes.calls if isinstance(dynamic_shapes, Examples) else ():
+    for example in calls:
         program.check_shapes(*example[0], **example[1])
     return program
 

@@ -26,13 +26,18 @@ POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR
 @final
 @dataclass(frozen=True, slots=True)
 class CallNames:
-    """The arguments of a call: their structure, leaves and the names of these; `values` by parameter."""
+    """The arguments of a call: their structure, leaves and the names of these; `values` by name.
+
+    `given`: the leaves before some were copied; `bound`: the values by parameter, `**kwargs` as one.
+    """
 
     tree: Tree
+    given: list[object]
     leaves: list[object]
     names: list[str]
     parameters: tuple[str, ...]
     values: dict[str, object]
+    bound: dict[str, object]
 
     def arguments(self) -> tuple[tuple[object, ...], dict[str, object]]:
         """The positional arguments and those by name."""
@@ -43,8 +48,8 @@ def call_names(
     signature: inspect.Signature, args: tuple[object, ...], kwargs: Mapping[str, object], taken: set[int]
 ) -> CallNames:
     """The names of a call. Leaves that share memory, or an object of `taken` (by `id`), are replaced by copies."""
-    tree, leaves = flatten((tuple(args), dict(kwargs)))
-    leaves = separate(leaves, taken)
+    tree, given = flatten((tuple(args), dict(kwargs)))
+    leaves = separate(given, taken)
     args, kwargs = rebuilt_call(tree, leaves)
     parameters = [name for name, each in signature.parameters.items() if each.kind in POSITIONAL]
     try:
@@ -67,7 +72,7 @@ def call_names(
         names += child.paths(parameters[number] if extra < 0 else f"{rest}[{extra}]")
     for key, child in zip(tree.children[1].keys, tree.children[1].children, strict=True):
         names += child.paths(str(key))
-    return CallNames(tree, leaves, names, tuple(parameters), values)
+    return CallNames(tree, given, leaves, names, tuple(parameters), values, dict(bound))
 
 
 def rebuilt_call(tree: Tree, leaves: list[object]) -> tuple[tuple[object, ...], dict[str, object]]:

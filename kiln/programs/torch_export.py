@@ -496,7 +496,9 @@ def wanted_size(size: int | torch.SymInt, exported: ExportedProgram) -> AnyDim |
     expr = size.node.expr
     if expr.is_symbol:
         return named_dim(expr, exported)
-    (root, *others) = expr.free_symbols
+    root, *others = [*expr.free_symbols] or [None]
+    if root is None:
+        return None
     if others or not expr.is_polynomial(root):
         return Dim.AUTO
     terms = expr.as_poly(root).all_coeffs()

@@ -41,18 +41,21 @@ from kiln.support.records import dataclass
 from kiln.symbolic import DimChoice, ShapeEnv
 from kiln.symbolic.node import to_sym
 from kiln.symbolic.reference import prove
-from kiln.tensor.spec import ScalarSpec
+from kiln.tensor.spec import ScalarSpec, TensorSpec
 
 
 @final
 class OutputMark:
     """Stands for an output of the region while the results are put together; no dataclass, which would be a container.
 
-    `value`: the symbol for its number, if the graph reads it.
+    `sizes`: of a tensor; `value`: the symbol for its number, if the graph reads it.
     """
 
-    def __init__(self, number: int, value: torch.SymInt | None = None) -> None:
-        self.number, self.value = number, value
+    def __init__(self, number: int, sizes: tuple[int | torch.SymInt, ...], value: torch.SymInt | None = None) -> None:
+        self.number, self.sizes, self.value = number, sizes, value
+
+    def size(self, dim: int) -> int | torch.SymInt:
+        return self.sizes[dim]
 
     def item(self) -> torch.SymInt:
         if self.value is None:
@@ -113,7 +116,11 @@ class RegionKeeper:
             self.joint = make_joint(recorder, trace)
         values = integers_read(trace)
         outputs = trace.graph.outputs
-        marks = tuple([OutputMark(number, values.get(output.value)) for number, output in enumerate(outputs)])
+        sizes = [output.value.spec.sizes if isinstance(output.value.spec, TensorSpec) else () for output in outputs]
+        syms = [tuple([to_sym(size, trace.env) for size in each]) for each in sizes]
+        marks = tuple(
+            [OutputMark(number, syms[number], values.get(output.value)) for number, output in enumerate(outputs)]
+        )
         return lambda *inputs: marks
 
     def carries(self, tensor: torch.Tensor, needed: bool) -> bool:

@@ -402,11 +402,11 @@ def lower_bound(value: Int | float | Real | Given) -> float:
 def round_to_integer(
     env: ShapeEnv, value: Int | float | Real, rounding: Callable[[float], int], where: Location | None
 ) -> Int:
-    """`rounding(value)`; quotients of integers stay symbolic under `math.floor` and `math.ceil`."""
+    """`rounding(value)`; quotients of integers, and those times 0.75, stay symbolic under `math.floor` and its kin."""
     if (integer := as_integer(value)) is not None:
         return integer
-    if isinstance(value, Real) and value.op == "truediv" and rounding in (math.floor, math.ceil, math.trunc):
-        a, b = map(as_integer, value.args)
+    if isinstance(value, Real) and rounding in (math.floor, math.ceil, math.trunc):
+        a, b = as_quotient(value)
         small = not isinstance(a, Expr) or env.unbounded.isdisjoint(a.free_symbols())
         exact = not isinstance(a, Expr) or small or keeps_value(env, Real("float", (a,)), where)
         if a is not None and b is not None and exact and env.known(rel_lt(0, b)):
@@ -421,7 +421,26 @@ def round_to_integer(
     return rounding(specialise_real(env, value, where))
 
 
-ROUNDINGS = (math.floor, math.ceil, math.trunc)
+def as_quotient(value: Real) -> tuple[Int | None, Int | None]:
+    """Two integers whose quotient a number is: of `a / b`, and of `a` times a float that is a short binary fraction."""
+    if value.op == "truediv":
+        a, b = map(as_integer, value.args)
+        return a, b
+    if value.op == "mul":
+        for factor, number in (value.args, value.args[::-1]):
+            integer = as_integer(factor)
+            if integer is not None and isinstance(number, float) and math.isfinite(number):
+                numerator, denominator = number.as_integer_ratio()
+                if max(abs(numerator), denominator) <= SHORT_FRACTION:
+                    return integer * numerator, denominator
+    return None, None
+
+
+SHORT_FRACTION = 1 << 10
+"""Sizes times such a number are exact floats."""
+
+
+ROUNDINGS = (math.floor, math.ceil, math.trunc, round)
 COMPARISONS: Mapping[str, tuple[Callable[[Int, Int], Relation | bool], Callable[[float, float], bool]]] = {
     "eq": (rel_eq, operator.eq),
     "ne": (rel_ne, operator.ne),

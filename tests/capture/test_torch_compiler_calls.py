@@ -112,3 +112,49 @@ def test_a_break_that_the_program_forbids_is_raised() -> None:
     compiled = kiln.compile(allowed_within)
     assert compiled(torch.ones(3)).tolist() == allowed_within(torch.ones(3)).tolist()
     assert len(kiln.report_of(compiled).breaks) == 2
+
+
+def function() -> Callable[[Tensor], Tensor]:
+    model = linear()
+    return torch.compile(lambda x: model(x))
+
+
+def linear() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+
+
+def in_place() -> torch.nn.Module:
+    made = linear()
+    made.compile()
+    return made
+
+
+def exported() -> torch.nn.Module:
+    return torch.export.export(linear(), (torch.randn(3, 4),), dynamic_shapes=({0: torch.export.Dim("n")},)).module()
+
+
+MADE_BY_TORCH: dict[str, Callable[[], Any]] = {
+    "function": function,
+    "module": lambda: torch.compile(linear()),
+    "in-place": in_place,
+    "exported": exported,
+    "fx": lambda: torch.fx.symbolic_trace(linear()),
+}
+
+
+@pytest.mark.parametrize("name", MADE_BY_TORCH)
+def test_what_torch_has_made_of_a_program_is_one_region(name: str) -> None:
+    """Called by the user, and inside of another function."""
+    x = torch.randn(5, 4)
+    made = MADE_BY_TORCH[name]()
+    torch.testing.assert_close(kiln.compile(made, fullgraph=True)(x), linear()(x))
+    torch.testing.assert_close(kiln.compile(lambda x: made(x) * 2, fullgraph=True)(x), linear()(x) * 2)
+
+
+@pytest.mark.parametrize("name", ["module", "in-place", "exported", "fx"])
+def test_what_torch_has_made_of_a_program_is_exported(name: str) -> None:
+    rows, x = kiln.Dim("rows"), torch.randn(5, 4)
+    program = kiln.export(MADE_BY_TORCH[name](), (torch.randn(3, 4),), dynamic_shapes=({0: rows},))
+    assert program.state_dict().keys() == linear().state_dict().keys()
+    torch.testing.assert_close(program(x), linear()(x))

@@ -197,6 +197,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], bool]] = {
     "bags":       (lambda x, y: (bag(ITEMS, x), bag(ITEMS, y, mode="mean", padding_idx=2), bag(ITEMS, x, mode="max"),
                                  bag(ITEMS[0], x, torch.tensor([0, 2, 2, 4]), include_last_offset=True)),
                    (A, B), False),
+    "vdot":       (lambda x, y: torch.vdot(x[0], y[0]), (A, A), True),
     "weighed":    (lambda x: bag(ITEMS, x, mode="sum", per_sample_weights=torch.ones(2, 4) / 3), (A,), True),
     "spectra":    (spectra, (torch.rand(3, 4, 6) / 9,), True),
     "windowed":   (windowed, (torch.randn(2, 64),), True),

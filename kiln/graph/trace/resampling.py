@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from fractions import Fraction
 
 import torch
 from torch import Tensor
@@ -90,22 +89,9 @@ def as_float(factor: object) -> float:
     return float(factor) if isinstance(factor, int | float) else float("nan")
 
 
-def is_short(factor: float) -> bool:
-    """Whether the product of a size and `factor`, as a float, is exact."""
-    return 0 < factor < 1024 and Fraction(factor).denominator <= 1024
-
-
 def scaled(length: int, factor: float) -> int | None:
-    """As eager computes it: the product as a double, truncated. A factor that changes is one of the program's numbers,
-    and its product is computed in front of the region."""
-    if isinstance(factor, torch.SymFloat):
-        return math.trunc(factor * length) if factor > 0 else None
-    if type(length) is int and factor > 0:
-        return math.trunc(length * factor)
-    if not is_short(factor):
-        return None
-    exact = Fraction(factor)
-    return length * exact.numerator // exact.denominator
+    """As eager computes it: the product as a double, truncated, which is computed in front of the region if need be."""
+    return math.trunc(length * factor) if factor > 0 else None
 
 
 def overload_of(mode: str) -> Callable[..., Tensor]:

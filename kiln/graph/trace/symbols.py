@@ -70,8 +70,9 @@ class TraceSymbols:
     def compare(
         self, function: Callable[[float, float], bool], left: Int | float | Real, right: Int | float | Real
     ) -> bool | None:
-        """What a comparison of numbers of the caller is, which each call checks; None where data decide."""
-        if not (has_hints(self.env, left) and has_hints(self.env, right)):
+        """What a comparison of numbers of the caller is, which each call checks; None where data decide, or where
+        nobody checks calls: in an export."""
+        if self.env.taken is not None or not (has_hints(self.env, left) and has_hints(self.env, right)):
             return None
         assumed = None if self.env.assume_number is None else self.env.assume_number(function, left, right)
         if assumed is not None:

@@ -45,7 +45,7 @@ from kiln.capture.interpreter.nested_calls import (
 )
 from kiln.capture.interpreter.variables.sequence import List, Tuple
 from kiln.capture.interpreter.variables.symbolic import Symbolic
-from kiln.capture.interpreter.variables.tensor import Tensor
+from kiln.capture.interpreter.variables.tensor import Tensor, from_torch
 from kiln.graph.ops.breaks import TraceBreak
 from kiln.graph.prims.meta import equal
 from kiln.graph.trace.fake import FakeTensor
@@ -54,6 +54,7 @@ from kiln.graph.trace.nested_graphs import NotNested, input_node
 from kiln.graph.trace.nested_logs import WritesArgument, is_differentiated
 from kiln.runtime.control_flow import run_cond, run_scan, run_while
 from kiln.support.records import dataclass
+from kiln.symbolic import Relation, to_sym
 from kiln.tensor.spec import TensorSpec
 
 
@@ -152,11 +153,24 @@ def nested_cond_or_plain(s: CaptureState, args: Args, kwargs: Kwargs, plain: Cal
     if len(given) < len(COND):
         given.append(Tuple([]))
     condition, true, false, operands = given
+    if isinstance(condition, Symbolic) and s.policy.whole:
+        condition = truth_of_sizes(s, condition)
     if not isinstance(condition, Tensor) or not isinstance(operands, Tuple | List) or not is_single(condition):
         return plain()
     if not all(isinstance(leaf, Tensor | Symbolic) for leaf in flat(s, operands).leaves):
         return plain()
     return nested_or_plain(s, partial(nested_cond, s, condition, (true, false), operands.items(s)), plain)
+
+
+def truth_of_sizes(s: CaptureState, condition: Symbolic) -> Value:
+    """What sizes decide, as a tensor: a program that leaves the process has both branches, not one for these sizes."""
+    relation = condition.node.node.value
+    if not isinstance(relation, Relation) or s.recorder.env.known(relation) is not None:
+        return condition
+    call = partial(s.recorder.call, stack=running_frame(s).locations())
+    difference = to_sym(relation.difference, s.recorder.env)
+    number = call(torch.scalar_tensor, (difference,), {"dtype": torch.int64})
+    return from_torch(s, call(getattr(torch.Tensor, relation.kind), (number, 0), {}))
 
 
 def nested_cond(s: CaptureState, condition: Tensor, branches: Sequence[Value], operands: list[Value]) -> Value:

@@ -49,7 +49,7 @@ from kiln.capture.interpreter.operations import (
     truth_value,
     unary,
 )
-from kiln.capture.interpreter.speculation import rounded_number
+from kiln.capture.interpreter.speculation import Rounding, rounded_number
 from kiln.capture.interpreter.variables.array import TracedArray
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
@@ -220,11 +220,7 @@ for _rounding in ("floor", "ceil", "trunc"):
     def _rounded(s: CaptureState, args: Args, kwargs: Kwargs, name: str = _rounding) -> Value:
         value = args[0]
         if isinstance(value, Symbolic) and value.python_type() is not bool:
-            known = rounded_number(s, getattr(math, name), value.node.node.value)
-            if known is not None:
-                return s.wrap(known, None)
-            whole = getattr(value.node.node, name)()
-            return s.wrap(whole.constant if whole.is_constant() else torch.SymInt(whole), None)
+            return rounded(s, getattr(math, name), value)
         if isinstance(value, Object):
             if name != "trunc" and s.classes.lookup(value.cls, f"__{name}__") is None:
                 return fold(s, getattr(math, name), s.wrap(float, None).call(s, [value], {}).constant(s))
@@ -247,10 +243,14 @@ def symbolic_number(s: CaptureState, kind: type, value: Symbolic) -> Value:
         return s.const(kind(value.constant(s)))
     if kind is float:
         return s.wrap(torch.sym_float(value.node), None)
-    known = rounded_number(s, math.trunc, value.node.node.value)
+    return rounded(s, math.trunc, value)
+
+
+def rounded(s: CaptureState, rounding: Rounding, value: Symbolic) -> Value:
+    known = rounded_number(s, rounding, value.node.node.value)
     if known is not None:
         return s.wrap(known, None)
-    whole = value.node.node.trunc()
+    whole = getattr(value.node.node, rounding.__name__)()
     return s.wrap(whole.constant if whole.is_constant() else torch.SymInt(whole), None)
 
 
@@ -590,9 +590,7 @@ def round_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(args[0], Symbolic) and args[0].python_type() is int and len(args) == 1 and not kwargs:
         return args[0]
     if isinstance(args[0], Symbolic) and args[0].python_type() is float and len(args) == 1 and not kwargs:
-        known = rounded_number(s, round, args[0].node.node.value)
-        if known is not None:
-            return s.wrap(known, None)
+        return rounded(s, round, args[0])
     if len(args) == 2 and not kwargs:
         computed = computed_in_front(s, "round", args)
         if computed is not None:

@@ -37,13 +37,15 @@ def numbers_in(s: CaptureState, value: Value) -> Iterator[Value]:
 
 def literal(function: Callable[..., object], otherwise: Handler) -> Handler:
     def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-        numbers = list(numbers_in(s, args[0])) if args and isinstance(args[0], Sequence) else []
+        numbers = list(numbers_in(s, args[0])) if args and isinstance(args[0], Sequence | Symbolic) else []
         if not any([isinstance(number, Tensor) or is_scalar(number) for number in numbers]):
             if any([isinstance(number, Symbolic) and number.number is not None for number in numbers]):
                 if {number.python_type() for number in numbers} == {bool}:
                     kwargs = {"dtype": s.const(torch.bool), **kwargs}
                 args = [counted(s, args[0]), *args[1:]]
-            if numbers and function is torch.as_tensor:  # which takes no symbols, and makes a copy of a list, too
+            if (
+                numbers and function is not torch.tensor and not kwargs.keys() - OPTIONS
+            ):  # which takes no symbols, and makes a copy of a list, too
                 return s.wrap(torch.tensor, None).call(s, args, kwargs)
             return otherwise(s, args, kwargs)
         given = {name: value.constant(s) for name, value in kwargs.items() if name in OPTIONS}
@@ -110,6 +112,17 @@ def stacked(s: CaptureState, function: Callable[..., object], value: Value, opti
     if len(shapes) != 1:
         raise refusal(function, "lists of several lengths")
     return record(s, torch.stack, [Tuple(parts)], {})
+
+
+@handles(torch.Tensor.new_tensor)
+def new_tensor(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    """Of numbers that are symbols, which its C++ does not take: `torch.tensor` of the same dtype and device."""
+    like, *rest = args
+    numbers = list(numbers_in(s, rest[0])) if len(rest) == 1 and not kwargs.keys() - OPTIONS else []
+    if not isinstance(like, Tensor) or not any([isinstance(number, Symbolic) for number in numbers]):
+        return record(s, "new_tensor", args, kwargs)
+    options = {name: s.const(getattr(like.fake, name)) for name in OPTIONS}
+    return s.wrap(torch.tensor, None).call(s, rest, options | kwargs)
 
 
 for _function in (torch.tensor, torch.as_tensor, torch.asarray):

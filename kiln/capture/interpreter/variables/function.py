@@ -85,6 +85,8 @@ BOOKKEEPING = frozenset({
 })  # fmt: skip
 """Functions of torch.compile (module, name) that are ignored: its own bookkeeping, called when an `nn.Module` is made
 after it ran in the process, and hints about tensors that a program makes."""
+WRAPPED_BY_TORCH = "_torchdynamo_orig_callable"
+"""The attribute in which a function that `torch.compile` has made keeps the program's."""
 NAMED_HANDLERS: dict[tuple[str, str], Handler] = {}
 """Handlers of functions in modules that Kiln does not import: module, qualified name."""
 BREAK_CALL = ("torch._dynamo.decorators", "graph_break")
@@ -346,6 +348,8 @@ class Function(Value):
                 return s.const(None)
             if (instead := NAMED_HANDLERS.get((original.__module__, original.__qualname__))) is not None:
                 return instead(s, args, kwargs)
+            if WRAPPED_BY_TORCH in original.__dict__ and why_opaque(original):
+                return self.get_attr(s, WRAPPED_BY_TORCH).call(s, args, kwargs, site)
             refuse_opaque(original)
             refuse_packed(original, args)
             if original.__globals__.get("__name__") in TRANSFORMS and not s.part(TransformScope).active:

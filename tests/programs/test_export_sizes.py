@@ -1,0 +1,160 @@
+"""How `dynamic_shapes` may be spelled, and numbers that Python computes from sizes, in all forms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+from torch.utils import _pytree as pytree
+
+import kiln
+from kiln.support.errors import KilnError
+from tests.programs.test_export_values import forms
+
+ROWS, AUTO = kiln.Dim("rows", min=1), torch.export.Dim.AUTO
+
+
+@dataclass
+class Batch:
+    x: Tensor
+    mask: Tensor | None = None
+
+
+class Cache:
+    """A class that pytrees know, as those of caches of keys and values."""
+
+    def __init__(self, keys: list[Tensor]) -> None:
+        self.keys = keys
+
+
+pytree.register_pytree_node(Cache, lambda cache: ([cache.keys], None), lambda parts, _: Cache(parts[0]))
+
+
+def named(*, x: Tensor, y: Tensor, **rest: Tensor) -> Tensor:
+    return (x + y).sum(0) + rest["z"]
+
+
+def several(*xs: Tensor) -> Tensor:
+    return torch.cat(xs).cumsum(0)
+
+
+def of_batch(batch: Batch) -> Batch:
+    return Batch(batch.x * 2, batch.mask)
+
+
+def of_cache(cache: Cache) -> Tensor:
+    return torch.stack(cache.keys).sum(0)
+
+
+def rows(n: int) -> Tensor:
+    return torch.randn(n, 2)
+
+
+def collection(x: Tensor, y: Tensor) -> Any:
+    made = torch.export.ShapesCollection()
+    made[x], made[y] = {0: "n"}, (torch.export.Dim("m"), 2)
+    return made
+
+
+def more_inputs() -> Any:
+    made = torch.export.AdditionalInputs()
+    made.add((rows(7), rows(2)))
+    return made
+
+
+def keywords(n: int) -> tuple[tuple[()], dict[str, Tensor]]:
+    return (), {"x": rows(n), "y": rows(n), "z": torch.randn(2)}
+
+
+def both(n: int, m: int) -> tuple[tuple[Tensor, Tensor], dict[str, Tensor]]:
+    return (rows(n), rows(m)), {}
+
+
+def batch_of(n: int) -> tuple[tuple[Batch], dict[str, Tensor]]:
+    return (Batch(rows(n)),), {}
+
+
+def cache_of(n: int) -> tuple[tuple[Cache], dict[str, Tensor]]:
+    return (Cache([rows(n), rows(n)]),), {}
+
+
+FIRST: dict[int, Any] = {0: AUTO}
+SPELLINGS: dict[str, tuple[Callable[..., Any], Any, list[Any]]] = {
+    "keywords": (named, {"x": FIRST, "y": FIRST, "z": None}, [keywords(4), keywords(9)]),
+    "rest": (named, {"x": FIRST, "y": FIRST, "rest": {"z": None}}, [keywords(4), keywords(9)]),
+    "rest-in-order": (named, (FIRST, FIRST, {"z": {0: AUTO}}), [keywords(4), keywords(1)]),
+    "several": (several, ({0: AUTO}, {0: AUTO}), [both(4, 3), both(2, 6)]),
+    "several-as-one": (several, {"xs": ({0: "a"}, {0: "b"})}, [both(4, 3), both(2, 6)]),
+    "collection": (several, collection, [both(4, 3), both(2, 6)]),
+    "inputs": (several, more_inputs(), [both(4, 3), both(9, 6)]),
+    "hints": (several, ((AUTO, AUTO), (torch.export.Dim.DYNAMIC, torch.export.Dim.STATIC)), [both(4, 3), both(9, 6)]),
+    "fields": (of_batch, {"batch": {"x": {0: ROWS}, "mask": {}}}, [batch_of(4), batch_of(6)]),
+    "object": (of_batch, (Batch({0: ROWS}),), [batch_of(4), batch_of(6)]),  # type: ignore[arg-type]
+    "class": (of_cache, {"cache": [[{0: ROWS}, {0: ROWS}]]}, [cache_of(4), cache_of(6)]),
+    "class-object": (of_cache, {"cache": Cache([{0: ROWS}, {0: ROWS}])}, [cache_of(4), cache_of(6)]),  # type: ignore[list-item]
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_spellings_of_dynamic_shapes(name: str) -> None:
+    target, shapes, calls = SPELLINGS[name]
+    args, kwargs = calls[0]
+    program = kiln.export(target, args, kwargs, dynamic_shapes=shapes(*args) if callable(shapes) else shapes)
+    for args, kwargs in calls:
+        found, expected = program(*args, **kwargs), target(*args, **kwargs)
+        assert_close(vars(found) if isinstance(found, Batch) else found,
+                     vars(expected) if isinstance(expected, Batch) else expected)  # fmt: skip
+
+
+def test_a_number_among_the_arguments_is_named() -> None:
+    with pytest.raises(KilnError, match="3 is a number: those among the arguments are fixed"):
+        kiln.export(lambda x, n: x * n, (rows(4), 3), dynamic_shapes={"x": None, "n": torch.export.Dim.DYNAMIC})
+    with pytest.raises(KilnError, match="a tensor that is no argument"):
+        kiln.export(several, (rows(4), rows(3)), dynamic_shapes=collection(rows(4), rows(3)))
+
+
+def interpolated(x: Tensor, scale: float) -> Tensor:
+    return torch.nn.functional.interpolate(x[None, None], scale_factor=scale, mode="bilinear")
+
+
+def chosen(x: Tensor) -> Tensor:
+    return torch.cond(x.shape[0] > 4, lambda x: x.cos(), lambda x: x.sin() * 2, (x,))
+
+
+def positive(x: Tensor) -> tuple[Tensor, int]:
+    found = x[x > 0]
+    return found * 2, found.shape[0] + 1
+
+
+SIZES: dict[str, Callable[[Tensor], Any]] = {
+    "half": lambda x: x[: int(x.shape[0] * 0.5)] + 1,
+    "three-quarters": lambda x: x[: math.ceil(x.shape[0] * 0.75)] + 1,
+    "tenths": lambda x: (x[: int(x.shape[0] * 0.7)] + 1, torch.arange(int(x.shape[0] * 0.7))),
+    "rounded": lambda x: x[: round(x.shape[0] / 3)].sum(0),
+    "logarithm": lambda x: x * (math.floor(math.log2(x.shape[0])) + 1),
+    "root": lambda x: x[: int(x.shape[0] ** 0.5)].sum(0),
+    "filled": lambda x: torch.full((2, x.shape[0]), x.shape[0] / 7),
+    "tensors": lambda x: (torch.as_tensor(x.shape[0]), torch.asarray([x.shape[0], 2]), x.new_tensor(x.shape[0])),
+    "new-tensor": lambda x: x.new_tensor([[x.shape[0], 2.0], [x.shape[0] / 3, 1]]),
+    "scaled": lambda x: interpolated(x, 0.7),
+    "scaled-short": lambda x: interpolated(x, 1.5),
+    "condition": chosen,
+    "counted": positive,
+}
+
+
+@pytest.mark.parametrize("form", ["program", "package", "torch.export"])
+@pytest.mark.parametrize("name", SIZES)
+def test_numbers_that_are_computed_from_sizes(name: str, form: str, tmp_path: Path) -> None:
+    target = SIZES[name]
+    run = forms(target, (rows(6),), ({0: ROWS},), tmp_path)[form]()
+    for size in (6, 10, 3, 13, 20):
+        x = rows(size)
+        assert_close(run(x), target(x))
