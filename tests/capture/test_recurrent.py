@@ -94,6 +94,22 @@ def test_lengths_of_padded_sequences_are_symbols(side: str) -> None:
         fast([torch.ones(2, 3), torch.ones(2, 4)])
 
 
+def test_ctc_loss_beside_another_result() -> None:
+    """What its backward saves has a size from data, and one of two gradients may be missing."""
+
+    def losses(x: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        targets, steps = torch.ones(2, 3, dtype=torch.int64), torch.full((2,), x.shape[0])
+        return torch.nn.functional.ctc_loss(x.log_softmax(-1), targets, steps, lengths), x.sin().sum()
+
+    fast = kiln.compile(losses, options={"cache": False})
+    x = torch.randn(8, 2, 4, requires_grad=True)
+    for lengths in (torch.tensor([2, 1]), torch.tensor([1, 3])):
+        for chosen in (slice(None), slice(1), slice(1, 2)):
+            found, expected = [torch.autograd.grad(f(x, lengths)[chosen], x) for f in (fast, losses)]
+            torch.testing.assert_close(found, expected)
+    assert not fast.report().eager, fast.report()
+
+
 @pytest.mark.parametrize("kind", [torch.int64, torch.int32])
 def test_ctc_loss_with_lengths_in_tensors(kind: torch.dtype) -> None:
     """The longest target decides the size of what is saved; a length beyond the input is refused as in eager."""

@@ -88,6 +88,23 @@ def test_gradient_through_vmap() -> None:
     torch.testing.assert_close(x.grad, 20 * x.detach())
 
 
+VIEWS: dict[str, Callable[[Tensor], Any]] = {
+    "unsqueeze": lambda x: jvp(lambda y: y[None] * 2, (x,), (x.cos(),)),
+    "a part": lambda x: jvp(lambda y: y[1:].sin().sum(), (x,), (torch.ones_like(x),)),
+    "a gradient": lambda x: jvp(grad(lambda y: (y.t() @ y).tanh().sum()), (x,), (x + 1,)),
+    "a product": lambda x: jvp(grad(lambda y: y.prod(1).sum()), (x,), (x + 1,)),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_tangents_of_views_with_symbolic_sizes(name: str) -> None:
+    compiled = kiln.compile(VIEWS[name], dynamic=True)
+    for size in (4, 6):
+        x = torch.randn(size, 3)
+        torch.testing.assert_close(compiled(x), VIEWS[name](x))
+    assert compiled.report().compiles <= 2 and not compiled.report().breaks, compiled.report()
+
+
 def dual(x: Tensor, tangent: Tensor) -> Tensor:
     with forward_ad.dual_level():
         y = Square.apply(forward_ad.make_dual(x, tangent))

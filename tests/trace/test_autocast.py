@@ -87,3 +87,16 @@ def test_two_types_in_turn():
     x, w = torch.randn(8, 8), torch.randn(8, 8).requires_grad_()
     for result, expected in zip(kiln.compile(program)(x, w), program(x, w), strict=True):
         assert torch.equal(result, expected)
+
+
+def test_a_backward_is_not_under_the_autocast_of_its_forward():
+    def program(x, w):
+        with torch.autocast("cpu", enabled=False):
+            return x.float() @ w
+
+    x, w = torch.randn(8, 8).bfloat16().requires_grad_(), torch.randn(8, 8).requires_grad_()
+    compiled = kiln.compile(program)
+    with torch.autocast("cpu", torch.bfloat16):
+        results = compiled(x, w), program(x, w)
+    mine, eager = [torch.autograd.grad(y.square().sum(), (x, w)) for y in results]
+    torch.testing.assert_close(mine, eager)

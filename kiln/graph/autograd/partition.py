@@ -235,7 +235,8 @@ def _backward(
         # Of several tangents, some may be missing in a backward, and so may be what only these need.
         present = [new[node] for node, read in zip(kept, readers, strict=True) if read is None]
         present += joint.tangents if len(joint.tangents) == 1 else ()
-        symbols = missing_symbols([*nodes, *joint.tangents], present)
+        needed = dict.fromkeys(missing_symbols([*nodes, *joint.tangents], present))
+        symbols = list(needed | dict.fromkeys(missing_symbols((), [*map(new.__getitem__, kept), *joint.tangents])))
     for symbol in symbols:
         made.input(str(symbol), ScalarSpec(int, symbol))
     for tangent in joint.tangents:

@@ -12,7 +12,8 @@ own kernels, above the recording mode.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import final
 
@@ -48,6 +49,19 @@ OVERLOADS = {
     "conv_transpose3d": "conv_transpose3d.input",
 }
 """Operators with another name than their function."""
+
+
+@contextmanager
+def no_autocast() -> Iterator[None]:
+    """What is recorded of a backward that runs later, behind the `with` in which the region is called."""
+    kinds = [kind for kind in KEYS if torch.is_autocast_enabled(kind)]
+    for kind in kinds:
+        torch.set_autocast_enabled(kind, False)
+    try:
+        yield
+    finally:
+        for kind in kinds:
+            torch.set_autocast_enabled(kind, True)
 
 
 @final

@@ -26,7 +26,7 @@ from kiln.graph.ir.rewrite import has_effect
 from kiln.graph.ops import Emit
 from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.ops.eager_kernels import OWN_KERNELS, EagerKernels
-from kiln.graph.trace.autocast import Casts, is_any_autocast_enabled
+from kiln.graph.trace.autocast import Casts, is_any_autocast_enabled, no_autocast
 from kiln.graph.trace.autograd_edges import edge_of, edges_behind
 from kiln.graph.trace.breaks import UnsupportedInput
 from kiln.graph.trace.composites import CHECKED, COMPOSITES, PUBLIC, has_symbols
@@ -337,7 +337,11 @@ class Recorder:
                 leaf.requires_grad_()
             if self.may_lack_tangents:
                 self._join(outputs)
-            with self.outer.backward() if self.outer is not None else nullcontext(), asked_by_torch(self.env):
+            with (
+                self.outer.backward() if self.outer is not None else nullcontext(),
+                asked_by_torch(self.env),
+                no_autocast(),
+            ):
                 grads = _run_backward(
                     tuple(outputs),
                     tuple(tangents),

@@ -22,7 +22,7 @@ from kiln.graph.ops.eager_kernels import OWN_KERNELS, EagerKernels
 from kiln.graph.ops.registry import Decomposition, MutationRule, Results, SpecRule, ViewRule, ViewSteps
 from kiln.graph.ops.sizes import same_sizes
 from kiln.graph.trace.data_dependent import MASKS  # noqa: F401  (registers handlers)
-from kiln.graph.trace.fake import QUERIES
+from kiln.graph.trace.fake import QUERIES, FakeTensor
 from kiln.graph.trace.fallback import fallback_handler, fitted, written_names
 from kiln.graph.trace.foreach import foreach_handler
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
@@ -41,7 +41,7 @@ def resolve(op: OpOverload, kernels: EagerKernels = OWN_KERNELS) -> Handler:
     if handler := SPECIAL.get(name.removeprefix("aten.")):
         return handler
     if query := QUERIES.get(name):
-        return lambda mode, op, args, kwargs: query(*args, **kwargs)
+        return lambda mode, op, args, kwargs: query(differentiated(op, args[0]), *args[1:], **kwargs)
     if view_rule := VIEWS.get(name):
         return view_handler(view_rule)
     if mutation := MUTATIONS.get(name):
@@ -57,6 +57,15 @@ def resolve(op: OpOverload, kernels: EagerKernels = OWN_KERNELS) -> Handler:
     if view_rule := VIEWS.get(name.replace("_copy.", ".")):
         return view_copy_handler(view_rule)
     return fallback_handler(op)
+
+
+def differentiated(op: OpOverload, tensor: object) -> FakeTensor:
+    """The fake that a transform differentiates: it has the sizes of the wrapper."""
+    while isinstance(tensor, torch.Tensor) and torch._C._functorch.is_gradtrackingtensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    if type(tensor) is not FakeTensor:
+        raise UnsupportedOp(op=str(op), reason="it asks for sizes within `vmap`")
+    return tensor
 
 
 def functional_rule(name: str, kernels: EagerKernels = OWN_KERNELS, *, in_place: bool = False) -> Decomposition | None:

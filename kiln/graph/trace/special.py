@@ -26,7 +26,7 @@ from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.fallback import fallback_handler
 from kiln.graph.trace.mode import Args, Conjugate, Handler, Kwargs, RecordingMode, real_in
 from kiln.graph.trace.shared_memory import by_storage, refuse_shared_memory
-from kiln.graph.trace.storage_view import StorageView, extent, new_storage, root_of
+from kiln.graph.trace.storage_view import StorageView, new_storage, root_of
 from kiln.plan.errors import SINGULAR
 from kiln.plan.host_operators import CLOCK, dtype_of
 from kiln.symbolic import Int, rel_le
@@ -157,14 +157,13 @@ def is_same_size(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs
 @special("_has_same_storage_numel.default")
 def has_same_storage_numel(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
     """Whether two storages have as many elements; forward-mode differentiation may then share a layout."""
-    counts = [storage_numel(mode.view_of(arg)) for arg in args]
-    return counts[0] is not None and counts[0] == counts[1]
+    first, second = [storage_numel(mode.view_of(arg)) for arg in args]
+    return first == second
 
 
-def storage_numel(view: StorageView) -> int | None:
-    """How many elements the storage of `view` has; None if it is symbolic."""
-    reach = extent(root_of(view.storage).spec)
-    return None if reach is None else reach[1]
+def storage_numel(view: StorageView) -> Int:
+    """How many elements the storage of `view` has."""
+    return root_of(view.storage).spec.storage_elements()
 
 
 @special("_new_zeros_with_same_feature_meta.default")
@@ -175,12 +174,8 @@ def zeros_with_layout_of(mode: RecordingMode, op: OpOverload, args: Args, kwargs
     spec, view = mode.view_of(args[0]).spec, mode.view_of(args[1])
     other, count = view.spec, storage_numel(view)
     layout: dict[str, Attr] = {"sizes": other.sizes, "strides": other.strides, "offset": other.offset}
-    if count is not None:
-        whole = new_storage(mode.emit.full(0, (count,), spec.dtype, spec.device))
-        return mode.fake(mode.memory.step_view(whole, ("as_strided", layout)))
-    if other != root_of(view.storage).spec:
-        raise UnsupportedOp(op=str(op), reason="the tangent of a part of a tensor whose sizes are symbolic")
-    return mode.wrap(mode.emit.full(0, other.sizes, spec.dtype, spec.device))
+    whole = new_storage(mode.emit.full(0, (count,), spec.dtype, spec.device))
+    return mode.fake(mode.memory.step_view(whole, ("as_strided", layout)))
 
 
 @special("sym_constrain_range.default", "sym_constrain_range_for_size.default")
