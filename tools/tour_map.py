@@ -230,7 +230,7 @@ MAP = {
         ("Which values does the forward save for the backward?", "kiln/graph/autograd/min_cut.py", "values_to_save"),
         (
             "Which gradients exist after a branch?",
-            "kiln/graph/autograd/absent_gradients.py",
+            "kiln/graph/trace/absent_gradients.py",
             "with_existence",
         ),
         ("Where is the joint graph cut in two?", "kiln/graph/autograd/partition.py", "partition"),

@@ -8,10 +8,10 @@ from itertools import compress
 
 import torch
 
-from kiln.graph.autograd.absent_gradients import with_existence
 from kiln.graph.autograd.partition import backward_for
 from kiln.graph.autograd.tangents import without_inputs, without_tangents
 from kiln.graph.ir.graph import Graph
+from kiln.graph.trace.absent_gradients import with_existence
 from kiln.pipeline.compiled_plan import CompiledPlan, compile_plan
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.stages import graph_to_plan

@@ -35,7 +35,7 @@ from kiln.runtime.executor import Executable
 from kiln.runtime.variant import Fact
 from kiln.support.dump import Dump
 from kiln.support.events import Event
-from kiln.support.options import Options
+from kiln.support.options import Branches, Options
 from kiln.support.records import dataclass
 from kiln.symbolic import ShapeEnv
 from kiln.symbolic.reference import prove
@@ -133,7 +133,7 @@ class FrameCapture:
                 speculate_values=side_exits(self.dispatcher) < SPECULATED_VALUES,
                 compile_speculation=lambda graph, constants: compile_speculation(graph, constants, context),
                 check_time=context.check_time,
-                control_flow=context.options.control_flow,
+                control_flow=branches(context.options),
                 own_regions=self.backend is None,
                 varying=varying_arguments(self.dispatcher, self.arguments),
             )
@@ -155,6 +155,11 @@ def is_cheaper(capture: Capture, other: Capture) -> bool:
         return False
     count = lambda found: (len(found.breaks), len(found.speculations))  # noqa: E731
     return count(capture) < count(other)
+
+
+def branches(options: Options) -> Branches:
+    """Which branches are in the graph; the regions on both sides of one that is not can be CUDA graphs."""
+    return "cpu" if options.cuda_graphs and options.control_flow == "auto" else options.control_flow
 
 
 def eager_kernels(options: Options) -> EagerKernels:

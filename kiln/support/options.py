@@ -36,6 +36,7 @@ class BadOption(KilnError):
 
 
 ControlFlowOption = Literal["auto", "graph", "python"]
+Branches = Literal["auto", "cpu", "graph", "python"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +52,9 @@ class Options:
     is_compiling: Literal["auto", "true", "false"] = "auto"
     """The answer of `torch.compiler.is_compiling()` inside; auto: eager's, unless that breaks the graph."""
     control_flow: ControlFlowOption = "auto"
-    """Which `if` on a tensor becomes a branch in the graph: auto: of tensors on the CPU, where the sides meet in the
-    function; graph: on any device, and where the sides return; python: none. Sides that change objects never do."""
+    """Which `if` on a tensor becomes a branch in the graph: auto: all that can, but on a GPU with `cuda_graphs` none;
+    graph: also where the rest of the function is in both sides, and where floats are asked for being finite; python:
+    none."""
     random: Literal["own", "eager"] = "own"
     """Random numbers: counter-based, drawn inside kernels; or the numbers that eager draws for the same seed."""
     numerics: Literal["fast", "rounded", "strict"] = "fast"

@@ -247,18 +247,11 @@ def repeats(x: Tensor, w: Tensor) -> Any:
 
 
 BROKEN = [
-    changed_later,
     copied_input,
-    returned_input,
     changes_an_argument,
     changes_what_a_gradient_needs,
-    variable_of_a_cell,
-    attribute,
     two_copies_of_one,
-    early,
     lists,
-    numbers,
-    gradient_within,
     repeats,
 ]
 
@@ -277,26 +270,12 @@ def early_in_callee(x: Tensor, w: Tensor) -> Any:
     return early(x * 2, w) + early(x + 1, w.t())
 
 
-def early_in_context(x: Tensor, w: Tensor) -> Any:
-    with torch.no_grad():
-        if x.sum() > 0:
-            return x @ w
-        y = x * 2
-    return y - 1
-
-
 def nested_conditional(x: Tensor, w: Tensor) -> Any:
     return (x @ w).sin() if x.sum() > 0 else x * 2 if x.mean() > -1 else x - w[0]
 
 
-def numbers_then(x: Tensor, w: Tensor) -> Any:
-    n = 1
-    if x.sum() > 0:
-        n = 2
-    return x @ w * n
-
-
-RETURNING = [early, early_tuple, early_in_callee, nested_conditional, numbers_then]
+REPEATED = [changed_later, variable_of_a_cell, attribute, numbers]
+RETURNING = [early, early_tuple, early_in_callee, nested_conditional, returned_input, gradient_within]
 
 
 def outcome(call: Program, seed: int, gradients: bool) -> list[Any]:
@@ -334,16 +313,35 @@ def test_a_branch_that_is_no_nested_graph_breaks(program: Program) -> None:
 
 
 @pytest.mark.parametrize("program", RETURNING, ids=lambda program: program.__name__)
-def test_sides_that_return_are_one_graph_if_asked_for(program: Program) -> None:
-    options: dict[str, object] = {"control_flow": "graph"}
-    check(program, kiln.compile(program, backend="eager", fullgraph=True, options=options), False)
-    # Whether `w` has a gradient depends on both tests of the programs in which a branch is within a branch.
-    whole = program not in (early_tuple, nested_conditional)
-    check(program, kiln.compile(program, backend="eager", fullgraph=whole, options=options), True)
+def test_sides_that_return_are_one_graph(program: Program) -> None:
+    for gradients in (True, False):
+        check(program, kiln.compile(program, backend="eager", fullgraph=True), gradients)
 
 
-def test_a_return_out_of_a_context_breaks() -> None:
-    check(early_in_context, kiln.compile(early_in_context, backend="eager", options={"control_flow": "graph"}), True)
+@pytest.mark.parametrize("program", REPEATED, ids=lambda program: program.__name__)
+def test_the_rest_is_in_both_sides_where_it_needs_to_know_which(program: Program) -> None:
+    for gradients in (True, False):
+        check(program, kiln.compile(program, backend="eager", fullgraph=True), gradients)
+
+
+def many_numbers(x: Tensor, w: Tensor) -> Any:
+    """Each test doubles the rest."""
+    a = b = c = d = 0
+    if x.sum() > 0:
+        a = 1
+    if x.max() > 1:
+        b = 1
+    if x.min() > -1:
+        c = 1
+    if x.mean() > 0.1:
+        d = 1
+    return x * (1, 2)[a] + (3, 4)[b] - (5, 6)[c] * (7, 8)[d]
+
+
+def test_the_rest_is_in_few_sides() -> None:
+    compiled = kiln.compile(many_numbers, backend="eager")
+    check(many_numbers, compiled, False)
+    assert report_of(compiled).breaks and report_of(compiled).compiles <= 6
 
 
 def test_no_branch_is_in_the_graph_if_asked_for() -> None:
@@ -353,11 +351,12 @@ def test_no_branch_is_in_the_graph_if_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "says"), [(lists, "it changes the length of a list"), (repeats, ""), (numbers, "Python reads")]
+    ("program", "says"),
+    [(lists, "it changes the length of a list"), (repeats, ""), (two_copies_of_one, "would be seen")],
 )
 def test_a_break_says_why_not_both_sides_are_in_the_graph(program: Program, says: str) -> None:
     compiled = kiln.compile(program, backend="eager")
-    compiled(torch.ones(2, 3), torch.ones(3, 3))
+    compiled(torch.ones(4, 3), torch.ones(3, 3))
     assert says in report_of(compiled).breaks[0].reason
 
 

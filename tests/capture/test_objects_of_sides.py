@@ -101,9 +101,6 @@ def same_condition(x: Tensor, w: Tensor) -> Any:
     return x * 2, parts
 
 
-WHOLE = [skipped_layers, same_object, new_objects, in_a_branch, both_sides, same_condition]
-
-
 def read_in_python(x: Tensor, w: Tensor) -> Any:
     holder = {"a": 0}
     if x.sum() > 0:
@@ -116,6 +113,12 @@ def missing_attribute(x: Tensor, w: Tensor) -> Any:
     if x.sum() > 0:
         cache.update(x)
     return x + 1, hasattr(cache, "dtype"), getattr(cache, "dtype", None)
+
+
+WHOLE = [
+    *(skipped_layers, same_object, new_objects, in_a_branch, both_sides, same_condition),
+    *(read_in_python, missing_attribute),
+]
 
 
 def lists_of_other_lengths(x: Tensor, w: Tensor) -> Any:
@@ -193,8 +196,7 @@ def test_the_plan_of_sides_that_change_objects() -> None:
 @pytest.mark.parametrize(
     "program",
     [
-        *(read_in_python, missing_attribute, lists_of_other_lengths, counted, lengthens_a_global),
-        lengthens_what_a_global_holds,
+        *(lists_of_other_lengths, counted, lengthens_a_global, lengthens_what_a_global_holds),
     ],
     ids=lambda program: program.__name__,
 )

@@ -20,7 +20,7 @@ from kiln.plan.text import plan_text
 COND = """\
 graph(%0: b8[] "c", %1: f32[s0, 8] "x", %2: f32[8] "w"):
     %3: f32[s0, 8] = sin(%1)
-    %4: (f32[s0, 8], f32[s0]) = cond(%0, %3, %2, true=@0, false=@1, only_true=(), only_false=())
+    %4: (f32[s0, 8], f32[s0]) = cond(%0, %3, %2, true=@0, false=@1, exist=())
         @0 = graph true(%0: f32[s0, 8] "x", %1: f32[8] "w"):
             %2: f32[s0, 8] = mul(%0, %1)
             %3: f32[s0] = sum(%2, axes=(1,))
@@ -77,7 +77,7 @@ graph(%0: i64[] "i", %1: f32[4] "x"):
             %4: f32[] = amax(%1, axes=(0,))
             %5: f32[] = constant(value=2.0, dtype=f32, device=cpu)
             %6: b8[] = gt(%4, %5)
-            %7: (f32[4],) = cond(%6, %1, true=@0, false=@1, only_true=(), only_false=())
+            %7: (f32[4],) = cond(%6, %1, true=@0, false=@1, exist=())
                 @0 = graph true(%0: f32[4] "x"):
                     %1: f32[] = constant(value=0.5, dtype=f32, device=cpu)
                     %2: f32[4] = mul(%0, %1)

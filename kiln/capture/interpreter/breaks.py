@@ -146,7 +146,7 @@ class DataDependentBranch(GraphBreak):
     why = "while tracing, a tensor has a shape and a dtype but no values{sides}"
     try_ = (
         "keep both sides in the graph with `torch.where`",
-        'where the sides return, or on a GPU, put both into the graph with the option `control_flow="graph"`',
+        'with CUDA graphs, put both sides into the graph with the option `control_flow="graph"`',
         "move the test out of the compiled function",
     )
 

@@ -107,7 +107,7 @@ from kiln.runtime.numbers import number_tensor
 from kiln.support.errors import InternalFault, KilnError, drop_tracebacks
 from kiln.support.events import EventSink
 from kiln.support.location import is_compiler
-from kiln.support.options import ControlFlowOption
+from kiln.support.options import Branches
 from kiln.support.records import dataclass
 from kiln.symbolic import DataDependentSize, NoHint
 from kiln.symbolic.values import truth_as_number
@@ -187,7 +187,7 @@ class Callbacks:
     compile_speculation: CompileSpeculation = run_eagerly
     check_time: Callable[[], None] = lambda: None
     speculate_values: bool = True
-    control_flow: ControlFlowOption = "auto"
+    control_flow: Branches = "auto"
     own_regions: bool = True
     carries: Callable[[torch.Tensor, bool], bool] | None = None
     note_changing: Callable[[Collection[str]], bool] = lambda texts: False
@@ -211,7 +211,7 @@ def capture_frame(
     compile_speculation: CompileSpeculation = run_eagerly,
     check_time: Callable[[], None] = lambda: None,
     speculate_values: bool = True,
-    control_flow: ControlFlowOption = "auto",
+    control_flow: Branches = "auto",
     own_regions: bool = True,
     carries: Callable[[torch.Tensor, bool], bool] | None = None,
     note_changing: Callable[[Collection[str]], bool] = lambda texts: False,
@@ -229,7 +229,7 @@ def capture_frame(
         compile_speculation: compiles the graph of the speculated conditions, given its constants.
         check_time: called often; raises a KilnError, which ends the capture. varies, varying: see `Policy`.
         speculate_values: speculate on the values of small integer tensors, not only on truth values.
-        control_flow: which `if` on a tensor becomes a branch in the graph, as the option says.
+        control_flow: which `if` on a tensor becomes a branch in the graph, see `Policy`.
         own_regions: regions run Kiln's kernels and torch's operators, so that what an operator raises eager raises.
         carries: the graph leaves the process with these tensors: it checks itself what was assumed of values.
     """

@@ -45,6 +45,9 @@ def copied_before_write(first: int, s: CaptureState, tensor: Tensor) -> None:
     view = fake.storage_view
     if view.step is not None or view.storage.unwritable or (fake.requires_grad and fake.is_leaf):
         return
+    given = [record.fake for record in s.recorder.inputs if type(record.fake) is FakeTensor]
+    if any(other.storage_view.storage is view.storage for other in given):  # such as a detached input
+        return
     if id(fake) in made_by(s.recorder.calls[first:]):
         return
     s.counters.change()

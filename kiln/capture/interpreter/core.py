@@ -50,7 +50,7 @@ from kiln.runtime.guards.source import AttrSource, DictAttrSource, MroSource, So
 from kiln.runtime.guards.state import current_state
 from kiln.support.events import EventSink
 from kiln.support.location import Location
-from kiln.support.options import ControlFlowOption
+from kiln.support.options import Branches
 from kiln.support.records import dataclass
 
 Args = list["Value"]
@@ -372,7 +372,8 @@ class Policy:
     speculate_values: bool = False
     """Likewise for whole values, such as a list of sizes."""
     check_time: Callable[[], None] = lambda: None
-    control_flow: ControlFlowOption = "auto"
+    control_flow: Branches = "auto"
+    """As the option says; cpu: of tensors on the CPU only, since a region with a branch is no CUDA graph."""
     own_regions: bool = True
     """Kiln compiles the regions, which check what was assumed of values before they change inputs."""
     carries: Callable[[torch.Tensor, bool], bool] | None = None

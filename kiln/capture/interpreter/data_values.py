@@ -52,6 +52,12 @@ LARGEST_SPECULATED = 64
 LENGTH = "Python reads a list of unknown length"
 """Why an instruction is needed whose numbers may stay symbolic, once there are as many as in this call."""
 
+OBJECT_READ = "Python reads what its sides leave in an object"
+NUMBER_READ = "Python reads a number that its sides leave"
+COPY_SEEN = "a copy of what one side leaves would be seen"
+LATER = frozenset((OBJECT_READ, NUMBER_READ, COPY_SEEN))
+"""Why sides cannot be joined where they meet first; they may be where they return."""
+
 Instruction = tuple[CodeType, int]
 
 
@@ -87,6 +93,8 @@ class DataValues:
     steps: dict[Symbol | Given, tuple[Instruction, PastStep, str]] = field(default_factory=dict)
     """Where each was made, and why a break there is needed if Python reads it."""
     assumptions: list[Assumption] = field(default_factory=list)
+    formulas: dict[object, Value] = field(default_factory=dict)
+    """Tensors of sides of branches that have what is computed from numbers."""
     speculated: dict[Node, torch.Tensor] = field(default_factory=dict)
 
 
@@ -254,12 +262,16 @@ def assumed_truth(s: CaptureState, fake: FakeTensor) -> bool | None:
 
 def finite_truth(s: CaptureState, fake: torch.Tensor) -> bool | None:
     """The truth of a question whether floats are finite: that they are is assumed, and the region checks it."""
+    truth = answer_if_finite(s, fake)
+    if truth is not None:
+        assume(s, cast(FakeTensor, fake), truth)
+    return truth
+
+
+def answer_if_finite(s: CaptureState, fake: torch.Tensor) -> bool | None:
     if not (isinstance(fake, FakeTensor) and s.policy.speculate and all(size == 1 for size in fake.shape)):
         return None  # a wrapper of a transform is no fake
-    truth = truth_if_finite(s.recorder.node_of(fake))
-    if truth is not None:
-        assume(s, fake, truth)
-    return truth
+    return truth_if_finite(s.recorder.node_of(fake))
 
 
 def likely_truth(s: CaptureState, fake: torch.Tensor) -> bool | None:

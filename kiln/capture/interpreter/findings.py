@@ -9,7 +9,7 @@ from typing import TypeAlias, final
 from kiln.capture.interpreter.breaks import DataDependentValue, GraphBreak
 from kiln.capture.interpreter.changed_numbers import NumberChanges
 from kiln.capture.interpreter.core import CaptureState
-from kiln.capture.interpreter.data_values import LENGTH, Instruction, SizesMatch, ValueNeeded
+from kiln.capture.interpreter.data_values import LATER, LENGTH, Instruction, SizesMatch, ValueNeeded
 from kiln.capture.interpreter.host_draws import Outline, call_outlined
 from kiln.capture.interpreter.variables.function import Outlined
 from kiln.capture.interpreter.variables.weak_references import WatchLifetimes, watch_lifetimes
@@ -54,7 +54,11 @@ class Findings:
     def keep_value(self, need: ValueNeeded) -> None:
         """Let the next attempt read the number that Python needs, or break in front of what makes it."""
         before = self.needed.get(need.made_at)
-        if before == LENGTH != need.reason:
+        if before in LATER:
+            self.needed[need.made_at] = (
+                f"{need.reason}, also where they return" if need.reason == before else need.reason
+            )
+        elif before == LENGTH != need.reason:
             self.needed[need.made_at] = need.reason
         elif before is not None:
             stop = DataDependentValue(operation="a number that depends on data")

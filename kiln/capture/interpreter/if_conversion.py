@@ -8,8 +8,9 @@
 
 Each side is interpreted up to where the sides meet. What they leave there, in local variables and on the stack, is
 joined: equal values stay, tensors become results of the `cond`. Where other values differ, the sides go on to the next
-instruction at which they meet; at last they are `Choice`s. Sides that cannot be nested graphs break the graph, like any
-test of a tensor.
+instruction at which they meet; at last they are `Choice`s. Sides that return meet behind the last instruction: the rest
+of the function is in one of them, and in the outermost function what they return is chosen behind the region. Sides
+that cannot be nested graphs break the graph, like any test of a tensor; of branches within one another the outermost.
 
 Changes of Python objects are taken back behind each side (`side_changes.py`), and joined (`joined_values.py`).
 
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import field
+from dataclasses import field, replace
 from functools import partial
 from itertools import product
 from typing import final
@@ -31,31 +32,51 @@ from typing import final
 import torch
 
 from kiln.capture.bytecode.liveness import live_locals
-from kiln.capture.bytecode.postdominators import meeting_points
+from kiln.capture.bytecode.postdominators import RETURNS, meeting_points
 from kiln.capture.interpreter.breaks import PastStep
+from kiln.capture.interpreter.builtins.torch_functions import SETTERS, set_mode
 from kiln.capture.interpreter.copied_tensors import made_by, require_no_views, written_to_copies
 from kiln.capture.interpreter.core import CaptureState, Value
-from kiln.capture.interpreter.data_values import Instruction, ValueNeeded, expected_truth, past_step
+from kiln.capture.interpreter.data_values import (
+    COPY_SEEN,
+    LATER,
+    DataValues,
+    Instruction,
+    ValueNeeded,
+    answer_if_finite,
+    expected_truth,
+    past_step,
+)
 from kiln.capture.interpreter.frame import SymbolicFrame, run_to, running_frame
-from kiln.capture.interpreter.joined_values import Differs, Joining, Pair, read_by
+from kiln.capture.interpreter.joined_values import Differs, Joining, Pair, hold_formula, read_by, unlike
 from kiln.capture.interpreter.nested_calls import (
     Calls,
+    Modes,
     all_values,
     captured_by,
+    changed_modes,
+    frame_values,
     is_single,
+    mode_values,
+    modes_before,
     operator_of,
     reachable,
     record,
     taken_from_log,
     without_progress,
 )
-from kiln.capture.interpreter.side_changes import SideChanges, changes_taken_back, met
+from kiln.capture.interpreter.side_assumptions import Held, assumed_behind, assumptions_taken
+from kiln.capture.interpreter.side_changes import Meeting, SideChanges, changes_taken_back, met
+from kiln.capture.interpreter.variables.choice import Choice
+from kiln.capture.interpreter.variables.function import Cell
+from kiln.capture.interpreter.variables.iterators import ITERATORS, remaining
 from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.capture.interpreter.variables.tensor import Tensor, from_torch
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.breaks import TraceBreak
 from kiln.graph.trace.autograd_edges import edge_of, edges_behind, leaf_of
 from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.log import ControlFlow
 from kiln.graph.trace.nested_graphs import NotNested
 from kiln.graph.trace.storage_view import FakeStorage, root_of
 from kiln.runtime.control_flow import run_branch
@@ -67,6 +88,12 @@ from kiln.symbolic.values import Real, compare, known_truth
 
 MOST_MEETINGS = 3
 """At so many places it is tried to join the sides."""
+MOST_NESTED = 8
+"""So many branches are within one another at most, and so many turns a loop makes in a side that its jump leaves."""
+MOST_REPEATED = 2
+"""The rest of the function is repeated in each side at so many levels: each doubles it."""
+MOST_REPLAYED = 4000
+"""Torch calls of branches within others: each of these records them again."""
 MakeItem = Callable[[CaptureState], Value]
 
 
@@ -87,7 +114,9 @@ class Copy:
 class Conversions:
     """The jumps of one capture that are being converted, and the copies that were made."""
 
-    active: set[tuple[int, int]] = field(default_factory=set)
+    active: set[object] = field(default_factory=set)
+    replayed: int = 0
+    """The torch calls of branches within others."""
     copies: dict[int, Copy] = field(default_factory=dict)
     """By the `id` of the result's storage."""
     truths: dict[int, tuple[int, bool]] = field(default_factory=dict)
@@ -128,6 +157,10 @@ class SideValues:
     """The inputs of the region that it changes in place, such as running statistics."""
     changes: SideChanges
     """The changes of Python objects."""
+    modes: Modes
+    """Modes of torch that it leaves with other values."""
+    holds: Held | None
+    """What it assumes of values."""
 
 
 def take_both_sides(
@@ -142,27 +175,35 @@ def take_both_sides(
         ValueNeeded: if it fails; the next attempt breaks the graph.
     """
     s, here = frame.state, (frame.code, frame.at)
-    if here in s.needed or s.function_modes or not isinstance(condition, Tensor) or not is_single(condition):
+    later = s.needed.get(here) in LATER
+    if (here in s.needed and not later) or s.function_modes:
+        return False
+    if not isinstance(condition, Tensor) or not is_single(condition):
         return False
     known = s.part(Conversions).truths.get(id(condition.fake))
     if known is not None and known[0] == condition.fake.storage_view.storage.version:
         frame.ip = targets[0 if known[1] else 1]
         return True
     option = s.policy.control_flow
-    # The regions of both sides can be CUDA graphs, one with a branch cannot.
-    if option == "python" or (option == "auto" and condition.fake.device.type != "cpu"):
+    if option == "python" or (option == "cpu" and condition.fake.device.type != "cpu"):
         return False
     meetings = meetings_of(frame, MOST_MEETINGS, option == "graph") if pushed is None else [frame.at]
-    if not meetings:
+    may_be_finite = answer_if_finite(s, condition.fake) is not None
+    if not meetings and (may_be_finite and option != "graph"):
         return False
-    active, key = s.part(Conversions).active, (frame.number, frame.at)
+    active = s.part(Conversions).active
+    if later and (pushed is not None or len(active) >= MOST_REPEATED or not ends_in_return(frame)):
+        return False
+    if later or not meetings:
+        meetings = [len(frame.decoded)]
+    key = frame.number, frame.at, *[remaining(s, item) for item in frame.stack if isinstance(item, ITERATORS)]
     failed = ValueNeeded(here, past_step(frame), "they leave values that no tensor is, and that differ")
-    if key in active:
-        raise failed
+    if key in active or len(active) == MOST_NESTED:
+        raise NotNested("its sides hold themselves, or too many branches")
     active.add(key)
     entry = AtJump(dict(frame.locals), list(frame.stack), list(frame.handled))
     try:
-        for exact, meeting in product((True, False), meetings):
+        for exact, meeting in product((True, False)[len(meetings) == 1 :], meetings):
             sides = [
                 interpreted_side(
                     *(frame, entry, truth_known(s, condition.fake, truth)),
@@ -170,8 +211,9 @@ def take_both_sides(
                 )
                 for truth, target in zip((True, False), targets, strict=True)
             ]
+            note_replayed(s, sides)
             try:
-                values = joined(frame, entry, condition, sides, failed, exact)
+                values = joined(frame, entry, condition, sides, failed, exact, meeting)
             except Differs:
                 continue
             leave(frame, entry, meeting, sides, values)
@@ -180,7 +222,22 @@ def take_both_sides(
         failed.reason = problem.reason if isinstance(problem, TraceBreak) else str(problem)
     finally:
         active.discard(key)
+    if active and not may_be_finite:
+        raise NotNested(failed.reason)  # the side that it is in cannot be nested either
     raise failed
+
+
+def note_replayed(s: CaptureState, sides: Sequence[SideValues]) -> None:
+    found = s.part(Conversions)
+    if len(found.active) > 1:
+        found.replayed += sum(number_of_calls(side.calls) for side in sides)
+    if found.replayed > MOST_REPLAYED:
+        raise NotNested("the branches in it are too long")
+
+
+def number_of_calls(calls: Calls) -> int:
+    logs = [log for call in calls if isinstance(call.target, ControlFlow) for log in call.target.logs]
+    return len(calls) + sum(number_of_calls(log.calls) for log in logs)
 
 
 def condition_of(frame: SymbolicFrame, value: Symbolic) -> Value:
@@ -205,10 +262,30 @@ COMPARISONS = {"le": torch.le, "eq": torch.eq, "ne": torch.ne}
 
 
 def meetings_of(frame: SymbolicFrame, most: int, at_return: bool) -> list[int]:
-    """Where it is tried to join the sides; with `at_return` behind the last instruction, too: where they return."""
+    """Where it is tried to join the sides; with `at_return` behind the last instruction, too: where they return.
+
+    Later than where they meet, the rest of the function would be in each of them.
+    """
     found = meeting_points(frame.decoded, frame.at, most)
-    in_loop = bool(found) and (found[-1] <= frame.at or frame.decoded.instruction(found[-1]).name == "FOR_ITER")
-    return [*found, len(frame.decoded)] if at_return and not in_loop and len(found) < most else found
+    if frame.parent is None and found and only_returns(frame, found[0]):
+        return [len(frame.decoded)]
+    return [*found, len(frame.decoded)] if at_return and len(found) < most and ends_in_return(frame) else found
+
+
+def ends_in_return(frame: SymbolicFrame) -> bool:
+    """Whether the sides meet nowhere, or not at the head of a loop that goes on."""
+    found = meeting_points(frame.decoded, frame.at, len(frame.decoded))
+    return not found or (found[-1] > frame.at and frame.decoded.instruction(found[-1]).name != "FOR_ITER")
+
+
+def only_returns(frame: SymbolicFrame, at: int) -> bool:
+    """Whether the code from `at` on returns variables, or a new container with them."""
+    instruction = frame.decoded.instruction
+    while instruction(at).name.startswith(
+        ("LOAD_FAST", "LOAD_CONST", "BUILD_TUPLE", "BUILD_LIST", "BUILD_MAP", "BUILD_CONST")
+    ):
+        at += 1
+    return instruction(at).name in RETURNS
 
 
 def interpreted_side(
@@ -223,22 +300,63 @@ def interpreted_side(
     s = frame.state
     entry.restore(frame, target)
     before = contents_of_inputs(s)
-    held = [*entry.locals.values(), *entry.stack]
-    done = list[SideChanges]()
+    held = [item for item in (*entry.locals.values(), *entry.stack) if item is not None and not is_short(s, item)]
+    done, modes = list[SideChanges](), mode_values(s)
     with knowing:
-        calls, _ = taken_from_log(s, python_taken_back(s, done), partial(run_side, frame, meeting, held, pushed))
+        run = partial(run_side, frame, meeting, held, pushed)
+        calls, left = taken_from_log(s, python_taken_back(s, done), run)
+    if left[0]:  # the branch is recorded in the modes that it leaves
+        calls = (*taken_from_log(s, nullcontext(), partial(log_modes, s, modes_before(s, left[0], modes)))[0], *calls)
     if frame.handled != entry.handled:
         raise NotNested("it leaves an exception handler")
     if meeting == len(frame.decoded):
-        return SideValues(calls, [returned(frame)], frame.ip, restored_inputs(s, before), *done)
+        return SideValues(calls, [returned(frame)], frame.ip, restored_inputs(s, before), done[0], *left)
     values = [*[frame.locals.get(name) for name in live_names(frame, meeting)], *frame.stack]
-    return SideValues(calls, values, meeting, restored_inputs(s, before), *done)
+    return SideValues(calls, values, meeting, restored_inputs(s, before), done[0], *left)
 
 
-def run_side(frame: SymbolicFrame, meeting: int, held: Sequence[Value | None], pushed: MakeItem | None) -> None:
+def is_short(s: CaptureState, value: Value) -> bool:
+    """Whether the side may take the items of an iterator from before it."""
+    left = remaining(s, value)
+    return left is not None and left <= MOST_NESTED
+
+
+def run_side(
+    frame: SymbolicFrame, meeting: int, held: Sequence[Value | None], pushed: MakeItem | None
+) -> tuple[Modes, Held | None]:
+    """What it leaves besides values."""
+    s = frame.state
+    modes, data, first = mode_values(s), s.part(DataValues), len(s.recorder.calls)
+    assumptions = len(data.assumptions)
+    for name, value in frame.locals.items():
+        frame.locals[name] = known_side(s, value) or value
+    frame.stack[:] = [known_side(s, value) for value in frame.stack]
     if pushed is not None:
-        frame.push(pushed(frame.state))
+        frame.push(pushed(s))
     run_to(frame, meeting, held)
+    read = read_by(s.recorder.calls[first:])
+    for left_value in [*frame.locals.values(), *frame.stack] if read else ():
+        hold_formula(s, left_value, read)
+    holds, left = assumptions_taken(s, assumptions), changed_modes(s, modes)
+    for (setter, scope), before in modes_before(s, left, modes).items():
+        setter(*scope, before)
+    return left, holds
+
+
+def log_modes(s: CaptureState, modes: Modes) -> None:
+    for (setter, scope), value in modes.items():
+        s.recorder.set_state(SETTERS[setter][0], (*scope, value) if scope else value)
+
+
+def known_side(s: CaptureState, value: Value | None) -> Value | None:
+    """Of a choice whose condition a side knows, the value that it is there."""
+    while isinstance(value, Choice) and isinstance(value.condition, Tensor):
+        known = s.part(Conversions).truths.get(id(value.condition.fake))
+        chosen = None if known is None else value.left if known[1] else value.right
+        if chosen is None:
+            break
+        value = chosen
+    return value
 
 
 @contextmanager
@@ -306,7 +424,11 @@ def leave(
         taking = [end for end in ends if frame.decoded.instruction(end).name == "RETURN_VALUE"]
         entry.restore(frame, taking[0] if taking else ends[0])
         frame.stack[:] = values if taking else []
-        return
+    else:
+        put_values(frame, entry, meeting, values)
+
+
+def put_values(frame: SymbolicFrame, entry: AtJump, meeting: int, values: Sequence[Value | None]) -> None:
     names = live_names(frame, meeting)
     entry.restore(frame, meeting)
     for name, value in zip(names, values, strict=False):
@@ -326,6 +448,7 @@ def joined(
     sides: Sequence[SideValues],
     failed: ValueNeeded,
     exact: bool,
+    meeting: int,
 ) -> list[Value | None]:
     """The values of both sides as one, and the objects that they changed. `exact`: no value is a choice.
 
@@ -336,21 +459,60 @@ def joined(
     left, right = sides
     entry.restore(frame, frame.ip)
     frame.saved = frame.stack.copy()  # it holds values of the sides
+    if left.modes != right.modes:
+        raise NotNested("it leaves a mode of torch with another value")
+    for (setter, scope), value in left.modes.items():
+        set_mode(s, setter, *scope, value)
+    returns = meeting == len(frame.decoded)
+    exits = returns and frame.parent is None
     changes = [side.changes for side in sides]
-    known = reachable(all_values(s)) if any(found.changes for found in changes) else set()
+    known = reachable(all_values(s)) if exits or any(found.changes for found in changes) else set()
     made = made_by(left.calls), made_by(right.calls)
-    meetings = met(s, changes, known, made)
+    meetings = lasting(frame, sides, met(s, changes, known, made), returns)
     written = [meeting for meeting in meetings if isinstance(meeting.change.value, Tensor)]
     require_no_views(s, [meeting.change for meeting in written])
     joining = Joining(known, made, {id(meeting.change.value) for meeting in written})
+    joining.exits = exits
     joining.read = read_by(left.calls), read_by(right.calls)
     values = [left.values, right.values]
     joining.note_sides(s, values, meetings, exact)
     if joining.chooses:
         joining.condition, joining.need = kept_condition(s, condition), failed
     own = {id(state) for meeting in written for state in (meeting.left, meeting.right)}
-    joining.take_results(joined_tensors(s, condition, sides, joining.all_pairs(), failed, own))
+    sides, held = with_assumptions(s, sides)
+    results = joined_tensors(s, condition, sides, [*joining.all_pairs(), *held], failed, own)
+    if held:
+        assumed_behind(s, results.pop(), next(side.holds[1] for side in sides if side.holds is not None))
+    joining.take_results(results)
     return joining.build_sides(s, values, meetings, changes)
+
+
+def lasting(frame: SymbolicFrame, sides: Sequence[SideValues], meetings: list[Meeting], returns: bool) -> list[Meeting]:
+    """Without what is gone where the sides meet: iterators of loops that are left, cells of a frame that returns."""
+    s, kinds = frame.state, (*ITERATORS, Cell) if returns else ITERATORS
+    if not any(isinstance(found.change.value, kinds) for found in meetings):
+        return meetings
+    own = [*sides[0].values, *sides[1].values, *(() if returns else frame.cells.values())]
+    held = reachable([*frame_values(s, frame.parent), *own, *s.effects])
+    return [found for found in meetings if not isinstance(found.change.value, kinds) or id(found.change.value) in held]
+
+
+def with_assumptions(s: CaptureState, sides: Sequence[SideValues]) -> tuple[list[SideValues], list[Pair]]:
+    """What the sides assume as one more result; a side that assumes nothing gives True."""
+    like = next((side.holds[0].fake for side in sides if side.holds is not None), None)
+    if like is None:
+        return list(sides), []
+    done, pair = list[SideValues](), list[Tensor]()
+    kwargs = {"dtype": torch.bool, "device": like.device}
+    for side in sides:
+        if side.holds is None:
+            more, made = taken_from_log(s, nullcontext(), lambda: s.recorder.call(torch.full, [(), True], kwargs))
+            side = replace(side, calls=(*side.calls, *more))
+            pair.append(from_torch(s, made))  # type: ignore[arg-type]
+        else:
+            pair.append(side.holds[0])
+        done.append(side)
+    return done, [(pair[0], pair[1])]
 
 
 def kept_condition(s: CaptureState, condition: Tensor) -> Value:
@@ -430,11 +592,9 @@ def require_own_memory(changed: Sequence[FakeTensor], used: Sequence[FakeTensor]
 
 
 def require_alike(a: Tensor, b: Tensor) -> None:
-    if type(a.fake) is not FakeTensor or type(b.fake) is not FakeTensor or a.python_type() is not b.python_type():
-        raise NotNested("its results are of different classes")
-    left, right = a.fake.storage_view.spec, b.fake.storage_view.spec
-    if left.dtype is not right.dtype or left.rank != right.rank or left.device != right.device:
-        raise NotNested(f"its results differ: {left} and {right}")
+    problem = unlike(a, b)
+    if problem is not None:
+        raise NotNested(problem)
 
 
 # Results that are copies.
@@ -467,7 +627,7 @@ def refuse_visible_copies(s: CaptureState, outputs: Sequence[FakeTensor]) -> Non
         changed = [storage.version for storage in (copy.result, *copy.sources)] != copy.versions
         sources = {id(storage) for storage in copy.sources}
         if changed or (id(copy.result) in seen and not sources.isdisjoint(seen | given)):
-            raise ValueNeeded(copy.made_at, copy.step)
+            raise ValueNeeded(copy.made_at, copy.step, COPY_SEEN)
         if id(copy.result) in seen:
             given |= sources  # another copy of them is seen, too
 

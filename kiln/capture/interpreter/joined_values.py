@@ -17,14 +17,15 @@ import torch
 
 from kiln.capture.interpreter.copied_tensors import stand_in
 from kiln.capture.interpreter.core import MISSING, CaptureState, Value
-from kiln.capture.interpreter.data_values import DataValues, ValueNeeded
-from kiln.capture.interpreter.side_changes import Meeting, SideChanges, may_be_absent, note_joined
+from kiln.capture.interpreter.data_values import NUMBER_READ, DataValues, ValueNeeded
+from kiln.capture.interpreter.side_changes import Meeting, Position, SideChanges, may_be_absent, note_joined
 from kiln.capture.interpreter.variables.choice import Choice
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Tuple
 from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.capture.interpreter.variables.tensor import Tensor, record
+from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.log import TorchCall
 from kiln.graph.trace.nested_graphs import NotNested
 from kiln.support.records import dataclass
@@ -71,6 +72,8 @@ class Joining:
     """The joined numbers, by the `id`s of the values."""
     read: tuple[set[object], set[object]] = field(default_factory=lambda: (set(), set()))
     """The numbers that each side has read of tensors."""
+    exits: bool = False
+    """The values leave the region: of tensors that one side has not made, or that differ, that of the side is taken."""
     condition: Value | None = None
     chooses: bool = False
     need: ValueNeeded | None = None
@@ -104,10 +107,10 @@ class Joining:
         if a is b:
             return
         if isinstance(a, Tensor) and isinstance(b, Tensor):
-            if not self.copied.isdisjoint((id(a), id(b))):
-                raise NotNested("it leaves a tensor that it changes under another name")
-            if a.fake is not b.fake:
-                self.pairs[id(a.fake), id(b.fake)] = a, b
+            if a.fake is not b.fake and self.exits and not self._can_be_one(a, b):
+                self._note_choice(s, a, b)
+            else:
+                self._note_pair(a, b)
         elif isinstance(a, Tuple) and isinstance(b, Tuple) and a.cls is b.cls and len(a.items(s)) == len(b.items(s)):
             for both in zip(a.items(s), b.items(s), strict=True):
                 self.note(s, *both, exact)
@@ -116,14 +119,31 @@ class Joining:
                 return
             if exact:
                 raise Differs
-            self.chooses = True
-            held = self._held_numbers(s, a, b)
-            for side, value in enumerate(held or (a, b)):
-                if held is None or isinstance(value, Tensor):
-                    self._note_alone(s, value, side)
+            self._note_choice(s, a, b)
+
+    def _note_pair(self, a: Tensor, b: Tensor) -> None:
+        if not self.copied.isdisjoint((id(a), id(b))):
+            raise NotNested("it leaves a tensor that it changes under another name")
+        if a.fake is not b.fake:
+            self.pairs[id(a.fake), id(b.fake)] = a, b
+
+    def _note_choice(self, s: CaptureState, a: Value | None, b: Value | None) -> None:
+        self.chooses = True
+        held = self._held_numbers(s, a, b)
+        for side, value in enumerate(held or (a, b)):
+            if held is None or isinstance(value, Tensor):
+                self._note_alone(s, value, side)
+
+    def _can_be_one(self, a: Tensor, b: Tensor) -> bool:
+        own = id(a.fake) in self.made[LEFT] and id(b.fake) in self.made[RIGHT]
+        if not own or a.fake.requires_grad is not b.fake.requires_grad or unlike(a, b) is not None:
+            return False
+        return a.fake.storage_view.spec.sizes == b.fake.storage_view.spec.sizes
 
     def _held_numbers(self, s: CaptureState, a: Value | None, b: Value | None) -> list[Value] | None:
         """What has the numbers that the sides leave, if they are numbers of one type."""
+        if self.exits and a is not None and b is not None and a.is_constant and b.is_constant:
+            return None
         held = [held_number(s, value, self.made[side], self.read[side]) for side, value in enumerate((a, b))]
         if a is None or b is None or None in held or a.python_type() is not b.python_type():
             return None
@@ -169,7 +189,10 @@ class Joining:
 
     def note_state(self, s: CaptureState, meeting: Meeting) -> None:
         left, right = meeting.left, meeting.right
-        if isinstance(left, list) and isinstance(right, list):
+        if isinstance(left, Position) or isinstance(right, Position):
+            if left != right:
+                raise NotNested("it takes items from an iterator of the program")
+        elif isinstance(left, list) and isinstance(right, list):
             if len(left) != len(right):
                 raise NotNested("it changes the length of a list")
             for both in zip(left, right, strict=True):
@@ -180,11 +203,14 @@ class Joining:
             for token in left:
                 self.note(s, left[token][1], right[token][1], exact=False)
         else:
-            assert not isinstance(left, list | dict) and not isinstance(right, list | dict)
+            assert not isinstance(left, list | dict | Position) and not isinstance(right, list | dict | Position)
             partial = (left is None) is not (right is None)
             if partial and not may_be_absent(s, meeting.change.value, meeting.change.name):
                 raise NotNested("it sets an attribute that does not exist after the other side")
-            self.note(s, left, right, exact=False)
+            if isinstance(meeting.change.value, Tensor):
+                self._note_pair(cast(Tensor, left), cast(Tensor, right))
+            else:
+                self.note(s, left, right, exact=False)
 
     def all_pairs(self) -> list[Pair]:
         """Those of both sides, then tensors of one side alone that are in no other pair."""
@@ -203,7 +229,11 @@ class Joining:
         if a is b:
             return a
         if isinstance(a, Tensor) and isinstance(b, Tensor):
-            return self.results.get((id(a.fake), id(b.fake)), a)
+            result = self.results.get((id(a.fake), id(b.fake)))
+            if result is not None:
+                return result
+        if isinstance(a, Tensor) and isinstance(b, Tensor) and (a.fake is b.fake or not self.exits):
+            return a
         if isinstance(a, Tuple) and isinstance(b, Tuple) and a.cls is b.cls and len(a.items(s)) == len(b.items(s)):
             items = [self.build(s, *both) for both in zip(a.items(s), b.items(s), strict=True)]
             return Tuple(items, a.cls)  # type: ignore[arg-type]
@@ -219,14 +249,16 @@ class Joining:
 
     def build_state(self, s: CaptureState, meeting: Meeting) -> None:
         left, right = meeting.left, meeting.right
-        if isinstance(left, list) and isinstance(right, list):
+        if isinstance(left, Position):
+            meeting.settle(left)
+        elif isinstance(left, list) and isinstance(right, list):
             items = [self.build(s, *both) for both in zip(left, right, strict=True)]
             meeting.settle([item for item in items if item is not None])
         elif isinstance(left, dict) and isinstance(right, dict):
             pairs = {token: (left[token][0], self.build(s, left[token][1], right[token][1])) for token in left}
             meeting.settle({token: (key, item) for token, (key, item) in pairs.items() if item is not None})
         else:
-            assert not isinstance(left, list | dict) and not isinstance(right, list | dict)
+            assert not isinstance(left, list | dict | Position) and not isinstance(right, list | dict | Position)
             state, tensor = self.build(s, left, right), meeting.change.value
             meeting.settle(state)
             if isinstance(tensor, Tensor) and isinstance(state, Tensor):
@@ -285,6 +317,8 @@ def held_number(s: CaptureState, value: Value | None, made: set[int], read: set[
         number = value.real() if value is not None and value.is_constant else None
         is_number = type(number) in NUMBERS and (type(number) is not int or abs(number) < LARGEST)
         return value if is_number else None
+    if value.number is not None:
+        value = value.number
     held, data = value.node.node.value, s.part(DataValues)
     found = [(number, data.numbers.get(number)) for number in numbers_in(held) if number in data.steps]
     if value.python_type() is bool or any(known is None for _, known in found):
@@ -294,8 +328,21 @@ def held_number(s: CaptureState, value: Value | None, made: set[int], read: set[
         return value
     single = isinstance(held, Symbol) or (isinstance(held, Real) and held.op == "given")
     tensor = own[0].tensor if own[0] is not None and own[0].dim is None and single else None
+    if tensor is None and not isinstance(held, Given):
+        return data.formulas.get(held)
     is_same = isinstance(tensor, Tensor) and s.recorder.node_of(tensor.fake) is own[0].node  # type: ignore[union-attr]
     return tensor if is_same else None
+
+
+def hold_formula(s: CaptureState, value: Value | None, read: set[object]) -> None:
+    """Let a tensor have a number that is computed from one that the side has `read`; call it in the side."""
+    number = value.number or value if isinstance(value, Symbolic) else None
+    if number is None or number.python_type() is bool:
+        return
+    held, data = number.node.node.value, s.part(DataValues)
+    if not isinstance(held, Symbol) and not read.isdisjoint(numbers_in(held)) and held not in data.formulas:
+        dtype = s.const(NUMBERS[number.python_type()])
+        data.formulas[held] = record(s, torch.full, [s.const(()), number], {"dtype": dtype})
 
 
 def read_by(calls: Sequence[TorchCall]) -> set[object]:
@@ -330,8 +377,7 @@ def chosen_number(
             scalars.append(record(s, torch.full, [s.const(()), side], options))
     known = set(steps)
     found = record(s, torch.where, [condition, *scalars], {}).get_attr(s, "item").call(s, [], {})
-    why = "Python reads a number that its sides leave"
-    steps.update({number: (need.made_at, need.step, why) for number in steps if number not in known})
+    steps.update({number: (need.made_at, need.step, NUMBER_READ) for number in steps if number not in known})
     return found
 
 
@@ -346,6 +392,16 @@ def parts(s: CaptureState, value: Value) -> list[Value | None]:
     if isinstance(value, Object) and value.original is MISSING and type(value.attrs) is dict and value.foreign is None:
         return [*value.attrs.values(), value.native]
     raise NotNested("it leaves a new object in one that existed before")
+
+
+def unlike(a: Tensor, b: Tensor) -> str | None:
+    """Why two tensors cannot be one result."""
+    if type(a.fake) is not FakeTensor or type(b.fake) is not FakeTensor or a.python_type() is not b.python_type():
+        return "its results are of different classes"
+    left, right = a.fake.storage_view.spec, b.fake.storage_view.spec
+    if left.dtype is not right.dtype or left.device != right.device or left.rank != right.rank:
+        return f"its results differ: {left} and {right}"
+    return None
 
 
 def equal_constants(s: CaptureState, a: Value | None, b: Value | None) -> bool:

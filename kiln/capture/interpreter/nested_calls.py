@@ -157,10 +157,7 @@ def without_progress(s: CaptureState) -> Iterator[None]:
     """Raise NotNested if items of an iterator of the program are taken, or a mode is changed."""
     before, modes = effects_so_far(s), mode_values(s)
     yield
-    now = {
-        key: value for key, value in mode_values(s).items() if modes.get(key, s.part(TorchModes).at_entry[key]) != value
-    }
-    if effects_so_far(s) != before or now:
+    if effects_so_far(s) != before or changed_modes(s, modes):
         raise NotNested(CHANGES)
 
 
@@ -173,7 +170,20 @@ def effects_so_far(s: CaptureState) -> tuple[int, int, int]:
     )
 
 
-def mode_values(s: CaptureState) -> dict[tuple[Setter, Scope], object]:
+Modes = dict[tuple[Setter, Scope], object]
+"""Values of torch's modes."""
+
+
+def changed_modes(s: CaptureState, before: Modes) -> Modes:
+    entry = s.part(TorchModes).at_entry
+    return {key: value for key, value in mode_values(s).items() if before.get(key, entry[key]) != value}
+
+
+def modes_before(s: CaptureState, changed: Modes, before: Modes) -> Modes:
+    return {key: before.get(key, s.part(TorchModes).at_entry[key]) for key in changed}
+
+
+def mode_values(s: CaptureState) -> Modes:
     return {(setter, scope): SETTERS[setter][1](*scope) for setter, scope in s.part(TorchModes).at_entry}
 
 

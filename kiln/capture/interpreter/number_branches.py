@@ -19,12 +19,11 @@ from typing import cast, final
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value
 from kiln.capture.interpreter.data_values import ValueNeeded, past_step
 from kiln.capture.interpreter.frame import SymbolicFrame
-from kiln.capture.interpreter.if_conversion import AtJump, SideValues, interpreted_side, leave, meetings_of
+from kiln.capture.interpreter.if_conversion import AtJump, SideValues, interpreted_side, lasting, leave, meetings_of
 from kiln.capture.interpreter.joined_values import Differs, Joining, equal_constants
-from kiln.capture.interpreter.nested_calls import all_values, effects_so_far, frame_values, reachable
+from kiln.capture.interpreter.nested_calls import all_values, effects_so_far, reachable
 from kiln.capture.interpreter.side_changes import met
 from kiln.capture.interpreter.speculation import Number, Speculations, value_in_front
-from kiln.capture.interpreter.variables.function import Cell
 from kiln.capture.interpreter.variables.mapping import MOST_COMPARED, Dict, Set
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Tuple
@@ -182,13 +181,11 @@ def joined(
     left, right = sides
     entry.restore(frame, frame.ip)
     frame.saved = frame.stack.copy()  # it holds values of the sides
+    if left.holds or right.holds or left.modes or right.modes:
+        raise NotNested("it assumes something of tensors, or changes a mode")
     changes = [side.changes for side in sides]
     known = reachable(all_values(s))
-    meetings = met(s, changes, known, (set(), set()))
-    if returns:  # cells of the frame that nothing else holds are gone
-        outside = reachable([*frame_values(s, frame.parent), *left.values, *right.values, *s.effects])
-        cells = {id(found) for found in meetings if isinstance(found.change.value, Cell)}
-        meetings = [found for found in meetings if id(found) not in cells or id(found.change.value) in outside]
+    meetings = lasting(frame, sides, met(s, changes, known, (set(), set())), returns)
     joining = Joining(known, (set(), set()), set(), choose_number=partial(chosen, s, truth))
     values = [left.values, right.values]
     joining.note_sides(s, values, meetings, exact=True)

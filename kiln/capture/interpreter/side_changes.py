@@ -3,8 +3,9 @@
     if gate < 0.1:               cache.__dict__:  keys: None -> k, is_initialized: False -> True
         cache.update(k)          cache has keys None again
 
-What is changed is a place: an attribute of an object, the contents of a list or dict, a cell. Its state is an attribute
-or content (None where it does not exist), a list of items, or a dict of tokens with (key, value).
+What is changed is a place: an attribute of an object, the contents of a list or dict, a cell, an iterator. Its state is
+an attribute or content (None where it does not exist), a list of items, a dict of tokens with (key, value), or the
+position of the iterator.
 
 The state of a tensor is the one that stands for it, see `copied_tensors.py`.
 """
@@ -20,6 +21,7 @@ from kiln.capture.interpreter.core import MISSING, CaptureState, Effect, StateCh
 from kiln.capture.interpreter.effects import ContentsEffect
 from kiln.capture.interpreter.variables.class_entries import is_slot
 from kiln.capture.interpreter.variables.function import Cell, CellEffect
+from kiln.capture.interpreter.variables.iterators import ITERATORS
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import AttributeEffect, AttributeTables, Object
 from kiln.capture.interpreter.variables.sequence import List
@@ -29,7 +31,17 @@ from kiln.support.records import dataclass
 
 Place = tuple[int, str]
 """The `id` of a value, and the name of an attribute or nothing."""
-State: TypeAlias = Value | list[Value] | dict[Token, tuple[Value, Value]] | None
+
+
+@final
+@dataclass(frozen=True)
+class Position:
+    """How far an iterator has come."""
+
+    of: tuple[int, ...]
+
+
+State: TypeAlias = Value | list[Value] | dict[Token, tuple[Value, Value]] | Position | None
 TAKEN_BACK = (AttributeEffect, ContentsEffect, CellEffect)
 CHANGES = "it changes objects of the program"
 
@@ -47,12 +59,14 @@ def state_of(s: CaptureState, value: Value, name: str) -> object:
         return dict(items) if type(items) is dict else MISSING
     if isinstance(value, Cell):
         return value.load(s)
+    if isinstance(value, ITERATORS):
+        return MISSING if value.position is None else Position(value.position)
     return Tensor(value.fake) if isinstance(value, Tensor) and not name else MISSING
 
 
 def set_state(value: Value, name: str, state: State) -> None:
     if isinstance(value, Object):
-        assert not isinstance(state, list | dict)
+        assert not isinstance(state, list | dict | Position)
         if state is None and not value.had_attr(name):
             value.attrs.pop(name, None)
         else:
@@ -67,6 +81,8 @@ def set_state(value: Value, name: str, state: State) -> None:
         value.emptied = state is None
     elif isinstance(value, Tensor):
         value.fake = cast(Tensor, state).fake
+    elif isinstance(value, ITERATORS):
+        value.position = cast(Position, state).of
 
 
 @final

@@ -165,7 +165,7 @@ PRIMS = PrimTable(
     Prim("local_scalar",    1, "the value of x (rank 0) as a host scalar; stop unless `checks` hold", EFFECT, ("kind", "checks"), flops=0),
 
     # nested graphs
-    Prim("cond",         None, "graph `true` or `false` on inputs 1.., by input 0", NESTED, ("true", "false", "only_true", "only_false")),
+    Prim("cond",         None, "graph `true` or `false` on inputs 1.., by input 0", NESTED, ("true", "false", "exist")),
     Prim("while_loop",   None, "repeats graph `body` while graph `test` holds; it replaces the first inputs", NESTED, ("test", "body")),
     Prim("scan",         None, "graph `body` on `carried` values, which it replaces, and each row of the next `rows` inputs", NESTED, ("body", "carried", "rows")),
     Prim("region",       None, "graph `body`, tagged (checkpoint, repeated block)", NESTED, ("body", "tag")),

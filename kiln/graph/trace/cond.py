@@ -7,9 +7,9 @@ The gradients of both sides are recorded with the forward, since they say which 
 these are further results of the forward, zeros on the other side. Views are computed again, and so are values whose
 sizes depend on data of a side: the other side has no such size.
 
-In eager a tensor that only one side uses has no gradient after the other side: of a branch of Python, the attributes
-`only_true` and `only_false` name the gradients that exist on one side alone (`graph/autograd/absent_gradients.py`). Of
-`torch.cond` they are zeros.
+In eager a tensor that only one side uses has no gradient after the other side: of a branch of Python, the attribute
+`exist` has pairs of results, the gradient and whether it exists (`graph/trace/absent_gradients.py`). Of `torch.cond`
+they are zeros.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from kiln.graph.ir.rewrite import symbols_in, symbols_of, symbols_read, with_inp
 from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.prims.meta import same_strides
 from kiln.graph.prims.table import Kind
+from kiln.graph.trace.absent_gradients import Existence
 from kiln.graph.trace.custom_function import attach
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.log import ControlFlow
@@ -96,8 +97,7 @@ def emit_cond(
     condition: Node,
     values: Sequence[Node],
     branches: Sequence[Traced],
-    only_true: tuple[int, ...] = (),
-    only_false: tuple[int, ...] = (),
+    exist: tuple[tuple[int, int], ...] = (),
 ) -> list[FakeTensor]:
     """The node, without the operands that neither branch reads."""
     outside = outside_values(branches)
@@ -111,7 +111,7 @@ def emit_cond(
         n for n in range(len(given)) if any(graph.inputs[n] in seen for graph, seen in zip(graphs, read, strict=True))
     ]
     true, false = [replace(graph, inputs=renumbered([graph.inputs[n] for n in used])) for graph in graphs]
-    attrs: dict[str, Attr] = {"true": true, "false": false, "only_true": only_true, "only_false": only_false}
+    attrs: dict[str, Attr] = {"true": true, "false": false, "exist": exist}
     return results_of(recorder, "cond", (condition, *[given[n] for n in used]), attrs)
 
 
@@ -132,9 +132,10 @@ class SideGradients:
     nested: Nested
     operands: list[Node]
     tangents: list[Node]
-    gradients: list[Node]
-    exists: list[bool]
-    """Which gradients the side has; the others are zeros."""
+    outputs: list[Node]
+    """The gradients, true, false, and other truths."""
+    exists: list[int]
+    """For each gradient the number of the output that says whether it exists; if not, it is zeros."""
     saved: dict[Node, Node] = field(default_factory=dict)
     """Values of the forward that it reads, and the inputs that stand for them."""
 
@@ -149,15 +150,30 @@ def recorded_backward(
         made.sizes.update(branch.nested.sizes)
         pairs = zip([branch.results[number] for number in numbers], tangents, strict=True)
         roots = [(result, recorder.fake_of(tangent)) for result, tangent in pairs if result.requires_grad]
-        found = found_gradients(recorder, leaves, roots)
+        found = found_gradients(recorder, leaves, roots, may_be_absent=True)
         filled = [
             zeros_like(recorder, leaf) if grad is None else grad for leaf, grad in zip(leaves, found, strict=True)
         ]
-        strides = [dense(leaf.storage_view.spec) for leaf in leaves]
-        outputs = made.fresh(map(recorder.node_of, filled), strides)
-    side = SideGradients(made, inputs_like(values, "operand"), tangents, outputs, [grad is not None for grad in found])
+        truths, exists = existing(recorder, made, tangents, found)
+        strides = [*[dense(leaf.storage_view.spec) for leaf in leaves], *[()] * len(truths)]
+        outputs = made.fresh([*map(recorder.node_of, filled), *truths], strides)
+    side = SideGradients(made, inputs_like(values, "operand"), tangents, outputs, exists)
     read_from_forward(side, branch.nested)
     return side
+
+
+def existing(
+    recorder: Calls, made: Nested, tangents: Sequence[Node], found: Sequence[torch.Tensor | None]
+) -> tuple[list[Node], list[int]]:
+    """Truths that say when gradients exist, and for each gradient the number of its truth among all outputs."""
+    known = Existence(recorder.emit.node, recorder.nodes[made.first :], tangents).known
+    truths = [recorder.emit.full(truth, (), torch.bool, torch.device("cpu")) for truth in (True, False)]
+    exists = list[int]()
+    for grad in found:
+        truth = truths[1] if grad is None else known.get(recorder.node_of(grad), truths[0])
+        truths += [truth] if truth not in truths else []
+        exists.append(len(found) + truths.index(truth))
+    return truths, exists
 
 
 def read_from_forward(side: SideGradients, forward: Nested) -> None:
@@ -253,18 +269,19 @@ class CondBackward:
             return [None] * count
         specs = [tangent.tensor for tangent in self.sides[0].tangents]
         tangents = [self.tangent(grads[number], spec) for number, spec in zip(self.numbers, specs, strict=True)]
-        true, false = [side.exists for side in self.sides]
-        kept = [n for n in range(count) if not self.target.lets_gradients_be_absent or true[n] or false[n]]
-        only_true, only_false = [], []
-        if self.target.lets_gradients_be_absent:
-            only_true = [at for at, n in enumerate(kept) if not false[n]]
-            only_false = [at for at, n in enumerate(kept) if not true[n]]
-        if (only_true or only_false) and not recorder.is_differentiating:
+        truths = list(zip(*[side.exists for side in self.sides], strict=True))
+        always, never = (count, count), (count + 1, count + 1)
+        absent = self.target.lets_gradients_be_absent
+        kept = [n for n in range(count) if not absent or truths[n] != never]
+        varying = [(at, truths[n]) for at, n in enumerate(kept) if absent and truths[n] != always]
+        if varying and not (recorder.is_differentiating or recorder.may_be_absent):
             raise UnsupportedOp(op="backward", reason="a tensor has a gradient on one side of a branch alone")
-        branches = [copied(side, kept) for side in self.sides]
+        said = list(dict.fromkeys([truth for _, truth in varying]))
+        branches = [copied(side, [*kept, *[truth[n] for truth in said]]) for n, side in enumerate(self.sides)]
         values = [*self.values, *tangents]
-        made = emit_cond(recorder, self.condition, values, branches, tuple(only_true), tuple(only_false))
-        found = dict(zip(kept, made, strict=True))
+        exist = tuple([(at, len(kept) + said.index(truth)) for at, truth in varying])
+        made = emit_cond(recorder, self.condition, values, branches, exist)
+        found = dict(zip(kept, made, strict=False))
         return [found.get(n) for n in range(count)]
 
     def tangent(self, grad: torch.Tensor | None, spec: TensorSpec) -> Node:
@@ -277,12 +294,12 @@ class CondBackward:
 
 
 def copied(side: SideGradients, kept: Sequence[int]) -> Traced:
-    """The gradients `kept` of a side, in nodes of their own: a program may ask for them more than once."""
+    """The outputs `kept` of a side, in nodes of their own: a program may ask for them more than once."""
     made = side.nested
     new = {node: with_inputs(node, ()) for node in (*made.inputs, *made.outside.values())}
     for node in made.nodes:
         new[node] = with_inputs(node, tuple([new[value] for value in node.inputs]))
     nodes, outside = [new[node] for node in made.nodes], {value: new[node] for value, node in made.outside.items()}
-    inputs, outputs = tuple([new[node] for node in made.inputs]), [new[side.gradients[n]] for n in kept]
+    inputs, outputs = tuple([new[node] for node in made.inputs]), [new[side.outputs[n]] for n in kept]
     own = {node: node for node in (*inputs, *nodes)}
     return Traced(Nested(made.recording, inputs, 0, nodes, outside, {**own, **outside}), outputs)

@@ -55,6 +55,9 @@ class Calls(Surroundings, Protocol):
     def held(self) -> list[object]: ...
     @property
     def is_differentiating(self) -> bool: ...
+
+    may_be_absent: bool
+
     def node_of(self, fake: torch.Tensor) -> Node: ...
     def fake_of(self, node: Node) -> FakeTensor: ...
 
@@ -226,16 +229,22 @@ def dense(spec: TensorSpec) -> Strides:
 
 
 def found_gradients(
-    recorder: Calls, leaves: Sequence[FakeTensor], roots: Sequence[tuple[FakeTensor, FakeTensor]]
+    recorder: Calls,
+    leaves: Sequence[FakeTensor],
+    roots: Sequence[tuple[FakeTensor, FakeTensor]],
+    *,
+    may_be_absent: bool = False,
 ) -> Sequence[torch.Tensor | None]:
     """The gradient of each leaf; `roots` are outputs with their tangents."""
     if not roots:
         return [None] * len(leaves)
     outputs, tangents = zip(*roots, strict=True)
+    outer, recorder.may_be_absent = recorder.may_be_absent, may_be_absent
     with recorder._mode:
         found: Sequence[torch.Tensor | None] = _run_backward(
             outputs, tangents, True, False, tuple(leaves), allow_unreachable=True, accumulate_grad=False
         )
+    recorder.may_be_absent = outer
     return found
 
 

@@ -140,6 +140,8 @@ class Recorder:
         self.strict = kernels.strict
         self.is_differentiating = False
         """The gradients of the region are being recorded, not those that the program asks for."""
+        self.may_be_absent = False
+        """Gradients of a side of a branch are being recorded, of which data may decide which there are."""
         self.may_lack_tangents = False
         """They are those of several results, of which a loss may use some."""
         self.events = events

@@ -97,7 +97,7 @@ graph(%0: f32[2] "x"):
 def test_interpret_nested() -> None:
     graph = parse_graph("""\
 graph(%0: b8[] "c", %1: f32[2] "x"):
-    %2: (f32[2],) = cond(%0, %1, true=@0, false=@1, only_true=(), only_false=())
+    %2: (f32[2],) = cond(%0, %1, true=@0, false=@1, exist=())
         @0 = graph(%0: f32[2] "x"):
             %1: f32[2] = neg(%0)
             return %1

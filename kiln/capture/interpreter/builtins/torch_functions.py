@@ -268,24 +268,28 @@ SETTERS: dict[Setter, tuple[str, Setter]] = {
 """Setters of modes -> (name in the log, getter with the same leading arguments)."""
 
 
-def setter(function: Setter, name: str, getter: Setter) -> Handler:
+def setter(function: Setter) -> Handler:
     def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-        plain = [arg.constant(s) for arg in args]
-        scope = tuple(plain[:-1])
-        before = getter(*scope)
-        # Restored at the end of the capture.
-        s.part(TorchModes).at_entry.setdefault((function, scope), before)
-        function(*plain)
-        if before != plain[-1]:
-            s.recorder.set_state(name, plain[-1] if not scope else tuple(plain), stack=running_frame(s).locations())
-            s.effects.replace(ModeEffect(function, tuple(plain)))
+        set_mode(s, function, *[arg.constant(s) for arg in args])
         return NONE
 
     return handler
 
 
-for _setter, (_name, _getter) in SETTERS.items():
-    handles(_setter)(setter(_setter, _name, _getter))
+def set_mode(s: CaptureState, function: Setter, *arguments: object) -> None:
+    name, getter = SETTERS[function]
+    scope, value = arguments[:-1], arguments[-1]
+    before = getter(*scope)
+    # Restored at the end of the capture.
+    s.part(TorchModes).at_entry.setdefault((function, scope), before)
+    function(*arguments)
+    if before != value:
+        s.recorder.set_state(name, arguments if scope else value, stack=running_frame(s).locations())
+        s.effects.replace(ModeEffect(function, arguments))
+
+
+for _setter in SETTERS:
+    handles(_setter)(setter(_setter))
 
 
 def drop_unchanged_modes(s: CaptureState) -> None:

@@ -30,6 +30,7 @@ from kiln.capture.interpreter.number_branches import take_both_numbers
 from kiln.capture.interpreter.opcodes.build import callee_text, spread
 from kiln.capture.interpreter.operations import exception_matches, same, truth_value
 from kiln.capture.interpreter.short_circuits import takes_both_operands
+from kiln.capture.interpreter.variables.choice import Choice
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.exception import nothing_handled_outside
@@ -66,6 +67,11 @@ def pop_jump_if(name: str, when: bool, test: Callable[[CaptureState, Value], boo
     def handler(frame: SymbolicFrame, target: int) -> None:
         value = frame.pop()
         copied = is_copy_of_operand(frame, value)
+        if isinstance(value, Choice) and (decided := condition_of_choice(frame.state, value, test)) is not None:
+            condition, direct = decided
+            targets = (target, frame.ip) if when is direct else (frame.ip, target)
+            if take_both_sides(frame, condition, targets):
+                return
         if isinstance(value, Symbolic) and "NONE" not in name:
             if copied and push_both(frame, value, when, target):
                 return
@@ -104,6 +110,19 @@ def push_both(frame: SymbolicFrame, first: Value, when: bool, target: int) -> bo
     if kept is not None:
         frame.push(kept)
     return kept is not None
+
+
+def condition_of_choice(
+    s: CaptureState, choice: Choice, test: Callable[[CaptureState, Value], bool]
+) -> tuple[Value, bool] | None:
+    """The condition that decides a test of one of two values, and whether the test is true where it is."""
+    left, right = choice.left, choice.right
+    try:
+        if left is None or right is None or test(s, left) is test(s, right):
+            return None
+        return choice.condition, test(s, left)
+    except DataDependentBranch:
+        return None
 
 
 def jump_or_pop(name: str, when: bool) -> None:

@@ -14,7 +14,7 @@ from typing import NoReturn, final
 
 from kiln.capture.bytecode.assemble import Label
 from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Codegen, Token, Value
-from kiln.capture.interpreter.data_values import ValueNeeded
+from kiln.capture.interpreter.data_values import OBJECT_READ, ValueNeeded
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.support.records import dataclass
 
@@ -30,7 +30,7 @@ class Choice(Value):
     need: ValueNeeded
 
     def _needed(self) -> NoReturn:
-        raise ValueNeeded(self.need.made_at, self.need.step, "Python reads what its sides leave in an object")
+        raise ValueNeeded(self.need.made_at, self.need.step, OBJECT_READ)
 
     def present(self) -> Value:
         """Itself, if both values exist."""

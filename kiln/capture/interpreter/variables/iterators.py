@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import field
 from typing import final
 
@@ -22,8 +22,9 @@ from kiln.capture.interpreter.core import (
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.exception import link
+from kiln.capture.interpreter.variables.key_iterator import KeyIterator
 from kiln.capture.interpreter.variables.mapping import Dict
-from kiln.capture.interpreter.variables.sequence import Tuple
+from kiln.capture.interpreter.variables.sequence import ReversedList, SequenceIterator, Tuple
 from kiln.support.records import dataclass
 
 
@@ -32,10 +33,10 @@ class Lazy(Value):
     """An iterator whose `step` computes the next item, None at the end (`zip`, `map`, `enumerate`, ...).
 
     `parts` gives the arguments of `make` (by default `cls`) that make an iterator over the remaining items; None: it
-    cannot be rebuilt.
+    cannot be rebuilt. `over` are the iterators whose items it takes, `kept` is what it keeps from one to the next.
     """
 
-    __slots__ = ("cls", "make", "parts", "step")
+    __slots__ = ("cls", "kept", "make", "over", "parts", "step")
 
     def __init__(
         self,
@@ -43,11 +44,27 @@ class Lazy(Value):
         step: Callable[[CaptureState], Value | None],
         parts: Callable[[], list[Value]] | None = None,
         make: Callable[..., object] | None = None,
+        over: Sequence[Value] = (),
+        kept: list[int] | None = None,
     ) -> None:
+        self.over, self.kept = over, kept
         self.cls = cls
         self.make = make or cls
         self.step = step
         self.parts = parts
+
+    @property
+    def position(self) -> tuple[int, ...] | None:
+        return None if self.kept is None else tuple(self.kept)
+
+    @position.setter
+    def position(self, position: tuple[int, ...]) -> None:
+        assert self.kept is not None
+        self.kept[:] = position
+
+    def remaining(self, s: CaptureState) -> int | None:
+        counts = [remaining(s, iterator) for iterator in self.over]
+        return min((count for count in counts if count is not None), default=None)
 
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
         return self
@@ -332,6 +349,16 @@ def sent(s: CaptureState, iterator: Value, value: Value) -> tuple[Value | None, 
         return None, raised.value.get_attr(s, "value")
 
 
+ITERATORS = (SequenceIterator, ReversedList, KeyIterator, Lazy)
+"""Iterators with a position, to which they can be put back; that of some is None."""
+
+
+def remaining(s: CaptureState, iterator: Value) -> int | None:
+    """How many items an iterator still has; None: that is not known, or it cannot be put back to where it is."""
+    known = isinstance(iterator, ITERATORS) and iterator.position is not None
+    return iterator.remaining(s) if known else None  # type: ignore[attr-defined]
+
+
 def zipped(iterators: list[Value], strict: bool) -> Lazy:
     def step(s: CaptureState) -> Value | None:
         items: list[Value] = []
@@ -344,7 +371,7 @@ def zipped(iterators: list[Value], strict: bool) -> Lazy:
             items.append(item)
         return Tuple(items) if items else None
 
-    return Lazy(zip, step, lambda: iterators, zip_strictly if strict else zip)
+    return Lazy(zip, step, lambda: iterators, zip_strictly if strict else zip, iterators, [])
 
 
 def zip_strictly(*iterators: Iterator[object]) -> Iterator[tuple[object, ...]]:
@@ -369,7 +396,7 @@ def enumerated(iterator: Value, start: int) -> Lazy:
         state[0] += 1
         return Tuple([Constant(state[0]), item]) if item is not None else None
 
-    return Lazy(enumerate, step, lambda: [iterator, Constant(state[0] + 1)])
+    return Lazy(enumerate, step, lambda: [iterator, Constant(state[0] + 1)], over=[iterator], kept=state)
 
 
 def filtered(function: Value | None, iterator: Value) -> Lazy:

@@ -120,6 +120,18 @@ class KeyIterator(Value):
         self.pick = pick
         self.walk = KeyWalk(items, list(keys), kind)
 
+    @property
+    def position(self) -> tuple[int, ...]:
+        return self.walk.index, self.walk.left, self.walk.ended
+
+    @position.setter
+    def position(self, position: tuple[int, ...]) -> None:
+        self.walk.index, self.walk.left, ended = position
+        self.walk.ended = bool(ended)
+
+    def remaining(self, s: CaptureState) -> int:
+        return self.walk.left
+
     def python_type(self) -> type:
         if self.walk.kind == "set":
             return type(iter(set()))

@@ -333,6 +333,17 @@ class SequenceIterator(Value):
         self.index = 0
         self.ended = False
 
+    @property
+    def position(self) -> tuple[int, ...]:
+        return self.index, self.ended
+
+    @position.setter
+    def position(self, position: tuple[int, ...]) -> None:
+        self.index, self.ended = position[0], bool(position[1])
+
+    def remaining(self, s: CaptureState) -> int:
+        return 0 if self.ended else self.sequence.length(s) - self.index
+
     def python_type(self) -> type:
         return type(iter([])) if isinstance(self.sequence, List) else type(iter(()))
 
@@ -388,6 +399,17 @@ class ReversedList(Value):
 
     def __init__(self, sequence: List, index: int) -> None:
         self.sequence, self.index = sequence, index
+
+    @property
+    def position(self) -> tuple[int, ...]:
+        return (self.index,)
+
+    @position.setter
+    def position(self, position: tuple[int, ...]) -> None:
+        (self.index,) = position
+
+    def remaining(self, s: CaptureState) -> int:
+        return self.index + 1
 
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
         return self

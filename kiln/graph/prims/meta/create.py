@@ -93,7 +93,7 @@ SPECS: dict[str, MetaRule] = {
     "full":          lambda oracle, x, sizes: x.with_sizes(sizes),
     "iota":          lambda oracle, length, start, step, dtype, device: TensorSpec(dtype, (length,), (1,), 0, device),
     "assert":        lambda oracle, x, message: (),
-    "cond":          lambda oracle, *inputs, true, false, only_true, only_false: output_specs(true),
+    "cond":          lambda oracle, *inputs, true, false, exist: output_specs(true),
     "while_loop":    lambda oracle, *inputs, test, body: output_specs(body),
     "region":        lambda oracle, *inputs, body, tag: output_specs(body),
 }

@@ -1,10 +1,11 @@
 """Which gradients exist, where that depends on the branches that were taken.
 
     graph(%0: b8[] "p", %1: f32[4] "t"):
-        %2 = cond(%0, %1, true=@0, false=@1, only_true=(1,), only_false=())
+        %2 = cond(%0, %1, true=@0, false=@1, exist=((1, 2),))
         %3 = item(%2, index=0)
         %4 = item(%2, index=1)                      of a weight that only the true side uses
-        return %3, %4, %0                           with_existence: %4 exists if %0 is true
+        %5 = item(%2, index=2)
+        return %3, %4, %5                           with_existence: %4 exists if %5 is true
 
 In eager a tensor that the side which was taken does not use has the gradient None, with which an optimizer leaves a
 parameter alone. A backward is linear in its tangents: a value exists if one of those that it is computed from does.
@@ -12,7 +13,7 @@ parameter alone. A backward is linear in its tangents: a value exists if one of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import final
 
@@ -26,10 +27,10 @@ from kiln.symbolic import ShapeEnv
 def with_existence(graph: Graph, tangents: Sequence[Node]) -> tuple[Graph, tuple[int | None, ...]]:
     """`graph` with outputs that say which of the others exist, and for each other the number of the one that does."""
     branches = [node.attrs for node in graph.nodes if node.op.name == "cond"]
-    if not any(attrs["only_true"] or attrs["only_false"] for attrs in branches):
+    if not any(attrs["exist"] for attrs in branches):
         return graph, (None,) * len(graph.outputs)
     builder = Builder(ShapeEnv())
-    known = _Existence(builder, graph, tangents).known
+    known = Existence(builder.node, graph.nodes, tangents).known
     conditions = [known.get(output.value) for output in graph.outputs]
     distinct = list(dict.fromkeys([condition for condition in conditions if condition is not None]))
     copies = [builder.node("clone", condition, strides=None) for condition in distinct]
@@ -40,15 +41,15 @@ def with_existence(graph: Graph, tangents: Sequence[Node]) -> tuple[Graph, tuple
 
 
 @final
-class _Existence:
+class Existence:
     """Computes for each value of a backward when it exists; `known` has those for which that varies."""
 
-    def __init__(self, builder: Builder, graph: Graph, tangents: Sequence[Node]) -> None:
-        self.builder = builder
+    def __init__(self, make: Callable[..., Node], nodes: Sequence[Node], tangents: Sequence[Node]) -> None:
+        self.make = make
         self.known: dict[Node, Node] = {}
-        self.inverse: dict[Node, Node] = {}
-        linear = computed_from(graph.nodes, tangents)
-        for node in graph.nodes:
+        self.truths: dict[tuple[Node, int], Node] = {}
+        linear = computed_from(nodes, tangents)
+        for node in nodes:
             if node in linear:
                 self.visit(node, [value for value in node.inputs if value in linear])
 
@@ -58,7 +59,7 @@ class _Existence:
         if all([value in self.known for value in sources]):
             condition = varying[0]
             for other in varying[1:]:
-                condition = self.builder.node("bitwise_or", condition, other)
+                condition = self.make("bitwise_or", condition, other)
         made = node.inputs[0] if node.op.name == "item" else node
         if made is not node and made.op.name == "cond":
             condition = self.within(made, node.attrs["index"], condition)
@@ -67,9 +68,10 @@ class _Existence:
 
     def within(self, made: Node, number: int, condition: Node | None) -> Node | None:
         """For a gradient of a branch whose tangents exist under `condition`."""
-        taken = made.inputs[0]
-        if number in made.attrs["only_false"]:
-            taken = self.inverse.get(taken) or self.inverse.setdefault(taken, self.builder.node("logical_not", taken))
-        elif number not in made.attrs["only_true"]:
+        told = dict(made.attrs["exist"]).get(number)
+        if told is None:
             return condition
-        return taken if condition is None else self.builder.node("bitwise_and", taken, condition)
+        truth = self.truths.get((made, told))
+        if truth is None:
+            truth = self.truths[made, told] = self.make("item", made, index=told)
+        return truth if condition is None else self.make("bitwise_and", truth, condition)

@@ -1,0 +1,241 @@
+"""Sides of a branch on a tensor that return, leave a loop or raise are one graph; what is seen is eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+import kiln
+from kiln.api import report_of
+
+Program = Callable[[Tensor, Tensor], Any]
+LAYERS = nn.ModuleList([nn.Linear(3, 3) for _ in range(3)])
+
+
+def guard_clauses(x: Tensor, w: Tensor) -> Any:
+    y = x * 2
+    if y.sum() > 4:
+        return y
+    if y.mean() < -1:
+        if y.max() < 0:
+            return y.abs()
+        y = y + 1
+    if y.min() > -0.5:
+        return x
+    return (y @ w).relu()
+
+
+def tensor_or_none(x: Tensor, w: Tensor) -> Any:
+    if x.sum() < 0:
+        return None
+    return x @ w
+
+
+def other_sizes(x: Tensor, w: Tensor) -> Any:
+    if x.sum() < 0:
+        return x[:1] * 2, None
+    return x @ w, w.sum()
+
+
+def other_rank(x: Tensor, w: Tensor) -> Any:
+    if x.sum() < 0:
+        return x.sum()
+    return x @ w
+
+
+def one_of_two_arguments(x: Tensor, w: Tensor) -> Any:
+    if x.sum() > 0:
+        return x
+    return w
+
+
+def at_most_norm_one(x: Tensor, w: Tensor) -> Any:
+    norm = x.norm()
+    if norm > 1:
+        return x / norm
+    return x
+
+
+def changed_name(x: Tensor, w: Tensor) -> Any:
+    if x.sum() > 0:
+        x = x * 2
+    return x
+
+
+def truths(x: Tensor, w: Tensor) -> Any:
+    if (x > 2).any():
+        return False
+    return not (x @ w > 3).any()
+
+
+def truth_of_a_callee(x: Tensor, w: Tensor) -> Any:
+    def is_small(x: Tensor) -> bool:
+        if x.max() > 1:
+            return False
+        return not x.min() < -1
+
+    return x @ w if is_small(x) else x * 2
+
+
+def containers(x: Tensor, w: Tensor) -> Any:
+    if x.sum() > 0:
+        return {"loss": x.sum(), "y": [x, x @ w]}
+    return {"y": (x * 2,)}
+
+
+def leaves_a_loop(x: Tensor, w: Tensor) -> Any:
+    for turn in range(4):
+        x = (x @ w).tanh() + x
+        if x.abs().mean() > 2:
+            return x, turn
+    return x, -1
+
+
+def breaks_a_loop(x: Tensor, w: Tensor) -> Any:
+    for _, scale in zip(range(5), (0.5, 0.4, 0.3), strict=False):
+        y = (x @ w).tanh() * scale
+        if (y - x).abs().max() < 1:
+            break
+        x = x + y
+    return x
+
+
+def leaves_layers(x: Tensor, w: Tensor) -> Any:
+    for layer in LAYERS:
+        x = layer(x)
+        if x.max() < 0.5:
+            return x
+    return x * 2
+
+
+def raises_in_a_side(x: Tensor, w: Tensor) -> Any:
+    if x.sum() > 3:
+        if x.mean() > 1:
+            raise ValueError(f"too large: {x.shape}")
+        x = x * 2
+    if x.mean() < -0.5:
+        return x
+    assert w.sum() < 4, "also behind a return"
+    return x @ w
+
+
+def out_of_a_context(x: Tensor, w: Tensor) -> Any:
+    with torch.no_grad():
+        if x.sum() > 0:
+            return x @ w
+        y = x * 2
+    return y - 1 + x
+
+
+def none_is_tested(x: Tensor, w: Tensor) -> Any:
+    y = None
+    if x.sum() > 0:
+        y = x @ w
+    if y is None:
+        return x
+    return y + 1
+
+
+def mean_of_chosen(x: Tensor, w: Tensor) -> Any:
+    mask = x > 1
+    if mask.sum() == 0:
+        return x.sum() * 0
+    return (x[mask] ** 2).mean()
+
+
+PROGRAMS = [
+    *(guard_clauses, tensor_or_none, other_sizes, other_rank, one_of_two_arguments, at_most_norm_one, changed_name),
+    *(truths, truth_of_a_callee, containers, leaves_a_loop, breaks_a_loop, leaves_layers, raises_in_a_side),
+    *(out_of_a_context, none_is_tested, mean_of_chosen),
+]
+
+
+def outcome(call: Program, seed: int, gradients: bool) -> tuple[str, list[Any]]:
+    """The structure of the results, which of them are arguments or need gradients; values and gradients that exist."""
+    torch.manual_seed(seed)
+    x = (torch.randn(4, 3) + (seed - 2) * 0.6).requires_grad_(gradients)
+    w = torch.randn(3, 3).requires_grad_(gradients)
+    LAYERS.zero_grad()
+    try:
+        leaves, spec = tree_flatten(call(x, w))
+    except (ValueError, AssertionError) as error:
+        return str(error), []
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    loss = sum((found.square().sum() for found in tensors if found.requires_grad), torch.zeros(()))
+    if loss.requires_grad:
+        loss.backward()
+    same = [[a is b for b in (x, w, *tensors)] for a in tensors]
+    grads = [parameter.grad for parameter in (x, w, *LAYERS.parameters())]
+    values = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    return f"{spec} {same} {[found.requires_grad for found in tensors]}", [values, grads]
+
+
+def check(program: Program, compiled: Program, gradients: bool) -> None:
+    for seed in range(6):
+        (said, found), (expected_text, expected) = [outcome(call, seed, gradients) for call in (compiled, program)]
+        assert said == expected_text
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("backend", ["eager", "kiln"])
+def test_one_graph(program: Program, backend: str) -> None:
+    for gradients in (True, False):
+        compiled = kiln.compile(program, backend=backend)
+        check(program, compiled, gradients)
+        assert (report_of(compiled).compiles, report_of(compiled).breaks) == (1, [])
+
+
+def many_turns(x: Tensor, w: Tensor) -> Any:
+    for _ in range(20):
+        x = x @ w
+        if x.abs().max() > 9:
+            break
+    return x + 1
+
+
+def data_decide_how_many_turns(x: Tensor, w: Tensor) -> Any:
+    while x.abs().sum() < 20:
+        x = x * 2
+    return x + 1
+
+
+def appends(x: Tensor, w: Tensor) -> Any:
+    found = []
+    for row in x:
+        if row.sum() > 0:
+            found.append(row @ w)
+    return found
+
+
+@pytest.mark.parametrize("program", [many_turns, data_decide_how_many_turns, appends])
+def test_other_loops_break_and_are_compiled_a_few_times(program: Program) -> None:
+    compiled = kiln.compile(program, backend="eager")
+    check(program, compiled, False)
+    assert report_of(compiled).breaks and report_of(compiled).compiles <= 6
+
+
+def test_a_break_in_the_rest_costs_one_more_attempt() -> None:
+    """Not one for each of the branches that it is in."""
+
+    @torch.compiler.disable
+    def opaque(x: Tensor) -> Tensor:
+        return x + 1
+
+    def program(x: Tensor, w: Tensor) -> Any:
+        if x.sum() > 30:
+            return x
+        if x.mean() > 20:
+            return x + 1
+        if x.max() > 30:
+            return x + 2
+        return opaque(x) @ w
+
+    compiled = kiln.compile(program, backend="eager")
+    check(program, compiled, False)
+    assert report_of(compiled).compiles <= 5
