@@ -17,6 +17,7 @@ from typing import final
 
 from kiln.capture.interpreter.breaks import TorchCallFailed
 from kiln.capture.interpreter.capture import Capture, capture_frame
+from kiln.capture.interpreter.core import SPECULATED_VALUES
 from kiln.graph.offload.part import GraphBackend, OtherCompiler
 from kiln.graph.ops.eager_kernels import EagerKernels
 from kiln.graph.trace import Recorder, Trace
@@ -45,8 +46,6 @@ FACTS = frozenset(("graph_break", "region", "kernels", "launches", "library_call
 
 CHEAP_CONDITIONS = 3
 """As many conditions in front of a region cost less than capturing and compiling it again, with another answer."""
-SPECULATED_VALUES = 4
-"""How many side exits may lead to a variant that speculates on the values of whole tensors."""
 
 
 @final
@@ -130,7 +129,7 @@ class FrameCapture:
                 varies=partial(self.seen.varies, is_last=len(self.dispatcher.entries) + 1 >= context.options.variants),
                 is_compiling=is_compiling,
                 make_exit=self.make_exit,
-                speculate_values=side_exits(self.dispatcher) < SPECULATED_VALUES,
+                speculate_values=max(0, SPECULATED_VALUES - side_exits(self.dispatcher)),
                 compile_speculation=lambda graph, constants: compile_speculation(graph, constants, context),
                 check_time=context.check_time,
                 control_flow=branches(context.options),

@@ -43,7 +43,7 @@ from kiln.capture.interpreter.builtins.torch_functions import drop_unchanged_mod
 from kiln.capture.interpreter.builtins.triton_kernels import register_triton
 from kiln.capture.interpreter.changed_numbers import NumberChanges, PassedNumbers, changed_numbers
 from kiln.capture.interpreter.codegen import BINDINGS, CodeWriter, emit_source, write_computed, write_number
-from kiln.capture.interpreter.core import MISSING, CaptureState, Effect, Policy, Value
+from kiln.capture.interpreter.core import MISSING, SPECULATED_VALUES, CaptureState, Effect, Policy, Value
 from kiln.capture.interpreter.data_values import (
     Instruction,
     conditions,
@@ -186,7 +186,7 @@ class Callbacks:
     make_exit: Callable[[types.FunctionType], Callable[..., object]] | None = None
     compile_speculation: CompileSpeculation = run_eagerly
     check_time: Callable[[], None] = lambda: None
-    speculate_values: bool = True
+    speculate_values: int = SPECULATED_VALUES
     control_flow: Branches = "auto"
     own_regions: bool = True
     carries: Callable[[torch.Tensor, bool], bool] | None = None
@@ -210,7 +210,7 @@ def capture_frame(
     make_exit: Callable[[types.FunctionType], Callable[..., object]] | None = None,
     compile_speculation: CompileSpeculation = run_eagerly,
     check_time: Callable[[], None] = lambda: None,
-    speculate_values: bool = True,
+    speculate_values: int = SPECULATED_VALUES,
     control_flow: Branches = "auto",
     own_regions: bool = True,
     carries: Callable[[torch.Tensor, bool], bool] | None = None,
@@ -228,7 +228,7 @@ def capture_frame(
         make_exit: makes the function to call if a speculation fails; None: do not speculate.
         compile_speculation: compiles the graph of the speculated conditions, given its constants.
         check_time: called often; raises a KilnError, which ends the capture. varies, varying: see `Policy`.
-        speculate_values: speculate on the values of small integer tensors, not only on truth values.
+        speculate_values: for so many side exits, speculate on the values of small integer tensors, too.
         control_flow: which `if` on a tensor becomes a branch in the graph, see `Policy`.
         own_regions: regions run Kiln's kernels and torch's operators, so that what an operator raises eager raises.
         carries: the graph leaves the process with these tensors: it checks itself what was assumed of values.
@@ -300,7 +300,7 @@ def new_state(
         callbacks.scalars,
         is_compiling,
         speculate,
-        (speculate and callbacks.speculate_values) or callbacks.carries is not None,
+        (speculate and callbacks.speculate_values) or int(callbacks.carries is not None),
         callbacks.check_time,
         callbacks.control_flow,
         *(callbacks.own_regions, callbacks.carries, callbacks.varies, callbacks.varying),

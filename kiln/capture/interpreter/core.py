@@ -355,6 +355,10 @@ class ObjectModel(Protocol):
         """The number or string that an instance of a derived class is, MISSING if it is none."""
 
 
+SPECULATED_VALUES = 4
+"""How many side exits may lead to a variant that speculates on the values of whole tensors."""
+
+
 @final
 @dataclass(frozen=True)
 class Policy:
@@ -369,8 +373,8 @@ class Policy:
     scalars: Callable[[int | float, Source], bool] | None
     is_compiling: bool
     speculate: bool
-    speculate_values: bool = False
-    """Likewise for whole values, such as a list of sizes."""
+    speculate_values: int = 0
+    """Likewise for whole values, such as a list of sizes: how many more side exits may speculate on them."""
     check_time: Callable[[], None] = lambda: None
     control_flow: Branches = "auto"
     """As the option says; cpu: of tensors on the CPU only, since a region with a branch is no CUDA graph."""

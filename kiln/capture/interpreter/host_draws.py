@@ -242,8 +242,11 @@ def outlinable(s: CaptureState) -> Iterator[types.CodeType]:
 
 
 def call_outlined(s: CaptureState, function: Function, args: Args, kwargs: Kwargs) -> Value | None:
-    """The result of a call in front of the region; None: the function is to be interpreted."""
+    """The result of a call in front of the region; None: the function is to be interpreted, as with a number that
+    changes, of which there would be a variant for each value."""
     assert function.original is not None
+    if varies(s, [*args, *kwargs.values()]):
+        return None
     return drawn(s, function.original, args, kwargs)
 
 

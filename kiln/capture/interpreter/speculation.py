@@ -24,7 +24,7 @@ from typing import cast, final
 import torch
 
 from kiln.capture.bytecode.assemble import Assembler, Label, arguments_of
-from kiln.capture.interpreter.core import CaptureState, Value
+from kiln.capture.interpreter.core import SPECULATED_VALUES, CaptureState, Value
 from kiln.graph.ir.fx_view import fx_view
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
@@ -182,7 +182,7 @@ def number_in_region(s: CaptureState, function: str, value: Number) -> torch.Sym
 
 
 def rounded_number(s: CaptureState, rounding: Rounding, value: Number) -> int | torch.SymInt | None:
-    """`rounding` of a float: speculated on if it comes from outside, in its first calls, else computed in front.
+    """`rounding` of a float: speculated on if it comes from outside, in its first call, else computed in front.
 
     None if it can be neither.
     """
@@ -192,7 +192,7 @@ def rounded_number(s: CaptureState, rounding: Rounding, value: Number) -> int | 
     number = hinted_real(env, value)
     if not math.isfinite(number):
         return None
-    if s.policy.speculate_values and any(value.givens()):
+    if s.policy.speculate_values == SPECULATED_VALUES and any(value.givens()):
         rounded = rounding(number)
         return rounded if number_truth(s, ROUNDS_TO[rounding], value, rounded) else None
     return cast(torch.SymInt | None, number_in_front(s, rounding.__name__, value))

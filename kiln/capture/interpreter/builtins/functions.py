@@ -50,7 +50,7 @@ from kiln.capture.interpreter.operations import (
     unary,
 )
 from kiln.capture.interpreter.speculation import Rounding, rounded_number
-from kiln.capture.interpreter.variables.array import TracedArray
+from kiln.capture.interpreter.variables.array import TracedArray, as_python_number
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.deferred_text import Deferred, text_of
@@ -178,7 +178,7 @@ def number(kind: type, special: tuple[str, ...]) -> Callable[[CaptureState, Args
             return Constant(kind())
         if not args:
             return natives(s).call(kind, args, kwargs)
-        value = args[0]
+        value = as_python_number(args[0])
         if isinstance(value, TracedArray) and value.tensor.fake.dim() == 0:
             value = value.tensor
         if isinstance(value, Symbolic):

@@ -27,6 +27,7 @@ from kiln.capture.interpreter.operations import (
     number_of,
 )
 from kiln.capture.interpreter.speculation import number_in_front, number_truth
+from kiln.capture.interpreter.variables.array import as_python_number
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.sequence import Tuple, all_items
 from kiln.capture.interpreter.variables.symbolic import Symbolic
@@ -72,6 +73,7 @@ ROUNDINGS = ("ceil", "floor", "trunc", "round")
 
 def function_of_number(function: Callable[..., float]) -> Handler:
     def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        args = list(map(as_python_number, args))
         if len(args) == 2 and function is math.log and any(isinstance(arg, Symbolic) for arg in args):
             return binary(s, operator.truediv, *(handler(s, [arg], {}) for arg in args))
         if len(args) == 1 and isinstance(args[0], Symbolic) and in_domain(s, function, args[0]):

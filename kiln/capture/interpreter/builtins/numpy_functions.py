@@ -19,6 +19,7 @@ from typing import final
 import torch
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
+from kiln.capture.interpreter.builtins.numpy_numbers import OPERATORS, of_numbers
 from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Handler, Kwargs, Value, handles
 from kiln.capture.interpreter.operations import ERRORS
 from kiln.capture.interpreter.variables.array import (
@@ -42,13 +43,6 @@ from kiln.support.optional import load
 
 numpy: NumpyObject = load("numpy")
 
-OPERATORS = {
-    "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": operator.truediv,
-    "power": operator.pow, "remainder": operator.mod, "floor_divide": operator.floordiv,
-    "greater": operator.gt, "greater_equal": operator.ge, "less": operator.lt, "less_equal": operator.le,
-    "equal": operator.eq, "not_equal": operator.ne,
-}  # fmt: skip
-"""Universal functions that are operators; one operand may be a number."""
 ELEMENTWISE = {
     name: getattr(torch, torch_name or name)
     for name, torch_name in {
@@ -577,6 +571,9 @@ def seen(s: CaptureState, value: Value) -> Value:
 
 def call_function(s: CaptureState, function: NumpyObject, args: Args, kwargs: Kwargs) -> Value:
     """A call of a function of NumPy."""
+    made = of_numbers(s, function, args, kwargs)
+    if made is not None:
+        return made
     if all(map(is_plain, (*args, *kwargs.values()))):
         return computed(s, function, args, kwargs)
     args = [seen(s, arg) for arg in args]
@@ -693,6 +690,8 @@ def as_python(name: str) -> Callable[[CaptureState, TracedArray, Args, Kwargs], 
     """`item` and `tolist`, which torch has too."""
 
     def call(s: CaptureState, array: TracedArray, args: Args, kwargs: Kwargs) -> Value:
+        if array.number is not None and not args and not kwargs:
+            return array.number
         return array.tensor.get_attr(s, name).call(s, args, kwargs)
 
     return call

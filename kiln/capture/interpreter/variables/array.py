@@ -4,7 +4,8 @@
         b = np.sin(a) * 2     recorded as torch.sin and mul
         return b              the result of the region as an array: out.numpy()
 
-A scalar (`b.sum()`) is a tensor of rank 0 that leaves the region as a scalar of NumPy.
+A scalar (`b.sum()`) is a tensor of rank 0 that leaves the region as a scalar of NumPy, or a number of the caller
+(`np.cos(step)`) that becomes a tensor only where it is used as one.
 """
 
 from __future__ import annotations
@@ -67,14 +68,20 @@ class ArrayValue(Value):
 class TracedArray(ArrayValue):
     """An array, or with `is_scalar` a scalar of NumPy; its numbers are those of `tensor`."""
 
-    __slots__ = ("_tensor", "is_scalar", "original", "reversed_view", "source")
+    __slots__ = ("_tensor", "is_scalar", "number", "original", "reversed_view", "source")
 
     takes_symbols = True
 
     def __init__(
-        self, tensor: Tensor, is_scalar: bool = False, source: Source | None = None, original: object = MISSING
+        self,
+        tensor: Tensor | Callable[[], Tensor],
+        is_scalar: bool = False,
+        source: Source | None = None,
+        original: object = MISSING,
+        number: Symbolic | None = None,
     ) -> None:
         self._tensor = tensor
+        self.number = number
         self.is_scalar = is_scalar
         self.source = source
         self.original = original
@@ -85,12 +92,12 @@ class TracedArray(ArrayValue):
         view = self.reversed_view
         if view is not None and view.version != version_of(view.base):
             raise UnsupportedCall(function="ndarray.__getitem__", why="the array was changed since it was reversed")
-        return self._tensor
+        return self._tensor if isinstance(self._tensor, Tensor) else self._tensor()
 
     @property
     def dtype(self) -> NumpyObject:
         """NumPy's."""
-        return numpy.dtype(NAMES[self.tensor.fake.dtype])
+        return numpy.dtype(NAMES[self.tensor.fake.dtype] if self.number is None else self.number.python_type())
 
     def example(self) -> NumpyObject:
         """An array of this dtype and shape, which is guarded; its elements share memory."""
@@ -98,7 +105,7 @@ class TracedArray(ArrayValue):
 
     def example_of_call(self) -> NumpyObject:
         """As `example`, without a guard: other calls may have other sizes."""
-        return self.of_shape(shape_in_call(self.tensor))
+        return self.of_shape(shape_in_call(self.tensor) if self.number is None else ())
 
     def of_shape(self, shape: tuple[int, ...]) -> NumpyObject:
         one = numpy.ones((), self.dtype)
@@ -176,6 +183,8 @@ class TracedArray(ArrayValue):
         return List([self.get_item(s, s.const(number)) for number in range(self.length(s))]).iterate(s)
 
     def truth(self, s: CaptureState) -> bool:
+        if self.number is not None:
+            return self.number.truth(s)
         if self.tensor.fake.numel() != 1:
             raise self.unsupported("a truth test", "an array of several elements has none")
         return self.tensor.truth(s)
@@ -188,12 +197,15 @@ class TracedArray(ArrayValue):
         if self.is_scalar and self.tensor.fake.dtype is torch.bool:
             return record(s, "double", [self.tensor], {}).get_attr(s, "item").call(s, [], {}).torch_arg(s)
         if self.is_scalar:
-            return self.tensor.get_attr(s, "item").call(s, [], {}).torch_arg(s)
+            return index_of_array(s, self).torch_arg(s)
         raise UnsupportedCall(function="torch", why="it gets an array of NumPy")
 
     def emit(self, g: Codegen) -> None:
         if self.reversed_view is not None:
             g.make(self, operator.getitem, self.reversed_view.base, self.reversed_view.index)
+            return
+        if self.number is not None:
+            g.make(self, self.dtype.type, self.number)
             return
         g.emit(self.tensor)
         g.body.attr("numpy").call(0)
@@ -203,7 +215,10 @@ class TracedArray(ArrayValue):
 
 
 def index_of_array(s: CaptureState, array: Value) -> Value:
+    """A scalar as a number, another array as a tensor."""
     assert isinstance(array, TracedArray)
+    if array.number is not None:
+        return array.number
     return array.tensor.get_attr(s, "item").call(s, [], {}) if array.is_scalar else array.tensor
 
 
@@ -328,6 +343,23 @@ def of_result(s: CaptureState, tensor: Value, expected: NumpyObject) -> Value:
     if shape_in_call(tensor) != expected.shape:
         raise UnsupportedCall(function="numpy", why=f"torch gives the shape {tuple(tensor.fake.shape)}")
     return TracedArray(converted(s, tensor, expected.dtype), isinstance(expected, numpy.generic))
+
+
+def scalar_of(s: CaptureState, number: Symbolic) -> TracedArray:
+    """A number of the caller as a scalar of NumPy, an int64 or a float64."""
+
+    def as_tensor() -> Tensor:
+        dtype = torch.int64 if number.python_type() is int else torch.float64
+        made = record(s, torch.tensor, [number], {"dtype": s.const(dtype)})
+        assert isinstance(made, Tensor)
+        return made
+
+    return TracedArray(as_tensor, is_scalar=True, number=number)
+
+
+def as_python_number(value: Value) -> Value:
+    """A scalar of NumPy that is a number of the caller, as that; else the value."""
+    return value.number if isinstance(value, TracedArray) and value.number is not None else value
 
 
 def converted(s: CaptureState, tensor: Tensor, dtype: NumpyObject) -> Tensor:
