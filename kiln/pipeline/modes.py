@@ -1,7 +1,7 @@
 """Torch's modes around a compile: those under which nothing is compiled, and those hidden from the compiler.
 
 with SomeTorchFunctionMode(): compiled(x)       the original runs, so that the mode sees each call
-torch.set_default_device("cuda"); compiled(x)   compiles, guarded by the device
+with torch.device("cuda"): compiled(x)          compiles, guarded by the device; so under `torch.set_default_device`
 with saved_tensors_hooks(pack, unpack): ...     the original runs, so that `pack` sees what eager saves, unless
                                                 `pack.preserves_values`, or the hooks are torch's own
 """
@@ -16,11 +16,11 @@ from typing import TypeVar
 import torch
 from torch.autograd import forward_ad
 from torch.overrides import _get_current_function_mode_stack
-from torch.utils import _device
 from torch.utils._device import DeviceContext
 
 from kiln.native._frames import watch_cuda_device
 from kiln.runtime.guards.guard import Guard, GuardKind
+from kiln.runtime.guards.reference import reference
 from kiln.runtime.guards.source import AttrSource, CallSource, ModuleGlobalSource
 from kiln.runtime.guards.state import current_state
 from kiln.support.errors import KilnError
@@ -52,7 +52,7 @@ def unknown_mode() -> str:
         return "forward-mode differentiation"
     if state.dispatch_modes:
         return f"{state.dispatch_modes} TorchDispatchMode(s)"
-    if state.function_modes and not only_default_device():
+    if state.function_modes and not only_devices():
         return f"{state.function_modes} TorchFunctionMode(s)"
     if state.other:
         return "a mode of torch's dispatcher that Kiln does not know"
@@ -66,13 +66,9 @@ def mode_to_run_eager(function: str) -> KilnError | None:
     return HooksOfSavedTensors(function=function) if current_state().saved_hooks else None
 
 
-def only_default_device() -> bool:
-    """Whether the only function mode is that of `torch.set_default_device`.
-
-    A guard can check its device; `with torch.device(...)` leaves no trace that a guard could check.
-    """
-    modes = _get_current_function_mode_stack()
-    return len(modes) == 1 and type(modes[0]) is DeviceContext and modes[0].device == _device.CURRENT_DEVICE
+def only_devices() -> bool:
+    """Whether the only function modes are those of `torch.set_default_device` and `with torch.device(...)`."""
+    return all(type(mode) is DeviceContext for mode in _get_current_function_mode_stack())
 
 
 def watch_current_device() -> None:
@@ -82,11 +78,15 @@ def watch_current_device() -> None:
 
 
 def mode_guards() -> list[Guard]:
-    """Guards beside the word of global state: no forward-mode level, and the default device if one is set."""
+    """Guards beside the word of global state: no forward-mode level, and the default device, in the number of modes."""
     guards = [Guard(ModuleGlobalSource(forward_ad.__name__, "_current_level"), GuardKind.EQUALS, -1)]
-    if current_state().function_modes:
-        device = ModuleGlobalSource(_device.__name__, "CURRENT_DEVICE")
-        guards.append(Guard(device, GuardKind.EQUALS, _device.CURRENT_DEVICE))
+    asked = AttrSource(ModuleGlobalSource("torch", "_C"), "_get_function_stack_at")
+    modes = _get_current_function_mode_stack()
+    for place in range(len(modes)):
+        guards.append(Guard(CallSource(asked, (place,)), GuardKind.TYPE_IS, reference(DeviceContext)))
+    if modes:  # the innermost is asked first
+        innermost = AttrSource(CallSource(asked, (len(modes) - 1,)), "device")
+        guards.append(Guard(innermost, GuardKind.EQUALS, modes[-1].device))
     if torch.are_deterministic_algorithms_enabled():  # what `torch.empty` then does
         asked = AttrSource(ModuleGlobalSource("torch", "_C"), "_get_deterministic_fill_uninitialized_memory")
         fills = torch._C._get_deterministic_fill_uninitialized_memory()

@@ -41,7 +41,9 @@ EXPRESSIONS = (
     "np.linalg.norm(a, axis=0, keepdims=True)", "np.linalg.norm(a[0], 1)", "np.linalg.det(a @ b.T)",
     "np.linalg.inv(a @ a.T + np.eye(2, dtype=a.dtype))", "np.linalg.solve(a @ a.T + np.eye(2), a[:, 0])",
     "np.linalg.cholesky(a @ a.T + np.eye(2))", "np.linalg.eigvalsh(a @ a.T)", "np.ascontiguousarray(a[:, ::-1])",
-    "np.float32(a.mean())", "torch.zeros(3) + a.mean()", "torch.ones(3, 4)[np.array([0, 2])]",
+    "np.array([a, a * 2])", "np.array([a[0], b[1]], dtype=np.float32)", "np.asarray((a.sum(), 2, b.mean()))",
+    "np.array([[a.max(), 1.5], [2, b.min()]])", "np.float32(a.mean())",
+    "torch.zeros(3) + a.mean()", "torch.ones(3, 4)[np.array([0, 2])]",
 )  # fmt: skip
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 import kiln
 from tests.faults.outcome import assert_like_eager
@@ -34,6 +37,30 @@ def test_on_cpu_tensors_with_another_default(name: str, backend: str | None) -> 
         torch.set_default_device(None)
     torch.testing.assert_close(result, expected)
     assert compiled.report().eager == 0
+
+
+class Added(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        return result + 1 if function is torch.sin else result
+
+
+def test_calls_under_devices() -> None:
+    """`with torch.device(...)` outside of the call is compiled, and is not taken for another mode."""
+
+    def program(x: Tensor) -> tuple[Tensor, torch.device, torch.device]:
+        return torch.sin(x), torch.zeros(2).device, torch.get_default_device()
+
+    compiled, x = kiln.compile(program), torch.ones(3)
+    for names in ((), ("cpu",), ("meta",), ("meta", "cpu"), ("cpu", "meta"), ("cpu",), ()):
+        with ExitStack() as stack:
+            for name in names:
+                stack.enter_context(torch.device(name))
+            assert_like_eager(compiled, program, x)
+    report = kiln.report_of(compiled)
+    assert report.compiles + report.loaded == 5 and not report.eager, report
+    with pytest.warns(UserWarning, match="KILN1091"), Added():
+        assert_like_eager(compiled, program, x)
 
 
 @pytest.mark.parametrize("error", [False, True])

@@ -531,16 +531,27 @@ def product(name: str) -> Callable[[CaptureState, Args, Kwargs], Value]:
 
 
 def taken_over(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    """`np.asarray(a)` and `np.array(a)` of an array, or of numbers of arrays."""
+    """`np.asarray(a)` and `np.array(a)` of an array, or of a list of arrays and numbers."""
     value = args[0]
+    if isinstance(value, Sequence) and len(args) <= 2 and kwargs.keys() <= {"dtype"}:
+        expected = asked(s, numpy.array, args, kwargs)
+        return of_result(s, stacked(s, value, expected.dtype), expected)
     if len(args) > 1 or kwargs or not isinstance(value, TracedArray) or value.is_scalar:
         raise UnsupportedCall(function="numpy.array", why="it gets more than an array")
     return value
 
 
+def stacked(s: CaptureState, value: Value, dtype: NumpyObject) -> Value:
+    """A list of lists of arrays and numbers as one tensor."""
+    if not isinstance(value, Sequence):
+        return tensor_of(s, value, dtype)
+    return record(s, torch.stack, [s.model.list_of([stacked(s, item, dtype) for item in value.items(s)])], {})
+
+
 def copied(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     kept = taken_over(s, args, kwargs)
-    assert isinstance(kept, TracedArray)
+    if kept is not args[0] or not isinstance(kept, TracedArray):
+        return kept
     return kept.view(record(s, "clone", [kept.tensor], {}))
 
 
