@@ -10,6 +10,7 @@ Objects of `torch.export` are known by their attributes.
 
 from __future__ import annotations
 
+import keyword
 import operator
 import re
 from collections.abc import Mapping, Sequence
@@ -18,12 +19,14 @@ from typing import Literal, cast
 import torch
 from torch.utils import _pytree as pytree
 
+from kiln.graph.ir.parse import NAMED
 from kiln.programs.call.errors import BadDynamicShapes
 from kiln.programs.call.tree import fields_of, flatten
 from kiln.programs.dims import AnyDim, DerivedDim, Dim, DimHint, DimTable, Examples
 from kiln.programs.naming import CallNames
 
-NAME = re.compile(r"(?!(?:[su]\d+|min|max)$)[A-Za-z_]\w*$")
+NAME = re.compile(r"(?!(?:[su]\d+|min|max|cpu|cuda|meta|mps|xpu|_(?:value|graph|device)_.*)$)[A-Za-z_]\w*$")
+"""A name that means nothing else in the text of a graph."""
 LARGEST_SIZE = 1 << 48
 """Larger upper ends of a range mean that there is none."""
 
@@ -164,7 +167,7 @@ def _assign_by_tensor(table: DimTable, call: CallNames, wishes: Mapping[int, obj
 def as_dim(dim: object, place: str) -> AnyDim:
     """One of ours, or its counterpart of `torch.export`, known by its attributes; or the one with a name."""
     if isinstance(dim, Dim):
-        if not NAME.match(dim.name):
+        if not NAME.match(dim.name) or dim.name in NAMED or keyword.iskeyword(dim.name):
             raise BadDynamicShapes(place=place, problem=f"{dim.name!r} cannot be the name of a dimension")
         return dim
     if isinstance(dim, str):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping
+from itertools import count
 from typing import final
 
 from kiln.support.errors import KilnError
@@ -25,6 +26,8 @@ from kiln.symbolic.facts import SizeFacts
 from kiln.symbolic.ranges import Interval, Range
 from kiln.symbolic.relation import Relation, beyond_int64, guard_can_hold, rel_eq, rel_le, relate
 
+DTYPES = frozenset(("u8", "u16", "u32", "u64"))
+"""What dtypes are called in texts."""
 Prover = Callable[[Relation, "ShapeEnv"], bool | None]
 
 
@@ -145,7 +148,8 @@ class ShapeEnv:
 
     def create_unbacked(self, *, name: str | None = None, lo: int = 0, hi: int | None = None) -> Symbol:
         """A symbol without a hint; `lo` and `hi` are what its producer guarantees."""
-        made = symbol(name or f"u{len(self.unbacked)}")
+        names = (f"u{number}" for number in count(len(self.unbacked)))
+        made = symbol(name or next(free for free in names if free not in DTYPES and symbol(free) not in self.declared))
         self.unbacked.append(made)
         self.declared[made] = Range(lo, hi)
         self._facts.declare(made, self.declared[made])

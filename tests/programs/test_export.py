@@ -291,7 +291,10 @@ def fixed(x: Tensor) -> Tensor:
         ({"x": {0: -1 * BATCH}}, "only used in expressions"),
         ({"x": {1: 2 * BATCH}}, "the size 3 is not 2*batch for any number `batch`"),
         ({"x": {0: 2 * kiln.Dim("half", max=1)}}, "the size 4 is outside 0 <= half_size <= 2"),
-        ({"x": {0: kiln.Dim("min")}}, "cannot be the name"),
+        *[
+            ({"x": {0: kiln.Dim(name)}}, "cannot be the name")
+            for name in ("min", "f32", "lambda", "cpu", "_value_1", "inf")
+        ],
         ({"x": {0: 1.5}}, "is not a dimension"),
         ({"x": [BATCH]}, "a tuple of 2"),
         (3, "kiln.Examples"),

@@ -158,3 +158,14 @@ def test_numbers_that_are_computed_from_sizes(name: str, form: str, tmp_path: Pa
     for size in (6, 10, 3, 13, 20):
         x = rows(size)
         assert_close(run(x), target(x))
+
+
+def many_numbers(counts: Tensor) -> Tensor:
+    return torch.cat([torch.ones(counts[number].item()) * number for number in range(10)])
+
+
+def test_symbols_are_never_called_as_dtypes(tmp_path: Path) -> None:
+    """The tenth number would be `u8`, an integer of eight bits in the file."""
+    counts = torch.arange(10) % 3
+    kiln.export(many_numbers, (counts,)).save(tmp_path / "p.kp")
+    assert_close(kiln.load_program(tmp_path / "p.kp")(counts.flip(0)), many_numbers(counts.flip(0)))
