@@ -22,8 +22,8 @@ import torch
 from torch.autograd.graph import GradientEdge, Node
 
 from kiln.native._frames import set_enabled
+from kiln.pipeline.observation import same_random_numbers
 from kiln.pipeline.stopwatch import Spans, Stopwatch
-from kiln.runtime.autograd import generators_of
 from kiln.runtime.guards.tree import build_tree
 from kiln.runtime.variant import SecondRun
 from kiln.support.records import dataclass
@@ -212,15 +212,12 @@ class EagerTrial:
         """Afterwards tensors and generators are as before."""
         tensors = self._written(slots)
         versions = tuple([tensor._version for tensor in tensors])
-        generators = generators_of([torch.empty(0, device=self.again.device)])
         with torch.no_grad():
             copies = [tensor.clone() for tensor in tensors]
-        states = [generator.get_state() for generator in generators]
         try:
-            yield
+            with same_random_numbers([torch.empty(0, device=self.again.device)]):
+                yield
         finally:
-            for generator, state in zip(generators, states, strict=True):
-                generator.set_state(state)
             with torch.no_grad():
                 for tensor, copy in zip(tensors, copies, strict=True):
                     tensor.copy_(copy)

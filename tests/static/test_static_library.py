@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import functools
 import re
 import shutil
 import subprocess
@@ -205,17 +206,23 @@ def assert_as_exact(found: Sequence[Tensor], model: nn.Module, inputs: Sequence[
         assert float((ours - right).abs().max()) <= allowed
 
 
-def made(name: str, folder: Path, target: str = "cpu", **more: str) -> tuple[StaticLibrary, nn.Module]:
-    torch.manual_seed(0)
-    build, inputs, dynamic = MODELS[name]
-    model = build().eval()
-    program = kiln.export(model, inputs(4), dynamic_shapes=dynamic)
-    return program.static_library(folder / f"lib{name}.a", target=target, **more), model  # type: ignore[arg-type]
+Maker = Callable[..., tuple[StaticLibrary, nn.Module]]
 
 
 @pytest.fixture(scope="module")
-def perceptrons(tmp_path_factory: pytest.TempPathFactory) -> StaticLibrary:
-    return made("perceptron", tmp_path_factory.mktemp("library"))[0]
+def made(tmp_path_factory: pytest.TempPathFactory) -> Maker:
+    """Makes the library of a model; tests that only call it share it."""
+
+    @functools.cache
+    def make(name: str, target: str = "cpu", weights: str = "embedded") -> tuple[StaticLibrary, nn.Module]:
+        torch.manual_seed(0)
+        build, inputs, dynamic = MODELS[name]
+        model = build().eval()
+        program = kiln.export(model, inputs(4), dynamic_shapes=dynamic)
+        path = tmp_path_factory.mktemp("library") / f"lib{name}.a"
+        return program.static_library(path, target=target, weights=weights), model  # type: ignore[arg-type]
+
+    return make
 
 
 def undefined(library: StaticLibrary) -> list[str]:
@@ -224,8 +231,8 @@ def undefined(library: StaticLibrary) -> list[str]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_results_are_as_exact_as_eager(name: str, tmp_path: Path) -> None:
-    library, model = made(name, tmp_path)
+def test_results_are_as_exact_as_eager(name: str, made: Maker) -> None:
+    library, model = made(name)
     print(library)
     for batch in (2 if name in ("text", "sequence", "recurrent") else 1, 3, 5 if name == "products" else 33):
         inputs = MODELS[name][1](batch)
@@ -241,8 +248,8 @@ def test_results_are_as_exact_as_eager(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3"])
-def test_narrower_vectors(level: str, tmp_path: Path) -> None:
-    library, model = made("text", tmp_path, f"cpu:{level}")
+def test_narrower_vectors(level: str, made: Maker) -> None:
+    library, model = made("text", f"cpu:{level}")
     inputs = texts(5)
     with torch.no_grad():
         found, _ = called(library, inputs, leaves(model(*inputs)))
@@ -263,8 +270,8 @@ def loops(library: StaticLibrary, function: str) -> list[list[str]]:
     return [[text for _, text in lines[start : end + 1]] for start, end in inner]
 
 
-def test_sums_of_a_product_stay_in_registers(tmp_path: Path) -> None:
-    library, _ = made("perceptron", tmp_path, "cpu:x86-64-v3")
+def test_sums_of_a_product_stay_in_registers(made: Maker) -> None:
+    library, _ = made("perceptron", "cpu:x86-64-v3")
     for packed in ("false", "true"):
         found = loops(library, f"tile<6, {packed}>")
         products = [loop for loop in found if sum("vfmadd" in line for line in loop) >= 12]
@@ -272,26 +279,26 @@ def test_sums_of_a_product_stay_in_registers(tmp_path: Path) -> None:
         assert not [line for loop in products for line in loop if "sp)" in line]
 
 
-def test_weights_beside_the_library(tmp_path: Path) -> None:
-    library, model = made("perceptron", tmp_path, weights="mapped")
+def test_weights_beside_the_library(made: Maker) -> None:
+    library, model = made("perceptron", weights="mapped")
     inputs = (torch.randn(2, 64),)
     found, _ = called(library, inputs, [model(*inputs)])
     assert_as_exact(found, model, inputs)
-    assert (tmp_path / "libperceptron.weights").stat().st_size == library.weights_bytes
+    assert Path(library.path).with_suffix(".weights").stat().st_size == library.weights_bytes
 
 
 @pytest.mark.parametrize(
     ("shape", "said"),
     [((0, 64), "batch is not in 1..64"), ((65, 64), "batch is not in 1..64"), ((4, 63), "input: size 1 is not 64")],
 )
-def test_wrong_sizes_are_a_status(shape: tuple[int, int], said: str, perceptrons: StaticLibrary) -> None:
-    found, printed = called(perceptrons, (torch.zeros(shape),), (torch.zeros(shape[0], 10),))
+def test_wrong_sizes_are_a_status(shape: tuple[int, int], said: str, made: Maker) -> None:
+    found, printed = called(made("perceptron")[0], (torch.zeros(shape),), (torch.zeros(shape[0], 10),))
     assert not found
     assert said in printed
 
 
-def test_an_index_out_of_range_is_a_status(tmp_path: Path) -> None:
-    library, model = made("text", tmp_path)
+def test_an_index_out_of_range_is_a_status(made: Maker) -> None:
+    library, model = made("text")
     tokens, valid = texts(2)
     with torch.no_grad():
         like = leaves(model(tokens, valid))
@@ -412,12 +419,12 @@ def test_an_unknown_target_and_a_missing_compiler(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_aarch64_in_an_emulator(name: str, tmp_path: Path) -> None:
+def test_aarch64_in_an_emulator(name: str, made: Maker) -> None:
     """Needs Debian's g++-aarch64-linux-gnu and qemu-user."""
     for program in (CROSS["aarch64"], "aarch64-linux-gnu-gcc", "qemu-aarch64"):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed")
-    library, model = made(name, tmp_path, "cpu:aarch64")
+    library, model = made(name, "cpu:aarch64")
     print(library)
     inputs = MODELS[name][1](3)
     with torch.no_grad():

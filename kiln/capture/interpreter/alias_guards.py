@@ -18,9 +18,10 @@ import torch
 from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.effects import ContentsEffect
 from kiln.capture.interpreter.variables.function import CellEffect
-from kiln.capture.interpreter.variables.mapping import Dict, Set
+from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import AttributeEffect, Object
 from kiln.capture.interpreter.variables.sequence import AppendEffect, List
+from kiln.capture.interpreter.variables.sets import Set
 from kiln.capture.interpreter.variables.tensor import RegionInput, RegionInputs, Tensor
 from kiln.graph.trace.gradients import BACKWARDS
 from kiln.runtime.guards.guard import AliasExpectation, GuardKind, ShapeRelation

@@ -49,9 +49,10 @@ from kiln.capture.interpreter.opcodes.control import BUILTIN_ITERABLES, BUILTIN_
 from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
-from kiln.capture.interpreter.variables.mapping import Dict, Set
+from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import Sequence
+from kiln.capture.interpreter.variables.sets import Set
 from kiln.native._frames import Driven, TailCall
 from kiln.runtime.guards.source import LocalSource
 from kiln.runtime.tracebacks import drop_entry, insert_calls

@@ -37,12 +37,13 @@ from kiln.capture.interpreter.pure import PURE_TYPES, holds, is_confined, is_con
 from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.exception import Traceback
 from kiln.capture.interpreter.variables.function import Cell
-from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, take_order
+from kiln.capture.interpreter.variables.mapping import Dict, DictView
 from kiln.capture.interpreter.variables.mirror import Mirror, Real, contents
 from kiln.capture.interpreter.variables.native_object import PLAIN, Foreign, NativeObject, built_in_base
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Slice, Tuple, all_items
 from kiln.capture.interpreter.variables.set_tables import plain_set
+from kiln.capture.interpreter.variables.sets import Set, take_order
 from kiln.runtime.guards.guard import GuardKind
 from kiln.support.records import dataclass
 

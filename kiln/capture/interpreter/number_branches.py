@@ -24,9 +24,10 @@ from kiln.capture.interpreter.joined_values import Differs, Joining, equal_const
 from kiln.capture.interpreter.nested_calls import all_values, effects_so_far, reachable
 from kiln.capture.interpreter.side_changes import met
 from kiln.capture.interpreter.speculation import Number, Speculations, value_in_front
-from kiln.capture.interpreter.variables.mapping import MOST_COMPARED, Dict, Set
+from kiln.capture.interpreter.variables.mapping import MOST_COMPARED, Dict
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Tuple
+from kiln.capture.interpreter.variables.sets import Set
 from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.capture.interpreter.variables.tensor import Overrides
 from kiln.graph.ops.breaks import TraceBreak

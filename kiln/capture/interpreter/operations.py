@@ -36,9 +36,10 @@ from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.deferred_text import joined
 from kiln.capture.interpreter.variables.exception import GROUPS, fields_of, native_class
 from kiln.capture.interpreter.variables.hashed_key import guard_identity
-from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, fresh, has_key, holds_constant
+from kiln.capture.interpreter.variables.mapping import Dict, DictView, fresh, has_key
 from kiln.capture.interpreter.variables.object import ALIASES, Object, guard_protocol
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items, held_items, listed
+from kiln.capture.interpreter.variables.sets import Set, holds_constant
 from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.capture.interpreter.variables.tensor import Tensor, from_torch, record, replaced, settled, tensor_truth
 from kiln.runtime.guards.guard import GuardKind

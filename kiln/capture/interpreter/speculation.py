@@ -19,6 +19,7 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from functools import partial
+from inspect import CO_VARARGS, CO_VARKEYWORDS
 from typing import cast, final
 
 import torch
@@ -42,8 +43,6 @@ from kiln.support.records import dataclass
 from kiln.symbolic import ShapeEnv, to_sym
 from kiln.symbolic.expr import Expr
 from kiln.symbolic.values import BRANCHES, IN_FRONT, Given, Real, Truth, has_hints, hinted_real
-
-VARARGS, VARKEYWORDS = 0x04, 0x08
 
 Number = int | float | Expr | Real
 
@@ -351,8 +350,8 @@ def write_prologue(
 def write_exit(head: Assembler, side_exit: Callable[..., object], code: types.CodeType) -> None:
     """Call the side exit like the function: slots become positional and keyword arguments again."""
     names = list(arguments_of(code))
-    keywords = names.pop() if code.co_flags & VARKEYWORDS else None
-    rest = names.pop() if code.co_flags & VARARGS else None
+    keywords = names.pop() if code.co_flags & CO_VARKEYWORDS else None
+    rest = names.pop() if code.co_flags & CO_VARARGS else None
     count = code.co_argcount
     head.const(side_exit).null_for_callable()
     for name in names[:count]:

@@ -29,6 +29,12 @@ def decays(weight_decay: float) -> bool:
     return not isinstance(weight_decay, int | float) or weight_decay != 0
 
 
+def decayed(grad: Tensor, param: Tensor, weight_decay: float, maximize: bool) -> Tensor:
+    """The gradient of a loss with a penalty on the weights."""
+    grad = signed(grad, maximize)
+    return grad + param * weight_decay if decays(weight_decay) else grad
+
+
 def with_scaling(step: Callable[..., None], changed: int) -> Callable[..., None]:
     """`step`, of gradients divided by a `grad_scale`, and left out where `found_inf` is one.
 
@@ -108,9 +114,7 @@ def sgd(
 ) -> None:
     """`_fused_sgd_`; without momentum there are no buffers."""
     for number, param in enumerate(params):
-        grad = signed(grads[number], maximize)
-        if decays(weight_decay):
-            grad = grad + param * weight_decay
+        grad = decayed(grads[number], param, weight_decay, maximize)
         if buffers:
             buffer = buffers[number]
             buffer.copy_(grad if is_first_step else buffer * momentum + grad * (1 - dampening))
@@ -132,9 +136,7 @@ def adagrad(
 ) -> None:
     """`_fused_adagrad_`."""
     for number, param in enumerate(params):
-        grad = signed(grads[number], maximize)
-        if decays(weight_decay):
-            grad = grad + param * weight_decay
+        grad = decayed(grads[number], param, weight_decay, maximize)
         sums[number].copy_(sums[number] + grad * grad)
         rate = lr / (1 + (state_steps[number].double() - 1) * lr_decay)
         param.copy_(param - rate * grad / (sums[number].sqrt() + eps))

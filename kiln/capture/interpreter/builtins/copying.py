@@ -25,10 +25,11 @@ from kiln.capture.interpreter.variables.classes import Class, can_be_bare
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.foreign import is_written
 from kiln.capture.interpreter.variables.function import Function
-from kiln.capture.interpreter.variables.mapping import Dict, Set
+from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.native_object import NativeObject
 from kiln.capture.interpreter.variables.object import InstanceItems, Object, new_object
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple
+from kiln.capture.interpreter.variables.sets import Set
 from kiln.capture.interpreter.variables.tensor import Tensor, record
 from kiln.graph.trace.fake import is_wrapped
 

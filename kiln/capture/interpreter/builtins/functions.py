@@ -63,11 +63,12 @@ from kiln.capture.interpreter.variables.iterators import (
     mapped,
     zipped,
 )
-from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, dict_iterator
+from kiln.capture.interpreter.variables.mapping import Dict, DictView, dict_iterator
 from kiln.capture.interpreter.variables.native_object import NativeObject
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.partial import Partial
 from kiln.capture.interpreter.variables.sequence import List, ReversedList, Slice, Tuple, all_items, consumed, listed
+from kiln.capture.interpreter.variables.sets import Set
 from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.capture.interpreter.variables.tensor import Tensor, record
 from kiln.runtime.guards.guard import GuardKind

@@ -19,7 +19,7 @@ from kiln.capture.interpreter.variables.classes import Class, refuse_finalizer, 
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.deferred_text import text_of
 from kiln.capture.interpreter.variables.iterators import Generator
-from kiln.capture.interpreter.variables.mapping import Dict, DictView, Set, dict_iterator, found_at, token_in, tokens_of
+from kiln.capture.interpreter.variables.mapping import Dict, DictView, dict_iterator, found_at, token_in
 from kiln.capture.interpreter.variables.native_object import PLAIN as BUILT_IN_BASES
 from kiln.capture.interpreter.variables.object import Object, find_attr, new_object
 from kiln.capture.interpreter.variables.sequence import (
@@ -32,6 +32,7 @@ from kiln.capture.interpreter.variables.sequence import (
     is_plain_tuple,
     listed,
 )
+from kiln.capture.interpreter.variables.sets import Set, tokens_of
 
 NONE = Constant(None)
 DICTS = (dict, OrderedDict, defaultdict, types.MappingProxyType)

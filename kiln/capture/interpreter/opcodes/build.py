@@ -12,8 +12,9 @@ from kiln.capture.interpreter.frame import SymbolicFrame, argument, argument_plu
 from kiln.capture.interpreter.operations import format_value, unary
 from kiln.capture.interpreter.variables.deferred_text import deferred_text, text_of
 from kiln.capture.interpreter.variables.function import Function
-from kiln.capture.interpreter.variables.mapping import Dict, Set
+from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Slice, Tuple, all_items, consumed, listed
+from kiln.capture.interpreter.variables.sets import Set
 
 
 @opcode("BUILD_TUPLE")

@@ -12,6 +12,7 @@ import sys
 import types
 from collections.abc import Callable, Hashable
 from dataclasses import field
+from inspect import CO_ASYNC_GENERATOR
 from typing import Any, final
 
 import torch
@@ -38,6 +39,7 @@ from kiln.capture.interpreter.core import (
 )
 from kiln.capture.interpreter.effects import SideEffect
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
+from kiln.capture.interpreter.variables.argument_binding import bind
 from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.iterators import Generator
 from kiln.capture.interpreter.variables.made_namespace import MadeNamespace, module_of
@@ -65,7 +67,6 @@ from kiln.support.compiling import DISABLED
 from kiln.support.opaque import TRANSFORMS, why_opaque
 from kiln.support.records import dataclass
 
-VARARGS, VARKEYWORDS, ASYNC_GENERATOR = 0x04, 0x08, 0x200
 MARK_OF_TORCH = _disable_dynamo(len).__code__
 """Of the functions by which torch keeps parts of itself out of torch.compile, such as `Optimizer.zero_grad`."""
 WRAPPER_CONSTRUCTOR = "mark_subclass_constructor_exportable"
@@ -318,6 +319,13 @@ class Function(Value):
             return super().constant(s)
         self.check(s)
         return self.original
+
+    def qualified_name(self, s: CaptureState) -> str:
+        """As CPython's messages have it."""
+        if self.original is not None:
+            return self.original.__qualname__
+        renamed = self.renamed.get("__qualname__")
+        return str(renamed.constant(s)) if renamed is not None and renamed.is_constant else self.code.co_qualname
 
     def check(self, s: CaptureState) -> None:
         """Guard the code once."""
@@ -589,7 +597,7 @@ def inline(s: CaptureState, function: Function, args: Args, kwargs: Kwargs, site
         made = outlined.call(s, function, args, kwargs)
         if made is not None:
             return made
-    if code.co_flags & ASYNC_GENERATOR:
+    if code.co_flags & CO_ASYNC_GENERATOR:
         raise UnsupportedCall(function=code.co_qualname, why="asynchronous generators are not supported")
     origin = origin_of(function.original) if function.original is not None else None
     frame = SymbolicFrame(s, code if origin is None else origin.code, function, function.namespace, parent)
@@ -629,96 +637,6 @@ def call_transform(s: CaptureState, function: Function, args: Args, kwargs: Kwar
         raise broken.before(call, stop.at) from stop
     finally:
         scope.active = False
-
-
-def bind(s: CaptureState, function: Function, args: Args, kwargs: Kwargs) -> dict[str, Value]:
-    """Bind arguments to parameters as CPython does."""
-    code = function.code
-    count = code.co_argcount
-    names = code.co_varnames
-    bound = dict(zip(names[:count], args, strict=False))
-    flags = code.co_flags
-    if len(args) > count and not flags & VARARGS:
-        raise s.error(TypeError, too_many(s, function, len(args)))
-    rest = _bind_keywords(s, function, bound, kwargs) if kwargs else {}
-    if len(bound) < count + code.co_kwonlyargcount:
-        _bind_defaults(s, function, bound)
-    last = count + code.co_kwonlyargcount
-    if flags & VARARGS:
-        bound[names[last]] = Tuple(list(args[count:]))
-        last += 1
-    if flags & VARKEYWORDS:
-        bound[names[last]] = Dict({name: (s.const(name), value) for name, value in rest.items()})
-    return bound
-
-
-def too_many(s: CaptureState, function: Function, given: int) -> str:
-    """CPython's message for too many positional arguments."""
-    code = function.code
-    count, optional = code.co_argcount, len(function.defaults)
-    taken = f"from {count - optional} to {count}" if optional else str(count)
-    plural = "" if count == 1 and not optional else "s"
-    verb = "was" if given == 1 else "were"
-    return f"{qualified(s, function)}() takes {taken} positional argument{plural} but {given} {verb} given"
-
-
-def _bind_keywords(s: CaptureState, function: Function, bound: dict[str, Value], kwargs: Kwargs) -> Kwargs:
-    code = function.code
-    names = code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount]
-    rest = {}
-    for name, value in kwargs.items():
-        if name in names:
-            if name in bound:
-                raise s.error(TypeError, f"{qualified(s, function)}() got multiple values for argument '{name}'")
-            bound[name] = value
-        elif code.co_flags & VARKEYWORDS:
-            rest[name] = value
-        elif name in code.co_varnames[: code.co_posonlyargcount]:
-            given = ", ".join(each for each in code.co_varnames[: code.co_posonlyargcount] if each in kwargs)
-            what = "some positional-only arguments passed as keyword arguments"
-            raise s.error(TypeError, f"{qualified(s, function)}() got {what}: '{given}'")
-        else:
-            raise s.error(TypeError, f"{qualified(s, function)}() got an unexpected keyword argument '{name}'")
-    return rest
-
-
-def _bind_defaults(s: CaptureState, function: Function, bound: dict[str, Value]) -> None:
-    code = function.code
-    count = code.co_argcount
-    first = count - len(function.defaults)
-    missing: list[str] = []
-    for index, name in enumerate(code.co_varnames[: count + code.co_kwonlyargcount]):
-        if name in bound:
-            continue
-        if first <= index < count:
-            bound[name] = function.defaults[index - first]
-        elif index >= count and name in function.kwdefaults:
-            bound[name] = function.kwdefaults[name]
-        else:
-            missing.append(name)
-    if missing:
-        positional = [name for name in missing if name in code.co_varnames[:count]]
-        raise s.error(TypeError, lacking(s, function, positional or missing, "" if positional else "keyword-only"))
-
-
-def lacking(s: CaptureState, function: Function, names: list[str], kind: str) -> str:
-    """CPython's message for arguments that are not given."""
-    quoted = [f"'{name}'" for name in names]
-    if len(quoted) > 1:
-        quoted[-1] = f"and {quoted[-1]}"
-    listed = (", " if len(quoted) > 2 else " ").join(quoted)
-    plural = "s" if len(quoted) > 1 else ""
-    return (
-        f"{qualified(s, function)}() missing {len(quoted)} required {kind or 'positional'} argument{plural}: {listed}"
-    )
-
-
-def qualified(s: CaptureState, function: Function) -> str:
-    """The name of a function in CPython's messages."""
-    if function.original is not None:
-        return function.original.__qualname__
-    renamed = function.renamed.get("__qualname__")
-    return str(renamed.constant(s)) if renamed is not None and renamed.is_constant else function.code.co_qualname
 
 
 @wraps(Dispatcher)

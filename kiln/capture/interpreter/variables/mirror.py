@@ -8,8 +8,9 @@ from dataclasses import field
 from typing import final
 
 from kiln.capture.interpreter.core import CaptureState, Value
-from kiln.capture.interpreter.variables.mapping import Dict, Set
+from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import List, Sequence
+from kiln.capture.interpreter.variables.sets import Set
 from kiln.support.records import dataclass
 
 Real = list[object] | dict[object, object] | set[object]

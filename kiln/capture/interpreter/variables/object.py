@@ -54,6 +54,7 @@ from kiln.capture.interpreter.variables.class_entries import (
     writes_otherwise,
 )
 from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.derived_container import Native, native_of
 from kiln.capture.interpreter.variables.exception import (
     OWN_FIELDS,
     converted,
@@ -67,8 +68,9 @@ from kiln.capture.interpreter.variables.foreign import ForeignPart, is_written
 from kiln.capture.interpreter.variables.function import handler_of
 from kiln.capture.interpreter.variables.hashed_key import guard_identity, hashed_key, refers_by_identity
 from kiln.capture.interpreter.variables.made_descriptor import MadeDescriptor, lacks_accessor
-from kiln.capture.interpreter.variables.mapping import Dict, Native, Set, native_of
+from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import List, Tuple
+from kiln.capture.interpreter.variables.sets import Set
 from kiln.native._frames import Dispatcher
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import TWIN_OF
