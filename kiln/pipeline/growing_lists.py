@@ -89,7 +89,7 @@ def fixed_argument(guard: Guard) -> str:
         if not FIXED.fullmatch(relation.relation):
             return ""
         source = relation.names[0][1]
-    elif guard.kind not in (GuardKind.EQUALS, GuardKind.LENGTH):
+    elif guard.kind not in (GuardKind.EQUALS, GuardKind.LENGTH, GuardKind.SET_ITEMS):
         return ""
     while isinstance(source, ItemSource):
         source = source.base

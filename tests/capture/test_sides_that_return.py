@@ -155,18 +155,18 @@ PROGRAMS = [
 ]
 
 
-def outcome(call: Program, seed: int, gradients: bool) -> tuple[str, list[Any]]:
+def outcome(call: Program, seed: int, gradients: bool, device: str) -> tuple[str, list[Any]]:
     """The structure of the results, which of them are arguments or need gradients; values and gradients that exist."""
     torch.manual_seed(seed)
-    x = (torch.randn(4, 3) + (seed - 2) * 0.6).requires_grad_(gradients)
-    w = torch.randn(3, 3).requires_grad_(gradients)
-    LAYERS.zero_grad()
+    x = (torch.randn(4, 3) + (seed - 2) * 0.6).to(device).requires_grad_(gradients)
+    w = torch.randn(3, 3).to(device).requires_grad_(gradients)
+    LAYERS.to(device).zero_grad()
     try:
         leaves, spec = tree_flatten(call(x, w))
     except (ValueError, AssertionError) as error:
         return str(error), []
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    loss = sum((found.square().sum() for found in tensors if found.requires_grad), torch.zeros(()))
+    loss = sum((found.square().sum() for found in tensors if found.requires_grad), torch.zeros((), device=device))
     if loss.requires_grad:
         loss.backward()
     same = [[a is b for b in (x, w, *tensors)] for a in tensors]
@@ -175,9 +175,10 @@ def outcome(call: Program, seed: int, gradients: bool) -> tuple[str, list[Any]]:
     return f"{spec} {same} {[found.requires_grad for found in tensors]}", [values, grads]
 
 
-def check(program: Program, compiled: Program, gradients: bool) -> None:
+def check(program: Program, compiled: Program, gradients: bool, device: str = "cpu") -> None:
     for seed in range(6):
-        (said, found), (expected_text, expected) = [outcome(call, seed, gradients) for call in (compiled, program)]
+        ours, theirs = [outcome(call, seed, gradients, device) for call in (compiled, program)]
+        (said, found), (expected_text, expected) = ours, theirs
         assert said == expected_text
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
@@ -189,6 +190,17 @@ def test_one_graph(program: Program, backend: str) -> None:
         compiled = kiln.compile(program, backend=backend)
         check(program, compiled, gradients)
         assert (report_of(compiled).compiles, report_of(compiled).breaks) == (1, [])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("cuda_graphs", [False, True])
+def test_on_a_gpu(program: Program, cuda_graphs: bool) -> None:
+    """With CUDA graphs the branch stays in Python: the regions of both sides are recorded."""
+    for gradients in (True, False):
+        compiled = kiln.compile(program, options={"cuda_graphs": cuda_graphs})
+        check(program, compiled, gradients, "cuda")
+        assert bool(report_of(compiled).breaks) is cuda_graphs
 
 
 def many_turns(x: Tensor, w: Tensor) -> Any:

@@ -402,6 +402,25 @@ def branches(x: Tensor) -> Tensor:
     return x if x.sum() > 0 else -x
 
 
+def may_be_none(x: Tensor) -> Tensor | None:
+    """What a side returns is chosen in Python, which no program holds."""
+    if x.sum() > 0:
+        return None
+    return x * 2
+
+
+def returns_early(x: Tensor) -> Tensor:
+    if x.sum() > 0:
+        return x + 1
+    return x * 2
+
+
+def test_sides_that_return_are_in_the_program() -> None:
+    program = kiln.export(returns_early, (torch.ones(3),))
+    for x in (torch.ones(3), -torch.ones(3)):
+        torch.testing.assert_close(program(x), returns_early(x))
+
+
 def test_messages_are_no_part_of_a_program() -> None:
     x = torch.arange(3.0)
     program = kiln.export(prints, (x,))
@@ -416,6 +435,7 @@ def test_messages_are_no_part_of_a_program() -> None:
         (returns_half, "KILN5102", "Half"),
         (waits, "KILN1", "sleep"),
         (branches, "KILN1", "x.sum() > 0"),
+        (may_be_none, "KILN1", "x.sum() > 0"),
         (torch.sin, "KILN5106", "nn.Module"),
     ],
 )

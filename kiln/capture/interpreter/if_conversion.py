@@ -92,6 +92,9 @@ MOST_NESTED = 8
 """So many branches are within one another at most, and so many turns a loop makes in a side that its jump leaves."""
 MOST_REPEATED = 2
 """The rest of the function is repeated in each side at so many levels: each doubles it."""
+TOO_LONG = "the branches in it are too long"
+MOST_CALLS = 500
+"""Torch calls in front of a branch in a side: a loop over a model is not unrolled before it is known to be too long."""
 MOST_REPLAYED = 4000
 """Torch calls of branches within others: each of these records them again."""
 MakeItem = Callable[[CaptureState], Value]
@@ -115,6 +118,8 @@ class Conversions:
     """The jumps of one capture that are being converted, and the copies that were made."""
 
     active: set[object] = field(default_factory=set)
+    first: int = 0
+    """The number of torch calls in front of the outermost branch."""
     replayed: int = 0
     """The torch calls of branches within others."""
     copies: dict[int, Copy] = field(default_factory=dict)
@@ -180,7 +185,8 @@ def take_both_sides(
         return False
     if not isinstance(condition, Tensor) or not is_single(condition):
         return False
-    known = s.part(Conversions).truths.get(id(condition.fake))
+    found = s.part(Conversions)
+    known = found.truths.get(id(condition.fake))
     if known is not None and known[0] == condition.fake.storage_view.storage.version:
         frame.ip = targets[0 if known[1] else 1]
         return True
@@ -191,7 +197,7 @@ def take_both_sides(
     may_be_finite = answer_if_finite(s, condition.fake) is not None
     if not meetings and (may_be_finite and option != "graph"):
         return False
-    active = s.part(Conversions).active
+    active = found.active
     if later and (pushed is not None or len(active) >= MOST_REPEATED or not ends_in_return(frame)):
         return False
     if later or not meetings:
@@ -200,6 +206,9 @@ def take_both_sides(
     failed = ValueNeeded(here, past_step(frame), "they leave values that no tensor is, and that differ")
     if key in active or len(active) == MOST_NESTED:
         raise NotNested("its sides hold themselves, or too many branches")
+    if active and len(s.recorder.calls) - found.first > MOST_CALLS:
+        raise NotNested(TOO_LONG)
+    found.first = found.first if active else len(s.recorder.calls)
     active.add(key)
     entry = AtJump(dict(frame.locals), list(frame.stack), list(frame.handled))
     try:
@@ -232,7 +241,7 @@ def note_replayed(s: CaptureState, sides: Sequence[SideValues]) -> None:
     if len(found.active) > 1:
         found.replayed += sum(number_of_calls(side.calls) for side in sides)
     if found.replayed > MOST_REPLAYED:
-        raise NotNested("the branches in it are too long")
+        raise NotNested(TOO_LONG)
 
 
 def number_of_calls(calls: Calls) -> int:
@@ -464,7 +473,7 @@ def joined(
     for (setter, scope), value in left.modes.items():
         set_mode(s, setter, *scope, value)
     returns = meeting == len(frame.decoded)
-    exits = returns and frame.parent is None
+    exits = returns and frame.parent is None and not s.policy.whole
     changes = [side.changes for side in sides]
     known = reachable(all_values(s)) if exits or any(found.changes for found in changes) else set()
     made = made_by(left.calls), made_by(right.calls)

@@ -57,6 +57,8 @@ class Choice(Value):
         self._needed()
 
     def emit(self, g: Codegen) -> None:
+        if g.state.policy.whole:  # no code runs behind the graph
+            self._needed()
         g.body.const(chosen)
         for value in (self.condition, self.left, self.right):
             g.emit(value if value is not None else Constant(None))

@@ -19,6 +19,7 @@ from kiln.capture.interpreter.core import (
     Codegen,
     Token,
     Value,
+    refuse_varying,
     wraps,
 )
 from kiln.capture.interpreter.effects import Container, note_change
@@ -93,6 +94,7 @@ class Set(Container):
 
         The order is guarded only where a path needs it: it differs between processes.
         """
+        refuse_varying(s, self, self.source)
         s.guard_type(self)
         paths = {id(item): import_source(item) for item in self.original if not is_constant(item)}
         self._guard_items(s, ordered=None in paths.values())
@@ -121,6 +123,7 @@ class Set(Container):
 
     def length(self, s: CaptureState) -> int:
         if self._items is None:
+            refuse_varying(s, self, self.source)
             s.guard_type(self)
             s.guard(self.source, GuardKind.LENGTH, len(self.original))
             return len(self.original)
