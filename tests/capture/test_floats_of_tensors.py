@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -128,3 +129,31 @@ def test_a_divisor_that_is_also_a_live_value() -> None:
     compiled = kiln.compile(divided, backend="eager", dynamic=True, options={"cache": False})
     for size, scale in ((3, 0.5), (4, 0.25), (5, 2.0)):
         torch.testing.assert_close(compiled(torch.ones(size), scale), divided(torch.ones(size), scale))
+
+
+def whole_numbers(x: torch.Tensor) -> torch.Tensor:
+    kept = max(1, int(0.4 * (x > 0).sum()))
+    tenths = round((x > 0).float().mean().item() * 10)
+    return x.topk(kept).values * tenths + torch.arange(int(x.abs().sum())).sum() + math.ceil(x.max().item())
+
+
+def test_floats_become_whole_numbers_in_the_graph() -> None:
+    compiled = kiln.compile(whole_numbers, fullgraph=True, options={"cache": False})
+    for seed in range(6):
+        torch.manual_seed(seed)
+        x = torch.randn(12) + 0.3 * seed
+        torch.testing.assert_close(compiled(x), whole_numbers(x))
+    assert compiled.report().compiles == 1
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_floats_that_are_no_whole_number_raise_as_in_eager(value: float) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x * int(x.sum())
+
+    compiled = kiln.compile(program, options={"cache": False})
+    torch.testing.assert_close(compiled(torch.ones(3)), program(torch.ones(3)))
+    with pytest.raises((ValueError, OverflowError)) as expected:
+        program(torch.tensor([value]))
+    with pytest.raises(expected.type, match=str(expected.value)):
+        compiled(torch.tensor([value]))

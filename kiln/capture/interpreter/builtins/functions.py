@@ -32,6 +32,7 @@ from kiln.capture.interpreter.core import (
     measured,
     read_attr,
 )
+from kiln.capture.interpreter.data_values import assume, is_needed
 from kiln.capture.interpreter.effects import Container
 from kiln.capture.interpreter.native_calls import natives
 from kiln.capture.interpreter.operations import (
@@ -251,8 +252,20 @@ def rounded(s: CaptureState, rounding: Rounding, value: Symbolic) -> Value:
     known = rounded_number(s, rounding, value.node.node.value)
     if known is not None:
         return s.wrap(known, None)
+    if not value.node.node.has_hint() and value.python_type() is float and s.policy.assumes and not is_needed(s):
+        return rounded_in_region(s, rounding, value)
     whole = getattr(value.node.node, rounding.__name__)()
     return s.wrap(whole.constant if whole.is_constant() else torch.SymInt(whole), None)
+
+
+def rounded_in_region(s: CaptureState, rounding: Rounding, value: Symbolic) -> Value:
+    """The whole number near one that data decide; the region checks that it is one of 64 bits, as NaN is not."""
+    exact = record(s, torch.scalar_tensor, [value], {"dtype": s.const(torch.float64)})
+    is_near = record(s, operator.lt, [record(s, "abs", [exact], {}), s.const(2.0**62)], {})
+    assert isinstance(is_near, Tensor)
+    assume(s, is_near.fake)
+    whole = record(s, rounding.__name__, [exact], {})
+    return record(s, "to", [whole, s.const(torch.int64)], {}).get_attr(s, "item").call(s, [], {})
 
 
 handles(int)(number(int, ("__int__", "__index__")))
