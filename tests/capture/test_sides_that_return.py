@@ -148,10 +148,18 @@ def mean_of_chosen(x: Tensor, w: Tensor) -> Any:
     return (x[mask] ** 2).mean()
 
 
+def collects(x: Tensor, w: Tensor) -> Any:
+    losses, found = [w.mean()], {"all": x.mean()}
+    if x.sum() > 0:
+        losses.append(x.abs().mean())
+        found["positive"] = x.max()
+    return sum(losses) * x, sum(found.values())
+
+
 PROGRAMS = [
     *(guard_clauses, tensor_or_none, other_sizes, other_rank, one_of_two_arguments, at_most_norm_one, changed_name),
     *(truths, truth_of_a_callee, containers, leaves_a_loop, breaks_a_loop, leaves_layers, raises_in_a_side),
-    *(out_of_a_context, none_is_tested, mean_of_chosen),
+    *(out_of_a_context, none_is_tested, mean_of_chosen, collects),
 ]
 
 

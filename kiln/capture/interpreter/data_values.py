@@ -55,7 +55,8 @@ LENGTH = "Python reads a list of unknown length"
 OBJECT_READ = "Python reads what its sides leave in an object"
 NUMBER_READ = "Python reads a number that its sides leave"
 COPY_SEEN = "a copy of what one side leaves would be seen"
-LATER = frozenset((OBJECT_READ, NUMBER_READ, COPY_SEEN))
+LENGTH_CHANGED, KEYS_CHANGED = "it changes the length of a list", "it changes the keys of a dict"
+LATER = frozenset((OBJECT_READ, NUMBER_READ, COPY_SEEN, LENGTH_CHANGED, KEYS_CHANGED))
 """Why sides cannot be joined where they meet first; they may be where they return."""
 
 Instruction = tuple[CodeType, int]

@@ -70,6 +70,8 @@ from kiln.capture.interpreter.side_changes import Meeting, SideChanges, changes_
 from kiln.capture.interpreter.variables.choice import Choice
 from kiln.capture.interpreter.variables.function import Cell
 from kiln.capture.interpreter.variables.iterators import ITERATORS, remaining
+from kiln.capture.interpreter.variables.mapping import Dict
+from kiln.capture.interpreter.variables.sequence import List
 from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.capture.interpreter.variables.tensor import Tensor, from_torch
 from kiln.graph.ir.node import Node
@@ -497,13 +499,22 @@ def joined(
 
 
 def lasting(frame: SymbolicFrame, sides: Sequence[SideValues], meetings: list[Meeting], returns: bool) -> list[Meeting]:
-    """Without what is gone where the sides meet: iterators of loops that are left, cells of a frame that returns."""
-    s, kinds = frame.state, (*ITERATORS, Cell) if returns else ITERATORS
-    if not any(isinstance(found.change.value, kinds) for found in meetings):
+    """Without what is gone where the sides meet: iterators of loops that are left; of a frame that returns, its cells
+    and the containers that it has made."""
+    s, kinds = frame.state, (*ITERATORS, Cell, List, Dict) if returns else ITERATORS
+    passing = {id(found) for found in meetings if isinstance(found.change.value, kinds) and not is_given(found)}
+    if not passing:
         return meetings
     own = [*sides[0].values, *sides[1].values, *(() if returns else frame.cells.values())]
-    held = reachable([*frame_values(s, frame.parent), *own, *s.effects])
-    return [found for found in meetings if not isinstance(found.change.value, kinds) or id(found.change.value) in held]
+    states = [state for found in meetings if id(found) not in passing for state in (found.left, found.right)]
+    held = reachable([*frame_values(s, frame.parent), *own, *states, *s.effects])
+    return [found for found in meetings if id(found) not in passing or id(found.change.value) in held]
+
+
+def is_given(meeting: Meeting) -> bool:
+    """Whether what is changed is a container from outside."""
+    value = meeting.change.value
+    return isinstance(value, List | Dict) and (value.source is not None or value.original is not None)
 
 
 def with_assumptions(s: CaptureState, sides: Sequence[SideValues]) -> tuple[list[SideValues], list[Pair]]:

@@ -17,7 +17,13 @@ import torch
 
 from kiln.capture.interpreter.copied_tensors import stand_in
 from kiln.capture.interpreter.core import MISSING, CaptureState, Value
-from kiln.capture.interpreter.data_values import NUMBER_READ, DataValues, ValueNeeded
+from kiln.capture.interpreter.data_values import (
+    KEYS_CHANGED,
+    LENGTH_CHANGED,
+    NUMBER_READ,
+    DataValues,
+    ValueNeeded,
+)
 from kiln.capture.interpreter.side_changes import Meeting, Position, SideChanges, may_be_absent, note_joined
 from kiln.capture.interpreter.variables.choice import Choice
 from kiln.capture.interpreter.variables.mapping import Dict
@@ -194,12 +200,12 @@ class Joining:
                 raise NotNested("it takes items from an iterator of the program")
         elif isinstance(left, list) and isinstance(right, list):
             if len(left) != len(right):
-                raise NotNested("it changes the length of a list")
+                raise NotNested(LENGTH_CHANGED)
             for both in zip(left, right, strict=True):
                 self.note(s, *both, exact=False)
         elif isinstance(left, dict) and isinstance(right, dict):
             if list(left) != list(right):
-                raise NotNested("it changes the keys of a dict")
+                raise NotNested(KEYS_CHANGED)
             for token in left:
                 self.note(s, left[token][1], right[token][1], exact=False)
         else:
