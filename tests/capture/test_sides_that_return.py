@@ -200,6 +200,25 @@ def test_one_graph(program: Program, backend: str) -> None:
         assert (report_of(compiled).compiles, report_of(compiled).breaks) == (1, [])
 
 
+class Early(nn.Module):
+    """Its `forward` is called by `nn.Module.__call__`, which returns what it gets."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        self.program = program
+
+    def forward(self, x: Tensor, w: Tensor) -> Any:
+        return self.program(x, w)
+
+
+@pytest.mark.parametrize("program", [guard_clauses, other_sizes, changed_name], ids=lambda program: program.__name__)
+def test_the_result_of_a_module_is_chosen_behind_the_region(program: Program) -> None:
+    compiled = kiln.compile(Early(program), backend="eager")
+    for gradients in (True, False):
+        check(program, compiled, gradients)
+    assert not report_of(compiled).breaks
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 @pytest.mark.parametrize("cuda_graphs", [False, True])

@@ -278,7 +278,7 @@ def meetings_of(frame: SymbolicFrame, most: int, at_return: bool) -> list[int]:
     Later than where they meet, the rest of the function would be in each of them.
     """
     found = meeting_points(frame.decoded, frame.at, most)
-    if frame.parent is None and found and only_returns(frame, found[0]):
+    if found and only_returns(frame, found[0]) and leaves_region(frame):
         return [len(frame.decoded)]
     return [*found, len(frame.decoded)] if at_return and len(found) < most and ends_in_return(frame) else found
 
@@ -287,6 +287,16 @@ def ends_in_return(frame: SymbolicFrame) -> bool:
     """Whether the sides meet nowhere, or not at the head of a loop that goes on."""
     found = meeting_points(frame.decoded, frame.at, len(frame.decoded))
     return not found or (found[-1] > frame.at and frame.decoded.instruction(found[-1]).name != "FOR_ITER")
+
+
+def leaves_region(frame: SymbolicFrame) -> bool:
+    """Whether what a frame returns is the result of the compiled function: its callers return it as it is."""
+    while isinstance(frame.parent, SymbolicFrame):
+        after = frame.parent.decoded.instruction(frame.parent.ip).name
+        if frame.is_generator or not frame.continuation.keeps_result or after != "RETURN_VALUE":
+            return False
+        frame = frame.parent
+    return True
 
 
 def only_returns(frame: SymbolicFrame, at: int) -> bool:
@@ -475,7 +485,7 @@ def joined(
     for (setter, scope), value in left.modes.items():
         set_mode(s, setter, *scope, value)
     returns = meeting == len(frame.decoded)
-    exits = returns and frame.parent is None and not s.policy.whole
+    exits = returns and leaves_region(frame) and not s.policy.whole
     changes = [side.changes for side in sides]
     known = reachable(all_values(s)) if exits or any(found.changes for found in changes) else set()
     made = made_by(left.calls), made_by(right.calls)
