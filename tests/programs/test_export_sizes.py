@@ -165,7 +165,7 @@ def many_numbers(counts: Tensor) -> Tensor:
 
 
 def test_symbols_are_never_called_as_dtypes(tmp_path: Path) -> None:
-    """The tenth number would be `u8`, an integer of eight bits in the file."""
+    """The ninth number would be `u8`, an integer of eight bits in the file."""
     counts = torch.arange(10) % 3
     kiln.export(many_numbers, (counts,)).save(tmp_path / "p.kp")
     assert_close(kiln.load_program(tmp_path / "p.kp")(counts.flip(0)), many_numbers(counts.flip(0)))
