@@ -48,9 +48,9 @@ def build_graph(mode: RecordingMode, records: Sequence[InputRecord], outputs: Se
         record.has_history for record in records
     )
     aliased = {output.alias.index for output in made if output.alias and output.alias.of == "input"}
+    targets = {id(record) for record, _ in written}
     for index, record in enumerate(records):
-        target = any(record is other for other, _ in written)
-        record.used = record.node in live or index in aliased or target or (record.kept and history)
+        record.used = record.node in live or index in aliased or id(record) in targets or (record.kept and history)
     state_checks(mode.symbols.env, nodes, mode.forgotten)
     use_for_gradients(mode, records, outputs)
     use_for_sizes(records, nodes)
@@ -58,7 +58,11 @@ def build_graph(mode: RecordingMode, records: Sequence[InputRecord], outputs: Se
     refuse_without_memory([*[records[index].node for index in used], *nodes])
     numbers = {index: number for number, index in enumerate(used)}
     inputs = tuple([records[index].node for index in used])
-    writes = tuple([Write(record.node, value, versions_of(mode, record, records)) for record, value in written])
+    versions = counted_versions(records)
+    writes = tuple([
+        Write(record.node, value, max(versions[id(root_of(record.view.storage))], mode.is_versioned(record.view)))
+        for record, value in written
+    ])  # fmt: skip
     return Graph(inputs, nodes, tuple([output.renumbered(numbers) for output in made]), writes)
 
 
@@ -71,14 +75,14 @@ def refuse_without_memory(nodes: Iterable[Node]) -> None:
             raise UnsupportedOp(op=node.op.name, reason="its result is a meta tensor")
 
 
-def versions_of(mode: RecordingMode, written: InputRecord, records: Sequence[InputRecord]) -> int:
-    """How often an input, and others in its memory, were changed in place; at least once if any change counts, as some
-    operators do not count on fakes."""
-    tensors = [record for record in records if isinstance(record.fake, FakeTensor)]
-    root = root_of(written.view.storage)
-    sharing = [record for record in tensors if root_of(record.view.storage) is root]
-    counted = sum(record.version - record.first_version for record in sharing)
-    return max(counted, mode.is_versioned(written.view))
+def counted_versions(records: Sequence[InputRecord]) -> Counter[int]:
+    """How often the inputs in one memory were changed in place, by the `id` of its root. Some operators do not count on
+    fakes: the version of what they change rises by at least one all the same."""
+    versions = Counter[int]()
+    for record in records:
+        if isinstance(record.fake, FakeTensor):
+            versions[id(root_of(record.view.storage))] += record.version - record.first_version
+    return versions
 
 
 def read_through_roots(mode: RecordingMode, records: Sequence[InputRecord]) -> dict[Node, Node]:

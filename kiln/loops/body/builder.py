@@ -12,6 +12,7 @@ replaced; a producer is inlined by giving `Inline` a function for the loads of i
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping
 from typing import final
 
@@ -213,5 +214,7 @@ def _as_held(value: bool | int | float, dtype: torch.dtype) -> bool | int | floa
         return int(value)
     if dtype == torch.float64:
         return float(value)
+    if dtype == torch.float32:
+        return ctypes.c_float(float(value)).value
     held: float = torch.tensor(float(value), dtype=torch.float64, device="cpu").to(dtype).item()
     return held
