@@ -258,6 +258,24 @@ def curves(run: Run) -> Iterator[str]:
     yield from table(head, body)
 
 
+def second_derivatives(run: Run) -> Iterator[str]:
+    """Speeds over eager of the two ways to compile."""
+    yield run.source()
+    yield (
+        "CPU time of a step, median of alternating measurements. Model: the model is compiled, and the program around\n"
+        "it asks for gradients with `create_graph=True`. Step: the whole step is compiled. Error: of the gradients of\n"
+        "both against float64, over twice eager's.\n"
+    )
+    head = ["step", "ms: eager", "speed, model compiled", "speed, step compiled", "error"]
+    body, speeds = [], []
+    for name, row in run.data["cases"].items():
+        eager, *compiled = row["seconds"].values()
+        speeds.append([eager / seconds for seconds in compiled])
+        body.append([name, f"{eager * 1e3:.2f}", *[f"**{speed:.2f}**" for speed in speeds[-1]], f"{row['error']:.2f}"])
+    means = [f"**{geomean(list(column)):.2f}**" for column in zip(*speeds, strict=True)]
+    yield from table(head, [*body, ["mean", "", *means, ""]])
+
+
 EXPORTED = {"export": "torch.export", "package": "AOTInductor", "call": "AOTInductor"}
 
 
@@ -284,6 +302,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Run], Iterator[str]]]] = {
     "cpu-micro": ("CPU: small patterns in float32", models),
     "cpu-memory": ("CPU: time of a training step against memory", memory),
     "cpu-curves": ("CPU: losses of whole trainings", curves),
+    "cpu-second-derivatives": ("CPU: gradients of gradients", second_derivatives),
     "compile": ("CPU: time of compiling", compile_time),
     "export": ("CPU: programs and packages", exports),
     "overhead": ("CPU: entering compiled code", overhead),
