@@ -85,7 +85,7 @@ class SeenInputs:
 
     def dims(self, tensor: torch.Tensor, source: Source) -> tuple[DimChoice, ...] | None:
         """Static or a symbol, per dimension; sizes and strides are remembered. Parameters are static (None: all)."""
-        if tensor.is_nested:  # which is not captured, and may have no shape
+        if tensor.is_nested or tensor.layout is not torch.strided:  # not captured; it may have no shape or strides
             return None
         sizes, marks = tuple(tensor.shape), read_marks(tensor)
         if isinstance(tensor, torch.nn.Parameter):

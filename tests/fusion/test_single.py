@@ -50,7 +50,17 @@ loops one
         -> load y[i0, i1]
     return out
 """
+ROWS_BY_DATA = """
+loops one
+    at: i64[s0, 6] = input 0
+    x: f32[4, 32] = input 1
+    out: f32[s0, 32] = reduction sum over (i1: 6) keeping (i0: s0, i2: 32):
+        j0 = indirect(load at[i0, i1], 4)
+        -> load x[j0, i2]
+    return out
+"""
 PROGRAMS = {
+    "rows by data": ROWS_BY_DATA,
     "pointwise": POINTWISE,
     "reduction": REDUCTION,
     "full": FULL,

@@ -14,11 +14,11 @@ from typing import final
 
 from kiln.loops.body.affine import Affine, affine, divides
 from kiln.loops.body.body import Index, IndexValue, Load
-from kiln.loops.body.indexing import Axis, axis_bounds, linear_index
+from kiln.loops.body.indexing import Axis, axis_bounds, linear_index, symbols_of
 from kiln.loops.fusion.group import FusableNode
 from kiln.loops.program.analyses import node_axes
 from kiln.support.records import dataclass
-from kiln.symbolic import Expr, FloorDiv, Int, Symbol, simplify_in_ranges, substituted, symbol
+from kiln.symbolic import Expr, FloorDiv, Int, Symbol, is_static, simplify_in_ranges, substituted, symbol
 from kiln.symbolic.expr import Quotient
 from kiln.tensor.size_hint import size_hint
 from kiln.tensor.spec import TensorSpec
@@ -102,7 +102,17 @@ class SplitForms:
 
     def form(self, spec: TensorSpec, index: Index) -> Affine | None:
         """The address of an access, from the first element of the tensor on."""
+        return affine(self._address(spec, index), self.symbols, self.opaque)
+
+    def neighbours(self, spec: TensorSpec, index: Index) -> tuple[Symbol, ...]:
+        """The symbols along which memory is in order, of an access at a place that data decide."""
+        if self.opaque.isdisjoint(symbols_of(*index)):
+            return ()
+        form = affine(self._address(spec, index), self.symbols)
+        return tuple([name for name, step in form.strides.items() if is_static(step) and step == 1]) if form else ()
+
+    def _address(self, spec: TensorSpec, index: Index) -> Int:
         address = linear_index(spec, index)
         if self.bounds is not None:
             address = simplify_in_ranges(substituted(address, self.values), self.bounds)
-        return affine(address, self.symbols, self.opaque)
+        return address

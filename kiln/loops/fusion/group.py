@@ -30,11 +30,13 @@ AxisTerms = tuple[tuple[Symbol, Int], ...]
 @final
 @dataclass(slots=True, eq=False)
 class MemberAccess:
-    """A load or the store of a member. `form` is over the group's symbols; None: not affine."""
+    """A load or the store of a member. `form` is over the group's symbols; None: not affine. `neighbours`: symbols
+    along which memory is in order although data decide where a row is, as of an embedding."""
 
     buffer: str
     form: Affine | None
     conditional: bool = False
+    neighbours: tuple[Symbol, ...] = ()
 
 
 @final
@@ -158,6 +160,7 @@ class Group:
                 if access.form is not None and old in access.form.strides:
                     stride = access.form.strides.pop(old)
                     access.form.strides |= {high: stride * low_size, low: stride}
+                access.neighbours = tuple([low if symbol is old else symbol for symbol in access.neighbours])
 
     def rename(self, names: Mapping[Symbol, Symbol]) -> None:
         """Group symbols under new names."""
@@ -172,6 +175,7 @@ class Group:
                 if access.form is not None:
                     strides = access.form.strides
                     access.form.strides = {names.get(symbol, symbol): stride for symbol, stride in strides.items()}
+                access.neighbours = tuple([names.get(symbol, symbol) for symbol in access.neighbours])
             if (partial := member.partial) is not None:
                 partial.dims = tuple(names.get(symbol, symbol) for symbol in partial.dims)
                 partial.blocked = names.get(partial.blocked, partial.blocked)

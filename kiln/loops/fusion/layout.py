@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from math import log2
 from typing import final
 
-from kiln.loops.body.affine import divides
+from kiln.loops.body.affine import Affine, divides
 from kiln.loops.body.analyses import bound_symbols, flops, free_symbols, without_dead
 from kiln.loops.body.body import Indirect, Load, LoopBody
 from kiln.loops.body.indexing import symbols_of
@@ -105,13 +105,18 @@ def best_vector(
     votes: dict[Symbol, float] = {}
     for member in members:
         for access in member.accesses():
-            if access.form is None or access.buffer in private:
+            if access.buffer in private:
                 continue
-            for symbol, stride in access.form.strides.items():
-                if is_static(stride) and stride == 1:
-                    filled = min(group.points_hint((symbol,)) / full_row, 1.0)
-                    votes[symbol] = votes.get(symbol, 0) + group.points_hint(access.form.strides) * filled
+            moving = member.symbols() if access.form is None else access.form.strides
+            for symbol in access.neighbours or _in_order(access.form):
+                filled = min(group.points_hint((symbol,)) / full_row, 1.0)
+                votes[symbol] = votes.get(symbol, 0) + group.points_hint(moving) * filled
     return max(votes, key=lambda symbol: votes[symbol], default=None)
+
+
+def _in_order(form: Affine | None) -> list[Symbol]:
+    """The symbols along which neighbours are neighbours in memory."""
+    return [symbol for symbol, step in form.strides.items() if is_static(step) and step == 1] if form else []
 
 
 def row_length(group: Group, symbols: Collection[Symbol]) -> int:

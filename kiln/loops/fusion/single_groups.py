@@ -28,7 +28,7 @@ class _NodeForms:
     """How the axes of a node are split; its accesses over the parts: of each load, and of its store."""
 
     splits: AxisSplits
-    reads: tuple[tuple[Affine | None, bool], ...]
+    reads: tuple[tuple[Affine | None, bool, tuple[Symbol, ...]], ...]
     write: Affine | None
 
 
@@ -49,8 +49,8 @@ class SingleGroups:
         fresh = {part.symbol: self.symbols.fresh() for part in parts}
         loads = (op.buffer for op in node.body.ops if isinstance(op, Load))
         reads = [
-            MemberAccess(name, _renamed(form, fresh), conditional)
-            for name, (form, conditional) in zip(loads, forms.reads, strict=True)
+            MemberAccess(name, _renamed(form, fresh), conditional, tuple([fresh[old] for old in along if old in fresh]))
+            for name, (form, conditional, along) in zip(loads, forms.reads, strict=True)
         ]
         terms = {
             axis: tuple([(fresh[part.symbol], part.multiple) for part in parts if part.symbol in fresh])
@@ -74,8 +74,12 @@ class SingleGroups:
         serial = frozenset(axis.symbol for axis in combined_axes(node)) if is_serial(node) else frozenset()
         splits = axis_splits(node, serial)
         forms = SplitForms(splits, bound_symbols(node.body))
-        loads = accesses(node.body)
-        reads = [(forms.form(self.buffers[load.buffer].spec, load.index), load.conditional) for load in loads]
+        loads = list(accesses(node.body))
+        specs = [self.buffers[load.buffer].spec for load in loads]
+        reads = [
+            (forms.form(spec, load.index), load.conditional, forms.neighbours(spec, load.index))
+            for spec, load in zip(specs, loads, strict=True)
+        ]
         kept = node.kept if isinstance(node, Reduction) else node.axes
         write = forms.form(node.out.spec, tuple([axis.symbol for axis in kept]))
         return _NodeForms(splits, tuple(reads), write)
