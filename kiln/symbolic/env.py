@@ -314,8 +314,8 @@ def assume_likely(env: ShapeEnv, relation: Relation, where: Location | None) -> 
         answer = evaluate(relation.difference, numbers) <= 0
     else:
         equality = relation if relation.kind == "eq" else relation.negate()
-        matches = equality in env.matching
-        if not matches:
+        matches, other = equality in env.matching, equality.rhs
+        if not matches and not (isinstance(other, int) and other <= 1):  # empty or broadcast: nothing to match
             env.differing.append(equality)
         answer = (relation.kind == "eq") is matches
     env.assume(relation if answer else relation.negate(), where)

@@ -51,6 +51,28 @@ def test_like_eager(program: Callable[[Tensor, Tensor], Tensor], recwarn: pytest
     assert not any("KILN9" in str(warning.message) for warning in recwarn)
 
 
+def store_nothing(x: Tensor, y: Tensor) -> Tensor:
+    selected = y[y > 2]
+    torch._check(selected.size(0) == 0)
+    v = x * 1
+    v[x > 2] = selected
+    return v
+
+
+def add_nothing(x: Tensor, y: Tensor) -> Tensor:
+    selected = y[y > 2]
+    torch._check(selected.size(0) == 0)
+    return x[x > 2] * selected + 1
+
+
+@pytest.mark.parametrize("program", [store_nothing, add_nothing])
+def test_selections_that_are_known_to_be_empty(program: Callable[[Tensor, Tensor], Tensor]) -> None:
+    compiled = kiln.compile(program, options={"cache": False})
+    for size in (3, 5, 1, 0):
+        x = torch.linspace(-1, 1, size * 4).view(size, 4)
+        assert_like_eager(compiled, program, x, x.flip(1))
+
+
 @pytest.mark.parametrize("program", [fill, copy, scale])
 def test_one_mask_is_counted_once(program: Callable[[Tensor, Tensor], Tensor]) -> None:
     compiled = kiln.compile(program, options={"cache": False}, fullgraph=True)

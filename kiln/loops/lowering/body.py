@@ -135,5 +135,5 @@ def _index_below(at: Int, size: Int, full: Int, env: ShapeEnv | None) -> Int:
     if env is not None:
         size, full = env.simplify(size), env.simplify(full)
     # Equal or 1, by a guard: the remainder is right for both.
-    # Of an empty axis nothing is read.
-    return 0 if size == 0 or size == 1 else at if size == full else at % size
+    # Of an empty axis nothing is read, in the loop over it: an index without `at` would be read in front of the loop.
+    return 0 if size == 1 else at if size in (full, 0) else at % size
