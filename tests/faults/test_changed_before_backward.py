@@ -75,6 +75,14 @@ CHANGED: dict[str, tuple[Program, Callable[[Tensor, Any], object]]] = {
     "a view of a value": (view_of_result, lambda _, made: made[0].add_(1)),
     "a product": (product_and_activation, lambda _, made: made[0].detach().zero_()),
     "a copy of what eager saves": (lambda x, w: x.exp() * 1, lambda _, made: made.detach().zero_()),
+    "a copy in another order of dimensions": (
+        lambda x, w: torch.linalg.inv(x + 5 * torch.eye(3)) * 1,
+        lambda _, made: made.detach().zero_(),
+    ),
+    "a part of a copy": (
+        lambda x, w: torch.linalg.inv(x[:, :3] + w + 5 * torch.eye(3))[:, 1:] * 1,
+        lambda _, made: made.detach().zero_(),
+    ),
     "a layer norm": (lambda x, w: layer_norm(x, (3,)) * w, lambda _, made: made.detach().zero_()),
     "a layer norm without weights": (lambda x, w: layer_norm(x, (3,)), lambda _, made: made.detach().zero_()),
     "a copy of an input": (lambda x, w: (w * 1).sin() * x, lambda w, _: w.zero_()),

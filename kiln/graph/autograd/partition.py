@@ -15,6 +15,7 @@ Symbols that no tensor of the backward has are saved as numbers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import final
 
@@ -29,8 +30,10 @@ from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Alias, Graph, Output
 from kiln.graph.ir.node import Node, base_of
 from kiln.graph.ir.rewrite import missing_symbols, nodes_between, symbols_read, with_inputs, without_dead_code
-from kiln.graph.ir.size_oracle import GuardFreeOracle
+from kiln.graph.ir.size_oracle import GuardFreeOracle, UnknownRelation
+from kiln.graph.prims.meta import is_contiguous, is_dense
 from kiln.graph.prims.rows import PRIMS
+from kiln.graph.prims.table import Kind
 from kiln.plan.plan import SymbolBinding
 from kiln.plan.signature import Carried, SavedTensor, Signature, Tangent
 from kiln.support.records import dataclass
@@ -196,7 +199,7 @@ def _forward(joint: JointGraph, sides: Sides, kept: list[Node]) -> tuple[Graph, 
             saved.append(SavedTensor("input", inputs[node]))
             continue
         if node in sides.copied:
-            made = copy_of(node)
+            made = copy_of(node, copied_spec(joint, node))
             (old_contents if node in sides.changing else copies).append(made)
             node = made
         own = sides.saved_result.get(node, -1)
@@ -212,9 +215,31 @@ def _forward(joint: JointGraph, sides: Sides, kept: list[Node]) -> tuple[Graph, 
     return graph, saved
 
 
-def copy_of(node: Node) -> Node:
+def copy_of(node: Node, spec: TensorSpec) -> Node:
     """The contents of a value before somebody writes to it."""
-    return Node(PRIMS["clone"], (node,), {"strides": None}, node.tensor.with_sizes(node.tensor.sizes), node.origin)
+    strides = None if spec == spec.with_sizes(spec.sizes) else spec.strides
+    return Node(PRIMS["clone"], (node,), {"strides": strides}, spec, node.origin)
+
+
+def copied_spec(joint: JointGraph, node: Node) -> TensorSpec:
+    """That of the copy of a value: in its strides, so that views of it stay what they are, but without gaps."""
+    spec = node.tensor
+    with suppress(UnknownRelation):
+        if is_dense(GuardFreeOracle(joint.env), spec.sizes, spec.strides):
+            return spec.with_view(spec.sizes, spec.strides, 0)
+    return spec.with_sizes(spec.sizes)
+
+
+def on_copy(made: Builder, node: Node, inputs: tuple[Node, ...]) -> Node:
+    """The node on other inputs; a view of a copy, which may lie otherwise in memory than the value."""
+    if node.op.kind is not Kind.VIEW or inputs[0].spec == node.inputs[0].spec:
+        return with_inputs(node, inputs)
+    made.origin, attrs = node.origin, node.attrs
+    if node.op.name == "as_strided":
+        attrs = {**attrs, "offset": attrs["offset"] - base_of(node).tensor.offset}  # type: ignore[operator]
+    elif node.op.name == "view" and not is_contiguous(made.oracle, inputs[0].tensor.sizes, inputs[0].tensor.strides):
+        return made.node("reshape", *inputs, **attrs)
+    return made.node(node.op.name, *inputs, **attrs)
 
 
 # The backward.
@@ -228,7 +253,7 @@ def _backward(
     made = Builder(GuardFreeOracle(joint.env))
     new: dict[Node, Node] = {}
     for number, node in enumerate(kept):
-        spec = node.tensor.with_sizes(node.tensor.sizes) if node in sides.copied else node.spec
+        spec = copied_spec(joint, node) if node in sides.copied else node.spec
         new[node] = made.input(node.attrs["name"] if node.op.name == "input" else f"saved_{number}", spec)
     symbols: list[Symbol] = []
     if joint.env is None or joint.env.symbols():
@@ -242,7 +267,7 @@ def _backward(
     for tangent in joint.tangents:
         new[tangent] = made.input(tangent.attrs["name"], tangent.spec)
     for node in nodes:
-        new[node] = with_inputs(node, tuple([new[value] for value in node.inputs]))
+        new[node] = on_copy(made, node, tuple([new[value] for value in node.inputs]))
     num_saved = len(kept) + len(symbols)
     outputs, copies = gradient_outputs([new[node] for node in sides.gradients], made.inputs, num_saved)
     graph = Graph(tuple(made.inputs), [*[new[node] for node in nodes], *copies], outputs, (), "backward")
@@ -291,7 +316,7 @@ def gradient_outputs(
         alias: Alias | None = None
         index = numbers.get(base)
         if index is not None and index < num_saved:
-            value = copy_of(value)
+            value = copy_of(value, value.tensor.with_sizes(value.tensor.sizes))
             copies.append(value)
         elif index is not None:
             alias = Alias("input", index, None if value is base else value.tensor)
