@@ -139,6 +139,7 @@ class RegionNode final : public ag::Node {
  private:
   // By input; those of later parts are missing if `paused_` makes them.
   ag::variable_list all_gradients(ag::variable_list& tangents, const std::vector<bool>& mask) {
+    saved_.check(*state_, partial_, mask);
     if (passes_between()) return finish_turn(tangents, mask);
     bool wrapped = state_->accepts ? !accepted(tangents) : any_wrapped(tangents);
     if (!c10::GradMode::is_enabled() && !wrapped) return run(tangents, mask);

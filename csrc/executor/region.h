@@ -28,6 +28,16 @@ struct SavedEntry {
   std::vector<int32_t> readers = {};
 };
 
+// An input or result that eager saves and the region does not: it must not change before a backward
+// for one of these inputs and tangents.
+struct WatchedEntry {
+  SavedKind kind;
+  int32_t index;
+  bool always_read = true;
+  std::vector<int32_t> readers = {};
+  std::vector<int32_t> gradients = {};
+};
+
 struct ResultEntry {
   bool differentiable;
   // A result that is, or is a view of, an input or another output, rebuilt outside the node.
@@ -58,6 +68,7 @@ struct RegionState {
   std::vector<int32_t> parts;
   // Inputs whose contents a second derivative does not need.
   std::vector<int32_t> unread;
+  std::vector<WatchedEntry> watched;
   // The results, each behind those from which it is computed or of which it is a view.
   std::vector<int32_t> order;
   // Inputs that get the value of a result written into them, seen by autograd.

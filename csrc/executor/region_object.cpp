@@ -184,6 +184,15 @@ bool read(PyObject* given, SavedEntry& made) {
   return made.always_read || read(readers, made.readers);
 }
 
+bool read(PyObject* given, WatchedEntry& made) {
+  int kind;
+  PyObject *readers, *gradients;
+  if (!PyArg_ParseTuple(given, "iiOO", &kind, &made.index, &readers, &gradients)) return false;
+  made.kind = static_cast<SavedKind>(kind);
+  made.always_read = readers == Py_None;
+  return (made.always_read || read(readers, made.readers)) && read(gradients, made.gradients);
+}
+
 template <typename Item>
 bool read(PyObject* given, std::vector<Item>& made) {
   PyObject* items = PySequence_Fast(given, "expected a sequence");
@@ -226,6 +235,7 @@ constexpr Field kFields[] = {
     {"reached", read_field<&RegionState::reached>},
     {"drawn", read_field<&RegionState::drawn>},
     {"unread", read_field<&RegionState::unread>},
+    {"watched", read_field<&RegionState::watched>},
     {"optional_tangents", read_field<&RegionState::optional_tangents>},
     {"no_second_derivative", read_field<&RegionState::no_second_derivative>},
     {"no_wrapped_tangents", read_field<&RegionState::no_wrapped_tangents>},

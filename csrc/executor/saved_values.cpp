@@ -6,17 +6,11 @@
 #include <stdexcept>
 #include <utility>
 
-#include "executor/check.h"
-
 namespace kiln {
 
 namespace {
 
 namespace ag = torch::autograd;
-
-uint32_t version_of(const Value& value) {
-  return value.tensor()->is_inference() ? 0 : value.as<at::Tensor>()._version();
-}
 
 void share_version(const Value& view, const Value& base) {
   if (!view.is_tensor() || !base.is_tensor() || view.tensor()->is_inference()) return;
@@ -25,6 +19,11 @@ void share_version(const Value& view, const Value& base) {
 }
 
 }  // namespace
+
+bool any_of(const std::vector<int32_t>& numbers, const std::vector<bool>& given) {
+  return std::any_of(numbers.begin(), numbers.end(),
+                     [&](int32_t number) { return given[static_cast<size_t>(number)]; });
+}
 
 void PartialBackwards::begin(const RegionState& state, const ag::variable_list& tangents) {
   size_t count = tangents.size();
@@ -50,11 +49,6 @@ bool PartialBackwards::end() {
   bool all = given_.empty() || finishes_all();
   given_.clear();  // the next release may be that of a graph that goes away
   return all;
-}
-
-bool PartialBackwards::reads(const SavedEntry& entry) const {
-  return entry.always_read || std::any_of(entry.readers.begin(), entry.readers.end(),
-                                          [&](int32_t tangent) { return given_[tangent]; });
 }
 
 bool PartialBackwards::reads_last(const SavedEntry& entry) const {
@@ -86,7 +80,7 @@ Value SavedValues::Kept::get(const NodePtr& node) {
 
 void SavedValues::Input::watch(const Value& input) {
   value = input.copy();
-  if (value.is_tensor()) version = version_of(value);
+  version = WatchedVersion::of(value);
 }
 
 void SavedValues::Input::watch_unowned(const Value& input) {
@@ -102,12 +96,8 @@ Value SavedValues::Input::get(const std::string& name) {
     if (!found) throw std::runtime_error(ag::ERR_BACKWARD_TWICE);
     held.set_tensor(std::move(found));
   }
-  const Value& current = unowned ? held : value;
-  KILN_CHECK(may_change || !current.is_tensor() || version_of(current) == version, name,
-             ": one of the variables needed for gradient computation has been modified by an "
-             "inplace operation: an input is at version ",
-             version_of(current), "; expected version ", version, " instead");
-  return current.copy();
+  if (!may_change) version.check(name, "an input");
+  return (unowned ? held : value).copy();
 }
 
 void SavedValues::keep(const RegionState& state, const std::vector<Value>& inputs,
@@ -130,8 +120,22 @@ void SavedValues::keep(const RegionState& state, const std::vector<Value>& input
   for (size_t n = 0; n < inputs_.size(); n++) {
     if (!inputs_[n].saved) inputs_[n].watch(inputs[n]);
   }
+  for (const WatchedEntry& entry : state.watched) {
+    const auto& values = entry.kind == SavedKind::kInput ? inputs : results;
+    watched_.push_back(WatchedVersion::of(values.at(static_cast<size_t>(entry.index))));
+  }
   if (!state.differentiate) return;
   for (int32_t n : state.unread) inputs_[static_cast<size_t>(n)].may_change = true;
+}
+
+void SavedValues::check(const RegionState& state, const PartialBackwards& turns,
+                        const std::vector<bool>& wanted) const {
+  for (size_t n = 0; n < watched_.size(); n++) {
+    const WatchedEntry& entry = state.watched[n];
+    if (!watched_[n].is_changed() || !turns.reads(entry) || !any_of(entry.gradients, wanted))
+      continue;
+    watched_[n].check(state.name, entry.kind == SavedKind::kInput ? "an input" : "a result");
+  }
 }
 
 std::vector<Value> SavedValues::read(const RegionState& state, const PartialBackwards& turns,

@@ -11,8 +11,12 @@
 #include "executor/autograd_node.h"
 #include "executor/region.h"
 #include "executor/value.h"
+#include "executor/watched_version.h"
 
 namespace kiln {
+
+// Is one of these numbers given?
+bool any_of(const std::vector<int32_t>& numbers, const std::vector<bool>& given);
 
 // A program may run a backward for some of the results and later one for others. Each reads, and
 // frees, only what its tangents need. All vectors are by tangent.
@@ -25,7 +29,10 @@ class PartialBackwards {
   bool end();
 
   const std::vector<bool>& given() const { return given_; }
-  bool reads(const SavedEntry& entry) const;
+  template <typename Entry>
+  bool reads(const Entry& entry) const {
+    return entry.always_read || any_of(entry.readers, given_);
+  }
   // Will no later backward read it?
   bool reads_last(const SavedEntry& entry) const;
   bool finishes_all() const;
@@ -47,6 +54,11 @@ class SavedValues {
   // To be called after the results have the node as their history.
   void keep(const RegionState& state, const std::vector<Value>& inputs,
             std::vector<Value>& results);
+
+  // Throws eager's error where something that is not saved here was changed in place, and the
+  // present backward, for the inputs in `wanted`, would read it in eager.
+  void check(const RegionState& state, const PartialBackwards& turns,
+             const std::vector<bool>& wanted) const;
 
   // What the present backward reads. Unless the graph is kept, what no later backward reads is
   // given away, so that the plan frees it, or reuses its memory, at its last use; `donate` becomes
@@ -78,7 +90,7 @@ class SavedValues {
   struct Input {
     Kept* saved = nullptr;  // where it is saved all the same
     Value value;
-    uint32_t version = 0;
+    WatchedVersion version;
     bool may_change = false;
     // Instead of the value, where eager has freed it: it may go on as long as others hold it.
     std::optional<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> unowned;
@@ -90,6 +102,7 @@ class SavedValues {
 
   std::vector<Kept> saved_;
   std::vector<Input> inputs_;  // empty if there is no second derivative
+  std::vector<WatchedVersion> watched_;
   bool released_ = false;
 };
 

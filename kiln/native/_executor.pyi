@@ -49,6 +49,7 @@ class Region:
         reached: Sequence[int],
         drawn: Sequence[int],
         unread: Sequence[int],
+        watched: Sequence[tuple[int, int, tuple[int, ...] | None, tuple[int, ...]]],
         optional_tangents: bool,
         no_second_derivative: str,
         no_wrapped_tangents: str,

@@ -16,7 +16,7 @@ import torch
 
 from kiln.build.cubins import compiles_elsewhere
 from kiln.graph.autograd import Partition, make_joint, partition, with_alias_bases
-from kiln.graph.autograd.eager_saves import EagerSaves
+from kiln.graph.autograd.eager_saves import UNUSED, EagerSaves
 from kiln.graph.ir.graph import Graph, Output
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import nodes_between, without_dead_code
@@ -87,7 +87,8 @@ def compile_differentiable(recorder: Recorder, trace: Trace, context: CompileCon
 
 def known_to_stay(saves: EagerSaves, inputs: Sequence[Node], before: Mapping[Node, Node]) -> EagerSaves:
     """What an earlier region has saved does not change: its versions are checked there."""
-    return replace(saves, inputs=saves.inputs | {number for number, node in enumerate(inputs) if node in before})
+    known = {number: UNUSED for number, node in enumerate(inputs) if node in before}
+    return replace(saves, inputs={**saves.inputs, **known})
 
 
 def definitions(graph: Graph, parts: Partition, before: Mapping[Node, Node]) -> Definitions:
@@ -168,6 +169,7 @@ def region_spec(plan: Plan, signature: Signature) -> RegionSpec:
     """What the runtime has to know of the forward plan."""
     count = signature.num_outputs + len(signature.carried)
     with_tangent = {tangent.output for tangent in signature.tangents}
+    own = [output.alias_input is None for output in plan.outputs]
     return RegionSpec(
         num_inputs=signature.num_inputs,
         outputs=plan.outputs[:count],
@@ -178,6 +180,7 @@ def region_spec(plan: Plan, signature: Signature) -> RegionSpec:
         optional_tangents=True,
         depends=signature.depends,
         parts=signature.parts,
+        watched=tuple([entry for entry in signature.watched if entry.of == "input" or own[entry.index]]),
         ends=tuple([tangent.ends for tangent in signature.tangents if tangent.ends is not None]),
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Literal, final
 
 from kiln.plan.plan import PlanOutput
+from kiln.plan.signature import Watched
 from kiln.support.errors import require
 from kiln.support.records import dataclass
 
@@ -61,6 +62,7 @@ class RegionSpec:
     `parts`: for each input the part of the backward in which its gradient is handed over; empty: all at its end.
     `ends`: for each tangent those for which no backward can follow, if the graph is freed; empty: all.
     `unread`: inputs whose contents a second derivative does not need.
+    `watched`: what must not change although it is not saved.
     """
 
     num_inputs: int
@@ -81,6 +83,7 @@ class RegionSpec:
     depends: tuple[tuple[int, ...], ...] = ()
     parts: tuple[int, ...] = ()
     unread: tuple[int, ...] = ()
+    watched: tuple[Watched, ...] = ()
 
     def __post_init__(self) -> None:
         require(len(self.outputs) == len(self.differentiable), "one flag per result")

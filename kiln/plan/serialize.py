@@ -20,7 +20,7 @@ import torch
 from kiln.plan.operands import LAYOUT_NUMBERS, MEMORY_FORMATS
 from kiln.plan.plan import Kernel, KernelParam, Plan, PlanInput, PlanOutput, Ref, SymbolBinding
 from kiln.plan.region import RegionSpec, Saved
-from kiln.plan.signature import Carried, SavedTensor, Signature, Tangent
+from kiln.plan.signature import Carried, SavedTensor, Signature, Tangent, Watched
 from kiln.plan.steps import STEPS
 from kiln.support.errors import KilnError
 from kiln.symbolic import Expr, Relation, parse_int, parse_relation
@@ -31,7 +31,7 @@ CLASSES: Mapping[str, type] = {
     kind.__name__: kind
     for kind in (
         *STEPS, TensorSpec, Kernel, KernelParam, Plan, PlanInput, PlanOutput, Ref, SymbolBinding, RegionSpec, Saved,
-        Carried, SavedTensor, Signature, Tangent,
+        Carried, SavedTensor, Signature, Tangent, Watched,
     )
 }  # fmt: skip
 FORMATS = {str(kind): kind for kind in MEMORY_FORMATS}

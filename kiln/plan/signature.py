@@ -42,6 +42,18 @@ class SavedTensor:
 
 @final
 @dataclass(frozen=True, slots=True)
+class Watched:
+    """Input or output number `index` of the forward plan, which eager saves and the forward plan does not: it must not
+    change before a backward for one of the tangents `readers` (None: for any) and one of the inputs `gradients`."""
+
+    of: Literal["input", "output"]
+    index: int
+    readers: tuple[int, ...] | None
+    gradients: tuple[int, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class Carried:
     """Output `output` of the forward plan is the new content of input `input`."""
 
@@ -85,3 +97,4 @@ class Signature:
     hidden_outputs: int = 0
     depends: tuple[tuple[int, ...], ...] = ()
     parts: tuple[int, ...] = ()
+    watched: tuple[Watched, ...] = ()

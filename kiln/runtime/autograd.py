@@ -32,7 +32,7 @@ import torch
 
 from kiln.native._executor import Region
 from kiln.plan.plan import Plan, Slot
-from kiln.plan.region import RegionSpec, Saved
+from kiln.plan.region import SAVED_KINDS, RegionSpec, Saved
 from kiln.plan.steps import ViewStep
 from kiln.runtime.arrivals import SUMMED, new_way
 from kiln.runtime.eager_replay import EagerReplay
@@ -115,6 +115,7 @@ def make_region(
         reached=range(spec.num_inputs) if spec.reached is None else spec.reached,
         drawn=[position for _, position in spec.draws],
         unread=spec.unread,
+        watched=[(SAVED_KINDS.index(value.of), value.index, value.readers, value.gradients) for value in spec.watched],
         optional_tangents=spec.optional_tangents,
         no_second_derivative=str(NoSecondDerivative(name=spec.name, reason=no_replay)),
         no_wrapped_tangents=str(WrappedTangents(name=spec.name, reason=no_replay)),

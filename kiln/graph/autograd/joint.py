@@ -83,6 +83,12 @@ class JointGraph:
     def forward_outputs(self) -> tuple[Output, ...]:
         return self.graph.outputs[: self.num_forward_outputs]
 
+    @property
+    def saves(self) -> EagerSaves:
+        """What eager saves."""
+        counts = self.num_forward_inputs, self.num_forward_outputs
+        return self.eager_saves or eager_saves(self.graph, *counts, self.grads)
+
 
 def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
     """Record the backward of `trace`."""
@@ -111,6 +117,7 @@ def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
     refuse_late_checks(recorder.env, graph.nodes)
     grads = tuple([at.get(index) for index in range(len(positions))])
     counts = zip(tangent_of, tangents.counts, strict=True)
+    saves = eager_saves(graph, len(positions), len(outputs), grads)
     outer = [(grad, [positions[id(record)] for record in records]) for grad, records in wrapped]
     wrappers = region_wrappers(recorder, trace, results, given, outer)
     return JointGraph(
@@ -123,7 +130,7 @@ def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
         tuple([positions[id(wanted[number])] for number in order]),
         trace.env,
         wrappers,
-        eager_saves(graph, len(positions), len(outputs)),
+        saves,
         depends,
     )
 

@@ -22,10 +22,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import final
 
-from kiln.graph.autograd.eager_saves import eager_saves, is_derivative, is_kept, region_of
+from kiln.graph.autograd.eager_saves import is_derivative, is_kept, region_of
 from kiln.graph.autograd.flow import INFINITE, FlowNetwork
 from kiln.graph.autograd.fusion_barriers import BarrierDepths
 from kiln.graph.autograd.joint import JointGraph
+from kiln.graph.autograd.tangent_paths import TangentPaths
 from kiln.graph.ir.node import Node, Origin, base_of
 from kiln.graph.ir.rewrite import computed_from, has_effect, missing_symbols, needed_by
 from kiln.graph.prims.table import Kind
@@ -101,17 +102,20 @@ class Sides:
         return made
 
     def _may_change(self, joint: JointGraph) -> set[Node]:
-        """Inputs and results that eager does not save. Of equal results, the one that eager saves is saved, if only
-        one is."""
-        saves = joint.eager_saves or eager_saves(joint.graph, joint.num_forward_inputs, joint.num_forward_outputs)
+        """Inputs and results that eager does not save for all gradients that read them. Of equal results, the one that
+        eager saves is saved, if only one is."""
+        saves = joint.saves
         changing = {node for number, node in enumerate(self.primals) if number not in saves.inputs}
         results: dict[Node, list[int]] = {}
         for number, output in enumerate(joint.forward_outputs[: joint.num_forward_outputs - len(joint.carried)]):
             numbers = results.setdefault(base_of(output.value), [])
             if number in saves.outputs:
                 numbers.append(number)
-        for node, numbers in results.items():
-            if len(numbers) == 1:
+        paths = TangentPaths(self.nodes, joint.tangents, self.gradients)
+        for (node, numbers), readers in zip(results.items(), paths.readers(list(results)), strict=True):
+            tangents = saves.outputs[numbers[0]].tangents if len(numbers) == 1 else 0
+            read = range(paths.count) if readers is None else readers
+            if len(numbers) == 1 and all(tangents >> number & 1 for number in read):
                 self.saved_result[node] = numbers[0]
             elif node not in self.primals:
                 changing.add(node)

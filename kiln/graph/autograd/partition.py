@@ -14,12 +14,13 @@ Symbols that no tensor of the backward has are saved as numbers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import final
+from typing import Literal, final
 
 from kiln.graph.autograd.dependencies import Dependencies
+from kiln.graph.autograd.eager_saves import Use, numbers_of
 from kiln.graph.autograd.errors import UnsavedSymbol
 from kiln.graph.autograd.gradient_parts import gradient_parts
 from kiln.graph.autograd.joint import JointGraph
@@ -35,7 +36,7 @@ from kiln.graph.prims.meta import is_contiguous, is_dense
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.table import Kind
 from kiln.plan.plan import SymbolBinding
-from kiln.plan.signature import Carried, SavedTensor, Signature, Tangent
+from kiln.plan.signature import Carried, SavedTensor, Signature, Tangent, Watched
 from kiln.support.records import dataclass
 from kiln.symbolic import Symbol
 from kiln.tensor.spec import ScalarSpec, TensorSpec
@@ -69,6 +70,7 @@ class Partition:
     redrawn: tuple[int, ...] = ()
     redraw: Graph | None = None
     depends: Dependencies = ()
+    watched: tuple[Watched, ...] = ()
 
     @property
     def signature(self) -> Signature:
@@ -87,6 +89,7 @@ class Partition:
             reached=tuple(reached),
             depends=self.depends,
             parts=gradient_parts(self.backward, self.grads, reached),
+            watched=self.watched,
         )
 
 
@@ -166,7 +169,27 @@ def partition(
         tuple(map(drawn.index, again)),
         redraw_graph(joint, sides.primals, again) if again else None,
         joint.depends,
+        tuple(watched_values(joint, sides, tensors)),
     )
+
+
+def watched_values(joint: JointGraph, sides: Sides, saved: Sequence[SavedTensor]) -> Iterator[Watched]:
+    """What eager saves beside what the forward saves."""
+    if joint.wrappers is not None:
+        return
+    known, count = {(entry.of, entry.index) for entry in saved}, len(joint.tangents)
+    outputs = joint.num_forward_outputs - len(joint.carried)
+    uses: list[tuple[Literal["input", "output"], int, Use]] = [
+        *[("input", number, use) for number, use in joint.saves.inputs.items()],
+        *[("output", number, use) for number, use in joint.saves.outputs.items() if number < outputs],
+    ]
+    for of, number, use in uses:
+        changes = of == "input" and sides.primals[number] in sides.changing
+        if changes or (of, number) in known:
+            continue
+        if gradients := numbers_of(use.gradients, joint.num_forward_inputs):
+            tangents = numbers_of(use.tangents, count)
+            yield Watched(of, number, None if len(tangents) in (0, count) else tangents, gradients)
 
 
 def with_sizes_from_data(joint: JointGraph, kept: Sequence[Node], readers: Sequence[Readers]) -> list[Readers]:

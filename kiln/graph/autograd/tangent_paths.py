@@ -14,6 +14,7 @@ from functools import reduce
 from operator import or_
 from typing import final
 
+from kiln.graph.autograd.eager_saves import numbers_of
 from kiln.graph.ir.node import Node, base_of
 from kiln.graph.prims.table import Kind
 from kiln.tensor.spec import TensorSpec
@@ -46,20 +47,17 @@ class TangentPaths:
                 for value in node.inputs:
                     needed[value] = needed.get(value, 0) | wanted
         found = [needed.get(value, 0) for value in values]
-        return [None if read == every else self.numbers(read) for read in found]
+        return [None if read == every else numbers_of(read, self.count) for read in found]
 
     def ends(self) -> list[Readers]:
         """Of each tangent those that meet it before, or in, a node that reads a value of the forward."""
         met = [0] * self.count
         for node in self.nodes:
             if (tangents := self.depends.get(node)) and any(map(self.is_saved, node.inputs)):
-                for number in self.numbers(tangents):
+                for number in numbers_of(tangents, self.count):
                     met[number] |= tangents
-        return [self.numbers(tangents) for tangents in met]
+        return [numbers_of(tangents, self.count) for tangents in met]
 
     def is_saved(self, value: Node) -> bool:
         is_tensor = isinstance(value.spec, TensorSpec)
         return is_tensor and value not in self.depends and base_of(value).op.kind is not Kind.CREATE
-
-    def numbers(self, bits: int) -> tuple[int, ...]:
-        return tuple([number for number in range(self.count) if bits >> number & 1])
