@@ -2,7 +2,7 @@
 
     y = x.exp() * 1       autograd saves the result of exp, not y: y may change, although a pass makes both one value
                           EagerSaves(inputs={}, outputs={})
-    z = y.relu()          z is saved: EagerSaves(inputs={}, outputs={0: Use(tangents=1, gradients=1)})
+    z = y.relu()          z is saved: EagerSaves(inputs={}, outputs={0: SavedUse(tangents=1, gradients=1)})
 
 It is read off the joint graph before the passes: formulas of autograd read what eager saves.
 """
@@ -21,14 +21,14 @@ from kiln.support.records import dataclass
 
 @final
 @dataclass(frozen=True, slots=True)
-class Use:
+class SavedUse:
     """Which tangents, and gradients of inputs, go through the formulas that read a value: numbers, as bits."""
 
     tangents: int
     gradients: int
 
 
-UNUSED = Use(0, 0)
+UNUSED = SavedUse(0, 0)
 
 
 @final
@@ -36,8 +36,8 @@ UNUSED = Use(0, 0)
 class EagerSaves:
     """By numbers of inputs, and of outputs that are not aliases of others."""
 
-    inputs: Mapping[int, Use]
-    outputs: Mapping[int, Use]
+    inputs: Mapping[int, SavedUse]
+    outputs: Mapping[int, SavedUse]
 
 
 def eager_saves(graph: Graph, num_inputs: int, num_outputs: int, grads: Sequence[int | None]) -> EagerSaves:
@@ -48,15 +48,15 @@ def eager_saves(graph: Graph, num_inputs: int, num_outputs: int, grads: Sequence
         if grad is not None:
             value = graph.outputs[grad].value
             owners[value] = owners.get(value, 0) | 1 << number
-    tangents, read = tangents_behind(graph, num_inputs), dict[Node, Use]()
+    tangents, read = tangents_behind(graph, num_inputs), dict[Node, SavedUse]()
     for node in reversed(graph.nodes):
         if not (is_derivative(node) or node in tangents or region_of(node)):
             continue
         own = read.get(node, UNUSED)
-        use = Use(tangents.get(node) or own.tangents, own.gradients | owners.get(node, 0))
+        use = SavedUse(tangents.get(node) or own.tangents, own.gradients | owners.get(node, 0))
         for value in {*node.inputs, *map(base_of, node.inputs)}:
             other = read.get(value, UNUSED)
-            read[value] = Use(other.tangents | use.tangents, other.gradients | use.gradients)
+            read[value] = SavedUse(other.tangents | use.tangents, other.gradients | use.gradients)
     inputs = {number: read[node] for number, node in enumerate(graph.inputs[:num_inputs]) if node in read}
     outputs = {
         number: read[base_of(output.value)]

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Literal, final
 
 from kiln.graph.autograd.dependencies import Dependencies
-from kiln.graph.autograd.eager_saves import Use, numbers_of
+from kiln.graph.autograd.eager_saves import SavedUse, numbers_of
 from kiln.graph.autograd.errors import UnsavedSymbol
 from kiln.graph.autograd.gradient_parts import gradient_parts
 from kiln.graph.autograd.joint import JointGraph
@@ -179,7 +179,7 @@ def watched_values(joint: JointGraph, sides: Sides, saved: Sequence[SavedTensor]
         return
     known, count = {(entry.of, entry.index) for entry in saved}, len(joint.tangents)
     outputs = joint.num_forward_outputs - len(joint.carried)
-    uses: list[tuple[Literal["input", "output"], int, Use]] = [
+    uses: list[tuple[Literal["input", "output"], int, SavedUse]] = [
         *[("input", number, use) for number, use in joint.saves.inputs.items()],
         *[("output", number, use) for number, use in joint.saves.outputs.items() if number < outputs],
     ]
@@ -238,8 +238,9 @@ def _forward(joint: JointGraph, sides: Sides, kept: list[Node]) -> tuple[Graph, 
     return graph, saved
 
 
-def copy_of(node: Node, spec: TensorSpec) -> Node:
-    """The contents of a value before somebody writes to it."""
+def copy_of(node: Node, spec: TensorSpec | None = None) -> Node:
+    """The contents of a value before somebody writes to it; contiguous, unless a spec is given."""
+    spec = spec or node.tensor.with_sizes(node.tensor.sizes)
     strides = None if spec == spec.with_sizes(spec.sizes) else spec.strides
     return Node(PRIMS["clone"], (node,), {"strides": strides}, spec, node.origin)
 
@@ -339,7 +340,7 @@ def gradient_outputs(
         alias: Alias | None = None
         index = numbers.get(base)
         if index is not None and index < num_saved:
-            value = copy_of(value, value.tensor.with_sizes(value.tensor.sizes))
+            value = copy_of(value)
             copies.append(value)
         elif index is not None:
             alias = Alias("input", index, None if value is base else value.tensor)
