@@ -172,15 +172,6 @@ def test_a_sparse_result_breaks_the_graph() -> None:
     assert torch.equal(compiled(x).to_dense(), f(x).to_dense()) and compiled(x).layout == torch.sparse_coo
 
 
-@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
-def test_a_sparse_argument_has_a_reason(layout: torch.layout) -> None:
-    """It has no strides, which may be symbols."""
-    x = torch.eye(3).to_sparse(layout=layout)
-    compiled = kiln.compile(lambda x: x @ torch.ones(3, 3), dynamic=True)
-    with pytest.warns(UserWarning, match="KILN2502"):
-        assert torch.equal(compiled(x), torch.ones(3, 3))
-
-
 @pytest.mark.parametrize("weight", [torch.float32, torch.bfloat16, None])
 def test_statistics_of_batch_norm_have_the_dtype_of_eager(weight: torch.dtype | None) -> None:
     def f(x: Tensor, *parameters: Tensor) -> Results:
