@@ -466,9 +466,9 @@ def test_a_default_device_is_guarded() -> None:
     assert kiln.report_of(compiled).compiles == 3
 
 
-def test_a_device_as_context_runs_eager() -> None:
+def test_a_device_as_context_is_a_default() -> None:
     compiled, x = kiln.compile(lambda x: x + torch.ones(3)), torch.zeros(3)
-    with pytest.warns(KilnWarning, match="KILN1091"), torch.device("cpu"):
+    with torch.device("cpu"):
         assert torch.equal(compiled(x), torch.ones(3))
     with torch.device("meta"), pytest.raises(RuntimeError, match="device"):
         compiled(x)

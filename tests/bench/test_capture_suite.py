@@ -156,12 +156,12 @@ class Counted(nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, int]:
         self.calls += 1
-        return x * self.weight if x.sum() > 0 else x, self.calls
+        return x * self.weight + len(str(x.sum().item())), self.calls
 
 
 def test_breaks_and_differences() -> None:
     found = trial(Subject("counted", Counted(), {"x": torch.ones(2)}), "kiln", "train")
-    assert found["outcome"] == "equal" and [code for code, _, _ in found["breaks"]] == ["KILN1007"]
+    assert found["outcome"] == "equal" and [code for code, _, _ in found["breaks"]] == ["KILN1008"]
     assert difference([torch.ones(2)], [torch.zeros(2)]) == "result 0 (2,) differs by 1"
     assert not difference([torch.tensor([True])], [torch.tensor([True])])
     assert difference([1], [1.0]) and difference([], [None]) and not difference([float("nan")], [float("nan")])
