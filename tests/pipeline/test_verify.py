@@ -318,3 +318,22 @@ def test_inputs_without_a_gradient_have_no_leaf() -> None:
     leaf = torch.ones(3, requires_grad=True)
     (gradient,) = gradients_of([leaf * 2, 3], [None, leaf, None])
     assert gradient is not None and gradient.shape == (3,)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_a_side_does_not_leave_is_no_difference(
+    grad: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sides(x: torch.Tensor) -> dict[str, torch.Tensor]:
+        if x.sum() > 0:
+            return {"y": x * 2}
+        return {"y": x + 1, "z": x.t() @ x.exp()}
+
+    monkeypatch.chdir(tmp_path)
+    compiled = kiln.compile(sides, options={**VERIFY, "cache": False})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for x in (X + 1, X - 1, X + 2, X - 2):
+            x = x.clone().requires_grad_(grad)
+            torch.testing.assert_close(compiled(x), sides(x))
+    assert kiln.report_of(compiled).eager == 0
