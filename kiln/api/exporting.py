@@ -8,6 +8,7 @@ from torch import nn
 
 from kiln.api.arguments import read_options
 from kiln.api.module import original_module
+from kiln.capture.interpreter.variables.function import WRAPPED_BY_TORCH
 from kiln.native._frames import Dispatcher
 from kiln.pipeline.dispatchers import original_of
 from kiln.programs.analysis import ProgramCost
@@ -47,7 +48,7 @@ def export(
         target = original_module(target)
     elif isinstance(target, Dispatcher):
         target = original_of(target)
-    target = getattr(target, "_torchdynamo_orig_callable", target)  # of what torch.compile made
+    target = getattr(target, WRAPPED_BY_TORCH, target)
     return export_program(target, args, kwargs, dynamic_shapes=dynamic_shapes, level=level, training=training)
 
 

@@ -30,23 +30,16 @@ TRANSFORMS = frozenset(("torch._functorch.vmap", "torch._functorch.eager_transfo
 """Modules whose functions open levels of function transforms."""
 INTERPRETED = TRANSFORMS | {
     *("torch._functorch.apis", "torch._functorch.functional_call", "torch._functorch.utils"),
-    *(
-        "torch.fx._pytree",
-        "torch._functorch.predispatch",
-        "torch._dynamo.mutation_guard",
-        "torch._dynamo.comptime",
-        MADE_BY_KILN,
-    ),
+    *("torch._functorch.predispatch", "torch._dynamo.mutation_guard", "torch._dynamo.comptime", MADE_BY_KILN),
+    "torch.fx._pytree",
     *("torch.distributed.tensor._api", "torch.distributed.tensor.parallel.style"),
 }
 """Modules of these packages that are interpreted."""
 INTERPRETED_PARTS = {
     "torch._higher_order_ops.invoke_subgraph": frozenset(("mark_compile_region",)),
-    "torch.export._unlift": frozenset((
-        *("_create_stateful_graph_module", "_check_input_constraints_pre_hook"),
-    )),
+    "torch.export._unlift": frozenset(("_create_stateful_graph_module", "_check_input_constraints_pre_hook")),
     "torch._export.non_strict_utils": frozenset((
-        *("_enter_enable_graph_inputs_of_type_nn_module", "_exit_enable_graph_inputs_of_type_nn_module"),
+        "_enter_enable_graph_inputs_of_type_nn_module", "_exit_enable_graph_inputs_of_type_nn_module",
     )),
     "torch._dynamo.external_utils": frozenset(("wrap_dunder_call_ctx_manager", "is_compiling")),
     "torch._dynamo.decorators": frozenset((

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
 from functools import lru_cache
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, TypeAlias, get_args, get_type_hints
 
 from kiln.support.errors import KilnError
 from kiln.support.records import dataclass
@@ -36,7 +36,7 @@ class BadOption(KilnError):
 
 
 ControlFlowOption = Literal["auto", "graph", "python"]
-Branches = Literal["auto", "cpu", "graph", "python"]
+Branches: TypeAlias = ControlFlowOption | Literal["cpu"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from torch.utils import _pytree as pytree
 
 import kiln
 from kiln.support.errors import KilnError
+from kiln.symbolic.env import DTYPES
+from kiln.tensor.dtypes import DTYPES_BY_NAME
 from tests.programs.test_export_values import forms
 
 ROWS, AUTO = kiln.Dim("rows", min=1), torch.export.Dim.AUTO
@@ -166,6 +169,7 @@ def many_numbers(counts: Tensor) -> Tensor:
 
 def test_symbols_are_never_called_as_dtypes(tmp_path: Path) -> None:
     """The ninth number would be `u8`, an integer of eight bits in the file."""
+    assert {name for name in DTYPES_BY_NAME if re.fullmatch(r"u\d+", name)} == DTYPES
     counts = torch.arange(10) % 3
     kiln.export(many_numbers, (counts,)).save(tmp_path / "p.kp")
     assert_close(kiln.load_program(tmp_path / "p.kp")(counts.flip(0)), many_numbers(counts.flip(0)))

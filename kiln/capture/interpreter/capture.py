@@ -89,9 +89,7 @@ from kiln.capture.interpreter.variables.hashed_key import KeyComparisons
 from kiln.capture.interpreter.variables.iterators import forget_callers, suspended_generator
 from kiln.capture.interpreter.variables.made_class import detach, refuse_stand_ins
 from kiln.capture.interpreter.variables.tensor import RegionInputs
-from kiln.capture.interpreter.variables.weak_references import (
-    refuse_late_callbacks,
-)
+from kiln.capture.interpreter.variables.weak_references import refuse_late_callbacks
 from kiln.graph.autograd.dependencies import in_order_of_history
 from kiln.graph.autograd.errors import BackwardRaises
 from kiln.graph.autograd.own_leaves import mark_histories

@@ -118,7 +118,7 @@ class SizesMatch(Exception):
         self.relation = relation
 
 
-def called(s: CaptureState, target: Target, args: Sequence[object], kwargs: dict[str, object]) -> object:
+def call_on_fakes(s: CaptureState, target: Target, args: Sequence[object], kwargs: dict[str, object]) -> object:
     """The result of a torch call on fakes.
 
     Raises:

@@ -47,7 +47,7 @@ from kiln.capture.interpreter.core import (
 from kiln.capture.interpreter.data_values import (
     SizesMatch,
     assumed_truth,
-    called,
+    call_on_fakes,
     is_needed,
     likely_truth,
     number_hidden,
@@ -576,7 +576,7 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
     before = needing_gradients(s, first) if changes and may_need and target != "requires_grad_" else None
     note_handled(s, running_frame(s))
     try:
-        result = called(s, target, plain, named)
+        result = call_on_fakes(s, target, plain, named)
     except (GraphBreak, SizesMatch):  # of a hook that autograd calls
         raise
     except Exception as error:
