@@ -5,7 +5,8 @@
     ddp           2          41200          52100          60800       1.17       0.95
 
 Wrappers: `one` (none, on one rank), `ddp` of the compiled model, `fsdp` of compiled blocks, `fsdp_whole` within the
-compiled model, `tp` (columns and rows of the layers of each block). `--models ddp,tp` measures these only. One process
+compiled model, `tp` (columns and rows of the layers of each block). `--models ddp,tp` measures these only. With
+`--train-step` Kiln compiles the whole step, torch.compile the model; the optimizer is torch's fused AdamW. One process
 per GPU with NCCL, bf16, started by `torchrun`; without GPUs two gloo processes and a tiny model, which shows that it
 runs. The loss after the last step is compared with eager's. Efficiency: Kiln's rate over that of `one` times the ranks.
 """
@@ -153,7 +154,9 @@ Found = dict[str, float]
 """`rate`, `loss`, `first` (seconds of the first step) and `peak` (bytes of GPU memory)."""
 
 
-def run(candidates: Sequence[str], wrappers: Sequence[str], limit: float, json_path: Path | None) -> int:
+def run(
+    candidates: Sequence[str], wrappers: Sequence[str], limit: float, json_path: Path | None, *, whole_step: bool
+) -> int:
     """The table; fails if a candidate fails, or a loss differs from eager's. `limit`: seconds of one candidate."""
     ranks = torch.cuda.device_count() or 2
     names, found, right = ["eager", *candidates], dict[str, dict[str, Found]](), True
@@ -163,7 +166,7 @@ def run(candidates: Sequence[str], wrappers: Sequence[str], limit: float, json_p
         rows: dict[str, Found] = {}
         for name in names:
             try:
-                rows[name] = on_ranks(wrapper, name, count, limit)
+                rows[name] = on_ranks([wrapper, name, "step" if whole_step else "model"], count, limit)
             except RankFailure as failure:
                 print(f"{name}, {wrapper}: {failure}", file=sys.stderr, flush=True)
             found[wrapper] = rows
@@ -195,13 +198,13 @@ class RankFailure(RuntimeError):
     """A rank failed, or the time limit was reached."""
 
 
-def on_ranks(wrapper: str, name: str, ranks: int, limit: float) -> Found:
-    """What rank 0 found, in fresh processes."""
+def on_ranks(arguments: Sequence[str], ranks: int, limit: float) -> Found:
+    """What rank 0 found, in fresh processes that `measure` with these arguments."""
     with tempfile.TemporaryDirectory() as folder:
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m", __spec__.name]
         with (Path(folder) / "errors").open("w+") as errors:
             process = subprocess.Popen(
-                [sys.executable, *torchrun, wrapper, name, folder],
+                [sys.executable, *torchrun, *arguments, folder],
                 env={"OMP_NUM_THREADS": "1", **os.environ},
                 stderr=errors,
                 start_new_session=True,
@@ -218,8 +221,11 @@ def on_ranks(wrapper: str, name: str, ranks: int, limit: float) -> Found:
         return made
 
 
-def measure(wrapper: str, name: str, folder: str) -> None:
-    """The median time of a step, as tokens of all ranks per second, and the last loss."""
+def measure(wrapper: str, name: str, compiled: str, folder: str) -> None:
+    """The median time of a step, as tokens of all ranks per second, and the last loss.
+
+    `compiled`: the "model", or the "step" by a compiler that takes it whole.
+    """
     gpu = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpu else torch.device("cpu")
     if gpu:
@@ -230,18 +236,26 @@ def measure(wrapper: str, name: str, folder: str) -> None:
     torch.manual_seed(0)
     with device:
         model = BenchLlama(sizes).to(dtype)
-    compile = (lambda module: module) if name == "eager" else candidate(name, None).compile
+    compiler = candidate(name, None)
+    whole = compiled == "step" and not compiler.in_parts
+    compile = (lambda module: module) if whole else compiler.compile
     wrapped = BUILD[wrapper](model, init_device_mesh(device.type, (ranks,)), compile)  # type: ignore[arg-type]
-    optimizer = torch.optim.AdamW(parameter_groups(wrapped), lr=1e-4, foreach=True)
+    optimizer = torch.optim.AdamW(parameter_groups(wrapped), lr=1e-4, fused=True)
+
+    def step(tokens: Tensor) -> Tensor:
+        loss: Tensor = wrapped(tokens)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    run_step = compiler.compile(step) if whole else step
     torch.manual_seed(1 if wrapper == "tp" else 1 + rank)
     tokens = torch.randint(0, sizes.vocabulary, (sizes.batch, sizes.length), device=device)
     seconds, loss = list[float](), torch.zeros(())
     for _ in range(WARM + MEASURED):
         start = time.perf_counter()
-        loss = wrapped(tokens)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        loss = run_step(tokens)  # type: ignore[assignment]
         if gpu:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
@@ -249,7 +263,7 @@ def measure(wrapper: str, name: str, folder: str) -> None:
         batches = 1 if wrapper == "tp" else ranks
         rate = tokens.numel() * batches / median(seconds[WARM:])
         peak = torch.cuda.max_memory_allocated() if gpu else 0
-        found: Found = {"rate": rate, "loss": float(loss.detach()), "first": seconds[0], "peak": peak}
+        found: Found = {"rate": rate, "loss": float(loss), "first": seconds[0], "peak": peak}
         (Path(folder) / "found").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()

@@ -56,7 +56,7 @@ MEASURES: Mapping[str, Callable[[argparse.Namespace, list[str]], int]] = {
     "capture": run_capture,
     "compile": lambda given, candidates: compile_time.run(given.threads, given.json),
     "distributed": lambda given, candidates: run_distributed(
-        candidates, [*filter(None, given.models.split(","))], given.seconds, given.json
+        candidates, [*filter(None, given.models.split(","))], given.seconds, given.json, whole_step=given.train_step
     ),
     "export": run_export,
     "launch": lambda given, candidates: launch.run(given.pairs, given.json),
