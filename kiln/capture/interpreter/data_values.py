@@ -10,10 +10,9 @@ Where Python needs a number that is symbolic, the capture begins again, and brea
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import field
+from functools import partial
 from types import CodeType
 from typing import cast, final
 
@@ -25,6 +24,7 @@ from kiln.capture.interpreter.core import CaptureState, Value, refuse_varying
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.speculation import Speculation, Speculations, constant_truth, may_decide
 from kiln.capture.interpreter.speculation import known_truth as known_condition
+from kiln.capture.interpreter.torch_warnings import note_warnings
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import all_nodes, symbols_read
@@ -37,6 +37,7 @@ from kiln.plan.errors import ASSUMED
 from kiln.plan.host_operators import NAMESPACE
 from kiln.plan.overloads import is_random, written_arguments
 from kiln.support.errors import KilnError
+from kiln.support.heard_warnings import hearing
 from kiln.support.location import Location
 from kiln.support.records import dataclass
 from kiln.symbolic.env import DataDependentSize, FalseAssertion, NoHint
@@ -124,11 +125,12 @@ def call_on_fakes(s: CaptureState, target: Target, args: Sequence[object], kwarg
     Raises:
         SizesMatch: if it fails or warns, and asked whether sizes are equal that were taken to differ.
     """
-    env = s.recorder.env
-    first = len(env.differing)
-    with warnings.catch_warnings(record=True) if env.unbacked else nullcontext() as warned:
+    env, nodes = s.recorder.env, len(s.recorder.nodes)
+    first, unbacked = len(env.differing), len(env.unbacked)
+    call = partial(s.recorder.call, target, args, kwargs, stack=running_frame(s).locations())
+    with hearing() as heard:
         try:
-            result = s.recorder.call(target, args, kwargs, stack=running_frame(s).locations())
+            result = call()
         except (GraphBreak, NoHint, DataDependentSize):
             raise
         except Exception as error:
@@ -138,10 +140,10 @@ def call_on_fakes(s: CaptureState, target: Target, args: Sequence[object], kwarg
             if len(env.differing) > first:
                 raise SizesMatch(env.differing[-1]) from None
             raise
-    if warned and len(env.differing) > first:
+    if heard and len(env.differing) > first:
         raise SizesMatch(env.differing[-1])
-    for warning in warned or ():
-        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    if heard:
+        note_warnings(s, target, heard, nodes, call if len(env.unbacked) == unbacked else None)
     return result
 
 

@@ -50,6 +50,10 @@ class EffectLog(Generic[E]):
         self._counters.change()
         self._effects.setdefault(effect.key, effect)
 
+    def mention(self, effect: E) -> None:
+        """Add one that changes nothing which a program could read, such as a warning."""
+        self._effects.setdefault(effect.key, effect)
+
     def replace(self, effect: E) -> None:
         """Replace the effect with this key, keeping its position."""
         self._effects[effect.key] = effect

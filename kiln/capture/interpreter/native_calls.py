@@ -15,7 +15,6 @@ import functools
 import sys
 import traceback
 import types
-import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any, TypeVar, cast, final
@@ -45,6 +44,7 @@ from kiln.capture.interpreter.variables.sequence import List, Sequence, Slice, T
 from kiln.capture.interpreter.variables.set_tables import plain_set
 from kiln.capture.interpreter.variables.sets import Set, take_order
 from kiln.runtime.guards.guard import GuardKind
+from kiln.support.heard_warnings import hearing
 from kiln.support.records import dataclass
 
 C_FUNCTIONS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -118,8 +118,7 @@ class Natives:
         outer = self.stop, self.made_at
         self.stop, self.made_at = None, PastStep(frame.number, frame.step, frame.location())
         try:
-            with warnings.catch_warnings(record=True) as warned:
-                warnings.simplefilter("always")
+            with hearing() as warned:
                 result = function(*given, **named)
             if self.stop is not None:
                 raise self.stop

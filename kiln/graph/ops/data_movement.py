@@ -22,6 +22,7 @@ from kiln.graph.ops.registry import DECOMPOSITIONS, Decomposition, decompose, li
 from kiln.graph.ops.sizes import FAR, axes_of, axis_of, clamp_slice, filled, is_empty, matching_sizes, wrap_index
 from kiln.graph.prims.meta import broadcast, equal, matches, view_strides
 from kiln.graph.prims.meta.layout import is_dense
+from kiln.support.heard_warnings import warn_like
 from kiln.symbolic import Int
 from kiln.tensor.spec import CPU, TensorSpec
 
@@ -71,6 +72,8 @@ def to_copy(
         kwargs = {"device": where, "dtype": dtype, "non_blocking": non_blocking}
         there = TensorSpec(dtype or spec.dtype, spec.sizes, strides_for(e, spec, memory_format), 0, where)
         return e.library("aten._to_copy.default", (x,), {k: v for k, v in kwargs.items() if v is not None}, there)
+    if dtype is not None and spec.dtype.is_complex and not dtype.is_complex and dtype is not torch.bool:
+        warn_like(lambda: torch.zeros(1, dtype=torch.complex64, device=CPU).to(torch.float32))
     same = dtype is None or dtype is spec.dtype
     return relaid(e, copy(e, x) if same else e.convert(x, dtype or spec.dtype), strides_for(e, spec, memory_format))
 

@@ -22,6 +22,7 @@ from kiln.graph.ops.emit import Emit, Operand
 from kiln.graph.ops.promotion import OPMATH, elementwise, float_dtype, promoted, promoting, result_dtype
 from kiln.graph.ops.registry import DECOMPOSITIONS, INPLACE, decompose
 from kiln.graph.prims.meta import pointwise_spec, preserved
+from kiln.support.heard_warnings import warn_like
 from kiln.symbolic.values import Real
 from kiln.tensor.spec import CPU
 
@@ -354,6 +355,8 @@ DECOMPOSITIONS["rad2deg.default"] = lambda e, x: _scaling("mul", floating=True)(
 def where(e: Emit, condition: Node, x: Operand, y: Operand) -> Node:
     if condition.tensor.dtype not in (torch.bool, torch.uint8):
         raise RuntimeError(f"where expected condition to be a boolean tensor, but got {condition.tensor.dtype}")
+    if condition.tensor.dtype is torch.uint8:
+        warn_like(lambda: torch.where(torch.zeros(1, dtype=torch.uint8, device=CPU), 0, 0))
     for number in (x, y):
         e.require_fits(number, result_dtype([x, y]))
     return e.pointwise("where", truth(e, condition), *promoted(e, x, y))

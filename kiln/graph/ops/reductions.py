@@ -20,8 +20,9 @@ from kiln.graph.ops.promotion import OPMATH, promoted, promoting, widened
 from kiln.graph.ops.registry import DECOMPOSITIONS, Decomposition, Results, decompose, library
 from kiln.graph.ops.sizes import axes_of, axis_of
 from kiln.graph.prims.meta import equal
+from kiln.support.heard_warnings import warn_like
 from kiln.symbolic import Expr, Int, product, sym_max
-from kiln.tensor.spec import TensorSpec
+from kiln.tensor.spec import CPU, TensorSpec
 
 Dims = Sequence[int] | int | None
 
@@ -126,14 +127,17 @@ def _deviation(e: Emit, x: Node, axes: tuple[int, ...], correction: float) -> tu
     return e.convert(e.pointwise("sqrt", spread), x.tensor.dtype), middle
 
 
-def _spread(measure: Measure, results: int) -> Decomposition:
-    """The first `results` of what `measure` returns."""
+def _spread(name: str, measure: Measure, results: int) -> Decomposition:
+    """The first `results` of what `measure` returns, as torch's function `name` does."""
 
     @widened
     def rule(e: Emit, x: Node, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Results:
         axes = axes_of(dim, x.tensor.rank, empty_is_all=True)
         if isinstance(correction, float) and not math.isfinite(correction):
             raise UnsupportedOp(op="a variance", reason=f"what its kernel makes of the correction {correction}")
+        number = count(x.tensor, axes)
+        if not isinstance(number, Expr) and number <= (1 if correction is None else correction):
+            warn_like(lambda: getattr(torch, name)(torch.zeros(1, device=CPU)))
         found = measure(e, x, axes, 1 if correction is None else correction)[:results]
         parts = tuple([_dropped(e, part, axes, keepdim) for part in found])
         return parts if results > 1 else parts[0]
@@ -141,10 +145,10 @@ def _spread(measure: Measure, results: int) -> Decomposition:
     return rule
 
 
-DECOMPOSITIONS["var.correction"] = _spread(variance, 1)
-DECOMPOSITIONS["std.correction"] = _spread(_deviation, 1)
-DECOMPOSITIONS["var_mean.correction"] = _spread(variance, 2)
-DECOMPOSITIONS["std_mean.correction"] = _spread(_deviation, 2)
+DECOMPOSITIONS["var.correction"] = _spread("var", variance, 1)
+DECOMPOSITIONS["std.correction"] = _spread("std", _deviation, 1)
+DECOMPOSITIONS["var_mean.correction"] = _spread("var_mean", variance, 2)
+DECOMPOSITIONS["std_mean.correction"] = _spread("std_mean", _deviation, 2)
 
 
 # Maximum and minimum.

@@ -24,10 +24,11 @@ from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
 from kiln.graph.trace.shared_memory import by_storage, refuse_shared_memory
 from kiln.graph.trace.special import computation, special, unbacked_integer
+from kiln.support.heard_warnings import warn_like
 from kiln.symbolic import Int
 from kiln.symbolic.node import from_sym
 from kiln.symbolic.relation import rel_eq
-from kiln.tensor.spec import TensorSpec, contiguous_strides
+from kiln.tensor.spec import CPU, TensorSpec, contiguous_strides
 
 MASKS = (torch.bool, torch.uint8)
 
@@ -76,6 +77,8 @@ def without_masks(mode: RecordingMode, x: Node, indices: Sequence[Node | None]) 
         if not index.tensor.rank:
             raise DataDependentOp(op="aten.index")  # it adds a dimension
         require_mask(mode.emit, x.tensor, index.tensor, len(made))
+        if index.tensor.dtype is torch.uint8:
+            warn_like(lambda: torch.zeros(1, device=CPU)[torch.zeros(1, dtype=torch.uint8, device=CPU)])
         found = positions(mode, index)
         for axis in range(index.tensor.rank):
             column = mode.emit.node("slice", found, axis=1, start=axis, stop=axis + 1, step=1)

@@ -21,17 +21,17 @@ import kiln.capture.interpreter.polyfills as polyfills
 from kiln.capture.interpreter.breaks import SideEffectCall
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, handles
 from kiln.capture.interpreter.data_values import is_needed
-from kiln.capture.interpreter.effects import CallEffect
-from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
+from kiln.capture.interpreter.effects import CallEffect, contents_key
 from kiln.capture.interpreter.native_calls import natives
-from kiln.capture.interpreter.speculation import NumberCheck, Speculations
+from kiln.capture.interpreter.torch_warnings import IGNORED_INSIDE, Line, line_of, running
 from kiln.capture.interpreter.variables.builtin import Builtin
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.deferred_text import Deferred, refuse_repeated, written
-from kiln.capture.interpreter.variables.function import GlobalEffect, namespace
+from kiln.capture.interpreter.variables.function import Namespace, namespace
 from kiln.capture.interpreter.variables.native_object import NativeObject
+from kiln.capture.interpreter.variables.sequence import List, Tuple
 from kiln.runtime.guards.source import Source
-from kiln.runtime.warning import WarningPasses, warn_in
+from kiln.runtime.warning import warn_in
 
 
 @handles(print)
@@ -75,9 +75,45 @@ def replaced_output(s: CaptureState) -> Value | None:
     return namespace(s, vars(sys)).load(s, "stdout") if is_replaced else None
 
 
-def is_set(s: CaptureState, dictionary: dict[str, object]) -> bool:
-    """Whether the frame has set names of a module."""
-    return any(isinstance(effect, GlobalEffect) and effect.namespace.dictionary is dictionary for effect in s.effects)
+def ignored_inside(s: CaptureState, text: str | None, category: type[Warning], line: Line) -> bool:
+    """Whether filters that the frame has set ignore a warning; False where it has set none.
+
+    Raises:
+        SideEffectCall: if they may not, or if it has set what shows warnings.
+    """
+    space = namespace(s, vars(warnings))
+    filters = space.values.get("filters")
+    shown_as_before = all([is_from_outside(s, space, name) for name in SHOWN_BY])
+    same = not isinstance(filters, List) or is_from_outside(s, space, "filters")
+    if shown_as_before and same and (filters is None or s.effects.find(contents_key(filters)) is None):
+        return False
+    if shown_as_before and isinstance(filters, List) and first_action(s, filters, text, category, line) == "ignore":
+        return True
+    raise SideEffectCall(function="warnings.warn", why="what becomes of the warning is not known while tracing")
+
+
+IGNORED_INSIDE.append(ignored_inside)
+SHOWN_BY = ("showwarning", "_showwarnmsg_impl", "_showwarnmsg")
+
+
+def is_from_outside(s: CaptureState, space: Namespace, name: str) -> bool:
+    value = space.values.get(name)
+    return value is None or getattr(value, "original", None) is space.dictionary[name]
+
+
+def first_action(s: CaptureState, filters: List, text: str | None, category: type[Warning], line: Line) -> str:
+    """The action of the first filter that fits; "" where that is not known."""
+    for item in filters.items(s):
+        assert isinstance(item, Tuple)
+        action, message, kind, module, number = item.items(s)
+        if not issubclass(category, kind.constant(s)) or number.constant(s) not in (0, line.number):
+            continue
+        patterns = [(message.constant(s), text), (module.constant(s), line.module)]
+        if any(pattern is not None and given is None for pattern, given in patterns):
+            return ""
+        if all(pattern is None or pattern.match(given) for pattern, given in patterns):
+            return str(action.constant(s))
+    return ""
 
 
 def is_library_stream(s: CaptureState, stream: Value) -> bool:
@@ -121,17 +157,21 @@ def warn(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     frame = frames[max(number, 1) - 1] if number <= len(frames) else None
     text = written(s, message) if not is_needed(s) and message.python_type() is str else None
     kind = UserWarning if category is None or s.is_none(category) else category.constant(s)
-    if given or text is None or not issubclass(kind, Warning) or is_set(s, vars(warnings)) or not (frame or outer > 0):
+    if given or text is None or not issubclass(kind, Warning) or not (frame or outer > 0):
         raise SideEffectCall(function="warnings.warn", why="what becomes of the warning is not known while tracing")
     refuse_repeated(s, "warnings.warn")
-    line, space = (frame.location().line, frame.globals.dictionary) if frame is not None else (0, {})
-    known = text.constant(s) if text.is_constant else None
-    if not passes(s, WarningPasses(known, kind, space.get("__name__") or "<string>", line)):
+    line, known = (
+        line_of(frame) if frame is not None else Line("", 0, {}),
+        text.constant(s) if text.is_constant else None,
+    )
+    if ignored_inside(s, known, kind, line):
+        return Constant(None)
+    if not s.policy.speculate or not line.passes(s, known, kind):
         raise SideEffectCall(function="warnings.warn", why="a filter turns it into an error")
     if frame is None:  # a caller of the compiled function, found when it is given
         s.effects.note(CallEffect(Builtin(warnings.warn), (text, kind, outer + 1)))
     else:
-        s.effects.note(CallEffect(s.wrap(warn_in, None), (text, kind, frame.code.co_filename, line, space)))
+        s.effects.note(CallEffect(s.wrap(warn_in, None), (text, kind, line.file, line.number, line.namespace)))
     return Constant(None)
 
 
@@ -140,19 +180,3 @@ def filters_mutated(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     """Python's memory of the filters is stale. Here only `warnings.warn` asks them; it breaks if they are set."""
     s.effects.note(CallEffect(Builtin(warnings._filters_mutated), ()))  # type: ignore[attr-defined]
     return Constant(None)
-
-
-def running(s: CaptureState) -> list[SymbolicFrame]:
-    """The frames of the compiled function, the innermost first."""
-    frames = [running_frame(s)]
-    while frames[-1].parent is not None:
-        frames.append(frames[-1].parent)
-    return frames
-
-
-def passes(s: CaptureState, check: WarningPasses) -> bool:
-    """Whether the filters let a warning pass; each call asks again."""
-    if not s.policy.speculate or not check():
-        return False
-    s.part(Speculations).numbers[NumberCheck(check, 0, 0)] = None
-    return True

@@ -1,0 +1,97 @@
+"""Warnings that are given while code runs under the compiler: heard whatever the filters say, and given by nobody.
+
+    with hearing() as heard:
+        torch.nn.functional.mse_loss(x, x[:1])
+    heard     [HeardWarning("Using a target size ...", UserWarning, 1, None)]     the line that made the call gives it
+
+The filters are left as they are: `warnings.catch_warnings` changes their version, with which Python forgets what was
+shown once per location.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import final
+
+from kiln.support.records import dataclass
+
+OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+EVERY = [("always", None, Warning, None, 0)]
+"""Filters that let all pass, and remember none."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class HeardWarning:
+    """A warning and its line: that of code which was called (`file`, `line`, `namespace`), else the one that `level`
+    frames of the program outside of the compiler have, 1 being the innermost."""
+
+    text: str
+    category: type[Warning]
+    level: int
+    file: str = ""
+    line: int = 0
+    namespace: dict[str, object] | None = None
+
+
+@contextmanager
+def hearing() -> Iterator[list[HeardWarning]]:
+    """What is given within is not shown."""
+    heard: list[HeardWarning] = []
+    caller = sys._getframe(2)
+
+    def hear(given: warnings.WarningMessage) -> None:
+        heard.append(located(given, sys._getframe(1), caller))
+
+    names = vars(warnings)
+    before = {name: names[name] for name in ("filters", "_showwarnmsg")}
+    names.update(filters=EVERY, _showwarnmsg=hear)
+    try:
+        yield heard
+    finally:
+        if names["_showwarnmsg"] is hear:
+            names.update(before)
+
+
+def warn_like(call: Callable[[], object]) -> None:
+    """While warnings are heard: let a call on a tiny tensor give the warning of eager's kernel, as often as eager."""
+    if warnings.filters is EVERY:
+        call()
+
+
+def located(given: warnings.WarningMessage, innermost: FrameType, caller: FrameType) -> HeardWarning:
+    """A warning with its line. The frames of the compiler between `caller`, which hears, and what it called count as
+    one line of the program each; those inside of what it called as none."""
+    text, frames = str(given.message), [*outward(innermost)]
+    end = next((at for at, frame in enumerate(frames) if frame is caller), len(frames) - 1)
+    first = end
+    while first > 0 and is_ours(frames[first - 1]):
+        first -= 1
+    place = next((at for at, frame in enumerate(frames) if is_line(frame, given)), end)
+    if place < first:
+        found = next((frame for frame in frames[place:first] if not is_ours(frame)), None)
+        if found is not None:
+            return HeardWarning(
+                text, given.category, 0, found.f_code.co_filename, found.f_lineno, found.f_globals
+            )  # fmt: skip
+        place = first
+    return HeardWarning(text, given.category, place - first + 1)
+
+
+def outward(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def is_ours(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(OURS)
+
+
+def is_line(frame: FrameType, given: warnings.WarningMessage) -> bool:
+    return frame.f_lineno == given.lineno and frame.f_code.co_filename == given.filename
