@@ -10,7 +10,8 @@ from __future__ import annotations
 import dis
 import inspect
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import field, replace
 from typing import final
 
@@ -34,6 +35,7 @@ from kiln.pipeline.modes import UnknownMode, unknown_mode, watch_current_device,
 from kiln.programs.call.errors import BadExportArgument, ExportChangesObject, UnknownResult
 from kiln.programs.call.tree import flatten
 from kiln.programs.dims import DimTable
+from kiln.runtime.guards.source import DictAttrSource, Source
 from kiln.support.errors import KilnError
 from kiln.support.events import EventSink
 from kiln.support.gc_pause import GC_PAUSE
@@ -202,10 +204,13 @@ def capture_whole(
         torch.backends.mha.set_fastpath_enabled(fused)
     assert keeper.recorder is not None and capture.function is not None
     known = {id(buffers) for buffers in buffer_dicts(first)}
-    refuse_effects(name_of(target), [effect for effect in capture.effects if not is_store_of_buffers(effect, known)])
     if keeper.trace is None:
         keeper.trace = keeper.recorder.finish([])
-    result, stored = _result(capture, slots, keeper.trace, buffer_dicts(first))
+    own = own_variables(capture, keeper.trace, modules_of(first))
+    others = [effect for effect in capture.effects if effect not in own and not is_store_of_buffers(effect, known)]
+    refuse_effects(name_of(target), others)
+    with unchanged(own):
+        result, stored = _result(capture, slots, keeper.trace, buffer_dicts(first))
     buffers = [stored_buffer(old, new, keeper.trace, name_of(target)) for old, new in stored]
     refuse_moving(capture.speculations, keeper, buffers, name_of(target))
     if training and buffers:
@@ -278,10 +283,51 @@ def refuse_effects(function: str, effects: list[Effect]) -> None:
             raise ExportChangesObject(function=function, what_changes=described(effect))
 
 
+def modules_of(arguments: tuple[object, ...]) -> list[nn.Module]:
+    """The module that is called, and those in it."""
+    return [*arguments[0].modules()] if arguments and isinstance(arguments[0], nn.Module) else []
+
+
 def buffer_dicts(arguments: tuple[object, ...]) -> list[dict[str, torch.Tensor | None]]:
-    """The buffers of the module that is called, and of those in it."""
-    modules = arguments[0].modules() if arguments and isinstance(arguments[0], nn.Module) else ()
-    return [module._buffers for module in modules]
+    return [module._buffers for module in modules_of(arguments)]
+
+
+def own_variables(capture: Capture, trace: Trace, modules: list[nn.Module]) -> list[AttributeEffect]:
+    """Attributes of modules that the call stores and then reads, but not before: the weight that a hook of
+    `torch.nn.utils.weight_norm` or `prune` computes. No later call depends on them."""
+    known = set(map(id, modules))
+    found = [effect for effect in capture.effects if isinstance(effect, AttributeEffect)]
+    found = [effect for effect in found if effect.is_read and id(effect.value.real()) in known]
+    sources = [guard.source for guard in capture.guards] + [record.source for record in trace.inputs] if found else []
+    before = {step for source in sources for step in steps_of(source)}
+    return [effect for effect in found if DictAttrSource(source_of(effect), effect.name) not in before]
+
+
+def source_of(effect: AttributeEffect) -> Source:
+    assert effect.value.source is not None
+    return effect.value.source
+
+
+def steps_of(source: Source | None) -> Iterator[Source]:
+    """It, and what its path goes through."""
+    while source is not None:
+        yield source
+        source = source.parent
+
+
+@contextmanager
+def unchanged(effects: list[AttributeEffect]) -> Iterator[None]:
+    """Their attributes are afterwards what they were before."""
+    places = [(vars(effect.value.real()), effect.name) for effect in effects]
+    before = [(content, name, content.get(name, MISSING)) for content, name in places]
+    try:
+        yield
+    finally:
+        for content, name, value in before:
+            if value is MISSING:
+                content.pop(name, None)
+            else:
+                content[name] = value
 
 
 def is_store_of_buffers(effect: Effect, known: set[int]) -> bool:

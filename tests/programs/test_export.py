@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.testing import assert_close
 from torch.utils import _pytree as pytree
 
@@ -447,6 +449,50 @@ def test_what_is_not_one_graph_is_a_short_error(target: Any, code: str, words: s
     assert len(str(raised.value).split("\n")) <= 15
     if code == "KILN1":
         assert "tests/programs/test_export.py" in str(raised.value)
+
+
+class ScaledByNumberOfCalls(nn.Module):
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+def normalised() -> nn.Module:
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):
+        return nn.Sequential(nn.utils.weight_norm(nn.Linear(3, 3)), nn.utils.weight_norm(nn.Conv1d(1, 2, 2)))
+
+
+def pruned() -> nn.Module:
+    model = nn.Linear(3, 3)
+    prune.l1_unstructured(model, "weight", 0.5)  # type: ignore[no-untyped-call]
+    return model
+
+
+@pytest.mark.parametrize("make", [normalised, pruned])
+def test_what_a_call_stores_for_itself_is_no_state(make: Callable[[], nn.Module], tmp_path: Path) -> None:
+    """Hooks compute a weight and store it as an attribute of the module, which `forward` reads."""
+    torch.manual_seed(0)
+    model = make()
+    shapes = {"input": {0: kiln.Dim("rows", min=1)}}
+    before = {name: dict(vars(module)) for name, module in model.named_modules()}
+    program = kiln.export(model, (torch.randn(4, 1, 3),), dynamic_shapes=shapes)
+    for name, module in model.named_modules():
+        assert vars(module).keys() == before[name].keys()
+        assert all([vars(module)[key] is value for key, value in before[name].items()])
+    program.save(tmp_path / "p")
+    with torch.no_grad():
+        model(torch.randn(4, 1, 3))
+        for rows in (4, 1, 7):
+            x = torch.randn(rows, 1, 3)
+            for run in (program, kiln.load_program(tmp_path / "p")):
+                assert_close(run(x), model(x))
+
+
+def test_what_a_call_reads_of_the_last_one_is_state() -> None:
+    with pytest.raises(ExportChangesObject, match=r"it changes `self\.calls`"):
+        kiln.export(ScaledByNumberOfCalls(), (torch.ones(3),))
 
 
 # Training.

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils import _pytree as pytree
 
@@ -173,3 +173,30 @@ def test_symbols_are_never_called_as_dtypes(tmp_path: Path) -> None:
     counts = torch.arange(10) % 3
     kiln.export(many_numbers, (counts,)).save(tmp_path / "p.kp")
     assert_close(kiln.load_program(tmp_path / "p.kp")(counts.flip(0)), many_numbers(counts.flip(0)))
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+HEADS = (2, 3, 4, 8)
+REFUSED: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], list[list[tuple[int, ...]]]]] = {
+    "channels": (nn.Conv2d(3, 4, 3), [(2, 3, 6, 7)], [[(2, 5, 6, 7)], [(2, 3, 2, 7)]]),
+    "padded": (nn.Conv1d(3, 4, 5, padding=1), [(2, 3, 6)], [[(2, 2, 6)], [(2, 3, 2)]]),
+    "transposed": (nn.ConvTranspose2d(3, 4, 3), [(2, 3, 6, 7)], [[(2, 4, 6, 7)], [(2, 3, 0, 7)]]),
+    "values": (attention, [HEADS] * 3, [[HEADS, HEADS, (2, 3, 5, 8)], [(2, 0, 4, 8)] * 3]),
+    "recurrent": (nn.LSTM(4, 5, batch_first=True), [(2, 6, 4)], [[(0, 6, 4)], [(2, 0, 4)]]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_sizes_that_a_kernel_cannot_take_are_refused(name: str) -> None:
+    """Before it runs: kernels of packages and static libraries check nothing, and some divide by a size."""
+    target, sizes, wrong = REFUSED[name]
+    args = tuple([torch.randn(each) for each in sizes])
+    program = kiln.export(target, args, dynamic_shapes=tuple([dict.fromkeys(range(x.dim()), AUTO) for x in args]))
+    larger = [torch.cat([x, x]) for x in args]
+    assert_close(program(*larger), target(*larger))
+    for each in wrong:
+        with pytest.raises(KilnError, match="KILN5104"):
+            program.check_shapes(*[torch.randn(size) for size in each])

@@ -19,8 +19,9 @@ from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.library import Pair, fresh
 from kiln.graph.ops.promotion import OPMATH
 from kiln.graph.ops.registry import decompose, library
+from kiln.graph.ops.sizes import matching_sizes
 from kiln.graph.prims.meta import preserved
-from kiln.symbolic import Int, ceil_div
+from kiln.symbolic import Int, ceil_div, rel_le
 from kiln.tensor.spec import CPU, TensorSpec
 
 Results = tuple[Node | Int | None, ...]
@@ -55,11 +56,18 @@ def cpu_attention(
 ) -> Pair:  # fmt: skip
     spec = query.tensor
     batch, heads, length, _ = spec.sizes
+    _check_sizes(e, spec, key.tensor, value.tensor)
     output = preserved(e.oracle, spec) if _attention_follows_query() else heads_inside(spec, spec.sizes)
     sums = TensorSpec(
         OPMATH.get(spec.dtype, spec.dtype), (batch, heads, length), (length * heads, 1, heads), 0, spec.device
     )
     return output, sums
+
+
+def _check_sizes(e: Emit, query: TensorSpec, key: TensorSpec, value: TensorSpec) -> None:
+    """The kernel reads as many values as there are keys, and divides by the number of heads."""
+    if not matching_sizes(e, key.sizes[:3], value.sizes[:3]) or not e.oracle.expect(rel_le(1, query.sizes[1])):
+        raise RuntimeError(f"attention: keys {list(key.sizes)} and values {list(value.sizes)} are not one for one")
 
 
 @library("_scaled_dot_product_flash_attention_for_cpu_backward.default")

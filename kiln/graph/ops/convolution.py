@@ -15,6 +15,7 @@ import torch
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.registry import SpecRule, library
+from kiln.graph.ops.sizes import matching_sizes
 from kiln.graph.prims.meta import MemoryFormat, format_strides, suggested_format
 from kiln.symbolic import Int, ceil_div, rel_le, sym_min
 from kiln.tensor.spec import TensorSpec
@@ -52,7 +53,7 @@ def convolution(
     image, kernel = x.tensor, weight.tensor
     if image.dtype is not kernel.dtype:
         raise RuntimeError(f"Input type ({image.dtype}) and weight type ({kernel.dtype}) should be the same")
-    _check_channels(image, kernel, transposed, groups)
+    _check_channels(e, image, kernel, transposed, groups)
     pixels: list[Int] = []
     for dim, (size, reach) in enumerate(zip(image.sizes[2:], kernel.sizes[2:], strict=True)):
         step, border, spacing = at(stride, dim), at(padding, dim), at(dilation, dim)
@@ -61,15 +62,20 @@ def convolution(
             pixels.append((size - 1) * step - 2 * border + extent + at(output_padding, dim) + 1)
         else:
             pixels.append((size + 2 * border - extent - 1) // step + 1)
+        if not e.oracle.expect(rel_le(1, size if transposed else size + 2 * border - extent)):
+            raise RuntimeError(
+                f"Given input size {list(image.sizes[2:])} and kernel size {list(kernel.sizes[2:])}: the kernel size"
+                " can't be greater than the actual input size"
+            )
     channels = kernel.sizes[1] * groups if transposed else kernel.sizes[0]
     sizes = (image.sizes[0], channels, *pixels)
     return laid_out(image, sizes, format_of(e, image, kernel))
 
 
-def _check_channels(image: TensorSpec, kernel: TensorSpec, transposed: bool, groups: int) -> None:
+def _check_channels(e: Emit, image: TensorSpec, kernel: TensorSpec, transposed: bool, groups: int) -> None:
     have = image.sizes[1]
     want = kernel.sizes[0] if transposed else kernel.sizes[1] * groups
-    if isinstance(have, int) and isinstance(want, int) and have != want:
+    if not matching_sizes(e, (have,), (want,)):
         raise RuntimeError(
             f"Given groups={groups}, weight of size {list(kernel.sizes)}, expected input{list(image.sizes)} to have"
             f" {want} channels, but got {have} channels instead"

@@ -103,6 +103,7 @@ ANSWERS: tuple[tuple[Hashable, object], ...] = (
     (torch._C._get_tracing_state, None),
     (torch.compiler.is_exporting, False),
     (torch._C._is_tracing, False),
+    (torch.onnx.is_in_onnx_export, False),
     (torch._C._log_api_usage_once, None),
 )
 """Queries with a fixed answer while tracing."""

@@ -142,6 +142,9 @@ class Object(Value):
         """From the instance's own dict."""
         if name in self.attrs:
             found = self.attrs[name]
+            key = "attribute", id(self), name
+            if s.effects.changes and isinstance(effect := s.effects.find(key), AttributeEffect):
+                effect.is_read = True
             return found if not isinstance(found, Choice) else found.present()
         content = self.own_dict(s)
         if content is None or name not in content:
@@ -166,8 +169,7 @@ class Object(Value):
                 raise self.unsupported("access by attribute", "its `__dict__` is also reached on a path of its own")
         return content
 
-    def had_attr(self, name: str) -> bool:
-        """Whether the instance's dict had the name before the frame."""
+    def had_attr(self, name: str) -> bool:  # in its dict, before the frame
         return self.original is not MISSING and name in plain_dict(self.original)
 
     def instance_names(self) -> list[str]:
@@ -178,8 +180,7 @@ class Object(Value):
         names += [name for name in self.attrs if name not in names]
         return [name for name in names if self.attrs.get(name, True) is not None and is_in_dict(self, name)]
 
-    def is_field(self, name: str) -> bool:
-        """Whether a built-in exception class keeps what `attrs` holds under this name."""
+    def is_field(self, name: str) -> bool:  # kept by a built-in exception class
         return issubclass(self.cls, BaseException) and is_field(getattr(self.cls, name, None))
 
     def set_attr(self, s: CaptureState, name: str, value: Value | None, site: CallSite = NOT_RESUMABLE) -> None:
@@ -357,7 +358,7 @@ def emit_bare(value: Object, g: Codegen) -> None:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass
 class AttributeEffect(SideEffect):
     """An attribute of an object was set or deleted; its last value is in `attrs`."""
 
@@ -365,6 +366,8 @@ class AttributeEffect(SideEffect):
     name: str
     recreated: bool
     """It was deleted before it was set, so it comes last in the instance's dict."""
+    is_read: bool = False
+    """The program itself has read it since."""
     writes = True
 
     @property
