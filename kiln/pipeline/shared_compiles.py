@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 PATIENCE = 300.0
 """Seconds that a rank waits for another one's compile."""
 MOST_VARIANTS = 16
+NOT_YET = "it runs this call eager"
 Made = TypeVar("Made")
 
 
@@ -76,7 +77,7 @@ class SharedCompiles:
         said = "its compile was interrupted"
         try:
             made = compile()
-            said = outcome() if made is not None else "it runs eager"
+            said = outcome() if made is not None else NOT_YET
             return made
         except KilnError as problem:
             said = f"{problem.code} {problem.reason}"
@@ -97,7 +98,7 @@ class SharedCompiles:
             time.sleep(pause)
             pause = min(pause * 1.5, 0.05)
         outcome = self.store.get(f"{claim}/outcome").decode()
-        if outcome != SAVED:
+        if outcome not in (SAVED, NOT_YET):
             self._report(RankFailed(rank=self._owner(claim), function=function, reason=outcome))
         return outcome == SAVED
 

@@ -26,8 +26,8 @@ NUMERICS: Mapping[str, tuple[str, ...]] = {
     "fast": (),
     "rounded": ("fast-math",),
     "strict": (
-        "add-embedding", "align-products", "bucket-all-reduces", "channels-last", "fast-math", "fuse-erf",
-        "one-hot-sums", "online-softmax", "unfuse-bias",
+        "add-embedding", "align-products", "channels-last", "fast-math", "fuse-erf", "one-hot-sums", "online-softmax",
+        "unfuse-bias",
     ),
 }  # fmt: skip
 """What a contract switches off: other orders of sums, other functions, other algorithms of libraries."""

@@ -8,7 +8,7 @@ from types import FunctionType
 
 from kiln.build.cubins import prepare_compiling
 from kiln.capture.bytecode.resume import assembled
-from kiln.capture.interpreter.breaks import RaisesException, UninitialisedParameter, as_raised
+from kiln.capture.interpreter.breaks import NotYet, RaisesException, as_raised
 from kiln.capture.interpreter.capture import Capture
 from kiln.graph.offload.part import OtherCompiler
 from kiln.native._frames import BoundCall, Dispatcher, Entry, ExpectedToRaise
@@ -57,7 +57,7 @@ def compile_variant(
         if capture.raises or capture.guarded:
             return eager_entry(function, capture, arguments, context, seen)
         of_program = fullgraph and isinstance(capture.skipped, RaisesException)  # it is raised again, by the program
-        if of_program or isinstance(capture.skipped, UninitialisedParameter):
+        if of_program or isinstance(capture.skipped, NotYet):
             context.events.emit("eager", code=capture.skipped.code, reason=capture.skipped.reason)
             return None
         raise capture.skipped

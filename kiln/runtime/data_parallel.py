@@ -7,14 +7,29 @@ Nothing of the forward depends on the reducer, so it may be told behind the regi
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 import torch
 from torch.nn.parallel import DistributedDataParallel
+
+LAYOUTS: WeakKeyDictionary[object, tuple[tuple[int, ...], ...]] = WeakKeyDictionary()
+"""By reducer: a guard asks in each call, and torch makes tensors to answer."""
 
 
 def has_built_in_hook(module: DistributedDataParallel) -> bool:
     """Nothing of the Python objects tells."""
     logger = module.logger
     return logger is not None and "comm_hook" in logger._get_ddp_logging_data().strs_map
+
+
+def bucket_layout(module: DistributedDataParallel) -> tuple[tuple[int, ...], ...]:
+    """The places among `_module_parameters` of the parameters in each bucket of the reducer, which has settled them."""
+    reducer = module.reducer
+    if reducer not in LAYOUTS:
+        places = {id(parameter): place for place, parameter in enumerate(module._module_parameters)}
+        buckets = sorted(reducer._get_zeros_like_grad_buckets(), key=lambda bucket: bucket.index())
+        LAYOUTS[reducer] = tuple([tuple([places[id(each)] for each in bucket.parameters()]) for bucket in buckets])
+    return LAYOUTS[reducer]
 
 
 def forwarded(module: DistributedDataParallel, output: object) -> None:

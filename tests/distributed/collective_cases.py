@@ -258,6 +258,21 @@ def breaks(rank: int, size: int) -> None:
 
 
 @case
+def a_break_on_one_rank(rank: int, size: int) -> None:
+    """As where one rank logs: the messages of the others are those of eager, one by one."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y, z = x * 2, x @ x
+        dist.all_reduce(y)
+        if rank == 0:
+            time.sleep(0)  # breaks the graph
+        dist.all_reduce(z)
+        return y @ z
+
+    same(program, numbers(rank, 3, 3), whole=rank != 0)
+
+
+@case
 def strided_and_complex(rank: int, size: int) -> None:
     def program(x: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y, u, w, v = x.clone(), x.t() * 2, z * 2, z @ z

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from kiln.graph.passes.bucket_all_reduces import WORTH_A_MESSAGE, BucketAllReduces
 from kiln.graph.passes.pipeline import run_passes
 from kiln.loops.fusion.schedule import schedule
 from kiln.loops.kernel.launches.text import step_text
@@ -18,7 +17,7 @@ from kiln.plan.text import plan_text
 from kiln.runtime.cuda_graphs.facts import graph_facts
 from kiln.support.events import EventSink
 from kiln.support.target import Target
-from tests.graph.passes.graphs import check_pass, check_unchanged, parsed
+from tests.graph.passes.graphs import parsed
 from tests.loops.compiled_plans import compiled_plans
 
 pytestmark = pytest.mark.unrecorded  # the process that replays plans is in no group
@@ -106,63 +105,5 @@ def two_sums(second: str, result: str) -> str:
 
 def test_unread_collectives_stay() -> None:
     graph = parsed(two_sums("%0", "%0"))
-    kept = run_passes(graph, EventSink(), without=("bucket-all-reduces",))
+    kept = run_passes(graph, EventSink())
     assert [node.op.name for node in kept.nodes if node.op.name != "clone"] == ["opaque", "wait"] * 2
-
-
-def test_small_all_reduces_share_a_message() -> None:
-    """The product of the first result moves behind the bucket; one of another reduction stays alone."""
-    check_pass(
-        BucketAllReduces(),
-        f"""
-        graph(%0: f32[4] "x", %1: f32[8] "y"):
-            %2: f32[4] = opaque {REDUCE}(%0, "sum", "0")
-            %3: f32[4] = wait(%2, %0)
-            %4: f32[4] = mul(%3, %0)
-            %5: f32[8] = neg(%1)
-            %6: f32[8] = opaque {REDUCE}(%5, "sum", "0")
-            %7: f32[8] = wait(%6, %5)
-            %8: f32[8] = opaque {REDUCE}(%7, "max", "0")
-            %9: f32[8] = wait(%8, %7)
-            return %4, %9
-        """,
-        """
-        graph(%0: f32[4] "x", %1: f32[8] "y"):
-            %2: f32[8] = neg(%1)
-            %3: (f32[4], f32[8]) = opaque _c10d_functional.all_reduce_coalesced.default((%0, %2), "sum", "0")
-            %4: f32[4] = item(%3, index=0)
-            %5: f32[8] = item(%3, index=1)
-            %6: f32[4] = wait(%4, %0, %2)
-            %7: f32[4] = mul(%6, %0)
-            %8: f32[8] = wait(%5, %0, %2)
-            %9: f32[8] = opaque _c10d_functional.all_reduce.default(%8, "max", "0")
-            %10: f32[8] = wait(%9, %8)
-            return %7, %10
-        """,
-    )
-
-
-def test_what_is_not_joined() -> None:
-    """A chain, another group, messages that are large alone, another effect in between."""
-    large = WORTH_A_MESSAGE["cpu"] // 4 + 1
-    check_unchanged(
-        BucketAllReduces(),
-        two_sums("%2", "%4"),
-        f"""
-        graph(%0: f32[{large}] "x", %1: f32[{large}] "y"):
-            %2: f32[{large}] = opaque {REDUCE}(%0, "sum", "0")
-            %3: f32[{large}] = wait(%2, %0)
-            %4: f32[{large}] = opaque {REDUCE}(%1, "sum", "0")
-            %5: f32[{large}] = wait(%4, %1)
-            return %3, %5
-        """,
-        f"""
-        graph(%0: f32[4] "x", %1: b8[] "c"):
-            %2: f32[4] = opaque {REDUCE}(%0, "sum", "0")
-            %3: f32[4] = wait(%2, %0)
-            %4: () = assert(%1, message="no")
-            %5: f32[4] = opaque {REDUCE}(%0, "sum", "0")
-            %6: f32[4] = wait(%5, %0)
-            return %3, %6
-        """,
-    )

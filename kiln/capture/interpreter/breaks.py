@@ -241,11 +241,22 @@ class SkippedCode(SkippedFrame):
     try_ = ("move the code to be compiled to a plain function",)
 
 
-class UninitialisedParameter(KilnError):
+class NotYet(KilnError):
+    """Base of the reasons to run one call eager; later ones are compiled."""
+
+
+class UninitialisedParameter(NotYet):
     code = "KILN1103"
     what = "this call runs eager: `{path}` has no shape yet"
     why = "a lazy module gives its parameters a shape in its first call; later calls are compiled"
     try_ = ("nothing, or call the module once before",)
+
+
+class BucketsPending(NotYet):
+    code = "KILN1105"
+    what = "this call runs eager: a DistributedDataParallel module has not settled its buckets"
+    why = "it does so with the other ranks after its first backward; later calls are compiled"
+    try_ = ("nothing: it takes two steps",)
 
 
 class RaisesException(SkippedFrame):

@@ -416,10 +416,12 @@ def pre_forward(self: DistributedDataParallel, *inputs: object, **kwargs: object
     """Buffers are broadcast in the graph; what the reducer is told comes behind it (`forwarded`)."""
     if is_unusual(self):
         refuse("_pre_forward", "its module does more than to reduce gradients")
+    settles = self.static_graph or not self.find_unused_parameters
+    if settles and torch.is_grad_enabled() and not self._has_rebuilt_buckets:
+        buckets_pending()
     if len(self.modules_buffers) > 0 and self.will_sync_module_buffers():
         with torch.no_grad():
-            for buffer in self.modules_buffers:
-                broadcast(buffer, group=self.process_group, group_src=0)
+            broadcast_buffers(self.modules_buffers, self.broadcast_bucket_size, self.process_group)
     if not self.device_ids or not (inputs or kwargs):
         return inputs, kwargs
     device = torch.device(self.device_type, self.device_ids[0])
@@ -440,24 +442,49 @@ def forwarded(module: DistributedDataParallel, output: object, reduces: bool) ->
     raise NotImplementedError
 
 
-def reduced(module: DistributedDataParallel, leaves: Sequence[torch.Tensor]) -> None:
-    """What the reducer does to the gradients of a backward. It divides first, which matters for halves only; a sum that
-    is divided starts earlier, and what uses the gradient divides."""
+def buckets_pending() -> None:
+    """Run this call in eager; answered by a handler."""
+    raise NotImplementedError
+
+
+def broadcast_buffers(buffers: Sequence[torch.Tensor], limit: int, group: Group) -> None:
+    """From the first rank, in the messages of eager: one for all buffers of a dtype, up to a size."""
+    messages: list[list[torch.Tensor]] = []
+    open_messages: dict[object, tuple[list[torch.Tensor], int]] = {}
+    for buffer in buffers:
+        key = buffer.dtype, buffer.device
+        message, size = open_messages.pop(key, ([], 0))
+        if not message:
+            messages.append(message)
+        message.append(buffer)
+        size += buffer.numel() * buffer.element_size()
+        if size < limit:
+            open_messages[key] = message, size
+    for message in messages:
+        flat = torch.cat([buffer.reshape(-1) for buffer in message])
+        made = functional.wait_tensor.default(functional.broadcast.default(flat, 0, group_name(group)))
+        for buffer, part in zip(message, made.split([buffer.numel() for buffer in message]), strict=True):
+            buffer.copy_(part.view(buffer.shape))
+
+
+def reduced(module: DistributedDataParallel, buckets: Sequence[Sequence[torch.Tensor]]) -> None:
+    """What the reducer does to the gradients of a backward, in the messages of eager: other ranks may run it there."""
     if module._comm_hooks or module._delay_all_reduce_params:
         refuse("backward", "its module has a communication hook")
-    if module.find_unused_parameters and not module.static_graph:
-        refuse("backward", "its module looks for unused parameters, which may differ between ranks")
     group = module.process_group
     share = 1 / dist.get_world_size(group)
-    for leaf in leaves:
-        grad = leaf.grad.data  # type: ignore[union-attr]
-        early = grad.dtype is torch.float16
-        if early:
-            grad.mul_(share)
-        order = sorted(range(grad.dim()), key=grad.stride, reverse=True)
-        all_reduce(grad.permute(order), group=group)
-        if not early:
-            grad.mul_(share)
+    for leaves in buckets:
+        grads = [leaf.grad.data for leaf in leaves]  # type: ignore[union-attr]
+        orders = [sorted(range(leaf.dim()), key=leaf.stride, reverse=True) for leaf in leaves]
+        parts = [grad.permute(order) for grad, order in zip(grads, orders, strict=True)]
+        flat = torch.cat([part.reshape(-1) for part in parts]) * share
+        made = functional.wait_tensor.default(functional.all_reduce.default(flat, "sum", group_name(group)))
+        for part, found in zip(parts, made.split([part.numel() for part in parts]), strict=True):
+            part.copy_(found.view(part.shape))
+    if module.find_unused_parameters and not module.static_graph:
+        count = sum([len(leaves) for leaves in buckets])
+        used = torch.ones(count, dtype=torch.int32, device=buckets[0][0].device)
+        functional.wait_tensor.default(functional.all_reduce.default(used, "sum", group_name(group)))
 
 
 def inside_ddp_forward(self: DistributedDataParallel) -> AbstractContextManager[None]:

@@ -15,7 +15,6 @@ from kiln.graph.ir.verify import RULES, STRUCTURE, verify
 from kiln.graph.passes.add_embedding import AddEmbedding
 from kiln.graph.passes.align_products import AlignProducts
 from kiln.graph.passes.arithmetic import ARITHMETIC
-from kiln.graph.passes.bucket_all_reduces import BucketAllReduces
 from kiln.graph.passes.channels_last import ChannelsLast
 from kiln.graph.passes.constant_fold import ConstantFold
 from kiln.graph.passes.cse import Cse
@@ -71,7 +70,6 @@ GRAPH_PASSES: tuple[GraphPass, ...] = (
     UnusedStates(),
     UnusedVectors(),
     DeadCode(),
-    BucketAllReduces(),
     SeparateOutputs(),
 )
 """On each graph that is lowered."""
@@ -100,7 +98,6 @@ check_order(
     before("pool-slices", "dead-code",   because="the replaced call has no reader"),
     before("channels-last", "dead-code",        because="it leaves copies without readers"),
     before("channels-last", "separate-outputs", because="an output that it copies has its own memory"),
-    before("dead-code",     "bucket-all-reduces", because="values without a reader do not move"),
     before("dead-code",     "separate-outputs", because="it must see only live values"),
 )
 # fmt: on

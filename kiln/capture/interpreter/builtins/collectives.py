@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from kiln.capture.interpreter.breaks import PastStep, UnsupportedCall
-from kiln.capture.interpreter.builtins.data_parallel import forwarded
+from kiln.capture.interpreter.builtins.data_parallel import buckets_pending, forwarded
 from kiln.capture.interpreter.builtins.polyfilled import interpreted
 from kiln.capture.interpreter.core import HANDLERS, Args, CaptureState, Handler, Kwargs, Value, handles
 from kiln.capture.interpreter.data_values import past_step
@@ -248,6 +248,7 @@ if dist.is_available():
         (DistributedDataParallel._pre_forward, interpreted(polyfills.pre_forward)),
         (DistributedDataParallel._post_forward, interpreted(polyfills.post_forward)),
         (polyfills.forwarded, forwarded),
+        (polyfills.buckets_pending, buckets_pending),
         (DistributedDataParallel._inside_ddp_forward, interpreted(polyfills.inside_ddp_forward)),
     )
     for _function, _handler in QUERIES:

@@ -1,16 +1,17 @@
 """`DistributedDataParallel` whose backward is in the same region as its forward: its reductions are steps of the graph.
 
     loss = ddp(x).sum()        noted: the reducer would reduce at the next backward
-    loss.backward()            w.grad = all_reduce(w.grad / size), in the order in which the leaves get their gradients
+    loss.backward()            flat = all_reduce(cat(b.grad, w.grad) / size); w.grad, b.grad = parts of flat
 
-The region stores gradients itself, so that the reducer's hooks do not run; it is not told of that forward. Small
-reductions become one (`graph/passes/bucket_all_reduces.py`) and overlap with what is left of the backward. Where a
+The region stores gradients itself, so that the reducer's hooks do not run; it is not told of that forward. Other ranks
+may run the same step in eager, because the graph breaks there or a variant is missing: messages are those of the
+reducer, bucket by bucket. It settles its buckets with the other ranks in its first steps, which run in eager. Where a
 forward ends the region without a backward, the reducer is told of it behind the region (`runtime/data_parallel.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import field
 from typing import final
 
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from kiln.capture.interpreter.breaks import BucketsPending
 from kiln.capture.interpreter.builtins.leaf_hooks import HookedBackward
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value
 from kiln.capture.interpreter.effects import CallEffect
@@ -50,17 +52,23 @@ class Replica:
         """Why a backward that gives these leaves gradients breaks the graph, or ""; `reduced` has more reasons."""
         if len(self.own(leaves)) < len(self.parameters):
             return "a parameter of a DistributedDataParallel module gets none"
-        assert self.module.source is not None
-        source = AnswerSource(self.module.source, s.reference(data_parallel.has_built_in_hook))
-        hooked = s.wrap(data_parallel.has_built_in_hook(self.module.real()), source).constant(s)
+        hooked = self.answer(s, data_parallel.has_built_in_hook).constant(s)
         return "a DistributedDataParallel module has a built-in hook" if hooked else ""
 
-    def reduce(self, backward: HookedBackward, leaves: Sequence[Tensor], order: Sequence[int]) -> None:
-        """`order`: in which the leaves got their gradients, by `id` of the fake."""
-        own = sorted(self.own(leaves), key=lambda leaf: order.index(id(leaf.fake)))
-        backward.interpret(collective_polyfills.reduced, [self.module, Tuple(list(own))])
+    def answer(self, s: CaptureState, function: Callable[[DistributedDataParallel], object]) -> Value:
+        """What a function says of the module, asked again by guards."""
+        assert self.module.source is not None
+        source = AnswerSource(self.module.source, s.reference(function))
+        return s.wrap(function(self.module.real()), source)
+
+    def reduce(self, backward: HookedBackward, leaves: Sequence[Tensor]) -> None:
+        s, named = backward.state, {id(leaf.original): leaf for leaf in leaves}
+        parameters = self.module.real()._module_parameters
+        layout = self.answer(s, data_parallel.bucket_layout).constant(s)
+        buckets: list[Value] = [Tuple([named[id(parameters[place])] for place in bucket]) for bucket in layout]
+        backward.interpret(collective_polyfills.reduced, [self.module, Tuple(buckets)])
         for effect in self.waiting:
-            backward.state.effects.drop(effect)
+            s.effects.drop(effect)
         self.waiting.clear()
 
 
@@ -78,6 +86,10 @@ class Replicas:
     def reductions(self, leaves: Sequence[Tensor]) -> list[Replica]:
         """The modules that reduce the gradients of a backward."""
         return [replica for replica in self.found.values() if replica.waiting and replica.own(leaves)]
+
+
+def buckets_pending(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    raise BucketsPending()
 
 
 def forwarded(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:

@@ -274,9 +274,8 @@ def run_backward(s: CaptureState, roots: list[Value], tangents: Value | None, gi
     for replica in reductions:
         if why := "its gradients have hooks or a graph" if create or called else replica.why_not(s, targets):
             raise unsupported(f"{why}, and they are reduced over ranks")
-    ordered = called or bool(reductions)
-    hooked = HookedBackward(s, running_frame(s), here(s), hooks if ordered else ())
-    if ordered and not all(is_hookable(leaf.fake) for leaf in targets):
+    hooked = HookedBackward(s, running_frame(s), here(s), hooks if called else ())
+    if called and not all(is_hookable(leaf.fake) for leaf in targets):
         raise unsupported("a tensor that gets a gradient has a hook, and another is of a subclass")
     wrappers = [value_of(s, fake) for fake in map(fake_of, (*targets, *before)) if fake is not None and fake.is_outer]
     for wrapper in wrappers:
@@ -297,7 +296,7 @@ def run_backward(s: CaptureState, roots: list[Value], tangents: Value | None, gi
         note_wrappers(s, [leaf.fake.grad for leaf in targets])
     note_accumulated(s, targets, before)
     for replica in reductions:
-        replica.reduce(hooked, targets, order)
+        replica.reduce(hooked, targets)
     hooked.call_accumulated(order, gradients.pending, create)
     return NONE
 
