@@ -24,6 +24,7 @@ from typing import Any, Protocol, TypedDict, cast, final
 import torch
 from torch._ops import OpOverload
 
+from kiln.runtime.autocast_nesting import forget_casts
 from kiln.runtime.guards.constant import Json, constant_from_json
 from kiln.runtime.guards.reference import load_named
 from kiln.support.dispatch_mode import DispatchMode
@@ -37,18 +38,12 @@ TENSOR = "replayed/"
 """Prefix of the sections that hold tensors."""
 
 
-def set_autocast(device: str, enabled: bool) -> None:
-    """As at the end of eager's outermost `torch.autocast`, casts of weights are forgotten once nothing is cast."""
-    torch.set_autocast_enabled(device, enabled)
-    if not (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")):
-        torch.clear_autocast_cache()
-
-
 SETTERS: dict[str, Callable[..., object]] = {
     "grad_enabled": torch._C._set_grad_enabled,
-    "autocast": set_autocast,
+    "autocast": torch.set_autocast_enabled,
     "autocast_dtype": torch.set_autocast_dtype,
     "autocast_cache": torch.set_autocast_cache_enabled,
+    "autocast_nesting": forget_casts,
     **{
         f"{name}_sdp": getattr(torch._C, f"_set_sdp_use_{name}")
         for name in ("flash", "mem_efficient", "math", "cudnn", "overrideable")

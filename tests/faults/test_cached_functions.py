@@ -79,9 +79,90 @@ def changed_object(compile: Compile) -> Iterator[Any]:
         yield compiled(torch.ones(2))
 
 
+class Table:
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+
+    @functools.lru_cache  # noqa: B019
+    def scaled(self, number: int) -> int:
+        return number * self.factor
+
+    @functools.cache  # noqa: B019
+    def filled(self) -> Tensor:
+        return torch.full((2,), float(self.factor))
+
+    @functools.cache  # noqa: B019
+    def refused(self) -> None:
+        raise ValueError(self.factor)
+
+
+def changed_receiver(compile: Compile) -> Iterator[Any]:
+    def program(table: Table, x: Tensor) -> Tensor:
+        return x * table.scaled(2) + table.filled() + table.factor
+
+    compiled, table = compile(program), Table(2)
+    for factor in (2, 3, 2, 4):
+        table.factor = factor
+        yield compiled(table, torch.ones(2))
+    Table.scaled.cache_clear()
+    for n in range(10):
+        yield compiled(Table(n), torch.ones(2))
+
+
+def changed_inside(compile: Compile) -> Iterator[Any]:
+    def program(table: Table, x: Tensor) -> Tensor:
+        y = x * table.scaled(2)
+        table.factor += 1
+        return y + table.scaled(2) + table.scaled(3) + table.filled()
+
+    compiled = compile(program)
+    for factor in (2, 3, 4):
+        yield compiled(Table(factor), torch.ones(2))
+
+
+def changed_argument(compile: Compile) -> Iterator[Any]:
+    @functools.cache
+    def doubled(x: Tensor) -> Tensor:
+        return x * 2
+
+    @functools.cache
+    def factor(table: Table) -> int:
+        return table.factor
+
+    compiled = compile(lambda x, table: doubled(x) + doubled(x + 1) + factor(table))
+    x, table = torch.ones(2), Table(1)
+    for n in range(3):
+        table.factor = n
+        yield compiled(x, table)
+        x.add_(1)
+
+
+def errors_are_not_cached(compile: Compile) -> Iterator[Any]:
+    def program(table: Table, x: Tensor) -> Tensor:
+        try:
+            table.refused()
+        except ValueError as error:
+            return x * error.args[0]
+        return x
+
+    compiled, table = compile(program), Table(1)
+    for table.factor in (1, 2, 3):
+        yield compiled(table, torch.ones(2))
+
+
+CHANGES = [changed_receiver, changed_inside, changed_argument, errors_are_not_cached]
+
+
 @pytest.mark.parametrize("dynamic", [None, True])
-@pytest.mark.parametrize("program", [changed_tensor, changed_list, not_kept, counted_calls, changed_object])
+@pytest.mark.parametrize("program", [changed_tensor, changed_list, not_kept, counted_calls, changed_object, *CHANGES])
 def test_cached_functions(program: Callable[[Compile], Iterator[Any]], dynamic: bool | None) -> None:
     expected = list(program(lambda function: function))
     found = list(program(lambda function: kiln.compile(function, dynamic=dynamic)))
     torch.testing.assert_close(found, expected)
+
+
+def test_a_cached_method_of_constants_is_in_the_graph() -> None:
+    compiled = kiln.compile(lambda table, x: x * table.scaled(2) + table.filled(), fullgraph=True)
+    table, x = Table(3), torch.ones(2)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(table, x), torch.full((2,), 9.0))

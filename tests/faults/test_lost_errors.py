@@ -345,3 +345,26 @@ def test_inference_tensors_are_not_written_outside_of_inference_mode() -> None:
         assert compiled(x) is x
     with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
         compiled(x)
+
+
+STEPS = [(0, 6, 2), (0, 7, 3), (0, 6, 0), (0, 6, -1), (0, -6, -1), (5, 4, 3), (0, -7, -2), (0, 0, -1), (4, 5, -2)]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_bounds_and_steps_of_ranges_that_change(dynamic: bool | None) -> None:
+    """A step that changes may be below zero, where two numbers too many were given, or zero, which eager refuses."""
+
+    def program(start: int, end: int, step: int) -> torch.Tensor:
+        return torch.arange(start, end, step)
+
+    compiled = kiln.compile(program, dynamic=dynamic)
+    for bounds in STEPS:
+        assert_like_eager(compiled, program, *bounds)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_numbers_of_classes_that_change(dynamic: bool | None) -> None:
+    compiled = kiln.compile(F.one_hot, dynamic=dynamic)
+    for classes in (3, 4, 0, -1, 1, -2):
+        assert_like_eager(compiled, F.one_hot, at(0, 1), classes)
+    assert_like_eager(compiled, F.one_hot, at()[:0].long(), 0)

@@ -1,10 +1,15 @@
-"""Autocast: eager's casts and gradients, one cast per weight and version, nothing left in torch's cache."""
+"""Autocast: eager's casts and gradients, one cast per weight, nothing left in torch's cache."""
 
+import contextlib
+
+import pytest
 import torch
 import torch.nn.functional as F
 
 import kiln
+from kiln.runtime.autocast_nesting import nesting
 from kiln.runtime.guards.source import LocalSource
+from tests.faults.outcome import assert_same
 from tests.trace.harness import eager, new_recorder, tangent_of
 
 
@@ -51,20 +56,22 @@ def test_a_weight_is_cast_once():
     assert sum(node.op.name == "convert" and node.inputs == (weight,) for node in trace.graph.nodes) == 1
 
 
-def test_a_changed_weight_is_cast_again():
-    x, w = torch.randn(3, 4).requires_grad_(), torch.randn(4, 4).requires_grad_()
+def test_a_changed_weight_is_cast_again_when_autocast_has_ended():
+    def changed(x, w):
+        results = []
+        for _ in range(2):
+            with torch.autocast("cpu", torch.bfloat16):
+                results.append(F.linear(x, w))
+                with torch.no_grad():
+                    w.mul_(2)
+                results.append(F.linear(x, w))
+        return results
 
-    def changed(r, x, w):
-        y = r.call(F.linear, (x, w), {})
-        with torch.no_grad():
-            r.call("mul_", (w, 2), {})
-        return r.call(torch.add, (y, r.call(F.linear, (x, w), {})), {})
-
-    trace, got = run(changed, x, w)
-    narrow = [node for node in trace.graph.nodes if node.op.name == "convert" and node.tensor.sizes == (4, 4)]
-    assert len([node for node in narrow if node.tensor.dtype is torch.bfloat16]) == 2
-    plain = x.detach().bfloat16() @ w.detach().t().bfloat16()
-    assert torch.allclose(got[0].float(), 3 * plain.float(), rtol=0.05, atol=0.1)
+    x, w = torch.randn(3, 4), torch.randn(4, 4).requires_grad_()
+    found, expected = [f(x, w.detach().clone().requires_grad_()) for f in (kiln.compile(changed), changed)]
+    assert torch.equal(expected[0], expected[1]) and not torch.equal(expected[1], expected[2])
+    for result, other in zip(found, expected, strict=True):
+        assert torch.equal(result, other)
 
 
 def test_functions_in_float32_stay_there():
@@ -87,6 +94,85 @@ def test_two_types_in_turn():
     x, w = torch.randn(8, 8), torch.randn(8, 8).requires_grad_()
     for result, expected in zip(kiln.compile(program)(x, w), program(x, w), strict=True):
         assert torch.equal(result, expected)
+
+
+def nested(x, w):
+    with torch.autocast("cpu", torch.bfloat16):
+        first = x @ w
+        with torch.autocast("cpu", torch.float16):
+            second = x @ w
+        with torch.autocast("cpu", torch.float16, cache_enabled=False):
+            return first, second, x.relu() @ w.relu()
+
+
+def nested_without_gradients(x, w):
+    with torch.autocast("cpu", torch.bfloat16):
+        with torch.no_grad():
+            first = x @ w
+        with torch.autocast("cpu", torch.float16):
+            return first, F.linear(x, w)
+
+
+@pytest.mark.parametrize("program", [nested, nested_without_gradients])
+def test_a_nested_autocast_gets_the_casts_of_the_outer(program):
+    x, w = torch.randn(8, 8).requires_grad_(), torch.randn(8, 8).requires_grad_()
+    found, expected = kiln.compile(program)(x, w), program(x, w)
+    assert [result.dtype for result in found] == [result.dtype for result in expected]
+    torch.testing.assert_close(found, expected)
+    assert torch.bfloat16 in [result.dtype for result in expected[1:]]
+
+
+def left_by_a_break(x, w):
+    with torch.autocast("cpu", torch.bfloat16):
+        return in_python(x @ w, w) @ w
+
+
+@kiln.disable
+def in_python(x, w):
+    if x[0, 0] > 1000:
+        raise ValueError("too large")
+    return x @ w
+
+
+def generated(x, w):
+    with torch.autocast("cpu", torch.bfloat16):
+        yield x @ w
+        yield in_python(x, w)
+
+
+@pytest.mark.parametrize("program", [left_by_a_break, lambda x, w: list(generated(x, w)), generated])
+def test_what_runs_in_python_within_autocast_casts_in_each_call(program):
+    """Nothing of a call stays in torch's cache, which ends with the outermost autocast, also by an exception."""
+    compiled = kiln.compile(program)
+    x, w = torch.ones(2, 2), torch.eye(2).requires_grad_()
+    for factor in (1.0, 2.0, 3.0, 1e4, 2.0):
+        with torch.no_grad():
+            w.fill_(factor)
+        expected, found = [outcome(f, x, w) for f in (program, compiled)]
+        assert_same(found, expected)
+        assert nesting() == 0
+
+
+def outcome(function, x, w):
+    try:
+        results = function(x, w)
+        return results if isinstance(results, torch.Tensor) else list(results)
+    except ValueError as error:
+        return str(error)
+
+
+def test_a_variant_belongs_to_the_depth_of_autocast():
+    def entered(x, w):
+        with torch.autocast("cpu", torch.bfloat16):
+            return in_python(x, w)
+
+    compiled, x, w = kiln.compile(entered), torch.ones(2, 2), torch.eye(2).requires_grad_()
+    for depth in (0, 1, 0, 2):
+        with contextlib.ExitStack() as stack:
+            for _ in range(depth):
+                stack.enter_context(torch.autocast("cpu", enabled=False))
+            torch.testing.assert_close(compiled(x, w), entered(x, w))
+            assert nesting() == depth
 
 
 def test_a_backward_is_not_under_the_autocast_of_its_forward():

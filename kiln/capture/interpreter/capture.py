@@ -94,6 +94,7 @@ from kiln.graph.autograd.dependencies import in_order_of_history
 from kiln.graph.autograd.errors import BackwardRaises
 from kiln.graph.autograd.own_leaves import mark_histories
 from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.history import leaves_of_results
 from kiln.graph.trace.inputs import Dims, InputRecord
 from kiln.graph.trace.nested_graphs import draws_random
 from kiln.graph.trace.recorder import Recorder
@@ -580,18 +581,18 @@ def relations_of_computed(s: CaptureState) -> Iterator[NumberCheck]:
 
 
 def refuse_own_leaves(s: CaptureState, trace: Trace) -> None:
-    """Break where a leaf is made that Python sees, or that alone makes results require gradients, or where an input
-    begins to, if results have gradients: those computed inside of the region would not reach it."""
+    """Break where a leaf is made that alone makes results require gradients, or one that Python sees (also an input
+    that begins to require gradients) behind results: those computed inside of the region would not reach it."""
+    leaves = s.part(RegionInputs).leaves
+    if not leaves or not trace.needs_grad:
+        return
     known = s.part(RegionInputs).by_fake.values()
     seen = {id(tensor.fake) for tensor in known if tensor.original is not None and not tensor.original.requires_grad}
     seen.update(map(id, trace.fake_outputs))
+    seen &= leaves_of_results(s.recorder, trace)
     enough = any([record.fake.requires_grad for record in trace.used_inputs if isinstance(record.fake, torch.Tensor)])
-    own = [
-        step
-        for leaf, step in s.part(RegionInputs).leaves
-        if leaf.requires_grad and leaf.is_leaf and (id(leaf) in seen or not enough)
-    ]
-    if own and trace.needs_grad:
+    own = [step for leaf, step in leaves if leaf.is_leaf and (id(leaf) in seen or (leaf.requires_grad and not enough))]
+    if own:
         why = "results of the region have gradients for what it makes"
         raise UnsupportedCall(function="requires_grad_", why=why).before(own[0])
 

@@ -16,7 +16,7 @@ import torch
 
 from kiln.graph.autograd.dependencies import dependencies
 from kiln.graph.trace import Recorder, Trace
-from kiln.graph.trace.history import error_of_backward, forgetting_nodes, mark_freed
+from kiln.graph.trace.history import error_of_backward, forgetting_nodes, leaves_of_results, mark_freed
 
 
 def mark_histories(recorder: Recorder, trace: Trace) -> None:
@@ -29,7 +29,7 @@ def mark_ending(recorder: Recorder, trace: Trace) -> None:
     """Find such results; for the graph they have no gradient."""
     pairs = list(zip(trace.graph.outputs, trace.leaves, strict=True))
     ending = [number for number, (output, leaf) in enumerate(pairs) if output.requires_grad and not leaf]
-    if not ending or trace.carried_inputs or reaches_outside(trace):
+    if not ending or trace.carried_inputs or reaches_outside(recorder, trace):
         return
     if any(trace.graph.outputs[number].alias is not None for number in ending):
         return
@@ -45,9 +45,12 @@ def mark_ending(recorder: Recorder, trace: Trace) -> None:
     trace.graph = replace(trace.graph, outputs=tuple(outputs))
 
 
-def reaches_outside(trace: Trace) -> bool:
-    """Whether an input requires gradients, or a leaf that does leaves the region."""
+def reaches_outside(recorder: Recorder, trace: Trace) -> bool:
+    """Whether an input requires gradients, or did when results were computed from it, or a leaf that does leaves the
+    region."""
     fakes = [record.fake for record in trace.used_inputs if isinstance(record.fake, torch.Tensor)]
-    return any(fake.requires_grad for fake in fakes) or any(
+    if any(fake.requires_grad for fake in fakes) or any(
         leaf and fake.requires_grad for fake, leaf in zip(trace.fake_outputs, trace.leaves, strict=True)
-    )
+    ):
+        return True
+    return not leaves_of_results(recorder, trace).isdisjoint([id(record.fake) for record in recorder.inputs])

@@ -18,7 +18,7 @@ from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.promotion import number_dtype
 from kiln.graph.ops.registry import DECOMPOSITIONS, Decomposition, decompose
 from kiln.graph.prims.meta import format_strides
-from kiln.symbolic import Expr, Int, ceil_div
+from kiln.symbolic import Expr, Int, ceil_div, rel_le, rel_lt
 from kiln.tensor.spec import TensorSpec, contiguous_strides
 
 Device = torch.device | None
@@ -218,8 +218,12 @@ def arange(
         return _float_arange(e, given, dtype or torch.get_default_dtype(), eager_device(device))
     start, end, step = [bound for bound in given if not isinstance(bound, float)]
     require_direction(start, end, step)
-    length = ceil_div(end - start, step) if isinstance(step, Expr) or step > 0 else ceil_div(start - end, -step)
-    return iota(e, length, dtype or torch.int64, eager_device(device), start, step)
+    distance, stride = (end - start, step) if e.oracle.expect(rel_lt(0, step)) else (start - end, -step)
+    if not e.oracle.expect(rel_lt(0, stride)):
+        raise RuntimeError("step must be nonzero")
+    if not e.oracle.expect(rel_le(0, distance)):
+        raise RuntimeError("upper bound and lower bound inconsistent with step sign")
+    return iota(e, ceil_div(distance, stride), dtype or torch.int64, eager_device(device), start, step)
 
 
 LONGEST = 2**62

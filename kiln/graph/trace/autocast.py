@@ -1,4 +1,4 @@
-"""Autocast: one cast per version of a weight, made by the recorder.
+"""Autocast: one cast per weight, made by the recorder.
 
     with torch.autocast("cpu"):              %2 = convert(%weight, dtype=bf16)
         y = F.linear(x, w)            =>     %3 = aten.mm(convert(%x), %2)
@@ -6,8 +6,9 @@
 
 torch's autocast caches the casts of leaves that require grad by the identity of the tensor, and would return fakes of
 an earlier trace. So its cache is disabled while a call is recorded, and arguments that it would serve are cast before.
-(Without any cache each use is cast again, which rounds gradients differently.) The rest of autocast happens in torch's
-own kernels, above the recording mode.
+(Without any cache each use is cast again, which rounds gradients differently.) As in torch's cache, a cast is used
+until the outermost `with` ends, also where another dtype is asked for or the weight has changed. The rest of autocast
+happens in torch's own kernels, above the recording mode.
 """
 
 from __future__ import annotations
@@ -69,25 +70,48 @@ class Casts:
     """The casts of a recording. Fakes are kept alive, so that their ids stay unique."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[int, int, bool, torch.dtype], tuple[FakeTensor, torch.Tensor]] = {}
+        self._made: dict[tuple[int, bool], tuple[FakeTensor, torch.Tensor]] = {}
 
-    def arguments(self, target: Target, args: Sequence[object]) -> Sequence[object]:
-        """`args`, with those cast that torch's cache would serve."""
+    def forget(self) -> None:
+        """The outermost autocast has ended."""
+        self._made.clear()
+
+    def arguments(
+        self, target: Target, args: Sequence[object], kwargs: dict[str, object]
+    ) -> tuple[Sequence[object], dict[str, object], bool]:
+        """`args` and `kwargs`, with those cast that torch's cache would serve; and whether all others are cast, too:
+        where the cache serves one of another dtype, which torch would cast again here."""
         name = target if isinstance(target, str) else getattr(target, "__name__", "")
         if name not in LOWERED or not torch.is_autocast_cache_enabled():
-            return args
-        return [self._cast(name, arg) if type(arg) is FakeTensor else arg for arg in args]
+            return args, kwargs, False
+        made = [self._cast(name, arg) if type(arg) is FakeTensor else arg for arg in args]
+        pairs = zip(args, made, strict=True)
+        if not any(isinstance(new, torch.Tensor) and new is not old and is_other(new) for old, new in pairs):
+            return made, kwargs, False
+        made = [cast_plainly(new) if new is old else new for old, new in zip(args, made, strict=True)]
+        return made, {key: cast_plainly(value) for key, value in kwargs.items()}, True
 
     def _cast(self, name: str, fake: FakeTensor) -> torch.Tensor:
         kind = fake.device.type
         if not torch.is_autocast_enabled(kind) or not lowers(name, kind) or not _is_cached(fake):
             return fake
-        dtype = torch.get_autocast_dtype(kind)
-        key = id(fake), fake._version, torch.is_grad_enabled(), dtype
+        key = id(fake), torch.is_inference_mode_enabled()
         found = self._made.get(key)
         if found is None:
-            found = self._made[key] = (fake, fake.to(dtype))
+            with torch.enable_grad():
+                found = self._made[key] = (fake, fake.to(torch.get_autocast_dtype(kind)))
         return found[1]
+
+
+def is_other(fake: torch.Tensor) -> bool:
+    return fake.dtype is not torch.get_autocast_dtype(fake.device.type)
+
+
+def cast_plainly(value: object) -> object:
+    """As autocast casts what is in no cache."""
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.dtype is torch.float64:
+        return value
+    return value.to(torch.get_autocast_dtype(value.device.type))
 
 
 def _is_cached(fake: FakeTensor) -> bool:

@@ -24,7 +24,9 @@ def has_symbols(values: Sequence[object]) -> bool:
 
 
 def checked_one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
-    """torch.nn.functional.one_hot, which looks at the classes in eager only."""
+    """torch.nn.functional.one_hot, which looks at the classes in eager only; of no classes it has none to give."""
+    if num_classes == 0:
+        raise RuntimeError("Class values must be smaller than num_classes.")
     assert_classes(x, num_classes)
     return torch.nn.functional.one_hot(x, num_classes)
 

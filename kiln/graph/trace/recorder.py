@@ -286,11 +286,12 @@ class Recorder:
 
     def _autocast_call(self, target: Target, args: Sequence[object], kwargs: Kwargs) -> object:
         cached = torch.is_autocast_cache_enabled()
-        args = self._casts.arguments(target, args)
+        args, kwargs, done = self._casts.arguments(target, args, kwargs)
         torch.set_autocast_cache_enabled(False)
         outside, self._mode.autocast = self._mode.autocast, True
         try:
-            return _call(target, args, kwargs, self.strict)
+            with no_autocast() if done else nullcontext():
+                return _call(target, args, kwargs, self.strict)
         finally:
             self._mode.autocast = outside
             torch.set_autocast_cache_enabled(cached)
@@ -319,6 +320,8 @@ class Recorder:
 
     def set_state(self, kind: str, value: object, *, stack: tuple[Location, ...] = ()) -> None:
         """Log a change of mode, which the caller makes."""
+        if kind == "autocast_nesting" and value == 0:
+            self._casts.forget()
         location = stack[-1] if stack else NOWHERE
         self.calls.append(TorchCall(len(self.calls), "setstate", kind, (value,), {}, None, location, stack))
 

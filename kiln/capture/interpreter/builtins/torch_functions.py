@@ -38,11 +38,19 @@ from kiln.capture.interpreter.variables.made_class import is_made
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, all_items
 from kiln.capture.interpreter.variables.tensor import Overrides, Tensor, record, recorded
+from kiln.runtime.autocast_nesting import nesting, set_nesting
 from kiln.runtime.eager_replay import SETTERS as SETTERS_IN_EAGER
 from kiln.runtime.guards.constant import is_constant
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import path_of
-from kiln.runtime.guards.source import CallSource, DictAttrSource, ModuleGlobalSource, Source
+from kiln.runtime.guards.source import (
+    AnswerSource,
+    CallSource,
+    DictAttrSource,
+    ImportSource,
+    ModuleGlobalSource,
+    Source,
+)
 from kiln.support import compiling
 from kiln.support.records import dataclass
 
@@ -233,6 +241,7 @@ class TorchModes:
     at_entry: dict[tuple[Setter, Scope], object] = field(default_factory=dict)
     leave: list[AbstractContextManager[object]] = field(default_factory=list)
     """What was entered and not left."""
+    asked_nesting: bool = False
 
 
 def mode_key(function: Setter, scope: Scope) -> Hashable:
@@ -260,6 +269,7 @@ SETTERS: dict[Setter, tuple[str, Setter]] = {
     torch.set_autocast_enabled: ("autocast", torch.is_autocast_enabled),
     torch.set_autocast_dtype: ("autocast_dtype", torch.get_autocast_dtype),
     torch.set_autocast_cache_enabled: ("autocast_cache", torch.is_autocast_cache_enabled),
+    set_nesting: ("autocast_nesting", nesting),
     **{
         SETTERS_IN_EAGER[name]: (name, getattr(torch._C, f"_get_{name}_enabled"))
         for name in SETTERS_IN_EAGER
@@ -310,10 +320,31 @@ def restore_modes(s: CaptureState) -> None:
         function(*scope, before)
 
 
-@handles(torch.autocast_increment_nesting, torch.autocast_decrement_nesting, torch.clear_autocast_cache)
-def autocast_nesting(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    """The region does not use eager's autocast cache."""
-    return Constant(1)
+@handles(torch.autocast_increment_nesting)
+def enter_autocast(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    return nested_autocast(s, 1)
+
+
+@handles(torch.autocast_decrement_nesting)
+def leave_autocast(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    return nested_autocast(s, -1)
+
+
+def nested_autocast(s: CaptureState, change: int) -> Value:
+    depth = nesting()
+    if not s.part(TorchModes).asked_nesting:
+        s.part(TorchModes).asked_nesting = True
+        s.guard(AnswerSource(ImportSource(torch.__name__), s.reference(nesting)), GuardKind.EQUALS, depth)
+    set_mode(s, set_nesting, depth + change)
+    return Constant(depth + change)
+
+
+@handles(torch.clear_autocast_cache)
+def clear_autocast_cache(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    """Where the outermost autocast ends, whose casts are forgotten already, or within one."""
+    if nesting():
+        raise UnsupportedCall(function="torch.clear_autocast_cache", why="it is called within an autocast")
+    return NONE
 
 
 def with_scalars(target: Callable[..., object]) -> Handler:

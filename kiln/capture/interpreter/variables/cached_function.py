@@ -1,42 +1,94 @@
 """Functions under `functools.lru_cache`.
 
     log2(64)            constants only: the cached function itself is called, as eager does on its first call
-    table(module)       anything else: the function behind the cache is inlined
+    config.table(64)    a method of an object from outside, whose attributes may change after the first call: likewise
+    table(config, 64)   an object from outside in another place: a graph break
+    table(n)            anything else: the function behind the cache is inlined
 
-A result of constants is read by calling the cached function again, so `cache_clear()` is noticed, and a list or tensor
-is the one that the cache holds. A function that is inlined runs in each call: with side effects it breaks the graph.
+A result is read by calling the cached function again, so `cache_clear()` is noticed, and a list or tensor is the one
+that the cache holds. A function that is inlined runs in each call: with side effects it breaks the graph.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
+import types
+from operator import methodcaller
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
-from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, StateChange, Value
+from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Kwargs, StateChange, Value
 from kiln.capture.interpreter.effects import changes
 from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.tensor import Tensor, here
 from kiln.runtime.guards.constant import is_constant
-from kiln.runtime.guards.source import CallSource, Source
+from kiln.runtime.guards.reference import ObjectRef
+from kiln.runtime.guards.source import AnswerSource, CallSource, Source
 
 CACHED = functools._lru_cache_wrapper
+BY_IDENTITY: object = object.__hash__
+C_FUNCTIONS = (types.BuiltinFunctionType, types.MethodDescriptorType, CACHED)
 
 
 def call_cached(
     s: CaptureState, function: functools._lru_cache_wrapper[object], source: Source | None, args: Args, kwargs: Kwargs
 ) -> Value:
     """A call of the cached function at `source`."""
-    if source is not None and all(arg.is_constant for arg in (*args, *kwargs.values())):
-        plain = [arg.constant(s) for arg in args]
-        named = {key: arg.constant(s) for key, arg in kwargs.items()}
-        if is_constant((*plain, *named.values())) and function.cache_parameters()["maxsize"] != 0:
-            try:
-                result = function(*plain, **named)
-            except Exception as error:
-                raise s.error(type(error), *error.args) from None
-            return as_constant(s, result, CallSource(source, tuple(plain), tuple(named.items())))
-    return inlined(s, function, args, kwargs)
+    changing = [arg for arg in (*args, *kwargs.values()) if may_change(arg)]
+    receiver = args[0] if changing and changing == args[:1] and is_method(function, args[0]) else None
+    if changing and (receiver is None or pending_changes(s)):
+        why = "an argument may change, or have changed, after its result was cached"
+        raise UnsupportedCall(function=name_of(function), why=why)
+    rest = args if receiver is None else args[1:]
+    if source is None or not all(arg.is_constant for arg in (*rest, *kwargs.values())):
+        return inlined(s, function, args, kwargs)
+    plain = [arg.constant(s) for arg in rest]
+    named = {key: arg.constant(s) for key, arg in kwargs.items()}
+    if not is_constant((*plain, *named.values())) or function.cache_parameters()["maxsize"] == 0:
+        return inlined(s, function, args, kwargs)
+    path: Source = CallSource(source, tuple(plain), tuple(named.items()))
+    try:
+        if receiver is None:
+            result = function(*plain, **named)
+        else:
+            call = methodcaller(function.__wrapped__.__name__, *plain, **named)
+            result = call(receiver.real())
+            assert receiver.source is not None
+            path = AnswerSource(receiver.source, ObjectRef(name_of(function), call))
+    except Exception:  # which is not cached
+        return inlined(s, function, args, kwargs)
+    return as_constant(s, result, path) if receiver is None else s.wrap(result, path)
+
+
+def may_change(value: Value) -> bool:
+    """Whether it is an object from outside that a cache finds by its identity, whatever has become of it."""
+    if isinstance(value, Tensor):
+        return value.original is not None
+    real = value.real() if value.source is not None and not value.is_constant else MISSING
+    return (
+        type(real).__hash__ is BY_IDENTITY
+        and real is not MISSING
+        and not isinstance(real, (type, types.FunctionType, types.ModuleType, *C_FUNCTIONS))
+    )
+
+
+def pending_changes(s: CaptureState) -> bool:
+    """Whether the frame has changed what existed before it: a cached function must not run before that is done."""
+    count, _, written = changes(s)
+    return bool(count or written)
+
+
+def is_method(function: functools._lru_cache_wrapper[object], receiver: Value) -> bool:
+    """Whether the class of the receiver has the cached function under its name."""
+    if isinstance(receiver, Tensor):
+        return False
+    real = receiver.real()
+    return inspect.getattr_static(real, function.__wrapped__.__name__, None) is function
+
+
+def name_of(function: functools._lru_cache_wrapper[object]) -> str:
+    return getattr(function.__wrapped__, "__qualname__", "a function")
 
 
 def inlined(s: CaptureState, function: functools._lru_cache_wrapper[object], args: Args, kwargs: Kwargs) -> Value:
@@ -52,9 +104,7 @@ def inlined(s: CaptureState, function: functools._lru_cache_wrapper[object], arg
     s.counters.has_changed(changed.values())
     if changes(s, fakes) != before or any(change.value is value for change in changed.values() for value in given):
         why = "it has side effects, which are left out where the result is in its cache"
-        raise UnsupportedCall(function=getattr(function.__wrapped__, "__qualname__", "a function"), why=why).before(
-            call
-        )
+        raise UnsupportedCall(function=name_of(function), why=why).before(call)
     return result
 
 

@@ -617,7 +617,7 @@ def note_for_region(
     if changes:
         inputs.in_place.append(here(s))
     sets_need = target in ("requires_grad_", torch.nn.Parameter) or "requires_grad" in kwargs
-    if sets_need and isinstance(result, torch.Tensor) and not is_wrapped(result):
+    if sets_need and isinstance(result, torch.Tensor) and result.requires_grad and not is_wrapped(result):
         inputs.leaves.append((result, here(s)))
 
 
