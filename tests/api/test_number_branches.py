@@ -186,3 +186,13 @@ def test_a_whole_step_with_a_scheduler(name: str) -> None:
     torch.testing.assert_close(found, expected)
     report = run.report()
     assert not report.breaks and not report.eager and report.compiles <= most, str(report)
+
+
+@pytest.mark.parametrize("container", [lambda n: (n, 0), lambda n: [0, n], lambda n: [n]], ids=["tuple", "list", "one"])
+def test_numbers_from_outside_among_which_one_is_looked_for(container: Callable[[int], Any]) -> None:
+    def program(x: Tensor, last: int, t: int) -> Tensor:
+        return x + 3 if t not in container(last) else x * 2
+
+    compiled: Any = kiln.compile(program)
+    for last, t in ((5, 3), (5, 4), (7, 7), (8, 9), (0, 0), (1, 0), (0, 3)):
+        torch.testing.assert_close(compiled(X, last, t), program(X, last, t))

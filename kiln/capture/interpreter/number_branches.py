@@ -266,6 +266,8 @@ def equalities(s: CaptureState, container: Value, item: Value) -> dict[int | flo
     numbers = [token for token in tokens if isinstance(token, int | float) and type(token) is not bool]
     if len(numbers) > MOST_COMPARED or not all(map(is_constant, tokens)) or not item.node.node.has_hint():
         return None
+    for value in native.items(s) if isinstance(native, List | Tuple) else ():
+        value.constant(s)  # guarded: it may come from outside
     found = {number: compare(s.recorder.env, "eq", item.node.node.value, number, None) for number in numbers}
     truths = {number: truth for number, truth in found.items() if truth is not False}
     numbers_only = truths and all(isinstance(truth, Relation) for truth in truths.values())
