@@ -126,6 +126,7 @@ MAP = {
             "take_both_numbers",
         ),
         ("What is a resume function?", "kiln/capture/bytecode/resume.py", "ResumeOrigin"),
+        ("Which code behind a break runs in Python?", "kiln/pipeline/python_stretches.py", "python_stretch"),
         (
             "What becomes of a class statement?",
             "kiln/capture/interpreter/builtins/class_statements.py",

@@ -44,6 +44,7 @@ from kiln.pipeline.eager_callees import CalleeCompiler
 from kiln.pipeline.growing_lists import wait_for_length
 from kiln.pipeline.modes import UnknownMode, mode_to_run_eager, watch_current_device, without_autograd_observers
 from kiln.pipeline.original import in_python, taking_slots
+from kiln.pipeline.python_stretches import python_stretch
 from kiln.pipeline.second_run import EagerTrial
 from kiln.pipeline.seen_inputs import SeenInputs
 from kiln.pipeline.shared_compiles import shared_compiles
@@ -314,6 +315,9 @@ class CompileSession:
         breaks = breaks_before(dispatcher)
         if len(breaks) >= MOST_BREAKS:
             raise TooManyBreaks(function=self.name, count=MOST_BREAKS, place=breaks[-1][0])
+        stretch = python_stretch(dispatcher, shared_resumes(dispatcher, self.dispatcher))
+        if stretch is not None:
+            return stretch
         if len(dispatcher.entries) >= options.variants * max(len(self.owners), 1):
             failed = self._why_missed(dispatcher, arguments)
             raise TooManyVariants(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import datetime
 import functools
@@ -204,3 +205,17 @@ def test_what_the_frame_cannot_know_is_asked_at_each_call(program: Any) -> None:
 
 def test_errors() -> None:
     assert repr(kiln.compile(reversed_with_arguments)(1)) == repr(reversed_with_arguments(1))
+
+
+def test_aliases_of_classes_are_called() -> None:
+    def program(x: torch.Tensor) -> tuple[object, ...]:
+        items, counts = list[int]((1, 2)), collections.defaultdict[str, list[int]](list)
+        items.append(4)
+        counts["a"].append(2)
+        kept = collections.deque[int](items, maxlen=2)
+        return x + items[-1], items, counts, kept, dict[str, int](k=3), set[int](), tuple[int, ...](kept)
+
+    compiled: Any = kiln.compile(program, fullgraph=True)
+    found, expected = compiled(torch.ones(2)), program(torch.ones(2))
+    assert torch.equal(found[0], expected[0])  # type: ignore[arg-type]
+    assert found[1:] == expected[1:] and [*map(type, found)] == [*map(type, expected)]

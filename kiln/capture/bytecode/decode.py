@@ -74,7 +74,10 @@ class CodeFacts:
     It does not refer to the code, so that it can be kept by code.
     """
 
-    __slots__ = ("copies", "handlers", "in_library", "instructions", "lines", "live", "locations", "meetings", "units")
+    __slots__ = (
+        *("computing", "copies", "handlers", "in_library", "instructions"),
+        *("lines", "live", "locations", "meetings", "units"),
+    )
 
     def __init__(self, code: CodeType) -> None:
         self.in_library: bool | None = None
@@ -98,6 +101,8 @@ class CodeFacts:
         """Filled by `liveness.live_locals`."""
         self.meetings: list[tuple[int, bool]] = []
         """By instruction: its nearest postdominator, and whether several lead to it. Filled by `postdominators`."""
+        self.computing: set[int] = set()
+        """The instructions at which a capture has recorded torch calls, in whatever they call."""
         self.copies: dict[int, int] = {}
         """The instructions that are read as jumps, with their targets. Filled by `postdominators`."""
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import re
 import weakref
-from types import CellType, CodeType, FunctionType
+from collections.abc import Mapping, Sequence
+from types import CellType, CodeType, FunctionType, MappingProxyType
 from typing import Any, final
 
 from kiln.capture.bytecode.assemble import (
@@ -37,6 +38,7 @@ from kiln.support.records import dataclass
 
 CLASS_CELL = "__class__"
 """`super()` needs this free variable, so the resume function keeps it in a closure."""
+NOWHERE: Mapping[int, Assembler] = MappingProxyType({})
 NULL = None
 """A NULL on the stack: pushed again, not passed as an argument."""
 RESUMED = "_kiln_resumed"
@@ -177,8 +179,13 @@ def is_setup(item: Instr, begun: bool) -> bool:
     return item.name in ("COPY_FREE_VARS", "RETURN_GENERATOR") or (item.name == "MAKE_CELL" and not begun)
 
 
-def resume_code(decoded: DecodedCode, entry: Entry, inner: InnerCall | None) -> CodeType:
-    """The code of the resume function. It has the name of the original: tracebacks and debuggers show it."""
+def resume_code(
+    decoded: DecodedCode, entry: Entry, inner: InnerCall | None, leaving: Mapping[int, Assembler] = NOWHERE
+) -> CodeType:
+    """The code of the resume function. It has the name of the original: tracebacks and debuggers show it.
+
+    `leaving`: what stands in front of instructions, but for the entry itself.
+    """
     code = decoded.code
     items = parsed(code)
     positions = [index for index, item in enumerate(items) if isinstance(item, Instr)]
@@ -201,13 +208,15 @@ def resume_code(decoded: DecodedCode, entry: Entry, inner: InnerCall | None) -> 
         _inner_call(head, inner, items, positions)
         head.line = decoded.line(entry.target)
     head.op("JUMP_FORWARD", target)
-    body = _without_cell_setup(items, positions[entry.target], target)
+    before = {positions[index]: code.items for index, code in leaving.items()}
+    body = _without_cell_setup(items, positions[entry.target], target, before)
     head.items.extend(body)
     kept = kept_freevars(code)
     cells = tuple(
         dict.fromkeys(name for name in (*code.co_cellvars, *code.co_freevars, *entry.cells) if name not in kept)
     )
     depth = code.co_stacksize + len(entry.stack) + len(entry.extra) + 8
+    depth += max(map(len, before.values()), default=0)
     return head.finish(code, entry.parameters(), cells, kept, depth, code.co_flags & SUSPENDS)
 
 
@@ -257,7 +266,9 @@ def _region_of(items: list[Any], position: int) -> TryBegin | None:
     return region
 
 
-def _without_cell_setup(items: list[Any], position: int, target: Label) -> list[Any]:
+def _without_cell_setup(
+    items: list[Any], position: int, target: Label, before: Mapping[int, Sequence[object]]
+) -> list[Any]:
     """The original instructions with the label, without those that make the frame's cells: these come as arguments.
 
     An inlined comprehension of CPython 3.12 makes cells of its own, which stay.
@@ -265,6 +276,7 @@ def _without_cell_setup(items: list[Any], position: int, target: Label) -> list[
     body: list[Any] = []
     begun = False
     for index, item in enumerate(items):
+        body.extend(before.get(index, ()))
         if index == position:
             body.append(target)
         if isinstance(item, Instr):

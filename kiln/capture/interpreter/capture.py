@@ -52,7 +52,7 @@ from kiln.capture.interpreter.data_values import (
     value_needed,
 )
 from kiln.capture.interpreter.findings import FINDINGS, Findings
-from kiln.capture.interpreter.frame import SymbolicFrame
+from kiln.capture.interpreter.frame import Computing, SymbolicFrame
 from kiln.capture.interpreter.handled_errors import check_handled
 from kiln.capture.interpreter.host_draws import Draws, check_read_numbers, planned
 from kiln.capture.interpreter.if_conversion import refuse_varying_gradients, refuse_visible_copies
@@ -474,7 +474,7 @@ def finish(
         make_final_checks(s, [fake for fake in writer.outputs if id(fake) not in writer.for_numbers])
         refuse_visible_copies(s, writer.outputs)
         refuse_varying_gradients(s, writer.outputs)
-        regions.append(Region(trace, compiled_region(s, trace, callbacks)))
+        regions.append(Region(trace, compiled_region(s, trace, callbacks, stop)))
         may_fail = may_fail or is_checked(s)
         collect = bound_sources(trace, prologue)
     leave = partial(write_leave, s, head, function.__code__)
@@ -531,8 +531,11 @@ def finish(
     )
 
 
-def compiled_region(s: CaptureState, trace: Trace, callbacks: Callbacks) -> Callable[..., object]:
+def compiled_region(
+    s: CaptureState, trace: Trace, callbacks: Callbacks, stop: GraphBreak | None
+) -> Callable[..., object]:
     """The region of a trace; what recording its backward has assumed is refused like the rest."""
+    s.part(Computing).remember(stop)
     assumed = len(s.recorder.env.checks)
     region = callbacks.compile_region(s.recorder, trace)
     if len(s.recorder.env.checks) != assumed:

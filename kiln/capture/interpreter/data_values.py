@@ -21,7 +21,7 @@ import torch
 import kiln.capture.interpreter.control_flow as control_flow
 from kiln.capture.interpreter.breaks import DataDependentValue, GraphBreak, PastStep
 from kiln.capture.interpreter.core import CaptureState, Value, refuse_varying
-from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
+from kiln.capture.interpreter.frame import Computing, SymbolicFrame, running_frame
 from kiln.capture.interpreter.speculation import Speculation, Speculations, constant_truth, may_decide
 from kiln.capture.interpreter.speculation import known_truth as known_condition
 from kiln.capture.interpreter.torch_warnings import note_warnings
@@ -127,7 +127,9 @@ def call_on_fakes(s: CaptureState, target: Target, args: Sequence[object], kwarg
     """
     env, nodes = s.recorder.env, len(s.recorder.nodes)
     first, unbacked = len(env.differing), len(env.unbacked)
-    call = partial(s.recorder.call, target, args, kwargs, stack=running_frame(s).locations())
+    frame = running_frame(s)
+    s.part(Computing).note(frame)
+    call = partial(s.recorder.call, target, args, kwargs, stack=frame.locations())
     with hearing() as heard:
         try:
             result = call()

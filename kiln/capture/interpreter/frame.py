@@ -14,6 +14,7 @@ Handlers are registered by normal opcode name:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import field
 from types import CodeType, MappingProxyType
 from typing import Any, final
 from weakref import ref
@@ -154,6 +155,10 @@ class CodeTable:
         found = self._known.get(id(code)) or self._add(code)
         return DecodedCode(code, found.facts), found.rows
 
+    def is_reached(self, code: CodeType, index: int) -> bool:
+        """Whether a capture has executed the instruction."""
+        return self.rows(code)[1][index] is not UNREACHED
+
     def instruction(self, code: CodeType, index: int) -> Instr:
         """A copy of the instruction as it is assembled."""
         found = self._known.get(id(code)) or self._add(code)
@@ -171,6 +176,26 @@ class CodeTable:
 
 
 CODES = CodeTable()
+
+
+@final
+@dataclass
+class Computing:
+    """The instructions of an attempt at which torch calls were recorded, in whatever they call."""
+
+    instructions: set[tuple[CodeFacts, int]] = field(default_factory=set)
+
+    def note(self, frame: SymbolicFrame | None) -> None:
+        while frame is not None:
+            self.instructions.add((frame.decoded.facts, frame.at))
+            frame = frame.parent
+
+    def remember(self, stop: GraphBreak | None) -> None:
+        """There is a region. What an instruction has recorded that then broke the graph is not in it."""
+        frames = stop.frames[:1] if stop is not None else []
+        broken = [(frame.decoded.facts, frame.at) for frame in frames if isinstance(frame, SymbolicFrame)]
+        for facts, at in self.instructions.difference(broken):
+            facts.computing.add(at)
 
 
 @final

@@ -1,11 +1,13 @@
-"""Calls of objects whose `__call__` is written in C: weak references, scripted functions.
+"""Calls of objects whose `__call__` is written in C: weak references, aliases, scripted functions.
 
 ref()             what it refers to, asked again in each call
+list[int]()       a list
 scripted(x)       the Python function that it was made of, interpreted
 """
 
 from __future__ import annotations
 
+import types
 import typing
 import weakref
 from types import FunctionType
@@ -13,7 +15,17 @@ from types import FunctionType
 import torch
 
 from kiln.capture.interpreter.breaks import SkippedCode, UnsupportedCall
-from kiln.capture.interpreter.core import MISSING, WRAPPERS, Args, CaptureState, Kwargs, Value, handles, wraps
+from kiln.capture.interpreter.core import (
+    MISSING,
+    WRAPPERS,
+    Args,
+    CaptureState,
+    Kwargs,
+    Value,
+    handles,
+    read_attr,
+    wraps,
+)
 from kiln.capture.interpreter.frame import dropped_arguments, running_frame
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.tensor import from_torch
@@ -61,6 +73,15 @@ def make_finalizer(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 def call_new_type(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     """`UserId(3)`, which is 3."""
     return args[-1]
+
+
+@handles(types.GenericAlias.__call__)
+def call_alias(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    alias = args[0].real()
+    origin = getattr(alias, "__origin__", None)
+    if getattr(origin, "__module__", None) not in ("builtins", "collections"):
+        raise UnsupportedCall(function=args[0].type_name(), why="its instances keep the alias")
+    return read_attr(s, args[0], "__origin__").call(s, args[1:], kwargs)
 
 
 @wraps(torch.jit.ScriptFunction)

@@ -1,0 +1,151 @@
+"""Stretches of plain Python: a resume function that runs in Python until the program computes with tensors again.
+
+    seqs, done = [], []
+    for beam in cand:                    runs in Python
+        seqs.append(beam)                runs in Python
+    for tokens, score in seqs:           runs in Python
+        h = cell(embed(tokens), h)       left here: a resume function that is compiled takes over
+
+It can be left in front of a statement, where the stack has only what loops and `with` keep on it and what the resume
+function was given. Which variables have a value there, and what lies on the stack, is found by a forward fixed point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import CodeType
+from typing import final
+
+from kiln.capture.bytecode.assemble import SUSPENDS, Assembler, CellVar, Instr, parsed
+from kiln.capture.bytecode.decode import ENDS, JUMPS, DecodedCode
+from kiln.capture.bytecode.liveness import live_locals
+from kiln.capture.bytecode.resume import (
+    CLASS_CELL,
+    NULL,
+    Entry,
+    ResumeOrigin,
+    parameter,
+    resume_code,
+    unused_number,
+)
+from kiln.native._frames import TailCall
+from kiln.support.records import dataclass
+
+KEPT, OTHER = "kept", "other"
+"""What lies on the stack: a value that a resume function can be given; a NULL, an operand, what a handler keeps."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """What holds whenever an instruction is reached: the stack, and the variables that have a value."""
+
+    stack: tuple[str, ...]
+    names: frozenset[str]
+
+    def joined(self, other: Reached) -> Reached:
+        stack = tuple([kind if kind == found else OTHER for kind, found in zip(self.stack, other.stack, strict=False)])
+        return Reached(stack, self.names & other.names)
+
+
+def exits(decoded: DecodedCode, entry: Entry, computes: Callable[[int], bool]) -> tuple[Entry, ...] | None:
+    """Where the code from `entry` on is left so that no instruction runs in it that `computes`; None: it cannot be."""
+    code = decoded.code
+    cells = {*code.co_cellvars, *code.co_freevars} - {CLASS_CELL}
+    if code.co_flags & SUSPENDS or cells - set(entry.cells):
+        return None
+    reached, live = _fixed_point(decoded, entry), live_locals(decoded)
+    found: dict[int, Entry] = {}
+    for index in reached:
+        if not computes(index):
+            continue
+        at = _statement(decoded, index, reached, entry.target)
+        if at == entry.target:
+            continue
+        if at < 0:
+            return None
+        names = [name for name in code.co_varnames if name in live[at] or name == entry.first]
+        names = [name for name in names if name not in cells]
+        if not reached[at].names.issuperset(names):
+            return None
+        number = unused_number(code)
+        slots = tuple([parameter("stack", number, position) for position in range(len(reached[at].stack))])
+        found[at] = Entry(at, tuple(names), entry.cells, slots, (), entry.first)
+    return tuple(found.values())
+
+
+def _statement(decoded: DecodedCode, index: int, reached: Mapping[int, Reached], first: int) -> int:
+    """The nearest instruction in front of `index`, or itself, that is the `first` or has nothing but kept values on the
+    stack; -1: there is none, as in a handler."""
+    while index != first and (index not in reached or OTHER in reached[index].stack):
+        index -= 1
+        if index < 0 or decoded.instruction(index).name in ENDS:
+            return -1
+    return index
+
+
+def stretch_code(decoded: DecodedCode, origin: ResumeOrigin, exits: Mapping[Entry, Callable[..., object]]) -> CodeType:
+    """The code of the resume function `origin` that ends with a call of one of the functions in `exits`."""
+    leaving = {}
+    for entry, function in exits.items():
+        code = leaving[entry.target] = Assembler(decoded.line(entry.target))
+        for slot in reversed(entry.stack):
+            code.op("STORE_FAST", slot)
+        code.const(TailCall).const(function)
+        for name in entry.parameters():
+            code.op("LOAD_CLOSURE", CellVar(name)) if name in entry.cells else code.op("LOAD_FAST", name)
+        code.call(len(entry.parameters()) + 1).op("RETURN_VALUE")
+    return resume_code(decoded, origin.entry, origin.inner, leaving)
+
+
+def _fixed_point(decoded: DecodedCode, entry: Entry) -> dict[int, Reached]:
+    items: list[Instr] = [item for item in parsed(decoded.code) if isinstance(item, Instr)]
+    stack = tuple(
+        [OTHER if slot is NULL or position in entry.handled else KEPT for position, slot in enumerate(entry.stack)]
+    )
+    reached = {entry.target: Reached(stack, frozenset((*entry.locals, *entry.cells)))}
+    waiting = [entry.target]
+    while waiting:
+        index = waiting.pop()
+        for successor, state in _successors(decoded, items[index], index, reached[index]):
+            known = reached.get(successor)
+            joined = state if known is None else known.joined(state)
+            if joined != known:
+                reached[successor] = joined
+                waiting.append(successor)
+    return reached
+
+
+def _successors(decoded: DecodedCode, item: Instr, index: int, before: Reached) -> list[tuple[int, Reached]]:
+    inst, found = decoded.instruction(index), list[tuple[int, Reached]]()
+    if (handler := decoded.handlers[index]) is not None:
+        kept = before.stack[: handler.depth]
+        found.append((handler.target, Reached((*kept, *[OTHER] * (handler.lasti + 1)), before.names)))
+    names = before.names
+    if inst.name == "STORE_FAST":
+        names |= {inst.arg}
+    elif inst.name in ("DELETE_FAST", "LOAD_FAST_AND_CLEAR"):
+        names -= {inst.arg}
+    if inst.name not in ENDS:
+        found.append((index + 1, Reached(_after(inst.name, inst.arg, item, before.stack, jumps=False), names)))
+    if inst.name in JUMPS:
+        found.append((inst.arg, Reached(_after(inst.name, inst.arg, item, before.stack, jumps=True), names)))
+    return found
+
+
+def _after(name: str, arg: int, item: Instr, stack: tuple[str, ...], *, jumps: bool) -> tuple[str, ...]:
+    if name == "FOR_ITER":
+        return stack[:-1] if jumps else (*stack, OTHER)
+    if name == "GET_ITER":
+        return (*stack[:-1], KEPT)
+    if name == "BEFORE_WITH":
+        return (*stack[:-1], KEPT, OTHER)
+    if name == "COPY":
+        return (*stack, stack[-arg])
+    if name == "SWAP":
+        swapped = list(stack)
+        swapped[-1], swapped[-arg] = swapped[-arg], swapped[-1]
+        return tuple(swapped)
+    for change in item.pre_and_post_stack_effect(jumps):
+        stack = stack[:change] if change < 0 else (*stack, *[OTHER] * change)
+    return stack
