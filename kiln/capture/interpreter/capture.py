@@ -88,6 +88,7 @@ from kiln.capture.interpreter.variables.function import namespace, shared_cell, 
 from kiln.capture.interpreter.variables.hashed_key import KeyComparisons
 from kiln.capture.interpreter.variables.iterators import forget_callers, suspended_generator
 from kiln.capture.interpreter.variables.made_class import detach, refuse_stand_ins
+from kiln.capture.interpreter.variables.sparse_tensor import register_sparse
 from kiln.capture.interpreter.variables.tensor import RegionInputs
 from kiln.capture.interpreter.variables.weak_references import refuse_late_callbacks
 from kiln.graph.autograd.dependencies import in_order_of_history
@@ -307,6 +308,7 @@ def new_state(
     collectives.register_functional()
     register_fully_sharded()
     register_dtensors()
+    register_sparse()
     register_triton()
     recorder = callbacks.recorder_factory()
     recorder.env.assumes_data = policy.assumes

@@ -238,8 +238,15 @@ def subclassed(s: CaptureState, values: Args) -> Iterator[Object]:
             yield from subclassed(s, [item for _, item in value._items.values()])
 
 
+INTERCEPTORS: list[Callable[[CaptureState, Target, Args, Kwargs], Value | None]] = []
+"""Answer calls on tensors that are not dense (`sparse_tensor.py`)."""
+
+
 def call(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value | None:
     """What a torch call on tensors of subclasses gives; None if there are none among the arguments."""
+    for intercept in INTERCEPTORS:
+        if (result := intercept(s, target, args, kwargs)) is not None:
+            return result
     found = list(subclassed(s, [*args, *kwargs.values()]))
     if not found:
         return None

@@ -731,7 +731,12 @@ def wrap_tensor(s: CaptureState, real: torch.Tensor, source: Source | None) -> V
     """An input of the region; the same tensor on another path is the same value."""
     if s.recorder.is_fake(real):
         return from_torch(s, real)
-    return s.identities.same_object(real, source, lambda: _input(s, real, source))
+    wrap = OF_LAYOUT.get(real.layout, _input)
+    return s.identities.same_object(real, source, lambda: wrap(s, real, source))
+
+
+OF_LAYOUT: dict[torch.layout, Callable[[CaptureState, torch.Tensor, Source | None], Value]] = {}
+"""What becomes of tensors from outside that are not dense."""
 
 
 @wraps(torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
