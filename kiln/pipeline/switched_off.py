@@ -2,7 +2,7 @@
 
     options={"disable": "cse+memory-reuse"}        switched_off(options) == ("cse", "memory-reuse")
 
-`numerics` switches off what its contract does not allow. Names travel in `Target.without`, which every pass sees.
+`numerics` and `collectives` switch off what their contracts do not allow. Names travel in `Target.without`, which every pass sees.
 """
 
 from __future__ import annotations
@@ -27,10 +27,16 @@ NUMERICS: Mapping[str, tuple[str, ...]] = {
     "rounded": ("fast-math",),
     "strict": (
         "add-embedding", "align-products", "channels-last", "fast-math", "fuse-erf", "one-hot-sums", "online-softmax",
-        "unfuse-bias",
+        "sum-before-reduce", "unfuse-bias",
     ),
 }  # fmt: skip
 """What a contract switches off: other orders of sums, other functions, other algorithms of libraries."""
+
+COLLECTIVES: Mapping[str, tuple[str, ...]] = {
+    "as_written": ("bucket-all-reduces", "sum-before-reduce"),
+    "joined": (),
+}
+"""What changes the messages between ranks."""
 
 
 def switched_off(options: Options) -> tuple[str, ...]:
@@ -38,7 +44,7 @@ def switched_off(options: Options) -> tuple[str, ...]:
     given = {name for name in options.disable.split("+") if name}
     if given:
         check_switches(given)
-    return tuple(sorted(given.union(NUMERICS[options.numerics])))
+    return tuple(sorted(given.union(NUMERICS[options.numerics], COLLECTIVES[options.collectives])))
 
 
 def target_for(options: Options, host: Target) -> Target:

@@ -69,6 +69,9 @@ class Options:
     memory_budget: float = 1.0
     """How much of what is saved for the backward may be saved, from 0 (inputs and random numbers only: the backward
     runs the forward again) to 1; what is cheap to compute and large is dropped first."""
+    collectives: Literal["as_written", "joined"] = "as_written"
+    """Messages between ranks: those that eager sends, so that another rank may run eager; or fewer: small all-reduces
+    in one, and gradients added before they are reduced. Then all ranks must compile the same regions."""
     cache: bool = True
     """Load and store compiled variants on disk. Kernels are cached by their contents either way."""
     cache_dir: str = ""

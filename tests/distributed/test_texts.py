@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+import kiln
+from kiln.graph.passes.bucket_all_reduces import WORTH_A_MESSAGE, BucketAllReduces
+from kiln.graph.passes.bucket_all_reduces import WORTH_A_MESSAGE, BucketAllReduces
 from kiln.graph.passes.pipeline import run_passes
+from kiln.graph.passes.sum_before_reduce import SumBeforeReduce
 from kiln.loops.fusion.schedule import schedule
 from kiln.loops.kernel.launches.text import step_text
 from kiln.loops.lowering import lower
@@ -75,6 +80,23 @@ def test_collectives_start_early_and_are_waited_for_late(golden: Callable[..., N
     golden("\n".join([*order(SEVERAL, "overlap-collectives"), "", *order(SEVERAL)]))
 
 
+def test_what_a_start_does_not_need_runs_behind_it() -> None:
+    """As the gradient of a weight does, %3, while that of the input is reduced."""
+    text = f"""
+    graph(%0: f32[8, 8] "x", %1: f32[8, 8] "w"):
+        %2: f32[8, 8] = aten aten.mm.default(%0, %1)
+        %3: f32[8, 8] = aten aten.linalg_inv.default(%1)
+        %4: f32[8, 8] = aten aten.mm.default(%2, %1)
+        %5: f32[8, 8] = opaque {REDUCE}(%4, "sum", "0")
+        %6: f32[8, 8] = wait(%5, %4)
+        %7: f32[8, 8] = aten aten.mm.default(%6, %0)
+        return %3, %7
+    """
+    names = ("aten.mm", "aten.linalg_inv", REDUCE, "wait")
+    found = [name for step in order(text) for name in names if name in step]
+    assert found == ["aten.mm", "aten.mm", REDUCE, "aten.linalg_inv", "wait", "aten.mm"]
+
+
 def test_no_collective_passes_a_number_read_on_the_host() -> None:
     text = f"""
     graph(%0: f32[4] "x", %1: i64[] "n"):
@@ -105,5 +127,103 @@ def two_sums(second: str, result: str) -> str:
 
 def test_unread_collectives_stay() -> None:
     graph = parsed(two_sums("%0", "%0"))
-    kept = run_passes(graph, EventSink())
+    kept = run_passes(graph, EventSink(), without=("bucket-all-reduces",))
     assert [node.op.name for node in kept.nodes if node.op.name != "clone"] == ["opaque", "wait"] * 2
+
+
+def test_small_all_reduces_share_a_message() -> None:
+    """The product of the first result moves behind the bucket; one of another reduction stays alone."""
+    check_pass(
+        BucketAllReduces(),
+        f"""
+        graph(%0: f32[4] "x", %1: f32[8] "y"):
+            %2: f32[4] = opaque {REDUCE}(%0, "sum", "0")
+            %3: f32[4] = wait(%2, %0)
+            %4: f32[4] = mul(%3, %0)
+            %5: f32[8] = neg(%1)
+            %6: f32[8] = opaque {REDUCE}(%5, "sum", "0")
+            %7: f32[8] = wait(%6, %5)
+            %8: f32[8] = opaque {REDUCE}(%7, "max", "0")
+            %9: f32[8] = wait(%8, %7)
+            return %4, %9
+        """,
+        """
+        graph(%0: f32[4] "x", %1: f32[8] "y"):
+            %2: f32[8] = neg(%1)
+            %3: (f32[4], f32[8]) = opaque _c10d_functional.all_reduce_coalesced.default((%0, %2), "sum", "0")
+            %4: f32[4] = item(%3, index=0)
+            %5: f32[8] = item(%3, index=1)
+            %6: f32[4] = wait(%4, %0, %2)
+            %7: f32[4] = mul(%6, %0)
+            %8: f32[8] = wait(%5, %0, %2)
+            %9: f32[8] = opaque _c10d_functional.all_reduce.default(%8, "max", "0")
+            %10: f32[8] = wait(%9, %8)
+            return %7, %10
+        """,
+    )
+
+
+class Copied(torch.autograd.Function):
+    """An input that all ranks have: its gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        grad = grad.clone()
+        dist.all_reduce(grad)
+        return grad
+
+
+def copied_thrice(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    x = x.detach().requires_grad_()
+    (Copied.apply(x) @ w + Copied.apply(x) @ w.sin() + Copied.apply(x) @ w.cos()).sum().backward()
+    assert x.grad is not None
+    return x.grad
+
+
+def test_gradients_are_added_before_they_are_reduced() -> None:
+    """One message in place of three, where the user says so; strict numerics keeps eager's order of sums."""
+    given = torch.randn(3, 4), torch.randn(4, 5)
+    joined = {"collectives": "joined"}
+    messages = "= _c10d_functional.all_reduce.default"
+    for options, count in ((joined, 1), ({}, 3), ({**joined, "numerics": "strict"}, 0)):
+        text = "\n".join(map(plan_text, compiled_plans(copied_thrice, *given, **options)))
+        assert text.count(messages) == count
+        assert text.count("all_reduce_coalesced") == (count == 0)
+        found = kiln.compile(copied_thrice, options=options)(*given)
+        torch.testing.assert_close(found, copied_thrice(*given))
+
+
+def test_results_of_a_forward_are_reduced_as_the_program_says() -> None:
+    """Another rank may leave their sum out."""
+    text = two_sums("%0", "%5").replace("return", "%5: f32[4] = add(%2, %4)\n        return")
+    check_unchanged(SumBeforeReduce(), text)
+
+
+def test_what_is_not_joined() -> None:
+    """A chain, another group, messages that are large alone, another effect in between."""
+    large = WORTH_A_MESSAGE["cpu"] // 4 + 1
+    check_unchanged(
+        BucketAllReduces(),
+        two_sums("%2", "%4"),
+        f"""
+        graph(%0: f32[{large}] "x", %1: f32[{large}] "y"):
+            %2: f32[{large}] = opaque {REDUCE}(%0, "sum", "0")
+            %3: f32[{large}] = wait(%2, %0)
+            %4: f32[{large}] = opaque {REDUCE}(%1, "sum", "0")
+            %5: f32[{large}] = wait(%4, %1)
+            return %3, %5
+        """,
+        f"""
+        graph(%0: f32[4] "x", %1: b8[] "c"):
+            %2: f32[4] = opaque {REDUCE}(%0, "sum", "0")
+            %3: f32[4] = wait(%2, %0)
+            %4: () = assert(%1, message="no")
+            %5: f32[4] = opaque {REDUCE}(%0, "sum", "0")
+            %6: f32[4] = wait(%5, %0)
+            return %3, %6
+        """,
+    )

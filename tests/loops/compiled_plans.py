@@ -11,7 +11,7 @@ from kiln.pipeline import stages
 from kiln.plan.plan import Plan
 
 
-def compiled_plans(function: Callable[..., Any], *args: Any) -> list[Plan]:
+def compiled_plans(function: Callable[..., Any], *args: Any, **options: Any) -> list[Plan]:
     """The plans of the regions of `function`, called once without the cache."""
     plans: list[Plan] = []
     original = stages.run_stages
@@ -22,5 +22,5 @@ def compiled_plans(function: Callable[..., Any], *args: Any) -> list[Plan]:
         return made
 
     with mock.patch.object(stages, "run_stages", noting):
-        kiln.compile(function, options={"cache": False})(*args)
+        kiln.compile(function, options={"cache": False, **options})(*args)
     return plans

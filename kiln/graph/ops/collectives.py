@@ -151,9 +151,9 @@ def token(x: Node) -> TensorSpec:
     return fresh(x.tensor, (0,), torch.uint8)
 
 
-@decompose(WAIT_TENSOR)
+@decompose(WAIT_TENSOR, "_c10d_functional._wrap_tensor_autograd.default")
 def wait_tensor(e: Emit, x: Node) -> Results:
-    """What is no result of a collective is there already."""
+    """Also of a tensor that eager would wrap to wait later. What is no result of a collective is there already."""
     work = x.inputs[0] if x.op.name == "item" else x
     if work.op.name != "opaque" or not is_collective(work.attrs["target"]):
         return x

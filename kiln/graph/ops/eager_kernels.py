@@ -20,7 +20,7 @@ from kiln.graph.ir.node import Argument, Node
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.registry import Decomposition, Effects, MutationRule, Results
 from kiln.graph.prims.meta.layout import sorted_axes
-from kiln.plan.overloads import is_random
+from kiln.plan.overloads import is_collective, is_random
 from kiln.support.records import dataclass
 from kiln.tensor.spec import Spec, TensorSpec
 
@@ -87,7 +87,7 @@ class EagerKernels:
         if self.random and is_random(name):
             call = recorded_call(name, rule, random=True)
             return bernoulli_in_memory_order(call) if in_place and name == "aten.bernoulli.p" else call
-        if self.strict and name not in EXACT:
+        if self.strict and name not in EXACT and not is_collective(name):  # a collective is a call already
             return recorded_call(name, rule)
         return arithmetic_call(name, rule) if self.strict and name in ARITHMETIC else rule
 

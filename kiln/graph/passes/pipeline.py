@@ -15,6 +15,7 @@ from kiln.graph.ir.verify import RULES, STRUCTURE, verify
 from kiln.graph.passes.add_embedding import AddEmbedding
 from kiln.graph.passes.align_products import AlignProducts
 from kiln.graph.passes.arithmetic import ARITHMETIC
+from kiln.graph.passes.bucket_all_reduces import BucketAllReduces
 from kiln.graph.passes.channels_last import ChannelsLast
 from kiln.graph.passes.constant_fold import ConstantFold
 from kiln.graph.passes.cse import Cse
@@ -24,6 +25,7 @@ from kiln.graph.passes.one_hot import OneHotSums
 from kiln.graph.passes.pool_slices import PoolSlices
 from kiln.graph.passes.separate_outputs import SeparateOutputs
 from kiln.graph.passes.simplify import Simplify
+from kiln.graph.passes.sum_before_reduce import SumBeforeReduce
 from kiln.graph.passes.unfuse_bias import UnfuseBias
 from kiln.graph.passes.unused_states import UnusedStates
 from kiln.graph.passes.unused_vectors import UnusedVectors
@@ -70,6 +72,8 @@ GRAPH_PASSES: tuple[GraphPass, ...] = (
     UnusedStates(),
     UnusedVectors(),
     DeadCode(),
+    SumBeforeReduce(),
+    BucketAllReduces(),
     SeparateOutputs(),
 )
 """On each graph that is lowered."""
@@ -98,6 +102,9 @@ check_order(
     before("pool-slices", "dead-code",   because="the replaced call has no reader"),
     before("channels-last", "dead-code",        because="it leaves copies without readers"),
     before("channels-last", "separate-outputs", because="an output that it copies has its own memory"),
+    before("dead-code",     "sum-before-reduce", because="it needs all readers of a gradient"),
+    before("sum-before-reduce", "bucket-all-reduces", because="a sum of two is half of what a bucket of both sends"),
+    before("dead-code",     "bucket-all-reduces", because="values without a reader do not move"),
     before("dead-code",     "separate-outputs", because="it must see only live values"),
 )
 # fmt: on

@@ -8,7 +8,8 @@
     k3: r, s -> y                       k3: r, s -> y
 
 Collectives stay in order among each other, which all ranks share, and behind calls with unknown effects. A wait comes
-in front of the first step that uses what the collective fills, or writes to what it reads.
+in front of the first step that uses what the collective fills, or writes to what it reads. What was computed since the
+last wait and is not needed for a start runs behind it: the gradients of weights, while those of inputs are reduced.
 
 Memory in flight is bounded. Whole parameters are gathered (`unshard`) while those of one block before are in use: such
 a start moves up to the wait for the last one, past other collectives. Of reductions that scatter, which hold whole
@@ -49,7 +50,36 @@ def overlapped(steps: Sequence[ScheduledStep], buffers: Mapping[str, Buffer]) ->
             due = [wait for wait in waiting if wait in due or not ended.isdisjoint(filled(wait, buffers))]
         waiting = [wait for wait in waiting if wait not in due]
         ordered += [*due, step]
-    return ordered + waiting
+    return with_work_behind_starts(ordered + waiting, buffers)
+
+
+def with_work_behind_starts(steps: Sequence[ScheduledStep], buffers: Mapping[str, Buffer]) -> list[ScheduledStep]:
+    """Each step moves once at most, so that what it reads and makes is not in memory for much longer."""
+    ordered: list[ScheduledStep] = []
+    begin = 0
+    for step in steps:
+        if is_start(step) and not starts(step, UNSHARD):
+            needed, rest = divided(ordered[begin:], step, buffers)
+            ordered[begin:] = [*needed, step, *rest]
+            begin = len(ordered)
+        else:
+            ordered.append(step)
+            if is_wait(step) or is_fence(step):
+                begin = len(ordered)
+    return ordered
+
+
+def divided(
+    steps: Sequence[ScheduledStep], start: ScheduledStep, buffers: Mapping[str, Buffer]
+) -> tuple[list[ScheduledStep], list[ScheduledStep]]:
+    """The steps that must run in front of `start`, and the others."""
+    needed, rest = [start], list[ScheduledStep]()
+    for step in reversed(steps):
+        if any(depend(step, other, buffers) for other in needed):
+            needed.append(step)
+        else:
+            rest.append(step)
+    return needed[:0:-1], rest[::-1]
 
 
 def early_starts(steps: Sequence[ScheduledStep], buffers: Mapping[str, Buffer]) -> list[ScheduledStep]:
