@@ -48,7 +48,7 @@ def next_total(graph: Graph) -> Node | None:
         if node.op.name != "add" or parts[0] is parts[1] or not all(is_reduced(part) for part in parts):
             continue
         alone = all(users[part] == [node] and part not in kept for part in parts)
-        if alone and alike(*[part.inputs[0] for part in parts], node, users) and joins_calls_only(graph, node):
+        if alone and alike(node, users) and joins_calls_only(graph, node):
             return node
     return None
 
@@ -62,9 +62,10 @@ def is_reduced(node: Node) -> bool:
     return node.op.name == "wait" and is_gradient_sum(node.inputs[0])
 
 
-def alike(first: Node, second: Node, total: Node, users: Users) -> bool:
-    """Whether two all-reduces are for this sum only, in the same group and with its layout."""
-    specs = [call.spec for call in (first, second)] + [call.inputs[0].spec for call in (first, second)]
+def alike(total: Node, users: Users) -> bool:
+    """Whether the two all-reduces are for this sum only, in the same group and with its layout."""
+    first, second = [wait.inputs[0] for wait in total.inputs]
+    specs = [value.spec for call in (first, second) for value in (call, call.inputs[0])]
     same = first.attrs["args"] == second.attrs["args"] and all(spec == total.spec for spec in specs)
     return same and len(users[first]) == len(users[second]) == 1
 
