@@ -2,7 +2,8 @@
 
     options={"disable": "cse+memory-reuse"}        switched_off(options) == ("cse", "memory-reuse")
 
-`numerics` and `collectives` switch off what their contracts do not allow. Names travel in `Target.without`, which every pass sees.
+`numerics` and `collectives` switch off what their contracts do not allow. Names travel in `Target.without`, which
+every pass sees.
 """
 
 from __future__ import annotations

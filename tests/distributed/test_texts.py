@@ -12,7 +12,6 @@ import torch.distributed as dist
 
 import kiln
 from kiln.graph.passes.bucket_all_reduces import WORTH_A_MESSAGE, BucketAllReduces
-from kiln.graph.passes.bucket_all_reduces import WORTH_A_MESSAGE, BucketAllReduces
 from kiln.graph.passes.pipeline import run_passes
 from kiln.graph.passes.sum_before_reduce import SumBeforeReduce
 from kiln.loops.fusion.schedule import schedule
@@ -22,7 +21,7 @@ from kiln.plan.text import plan_text
 from kiln.runtime.cuda_graphs.facts import graph_facts
 from kiln.support.events import EventSink
 from kiln.support.target import Target
-from tests.graph.passes.graphs import parsed
+from tests.graph.passes.graphs import check_pass, check_unchanged, parsed
 from tests.loops.compiled_plans import compiled_plans
 
 pytestmark = pytest.mark.unrecorded  # the process that replays plans is in no group

@@ -10,7 +10,7 @@ from torch import nn
 import kiln
 from kiln.graph.ir.parse import parse_graph
 from kiln.pipeline.reproduce import graph_plan
-from kiln.pipeline.switched_off import NUMERICS, switched_off
+from kiln.pipeline.switched_off import COLLECTIVES, NUMERICS, switched_off
 from kiln.pipeline.switches import SWITCHES
 from kiln.plan.steps import AllocateStep, FreeStep, LaunchStep
 from kiln.support.errors import KilnError
@@ -70,6 +70,7 @@ def test_unknown_switches_are_refused() -> None:
         kiln.compile(program, options={"disable": "cse+nothing"})
 
 
-def test_numerics_switch_off_what_exists() -> None:
-    assert {name for names in NUMERICS.values() for name in names} <= SWITCHES.keys()
-    assert switched_off(Options(disable="cse", numerics="rounded")) == ("cse", "fast-math")
+def test_contracts_switch_off_what_exists() -> None:
+    assert {name for table in (NUMERICS, COLLECTIVES) for names in table.values() for name in names} <= SWITCHES.keys()
+    options = Options(disable="cse", numerics="rounded", collectives="joined")
+    assert switched_off(options) == ("cse", "fast-math")
