@@ -92,6 +92,8 @@ def is_pure(function: object) -> bool:
     """Whether a builtin may be executed on constants while tracing."""
     if id(function) in _PURE:
         return True
+    if is_exit_of_context(function):
+        return False
     owner = getattr(function, "__objclass__", None)
     if owner is None:
         bound = getattr(function, "__self__", None)
@@ -129,6 +131,12 @@ def is_bound_outside(function: object) -> bool:
     """Whether it is a method bound to an object that it may change, such as `lock.__exit__` or `stream.write`."""
     owner = getattr(function, "__self__", None)
     return id(function) not in _PURE and not (owner is None or isinstance(owner, (types.ModuleType, type, *PURE_TYPES)))
+
+
+def is_exit_of_context(function: object) -> bool:
+    """Whether it leaves a context that the program has entered, such as `torch.device(0).__exit__`."""
+    bound = isinstance(getattr(function, "__self__", None), PURE_TYPES)
+    return bound and getattr(function, "__name__", "") == "__exit__"
 
 
 def is_confined_class(cls: type) -> bool:

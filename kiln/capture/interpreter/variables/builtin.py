@@ -34,7 +34,15 @@ from kiln.capture.interpreter.core import (
 )
 from kiln.capture.interpreter.effects import Container
 from kiln.capture.interpreter.native_calls import call_handler, iterator_slot, natives, progress
-from kiln.capture.interpreter.pure import holds, is_bound_outside, is_confined, is_pure, is_torch_call, is_world
+from kiln.capture.interpreter.pure import (
+    holds,
+    is_bound_outside,
+    is_confined,
+    is_exit_of_context,
+    is_pure,
+    is_torch_call,
+    is_world,
+)
 from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.cached_function import CACHED, call_cached
 from kiln.capture.interpreter.variables.deferred_text import text_of
@@ -113,6 +121,9 @@ class Builtin(Unique):
         return super().get_attr(s, name, site)
 
     def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
+        if self.source is not None and is_exit_of_context(self.callable):  # bound anew in each call
+            s.guard_type(self)
+            raise UnsupportedCall(function=self.callable.__qualname__, why="the context was entered before the frame")
         function = self.constant(s)
         if s.see is not None and (seen := s.see(s, function, args, kwargs, False)) is not None:
             return seen
