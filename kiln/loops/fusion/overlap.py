@@ -54,32 +54,55 @@ def overlapped(steps: Sequence[ScheduledStep], buffers: Mapping[str, Buffer]) ->
 
 
 def with_work_behind_starts(steps: Sequence[ScheduledStep], buffers: Mapping[str, Buffer]) -> list[ScheduledStep]:
-    """Each step moves once at most, so that what it reads and makes is not in memory for much longer."""
+    """Nothing moves past a wait or a fence, so that what a step reads and makes is not in memory for much longer."""
     ordered: list[ScheduledStep] = []
-    begin = 0
+    between: list[ScheduledStep] = []
     for step in steps:
-        if is_start(step) and not starts(step, UNSHARD):
-            needed, rest = divided(ordered[begin:], step, buffers)
-            ordered[begin:] = [*needed, step, *rest]
-            begin = len(ordered)
+        if is_wait(step) or (is_fence(step) and not moves(step)):
+            ordered += [*starts_first(between, buffers), step]
+            between = []
         else:
-            ordered.append(step)
-            if is_wait(step) or is_fence(step):
-                begin = len(ordered)
-    return ordered
+            between.append(step)
+    return ordered + starts_first(between, buffers)
 
 
-def divided(
-    steps: Sequence[ScheduledStep], start: ScheduledStep, buffers: Mapping[str, Buffer]
-) -> tuple[list[ScheduledStep], list[ScheduledStep]]:
-    """The steps that must run in front of `start`, and the others."""
-    needed, rest = [start], list[ScheduledStep]()
-    for step in reversed(steps):
-        if any(depend(step, other, buffers) for other in needed):
-            needed.append(step)
-        else:
-            rest.append(step)
-    return needed[:0:-1], rest[::-1]
+def moves(step: ScheduledStep) -> bool:
+    return is_start(step) and not starts(step, UNSHARD)
+
+
+def starts_first(steps: Sequence[ScheduledStep], buffers: Mapping[str, Buffer]) -> list[ScheduledStep]:
+    """Each collective behind what it needs and those before it, then the rest, in the order of `steps`."""
+    if not any(moves(step) for step in steps):
+        return list(steps)
+    before = predecessors(steps, buffers)
+    placed: dict[int, None] = {}
+    for number, step in enumerate(steps):
+        if moves(step):
+            needed, waiting = {number}, [number]
+            while waiting:
+                found = before[waiting.pop()] - needed - placed.keys()
+                needed |= found
+                waiting += found
+            placed |= dict.fromkeys(sorted(needed))
+    return [steps[number] for number in (*placed, *(set(range(len(steps))) - placed.keys()))]
+
+
+def predecessors(steps: Sequence[ScheduledStep], buffers: Mapping[str, Buffer]) -> list[set[int]]:
+    """For each step the numbers of those that must stay in front of it; not those that follow from others."""
+    found = list[set[int]]()
+    writer: dict[str, int] = {}
+    readers: dict[str, set[int]] = {}
+    for number, step in enumerate(steps):
+        touched = {memory_of(name, buffers) for name in step.touched()}
+        changed = {memory_of(name, buffers) for name in changes(step)}
+        before = {writer[memory] for memory in touched if memory in writer}
+        for memory in changed:
+            before |= readers.pop(memory, set())
+            writer[memory] = number
+        for memory in touched - changed:
+            readers.setdefault(memory, set()).add(number)
+        found.append(before - {number})
+    return found
 
 
 def early_starts(steps: Sequence[ScheduledStep], buffers: Mapping[str, Buffer]) -> list[ScheduledStep]:
