@@ -90,6 +90,13 @@ PICKED = """
             out[i0] = sub(load x[i0, j0], load total[])
 """
 
+SCATTERED = """
+    kernel scatter(at: i64[s0, 40], y: f32[s0, 40] -> out: f32[s0, 40]; s0) units (i0: s0)
+        phase (i1: 40):
+            j0 = indirect(load at[i0, i1], 40, not negative)
+            out[i0, j0] sum = load y[i0, i1]
+"""
+SCATTERED_SINES = SCATTERED.replace("load y[i0, i1]", "sin(load y[i0, i1])")
 DOUBLES = """
     kernel doubles(x: f64[s0, 40], y: f32[40] -> out: f64[s0, 40]; s0) units (i0: s0)
         phase (i1: 40):
@@ -106,6 +113,8 @@ CASES: dict[str, tuple[str, Target, Sequence[KernelPass]]] = {
     "strips-to-runs": (COLUMN_SUMS, CPU, (StripsToRuns(),)),
     "strips-to-runs-rows": (TRANSPOSE, CPU, (StripsToRuns(),)),
     "choose-vector": (GELU, CPU, (ChooseVector(),)),
+    "choose-vector-not": (SCATTERED, CPU, (ChooseVector(),)),
+    "choose-vector-sines": (SCATTERED_SINES, CPU, (ChooseVector(),)),
     "cpp": (GELU, CPU, CPP_PASSES),
     "loop-rows": (LONG_ROWS, GPU, (LoopRows(),)),
     "choose-tiles": (COLUMN_SUMS, GPU, (ChooseTiles(),)),
