@@ -50,7 +50,7 @@ def python_stretch(dispatcher: Dispatcher, make_resume: MakeDispatcher) -> Entry
         return None
     with real_builtins():
         decoded, _ = CODES.rows(origin.code)
-        left = exits(decoded, origin.entry, partial(may_compute, decoded, function))
+        left = exits(decoded, origin, partial(may_compute, decoded, function))
         if left is None:
             return None
         resumed = {place: make_resume(resume_at(function, origin, decoded, place)) for place in left}

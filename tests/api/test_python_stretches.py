@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import kiln
 from kiln.capture.bytecode.decode import DecodedCode, decode
-from kiln.capture.bytecode.resume import Entry
+from kiln.capture.bytecode.resume import Entry, ResumeOrigin
 from kiln.capture.bytecode.stretch import exits
 from tests.capture.idioms.outcome import same
 
@@ -34,7 +34,7 @@ def lines_left(function: Callable[..., object], start: str, computing: Sequence[
         loaded = decoded.instruction(index)
         return loaded.name.startswith("LOAD_GLOBAL") and loaded.arg in computing
 
-    found = exits(decoded, entry, computes)
+    found = exits(decoded, ResumeOrigin(decoded.code, entry, None), computes)
     return None if found is None else sorted(decoded.line(at.target) - first for at in found)
 
 

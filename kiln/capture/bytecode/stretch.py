@@ -48,13 +48,14 @@ class Reached:
         return Reached(stack, self.names & other.names)
 
 
-def exits(decoded: DecodedCode, entry: Entry, computes: Callable[[int], bool]) -> tuple[Entry, ...] | None:
-    """Where the code from `entry` on is left so that no instruction runs in it that `computes`; None: it cannot be."""
+def exits(decoded: DecodedCode, origin: ResumeOrigin, computes: Callable[[int], bool]) -> tuple[Entry, ...] | None:
+    """Where the code of `origin` is left so that no instruction runs in it that `computes`; None: it cannot be."""
+    entry = origin.entry
     code = decoded.code
     cells = {*code.co_cellvars, *code.co_freevars} - {CLASS_CELL}
     if code.co_flags & SUSPENDS or cells - set(entry.cells):
         return None
-    reached, live = _fixed_point(decoded, entry), live_locals(decoded)
+    reached, live = _fixed_point(decoded, origin), live_locals(decoded)
     found: dict[int, Entry] = {}
     for index in reached:
         if not computes(index):
@@ -98,11 +99,14 @@ def stretch_code(decoded: DecodedCode, origin: ResumeOrigin, exits: Mapping[Entr
     return resume_code(decoded, origin.entry, origin.inner, leaving)
 
 
-def _fixed_point(decoded: DecodedCode, entry: Entry) -> dict[int, Reached]:
+def _fixed_point(decoded: DecodedCode, origin: ResumeOrigin) -> dict[int, Reached]:
+    entry, inner = origin.entry, origin.inner
     items: list[Instr] = [item for item in parsed(decoded.code) if isinstance(item, Instr)]
     stack = tuple(
         [OTHER if slot is NULL or position in entry.handled else KEPT for position, slot in enumerate(entry.stack)]
     )
+    if inner is not None and (inner.keep or inner.instead is not None):  # the call pushes its result first
+        stack = (*stack, OTHER)
     reached = {entry.target: Reached(stack, frozenset((*entry.locals, *entry.cells)))}
     waiting = [entry.target]
     while waiting:
