@@ -196,3 +196,31 @@ def test_numbers_from_outside_among_which_one_is_looked_for(container: Callable[
     compiled: Any = kiln.compile(program)
     for last, t in ((5, 3), (5, 4), (7, 7), (8, 9), (0, 0), (1, 0), (0, 3)):
         torch.testing.assert_close(compiled(X, last, t), program(X, last, t))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x * 2 if len(x) else x,
+        lambda x: x + 1 if not x.shape[0] else x,
+        lambda x: x * (len(x) or 3) + bool(len(x)),
+        lambda x: x * 2 if all([len(x), x.shape[1]]) else x,
+        lambda x: x.sum(0) if len(x) and not x.shape[1] - 2 else x,
+    ],
+)
+def test_the_truth_of_a_size_is_not_its_value(program: Callable[[Tensor], Tensor]) -> None:
+    compiled: Any = kiln.compile(program)
+    for size in (3, 4, 5, 6, 7, 8, 9, 0, 1, 2):
+        x = torch.ones(size, 2)
+        assert torch.equal(compiled(x), program(x))
+    assert compiled.report().compiles <= 3
+
+
+def test_the_truth_of_a_number_is_not_its_value() -> None:
+    def program(x: Tensor, n: int) -> Tensor:
+        return x.sin().cos() if n else x.tan()
+
+    compiled: Any = kiln.compile(program)
+    for n in (3, 4, 5, 6, -7, 8, 9, 0, 1, -2):
+        torch.testing.assert_close(compiled(X, n), program(X, n))
+    assert compiled.report().compiles <= 4

@@ -56,6 +56,8 @@ class Symbolic(Value):
             g.number(value)
 
     def truth(self, s: CaptureState) -> bool:
+        if self.python_type() is int:
+            return s.wrap(self.node != 0, None).truth(s)  # its value is not read
         if self.python_type() is float and self.node.node.has_hint():
             known = number_truth(s, operator.ne, self.node.node.value, 0)
         elif self.python_type() is float:
