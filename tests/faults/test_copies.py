@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any
 
 import torch
@@ -56,3 +57,23 @@ def test_a_tensor_whose_elements_were_read_can_be_resized() -> None:
     assert elements(tensor) == b"\x00\x00\x01\x00\x02\x00" and elements(empty) == b""
     assert bytes(element_view(torch.arange(2, dtype=torch.int8).expand(2, 2))) == b"\x00\x01\x00\x01"
     assert tensor.resize_(100).shape == (100,) and empty.resize_(4).shape == (4,)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    steps: int = 4
+    scale: float = 0.5
+    sizes: tuple[object, ...] = ()
+
+
+def test_numbers_that_change_are_copied() -> None:
+    def program(x: torch.Tensor, steps: int, scale: float) -> tuple[object, ...]:
+        settings = dataclasses.replace(Settings(), steps=steps, scale=scale, sizes=(steps, [steps]))
+        return x * steps, dataclasses.asdict(settings), copy.deepcopy([steps, {"a": scale}]), copy.copy(steps)
+
+    compiled: Any = kiln.compile(program, fullgraph=True)
+    x = torch.ones(2)
+    for number in range(1, 6):
+        found, expected = compiled(x, number, number / 4), program(x, number, number / 4)
+        assert torch.equal(found[0], expected[0]) and found[1:] == expected[1:]  # type: ignore[arg-type]
+    assert compiled.report().compiles == 2

@@ -30,10 +30,11 @@ from kiln.capture.interpreter.variables.native_object import NativeObject
 from kiln.capture.interpreter.variables.object import InstanceItems, Object, new_object
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple
 from kiln.capture.interpreter.variables.sets import Set
+from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.capture.interpreter.variables.tensor import Tensor, record
 from kiln.graph.trace.fake import is_wrapped
 
-ATOMIC = (Function, Class, Builtin, PythonModule)
+ATOMIC = (Function, Class, Builtin, PythonModule, Symbolic)
 PROTOCOL = (
     "__reduce__",
     "__reduce_ex__",
