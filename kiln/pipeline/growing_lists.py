@@ -4,8 +4,8 @@
                            compiled |   eager  ...             | compiled
 
 L-BFGS keeps its last 100 steps, so each of its first steps meets another length. What a resume function gets as an
-argument is left open instead, once its variants have fixed it in vain. So is a history of numbers or texts, which a
-program keeps to print or to compare with: where it is read, the graph breaks.
+argument is left open instead, once its variants have fixed it in vain. So is a history of floats, which a program keeps
+to print or to compare with, and behind a break one of numbers or texts: where it is read, the graph breaks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kiln.support.errors import KilnError
 GROWING, VARYING = "growing", "varying"
 """The keys in the `__dict__` of a dispatcher."""
 HISTORY = 1
-"""How many variants for other lengths a list of numbers or texts gets; none in a resume function."""
+"""How many variants for other lengths a list of floats gets; none in a resume function, be they numbers or texts."""
 LENGTHS, CALLS = 3, 3
 """How many lengths besides the first have a variant at once, and in which of its calls a later one gets a variant."""
 
@@ -73,13 +73,15 @@ def grows(guard: Guard, name: str, arguments: Arguments) -> bool:
 
 
 def is_history(guard: Guard, function: FunctionType, values: list[object]) -> bool:
-    """Whether the list that has another length is longer than the guard expects, and of numbers or texts."""
+    """Whether the list that has another length is longer than the guard expects, and of floats; behind a break, where
+    a loop may have filled it, also of other numbers or texts."""
     reader = build_tree((), collect=(guard.source,), function=function)
     if not reader.check(values, function.__globals__, function.__closure__) or not reader.bindings:
         return False
     found, expected = reader.bindings[0], guard.expected
     assert isinstance(expected, int), "it is a length"
-    return type(found) is list and len(found) > expected and all(type(item) in (float, int, str) for item in found)
+    kinds = (float,) if origin_of(function) is None else (float, int, str)
+    return type(found) is list and len(found) > expected and all(type(item) in kinds for item in found)
 
 
 def fixed_argument(guard: Guard) -> str:

@@ -15,7 +15,6 @@ from kiln.pipeline.session import KilnWarning
 PROGRAMS: dict[str, tuple[Callable[..., Any], int]] = {
     "a window": (lambda x, n: x.unfold(0, n, 1).mean(-1), 2),
     "a count of parts": (lambda x, n: [part + 1 for part in x.chunk(n)], 2),
-    "a count of turns": (lambda x, n: sum((x * turn for turn in range(n)), x), 2),
     "a key": (lambda x, n: x * {f"key {number}": number for number in range(20)}[f"key {n}"], 2),
     "a large number": (lambda x, n: x * (n % 7), 2**63),
 }

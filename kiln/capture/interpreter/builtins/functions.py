@@ -21,6 +21,7 @@ from kiln.capture.interpreter.alternatives import alternative, as_tensor, open_t
 from kiln.capture.interpreter.breaks import DataDependentBranch, DebuggerCall, Raised, UnsupportedCall
 from kiln.capture.interpreter.builtins.class_statements import type_new
 from kiln.capture.interpreter.builtins.math_functions import computed_in_front
+from kiln.capture.interpreter.changed_numbers import has_many_values
 from kiln.capture.interpreter.core import (
     MISSING,
     Args,
@@ -67,6 +68,7 @@ from kiln.capture.interpreter.variables.iterators import (
 from kiln.capture.interpreter.variables.mapping import Dict, DictView, dict_iterator
 from kiln.capture.interpreter.variables.native_object import NativeObject
 from kiln.capture.interpreter.variables.object import Object
+from kiln.capture.interpreter.variables.open_range import OpenRange
 from kiln.capture.interpreter.variables.partial import Partial
 from kiln.capture.interpreter.variables.sequence import List, ReversedList, Slice, Tuple, all_items, consumed, listed
 from kiln.capture.interpreter.variables.sets import Set
@@ -371,7 +373,14 @@ def default_dict(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return made
 
 
-for _class in (range, torch.finfo, torch.iinfo, torch.device, bytes, complex):
+@handles(range)
+def made_range(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    if args and any([isinstance(arg, Symbolic) and has_many_values(s, arg) for arg in args]):
+        return OpenRange(args)
+    return fold(s, functools.partial(range, **kwargs), *(arg.constant(s) for arg in args))
+
+
+for _class in (torch.finfo, torch.iinfo, torch.device, bytes, complex):
 
     @handles(_class)
     def _immutable(s: CaptureState, args: Args, kwargs: Kwargs, cls: Any = _class) -> Value:

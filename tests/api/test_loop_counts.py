@@ -1,0 +1,74 @@
+"""Loops over `range` of a number that changes: whole for the first numbers, then one variant whose loop breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import kiln
+from tests.capture.idioms.outcome import same
+
+torch.manual_seed(0)
+LAYER = nn.Linear(4, 4)
+COUNTS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 3, 2, 0, 1)
+
+
+def iterated(x: Tensor, n: int) -> Tensor:
+    for _ in range(n):
+        x = torch.tanh(LAYER(x))
+    return x
+
+
+def nested(x: Tensor, n: int) -> Tensor:
+    with torch.no_grad():
+        for i in range(n):
+            for j in range(i):
+                if j == 3:
+                    break
+                x = x + j
+            else:
+                x = x * 2
+    return x
+
+
+def paired(x: Tensor, n: int) -> tuple[Any, ...]:
+    total = x
+    for i, j in zip(range(n), range(1, n + 1), strict=True):
+        total = total + x * i + j
+    return total, [2 * k for k in range(n)], list(reversed(range(n)))
+
+
+def asked(x: Tensor, n: int) -> tuple[Any, ...]:
+    return x * n, len(range(n)), 3 in range(n), range(n + 1)[-1], range(n).stop, bool(range(n)), range(n) == range(4)
+
+
+@pytest.mark.parametrize(
+    ("program", "most"), [(iterated, 8), (nested, 17), (paired, 16), (asked, 14)], ids=lambda value: str(value)[:18]
+)
+def test_one_variant_serves_all_numbers(program: Callable[..., Any], most: int) -> None:
+    compiled: Any = kiln.compile(program)
+    for n in COUNTS:
+        x = torch.randn(2, 4)
+        assert same(compiled(x, n), program(x, n)), n
+    report = compiled.report()
+    assert report.compiles <= most and not report.eager, str(report)
+
+
+def test_gradients_flow_through_the_turns() -> None:
+    compiled: Any = kiln.compile(iterated)
+    for n in COUNTS:
+        x, y = (torch.linspace(-1, 1, 8).view(2, 4).requires_grad_() for _ in range(2))
+        compiled(x, n).sum().backward()
+        iterated(y, n).sum().backward()
+        torch.testing.assert_close(x.grad, y.grad)
+
+
+def test_with_fullgraph_each_number_is_compiled() -> None:
+    compiled: Any = kiln.compile(iterated, backend="eager", fullgraph=True)
+    for n in range(7):
+        compiled(torch.ones(2, 4), n)
+    assert compiled.report().compiles == 7
