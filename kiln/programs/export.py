@@ -28,8 +28,10 @@ from kiln.programs.dims import DimTable
 from kiln.programs.dynamic_shapes import dim_table, examples_in
 from kiln.programs.naming import CallNames, StateNames, call_names, state_names
 from kiln.programs.program import LEVELS, Level, Program
+from kiln.programs.single_rows import with_more_rows
 from kiln.programs.training import training_graph
 from kiln.programs.whole import OutputMark, WholeCapture, capture_whole, name_of, user_signature
+from kiln.support.errors import KilnError
 from kiln.support.records import dataclass
 from kiln.symbolic.node import from_sym
 from kiln.tensor.spec import Spec, TensorSpec
@@ -57,10 +59,29 @@ def export_program(
     others = [call_names(signature, *example, taken) for example in calls]
     table = dim_table(call, None if examples is not None else dynamic_shapes, others)
     whole = capture_whole(target, *call.arguments(), table, training=training, keep_calls=level == "torch")
-    check_dims(table, whole)
-    program = Assembly(target, call, states, whole).program(level, training)
+    larger = with_more_rows(call, table, whole)
+    program = None if larger is None else program_of_more_rows(target, call, *larger, level, training)
+    if program is None:
+        check_dims(table, whole)
+        program = Assembly(target, call, states, whole).program(level, training)
     for example in calls:
         program.check_shapes(*example[0], **example[1])
+    return program
+
+
+def program_of_more_rows(
+    target: object, example: CallNames, leaves: list[object], table: DimTable, level: Level, training: bool
+) -> Program | None:
+    """The program of a call with more rows than `example`, if there is one that takes that, too."""
+    call = replace(example, leaves=leaves)
+    try:
+        whole = capture_whole(target, *call.arguments(), table, training=training, keep_calls=level == "torch")
+        check_dims(table, whole)
+        program = Assembly(target, call, state_names(target), whole).program(level, training)
+        args, kwargs = example.arguments()
+        program.check_shapes(*args, **kwargs)
+    except KilnError:
+        return None
     return program
 
 
@@ -150,6 +171,8 @@ class Assembly:
             return ResultLeaf("state", value=state.name)
         if isinstance(leaf, torch.SymInt):
             return ResultLeaf("size", value=from_sym(leaf))
+        if isinstance(leaf, torch.SymFloat):
+            raise UnknownResult(function=self.function, type="float that is computed from sizes")
         if type(leaf) not in CONSTANTS:
             raise UnknownResult(function=self.function, type=type(leaf).__qualname__)
         return ResultLeaf("constant", value=leaf)

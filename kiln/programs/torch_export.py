@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 FxNode = torch.fx.Node
 PREFIXES = {"parameter": "p_", "buffer": "b_", "constant": "c_"}
+CONSTANTS_OF_TORCH = (type(None), bool, int, float, str, torch.dtype, torch.device)
+"""What torch keeps of an argument that is no tensor."""
 MOST_TRIES = 20_000
 USUAL_SIZE, SPREAD = 7, 40
 """The first size that is tried for a symbol, so that few of its expressions are 0 or 1, and how many more."""
@@ -237,6 +239,8 @@ class Exporter:
         if isinstance(spec, TensorSpec):
             self.input("USER_INPUT", node)
             return
+        if spec is None and type(leaf.value) not in CONSTANTS_OF_TORCH:
+            raise NoTorchExport(problem=f"its argument `{leaf.name}` is a {type(leaf.value).__name__}")
         arg = kinds.ConstantArgument(name=node.name, value=leaf.value)
         if isinstance(spec, ScalarSpec):
             if spec.kind is not int:

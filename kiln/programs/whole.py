@@ -8,12 +8,13 @@ whole.result              the result of the call: containers of `OutputMark`s, i
 from __future__ import annotations
 
 import dis
+import functools
 import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field, replace
-from typing import final
+from typing import cast, final
 
 import torch
 from torch import nn
@@ -149,6 +150,8 @@ def entry_of(target: object) -> tuple[types.FunctionType, tuple[object, ...]]:
         call = type(target).__call__
         if isinstance(call, types.FunctionType):
             return call, (target,)
+    if isinstance(target, functools.partial):
+        return cast(types.FunctionType, call_partial), (target,)
     if isinstance(target, types.MethodType) and isinstance(target.__func__, types.FunctionType):
         return target.__func__, (target.__self__,)
     if isinstance(target, types.FunctionType):
@@ -156,7 +159,13 @@ def entry_of(target: object) -> tuple[types.FunctionType, tuple[object, ...]]:
     called = type(target).__call__
     if isinstance(called, types.FunctionType) and not isinstance(target, type):
         return called, (target,)
-    raise BadExportArgument(name="target", value=target, allowed="an nn.Module, a Python function or a method")
+    raise BadExportArgument(
+        name="target", value=target, allowed="an nn.Module, a Python function, a method or a partial"
+    )
+
+
+def call_partial(target: Callable[..., object], /, *args: object, **kwargs: object) -> object:
+    return target(*args, **kwargs)
 
 
 def user_signature(target: object) -> inspect.Signature:
@@ -166,6 +175,8 @@ def user_signature(target: object) -> inspect.Signature:
 
 
 def name_of(target: object) -> str:
+    if isinstance(target, functools.partial):
+        return name_of(target.func)
     return getattr(target, "__qualname__", type(target).__qualname__)
 
 
@@ -239,9 +250,13 @@ def _captured_in_mode(
 def _captured(
     function: types.FunctionType, slots: Mapping[str, object], keeper: RegionKeeper
 ) -> tuple[RegionKeeper, Capture]:
-    """The capture with eager's answer to `is_compiling`, or, where that breaks the graph, with True; then the same with
-    numbers in arguments that Python cannot do without taken as they are in this call."""
-    capture = _attempt(function, slots, keeper, is_compiling=False)
+    """The capture with eager's answer to `is_compiling`, or, where that needs values or breaks the graph, with True;
+    then the same with numbers in arguments that Python cannot do without taken as they are in this call."""
+    capture = _attempt(function, slots, keeper, is_compiling=False, until_values=True)
+    if capture.gave_up:
+        capture = _attempt(function, slots, keeper, is_compiling=True)
+        if capture.breaks or capture.skipped:
+            capture = _attempt(function, slots, keeper, is_compiling=False)
     asks, reads = (
         capture.asked_is_compiling,
         any([isinstance(found, (DataDependentBranch, DataDependentValue)) for found in capture.breaks[:1]]),
@@ -263,7 +278,12 @@ def _captured(
 
 
 def _attempt(
-    function: types.FunctionType, slots: Mapping[str, object], keeper: RegionKeeper, *, is_compiling: bool
+    function: types.FunctionType,
+    slots: Mapping[str, object],
+    keeper: RegionKeeper,
+    *,
+    is_compiling: bool,
+    until_values: bool = False,
 ) -> Capture:
     return capture_frame(
         function,
@@ -274,6 +294,7 @@ def _attempt(
         dims=keeper.dims,
         is_compiling=is_compiling,
         carries=keeper.carries,
+        until_values=until_values,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import time
 import warnings
 from collections.abc import Callable
@@ -397,6 +398,7 @@ def waits(x: Tensor) -> Tensor:
 def prints(x: Tensor) -> Tensor:
     y = x + 1
     print("sum", y.sum())
+    warnings.warn("twice", stacklevel=1)
     return y * 2
 
 
@@ -423,9 +425,60 @@ def test_sides_that_return_are_in_the_program() -> None:
         torch.testing.assert_close(program(x), returns_early(x))
 
 
+def asks_first(x: Tensor) -> Tensor:
+    """What transformers do with masks: a way with values in eager, one without them for compilers."""
+    if torch.compiler.is_compiling() or not (x > 0).all():
+        return torch.where(x > 0, x, 0.0)
+    return x
+
+
+def asks_in_vain(x: Tensor) -> Tensor:
+    """What it does for compilers is no part of a graph."""
+    if torch.compiler.is_compiling():
+        time.sleep(0)
+    return x + 1 if x.sum() > 0 else x * 2
+
+
+@pytest.mark.parametrize(("target", "nodes"), [(asks_first, ["gt", "where"]), (asks_in_vain, ["sum", "gt"])])
+def test_the_answer_to_is_compiling_that_has_a_graph_is_given(target: Any, nodes: list[str]) -> None:
+    program = kiln.export(target, (torch.ones(3),))
+    found = [node.op.name for node in program.graph.nodes]
+    assert [name for name in nodes if name not in found] == []
+    for x in (torch.ones(3), -torch.ones(3)):
+        assert_close(program(x), target(x))
+
+
+def weighed(weight: Tensor, x: Tensor, *, shift: float) -> Tensor:
+    return x @ weight + shift
+
+
+def by_conjugate(x: Tensor) -> Tensor:
+    return (x * x.conj()).real
+
+
+def for_onnx(x: Tensor) -> Tensor:
+    return x if torch.onnx.is_in_onnx_export() else x + 1
+
+
+@pytest.mark.parametrize(
+    ("target", "example"),
+    [
+        (functools.partial(weighed, torch.randn(3, 2), shift=0.5), torch.randn(4, 3)),
+        (by_conjugate, torch.randn(4, dtype=torch.complex64)),
+        (for_onnx, torch.randn(4)),
+    ],
+    ids=["partial", "conjugate", "onnx"],
+)
+def test_calls_that_a_file_keeps(target: Any, example: Tensor, tmp_path: Path) -> None:
+    kiln.export(target, (example,), dynamic_shapes=({0: kiln.Dim("rows")},)).save(tmp_path / "p")
+    x = torch.cat([example, example])
+    assert_close(kiln.load_program(tmp_path / "p")(x), target(x))
+
+
 def test_messages_are_no_part_of_a_program() -> None:
     x = torch.arange(3.0)
-    program = kiln.export(prints, (x,))
+    with pytest.warns(UserWarning, match="twice"):
+        program = kiln.export(prints, (x,))
     torch.testing.assert_close(program(x), (x + 1) * 2)
 
 
@@ -488,6 +541,15 @@ def test_what_a_call_stores_for_itself_is_no_state(make: Callable[[], nn.Module]
             x = torch.randn(rows, 1, 3)
             for run in (program, kiln.load_program(tmp_path / "p")):
                 assert_close(run(x), model(x))
+
+
+def halves(x: Tensor) -> tuple[Tensor, float]:
+    return x, x.shape[0] / 2
+
+
+def test_a_float_of_sizes_is_no_result() -> None:
+    with pytest.raises(KilnError, match="a `float that is computed from sizes`"):
+        kiln.export(halves, (torch.ones(3),), dynamic_shapes=({0: BATCH},))
 
 
 def test_what_a_call_reads_of_the_last_one_is_state() -> None:

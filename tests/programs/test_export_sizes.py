@@ -200,3 +200,32 @@ def test_sizes_that_a_kernel_cannot_take_are_refused(name: str) -> None:
     for each in wrong:
         with pytest.raises(KilnError, match="KILN5104"):
             program.check_shapes(*[torch.randn(size) for size in each])
+
+
+def of_one_row(x: Tensor) -> Tensor:
+    return (x.expand(-1, 3, -1) * torch.arange(x.shape[0])[:, None, None]).flatten(0, 1)
+
+
+ONE_ROW: dict[str, tuple[Callable[..., Any], Any, list[tuple[int, ...]], list[list[tuple[int, ...]]]]] = {
+    "auto": (of_one_row, ({0: AUTO},), [(1, 1, 4)], [[(1, 1, 4)], [(5, 1, 4)]]),
+    "named": (of_one_row, ({0: ROWS},), [(1, 1, 4)], [[(1, 1, 4)], [(5, 1, 4)]]),
+    "both": (lambda x, y: x @ y.T + y.sum(), ({0: ROWS}, {0: ROWS}), [(1, 4), (1, 4)], [[(1, 4)] * 2, [(6, 4)] * 2]),
+    "branch": (lambda x: x * 2 if x.shape[0] > 1 else x * 3, ({0: AUTO},), [(1, 4)], [[(1, 4)]]),
+    "mask": (lambda x, m: x + m, ({0: AUTO}, {0: AUTO}), [(4, 3), (1, 3)], [[(4, 3), (1, 3)], [(7, 3), (1, 3)]]),
+}
+
+
+@pytest.mark.parametrize("name", ONE_ROW)
+def test_an_example_of_one_row_is_no_reason_to_fix_a_size(name: str, tmp_path: Path) -> None:
+    target, shapes, sizes, calls = ONE_ROW[name]
+    example = tuple([torch.randn(each) for each in sizes])
+    for make in forms(target, example, shapes, tmp_path).values():
+        run = make()
+        for call in calls:
+            args = [torch.randn(each) for each in call]
+            assert_close(run(*args), target(*args))
+
+
+def test_a_size_that_must_be_one_is_named() -> None:
+    with pytest.raises(KilnError, match="the program works for the size 1 only"):
+        kiln.export(lambda x: x + torch.ones(4, 2), (rows(1),), dynamic_shapes=({0: ROWS},))

@@ -400,3 +400,10 @@ def test_a_constant_that_torch_has_lost_is_named() -> None:
 class Differentiated(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.func.grad(lambda row: row.sin().sum())(x)
+
+
+def test_arguments_that_torch_does_not_keep_are_named() -> None:
+    program = kiln.export(lambda x, part: x[part] * 2, (torch.arange(4.0), slice(1, 3)))
+    torch.testing.assert_close(program(torch.ones(4), slice(1, 3)), torch.full((2,), 2.0))
+    with pytest.raises(NoTorchExport, match="its argument `part` is a slice"):
+        program.to_torch_export()

@@ -12,6 +12,7 @@ import kiln
 from kiln.graph.ir.fx_view import fx_view
 from kiln.graph.ir.parse import parse_graph
 from kiln.graph.ir.text import graph_text
+from kiln.support.errors import KilnError
 from tests.capture.idioms.outcome import outcome, same
 from tests.trace.harness import trace
 
@@ -123,3 +124,22 @@ def test_text_and_fx_view_of_the_call() -> None:
     x, y = torch.ones(3), torch.arange(3.0)
     results = fx_view(found, {})(x, y)
     assert torch.equal(results[0], y + 1) and torch.equal(results[-1], y * 3) and torch.equal(x, torch.ones(3))
+
+
+@torch.library.custom_op("kilnmutating::positive", mutates_args=())
+def positive(x: torch.Tensor) -> torch.Tensor:
+    return x[x > 0].clone()
+
+
+@positive.register_fake
+def _(x):
+    return x.new_empty(torch.library.get_ctx().new_dynamic_size())
+
+
+def test_a_size_that_only_the_operator_knows_has_a_reason() -> None:
+    x = torch.arange(-2.0, 3.0)
+    with pytest.raises(
+        KilnError, match=r"the sizes of the result of `kilnmutating.positive.default` depend on the values"
+    ):
+        kiln.export(lambda x: positive(x) * 2, (x,))
+    torch.testing.assert_close(kiln.compile(lambda x: positive(x) * 2)(x), torch.tensor([2.0, 4.0]))

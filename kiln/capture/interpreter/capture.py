@@ -18,7 +18,7 @@ from dataclasses import field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 
@@ -51,7 +51,7 @@ from kiln.capture.interpreter.data_values import (
     refuse_unchecked,
     value_needed,
 )
-from kiln.capture.interpreter.findings import FINDINGS, Findings
+from kiln.capture.interpreter.findings import FINDINGS, WITHOUT_VALUES, Findings
 from kiln.capture.interpreter.frame import Computing, SymbolicFrame
 from kiln.capture.interpreter.handled_errors import check_handled
 from kiln.capture.interpreter.host_draws import Draws, check_read_numbers, planned
@@ -172,6 +172,11 @@ class Capture:
     def code(self) -> types.CodeType | None:
         return self.function.__code__ if self.function is not None else None
 
+    @property
+    def gave_up(self) -> bool:
+        """Whether the other answer to `is_compiling` is to be tried: programs have ways without values for it."""
+        return self.function is None and self.skipped is None and not self.breaks
+
 
 @final
 @dataclass(frozen=True)
@@ -217,6 +222,7 @@ def capture_frame(
     note_changing: Callable[[Collection[str]], bool] = lambda texts: False,
     varies: Callable[[Source], bool] = lambda source: False,
     varying: frozenset[str] = frozenset(),
+    until_values: bool = False,
 ) -> Capture:
     """Capture a call of `function` with the arguments `locals` (by name, `*args` and `**kwargs` as they are bound).
 
@@ -232,6 +238,7 @@ def capture_frame(
         control_flow: which `if` on a tensor becomes a branch in the graph, see `Policy`.
         own_regions: regions run Kiln's kernels and torch's operators, so that what an operator raises eager raises.
         carries: the graph leaves the process with these tensors: it checks itself what was assumed of values.
+        until_values: give up where values are needed and the program has asked `is_compiling`, see `gave_up`.
     """
     sink = events or EventSink()
     callbacks = Callbacks(
@@ -245,17 +252,18 @@ def capture_frame(
             state = new_state(function, callbacks, sink, is_compiling, stops, dict(found.needed))
             try:
                 return attempt(found.given_to(state), function, locals, callbacks)
-            except FINDINGS as finding:
-                found.add(finding)
-            except (NoHint, DataDependentSize) as unknown:
-                if (made := value_needed(state, unknown)) is None:
-                    return skip(function, unknown, state)
+            except (*FINDINGS, NoHint, DataDependentSize) as finding:
+                if until_values and state.asked_is_compiling and not isinstance(finding, WITHOUT_VALUES):
+                    return Capture(None, [], asked_is_compiling=True)
+                made = value_needed(state, finding) if isinstance(finding, KilnError) else finding
+                if made is None:
+                    return skip(function, cast(KilnError, finding), state)
                 found.add(made)
             except GraphBreak as stop:
                 drop_tracebacks(stop)
                 key = (stop.frames[0].number, stop.frames[0].step) if stop.frames else None
-                if key is None or key in stops:
-                    return skip(function, stop, state)
+                if carries is not None or key is None or key in stops:
+                    return skip(function, stop, state) if carries is None else broken(stop, state)
                 stops[key] = stop
             except Raised as raised:
                 drop_tracebacks(raised)
@@ -373,6 +381,12 @@ def skip(function: types.FunctionType, reason: KilnError, state: CaptureState) -
     return Capture(None, [], skipped=reason, steps=state.counters.steps)
 
 
+def broken(stop: GraphBreak, s: CaptureState) -> Capture:
+    """Of a capture that is to be whole, so that nothing is resumed: the first break is the reason."""
+    report_break(s, stop)
+    return Capture(None, [], breaks=[stop], steps=s.counters.steps, asked_is_compiling=s.asked_is_compiling)
+
+
 def root_frame(s: CaptureState, function: types.FunctionType, locals: Mapping[str, object]) -> SymbolicFrame:
     code = function.__code__
     if code.co_flags & ASYNC_GENERATOR:
@@ -400,7 +414,7 @@ def attempt(
     try:
         result = frame.run()
     except GraphBreak as raised:
-        if not raised.resumable:
+        if not raised.resumable or callbacks.carries is not None:
             raise
         drop_tracebacks(raised)
         stop = raised

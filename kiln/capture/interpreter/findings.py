@@ -19,6 +19,8 @@ from kiln.symbolic.relation import Relation
 Finding: TypeAlias = Outline | NumberChanges | WatchLifetimes | SizesMatch | ValueNeeded
 FINDINGS = (Outline, NumberChanges, WatchLifetimes, SizesMatch, ValueNeeded)
 """They end an attempt; the next one begins with them."""
+WITHOUT_VALUES = (Outline, NumberChanges, WatchLifetimes)
+"""Those that have nothing to do with values of tensors."""
 
 
 @final

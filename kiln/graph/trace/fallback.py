@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import cast
+from typing import NoReturn, cast
 
 import torch
+from torch._library.fake_impl import set_ctx_getter
 from torch._ops import OpOverload
 
 from kiln.graph.ir.node import Node
@@ -110,7 +111,10 @@ def _fake_handler(fake: Callable[..., object]) -> Handler:
     """Runs the registered fake under the mode; the nodes that it records are dead."""
 
     def handler(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
-        with mode:
+        def context() -> NoReturn:
+            raise DataDependentOp(op=str(op))  # the context makes sizes that only the real op knows
+
+        with mode, set_ctx_getter(context):
             made = fake(*args, **kwargs)
         return _record(mode, op, args, kwargs, _specs(op, made, lambda tensor: mode.view_of(tensor).spec))
 

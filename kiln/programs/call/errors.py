@@ -20,7 +20,7 @@ class UnknownResult(KilnError):
     what = "`{function}` cannot be exported: it returns a `{type}`"
     why = "results are tensors, numbers, strings, None, and containers of these"
     try_ = (
-        "return a tuple or a dict",
+        "return a tuple or a dict; a float of sizes as a tensor: torch.full((), number)",
         "register the class: torch.utils._pytree.register_pytree_node; dataclasses are known",
         "of a Hugging Face model: pass use_cache=False",
     )

@@ -166,7 +166,7 @@ def warn(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     )
     if ignored_inside(s, known, kind, line):
         return Constant(None)
-    if not s.policy.speculate or not line.passes(s, known, kind):
+    if s.policy.carries is None and not (s.policy.speculate and line.passes(s, known, kind)):  # an export leaves it out
         raise SideEffectCall(function="warnings.warn", why="a filter turns it into an error")
     if frame is None:  # a caller of the compiled function, found when it is given
         s.effects.note(CallEffect(Builtin(warnings.warn), (text, kind, outer + 1)))
