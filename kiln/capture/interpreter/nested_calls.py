@@ -17,6 +17,7 @@ from typing import TypeVar, final
 import torch
 
 from kiln.capture.interpreter.breaks import GraphBreak, Raised
+from kiln.capture.interpreter.builtins.leaf_gradients import gradients_kept
 from kiln.capture.interpreter.builtins.torch_functions import SETTERS, Scope, Setter, TorchModes
 from kiln.capture.interpreter.core import MISSING, CaptureState, StateChange, Value
 from kiln.capture.interpreter.data_values import DataValues
@@ -115,7 +116,7 @@ def taken_from_log(
     """The torch calls of `interpret()`, which leave the log, and its result. `effects` says what becomes of others."""
     recorder = s.recorder
     mark, first = recorder.mark(), len(recorder.nodes)
-    with effects:
+    with gradients_kept(s), effects:
         try:
             result = interpret()
         except GraphBreak as stop:

@@ -11,7 +11,8 @@ region through the history of an input, or for tensors of subclasses that are ma
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import field
 from functools import partial
 from typing import final
@@ -23,7 +24,7 @@ from kiln.capture.interpreter.builtins.data_parallel import Replicas
 from kiln.capture.interpreter.builtins.leaf_hooks import HOOKS, HookedBackward, LeafHooks, is_hookable
 from kiln.capture.interpreter.builtins.outer_tensors import note_wrappers, outer_tensors
 from kiln.capture.interpreter.builtins.torch_functions import NONE
-from kiln.capture.interpreter.core import Args, CaptureState, Codegen, Handler, Kwargs, Value, handles
+from kiln.capture.interpreter.core import Args, CaptureState, Codegen, Handler, Kwargs, Value, handles, will_change
 from kiln.capture.interpreter.effects import SideEffect
 from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.variables.mapping import Dict
@@ -120,6 +121,7 @@ def write_gradient(s: CaptureState, leaf: Tensor, value: Value | None) -> None:
     elif value.constant(s) is not None:
         raise refused("it is set to something else than a tensor")
     refuse_pending(s, leaf)
+    will_change(s, leaf, "grad")
     s.counters.unguarded += 1
     known = s.part(LeafGradients).known.setdefault(id(leaf.fake), KnownGradient(leaf, None))
     leaf.fake.grad = new
@@ -277,6 +279,8 @@ def run_backward(s: CaptureState, roots: list[Value], tangents: Value | None, gi
     hooked = HookedBackward(s, running_frame(s), here(s), hooks if called else ())
     if called and not all(is_hookable(leaf.fake) for leaf in targets):
         raise unsupported("a tensor that gets a gradient has a hook, and another is of a subclass")
+    for leaf in targets:
+        will_change(s, leaf, "grad")
     wrappers = [value_of(s, fake) for fake in map(fake_of, (*targets, *before)) if fake is not None and fake.is_outer]
     for wrapper in wrappers:
         assert isinstance(wrapper, Object)
@@ -354,6 +358,21 @@ def hooks_of(s: CaptureState, leaf: Tensor, name: str) -> Value | None:
 def is_used_outside(fake: FakeTensor, outputs: list[FakeTensor]) -> str:
     used = fake.grad is not None and any(output is fake for output in outputs)
     return "a tensor made in the region gets a gradient and leaves it" if used else ""
+
+
+@contextmanager
+def gradients_kept(s: CaptureState) -> Iterator[None]:
+    """Put back the gradients that leaves had, behind a part of the program that may run or not."""
+    known = s.part(LeafGradients).known
+    before = {key: found.leaf.fake.grad for key, found in known.items()}
+    try:
+        yield
+    finally:
+        for key, found in list(known.items()):
+            first = None if found.before is None else fake_of(found.before)
+            found.leaf.fake.grad = before.get(key, first)
+            if key not in before and found.before is None:  # written, and never read
+                del known[key]
 
 
 def forget_gradients(s: CaptureState) -> None:
