@@ -229,6 +229,23 @@ def launch(run: Run) -> Iterator[str]:
     yield from table(["on the CPU", "us"], [[name, f"{cost:.2f}"] for name, cost in run.data["microseconds"].items()])
 
 
+def distributed(run: Run) -> Iterator[str]:
+    yield run.source()
+    names = ["eager", PEER, KILN]
+    rows = []
+    for wrapper, found in run.data["runs"].items():
+        rates = [found[name]["rate"] for name in names]
+        peaks = [found[name]["peak"] / 1e9 for name in names]
+        rows.append(
+            [wrapper, *[f"{rate:,.0f}" for rate in rates], digits(rates[2] / max(rates[:2])), *map(digits, peaks)]
+        )
+    yield from table(["wrapper", *names, "over the better", *[f"GB of a rank, {name}" for name in names]], rows)
+    yield (
+        "\nTokens of all ranks per second: a Llama of 1.2 billion parameters, bf16, torch's fused AdamW. Kiln compiles "
+        "the whole step, torch.compile the model. Matrix products take most of a step and run at the GPU's speed.\n"
+    )
+
+
 def memory(run: Run) -> Iterator[str]:
     """Time of a training step by the option `memory_budget`."""
     yield run.source()
@@ -312,6 +329,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Run], Iterator[str]]]] = {
     "gpu-train-convnext": ("GPU: training step of ConvNeXt, whose error the run above had no time to compare", models),
     "gpu-train-step": ("GPU: whole training step with AdamW under bf16 autocast", models),
     "gpu-bandwidth": ("GPU: kernels against the bandwidth of memory", bandwidth),
+    "gpu-distributed": ("Two GPUs: training steps", distributed),
     "gpu-launch": ("GPU: launching kernels", launch),
     "gpu-products": ("GPU: 16-bit matrix products by the alignment of their rows", rates),
 }

@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import kiln
+from kiln_bench.distributed import parameter_groups
 from tests.distributed.ranks import device_type
 
 CASES: dict[str, Callable[[int, int], None]] = {}
@@ -357,7 +358,7 @@ def whole_step(
     def results(rank: int, *, compiled: bool) -> list[torch.Tensor]:
         torch.manual_seed(0)
         model: Any = make()
-        run = partial(step, model, torch.optim.AdamW(model.parameters(), lr=0.1))
+        run = partial(step, model, torch.optim.AdamW(parameter_groups(model), lr=0.1))
         eager, run = run, kiln.compile(run) if compiled else run
         batches = [torch.randn(sizes, dtype=torch.float64) + rank for _ in range(4 if alike else 8)]
         found = []
