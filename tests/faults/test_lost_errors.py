@@ -362,6 +362,13 @@ def test_bounds_and_steps_of_ranges_that_change(dynamic: bool | None) -> None:
         assert_like_eager(compiled, program, *bounds)
 
 
+def test_steps_of_ranges_that_change_are_one_variant() -> None:
+    compiled = kiln.compile(lambda n, step: torch.arange(0, n, step), dynamic=True, fullgraph=True)
+    for n, step in ((6, 2), (7, 1), (9, 3), (5, 1)):
+        assert compiled(n, step).tolist() == list(range(0, n, step))
+    assert kiln.report_of(compiled).compiles == 1
+
+
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_numbers_of_classes_that_change(dynamic: bool | None) -> None:
     compiled = kiln.compile(F.one_hot, dynamic=dynamic)

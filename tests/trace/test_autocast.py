@@ -113,7 +113,14 @@ def nested_without_gradients(x, w):
             return first, F.linear(x, w)
 
 
-@pytest.mark.parametrize("program", [nested, nested_without_gradients])
+def nested_calls(x, w):
+    with torch.autocast("cpu", torch.bfloat16):
+        outer = x.relu() @ w, x.relu() @ w.relu(), F.linear(x, w, None), F.linear(x, weight=w)
+        with torch.autocast("cpu", torch.float16):
+            return *outer, F.linear(x, w, None), F.linear(x, weight=w), torch.addmm(x, x, w, beta=2)
+
+
+@pytest.mark.parametrize("program", [nested, nested_without_gradients, nested_calls])
 def test_a_nested_autocast_gets_the_casts_of_the_outer(program):
     x, w = torch.randn(8, 8).requires_grad_(), torch.randn(8, 8).requires_grad_()
     found, expected = kiln.compile(program)(x, w), program(x, w)

@@ -84,12 +84,13 @@ class Casts:
         name = target if isinstance(target, str) else getattr(target, "__name__", "")
         if name not in LOWERED or not torch.is_autocast_cache_enabled():
             return args, kwargs, False
-        made = [self._cast(name, arg) if type(arg) is FakeTensor else arg for arg in args]
-        pairs = zip(args, made, strict=True)
-        if not any(isinstance(new, torch.Tensor) and new is not old and is_other(new) for old, new in pairs):
-            return made, kwargs, False
-        made = [cast_plainly(new) if new is old else new for old, new in zip(args, made, strict=True)]
-        return made, {key: cast_plainly(value) for key, value in kwargs.items()}, True
+        values = [*args, *kwargs.values()]
+        made = [self._cast(name, value) if type(value) is FakeTensor else value for value in values]
+        pairs = zip(values, made, strict=True)
+        others = any([isinstance(new, torch.Tensor) and new is not old and is_other(new) for old, new in pairs])
+        if others:
+            made = [cast_plainly(new) if new is old else new for old, new in zip(values, made, strict=True)]
+        return made[: len(args)], dict(zip(kwargs, made[len(args) :], strict=True)), others
 
     def _cast(self, name: str, fake: FakeTensor) -> torch.Tensor:
         kind = fake.device.type
