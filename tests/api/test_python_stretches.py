@@ -141,8 +141,19 @@ def counted(scores: Tensor) -> tuple[dict[int, int], list[str], Tensor]:
     return counts, names, scores * len(names)
 
 
+def with_comprehensions(scores: Tensor) -> list[int]:
+    """From CPython 3.12 on `n` is a variable of this function, which has no value between two comprehensions."""
+    kept = list[int]()
+    for t in scores.argmax(-1).flatten().tolist():
+        odd = [n for n in range(t) if n % 2]
+        kept += [n + t for n in odd]
+    return kept
+
+
 @pytest.mark.parametrize(
-    ("function", "most"), [(collapsed, 9), (decoded_words, 28), (counted, 11)], ids=["collapsed", "words", "counted"]
+    ("function", "most"),
+    [(collapsed, 9), (decoded_words, 28), (counted, 11), (with_comprehensions, 30)],
+    ids=["collapsed", "words", "counted", "comprehensions"],
 )
 def test_loops_over_numbers_of_tensors(function: Callable[[Tensor], object], most: int) -> None:
     torch.manual_seed(1)

@@ -31,8 +31,9 @@ from kiln.capture.bytecode.resume import (
 from kiln.native._frames import TailCall
 from kiln.support.records import dataclass
 
-KEPT, OTHER = "kept", "other"
-"""What lies on the stack: a value that a resume function can be given; a NULL, an operand, what a handler keeps."""
+KEPT, OTHER, CLEARED = "kept", "other", "cleared"
+"""What lies on the stack: a value that a resume function can be given; a NULL, an operand, what a handler keeps; what a
+comprehension in the function's own frame (CPython 3.12) puts away of a variable, which may have had no value."""
 
 
 @final
@@ -44,8 +45,19 @@ class Reached:
     names: frozenset[str]
 
     def joined(self, other: Reached) -> Reached:
-        stack = tuple([kind if kind == found else OTHER for kind, found in zip(self.stack, other.stack, strict=False)])
+        stack = tuple([joined_kind(*kinds) for kinds in zip(self.stack, other.stack, strict=False)])
         return Reached(stack, self.names & other.names)
+
+    @property
+    def leaves(self) -> bool:
+        """Whether a resume function can be given the stack."""
+        return all(kind == KEPT for kind in self.stack)
+
+
+def joined_kind(first: str, second: str) -> str:
+    if first == second:
+        return first
+    return CLEARED if CLEARED in (first, second) else OTHER
 
 
 def exits(decoded: DecodedCode, origin: ResumeOrigin, computes: Callable[[int], bool]) -> tuple[Entry, ...] | None:
@@ -78,7 +90,7 @@ def exits(decoded: DecodedCode, origin: ResumeOrigin, computes: Callable[[int], 
 def _statement(decoded: DecodedCode, index: int, reached: Mapping[int, Reached], first: int) -> int:
     """The nearest instruction in front of `index`, or itself, that is the `first` or has nothing but kept values on the
     stack; -1: there is none, as in a handler."""
-    while index != first and (index not in reached or OTHER in reached[index].stack):
+    while index != first and (index not in reached or not reached[index].leaves):
         index -= 1
         if index < 0 or decoded.instruction(index).name in ENDS:
             return -1
@@ -127,7 +139,7 @@ def _successors(decoded: DecodedCode, item: Instr, index: int, before: Reached) 
         found.append((handler.target, Reached((*kept, *[OTHER] * (handler.lasti + 1)), before.names)))
     names = before.names
     if inst.name == "STORE_FAST":
-        names |= {inst.arg}
+        names = names - {inst.arg} if before.stack[-1] == CLEARED else names | {inst.arg}
     elif inst.name in ("DELETE_FAST", "LOAD_FAST_AND_CLEAR"):
         names -= {inst.arg}
     if inst.name not in ENDS:
@@ -142,6 +154,8 @@ def _after(name: str, arg: int, item: Instr, stack: tuple[str, ...], *, jumps: b
         return stack[:-1] if jumps else (*stack, OTHER)
     if name == "GET_ITER":
         return (*stack[:-1], KEPT)
+    if name == "LOAD_FAST_AND_CLEAR":
+        return (*stack, CLEARED)
     if name == "BEFORE_WITH":
         return (*stack[:-1], KEPT, OTHER)
     if name == "COPY":
