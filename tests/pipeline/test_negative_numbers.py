@@ -40,3 +40,20 @@ def test_remainders_have_the_sign_of_the_divisor(function: Callable[..., Tensor]
     for number in (3, 5, -1, -3):
         value = number if function is given else torch.tensor(number)
         assert_close(compiled(x, value), function(x, value))
+
+
+def window(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
+    """That a window has rows does not say that its number of rows, or the number itself, is one or more."""
+    i, j = int(row.item()), int(column.item())
+    top, bottom, left, right = max(i - 1, 0), min(i + 1, 8), max(j - 1, 0), min(j + 1, 8)
+    other, x = x[torch.tensor([1, 2, 3, 0])], x.clone()
+    x[:, :, top:bottom, left:right] = other[:, :, top:bottom, left:right]
+    return x.flatten(1)
+
+
+def test_windows_at_the_edge() -> None:
+    """The first row was read in front of the tensor."""
+    compiled, x = kiln.compile(window), torch.randn(4, 1, 8, 8)
+    for place in ((3, 4), (0, 4), (8, 0), (0, 0), (1, 7)):
+        at = [torch.tensor(number) for number in place]
+        assert_close(compiled(x, *at), window(x, *at))

@@ -6,12 +6,12 @@ axis_bounds(axes).of(8*i0 + i1)      the interval of an index expression
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import final
 
 from kiln.loops.body.body import Index
 from kiln.support.records import dataclass
-from kiln.symbolic import BoundAnalysis, Expr, Int, Range, Symbol, product, substituted
+from kiln.symbolic import BoundAnalysis, Expr, FloorDiv, Int, Range, Symbol, product, substituted
 from kiln.tensor.spec import TensorSpec
 
 
@@ -26,6 +26,20 @@ class Axis:
 
 def symbols_of(*values: Int) -> frozenset[Symbol]:
     return frozenset().union(*(value.free_symbols() for value in values if isinstance(value, Expr)))
+
+
+def counted(count: Int) -> Iterator[Symbol]:
+    """The symbols not negative because `count` is not: of `s0*s1` and `s0 - 1`, not of `u0 + 8` or `s0 + u0`."""
+    terms = count.terms if isinstance(count, Expr) else ()
+    symbolic = [(monomial, coefficient) for monomial, coefficient in terms if monomial]
+    added = sum([coefficient for monomial, coefficient in terms if not monomial])
+    if len(symbolic) != 1 or symbolic[0][1] < 0 or added > 0:
+        return
+    for factor in symbolic[0][0]:
+        if isinstance(factor, Symbol):
+            yield factor
+        elif isinstance(factor, FloorDiv):
+            yield from counted(factor.dividend)
 
 
 def points(axes: Sequence[Axis]) -> Int:
@@ -67,7 +81,7 @@ def add_ranges(ranges: dict[Symbol, Range], axes: Iterable[Axis]) -> None:
 
 def axis_bounds(axes: Sequence[Axis]) -> BoundAnalysis:
     """Bounds of index expressions: an axis runs below its size, sizes are not negative."""
-    ranges = {symbol: Range(0) for symbol in symbols_of(*(axis.size for axis in axes))}
+    ranges = {symbol: Range(0) for axis in axes for symbol in counted(axis.size)}
     of_sizes = BoundAnalysis(ranges)
     for axis in axes:
         ranges[axis.symbol] = axis_range(axis.size, of_sizes)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 from kiln.loops.body.analyses import accesses, bound_symbols, free_symbols
 from kiln.loops.body.body import Index
-from kiln.loops.body.indexing import symbols_of
+from kiln.loops.body.indexing import counted, symbols_of
 from kiln.loops.kernel.kernel import Accumulate, Effect, KernelIR, Phase, Store
-from kiln.symbolic import Expr, FloorDiv, Int, Symbol, ceil_div, product
+from kiln.symbolic import Int, Symbol, ceil_div, product
 
 
 def phase_writes(phase: Phase) -> tuple[str, ...]:
@@ -55,20 +55,6 @@ def size_arguments(kernel: KernelIR) -> frozenset[Symbol]:
     for param in kernel.params:
         counts += [*param.spec.sizes, *param.spec.strides]
     return frozenset([symbol for count in counts for symbol in counted(count)])
-
-
-def counted(count: Int) -> Iterator[Symbol]:
-    """The symbols not negative because `count` is not: of `s0*s1` and `s0 - 1`, not of `u0 + 8` or `s0 + u0`."""
-    terms = count.terms if isinstance(count, Expr) else ()
-    symbolic = [(monomial, coefficient) for monomial, coefficient in terms if monomial]
-    added = sum([coefficient for monomial, coefficient in terms if not monomial])
-    if len(symbolic) != 1 or symbolic[0][1] < 0 or added > 0:
-        return
-    for factor in symbolic[0][0]:
-        if isinstance(factor, Symbol):
-            yield factor
-        elif isinstance(factor, FloorDiv):
-            yield from counted(factor.dividend)
 
 
 def kernel_reads(kernel: KernelIR) -> frozenset[str]:

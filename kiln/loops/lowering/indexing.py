@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import final
 
 from kiln.loops.body.body import Index
-from kiln.loops.body.indexing import Axis, symbols_of
+from kiln.loops.body.indexing import Axis, counted
 from kiln.symbolic import BoundAnalysis, Expr, FloorDiv, Int, Range, Relation, Symbol, simplify_in_ranges, symbol
 from kiln.symbolic.expr import Quotient
 from kiln.symbolic.relation import rel_le, rel_lt
@@ -97,7 +97,7 @@ class IndexRanges:
         symbolic = [axis for axis in axes if isinstance(axis.size, Expr)]
         for axis in symbolic:
             ranges[axis.symbol] = Range(0)
-            ranges |= {size: Range(1) for size in symbols_of(axis.size)}
+            ranges |= {size: Range(1) for size in counted(axis.size)}
         self._symbolic = bool(symbolic)
         self._bounds = BoundAnalysis(ranges)
         self._done: dict[Int, Int] = {}
