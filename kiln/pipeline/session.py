@@ -44,7 +44,6 @@ from kiln.pipeline.eager_callees import CalleeCompiler
 from kiln.pipeline.growing_lists import wait_for_length
 from kiln.pipeline.modes import UnknownMode, mode_to_run_eager, watch_current_device, without_autograd_observers
 from kiln.pipeline.original import in_python, taking_slots
-from kiln.pipeline.python_stretches import python_stretch
 from kiln.pipeline.second_run import EagerTrial
 from kiln.pipeline.seen_inputs import SeenInputs
 from kiln.pipeline.shared_compiles import shared_compiles
@@ -78,9 +77,11 @@ from kiln.support.torch_settings import warn_of_settings
 if TYPE_CHECKING:
     from kiln.graph.offload.part import OtherCompiler
     from kiln.pipeline.gradient_compile import compile_gradients
+    from kiln.pipeline.python_stretches import python_stretch
     from kiln.pipeline.variant_compile import compile_variant
 else:
     compile_gradients = late("kiln.pipeline.gradient_compile", "compile_gradients")
+    python_stretch = late("kiln.pipeline.python_stretches", "python_stretch")
     compile_variant = late("kiln.pipeline.variant_compile", "compile_variant")
 
 
@@ -315,9 +316,10 @@ class CompileSession:
         breaks = breaks_before(dispatcher)
         if len(breaks) >= MOST_BREAKS:
             raise TooManyBreaks(function=self.name, count=MOST_BREAKS, place=breaks[-1][0])
-        stretch = python_stretch(dispatcher, shared_resumes(dispatcher, self.dispatcher))
-        if stretch is not None:
-            return stretch
+        if dispatcher.entries:
+            stretch = python_stretch(dispatcher, shared_resumes(dispatcher, self.dispatcher))
+            if stretch is not None:
+                return stretch
         if len(dispatcher.entries) >= options.variants * max(len(self.owners), 1):
             failed = self._why_missed(dispatcher, arguments)
             raise TooManyVariants(

@@ -12,16 +12,19 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from re import Pattern
 from types import FrameType
 from typing import final
 
 from kiln.support.records import dataclass
 
 OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
-EVERY = [("always", None, Warning, None, 0)]
+Filters = Sequence[tuple[str, Pattern[str] | None, type[Warning], Pattern[str] | None, int]]
+EVERY: Filters = [("always", None, Warning, None, 0)]
 """Filters that let all pass, and remember none."""
 
 
@@ -39,6 +42,59 @@ class HeardWarning:
     namespace: dict[str, object] | None = None
 
 
+class Hearers(threading.local):
+    """Those of this thread, the innermost last."""
+
+    def __init__(self) -> None:
+        self.hear: list[Callable[[warnings.WarningMessage], None]] = []
+
+
+@final
+class Replaced:
+    """What `warnings` had before the first of the threads that hear began."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.count = 0
+        self.filters: Filters = []
+        self.show: Callable[[warnings.WarningMessage], None] = dispatch
+
+    def begin(self) -> None:
+        names = vars(warnings)
+        with self.lock:
+            if not self.count:
+                self.filters, self.show = names["filters"], names["_showwarnmsg"]
+                names.update(filters=EVERY, _showwarnmsg=dispatch)
+            self.count += 1
+
+    def end(self) -> None:
+        names = vars(warnings)
+        with self.lock:
+            self.count -= 1
+            if not self.count and names["_showwarnmsg"] is dispatch:
+                names.update(filters=self.filters, _showwarnmsg=self.show)
+
+
+def dispatch(given: warnings.WarningMessage) -> None:
+    """To whom hears in this thread; else as the filters say that are put away."""
+    if HEARERS.hear:
+        HEARERS.hear[-1](given)
+        return
+    put_away = REPLACED.filters if warnings.filters is EVERY else ()
+    for action, text, category, _, line in put_away:
+        fits = text is None or text.match(str(given.message))
+        if fits and issubclass(given.category, category) and line in (0, given.lineno):
+            if action == "error":
+                raise given.message if isinstance(given.message, Warning) else given.category(given.message)
+            if action == "ignore":
+                return
+            break
+    REPLACED.show(given)
+
+
+HEARERS, REPLACED = Hearers(), Replaced()
+
+
 @contextmanager
 def hearing() -> Iterator[list[HeardWarning]]:
     """What is given within is not shown."""
@@ -46,16 +102,15 @@ def hearing() -> Iterator[list[HeardWarning]]:
     caller = sys._getframe(2)
 
     def hear(given: warnings.WarningMessage) -> None:
-        heard.append(located(given, sys._getframe(1), caller))
+        heard.append(located(given, sys._getframe(2), caller))
 
-    names = vars(warnings)
-    before = {name: names[name] for name in ("filters", "_showwarnmsg")}
-    names.update(filters=EVERY, _showwarnmsg=hear)
+    REPLACED.begin()
+    HEARERS.hear.append(hear)
     try:
         yield heard
     finally:
-        if names["_showwarnmsg"] is hear:
-            names.update(before)
+        HEARERS.hear.remove(hear)
+        REPLACED.end()
 
 
 def warn_like(call: Callable[[], object]) -> None:

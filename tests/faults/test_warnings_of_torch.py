@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable
 
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import kiln
+from kiln.support.heard_warnings import hearing
 
 Program = Callable[[Tensor], object]
 X = torch.arange(8.0).reshape(2, 4)
@@ -144,3 +146,25 @@ def test_a_compile_does_not_make_others_appear_again() -> None:
         kiln.compile(lambda x: sorted([str(len(x)), "b"]) and F.softmax(x, -1), options={"cache": False})(X)
         mine()
     assert [str(entry.message) for entry in given] == ["mine"]
+
+
+def test_threads_that_hear_at_once_leave_warnings_as_they_were() -> None:
+    """The first to begin ended first, and what the other put back was the first one's."""
+    before, begun, ended = (warnings.filters, warnings._showwarnmsg), threading.Event(), threading.Event()  # type: ignore[attr-defined]
+
+    def first() -> None:
+        with hearing():
+            begun.set()
+            ended.wait(10)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    begun.wait(10)
+    with pytest.warns(UserWarning, match="of this thread"):
+        warnings.warn("of this thread", stacklevel=1)
+    with hearing() as heard:
+        ended.set()
+        thread.join()
+        warnings.warn("heard", stacklevel=1)
+    assert [warning.text for warning in heard] == ["heard"]
+    assert (warnings.filters, warnings._showwarnmsg) == before  # type: ignore[attr-defined]

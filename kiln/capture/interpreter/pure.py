@@ -135,8 +135,8 @@ def is_bound_outside(function: object) -> bool:
 
 def is_exit_of_context(function: object) -> bool:
     """Whether it leaves a context that the program has entered, such as `torch.device(0).__exit__`."""
-    bound = isinstance(getattr(function, "__self__", None), PURE_TYPES)
-    return bound and getattr(function, "__name__", "") == "__exit__"
+    bound = getattr(function, "__self__", None)
+    return bound is not None and isinstance(bound, PURE_TYPES) and getattr(function, "__name__", "") == "__exit__"
 
 
 def is_confined_class(cls: type) -> bool:

@@ -121,7 +121,7 @@ class Builtin(Unique):
         return super().get_attr(s, name, site)
 
     def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
-        if self.source is not None and is_exit_of_context(self.callable):  # bound anew in each call
+        if is_exit_of_context(self.callable) and self.source is not None:  # bound anew in each call
             s.guard_type(self)
             raise UnsupportedCall(function=self.callable.__qualname__, why="the context was entered before the frame")
         function = self.constant(s)
