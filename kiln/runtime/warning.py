@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
+from re import Pattern
 from typing import cast, final
 
 from kiln.support.records import dataclass
+
+Filter = tuple[str, Pattern[str] | None, type[Warning] | tuple[type[Warning], ...], Pattern[str] | None, int]
+"""The action; what the text, the category and the module must match; the line, or 0."""
 
 
 def warn_in(message: str, category: type[Warning], file: str, line: int, namespace: dict[str, object]) -> None:
@@ -13,6 +18,17 @@ def warn_in(message: str, category: type[Warning], file: str, line: int, namespa
     registry = cast(dict[str | tuple[str, type[Warning], int], int], namespace.setdefault("__warningregistry__", {}))
     module = namespace.get("__name__") or "<string>"
     warnings.warn_explicit(message, category, file, line, str(module), registry, namespace)
+
+
+def fits(entry: Filter, text: str | None, category: type[Warning], module: str, line: int) -> bool:
+    """Whether a filter is for a warning; `text` is None where it is not known, and may be the filter's."""
+    _, message, kind, of_module, number = entry
+    return (
+        (message is None or text is None or message.match(text) is not None)
+        and issubclass(category, kind)
+        and (of_module is None or of_module.match(module) is not None)
+        and number in (0, line)
+    )
 
 
 @final
@@ -29,15 +45,11 @@ class WarningPasses:
     line: int
 
     def __call__(self, left: float = 0, right: float = 0) -> bool:
-        for action, message, category, module, line in warnings.filters:
-            if (
-                (message is None or self.text is None or message.match(self.text))
-                and issubclass(self.category, category)
-                and (module is None or module.match(self.module))
-                and line in (0, self.line)
-            ):
-                if action == "error":
+        filters: Sequence[Filter] = warnings.filters
+        for entry in filters:
+            if fits(entry, self.text, self.category, self.module, self.line):
+                if entry[0] == "error":
                     return False
-                if message is None or self.text is not None:
+                if entry[1] is None or self.text is not None:
                     return True
         return bool(warnings.defaultaction != "error")  # type: ignore[attr-defined]

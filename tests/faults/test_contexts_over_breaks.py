@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -17,6 +16,7 @@ from torch.utils._device import DeviceContext
 
 import kiln
 from kiln.runtime.autocast_nesting import nesting
+from tests.states import deterministic, in_double
 
 SEEN: list[object] = []
 
@@ -41,24 +41,6 @@ def in_python(x: Tensor, stops: bool = False) -> Tensor:
     if stops:
         raise Stop
     return x + torch.ones(2).to(x)
-
-
-@contextlib.contextmanager
-def in_double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-@contextlib.contextmanager
-def deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 def attention() -> Any:

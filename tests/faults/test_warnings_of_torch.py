@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import kiln
-from kiln.support.heard_warnings import hearing
+from kiln.runtime.heard_warnings import hearing
 
 Program = Callable[[Tensor], object]
 X = torch.arange(8.0).reshape(2, 4)

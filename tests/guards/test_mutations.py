@@ -19,6 +19,7 @@ from kiln.runtime.guards.source import AttrSource, DictAttrSource, GlobalSource,
 from kiln.runtime.guards.state import current_state, state_from_word, state_to_word
 from kiln.runtime.guards.tree import build_tree
 from tests.guards.model_guards import module_guards, state_guard, tensor_guard
+from tests.states import deterministic, in_double
 
 SCALE = 2
 SELF, X = LocalSource("self"), LocalSource("x")
@@ -155,30 +156,12 @@ def test_a_changed_model_is_noticed_and_explained(change: Callable[[Setup], Any]
 
 
 @contextmanager
-def default_dtype() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-@contextmanager
 def default_device() -> Iterator[None]:
     torch.set_default_device("cpu")
     try:
         yield
     finally:
         torch.set_default_device(None)
-
-
-@contextmanager
-def deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 @contextmanager
@@ -219,7 +202,7 @@ STATES: list[Callable[[], Any]] = [
     torch.inference_mode,
     lambda: torch.autocast("cpu", torch.bfloat16),
     lambda: torch.autocast("cpu", torch.float16),
-    default_dtype,
+    in_double,
     default_device,
     deterministic,
     *(partial(sdpa_kernel, backend) for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION)),

@@ -36,8 +36,8 @@ from kiln.graph.trace.log import Target
 from kiln.plan.errors import ASSUMED
 from kiln.plan.host_operators import NAMESPACE
 from kiln.plan.overloads import is_random, written_arguments
+from kiln.runtime.heard_warnings import hearing
 from kiln.support.errors import KilnError
-from kiln.support.heard_warnings import hearing
 from kiln.support.location import Location
 from kiln.support.records import dataclass
 from kiln.symbolic.env import DataDependentSize, FalseAssertion, NoHint

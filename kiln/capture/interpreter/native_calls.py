@@ -44,7 +44,7 @@ from kiln.capture.interpreter.variables.sequence import List, Sequence, Slice, T
 from kiln.capture.interpreter.variables.set_tables import plain_set
 from kiln.capture.interpreter.variables.sets import Set, take_order
 from kiln.runtime.guards.guard import GuardKind
-from kiln.support.heard_warnings import hearing
+from kiln.runtime.heard_warnings import hearing
 from kiln.support.records import dataclass
 
 C_FUNCTIONS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)

@@ -19,11 +19,12 @@ from typing import TypeAlias, cast, final
 from kiln.capture.interpreter.builtins.torch_functions import ModeEffect
 from kiln.capture.interpreter.core import MISSING, CaptureState, Effect, StateChange, Token, Value
 from kiln.capture.interpreter.effects import ContentsEffect
+from kiln.capture.interpreter.variables.attribute_tables import AttributeTables
 from kiln.capture.interpreter.variables.class_entries import is_slot
 from kiln.capture.interpreter.variables.function import Cell, CellEffect
 from kiln.capture.interpreter.variables.iterators import ITERATORS
 from kiln.capture.interpreter.variables.mapping import Dict
-from kiln.capture.interpreter.variables.object import AttributeEffect, AttributeTables, Object
+from kiln.capture.interpreter.variables.object import AttributeEffect, Object
 from kiln.capture.interpreter.variables.sequence import List
 from kiln.capture.interpreter.variables.tensor import Tensor
 from kiln.graph.trace.nested_graphs import NotNested

@@ -22,8 +22,8 @@ from kiln.capture.interpreter.speculation import NumberCheck, Speculations
 from kiln.graph.ir.rewrite import has_effect
 from kiln.graph.trace.log import Target, target_name
 from kiln.graph.trace.recorder import forget_effects
+from kiln.runtime.heard_warnings import HeardWarning, hearing
 from kiln.runtime.warning import WarningPasses, warn_in
-from kiln.support.heard_warnings import HeardWarning, hearing
 from kiln.support.records import dataclass
 
 MODULE_CALL = nn.Module._wrapped_call_impl

@@ -22,7 +22,7 @@ from kiln.graph.ops.registry import DECOMPOSITIONS, Decomposition, decompose, li
 from kiln.graph.ops.sizes import FAR, axes_of, axis_of, clamp_slice, filled, is_empty, matching_sizes, wrap_index
 from kiln.graph.prims.meta import broadcast, equal, matches, view_strides
 from kiln.graph.prims.meta.layout import is_dense
-from kiln.support.heard_warnings import warn_like
+from kiln.runtime.heard_warnings import warn_like
 from kiln.symbolic import Int
 from kiln.tensor.spec import CPU, TensorSpec
 

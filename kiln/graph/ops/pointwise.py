@@ -22,7 +22,7 @@ from kiln.graph.ops.emit import Emit, Operand
 from kiln.graph.ops.promotion import OPMATH, elementwise, float_dtype, promoted, promoting, result_dtype
 from kiln.graph.ops.registry import DECOMPOSITIONS, INPLACE, decompose
 from kiln.graph.prims.meta import pointwise_spec, preserved
-from kiln.support.heard_warnings import warn_like
+from kiln.runtime.heard_warnings import warn_like
 from kiln.symbolic.values import Real
 from kiln.tensor.spec import CPU
 

@@ -20,7 +20,7 @@ from kiln.graph.ops.promotion import OPMATH, promoted, promoting, widened
 from kiln.graph.ops.registry import DECOMPOSITIONS, Decomposition, Results, decompose, library
 from kiln.graph.ops.sizes import axes_of, axis_of
 from kiln.graph.prims.meta import equal
-from kiln.support.heard_warnings import warn_like
+from kiln.runtime.heard_warnings import warn_like
 from kiln.symbolic import Expr, Int, product, sym_max
 from kiln.tensor.spec import CPU, TensorSpec
 

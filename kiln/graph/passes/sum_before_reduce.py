@@ -18,7 +18,7 @@ from typing import final
 
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
-from kiln.graph.ir.rewrite import Users, has_effect, rebuilt, users_of
+from kiln.graph.ir.rewrite import Users, has_effect, rebuilt, users_of, with_inputs
 from kiln.graph.passes.bucket_all_reduces import ALL_REDUCE
 from kiln.graph.passes.manager import PassContext
 from kiln.plan.overloads import is_collective
@@ -94,13 +94,8 @@ def with_sum_before(graph: Graph, total: Node) -> Graph:
         if node is total:
             nodes += [summed, call, wait]
         elif node not in dropped:
-            nodes.append(with_replaced(node, replaced))
+            changed = with_inputs(node, tuple([replaced.get(value, value) for value in node.inputs]))
+            if changed is not node:
+                replaced[node] = changed
+            nodes.append(changed)
     return rebuilt(graph, nodes, replaced)
-
-
-def with_replaced(node: Node, replaced: dict[Node, Node]) -> Node:
-    if replaced.keys().isdisjoint(node.inputs):
-        return node
-    inputs = tuple([replaced.get(value, value) for value in node.inputs])
-    replaced[node] = Node(node.op, inputs, node.attrs, node.spec, node.origin)
-    return replaced[node]

@@ -24,7 +24,7 @@ from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
 from kiln.graph.trace.shared_memory import by_storage, refuse_shared_memory
 from kiln.graph.trace.special import computation, special, unbacked_integer
-from kiln.support.heard_warnings import warn_like
+from kiln.runtime.heard_warnings import warn_like
 from kiln.symbolic import Int
 from kiln.symbolic.node import from_sym
 from kiln.symbolic.relation import rel_eq

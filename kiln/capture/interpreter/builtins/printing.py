@@ -160,10 +160,8 @@ def warn(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if given or text is None or not issubclass(kind, Warning) or not (frame or outer > 0):
         raise SideEffectCall(function="warnings.warn", why="what becomes of the warning is not known while tracing")
     refuse_repeated(s, "warnings.warn")
-    line, known = (
-        line_of(frame) if frame is not None else Line("", 0, {}),
-        text.constant(s) if text.is_constant else None,
-    )
+    line = line_of(frame) if frame is not None else Line("", 0, {})
+    known = text.constant(s) if text.is_constant else None
     if ignored_inside(s, known, kind, line):
         return Constant(None)
     if s.policy.carries is None and not (s.policy.speculate and line.passes(s, known, kind)):  # an export leaves it out
@@ -177,6 +175,6 @@ def warn(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(warnings._filters_mutated)  # type: ignore[attr-defined]
 def filters_mutated(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    """Python's memory of the filters is stale. Here only `warnings.warn` asks them; it breaks if they are set."""
+    """Python's memory of the filters is stale. Here `ignored_inside` asks them."""
     s.effects.note(CallEffect(Builtin(warnings._filters_mutated), ()))  # type: ignore[attr-defined]
     return Constant(None)

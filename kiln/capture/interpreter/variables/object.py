@@ -18,7 +18,6 @@ import typing
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import field
 from typing import Any, cast, final
 
 import torch
@@ -41,6 +40,7 @@ from kiln.capture.interpreter.core import (
 from kiln.capture.interpreter.effects import SideEffect, emit_attribute, emit_deletion
 from kiln.capture.interpreter.pure import is_written_in_c
 from kiln.capture.interpreter.variables.attribute_items import AttributeItems, OwnItems
+from kiln.capture.interpreter.variables.attribute_tables import AttributeTables
 from kiln.capture.interpreter.variables.bound_method import BOUND_TYPES, BoundMethod
 from kiln.capture.interpreter.variables.choice import Choice, emit_present
 from kiln.capture.interpreter.variables.class_entries import (
@@ -169,7 +169,8 @@ class Object(Value):
                 raise self.unsupported("access by attribute", "its `__dict__` is also reached on a path of its own")
         return content
 
-    def had_attr(self, name: str) -> bool:  # in its dict, before the frame
+    def had_attr(self, name: str) -> bool:
+        """Whether the instance's dict had the name before the frame."""
         return self.original is not MISSING and name in plain_dict(self.original)
 
     def instance_names(self) -> list[str]:
@@ -180,7 +181,8 @@ class Object(Value):
         names += [name for name in self.attrs if name not in names]
         return [name for name in names if self.attrs.get(name, True) is not None and is_in_dict(self, name)]
 
-    def is_field(self, name: str) -> bool:  # kept by a built-in exception class
+    def is_field(self, name: str) -> bool:
+        """Whether a built-in exception class keeps what `attrs` holds under this name."""
         return issubclass(self.cls, BaseException) and is_field(getattr(self.cls, name, None))
 
     def set_attr(self, s: CaptureState, name: str, value: Value | None, site: CallSite = NOT_RESUMABLE) -> None:
@@ -396,16 +398,6 @@ def emit_native(native: Native, base: type, g: Codegen) -> None:
     g.body.const(list.extend if isinstance(native, List) else set.update).op("COPY", 2)
     g.emit(native)
     g.body.call(2).op("POP_TOP")
-
-
-@final
-@dataclass
-class AttributeTables:
-    """Attributes in one capture, by `id` of a value that is kept alive."""
-
-    reads: dict[tuple[int, str], tuple[Value, Value]] = field(default_factory=dict)
-    """Results of the program's `__getattribute__`, with the object, which keeps its `id` taken."""
-    instance_dicts: dict[int, Dict] = field(default_factory=dict)
 
 
 MODELLED_SETATTR: dict[Callable[..., object], Callable[[CaptureState, Object, str, Value], bool]] = {}

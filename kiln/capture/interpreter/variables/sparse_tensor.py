@@ -42,8 +42,6 @@ READERS = {
 }
 """Methods that return parts."""
 REAL = (torch.float32, torch.float64)
-
-
 WHY = "it gets a sparse tensor"
 
 

@@ -16,15 +16,14 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from re import Pattern
 from types import FrameType
 from typing import final
 
+from kiln.runtime.warning import Filter, fits
 from kiln.support.records import dataclass
 
 OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
-Filters = Sequence[tuple[str, Pattern[str] | None, type[Warning], Pattern[str] | None, int]]
-EVERY: Filters = [("always", None, Warning, None, 0)]
+EVERY: Sequence[Filter] = [("always", None, Warning, None, 0)]
 """Filters that let all pass, and remember none."""
 
 
@@ -56,7 +55,7 @@ class Replaced:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.count = 0
-        self.filters: Filters = []
+        self.filters: Sequence[Filter] = []
         self.show: Callable[[warnings.WarningMessage], None] = dispatch
 
     def begin(self) -> None:
@@ -81,15 +80,12 @@ def dispatch(given: warnings.WarningMessage) -> None:
         HEARERS.hear[-1](given)
         return
     put_away = REPLACED.filters if warnings.filters is EVERY else ()
-    for action, text, category, _, line in put_away:
-        fits = text is None or text.match(str(given.message))
-        if fits and issubclass(given.category, category) and line in (0, given.lineno):
-            if action == "error":
-                raise given.message if isinstance(given.message, Warning) else given.category(given.message)
-            if action == "ignore":
-                return
-            break
-    REPLACED.show(given)
+    text, module = str(given.message), given.filename.removesuffix(".py")  # as `warn_explicit` names a module
+    found = next((entry for entry in put_away if fits(entry, text, given.category, module, given.lineno)), None)
+    if found is not None and found[0] == "error":
+        raise given.message if isinstance(given.message, Warning) else given.category(given.message)
+    if found is None or found[0] != "ignore":
+        REPLACED.show(given)
 
 
 HEARERS, REPLACED = Hearers(), Replaced()
