@@ -171,7 +171,10 @@ class Natives:
         except BaseException as stop:
             self.stop = stop
             raise
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # whose traceback holds this frame
 
     def exception(self, value: Value) -> BaseException:
         """A real exception of the class of one of the program."""
