@@ -24,10 +24,9 @@ from kiln_bench.capture import main as capture
 
 
 def run_capture(given: argparse.Namespace, candidates: list[str]) -> int:
-    models = set(filter(None, given.models.split(",")))
-    return capture.run(
-        models, candidates, given.modes.split(","), given.shard, given.threads, given.seconds, given.json
-    )
+    libraries = [*filter(None, given.libraries.split(","))]
+    models, modes = set(filter(None, given.models.split(","))), given.modes.split(",")
+    return capture.run(libraries, models, candidates, modes, given.shard, given.threads, given.seconds, given.json)
 
 
 def run_export(given: argparse.Namespace, candidates: list[str]) -> int:

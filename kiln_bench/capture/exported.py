@@ -29,7 +29,7 @@ from kiln.programs.file_reader import load_program
 from kiln.support.errors import KilnError
 from kiln.support.optional import load_required
 from kiln_bench.candidates import export_by_torch
-from kiln_bench.capture.inputs import Inputs
+from kiln_bench.capture.subject import Inputs
 
 SEED = 3
 

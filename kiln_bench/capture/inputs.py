@@ -11,14 +11,14 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeAlias, cast, final
+from typing import cast, final
 
 import torch
 from torch import Tensor, nn
 
 from kiln_bench.capture.architectures import Config, config_like, integers, members, nested
+from kiln_bench.capture.subject import Inputs
 
-Inputs: TypeAlias = dict[str, object]
 BATCH, LENGTH, FRAMES = 2, 12, 4
 
 

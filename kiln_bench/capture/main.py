@@ -1,12 +1,13 @@
-"""`python -m kiln bench --suite capture`: is every architecture of transformers one graph, and equal to eager?
+"""`python -m kiln bench --suite capture`: is every model of some libraries one graph, and equal to eager?
 
     python -m kiln bench --suite capture --models bert,qwen2_vl --json found.jsonl
+    python -m kiln bench --suite capture --libraries timm,torch --json found.jsonl
     python -m kiln bench --suite capture --shard 0/8 --json found.jsonl            goes on where the file ends
     python -m kiln bench --suite capture --against torch.compile --models llava
     python -m kiln bench --suite capture --modes export --against ""               programs in processes of their own
     python -m kiln bench --suite capture --modes free --against torch.export       the same with free sizes, and times
 
-Models have small random configs (`architectures.py`), a process and a time limit each. The table has shares by mode;
+Models are small and random (`model_sources.py`), with a process and a time limit each. The table has shares by mode;
 below it stand the reasons of breaks and the differences, most frequent first.
 """
 
@@ -26,8 +27,8 @@ from typing import cast
 
 import torch
 
-from kiln.support.optional import load_required
-from kiln_bench.capture.architectures import Architecture, architectures
+from kiln_bench.capture.model_sources import entries
+from kiln_bench.capture.subject import CaptureEntry
 from kiln_bench.capture.trial import CaptureFinding, Mode, trials
 from kiln_bench.children import Tell, Work, in_children
 
@@ -35,6 +36,7 @@ SHOWN = 40
 
 
 def run(
+    libraries: Sequence[str],
     wanted: Collection[str],
     candidates: Sequence[str],
     modes: Sequence[Mode],
@@ -45,11 +47,10 @@ def run(
 ) -> int:
     """Measure; the exit status is 1 if Kiln gives a wrong result or an error."""
     os.environ["HF_HUB_OFFLINE"] = "1"
-    load_required("transformers", purpose="its architectures").logging.set_verbosity_error()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)  # a forked process has none of OpenMP's threads
     part, parts = map(int, shard.split("/"))
-    known = [found for found in architectures() if not wanted or found.family in wanted or found.title in wanted]
+    known = [found for found in entries(libraries) if not wanted or found.family in wanted or found.title in wanted]
     chosen = sorted(known, key=place_of)[part::parts]
     before = read(out) if out is not None and out.exists() else []
     done = {(found["name"], found["candidate"]) for found in before}
@@ -59,9 +60,9 @@ def run(
     return int(any([row["candidate"] == "kiln" and row["outcome"] in ("wrong", "error") for row in found]))
 
 
-def place_of(architecture: Architecture) -> bytes:
+def place_of(entry: CaptureEntry) -> bytes:
     """Classes are measured in a random order that never changes, so that the first ones are a fair sample."""
-    return hashlib.blake2b(architecture.title.encode()).digest()
+    return hashlib.blake2b(entry.title.encode()).digest()
 
 
 WAITING = 10
@@ -69,14 +70,14 @@ WAITING = 10
 Task = tuple[tuple[str, str], Work]
 
 
-def tasks_of(chosen: list[Architecture], candidates: Sequence[str], modes: Sequence[Mode]) -> Iterator[Task]:
-    for architecture in chosen:
+def tasks_of(chosen: list[CaptureEntry], candidates: Sequence[str], modes: Sequence[Mode]) -> Iterator[Task]:
+    for entry in chosen:
         for candidate in candidates:
-            yield (architecture.title, candidate), functools.partial(tell_trials, architecture, candidate, modes)
+            yield (entry.title, candidate), functools.partial(tell_trials, entry, candidate, modes)
 
 
-def tell_trials(architecture: Architecture, candidate: str, modes: Sequence[Mode], tell: Tell) -> None:
-    for found in trials(architecture, candidate, modes):
+def tell_trials(entry: CaptureEntry, candidate: str, modes: Sequence[Mode], tell: Tell) -> None:
+    for found in trials(entry, candidate, modes):
         tell(found)
 
 

@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, TypedDict, cast, final
+from typing import Literal, TypedDict, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +27,10 @@ import kiln.api as api
 from kiln.report.report import Report
 from kiln.support.errors import KilnError
 from kiln.support.optional import load
-from kiln.support.records import dataclass
 from kiln_bench.candidates import peer_graphs
-from kiln_bench.capture.architectures import SIZES, Architecture, small_config
 from kiln_bench.capture.exported import ExportedModel
-from kiln_bench.capture.inputs import Inputs, attempts
+from kiln_bench.capture.subject import CaptureEntry, Inputs, NotBuilt, Subject
 
-MOST_PARAMETERS = 120_000_000
 Mode = Literal["eval", "train", "generate", "export", "free"]
 EXPORTS = ("export", "free")
 NEW_TOKENS = 6
@@ -55,61 +52,6 @@ class CaptureFinding(TypedDict, total=False):
     export_seconds: float
     sizes: list[int]
     """In mode "free": calls with other sizes, and how many of them the program refused."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """A model with its inputs."""
-
-    name: str
-    model: nn.Module
-    inputs: Inputs
-
-
-class NotBuilt(Exception):
-    """No small model of this class runs in eager."""
-
-
-def built(architecture: Architecture) -> Subject:
-    """The smallest model of the class that runs, with inputs.
-
-    Raises:
-        NotBuilt: if there is none.
-    """
-    problems = []
-    for size in SIZES:
-        torch.manual_seed(0)
-        try:
-            config = small_config(architecture.config_class, size)
-            if getattr(config, "pad_token_id", 0) is None:
-                setattr(config, "pad_token_id", 0)  # noqa: B010 - not a field of the protocol
-            with torch.device("meta"):
-                count = sum([parameter.numel() for parameter in architecture.model_class(config).parameters()])
-            if count > MOST_PARAMETERS:
-                problems.append(f"{count} parameters")
-                continue
-            model = architecture.model_class(config).eval()
-        except Exception as problem:
-            problems.append(f"{type(problem).__name__}: {problem}")
-            continue
-        found = with_inputs(architecture.title, model, problems)
-        if found is not None:
-            return found
-    raise NotBuilt(" | ".join([problem[-200:] for problem in problems][:4]))
-
-
-def with_inputs(title: str, model: nn.Module, problems: list[str]) -> Subject | None:
-    for attempt in attempts(model):
-        try:
-            inputs = attempt()
-            with torch.no_grad():
-                model(**copy.deepcopy(inputs))
-        except Exception as problem:
-            problems.append(f"{type(problem).__name__}: {problem}")
-            continue
-        return Subject(title, model, inputs)
-    return None
 
 
 def calls_of(subject: Subject, mode: Mode) -> list[Inputs]:
@@ -348,12 +290,12 @@ def takes_cache(subject: Subject) -> bool:
     return "use_cache" in parameters or any([each.kind is each.VAR_KEYWORD for each in parameters.values()])
 
 
-def trials(architecture: Architecture, candidate: str, modes: Sequence[Mode]) -> Iterator[CaptureFinding]:
-    """All modes of one class of model."""
+def trials(entry: CaptureEntry, candidate: str, modes: Sequence[Mode]) -> Iterator[CaptureFinding]:
+    """All modes of one model."""
     try:
-        subject = built(architecture)
+        subject = entry.build()
     except NotBuilt as problem:
-        yield {"name": architecture.title, "candidate": candidate, "outcome": "not built", "detail": str(problem)}
+        yield {"name": entry.title, "candidate": candidate, "outcome": "not built", "detail": str(problem)}
         return
     for mode in modes:
         if mode != "generate" or can_generate(subject):

@@ -26,8 +26,12 @@ from kiln_bench.capture.architectures import Architecture, Shrinking, Size, smal
 from kiln_bench.capture.exported import free_sizes
 from kiln_bench.capture.inputs import text_config
 from kiln_bench.capture.main import table
-from kiln_bench.capture.trial import Subject, calls_of, difference, export_trial, trial, trials
+from kiln_bench.capture.model_sources import entries, entry_of, place_by_size, timm_model
+from kiln_bench.capture.subject import NotBuilt, Subject
+from kiln_bench.capture.trial import calls_of, difference, export_trial, trial, trials
 from kiln_bench.children import Tell, Told, in_children
+
+GPT2 = Architecture("gpt2", "GPT2LMHeadModel", GPT2LMHeadModel)
 
 
 def test_widths_are_divided_by_one_number() -> None:
@@ -71,7 +75,7 @@ def test_tokens_stay_in_the_vocabulary() -> None:
 def test_an_architecture() -> None:
     bert = Architecture("bert", "BertForSequenceClassification", BertForSequenceClassification)
     assert bert.config_class is BertConfig
-    found = list(trials(bert, "kiln", ("eval", "train", "export")))
+    found = list(trials(entry_of(bert), "kiln", ("eval", "train", "export")))
     assert [(row["mode"], row["outcome"], row.get("regions"), row.get("breaks", [])) for row in found] == [
         ("eval", "equal", 1, []), ("train", "equal", 1, []), ("export", "equal", None, []),
     ]  # fmt: skip
@@ -83,7 +87,7 @@ def test_free_sizes() -> None:
     """Rows of tensors and numbers of tokens are free; the table counts calls with other sizes and compares times."""
     shapes = free_sizes({"input_ids": torch.ones(2, 3, dtype=torch.long), "pixels": torch.ones(2, 3, 4), "flag": True})
     assert shapes == {"input_ids": {0: Dim.AUTO, 1: Dim.AUTO}, "pixels": {0: Dim.AUTO}, "flag": None}
-    [found] = trials(Architecture("gpt2", "GPT2LMHeadModel", GPT2LMHeadModel), "kiln", ("free",))
+    [found] = trials(entry_of(GPT2), "kiln", ("free",))
     assert (found["outcome"], found["sizes"]) == ("equal", [2, 0]) and found["export_seconds"] > 0
     peer = {**found, "candidate": "torch.export", "export_seconds": 4 * found["export_seconds"]}
     refused = {**found, "name": "other", "sizes": [1, 1]}
@@ -141,8 +145,44 @@ def test_the_text_that_a_model_writes_is_taken() -> None:
     assert text_config(TwoTexts()) == "decoder"  # type: ignore[arg-type, comparison-overlap]
 
 
+def test_modules_of_torch() -> None:
+    """Each module of the database, with the names of arguments that the database gives by place."""
+    found = {entry.title: entry for entry in entries(["torch"])}
+    assert len(found) > 100
+    subject = found["torch.nn.Bilinear"].build()
+    assert list(subject.inputs) == ["input1", "input2"]
+    rows = [*trials(found["torch.nn.Bilinear"], "kiln", ("eval", "train"))]
+    assert [(row["outcome"], row["breaks"]) for row in rows] == [("equal", [])] * 2
+
+
+def test_the_smallest_models_of_timm() -> None:
+    names = ["net_large", "net_base", "net_tiny", "net_atto.a1", "net_18"]
+    assert sorted(names, key=place_by_size)[:3] == ["net_atto.a1", "net_tiny", "net_18"]
+
+
+class Images(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, 2)
+        self.pretrained_cfg = {"input_size": (3, 5, 4)}
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        return self.layer(pixels)
+
+
+def test_a_model_of_timm_that_does_not_run_is_not_taken() -> None:
+    def create(name: str) -> Images:
+        return Images({"broken": 7, "right": 4}[name])
+
+    subject = timm_model(create, ["broken", "right"])
+    assert subject.name == "timm.broken" and next(subject.model.parameters()).shape == (2, 4)
+    assert [(name, value.shape) for name, value in subject.inputs.items()] == [("pixels", (2, 3, 5, 4))]
+    with pytest.raises(NotBuilt, match="shapes cannot be multiplied"):
+        timm_model(create, ["broken"])
+
+
 def test_generated_tokens() -> None:
-    [found] = trials(Architecture("gpt2", "GPT2LMHeadModel", GPT2LMHeadModel), "kiln", ("generate",))
+    [found] = trials(entry_of(GPT2), "kiln", ("generate",))
     assert (found["outcome"], found["breaks"]) == ("equal", []) and found["compiles"] <= 3
 
 

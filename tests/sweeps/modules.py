@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from kiln_bench.databases import database
 from tests.sweeps.compare import leaves, scale_of
 from tests.sweeps.operators import in_a_child
 from tests.sweeps.runner import Finding, Note
-from tests.sweeps.samples import SEED, copy_of, database, doubled, dtype_name, seed, spread, tangent_of
+from tests.sweeps.samples import SEED, copy_of, doubled, dtype_name, seed, spread, tangent_of
 from tests.sweeps.trial import Compile, Trial, error_outcome, leave, outcome, tensors_in
 
 STEPS = 3

@@ -6,12 +6,9 @@ copy_of(x.t())                                          the same numbers and str
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import random
 import sys
-import types
-import unittest
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +16,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from kiln_bench.databases import database
 from tests.sweeps.compare import leaves
 
 SEED = 20240229
@@ -29,17 +27,6 @@ MOST_SAMPLES = 200
 """Samples to generate per op; the checked ones are spread over them."""
 
 
-def database(name: str) -> types.ModuleType:
-    """A module of `torch.testing._internal`. It imports test libraries (expecttest) that are not needed: stand-ins."""
-    while True:
-        try:
-            return importlib.import_module(f"torch.testing._internal.{name}")
-        except ModuleNotFoundError as problem:
-            if not problem.name or problem.name in sys.modules or problem.name.startswith("torch"):
-                raise
-            sys.modules[problem.name] = StandIn(problem.name)
-
-
 def operators() -> list[Any]:
     """torch's database of operators."""
     found = database("common_methods_invocations").op_db
@@ -48,15 +35,6 @@ def operators() -> list[Any]:
             module.wrapper_set_seed = plainly  # type: ignore[attr-defined]
     database("common_utils").set_rng_seed = seed_of_samples  # type: ignore[attr-defined]
     return list(found)
-
-
-class StandIn(types.ModuleType):
-    """A module of empty classes."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(unittest, name, type(name, (), {}))
 
 
 def plainly(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
