@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -150,7 +151,37 @@ def errors_are_not_cached(compile: Compile) -> Iterator[Any]:
         yield compiled(table, torch.ones(2))
 
 
-CHANGES = [changed_receiver, changed_inside, changed_argument, errors_are_not_cached]
+def changed_variables(compile: Compile) -> Iterator[Any]:
+    factor, table = 2, Table(2)
+
+    def by_factor(number: int) -> int:
+        return number * factor
+
+    @functools.cache
+    def scaled(number: int) -> int:
+        return by_factor(number) + torch.ones(number).shape[0]
+
+    compiled = compile(lambda table, x: x * scaled(x.shape[0]) + table.scaled(x.shape[0]))
+    for size, factor in ((3, 2), (3, 4), (4, 4), (4, 5), (5, 6), (4, 7)):  # noqa: B007
+        table.factor = factor
+        yield compiled(table, torch.ones(size))
+    scaled.cache_clear()
+    yield compiled(table, torch.ones(4))
+
+
+def changed_variable_of_what_is_not_kept(compile: Compile) -> Iterator[Any]:
+    factor = 2
+
+    @functools.lru_cache(maxsize=0)
+    def scaled(number: int) -> int:
+        return number * factor
+
+    compiled = compile(lambda x: x * scaled(x.shape[0]))
+    for size, factor in ((3, 2), (3, 4), (4, 4), (4, 5)):  # noqa: B007
+        yield compiled(torch.ones(size))
+
+
+CHANGES = [changed_variables, changed_variable_of_what_is_not_kept, changed_receiver, changed_inside, changed_argument, errors_are_not_cached]
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
@@ -159,6 +190,17 @@ def test_cached_functions(program: Callable[[Compile], Iterator[Any]], dynamic: 
     expected = list(program(lambda function: function))
     found = list(program(lambda function: kiln.compile(function, dynamic=dynamic)))
     torch.testing.assert_close(found, expected)
+
+
+def test_a_cached_function_of_its_arguments_is_in_the_graph() -> None:
+    @functools.cache
+    def positions(number: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.arange(number, dtype=dtype) + int(math.sqrt(number))
+
+    program = lambda x: x * positions(x.shape[0])  # noqa: E731
+    compiled = kiln.compile(program, dynamic=True, fullgraph=True)
+    for size in (3, 5):
+        torch.testing.assert_close(compiled(torch.ones(size)), program(torch.ones(size)))
 
 
 def test_a_cached_method_of_constants_is_in_the_graph() -> None:

@@ -21,12 +21,13 @@ import torch
 
 import kiln.capture.interpreter.polyfills as polyfills
 from kiln.capture.interpreter.breaks import GraphBreak, PastStep, Raised, TorchCallFailed, UnsupportedCall
-from kiln.capture.interpreter.builtins.backward_reads import backward_frame, parts
+from kiln.capture.interpreter.builtins.backward_reads import backward_frame
 from kiln.capture.interpreter.builtins.function_transforms import OpenLevels
 from kiln.capture.interpreter.builtins.outer_tensors import define_wrappers, note_wrappers
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, handles
 from kiln.capture.interpreter.effects import changes
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
+from kiln.capture.interpreter.outside_reads import parts
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.dtensor import LayoutObject, run_natively

@@ -20,8 +20,8 @@ from typing import cast
 import torch
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
-from kiln.capture.interpreter.builtins.backward_reads import DEFINITIONS
 from kiln.capture.interpreter.core import HANDLERS, Args, CaptureState, Kwargs, Value, handles
+from kiln.capture.interpreter.outside_reads import DEFINITIONS
 from kiln.capture.interpreter.polyfills import launch_kernel
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.mapping import Dict

@@ -3,10 +3,11 @@
     log2(64)            constants only: the cached function itself is called, as eager does on its first call
     config.table(64)    a method of an object from outside, whose attributes may change after the first call: likewise
     table(config, 64)   an object from outside in another place: a graph break
-    table(n)            anything else: the function behind the cache is inlined
+    table(n)            anything else: the function behind the cache is inlined, unless it reads variables from outside
 
 A result is read by calling the cached function again, so `cache_clear()` is noticed, and a list or tensor is the one
-that the cache holds. A function that is inlined runs in each call: with side effects it breaks the graph.
+that the cache holds. A function that is inlined runs in each call: with side effects it breaks the graph, and where it reads what may have changed
+since its result was cached.
 """
 
 from __future__ import annotations
@@ -14,20 +15,24 @@ from __future__ import annotations
 import functools
 import inspect
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from operator import methodcaller
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Kwargs, StateChange, Value
 from kiln.capture.interpreter.effects import changes
+from kiln.capture.interpreter.outside_reads import parts, refuse_outside_reads
 from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.tensor import Tensor, here
 from kiln.runtime.guards.constant import is_constant
 from kiln.runtime.guards.reference import ObjectRef
-from kiln.runtime.guards.source import AnswerSource, CallSource, Source
+from kiln.runtime.guards.source import AnswerSource, AttrSource, CallSource, Source
 
 CACHED = functools._lru_cache_wrapper
 BY_IDENTITY: object = object.__hash__
+STALE = "it reads a variable from outside, which may have changed since its result was cached"
 C_FUNCTIONS = (types.BuiltinFunctionType, types.MethodDescriptorType, CACHED)
 
 
@@ -41,12 +46,14 @@ def call_cached(
         why = "an argument may change, or have changed, after its result was cached"
         raise UnsupportedCall(function=name_of(function), why=why)
     rest = args if receiver is None else args[1:]
+    keeps = function.cache_parameters()["maxsize"] != 0
     if source is None or not all(arg.is_constant for arg in (*rest, *kwargs.values())):
-        return inlined(s, function, args, kwargs)
+        with reading_nothing(s, function, (*args, *kwargs.values()), keeps and source is not None):
+            return inlined(s, function, source, args, kwargs)
     plain = [arg.constant(s) for arg in rest]
     named = {key: arg.constant(s) for key, arg in kwargs.items()}
-    if not is_constant((*plain, *named.values())) or function.cache_parameters()["maxsize"] == 0:
-        return inlined(s, function, args, kwargs)
+    if not is_constant((*plain, *named.values())) or not keeps:
+        return inlined(s, function, source, args, kwargs)
     path: Source = CallSource(source, tuple(plain), tuple(named.items()))
     try:
         if receiver is None:
@@ -57,7 +64,7 @@ def call_cached(
             assert receiver.source is not None
             path = AnswerSource(receiver.source, ObjectRef(name_of(function), call))
     except Exception:  # which is not cached
-        return inlined(s, function, args, kwargs)
+        return inlined(s, function, source, args, kwargs)
     return as_constant(s, result, path) if receiver is None else s.wrap(result, path)
 
 
@@ -91,14 +98,17 @@ def name_of(function: functools._lru_cache_wrapper[object]) -> str:
     return getattr(function.__wrapped__, "__qualname__", "a function")
 
 
-def inlined(s: CaptureState, function: functools._lru_cache_wrapper[object], args: Args, kwargs: Kwargs) -> Value:
+def inlined(
+    s: CaptureState, function: functools._lru_cache_wrapper[object], source: Source | None, args: Args, kwargs: Kwargs
+) -> Value:
     """What the function behind the cache does, if it changes nothing that exists before the call."""
     call, outer, changed = here(s), s.counters.changed, dict[tuple[int, str], StateChange]()
     given = (*args, *kwargs.values())
     fakes = [value.fake for value in given if isinstance(value, Tensor)]
     before, s.counters.changed = changes(s, fakes), changed
     try:
-        result = s.wrap(function.__wrapped__, None).call(s, args, kwargs)
+        path = AttrSource(source, "__wrapped__") if source is not None else None
+        result = s.wrap(function.__wrapped__, path).call(s, args, kwargs)
     finally:
         s.counters.changed = outer
     s.counters.has_changed(changed.values())
@@ -106,6 +116,31 @@ def inlined(s: CaptureState, function: functools._lru_cache_wrapper[object], arg
         why = "it has side effects, which are left out where the result is in its cache"
         raise UnsupportedCall(function=name_of(function), why=why).before(call)
     return result
+
+
+@contextmanager
+def reading_nothing(
+    s: CaptureState, function: functools._lru_cache_wrapper[object], given: Args, keeps: bool
+) -> Iterator[None]:
+    """Break in front of the call where it reads a variable from outside, if a cache keeps its result."""
+    if not keeps:
+        yield
+        return
+    call, outer, accepted = here(s), s.watch, {id(value): value for value in parts(s, given)}
+
+    def watch() -> None:
+        if outer is not None:
+            outer()
+        try:
+            refuse_outside_reads(s, accepted, STALE)
+        except UnsupportedCall:
+            raise UnsupportedCall(function=name_of(function), why=STALE).before(call) from None
+
+    s.watch = watch
+    try:
+        yield
+    finally:
+        s.watch = outer
 
 
 def as_constant(s: CaptureState, result: object, path: Source | None) -> Value:
