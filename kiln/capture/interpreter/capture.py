@@ -86,7 +86,7 @@ from kiln.capture.interpreter.suspension_codegen import write_returned, write_su
 from kiln.capture.interpreter.variables.dtensor import register_dtensors
 from kiln.capture.interpreter.variables.function import namespace, shared_cell, unguarded_modules
 from kiln.capture.interpreter.variables.hashed_key import KeyComparisons
-from kiln.capture.interpreter.variables.iterators import forget_callers, suspended_generator
+from kiln.capture.interpreter.variables.iterators import forget_callers, is_dropped_late, suspended_generator
 from kiln.capture.interpreter.variables.made_class import detach, refuse_stand_ins
 from kiln.capture.interpreter.variables.sparse_tensor import register_sparse
 from kiln.capture.interpreter.variables.tensor import RegionInputs
@@ -422,10 +422,10 @@ def attempt(
         raise outside
     if (unfinished := collectives.unfinished(s)) is not None:
         raise unfinished
-    if (generator := suspended_generator(s)) is not None:
-        why = "it leaves a generator suspended in a `try` or `with`"
-        if stop is None:
-            raise SkippedCode(function=function.__qualname__, why=why)
+    generator, why = suspended_generator(s), "it leaves a generator suspended in a `try` or `with`"
+    if is_dropped_late(s, stop) if stop is not None else generator is not None:
+        raise SkippedCode(function=function.__qualname__, why=why)
+    if generator is not None:
         raise UnsupportedValue(type="generator", why=why).before(generator.made_at)
     drop_unchanged_modes(s)
     if stop is None and not frame.finished:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from operator import methodcaller
 
@@ -120,7 +120,7 @@ def inlined(
 
 @contextmanager
 def reading_nothing(
-    s: CaptureState, function: functools._lru_cache_wrapper[object], given: Args, keeps: bool
+    s: CaptureState, function: functools._lru_cache_wrapper[object], given: Iterable[Value], keeps: bool
 ) -> Iterator[None]:
     """Break in front of the call where it reads a variable from outside, if a cache keeps its result."""
     if not keeps:

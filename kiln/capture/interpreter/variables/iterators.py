@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import field
 from typing import final
 
-from kiln.capture.interpreter.breaks import PastStep, Raised, UnsupportedAttribute, UnsupportedValue
+from kiln.capture.interpreter.breaks import GraphBreak, PastStep, Raised, UnsupportedAttribute, UnsupportedValue
 from kiln.capture.interpreter.core import (
     NOT_RESUMABLE,
     Args,
@@ -227,17 +227,13 @@ class Generator(Value):
 
     def is_in_handler(self, s: CaptureState) -> bool:
         """Whether it is suspended in a `try` or `with` of the program that acts when the generator is closed."""
-        frame = self.frame
-        handler = None if frame.finished else frame.decoded.handlers[frame.at]
-        while handler is not None:
-            name = frame.decoded.instruction(handler.target).name
-            if name == "INTRINSIC":  # of the whole body
-                return False
-            passed = handler.target if name in ("CLEANUP_THROW", "COPY") else past_clauses(s, frame, handler.target)
-            if passed is None:
-                return True
-            handler = frame.decoded.handlers[passed]
-        return False
+        return not self.frame.finished and acts_when_closed(s, self.frame, self.frame.at)
+
+    def may_act(self, s: CaptureState) -> bool:
+        """Whether it may be suspended there."""
+        decoded = self.frame.decoded
+        yields = [at for at in range(len(decoded)) if decoded.instruction(at).name == "YIELD_VALUE"]
+        return not self.frame.finished and any(acts_when_closed(s, self.frame, at) for at in yields)
 
     def delegate(self) -> Value | None:
         """The iterator in which a `yield from` is suspended."""
@@ -303,6 +299,36 @@ def forget_callers(s: CaptureState) -> None:
 def suspended_generator(s: CaptureState) -> Generator | None:
     """A generator that the capture leaves in a `try` or `with`: CPython would close it when the program drops it."""
     return next((made for made in s.part(StartedGenerators).generators if made.is_in_handler(s)), None)
+
+
+def is_dropped_late(s: CaptureState, stop: GraphBreak) -> bool:
+    """Whether a loop around the break has such a generator on its stack: who calls the resume function would keep it
+    when the loop drops it."""
+    stacks = [getattr(frame, "saved", ()) for frame in stop.frames]
+    return any([generator.may_act(s) for stack in stacks for value in stack for generator in iterated(value)])
+
+
+def iterated(value: Value) -> Iterator[Generator]:
+    """The generators that an iterator goes through."""
+    if isinstance(value, Generator):
+        yield value
+    elif isinstance(value, Lazy):
+        for inner in value.over:
+            yield from iterated(inner)
+
+
+def acts_when_closed(s: CaptureState, frame: SymbolicFrame, at: int) -> bool:
+    """Whether a GeneratorExit that is raised at this instruction meets more than clauses that do not catch it."""
+    handler = frame.decoded.handlers[at]
+    while handler is not None:
+        name = frame.decoded.instruction(handler.target).name
+        if name == "INTRINSIC":  # of the whole body
+            return False
+        passed = handler.target if name in ("CLEANUP_THROW", "COPY") else past_clauses(s, frame, handler.target)
+        if passed is None:
+            return True
+        handler = frame.decoded.handlers[passed]
+    return False
 
 
 def past_clauses(s: CaptureState, frame: SymbolicFrame, at: int) -> int | None:
