@@ -89,7 +89,7 @@ from kiln.capture.interpreter.variables.hashed_key import KeyComparisons
 from kiln.capture.interpreter.variables.iterators import forget_callers, is_dropped_late, suspended_generator
 from kiln.capture.interpreter.variables.made_class import detach, refuse_stand_ins
 from kiln.capture.interpreter.variables.sparse_tensor import register_sparse
-from kiln.capture.interpreter.variables.tensor import RegionInputs
+from kiln.capture.interpreter.variables.tensor import Overrides, RegionInputs
 from kiln.capture.interpreter.variables.weak_references import refuse_late_callbacks
 from kiln.graph.autograd.dependencies import in_order_of_history
 from kiln.graph.autograd.errors import BackwardRaises
@@ -321,6 +321,7 @@ def new_state(
     recorder = callbacks.recorder_factory()
     recorder.env.assumes_data = policy.assumes
     state = CaptureState(PythonObjectModel(), recorder, sink, function.__globals__, policy, stops, needed)
+    state.part(Overrides).disabled = state.global_state.torch_function_off != 0
     recorder.env.assume_number = partial(number_truth, state)
     recorder.env.number_in_front = partial(value_in_front, state)
     return state

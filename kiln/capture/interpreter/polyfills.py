@@ -224,19 +224,27 @@ def function_backward(cls: Any, context: FunctionContext, grads: tuple[object, .
     return found if isinstance(found, tuple) else (found,)
 
 
-def disable_overrides(disabled: bool) -> bool:
-    """Modelled: whether `__torch_function__` of subclasses is skipped, returns what was set before."""
+def disable_overrides(number: int) -> bool:
+    """Modelled: skips `__torch_function__` of subclasses; returns whether it was skipped before."""
+    raise NotImplementedError
+
+
+def restore_overrides(disabled: bool) -> None:
+    """Modelled: ends the last `disable_overrides`."""
     raise NotImplementedError
 
 
 class NoTorchFunction:
-    """`torch._C.DisableTorchFunctionSubclass`."""
+    """`torch._C.DisableTorchFunctionSubclass`, the `number`-th of the frame."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
 
     def __enter__(self) -> None:
-        self.before = disable_overrides(True)
+        self.before = disable_overrides(self.number)
 
     def __exit__(self, *raised: object) -> None:
-        disable_overrides(self.before)
+        restore_overrides(self.before)
 
 
 # torch._check and its kin: what follows holds, see `data_values.py`.

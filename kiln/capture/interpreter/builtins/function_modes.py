@@ -55,6 +55,8 @@ class EnteredModes:
 
     calls: list[tuple[str, PastStep]] = field(default_factory=list)
     """What was called, and at which steps."""
+    made: list[PastStep] = field(default_factory=list)
+    """Where objects were made that skip `__torch_function__`."""
     left: dict[int, PastStep] = field(default_factory=dict)
     """Of modes (by `id`) that were left, and may be entered again: torch hides a mode from the calls that it makes."""
 

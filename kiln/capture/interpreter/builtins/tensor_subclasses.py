@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 
 import kiln.capture.interpreter.polyfills as polyfills
 from kiln.capture.interpreter.breaks import UnsupportedCall
+from kiln.capture.interpreter.builtins.function_modes import EnteredModes
 from kiln.capture.interpreter.core import Args, CaptureState, Handler, Kwargs, Value, handles
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.subclass import (
@@ -24,6 +25,7 @@ from kiln.capture.interpreter.variables.tensor import (
     RECORDED_ATTRIBUTES,
     Overrides,
     Tensor,
+    here,
     record,
 )
 from kiln.graph.trace.fake import FakeTensor, make_fake_wrapper
@@ -87,15 +89,25 @@ def inherited_function(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(torch._C.DisableTorchFunctionSubclass)
 def no_torch_function(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    return s.wrap(polyfills.NoTorchFunction, None).call(s, args, kwargs)
+    made = s.part(EnteredModes).made
+    made.append(here(s))
+    return s.wrap(polyfills.NoTorchFunction, None).call(s, [s.const(len(made) - 1)], {})
 
 
 @handles(polyfills.disable_overrides)
 def disable_overrides(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    """Set whether `__torch_function__` is skipped; returns what was set before."""
-    overrides = s.part(Overrides)
-    before, overrides.disabled = overrides.disabled, bool(args[0].constant(s))
+    """A break within it is one in front of the call that made it: `with` enters torch's own object there."""
+    overrides, modes = s.part(Overrides), s.part(EnteredModes)
+    before, overrides.disabled = overrides.disabled, True
+    modes.calls.append(("DisableTorchFunctionSubclass", modes.made[args[0].constant(s)]))
     return s.const(before)
+
+
+@handles(polyfills.restore_overrides)
+def restore_overrides(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    s.part(Overrides).disabled = bool(args[0].constant(s))
+    s.part(EnteredModes).calls.pop()
+    return s.const(None)
 
 
 @handles(return_and_correct_aliasing)
