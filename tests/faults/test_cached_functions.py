@@ -162,7 +162,7 @@ def changed_variables(compile: Compile) -> Iterator[Any]:
         return by_factor(number) + torch.ones(number).shape[0]
 
     compiled = compile(lambda table, x: x * scaled(x.shape[0]) + table.scaled(x.shape[0]))
-    for size, factor in ((3, 2), (3, 4), (4, 4), (4, 5), (5, 6), (4, 7)):  # noqa: B007
+    for size, factor in ((3, 2), (3, 4), (4, 4), (4, 5), (5, 6), (4, 7)):
         table.factor = factor
         yield compiled(table, torch.ones(size))
     scaled.cache_clear()
@@ -181,7 +181,14 @@ def changed_variable_of_what_is_not_kept(compile: Compile) -> Iterator[Any]:
         yield compiled(torch.ones(size))
 
 
-CHANGES = [changed_variables, changed_variable_of_what_is_not_kept, changed_receiver, changed_inside, changed_argument, errors_are_not_cached]
+CHANGES = [
+    changed_variables,
+    changed_variable_of_what_is_not_kept,
+    changed_receiver,
+    changed_inside,
+    changed_argument,
+    errors_are_not_cached,
+]
 
 
 @pytest.mark.parametrize("dynamic", [None, True])

@@ -40,7 +40,7 @@ def left_by_break(x: Tensor) -> Tensor:
 
 
 def broken_inside(x: Tensor) -> Tensor:
-    for y in products(x):
+    for y in products(x):  # noqa: B007
         break
     return y + x
 

@@ -64,9 +64,7 @@ CONTEXTS: list[Callable[[], AbstractContextManager[None]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    "program", [around_a_break, around_a_break_of_all, left_by_return, nested, without_a_break]
-)
+@pytest.mark.parametrize("program", [around_a_break, around_a_break_of_all, left_by_return, nested, without_a_break])
 def test_classes_of_results(program: Program) -> None:
     compiled, x = kiln.compile(program), torch.ones(2).as_subclass(Kept)
     for _ in range(2):

@@ -1,0 +1,46 @@
+"""The gradient of a product that has zeros, NaN or infinite elements is that of eager, as is the second one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import kiln
+
+NAN, INF = float("nan"), float("inf")
+ROWS = [
+    *([1.0, 2.0, 3.0], [NAN, 0.0, 0.0], [NAN, 1.0, 2.0], [NAN, 0.0, 1.0], [0.0, 0.0, INF], [0.0, INF, -2.0]),
+    *([0.0, 0.0, 3.0], [-0.0, 2.0, -3.0], [INF, 2.0, 0.5]),
+]
+PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "all": lambda x: x.prod(),
+    "of rows": lambda x: torch.prod(x, 1).sum(),
+    "of columns, kept": lambda x: x.prod(dim=0, keepdim=True, dtype=torch.float64).sum(),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", list(PROGRAMS))
+def test_the_gradient_of_a_product(name: str, dynamic: bool | None) -> None:
+    program = PROGRAMS[name]
+    compiled = kiln.compile(program, dynamic=dynamic)
+    for rows in (*[[row] for row in ROWS], *[[row, [1.0, -2.0, 3.0]] for row in ROWS]):
+        x = torch.tensor(rows, requires_grad=True)
+        [expected], [found] = torch.autograd.grad(program(x), x), torch.autograd.grad(compiled(x), x)
+        torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+def test_the_second_gradient() -> None:
+    def program(x: Tensor) -> Tensor:
+        [grad] = torch.autograd.grad(x.prod() + x.prod(0).sum(), x, create_graph=True)
+        return (grad * grad).sum()
+
+    compiled = kiln.compile(program, fullgraph=True)
+    for rows in ([[1.0, 2.0], [3.0, 4.0]], [[0.0, 2.0], [3.0, 4.0]], [[0.0, 0.0], [3.0, 4.0]]):
+        x = torch.tensor(rows, dtype=torch.float64, requires_grad=True)
+        torch.testing.assert_close(
+            torch.autograd.grad(compiled(x), x), torch.autograd.grad(program(x), x), equal_nan=True
+        )
