@@ -6,8 +6,8 @@
     table(n)            anything else: the function behind the cache is inlined, unless it reads variables from outside
 
 A result is read by calling the cached function again, so `cache_clear()` is noticed, and a list or tensor is the one
-that the cache holds. A function that is inlined runs in each call: with side effects it breaks the graph, and where it reads what may have changed
-since its result was cached.
+that the cache holds. A function that is inlined runs in each call: with side effects it breaks the graph, and where
+it reads what may have changed since its result was cached.
 """
 
 from __future__ import annotations
