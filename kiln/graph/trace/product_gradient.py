@@ -78,7 +78,7 @@ def prod(input: Tensor, *args: object, **kwargs: object) -> Tensor:
     valid = "dim" not in given or (type(dim) is int and -input.dim() <= dim < input.dim())
     if not valid or type(keepdim) is not bool or dtype not in FLOATS or input.numel() == 0:
         return torch.prod(input, *args, **kwargs)  # type: ignore[call-overload, no-any-return]
-    return cast(Tensor, _apply(input.to(dtype=cast(torch.dtype, dtype)), dim, keepdim))
+    return cast(Tensor, _apply(input.to(dtype=dtype), dim, keepdim))
 
 
 def is_differentiated(x: Tensor) -> bool:
