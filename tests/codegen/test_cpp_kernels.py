@@ -107,6 +107,58 @@ def transposed_cases() -> list[Case]:
     return [*cases, Case.of(small, bits | halves)]
 
 
+def few_rows_cases() -> list[Case]:
+    """Tiles of a few numbers per lane, whole and in part, next to each other and apart."""
+    cases = []
+    for rows in (2, 3, 4, 5, 7):
+        for dtype, name in ((F32, "f32"), (torch.float64, "f64"), (torch.bfloat16, "bf16"), (torch.bool, "b8")):
+            op = "logical_not" if dtype == torch.bool else "neg"
+            shapes = {"x": (60, rows), "y": (rows, 60), "z": (60, rows + 1)}
+            params = ", ".join(f"{key}: {name}[{first}, {second}]" for key, (first, second) in shapes.items())
+            results = params.replace("x:", "out:").replace("y:", "away:").replace("z:", "far:")
+            text = f"""
+                kernel few{rows}{name}({params} -> {results}) units (i1: {rows}, i0: 60) strip 16
+                    phase ():
+                        out[i0, i1] = {op}(load x[i0, i1])
+                        away[i1, i0] = {op}(load z[i0, i1])
+                        far[i0, i1] = {op}(load y[i1, i0])
+            """
+            tensors = {key: (randn(*shape) * 3).to(dtype) for key, shape in shapes.items()}
+            tensors |= {"out": tensors["x"].clone(), "away": tensors["y"].clone(), "far": tensors["z"].clone()}
+            cases += [Case.of(text, tensors, pieces) for pieces in (1, 7)]
+    return cases
+
+
+def part_cases() -> list[Case]:
+    """Vectors of which some lanes are active: nothing beyond them is written."""
+    cases = []
+    for dtype, name in ((F32, "f32"), (torch.float64, "f64"), (torch.int32, "i32"), (torch.int64, "i64"),
+                        (torch.bfloat16, "bf16"), (torch.uint8, "u8"), (torch.bool, "b8")):  # fmt: skip
+        text = f"""
+            kernel part{name}(x: {name}[s0], y: {name}[20] -> out: {name}[20]; s0) units ()
+                phase (i0: s0 vector):
+                    out[i0] = {"bitwise_or" if dtype == torch.bool else "add"}(load x[i0], load y[i0])
+        """
+        for count in (1, 2, 3, 5, 7, 8, 15, 17):
+            x, y, out = ((randn(size) * 3).abs().to(dtype) for size in (count, 20, 20))
+            cases.append(Case.of(text, {"x": x, "y": y, "out": out}, s0=count))
+    return cases
+
+
+def backward_cases() -> list[Case]:
+    text = """
+        kernel back(x: f32[3, 45], y: b8[45], z: bf16[45] -> out: f32[3, 45], b: b8[45], c: bf16[45]) units ()
+            phase (i0: 3, i1: 45 vector):
+                out[i0, i1] = neg(load x[i0, 44 - i1])
+            phase (i1: 45 vector):
+                b[i1] = logical_not(load y[44 - i1])
+                c[i1] = neg(load z[44 - i1])
+    """
+    tensors = {"x": randn(3, 45), "y": randn(45) > 0, "z": randn(45, dtype=torch.bfloat16)}
+    tensors |= {"out": randn(3, 45), "b": tensors["y"].clone(), "c": tensors["z"].clone()}
+    return [Case.of(text, tensors)]
+
+
 def padded_cases() -> list[Case]:
     pad = """
         kernel pad(x: f32[3, 20] -> out: f32[3, 30]) units (i0: 3, i1: 30) strip 16
@@ -412,14 +464,23 @@ def narrow_cases() -> list[Case]:
 def all_cases() -> list[Case]:
     groups = [
         pointwise_cases(), transposed_cases(), padded_cases(), reduction_cases(), row_cases(), blocked_sum_cases(),
-        data_cases(), lane_cases(), scan_cases(), narrow_cases(),
+        data_cases(), lane_cases(), scan_cases(), narrow_cases(), few_rows_cases(), part_cases(),
+        backward_cases(),
     ]  # fmt: skip
     return [norm(48), norm(100), norm(300), norm(1000), *(case for group in groups for case in group)]
 
 
 def test_kernels_equal_the_interpreter(tmp_path: Path) -> None:
-    some = (transposed_cases()[1:5:3], row_cases()[:2], blocked_sum_cases(), padded_cases()[:1], data_cases()[:2])
-    check([norm(100), *pointwise_cases(), *(case for cases in some for case in cases)], tmp_path)
+    some = (
+        transposed_cases()[1:5:3],
+        few_rows_cases()[:12],
+        part_cases()[::3],
+        row_cases()[:2],
+        blocked_sum_cases(),
+        padded_cases()[:1],
+        data_cases()[:2],
+    )
+    check([norm(100), *pointwise_cases(), *backward_cases(), *(case for cases in some for case in cases)], tmp_path)
 
 
 @pytest.mark.slow

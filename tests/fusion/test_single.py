@@ -59,7 +59,26 @@ loops one
         -> load x[j0, i2]
     return out
 """
+PAIRS = """
+loops pairs
+    a: f32[s0, 3] = input 0
+    b: f32[40, 3] = input 1
+    away: f32[s0, 40, 3] = pointwise (i0: s0, i1: 40, i2: 3): sub(load a[i0, i2], load b[i1, i2])
+    return away
+"""
+NEAREST = """
+loops nearest
+    a: f32[s0, 3] = input 0
+    b: f32[40, 3] = input 1
+    far: f32[s0, 40] = reduction sum over (i2: 3) keeping (i0: s0, i1: 40):
+        v0 = sub(load a[i0, i2], load b[i1, i2])
+        -> mul(v0, v0)
+    near: f32[s0] = reduction amin over (i1: 40) keeping (i0: s0): load far[i0, i1]
+    return near
+"""
 PROGRAMS = {
+    "pairs of points": PAIRS,
+    "nearest of points": NEAREST,
     "rows by data": ROWS_BY_DATA,
     "pointwise": POINTWISE,
     "reduction": REDUCTION,

@@ -18,16 +18,17 @@ from kiln.loops.fusion.group import Group, GroupSymbols, Member
 from kiln.loops.fusion.group_keys import group_key
 from kiln.loops.fusion.kernel_draft import KernelDraft, Reusable
 from kiln.loops.fusion.kernel_table import KernelTable
-from kiln.loops.fusion.layout import LoopLayout, best_vector, block_units, layout
+from kiln.loops.fusion.layout import LoopLayout, best_vector, block_units, layout, lengthwise
 from kiln.loops.fusion.lifetimes import LastUses, ScheduledStep
 from kiln.loops.fusion.phase_bodies import PhaseBodies
 from kiln.loops.fusion.phases import PhasePlan, plan_phases
 from kiln.loops.fusion.rules import is_short
-from kiln.loops.kernel.kernel import KernelIR, Phase
+from kiln.loops.kernel.kernel import Accumulate, KernelIR, Phase
 from kiln.loops.kernel.launches.program import KernelLaunch
 from kiln.loops.program.analyses import memory_of
 from kiln.loops.program.nodes import Buffer, Pointwise
 from kiln.support.target import Target
+from kiln.symbolic import Symbol
 
 NAMED_FLOPS, LONGEST_NAME = 4, 4
 """A kernel is named after its reductions and the ops that cost so much, the first few of them."""
@@ -115,8 +116,16 @@ def _vectorised(group: Group, plan: PhasePlan, phase: Phase, loops: LoopLayout) 
     symbols = [axis.symbol for axis in phase.axes]
     best = best_vector(group, (*plan.members, *plan.finishing))
     vector = loops.vector if loops.vector in symbols else best if best in symbols else symbols[-1]
-    axes = sorted(phase.axes, key=lambda axis: axis.symbol is vector)
-    return replace(phase, axes=tuple(axes), vector=len(axes) - 1)
+    across = lengthwise(group, plan.members, vector, symbols)
+    if any(across in over and vector not in over for over in _combined(phase)):
+        across = vector
+    axes = sorted(phase.axes, key=lambda axis: (axis.symbol is vector) * 2 + (axis.symbol is across))
+    return replace(phase, axes=tuple(axes), vector=len(axes) - (1 if across is vector else 2))
+
+
+def _combined(phase: Phase) -> list[set[Symbol]]:
+    """The axes that each of its effects combines."""
+    return [{axis.symbol for axis in effect.over} for effect in phase.effects if isinstance(effect, Accumulate)]
 
 
 def kernel_name(group: Group) -> str:

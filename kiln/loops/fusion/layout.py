@@ -36,6 +36,8 @@ LONGEST_STRIP, SHORTEST_STRIP_BYTES = 256, 128
 """Units that go through a phase together: enough for long vector loops, few enough for locals to stay in the cache."""
 SHORT_ROW = 12
 """Rows that do not fill a vector."""
+FEW = 7
+"""Points of an axis that are taken one by one, for vectors along another one."""
 LONG_ROW = 32
 """Rows that fill several."""
 
@@ -76,12 +78,16 @@ def layout(group: Group, stored: frozenset[str], buffers: Mapping[str, Buffer], 
     if vector is None:
         vector = best_vector(group, group.members, None, full_row)
     in_strips = vector is None or vector in group.units or _has_short_rows(group)
+    short = vector
+    if vector is not None and not target.is_gpu and not any(group.inner(member) for member in group.members):
+        vector = lengthwise(group, group.members, vector, group.units)
     if in_strips and vector not in group.units:
         vector = min(group.units, key=lambda unit: strides.get(unit, 0.0), default=None)
     if in_strips and vector in symbols_of(*group.sizes.values()):
         # The units of a strip go through a phase together: its sizes must not differ between them.
         in_strips, vector = False, None
-    order = sorted(group.sizes, key=lambda symbol: (symbol is vector, -strides.get(symbol, 0.0)))
+    # A short axis beside the vector's is the outermost, for the others may be one.
+    order = sorted(group.sizes, key=lambda symbol: (symbol is vector, symbol is not short, -strides.get(symbol, 0.0)))
     if target.is_gpu:
         return LoopLayout(order, None, 0, 1)  # its passes choose blocks, strips and vectors
     strip = _strip(group, target) if in_strips and group.units else 0
@@ -112,6 +118,29 @@ def best_vector(
                 filled = min(group.points_hint((symbol,)) / full_row, 1.0)
                 votes[symbol] = votes.get(symbol, 0) + group.points_hint(moving) * filled
     return max(votes, key=lambda symbol: votes[symbol], default=None)
+
+
+def lengthwise(group: Group, members: Iterable[Member], vector: Symbol, among: Collection[Symbol]) -> Symbol:
+    """`vector`, or where it has a few points only, the symbol of `among` (with it) that comes next in memory in most
+    accesses: tiles of both are transposed. Not where they are one axis in all accesses: they will be merged."""
+    votes: dict[Symbol, int] = {}
+    count = 0
+    forms = [access.form for member in members for access in member.accesses() if access.form is not None]
+    for form in forms:
+        if vector not in _in_order(form):
+            continue
+        apart = {symbol: size_hint(form.strides[symbol]) for symbol in among if symbol in form.strides}
+        points = group.points_hint(apart)
+        del apart[vector]
+        if apart:
+            following = min(apart, key=lambda symbol: apart[symbol])
+            votes[following] = votes.get(following, 0) + points
+            count += points
+    best = max(votes, key=lambda symbol: votes[symbol], default=vector)
+    few = 1 < group.points_hint((vector,)) <= FEW <= group.points_hint((best,))
+    step = group.sizes[vector]
+    merged = all(form.strides.get(best, 0) == step * form.strides.get(vector, 0) for form in forms)
+    return best if few and not merged and 2 * votes.get(best, 0) >= count else vector
 
 
 def _in_order(form: Affine | None) -> list[Symbol]:

@@ -142,11 +142,15 @@ class _MergedDraft:
         self.draft, self.accesses, self.merged = accesses.draft, accesses, merged
         self.sizes = dict(accesses.sizes)
         for outer in merged:
-            last = outer
-            while last in merged:
-                last = merged[last]
+            last = self._last(outer)
             self.sizes[last] = self.sizes[last] * accesses.sizes[outer]
         self.views = {name: self._view(name) for name in accesses.forms}
+
+    def _last(self, symbol: Symbol) -> Symbol:
+        """The axis that it is a part of."""
+        while symbol in self.merged:
+            symbol = self.merged[symbol]
+        return symbol
 
     def run(self) -> KernelDraft:
         return replace(
@@ -199,7 +203,8 @@ class _MergedDraft:
 
     def _phase(self, phase: Phase) -> Phase:
         axes = self._axes(phase.axes)
-        vector = None if phase.vector is None else len(axes) - 1
+        symbols = [axis.symbol for axis in axes]
+        vector = None if phase.vector is None else symbols.index(self._last(phase.axes[phase.vector].symbol))
         return Phase(axes, phase.body.mapped(self._op), tuple(map(self._effect, phase.effects)), vector)
 
     def _op(self, op: BodyOp) -> BodyOp:

@@ -28,9 +28,9 @@ WORTH = 16
 
 
 def is_short(effect: Accumulate, lanes: int) -> bool:
-    """Does each of `lanes` add so few numbers that float32 is precise enough?"""
+    """Does each of `lanes` that share a sum add so few numbers that float32 is precise enough?"""
     points = product(axis.size for axis in effect.over)
-    return is_static(points) and points <= BLOCK * lanes
+    return is_static(points) and points <= (BLOCK * lanes if lanes > 1 else ROW_BLOCK)
 
 
 def sums_in_blocks(op: ReduceOp, value: torch.dtype, accumulated: torch.dtype) -> bool:

@@ -148,7 +148,8 @@ class CppEffects(EffectWriter):
         lanes = vector is not None
         across = vector is not None and self.nest.axes[vector] in effect.over
         given = CPP.computed(value.dtype)
-        if across and dtype == torch.float64 and is_short(effect, self.body.width * self.copies):
+        each = self.body.width * self.copies if across else 1
+        if lanes and dtype == torch.float64 and is_short(effect, each):
             dtype = given
         blocked = vector is not None and across and sums_in_blocks(effect.op, given, dtype)
         blocked = blocked and worth_blocks(self.nest.axes, vector or 0, self.body.width * self.copies)

@@ -30,6 +30,7 @@ from kiln.symbolic import is_static
 
 ROLLED = "#pragma GCC unroll 1"
 """Keeps g++ from unrolling loops of constant size."""
+UNROLLED = "#pragma GCC unroll 16"
 CHEAP, LIGHT = 4, 12
 """Operations per point up to which a reduction has four, or two, accumulators side by side."""
 
@@ -89,13 +90,19 @@ class CppPhaseWriter:
         name = axis.symbol.name
         rows = self.effects.block_rows.get(depth)
         if not rows:
-            return [ROLLED, f"for (i64 {name} = 0; {name} < {size}; ++{name}) {{", *indented(inner), "}"]
+            head = f"for (i64 {name} = 0; {name} < {size}; ++{name}) {{"
+            return [self._rolled(axis, depth), head, *indented(inner), "}"]
         lines = [_cleared(block, count) for _, block, count in rows]
         lines.append(f"const i64 to_{name} = min({self.body.ints().operand(axis.size)}, from_{name} + {ROW_BLOCK});")
         lines += [ROLLED, f"for (i64 {name} = from_{name}; {name} < to_{name}; ++{name}) {{", *indented(inner), "}"]
         lines += [f"add_row({row.name}, {block.name}, {count});" for row, block, count in rows]
         head = f"for (i64 from_{name} = 0; from_{name} < {size}; from_{name} += {ROW_BLOCK}) {{"
         return [ROLLED, head, *indented(lines), "}"]
+
+    def _rolled(self, axis: Axis, depth: int) -> str:
+        """A few steps for each vector are written one after the other."""
+        few = is_static(axis.size) and axis.size <= self.width
+        return UNROLLED if few and self.nest.vector is not None and depth > self.nest.vector else ROLLED
 
     def _vector_loop(self, axis: Axis, depth: int) -> list[str]:
         inner = self._level(depth + 1)

@@ -155,6 +155,8 @@ class CppStatements(IndexCompareStatements):
             return f"get({here})"
         if access.pattern is AccessPattern.CONTIGUOUS:
             return f"load({here}, lanes)"
+        if is_static(access.step) and access.step == -1:
+            return f"load_back({here}, lanes)"
         return f"load_step({here}, {self.ints().text(access.step)}, lanes)"
 
     def _masked(self, storage: Storage, access: Access, here: str, mask: TextValue) -> str:

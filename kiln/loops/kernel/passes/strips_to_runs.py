@@ -6,6 +6,7 @@
             total[] = sum over (i2): load x[i2, i1]           total[k_i1] = sum over (i2): load x[i2, i1 + k_i1]
 
 Where phases have no axes of their own and the kernel no locals, nothing limits a run: it is as long as the units allow.
+A phase of a few points goes through them for each vector, so that what it accumulates stays in registers.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from kiln.loops.kernel.kernel import KernelIR, Phase
 from kiln.loops.kernel.mapped import MappedKernel, RunRows, UnitRun
 from kiln.support.records import dataclass
 from kiln.support.target import Target
-from kiln.symbolic import Int, Symbol, substituted, symbol
+from kiln.symbolic import Int, Symbol, is_static, product, substituted, symbol
 
 
 @final
@@ -47,7 +48,7 @@ def _with_run(mapped: MappedKernel, width: int) -> MappedKernel:
         moved[rows.axis.symbol] = rows.axis.symbol + rows.row
         inner.append(Axis(rows.row, rows.rows))
     change = _RunIndex(Renaming({}, moved), {local.name for local in kernel.locals}, lane)
-    phases = tuple(change.phase(phase, tuple(inner)) for phase in kernel.phases)
+    phases = tuple(change.phase(phase, tuple(inner), width) for phase in kernel.phases)
     locals_ = tuple(replace(local, axes=(*local.axes, Axis(lane, kernel.strip))) for local in kernel.locals)
     run = UnitRun(axis, lane, count, 0 if unlimited else kernel.strip, rows)
     return replace(mapped, kernel=replace(kernel, phases=phases, locals=locals_), run=run)
@@ -81,10 +82,13 @@ class _RunIndex:
         moved = self.by.index(index)
         return (*moved, self.lane) if target in self.private else moved
 
-    def phase(self, phase: Phase, inner: tuple[Axis, ...]) -> Phase:
+    def phase(self, phase: Phase, inner: tuple[Axis, ...], width: int) -> Phase:
         effects = tuple(with_indices(effect, self.index) for effect in phase.effects)
         axes = tuple(Axis(axis.symbol, substituted(axis.size, self.by.symbols)) for axis in phase.axes)
         body = rename_body(phase.body, self.by).mapped(self.op)
+        points = product(axis.size for axis in axes)
+        if axes and is_static(points) and points <= width:
+            return Phase((*inner, *axes), body, effects, 0)
         return Phase((*axes, *inner), body, effects, len(axes))
 
     def op(self, op: BodyOp) -> BodyOp:

@@ -1,4 +1,12 @@
-//@ read
+//@ copy_some
+// n < W numbers, in pieces of constant size: memcpy would be a call.
+template <class T> KILN_INLINE void copy_some(T* to, const T* from, i64 n) {
+#pragma GCC unroll 8
+  for (int piece = W / 2; piece; piece /= 2)
+    if (n & piece) __builtin_memcpy(to, from, piece * sizeof(T)), to += piece, from += piece;
+}
+
+//@ read: copy_some lanes64
 // The active lanes as they are in memory; the others are 0.
 template <class T> KILN_INLINE typename vec_of<T>::type read(const T* p, Full) {
   typename vec_of<T>::type r;
@@ -7,9 +15,25 @@ template <class T> KILN_INLINE typename vec_of<T>::type read(const T* p, Full) {
 }
 template <class T> KILN_INLINE typename vec_of<T>::type read(const T* p, Part lanes) {
   typename vec_of<T>::type r = {};
-  __builtin_memcpy(&r, p, lanes.n * sizeof(T));
+  copy_some((T*)&r, p, lanes.n);
   return r;
 }
+#if defined(__AVX2__) && KILN_W == 8
+KILN_INLINE f32v read(const f32* p, Part lanes) {
+  return __builtin_ia32_maskloadps256((const f32v*)p, lanes32() < (i32)lanes.n);
+}
+KILN_INLINE i32v read(const i32* p, Part lanes) {
+  return __builtin_ia32_maskloadd256((const i32v*)p, lanes32() < (i32)lanes.n);
+}
+#elif defined(__AVX2__) && KILN_W == 4
+KILN_INLINE f64v read(const f64* p, Part lanes) {
+  return __builtin_ia32_maskloadpd256((const f64v*)p, lanes64() < lanes.n);
+}
+KILN_INLINE i64v read(const i64* p, Part lanes) {
+  typedef long long whole __attribute__((vector_size(32)));
+  return (i64v)__builtin_ia32_maskloadq256((const whole*)p, (whole)(lanes64() < lanes.n));
+}
+#endif
 #if defined(__AVX512F__) && KILN_W == 16
 KILN_INLINE f32v read(const f32* p, Part lanes) {
   return (f32v)__builtin_ia32_loadups512_mask(p, f32v{}, (u16)((1u << lanes.n) - 1));
@@ -65,6 +89,16 @@ template <class L> KILN_INLINE mask load_step(const bool* p, i64 step, L lanes) 
   return r;
 }
 
+//@ load_back: load lane_numbers load_step
+// Lane k is p[-k].
+template <class V, int... K> KILN_INLINE V backwards(V v, LaneNumbers<K...>) {
+  return __builtin_shuffle(v, v, decltype(V{} == V{}){(W - 1 - K)...});
+}
+template <class T, class L> KILN_INLINE vec<T> load_back(const T* p, L lanes) {
+  if (lanes.n < W) return load_step(p, -1, lanes);
+  return backwards(load(p - (W - 1), full), lane_numbers<W>::all);
+}
+
 //@ transpose: lane_numbers
 // W vectors of W lanes, rows to columns in log2(W) steps of exchanges.
 template <int Size> struct same_size {
@@ -103,20 +137,61 @@ __attribute__((noinline)) static void transpose_tile(T* to, i64 to_step, const T
   for (int k = 0; k < W; ++k) __builtin_memcpy(to + k * to_step, &r[k], sizeof r[k]);
 }
 
-//@ load_tile: transpose
+//@ few_rows: transpose
+// R vectors whose lanes lie next to each other, R numbers each, and the way back: flat[lane * R + row] is row's lane.
+template <int R, int Row, int From, class V, int... K>
+KILN_INLINE void take_row(V& row, const V& flat, LaneNumbers<K...>) {
+  typedef decltype(V{} == V{}) Places;
+  if (From == 0) row = flat;
+  row = __builtin_shuffle(row, flat, Places{((K * R + Row) / W == From ? W + (K * R + Row) % W : K)...});
+}
+template <int R, int Row, int To, class V, int... K>
+KILN_INLINE void put_row(V& flat, const V& row, LaneNumbers<K...>) {
+  typedef decltype(V{} == V{}) Places;
+  if (Row == 0) flat = row;
+  flat = __builtin_shuffle(flat, row, Places{((W * To + K) % R == Row ? W + (W * To + K) / R : K)...});
+}
+template <int R, bool Apart, int Row = 0, int Flat = 0, class V> KILN_INLINE void few_rows(V* to, const V* from) {
+  if constexpr (Row < R) {
+    if constexpr (Apart) take_row<R, Row, Flat>(to[Row], from[Flat], lane_numbers<W>::all);
+    else put_row<R, Row, Flat>(to[Flat], from[Row], lane_numbers<W>::all);
+    constexpr int next = Flat + 1 == R;
+    few_rows<R, Apart, Row + next, next ? 0 : Flat + 1>(to, from);
+  }
+}
+template <int R, bool Apart, class T> KILN_INLINE void move_few_rows(T* to, const T* from) {
+  tile_row<T> a[R], b[R];
+#pragma GCC unroll 64
+  for (int k = 0; k < R; ++k) __builtin_memcpy(&a[k], from + k * W, sizeof a[k]);
+  few_rows<R, Apart>(b, a);
+#pragma GCC unroll 64
+  for (int k = 0; k < R; ++k) __builtin_memcpy(to + k * W, &b[k], sizeof b[k]);
+}
+template <bool Apart, class T> KILN_INLINE bool has_few_rows(T* to, const T* from, i64 rows) {
+  if (rows == 2) return move_few_rows<2, Apart>(to, from), true;
+  if (rows == 3) return move_few_rows<3, Apart>(to, from), true;
+  if (rows == 4) return move_few_rows<4, Apart>(to, from), true;
+  return false;
+}
+
+//@ load_tile: few_rows
 // tile[row][lane] = p[lane * step + row]: each lane is read in order.
 template <class T, class L> KILN_INLINE void load_tile(T* tile, const T* p, i64 step, i64 rows, L lanes) {
-  if constexpr (has_tile_row<T>)
+  if constexpr (has_tile_row<T>) {
     if (lanes.n == W && rows == W) return transpose_tile(tile, W, p, step);
+    if (lanes.n == W && rows == step && has_few_rows<true>(tile, p, rows)) return;
+  }
   for (i64 k = 0; k < lanes.n; ++k)
     for (i64 row = 0; row < rows; ++row) tile[row * W + k] = p[k * step + row];
 }
 
-//@ store_tile: transpose
+//@ store_tile: few_rows
 // p[lane * step + row] = tile[row][lane]: each lane is written in order.
 template <class T, class L> KILN_INLINE void store_tile(T* p, i64 step, i64 rows, const T* tile, L lanes) {
-  if constexpr (has_tile_row<T>)
+  if constexpr (has_tile_row<T>) {
     if (lanes.n == W && rows == W) return transpose_tile(p, step, tile, W);
+    if (lanes.n == W && rows == step && has_few_rows<false>(p, tile, rows)) return;
+  }
   for (i64 k = 0; k < lanes.n; ++k)
     for (i64 row = 0; row < rows; ++row) p[k * step + row] = tile[row * W + k];
 }
@@ -177,7 +252,7 @@ template <class L> KILN_INLINE mask gather_if(const bool* p, i64v at, mask m, L 
   return r;
 }
 
-//@ write: halves
+//@ write: halves copy_some
 template <class T, class V> KILN_INLINE void write(T* p, V v, Full) {
 #if defined(KILN_AVX512)
   if constexpr (sizeof v == 128) {
@@ -189,7 +264,7 @@ template <class T, class V> KILN_INLINE void write(T* p, V v, Full) {
   __builtin_memcpy(p, &v, sizeof v);
 }
 template <class T, class V> KILN_INLINE void write(T* p, V v, Part lanes) {
-  __builtin_memcpy(p, &v, lanes.n * sizeof(T));
+  copy_some(p, (const T*)&v, lanes.n);
 }
 #if defined(__AVX512F__) && KILN_W == 16
 KILN_INLINE void write(f32* p, f32v v, Part lanes) {
