@@ -1,6 +1,5 @@
-"""Resampling and padding of images, windows as columns: mostly ATen calls with predicted sizes.
+"""Padding of images, windows as columns, grids: mostly ATen calls with predicted sizes.
 
-upsample_bilinear2d(f32[1, 3, 4, 5], [8, 10])      =     f32[1, 3, 8, 10]
 reflection_pad2d(f32[1, 3, 4, 5], [1, 2, 0, 0])    =     f32[1, 3, 4, 8]
 """
 
@@ -17,31 +16,6 @@ from kiln.graph.ops.sizes import is_empty
 from kiln.graph.prims.meta import matches
 from kiln.symbolic import Int
 from kiln.tensor.spec import TensorSpec
-
-# Resampling.
-
-
-@library(
-    "upsample_nearest2d.default", "_upsample_nearest_exact2d.default", "upsample_bilinear2d.default",
-    "upsample_bicubic2d.default", "_upsample_bilinear2d_aa.default", "_upsample_bicubic2d_aa.default",
-    "upsample_nearest3d.default", "_upsample_nearest_exact3d.default", "upsample_trilinear3d.default",
-    "upsample_nearest1d.default", "upsample_linear1d.default", "_upsample_nearest_exact1d.default",
-)  # fmt: skip
-def upsample(e: Emit, x: Node, output_size: Sizes, *args: object, **kwargs: object) -> TensorSpec:
-    spec = x.tensor
-    return laid_out(spec, (*spec.sizes[:2], *output_size), format_of(e, spec))
-
-
-@library(
-    "upsample_nearest2d_backward.default", "_upsample_nearest_exact2d_backward.default",
-    "upsample_bilinear2d_backward.default", "upsample_bicubic2d_backward.default",
-    "upsample_nearest3d_backward.default", "upsample_trilinear3d_backward.default",
-    "upsample_nearest1d_backward.default", "upsample_linear1d_backward.default",
-)  # fmt: skip
-def upsample_backward(
-    e: Emit, grad: Node, output_size: Sizes, input_size: Sizes, *args: object, **kwargs: object
-) -> TensorSpec:
-    return laid_out(grad.tensor, tuple(input_size), format_of(e, grad.tensor))
 
 
 @library("im2col.default")

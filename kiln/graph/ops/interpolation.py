@@ -1,0 +1,200 @@
+"""Images of other sizes: interpolation.
+
+    upsample_linear1d(x: f32[1, 1, 2], [4], False)
+        at = [0.0, 0.25, 0.75, 1.0]                       where the centres of the four elements lie among the two
+        = x[at] * (1 - fraction(at)) + x[at + 1] * fraction(at)
+
+On a GPU linear and cubic interpolation are sums of weighted elements, which are fused with what is around them: ATen's
+kernels there have one thread for all rows and channels of a point. On a CPU, and for gradients, they are ATen calls.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import cast, final
+
+import torch
+
+from kiln.graph.ir.node import Argument, Node
+from kiln.graph.ops.convolution import Sizes, format_of, laid_out
+from kiln.graph.ops.creation import iota, relaid
+from kiln.graph.ops.emit import Emit, Operand
+from kiln.graph.ops.promotion import OPMATH
+from kiln.graph.ops.registry import DECOMPOSITIONS, Decomposition, library
+from kiln.graph.prims.meta import equal
+from kiln.support.records import dataclass
+from kiln.symbolic import Int
+from kiln.symbolic.values import Real
+from kiln.tensor.spec import TensorSpec
+
+Factor = float | Real | None
+"""By how much a dimension is scaled, or None: by the ratio of the sizes."""
+Taps = list[tuple[Node, Node]]
+"""Indices of elements along one dimension, and their weights."""
+
+
+@library(
+    "upsample_nearest2d.default", "_upsample_nearest_exact2d.default", "_upsample_bilinear2d_aa.default",
+    "_upsample_bicubic2d_aa.default", "upsample_nearest3d.default", "_upsample_nearest_exact3d.default",
+    "upsample_nearest1d.default", "_upsample_nearest_exact1d.default",
+)  # fmt: skip
+def upsample(e: Emit, x: Node, output_size: Sizes, *args: object, **kwargs: object) -> TensorSpec:
+    spec = x.tensor
+    return laid_out(spec, (*spec.sizes[:2], *output_size), format_of(e, spec))
+
+
+@library(
+    "upsample_nearest2d_backward.default", "_upsample_nearest_exact2d_backward.default",
+    "upsample_bilinear2d_backward.default", "upsample_bicubic2d_backward.default",
+    "upsample_nearest3d_backward.default", "upsample_trilinear3d_backward.default",
+    "upsample_nearest1d_backward.default", "upsample_linear1d_backward.default",
+)  # fmt: skip
+def upsample_backward(
+    e: Emit, grad: Node, output_size: Sizes, input_size: Sizes, *args: object, **kwargs: object
+) -> TensorSpec:
+    return laid_out(grad.tensor, tuple(input_size), format_of(e, grad.tensor))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Resampled:
+    """One dimension that is resampled."""
+
+    before: Int
+    after: Int
+    align_corners: bool
+    factor: Factor
+
+
+def linear_taps(e: Emit, axis: Resampled, dtype: torch.dtype, device: torch.device) -> Taps:
+    """The two elements around each point; points in front of the first centre have the value there."""
+    at = coordinates(e, axis, dtype, device)
+    if not axis.align_corners:
+        at = e.pointwise("maximum", at, 0.0)
+    low = e.convert(e.pointwise("floor", at), torch.int64)
+    fraction = e.pointwise("sub", at, e.convert(low, dtype))
+    return [
+        (inside(e, low, axis.before), e.pointwise("sub", 1.0, fraction)),
+        (inside(e, e.pointwise("add", low, 1), axis.before), fraction),
+    ]
+
+
+def cubic_taps(e: Emit, axis: Resampled, dtype: torch.dtype, device: torch.device) -> Taps:
+    """The four elements around each point, by Keys' kernel with a = -0.75 (IEEE TASSP 29 (1981), 1153-1160)."""
+    at = coordinates(e, axis, dtype, device)
+    floor = e.pointwise("floor", at)
+    low, t = e.convert(floor, torch.int64), e.pointwise("sub", at, floor)
+    rest = e.pointwise("sub", 1.0, t)
+    weights = [
+        outer_weight(e, e.pointwise("add", t, 1.0)), inner_weight(e, t), inner_weight(e, rest),
+        outer_weight(e, e.pointwise("add", rest, 1.0)),
+    ]  # fmt: skip
+    return [(inside(e, e.pointwise("add", low, k - 1), axis.before), weights[k]) for k in range(4)]
+
+
+A = -0.75
+
+
+def polynomial(e: Emit, x: Node, coefficients: Sequence[float]) -> Node:
+    """By Horner's rule, the highest power first."""
+    value: Operand = coefficients[0]
+    for coefficient in coefficients[1:]:
+        value = e.pointwise("add", e.pointwise("mul", value, x), coefficient)
+    assert isinstance(value, Node)
+    return value
+
+
+def inner_weight(e: Emit, x: Node) -> Node:
+    """Of a distance below 1."""
+    return polynomial(e, x, (A + 2, -(A + 3), 0.0, 1.0))
+
+
+def outer_weight(e: Emit, x: Node) -> Node:
+    """Of a distance between 1 and 2."""
+    return polynomial(e, x, (A, -5 * A, 8 * A, -4 * A))
+
+
+def coordinates(e: Emit, axis: Resampled, dtype: torch.dtype, device: torch.device) -> Node:
+    """Where the elements of the result lie among those of the image."""
+    at = e.convert(iota(e, axis.after, torch.int64, device), dtype)
+    step = distance(e, axis, dtype, device)
+    if axis.align_corners:
+        return e.pointwise("mul", at, step)
+    return e.pointwise("sub", e.pointwise("mul", e.pointwise("add", at, 0.5), step), 0.5)
+
+
+def distance(e: Emit, axis: Resampled, dtype: torch.dtype, device: torch.device) -> Node:
+    """Between two neighbours of the result."""
+
+    def number(value: Int | float | Real) -> Node:
+        return e.number(value, dtype, device)
+
+    if axis.align_corners:
+        steps = e.pointwise("maximum", number(axis.after - 1), 1.0)  # of one element, which is the first
+        return e.pointwise("div", number(axis.before - 1), steps)
+    if axis.factor is not None:
+        return e.pointwise("div", 1.0, number(axis.factor))
+    return e.pointwise("div", number(axis.before), number(axis.after))
+
+
+def inside(e: Emit, index: Node, size: Int) -> Node:
+    """`index`, or the nearest one in a dimension of `size`."""
+    last = e.number(size - 1, torch.int64, index.tensor.device)
+    return e.pointwise("maximum", e.pointwise("minimum", index, last), 0)
+
+
+Rule = Callable[[Emit, Resampled, torch.dtype, torch.device], Taps]
+
+
+def interpolated(e: Emit, x: Node, axes: Sequence[Resampled], taps: Rule) -> Node:
+    """The weighted sum, dimension by dimension, in eager's order: the last dimension first."""
+    spec = x.tensor
+    dtype = OPMATH.get(spec.dtype, spec.dtype)
+    found = [taps(e, axis, dtype, spec.device) for axis in axes]
+    where = tuple(range(2, spec.rank))
+
+    def summed(chosen: tuple[Node, ...], rest: Sequence[Taps]) -> Node:
+        if not rest:
+            return e.convert(e.node("index", x, *chosen, axes=where), dtype)
+        parts = [
+            e.pointwise("mul", summed((*chosen, column(e, index, len(rest))), rest[1:]), column(e, weight, len(rest)))
+            for index, weight in rest[0]
+        ]
+        return functools.reduce(functools.partial(e.pointwise, "add"), parts)
+
+    value = e.convert(summed((), found), spec.dtype)
+    sizes = (*spec.sizes[:2], *[axis.after for axis in axes])
+    return relaid(e, value, laid_out(spec, sizes, format_of(e, spec)).strides)
+
+
+def column(e: Emit, x: Node, rank: int) -> Node:
+    """A vector along the first of `rank` dimensions."""
+    for axis in range(1, rank):
+        x = e.node("unsqueeze", x, axis=axis)
+    return x
+
+
+def _interpolation(name: str, taps: Rule) -> Decomposition:
+    def rule(e: Emit, x: Node, output_size: Sizes, align_corners: bool, *factors: Factor) -> Node:
+        spec = x.tensor
+        given = (*factors, *[None] * (len(output_size) - len(factors)))
+        axes = [
+            Resampled(before, after, align_corners, factor)
+            for before, after, factor in zip(spec.sizes[2:], output_size, given, strict=True)
+        ]
+        is_empty = any([equal(e.oracle, size, 0) for size in itertools.chain(spec.sizes, output_size)])
+        if spec.device.type == "cpu" or not spec.dtype.is_floating_point or is_empty:
+            made = laid_out(spec, (*spec.sizes[:2], *output_size), format_of(e, spec))
+            args = cast(Sequence[Argument], (x, list(output_size), align_corners, *factors))
+            return e.library(name, args, {}, made)
+        return interpolated(e, x, axes, taps)
+
+    return rule
+
+
+DECOMPOSITIONS["upsample_linear1d.default"] = _interpolation("aten.upsample_linear1d.default", linear_taps)
+DECOMPOSITIONS["upsample_bilinear2d.default"] = _interpolation("aten.upsample_bilinear2d.default", linear_taps)
+DECOMPOSITIONS["upsample_trilinear3d.default"] = _interpolation("aten.upsample_trilinear3d.default", linear_taps)
+DECOMPOSITIONS["upsample_bicubic2d.default"] = _interpolation("aten.upsample_bicubic2d.default", cubic_taps)

@@ -1,0 +1,101 @@
+"""Interpolation in primitives, which only GPUs use, beside ATen's on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kiln.graph.ir.graph import Graph, Output
+from kiln.graph.ir.interpret import interpret
+from kiln.graph.ir.size_oracle import GuardFreeOracle
+from kiln.graph.ops.emit import Emit
+from kiln.graph.ops.interpolation import Resampled, cubic_taps, interpolated, linear_taps
+from kiln.graph.trace.constants import spec_of_real as spec_of
+from kiln.symbolic import ShapeEnv
+from kiln.tensor.spec import TensorSpec
+from tests.trace.harness import check
+
+TAPS = {"linear": linear_taps, "bilinear": linear_taps, "trilinear": linear_taps, "bicubic": cubic_taps}
+Case = tuple[str, tuple[int, ...], dict[str, Any]]
+CASES: dict[str, Case] = {
+    "twice": ("bilinear", (2, 3, 4, 5), {"scale_factor": 2}),
+    "corners": ("bilinear", (2, 3, 4, 5), {"size": (9, 3), "align_corners": True}),
+    "smaller": ("bilinear", (1, 2, 13, 17), {"size": (5, 4)}),
+    "one row": ("bilinear", (2, 3, 1, 5), {"size": (3, 1), "align_corners": True}),
+    "factors": ("bilinear", (2, 1, 7, 5), {"scale_factor": (1.7, 0.6)}),
+    "line": ("linear", (2, 3, 5), {"size": 11}),
+    "space": ("trilinear", (1, 2, 3, 4, 5), {"scale_factor": 2}),
+    "space corners": ("trilinear", (1, 2, 3, 4, 5), {"size": (2, 7, 4), "align_corners": True}),
+    "cubic": ("bicubic", (2, 3, 4, 5), {"size": (9, 8)}),
+    "cubic corners": ("bicubic", (2, 3, 6, 5), {"size": (5, 13), "align_corners": True}),
+    "cubic factor": ("bicubic", (1, 1, 3, 2), {"scale_factor": 3.3}),
+}
+
+
+def by_primitives(
+    x: Tensor, mode: str, spec: TensorSpec, align_corners: bool, env: ShapeEnv | None = None, **to: Any
+) -> Tensor:
+    """`interpolate` by the rule; `spec` has the sizes that it is written for."""
+    expected = functional.interpolate(x, mode=mode, align_corners=align_corners, **to)
+    factors = to.get("scale_factor")
+    factors = factors if isinstance(factors, tuple) else (factors,) * (x.dim() - 2)
+    emit = Emit(GuardFreeOracle(env))
+    node = emit.input("x", spec)
+    axes = [
+        Resampled(before, after, align_corners, factor)
+        for before, after, factor in zip(spec.sizes[2:], expected.shape[2:], factors, strict=True)
+    ]
+    made = interpolated(emit, node, axes, TAPS[mode])
+    graph = Graph((node,), [each for each in emit.nodes if each is not node], (Output(made),))
+    symbols = {size: value for size, value in zip(spec.sizes, x.shape, strict=True) if not isinstance(size, int)}
+    [found] = interpret(graph, [x], symbols).outputs
+    assert isinstance(found, Tensor)
+    assert found.stride() == expected.stride() and found.dtype is expected.dtype
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_like_aten(name: str, dtype: torch.dtype) -> None:
+    mode, sizes, to = CASES[name]
+    x = torch.randn(sizes, dtype=dtype)
+    corners = to.get("align_corners", False)
+    expected = functional.interpolate(x, mode=mode, **to)
+    found = by_primitives(x, mode, spec_of(x), **{"align_corners": corners, **to})
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_channels_last_and_half() -> None:
+    x = torch.randn(2, 4, 5, 3).to(memory_format=torch.channels_last).bfloat16()
+    expected = functional.interpolate(x.float(), size=(7, 8), mode="bilinear")
+    found = by_primitives(x, "bilinear", spec_of(x), False, size=(7, 8))
+    torch.testing.assert_close(found, expected.bfloat16(), rtol=0, atol=2**-6)
+
+
+def test_symbolic_sizes() -> None:
+    env = ShapeEnv()
+    s = env.create_symbol(2, lo=1)
+    spec = TensorSpec(torch.float32, (1, 2, s, 3), (6 * s, 3 * s, 3, 1))
+    for rows in (2, 5):
+        x = torch.randn(1, 2, rows, 3)
+        expected = functional.interpolate(x, size=(4, 9), mode="bicubic")
+        found = by_primitives(x, "bicubic", spec, False, env, size=(4, 9))
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+ON_A_GPU: dict[str, Callable[[Tensor], Tensor]] = {
+    name: (lambda x, mode=mode, to=to: functional.interpolate(x, mode=mode, **to).sin())  # type: ignore[misc]
+    for name, (mode, _, to) in CASES.items()
+}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", CASES)
+def test_on_a_gpu(name: str) -> None:
+    x = torch.randn(CASES[name][1], device="cuda", requires_grad=True)
+    check(ON_A_GPU[name], [x], backward=True, rtol=1e-4, atol=1e-5)
