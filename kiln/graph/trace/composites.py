@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kiln.graph.trace.gradients import gradients
 from kiln.graph.trace.log import Target
-from kiln.graph.trace.product_gradient import prod
+from kiln.graph.trace.product_gradient import cumprod, prod
 from kiln.graph.trace.products import linear, matmul
 from kiln.graph.trace.recurrent_layers import ON_LIBRARY, RECURRENT
 from kiln.graph.trace.resampling import UPSAMPLE_OVERLOADS, interpolate
@@ -229,6 +229,8 @@ CHECKED: Mapping[Target, Callable[..., object]] = {
     torch.cov: cov,
     torch.prod: prod,
     "prod": prod,
+    torch.cumprod: cumprod,
+    "cumprod": cumprod,
     "cov": cov,
     torch.nn.functional.affine_grid: affine_grid,
     torch.stft: stft,

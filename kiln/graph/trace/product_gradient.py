@@ -1,10 +1,11 @@
-"""`torch.prod` with the gradient of eager, which asks whether there are zeros.
+"""`torch.prod` and `torch.cumprod` with the gradients of eager, which asks whether there are zeros.
 
     y = x.prod(0)      no zeros:  grad * (y / x)
                        zeros:     grad * the product of the elements before x[i] * that of those behind it
                        x.prod() with two zeros or more:  0, unless the gradient is differentiated
 
 Of fake tensors torch takes the second line always: with NaN or infinite elements it gives other numbers than the first.
+For running products it looks for the first zero with operators that are many kernels; here it is a sum of zeros.
 """
 
 from __future__ import annotations
@@ -49,8 +50,28 @@ class MultipliedElements(torch.autograd.Function):
         return gradient(grad, x, result, ctx.axis, single=False), None, None
 
 
+class RunningProduct(torch.autograd.Function):
+    """The product of the elements up to each one along `axis`."""
+
+    @staticmethod
+    def forward(ctx: SavedProduct, x: Tensor, axis: int) -> Tensor:  # type: ignore[override]
+        result = x.cumprod(axis)
+        ctx.axis = axis
+        ctx.save_for_backward(x, result)
+        return result
+
+    @staticmethod
+    def backward(ctx: SavedProduct, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        x, result = ctx.saved_tensors
+        assert ctx.axis is not None
+        if torch.is_grad_enabled():
+            return torch.ops.aten.cumprod_backward(grad, x, ctx.axis, result), None
+        return running_gradient(grad, x, result, ctx.axis), None
+
+
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _apply = super(torch.autograd.Function, MultipliedElements).apply
+_apply_running = super(torch.autograd.Function, RunningProduct).apply
 
 
 def gradient(grad: Tensor, x: Tensor, result: Tensor, axis: int, single: bool) -> Tensor:
@@ -61,6 +82,21 @@ def gradient(grad: Tensor, x: Tensor, result: Tensor, axis: int, single: bool) -
     others = before(x, axis) * before(x.flip(axis), axis).flip(axis)
     found = torch.where(has_zeros, grad * others, grad * quotient)
     return torch.where(is_zero.sum() > 1, 0, found) if single and not torch.is_grad_enabled() else found
+
+
+def running_gradient(grad: Tensor, x: Tensor, result: Tensor, axis: int) -> Tensor:
+    """In front of the first zero the sum of grad * result from the element on, by the element; at the zero the sum of
+    grad * (the product without it) up to the second zero; 0 behind it."""
+    if x.shape[axis] == 1:
+        return grad
+    is_zero = x == 0
+    zeros = is_zero.cumsum(axis, dtype=torch.int32)
+    in_front, behind_one = zeros == 0, zeros == 1
+    parts = torch.where(in_front, grad * result, 0).flip(axis).cumsum(axis).flip(axis)
+    others = torch.where(behind_one & ~is_zero, x, 1).cumprod(axis)
+    at_zero = torch.where(behind_one, grad * others, 0).sum(axis, keepdim=True)
+    at_zero = at_zero * torch.where(in_front, x, 1).prod(axis, keepdim=True)
+    return torch.where(in_front, parts / x, torch.where(behind_one & is_zero, at_zero, 0))
 
 
 def before(x: Tensor, axis: int) -> Tensor:
@@ -79,6 +115,16 @@ def prod(input: Tensor, *args: object, **kwargs: object) -> Tensor:
     if not valid or type(keepdim) is not bool or dtype not in FLOATS or input.numel() == 0:
         return torch.prod(input, *args, **kwargs)  # type: ignore[call-overload, no-any-return]
     return cast(Tensor, _apply(input.to(dtype=dtype), dim, keepdim))
+
+
+def cumprod(input: Tensor, *args: object, **kwargs: object) -> Tensor:
+    """torch.cumprod."""
+    given = {**dict(zip(("dim",), args, strict=False)), **kwargs}
+    dim, dtype = given.get("dim"), given.get("dtype") or input.dtype
+    expected = len(args) <= 1 and given.keys() <= {"dim", "dtype"} and type(dim) is int and dtype in FLOATS
+    if not expected or not is_differentiated(input) or not -input.dim() <= cast(int, dim) < input.dim():
+        return torch.cumprod(input, *args, **kwargs)  # type: ignore[arg-type]
+    return cast(Tensor, _apply_running(input.to(dtype=cast(torch.dtype, dtype)), dim))
 
 
 def is_differentiated(x: Tensor) -> bool:
