@@ -14,10 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from types import FunctionType
+from typing import final
 
 from kiln.capture.bytecode.resume import origin_of
 from kiln.native._frames import Dispatcher
 from kiln.runtime.variant import Fact
+from kiln.support.records import dataclass
 
 SIDE_EXITS, BREAKS, RESUMES, SIDE_EXIT = "side_exits", "breaks", "resumes", "side_exit"
 CALLED = "called"
@@ -28,6 +30,13 @@ Arguments = Mapping[str, object]
 BreakLines = tuple[str, ...]
 """The line of a graph break, followed by those of the calls that led to it."""
 MakeDispatcher = Callable[[FunctionType], Dispatcher]
+IsKnown = Callable[[FunctionType], bool]
+
+
+@final
+@dataclass(frozen=True)
+class RunsInPython:
+    """What an entry says of itself whose function computes nothing up to the next resume function."""
 
 
 def calling(function: Callable[..., object]) -> FunctionType:
@@ -82,8 +91,7 @@ def shared_resumes(origin: Dispatcher, make: MakeDispatcher) -> MakeDispatcher:
     known: dict[object, Dispatcher] = origin.__dict__.setdefault(RESUMES, {})
 
     def find_or_make(function: FunctionType) -> Dispatcher:
-        closure = tuple(map(id, function.__closure__ or ()))
-        key = (origin_of(function), id(function.__globals__), closure)
+        key = key_of(function)
         found = known.get(key)
         if found is None:
             found = known[key] = make(function)
@@ -91,6 +99,16 @@ def shared_resumes(origin: Dispatcher, make: MakeDispatcher) -> MakeDispatcher:
         return found
 
     return find_or_make
+
+
+def key_of(function: FunctionType) -> object:
+    """Equal for equal resume functions."""
+    return origin_of(function), id(function.__globals__), tuple(map(id, function.__closure__ or ()))
+
+
+def has_resume(origin: Dispatcher, function: FunctionType) -> bool:
+    """Whether a variant of `origin`, or of what follows it, leads to this resume function."""
+    return key_of(function) in origin.__dict__.get(RESUMES, ())
 
 
 def forget_calls(dispatcher: Dispatcher) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import builtins
 from functools import partial
 from types import BuiltinFunctionType, FunctionType
-from typing import final
 
 import torch
 
@@ -24,10 +23,9 @@ from kiln.capture.bytecode.resume import ResumeOrigin, origin_of, resume_functio
 from kiln.capture.bytecode.stretch import exits, stretch_code
 from kiln.capture.interpreter.frame import CODES
 from kiln.native._frames import Dispatcher, Entry
-from kiln.pipeline.dispatchers import MakeDispatcher, original_of
+from kiln.pipeline.dispatchers import IsKnown, MakeDispatcher, RunsInPython, original_of, side_exits
 from kiln.runtime.variant import Variant
 from kiln.support.real_builtins import real_builtins
-from kiln.support.records import dataclass
 
 PLAIN_METHODS = frozenset(
     [name for cls in (list, dict, set, str, tuple) for name in dir(cls) if not hasattr(torch.Tensor, name)]
@@ -35,22 +33,23 @@ PLAIN_METHODS = frozenset(
 """Methods of containers that no tensor has."""
 
 
-@final
-@dataclass(frozen=True)
-class RunsInPython:
-    """What an entry says of itself whose function computes nothing up to the next resume function."""
-
-
-def python_stretch(dispatcher: Dispatcher, make_resume: MakeDispatcher) -> Entry | None:
-    """The entry for all calls of a resume function whose variants have no region; None if it is to be compiled."""
+def python_stretch(dispatcher: Dispatcher, make_resume: MakeDispatcher, is_known: IsKnown) -> Entry | None:
+    """The entry for all calls of a resume function whose variants, and those that led to its side exit, have no region;
+    None if it is to be compiled."""
     function = original_of(dispatcher)
     origin = origin_of(function)
-    variants = [entry.info for entry in dispatcher.entries]
-    if origin is None or not variants or not all(map(has_no_region, variants)):
+    if origin is None:
+        return None
+    before = [] if side_exits(dispatcher) == 0 else make_resume(function).entries
+    variants = [entry.info for entry in (*before, *dispatcher.entries)]
+    if not variants or not all(map(has_no_region, variants)):
         return None
     with real_builtins():
         decoded, _ = CODES.rows(origin.code)
-        left = exits(decoded, origin, partial(may_compute, decoded, function))
+        left = exits(
+            *(decoded, origin, partial(may_compute, decoded, function)),
+            lambda place: is_known(resume_at(function, origin, decoded, place)),
+        )
         if left is None:
             return None
         resumed = {place: make_resume(resume_at(function, origin, decoded, place)) for place in left}
@@ -60,7 +59,8 @@ def python_stretch(dispatcher: Dispatcher, make_resume: MakeDispatcher) -> Entry
 
 
 def has_no_region(info: object) -> bool:
-    return isinstance(info, Variant) and not any([kind == "region" for kind, _ in info.facts])
+    facts = info.facts if isinstance(info, Variant) else ()
+    return isinstance(info, Variant | RunsInPython) and not any([kind == "region" for kind, _ in facts])
 
 
 def resume_at(function: FunctionType, origin: ResumeOrigin, decoded: DecodedCode, place: Place) -> FunctionType:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ import torch
 
 from kiln.capture.bytecode.resume import is_result
 from kiln.runtime.guards.guard import Guard, GuardKind
-from kiln.runtime.guards.source import LocalSource, Source, SourceTexts
+from kiln.runtime.guards.source import ItemSource, LocalSource, Source, SourceTexts
 from kiln.symbolic.policy import NO_MARKS, DimChoice, DimKind, DimPolicy, ScalarPolicy, read_marks
 
 SYMBOL_VALUES = range(-(1 << 62) + 1, 1 << 62)
@@ -34,6 +34,13 @@ MOST_COMPILED = 4
 def is_countable(value: int | float) -> bool:
     """Whether all stages can count with it."""
     return value in SYMBOL_VALUES if isinstance(value, int) else math.isfinite(value)
+
+
+def is_of_result(source: Source) -> bool:
+    """Whether it is what the instruction at a graph break has left, or an item of that."""
+    while type(source) is ItemSource:
+        source = source.base
+    return type(source) is LocalSource and is_result(source.name)
 
 
 class SeenInputs:
@@ -60,10 +67,12 @@ class SeenInputs:
         """Arguments that are known to change: a tensor in these dimensions, a number if there are none."""
         self._symbolic.update(inputs)
 
-    def note_changing(self, texts: Collection[str]) -> bool:
-        """Take the numbers at these sources, which the program changes, as inputs; whether any was not one before, or
+    def note_changing(self, inputs: Mapping[str, tuple[int, ...]]) -> bool:
+        """Take what the program changes as inputs, as `add_symbolic` does; whether any was not one before, or
         items became inputs after others of their kind had not."""
-        new = {text: () for text in texts if text not in self._symbolic}
+        known = {text: self._symbolic.get(text) for text in inputs}
+        new = {text: tuple(sorted({*dims, *(known[text] or ())})) for text, dims in inputs.items()}
+        new = {text: dims for text, dims in new.items() if dims != known[text]}
         late, self._static_kinds = self._static_kinds & self._changing_kinds, set()
         if self._scalars.dynamic == "never":
             return False
@@ -139,8 +148,7 @@ class SeenInputs:
         return kind in self._changing_kinds and (type(value) is bool or is_countable(value))
 
     def _is_changing(self, value: int | float, source: Source) -> bool:
-        result = type(value) in (int, float) and type(source) is LocalSource and is_result(source.name)
-        if result and self._scalars.dynamic != "never":
+        if type(value) in (int, float) and is_of_result(source) and self._scalars.dynamic != "never":
             return is_countable(value)  # data decide it
         if not self._numbers and not self._symbolic and self._scalars.dynamic != "always":
             return False

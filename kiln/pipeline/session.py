@@ -31,9 +31,11 @@ from kiln.pipeline.context import CompileContext
 from kiln.pipeline.dispatchers import (
     Arguments,
     MakeDispatcher,
+    RunsInPython,
     breaks_before,
     collecting,
     forget_calls,
+    has_resume,
     original_of,
     remember_break,
     shared_resumes,
@@ -272,7 +274,8 @@ class CompileSession:
                 drop_tracebacks(fault)
             if entry is not None:
                 self._check_speed(dispatcher, entry)
-                dispatcher.set_entries([*dispatcher.entries, entry])
+                others = [] if isinstance(entry.info, RunsInPython) else dispatcher.entries
+                dispatcher.set_entries([*others, entry])
             return entry
 
     def _check_speed(self, dispatcher: Dispatcher, entry: Entry) -> None:
@@ -316,8 +319,9 @@ class CompileSession:
         breaks = breaks_before(dispatcher)
         if len(breaks) >= MOST_BREAKS:
             raise TooManyBreaks(function=self.name, count=MOST_BREAKS, place=breaks[-1][0])
-        if dispatcher.entries:
-            stretch = python_stretch(dispatcher, shared_resumes(dispatcher, self.dispatcher))
+        if dispatcher.entries or side_exits(dispatcher):
+            make_resume = shared_resumes(dispatcher, self.dispatcher)
+            stretch = python_stretch(dispatcher, make_resume, partial(has_resume, dispatcher))
             if stretch is not None:
                 return stretch
         if len(dispatcher.entries) >= options.variants * max(len(self.owners), 1):

@@ -28,6 +28,21 @@ def live_locals(decoded: DecodedCode) -> list[frozenset[str]]:
     return live
 
 
+def leads_to(decoded: DecodedCode, start: int, goal: int) -> bool:
+    """Whether the code from the instruction `start` on may reach `goal`, but by an exception."""
+    waiting, seen = [start], set[int]()
+    while waiting:
+        index = waiting.pop()
+        if index == goal:
+            return True
+        if index in seen or index >= len(decoded):
+            continue
+        seen.add(index)
+        inst = decoded.instruction(index)
+        waiting += [inst.arg] * (inst.name in JUMPS) + [index + 1] * (inst.name not in ENDS)
+    return False
+
+
 def _fixed_point(decoded: DecodedCode) -> list[frozenset[str]]:
     count = len(decoded)
     live: list[frozenset[str]] = [frozenset()] * (count + 1)

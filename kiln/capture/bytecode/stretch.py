@@ -60,14 +60,20 @@ def joined_kind(first: str, second: str) -> str:
     return CLEARED if CLEARED in (first, second) else OTHER
 
 
-def exits(decoded: DecodedCode, origin: ResumeOrigin, computes: Callable[[int], bool]) -> tuple[Entry, ...] | None:
-    """Where the code of `origin` is left so that no instruction runs in it that `computes`; None: it cannot be."""
+def exits(
+    decoded: DecodedCode,
+    origin: ResumeOrigin,
+    computes: Callable[[int], bool],
+    is_known: Callable[[Entry], bool] = lambda entry: False,
+) -> tuple[Entry, ...] | None:
+    """Where the code of `origin` is left so that no instruction runs in it that `computes`; None: it cannot be. If a
+    graph break leads to the beginning of the same turn of a loop (`is_known`), it is left there."""
     entry = origin.entry
     code = decoded.code
     cells = {*code.co_cellvars, *code.co_freevars} - {CLASS_CELL}
     if code.co_flags & SUSPENDS or cells - set(entry.cells):
         return None
-    reached, live = _fixed_point(decoded, origin), live_locals(decoded)
+    reached = _fixed_point(decoded, origin)
     found: dict[int, Entry] = {}
     for index in reached:
         if not computes(index):
@@ -75,16 +81,27 @@ def exits(decoded: DecodedCode, origin: ResumeOrigin, computes: Callable[[int], 
         at = _statement(decoded, index, reached, entry.target)
         if at == entry.target:
             continue
-        if at < 0:
+        if at < 0 or (leaving := _left(decoded, origin, at, reached[at])) is None:
             return None
-        names = [name for name in code.co_varnames if name in live[at] or name == entry.first]
-        names = [name for name in names if name not in cells]
-        if not reached[at].names.issuperset(names):
-            return None
-        number = unused_number(code)
-        slots = tuple([parameter("stack", number, position) for position in range(len(reached[at].stack))])
-        found[at] = Entry(at, tuple(names), entry.cells, slots, (), entry.first)
+        begin = _turn(decoded, at, reached, entry.target)
+        turn = _left(decoded, origin, begin, reached[begin], items=1) if begin >= 0 else None
+        if turn is not None and (begin == at - 1 or is_known(turn)):
+            leaving = turn
+        found[leaving.target] = leaving
     return tuple(found.values())
+
+
+def _left(decoded: DecodedCode, origin: ResumeOrigin, at: int, state: Reached, items: int = 0) -> Entry | None:
+    """The place `at`, where so many `items` of loops lie on the stack; None where a variable may have no value."""
+    entry, code = origin.entry, decoded.code
+    live, cells = live_locals(decoded)[at], {*code.co_cellvars, *code.co_freevars} - {CLASS_CELL}
+    names = [name for name in code.co_varnames if (name in live or name == entry.first) and name not in cells]
+    if not state.names.issuperset(names):
+        return None
+    number, kept = unused_number(code), len(state.stack) - items
+    slots = tuple([parameter("stack", number, position) for position in range(kept)])
+    slots += tuple([parameter("result", number, position) for position in range(items)])
+    return Entry(at, tuple(names), entry.cells, slots, (), entry.first)
 
 
 def _statement(decoded: DecodedCode, index: int, reached: Mapping[int, Reached], first: int) -> int:
@@ -95,6 +112,19 @@ def _statement(decoded: DecodedCode, index: int, reached: Mapping[int, Reached],
         if index < 0 or decoded.instruction(index).name in ENDS:
             return -1
     return index
+
+
+def _turn(decoded: DecodedCode, at: int, reached: Mapping[int, Reached], first: int) -> int:
+    """The instruction that gets the item of the turn of a loop, if all runs straight from there up to `at`; or -1."""
+    targets = {decoded.instruction(index).arg for index in reached if decoded.instruction(index).name in JUMPS}
+    while at in reached and at != first and at not in targets:
+        at -= 1
+        name = decoded.instruction(at).name
+        if name == "FOR_ITER":
+            return at + 1
+        if name in JUMPS or name in ENDS:
+            return -1
+    return -1
 
 
 def stretch_code(decoded: DecodedCode, origin: ResumeOrigin, exits: Mapping[Entry, Callable[..., object]]) -> CodeType:

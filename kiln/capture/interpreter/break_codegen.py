@@ -12,14 +12,16 @@ the callee. Needs: every frame of `stop.frames` (innermost first) can be resumed
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import final
+from typing import cast, final
+
+import torch
 
 from kiln.capture.bytecode.assemble import Assembler, Instr, Label, TryBegin, TryEnd
 from kiln.capture.bytecode.decode import CONDITIONAL, OR_POP, Handler, Instruction
-from kiln.capture.bytecode.liveness import live_locals
+from kiln.capture.bytecode.liveness import leads_to, live_locals
 from kiln.capture.bytecode.resume import (
     CLASS_CELL,
     Entry,
@@ -33,7 +35,7 @@ from kiln.capture.bytecode.resume import (
 )
 from kiln.capture.bytecode.versions import TABLE
 from kiln.capture.interpreter.breaks import DebuggerCall, FrameInspection, GraphBreak, NotResumable, UnsupportedValue
-from kiln.capture.interpreter.changed_numbers import note_passed
+from kiln.capture.interpreter.changed_numbers import note_made, note_passed
 from kiln.capture.interpreter.codegen import CodeWriter
 from kiln.capture.interpreter.control_flow import plain_operator
 from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Value
@@ -44,6 +46,7 @@ from kiln.capture.interpreter.frame import (
     PendingCall,
     SymbolicFrame,
     current_exception,
+    read_variable,
 )
 from kiln.capture.interpreter.opcodes.control import BUILTIN_ITERABLES, BUILTIN_ITERATORS
 from kiln.capture.interpreter.variables.bound_method import BoundMethod
@@ -57,9 +60,27 @@ from kiln.native._frames import Driven, TailCall
 from kiln.runtime.guards.source import LocalSource
 from kiln.runtime.tracebacks import drop_entry, insert_calls
 
+
+@final
+class Passed(Value):
+    """An argument of the frame that it has not read."""
+
+    __slots__ = ("kind", "source")
+
+    def __init__(self, kind: type, source: LocalSource) -> None:
+        self.kind, self.source = kind, source
+
+    def python_type(self) -> type:
+        return self.kind
+
+
 Slots = list[Value | str | None]
 """A stack: values of the frame, or the temporaries that hold what the transformed code has put there."""
 MakeResume = Callable[[types.FunctionType], Callable[..., object]]
+
+PLAIN = (int, float, bool, str, bytes, complex, type(None))
+MOST_ITEMS = 64
+"""In the containers that are looked through."""
 
 WITH_NULL: dict[str, Callable[[Assembler, str], object]] = {
     "LOAD_METHOD": lambda body, name: body.op("LOAD_ATTR", name),
@@ -79,6 +100,8 @@ class Resumption:
     arguments: list[str]
     values: dict[str, Value]
     """Those of its parameters that are known."""
+    target: int
+    """Where the outermost frame goes on."""
 
 
 @final
@@ -128,6 +151,7 @@ class BreakWriter:
     def prepare(self) -> None:
         """Build the live state of all frames before the effects and the instruction can change it."""
         for index, frame in enumerate(self.frames):
+            pass_unread(self, frame)
             for name in self.live_names(frame):
                 self.store(frame.locals[name])
             for name in self.cell_names(frame):
@@ -147,9 +171,7 @@ class BreakWriter:
         self.prepared = True
 
     def live_names(self, frame: SymbolicFrame) -> list[str]:
-        live = live_locals(frame.decoded)
-        names = live[frame.at].union(*(live[index] for index in self.successors(frame)))
-        return self.names_of(frame, names)
+        return self.names_of(frame, live_variables(self, frame))
 
     def successors(self, frame: SymbolicFrame) -> list[int]:
         inst = frame.decoded.instruction(frame.at)
@@ -235,7 +257,8 @@ class BreakWriter:
         unsorted = (*names, *cells, *(slot for slot in slots if slot is not None), *extra)
         given = dict(zip(unsorted, arguments, strict=True))
         parameters = entry.parameters()
-        return Resumption(self.make_resume(function), parameters, [given[name] for name in parameters], values)
+        passed = [given[name] for name in parameters]
+        return Resumption(self.make_resume(function), parameters, passed, values, target)
 
     def first_name(self, code: types.CodeType) -> str | None:
         """The first argument, where the code may call `super()`."""
@@ -279,8 +302,14 @@ class BreakWriter:
 
     def tail_call(self, resumption: Resumption) -> None:
         """`return resume(...)`: the resume function is the only owner of its arguments."""
+        root = self.frames[-1]
+        loops = self.resumed and leads_to(root.decoded, resumption.target, root.begin)
         for name, value in resumption.values.items():
-            note_passed(self.state, LocalSource(name), value)
+            note_passed(self.state, LocalSource(name), value, in_loop=loops)
+        stopped = self.frames[0]
+        for name in resumption.parameters if stopped.pending is None else ():
+            if is_result(name):
+                note_made(self.state, name, (stopped.code, stopped.at))
         if self.handling:
             self.writer.body.op("POP_EXCEPT")
         as_data = self.resumed and not self.debugging
@@ -320,6 +349,22 @@ class BreakWriter:
         return None
 
 
+def pass_unread(breaking: BreakWriter, frame: SymbolicFrame) -> None:
+    """Variables that nothing has read so far are passed on without a guard, if they are live."""
+    live = live_variables(breaking, frame) | {breaking.first_name(frame.code)}
+    for name in tuple(frame.unread):
+        if breaking.debugging or not (name in live or is_plain(frame.unread[name])):
+            read_variable(frame, name)
+        elif name in live:
+            frame.locals[name] = Passed(type(frame.unread.pop(name)), LocalSource(name))
+
+
+def live_variables(breaking: BreakWriter, frame: SymbolicFrame) -> frozenset[str]:
+    """At the break and behind it."""
+    live = live_locals(frame.decoded)
+    return live[frame.at].union(*(live[index] for index in breaking.successors(frame)))
+
+
 def call_last(body: Assembler, count: int) -> None:
     """Return what the call on the stack returns; an exception of it has no entry of this frame, as in eager."""
     failed = Label()
@@ -346,10 +391,20 @@ def is_watched(s: CaptureState, value: Value) -> bool:
         elif isinstance(found, Class):
             return found.cls in s.classes.made  # its bases list it
         elif isinstance(found, Sequence | Set | Dict):
-            if found.source is not None:
+            if found.source is None:
+                waiting += held_values(s, found)
+            elif any([getattr(effect, "value", None) is found for effect in s.effects]) or not is_plain(found.real()):
                 return True
-            waiting += held_values(s, found)
     return False
+
+
+def is_plain(real: object) -> bool:
+    """Whether it is a constant or tensor, or a short container of such: nothing that weak references are made to."""
+    if type(real) not in (list, tuple, set, dict):
+        return type(real) in PLAIN or isinstance(real, torch.Tensor)
+    held = cast(Collection[object], real)
+    values = real.values() if isinstance(real, dict) else ()
+    return len(held) <= MOST_ITEMS and all(map(is_plain, (*held, *values)))
 
 
 def held_values(s: CaptureState, container: Sequence | Set | Dict) -> list[Value]:

@@ -13,7 +13,7 @@ import operator
 import pkgutil
 import traceback
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
 from functools import partial
 from importlib import import_module
@@ -83,6 +83,7 @@ from kiln.capture.interpreter.speculation import (
     write_prologue,
 )
 from kiln.capture.interpreter.suspension_codegen import write_returned, write_suspension
+from kiln.capture.interpreter.variables.counted_range import loops_left
 from kiln.capture.interpreter.variables.dtensor import register_dtensors
 from kiln.capture.interpreter.variables.function import namespace, shared_cell, unguarded_modules
 from kiln.capture.interpreter.variables.hashed_key import KeyComparisons
@@ -125,6 +126,10 @@ REGISTERED = tuple(
 
 MAX_RESTARTS = 32
 ASYNC_GENERATOR = 0x200
+
+NoteChanging = Callable[[Mapping[str, tuple[int, ...]]], bool]
+"""Is told the sources of numbers, and the dimensions of tensors, that the frame itself changes or passes on to a resume
+function; whether they become inputs."""
 
 
 @final
@@ -195,8 +200,7 @@ class Callbacks:
     control_flow: Branches = "auto"
     own_regions: bool = True
     carries: Callable[[torch.Tensor, bool], bool] | None = None
-    note_changing: Callable[[Collection[str]], bool] = lambda texts: False
-    """Is told the sources of numbers that the frame itself changes or passes on; whether they become inputs."""
+    note_changing: NoteChanging = lambda dims: False
     varies: Callable[[Source], bool] = lambda source: False
     varying: frozenset[str] = frozenset()
 
@@ -219,7 +223,7 @@ def capture_frame(
     control_flow: Branches = "auto",
     own_regions: bool = True,
     carries: Callable[[torch.Tensor, bool], bool] | None = None,
-    note_changing: Callable[[Collection[str]], bool] = lambda texts: False,
+    note_changing: NoteChanging = lambda dims: False,
     varies: Callable[[Source], bool] = lambda source: False,
     varying: frozenset[str] = frozenset(),
     until_values: bool = False,
@@ -258,7 +262,7 @@ def capture_frame(
                 made = value_needed(state, finding) if isinstance(finding, KilnError) else finding
                 if made is None:
                     return skip(function, cast(KilnError, finding), state)
-                found.add(made)
+                found.add(made, state)
             except GraphBreak as stop:
                 drop_tracebacks(stop)
                 key = (stop.frames[0].number, stop.frames[0].step) if stop.frames else None
@@ -393,12 +397,15 @@ def root_frame(s: CaptureState, function: types.FunctionType, locals: Mapping[st
     if code.co_flags & ASYNC_GENERATOR:
         raise SkippedCode(function=function.__qualname__, why="asynchronous generators are not captured")
     frame = SymbolicFrame(s, original_code(function), None, namespace(s, function.__globals__), None)
+    origin = origin_of(function)
+    passed = origin.entry.locals if origin is not None else ()
     for name in arguments_of(code):
-        if name in locals:
+        if name in passed and name in locals:
+            frame.unread[name] = locals[name]
+        elif name in locals:
             frame.locals[name] = s.wrap(locals[name], LocalSource(name))
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         frame.cells[name] = shared_cell(s, cell, name, CellSource(name), CellObjectSource(name))
-    origin = origin_of(function)
     if origin is not None:
         frame.enter(origin)
     return frame
@@ -418,6 +425,8 @@ def attempt(
         if not raised.resumable or callbacks.carries is not None:
             raise
         drop_tracebacks(raised)
+        if (left := loops_left(s, raised.frames)) is not None:
+            raise left from None
         stop = raised
     if (outside := break_before_modes(s) or break_before_levels(s)) is not None:
         raise outside
@@ -438,9 +447,9 @@ def attempt(
         write_return(s, writer, result, frame.is_generator)
     else:
         write_break(s, writer, stop, callbacks.make_resume, origin_of(function) is not None)
-    if callbacks.note_changing(changed_numbers(s)):
+    if callbacks.note_changing(dict.fromkeys(changed_numbers(s), ())):
         raise NumberChanges
-    callbacks.note_changing(s.part(PassedNumbers).texts)
+    callbacks.note_changing(s.part(PassedNumbers).dims)
     return finish(s, function, writer, stop, callbacks)
 
 

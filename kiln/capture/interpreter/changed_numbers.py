@@ -2,9 +2,10 @@
 
     self.steps += 1              steps is 0 in this call and 1 in the next: a guard on it would hold once
     layer.register_forward_hook  torch counts its handles in an attribute of their class
+    while i < n: i += f(i)       the graph breaks in the loop, so `i` is an argument of a resume function
 
-The capture begins again as soon as the guards and the effects of an attempt show such a number. A number that is a
-symbol in front of a graph break is one behind it, too.
+The capture begins again as soon as the guards and the effects of an attempt show such a number. A number or a size
+that is a symbol in front of a graph break is one behind it, too, and so is a size that data decide there.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from dataclasses import field
 from types import CodeType
 from typing import final
 
+import torch
+
 from kiln.capture.interpreter.core import CaptureState, Effect, Value
+from kiln.capture.interpreter.data_values import DataSizes, Instruction
 from kiln.capture.interpreter.effects import ContentsEffect
 from kiln.capture.interpreter.variables.class_changes import ClassAttributeEffect
 from kiln.capture.interpreter.variables.function import CellEffect
@@ -22,8 +26,17 @@ from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import AttributeEffect
 from kiln.capture.interpreter.variables.sequence import List, Sequence
 from kiln.capture.interpreter.variables.symbolic import Symbolic
+from kiln.capture.interpreter.variables.tensor import Tensor
 from kiln.runtime.guards.guard import GuardKind
-from kiln.runtime.guards.source import AttrSource, DictAttrSource, FormulaSource, ItemSource, Source, SourceTexts
+from kiln.runtime.guards.source import (
+    AttrSource,
+    DictAttrSource,
+    FormulaSource,
+    ItemSource,
+    LocalSource,
+    Source,
+    SourceTexts,
+)
 from kiln.support.records import dataclass
 from kiln.symbolic.expr import Expr
 from kiln.tensor.spec import ScalarSpec
@@ -39,6 +52,7 @@ def changed_numbers(s: CaptureState) -> set[str]:
     """The texts of the sources of numbers that are part of the guards and that the frame sets to others."""
     texts = SourceTexts()
     written = {texts.of(source): value for effect in s.effects for source, value in stores(s, effect)}
+    written.update(s.part(PassedNumbers).in_loops)
     if not written:
         return set()
     guarded = [guard for guard in s.guards.first(len(s.guards)) if guard.kind is GuardKind.EQUALS]
@@ -49,18 +63,40 @@ def changed_numbers(s: CaptureState) -> set[str]:
 @final
 @dataclass
 class PassedNumbers:
-    """The texts of the parameters of resume functions, and of items of these, that get a symbol."""
+    """The texts of the parameters of resume functions, and of items of these, that get a symbol: a number, or these
+    sizes of a tensor."""
 
-    texts: set[str] = field(default_factory=set)
+    dims: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    in_loops: dict[str, Value] = field(default_factory=dict)
+    """What is passed on to a resume function that leads back to this one, which may change it again."""
 
 
-def note_passed(s: CaptureState, source: Source, value: Value) -> None:
+def note_passed(s: CaptureState, source: Source, value: Value, *, in_loop: bool = False) -> None:
     """A resume function gets `value` as the parameter `source`."""
+    if in_loop:
+        s.part(PassedNumbers).in_loops[source.text()] = value
     if isinstance(value, Symbolic) and value.python_type() is not bool:
-        s.part(PassedNumbers).texts.add(source.text())
+        s.part(PassedNumbers).dims[source.text()] = ()
+    elif isinstance(value, Tensor):
+        sizes = enumerate(value.fake.shape)
+        if dims := tuple([dim for dim, size in sizes if isinstance(size, torch.SymInt) and is_open(s, size)]):
+            s.part(PassedNumbers).dims[source.text()] = dims
     elif isinstance(value, Sequence) and value.source is None:
         for index, item in enumerate(value._items or ()):
             note_passed(s, ItemSource(source, index), item)
+
+
+def is_open(s: CaptureState, size: torch.SymInt) -> bool:
+    return not isinstance(s.recorder.env.simplify(size.node.value), int)
+
+
+def note_made(s: CaptureState, name: str, at: Instruction) -> None:
+    """A resume function gets what the instruction at a graph break makes as the parameter `name`."""
+    for place, dims in s.part(DataSizes).known.get(at, {}).items():
+        source: Source = LocalSource(name)
+        for index in place:
+            source = ItemSource(source, index)
+        s.part(PassedNumbers).dims[source.text()] = dims
 
 
 def has_many_values(s: CaptureState, number: Symbolic) -> bool:

@@ -61,6 +61,8 @@ LATER = frozenset((OBJECT_READ, NUMBER_READ, COPY_SEEN, LENGTH_CHANGED, KEYS_CHA
 """Why sides cannot be joined where they meet first; they may be where they return."""
 
 Instruction = tuple[CodeType, int]
+Place = tuple[int, ...]
+"""Of a tensor in the result of a torch call: the indices that lead to it."""
 
 
 @final
@@ -98,6 +100,21 @@ class DataValues:
     formulas: dict[object, Value] = field(default_factory=dict)
     """Tensors of sides of branches that have what is computed from numbers."""
     speculated: dict[Node, torch.Tensor] = field(default_factory=dict)
+
+
+@final
+@dataclass
+class DataSizes:
+    """Sizes that data decide, of the tensors that instructions make: by their place in the result, none for itself."""
+
+    made: dict[Instruction, dict[Place, tuple[int, ...]]] = field(default_factory=dict)
+    """In this attempt."""
+    known: dict[Instruction, dict[Place, tuple[int, ...]]] = field(default_factory=dict)
+    """At graph breaks, as earlier attempts found them."""
+
+    def add(self, at: Instruction, place: Place, dim: int) -> None:
+        found = self.made.setdefault(at, {})
+        found[place] = tuple({*found.get(place, ()), dim})
 
 
 @final
@@ -166,6 +183,12 @@ def number_made(s: CaptureState, number: Symbol | Given, tensor: Value, fake: to
     step = past_step(frame)
     found.numbers[number] = DataNumber(tensor, dim, s.recorder.node_of(fake), step)
     found.steps[number] = (frame.code, frame.at), step, ""
+
+
+def size_made(s: CaptureState, place: Place, dim: int) -> None:
+    """Note that data decide a size of the tensor at `place` in what the current instruction makes."""
+    frame = running_frame(s)
+    s.part(DataSizes).add((frame.code, frame.at), place, dim)
 
 
 def number_hidden(s: CaptureState, symbol: Symbol) -> None:

@@ -9,17 +9,18 @@ from typing import TypeAlias, final
 from kiln.capture.interpreter.breaks import DataDependentValue, GraphBreak
 from kiln.capture.interpreter.changed_numbers import NumberChanges
 from kiln.capture.interpreter.core import CaptureState
-from kiln.capture.interpreter.data_values import LATER, LENGTH, Instruction, SizesMatch, ValueNeeded
+from kiln.capture.interpreter.data_values import LATER, LENGTH, DataSizes, Instruction, Place, SizesMatch, ValueNeeded
 from kiln.capture.interpreter.host_draws import Outline, call_outlined
+from kiln.capture.interpreter.variables.counted_range import Loops, LoopsLeft
 from kiln.capture.interpreter.variables.function import Outlined
 from kiln.capture.interpreter.variables.weak_references import WatchLifetimes, watch_lifetimes
 from kiln.support.records import dataclass
 from kiln.symbolic.relation import Relation
 
-Finding: TypeAlias = Outline | NumberChanges | WatchLifetimes | SizesMatch | ValueNeeded
-FINDINGS = (Outline, NumberChanges, WatchLifetimes, SizesMatch, ValueNeeded)
+Finding: TypeAlias = Outline | NumberChanges | LoopsLeft | WatchLifetimes | SizesMatch | ValueNeeded
+FINDINGS = (Outline, NumberChanges, LoopsLeft, WatchLifetimes, SizesMatch, ValueNeeded)
 """They end an attempt; the next one begins with them."""
-WITHOUT_VALUES = (Outline, NumberChanges, WatchLifetimes)
+WITHOUT_VALUES = (Outline, NumberChanges, LoopsLeft, WatchLifetimes)
 """Those that have nothing to do with values of tensors."""
 
 
@@ -30,26 +31,34 @@ class Findings:
 
     stops: dict[tuple[int, int], GraphBreak] = field(default_factory=dict)
     needed: dict[Instruction, str] = field(default_factory=dict)
+    sizes: dict[Instruction, dict[Place, tuple[int, ...]]] = field(default_factory=dict)
+    """What data decide of the results of those."""
     outlined: frozenset[types.CodeType] = frozenset()
     matching: frozenset[Relation] = frozenset()
+    counted: frozenset[Instruction] = frozenset()
     watching: bool = False
     asked_is_compiling: bool = False
 
     def given_to(self, s: CaptureState) -> CaptureState:
         s.recorder.env.matching = self.matching
         s.part(Outlined).codes, s.part(Outlined).call = self.outlined, call_outlined
+        s.part(Loops).counted = self.counted
+        s.part(DataSizes).known = self.sizes
         s.asked_is_compiling = self.asked_is_compiling
         if self.watching:
             watch_lifetimes(s)
         return s
 
-    def add(self, found: Finding) -> None:
+    def add(self, found: Finding, s: CaptureState) -> None:
         if isinstance(found, ValueNeeded):
             self.keep_value(found)
+            self.sizes.update({at: sizes for at, sizes in s.part(DataSizes).made.items() if at == found.made_at})
         elif isinstance(found, SizesMatch):
             self.matching |= {found.relation}
         elif isinstance(found, WatchLifetimes):
             self.watching = True
+        elif isinstance(found, LoopsLeft):
+            self.counted |= found.made_at
         else:
             self.outlined |= found.codes
 

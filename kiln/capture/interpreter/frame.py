@@ -30,6 +30,7 @@ from kiln.capture.interpreter.core import NOT_RESUMABLE, PUSH, Args, CallSite, C
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.exception import caught, lines_of, link
 from kiln.graph.trace.nested_graphs import NotNested
+from kiln.runtime.guards.source import LocalSource
 from kiln.support.location import Location
 from kiln.support.records import dataclass
 
@@ -215,7 +216,7 @@ class SymbolicFrame:
 
     __slots__ = (
         *("state", "code", "decoded", "rows", "locals", "cells", "stack", "saved", "consumed", "ip", "at", "kwnames"),
-        "names",
+        *("names", "unread", "begin"),
         *("parent", "number", "step", "continuation", "globals", "function", "result", "running", "handled", "outer"),
         "caller",
         *("delegates", "is_generator", "is_resumed", "finished", "given", "pending"),
@@ -233,6 +234,8 @@ class SymbolicFrame:
         self.code = code
         self.decoded, self.rows = CODES.rows(code)
         self.locals: dict[str, Value] = {}
+        self.unread: dict[str, object] = {}
+        """Variables that a resume function got and that were not read so far: no guard is on them."""
         self.cells: dict[str, Any] = {}
         self.stack: list[Value | None] = []
         self.saved: list[Value | None] = []
@@ -261,6 +264,8 @@ class SymbolicFrame:
         self.delegates = False
         """Whether the compiled function is suspended in a `yield from` or `await` of an iterator from outside."""
         self.is_resumed = False
+        self.begin = 0
+        """Where it was entered."""
         self.given: tuple[Value, ...] = ()
         """The arguments of a resume function: its frame is their owner."""
         self.pending: PendingCall | None = None
@@ -299,7 +304,7 @@ class SymbolicFrame:
         self.is_resumed = True
         self.given = tuple(self.locals.values())
         entry, inner = origin.entry, origin.inner
-        self.ip = self.at = entry.target
+        self.ip = self.at = self.begin = entry.target
         self.stack.extend(None if slot is NULL else self.locals[slot] for slot in entry.stack)
         for position in entry.handled:
             self.handled.append(self.locals[entry.stack[position]])  # type: ignore[index]
@@ -502,6 +507,23 @@ def run_to(frame: SymbolicFrame, end: int, held: Sequence[Value | None]) -> None
             raise NotNested("it leaves the frame")
         if state.watch is not None:
             state.watch()
+
+
+def read_variable(frame: SymbolicFrame, name: str) -> Value | None:
+    """The value of a variable that is no cell; None if it has none."""
+    if name in frame.unread:
+        value = frame.locals[name] = frame.state.wrap(frame.unread.pop(name), LocalSource(name))
+        frame.given = (*frame.given, value)
+    return frame.locals.get(name)
+
+
+def read_variables(frame: SymbolicFrame) -> None:
+    """Before variables may be read in one side of a branch only."""
+    inner: object = frame
+    while isinstance(inner, SymbolicFrame):
+        for name in tuple(inner.unread):
+            read_variable(inner, name)
+        inner = inner.parent
 
 
 def running_frame(s: CaptureState) -> SymbolicFrame:

@@ -505,7 +505,7 @@ def reading(function: Callable[[], float]) -> Handler:
         effects = any(isinstance(effect, CallEffect) for effect in s.effects)
         made = None if s.recorder.calls or effects else drawn(s, function, args, kwargs)
         if s.recorder.calls and not (args or kwargs or effects or s.function_modes or is_needed(s)):
-            last = [from_torch(s, fake) for fake in tensors_of(s.recorder.calls[-1].result) if not fake.is_outer]
+            last = [from_torch(s, fake) for _, fake in tensors_of(s.recorder.calls[-1].result) if not fake.is_outer]
             return read_in_region(s, function.__name__, last)
         if made is None:
             raise SideEffectCall(function=function.__name__, why="what comes before it has to be done when it is read")

@@ -47,7 +47,7 @@ from kiln.capture.interpreter.data_values import (
     expected_truth,
     past_step,
 )
-from kiln.capture.interpreter.frame import SymbolicFrame, run_to, running_frame
+from kiln.capture.interpreter.frame import SymbolicFrame, read_variables, run_to, running_frame
 from kiln.capture.interpreter.joined_values import Differs, Joining, Pair, hold_formula, read_by, unlike
 from kiln.capture.interpreter.nested_calls import (
     Calls,
@@ -212,6 +212,7 @@ def take_both_sides(
         raise NotNested(TOO_LONG)
     found.first = found.first if active else len(s.recorder.calls)
     active.add(key)
+    read_variables(frame)
     entry = AtJump(dict(frame.locals), list(frame.stack), list(frame.handled))
     try:
         for exact, meeting in product((True, False)[len(meetings) == 1 :], meetings):

@@ -18,7 +18,7 @@ from typing import cast, final
 
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value
 from kiln.capture.interpreter.data_values import ValueNeeded, past_step
-from kiln.capture.interpreter.frame import SymbolicFrame
+from kiln.capture.interpreter.frame import SymbolicFrame, read_variables
 from kiln.capture.interpreter.if_conversion import AtJump, SideValues, interpreted_side, lasting, leave, meetings_of
 from kiln.capture.interpreter.joined_values import Differs, Joining, equal_constants
 from kiln.capture.interpreter.nested_calls import all_values, effects_so_far, reachable
@@ -90,6 +90,7 @@ def take_both_numbers(frame: SymbolicFrame, condition: Symbolic, targets: tuple[
     if truth in under or invert(truth) in under:
         frame.ip = targets[0 if truth in under else 1]
         return True
+    read_variables(frame)
     entry = AtJump(dict(frame.locals), list(frame.stack), list(frame.handled))
     meetings = meetings_of(frame, MOST_MEETINGS, frame.parent is not None and not frame.is_generator)
     before = progress(s)

@@ -15,7 +15,7 @@ import torch
 from kiln.capture.interpreter.breaks import GraphBreak, Raised
 from kiln.capture.interpreter.core import Value
 from kiln.capture.interpreter.data_values import JUMPS, LONGEST_RAISE, STRAIGHT, ValueNeeded, past_step, raises_at
-from kiln.capture.interpreter.frame import SymbolicFrame, run_to
+from kiln.capture.interpreter.frame import SymbolicFrame, read_variables, run_to
 from kiln.capture.interpreter.handled_errors import may_fail
 from kiln.capture.interpreter.nested_calls import is_single, without_effects
 from kiln.capture.interpreter.variables.tensor import Tensor, record
@@ -53,6 +53,7 @@ def operand_up_to(frame: SymbolicFrame, end: int) -> tuple[Value, ValueNeeded]:
     failed = ValueNeeded(
         (frame.code, frame.at), past_step(frame), "the second operand of `and` or `or` has effects or may raise"
     )
+    read_variables(frame)
     held, nodes = [*frame.locals.values(), *frame.stack], len(s.recorder.nodes)
     try:
         with without_effects(s, [frame, *held]):

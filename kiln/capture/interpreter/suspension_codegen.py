@@ -11,7 +11,7 @@ from __future__ import annotations
 from kiln.capture.interpreter.break_codegen import BreakWriter, MakeResume, Resumption
 from kiln.capture.interpreter.codegen import CodeWriter
 from kiln.capture.interpreter.core import CaptureState, Value
-from kiln.capture.interpreter.frame import SymbolicFrame
+from kiln.capture.interpreter.frame import SymbolicFrame, read_variables
 from kiln.native._frames import Driven
 from kiln.runtime.suspended import Returned, suspended
 
@@ -20,6 +20,7 @@ def write_suspension(
     s: CaptureState, writer: CodeWriter, frame: SymbolicFrame, value: Value, make_resume: MakeResume, resumed: bool
 ) -> None:
     """Return what `frame` yields, at the instruction that it has executed last."""
+    read_variables(frame)
     frame.saved = frame.stack.copy()
     breaking = BreakWriter(s, writer, [frame], make_resume, resumed)
     yielded = breaking.store(value)

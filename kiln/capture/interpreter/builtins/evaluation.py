@@ -31,7 +31,7 @@ from kiln.capture.interpreter.core import (
     Value,
     handles,
 )
-from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
+from kiln.capture.interpreter.frame import SymbolicFrame, read_variable, running_frame
 from kiln.capture.interpreter.native_calls import natives
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.function import Cell, Namespace, namespace
@@ -89,7 +89,7 @@ def current(s: CaptureState, frame: SymbolicFrame, name: str) -> Value | None:
     cell = frame.cells.get(name)
     if isinstance(cell, Cell):
         return cell.load(s)
-    return frame.locals.get(name)
+    return read_variable(frame, name)
 
 
 @handles(locals)

@@ -55,6 +55,7 @@ from kiln.capture.interpreter.speculation import Rounding, rounded_number
 from kiln.capture.interpreter.variables.array import TracedArray, as_python_number
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.counted_range import counted_range, note_fixed
 from kiln.capture.interpreter.variables.deferred_text import Deferred, text_of
 from kiln.capture.interpreter.variables.iterators import (
     Generator,
@@ -377,7 +378,11 @@ def default_dict(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 def made_range(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if args and any([isinstance(arg, Symbolic) and has_many_values(s, arg) for arg in args]):
         return OpenRange(args)
-    return fold(s, functools.partial(range, **kwargs), *(arg.constant(s) for arg in args))
+    if args and not kwargs and (counted := counted_range(s, args)) is not None:
+        return counted
+    made = fold(s, functools.partial(range, **kwargs), *(arg.constant(s) for arg in args))
+    note_fixed(s, made, args)
+    return made
 
 
 for _class in (torch.finfo, torch.iinfo, torch.device, bytes, complex):

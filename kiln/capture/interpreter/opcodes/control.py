@@ -33,6 +33,7 @@ from kiln.capture.interpreter.short_circuits import takes_both_operands
 from kiln.capture.interpreter.variables.choice import Choice
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.counted_range import Loops
 from kiln.capture.interpreter.variables.exception import nothing_handled_outside
 from kiln.capture.interpreter.variables.iterators import Generator, sent
 from kiln.capture.interpreter.variables.mapping import Dict
@@ -155,7 +156,9 @@ jump_or_pop("JUMP_IF_FALSE_OR_POP", False)
 @opcode("GET_ITER", pops=1)
 def get_iter(frame: SymbolicFrame, arg: int) -> None:
     value = frame.pop()
-    frame.stack.append(chosen_rows(frame, value) or value.iterate(frame.state, PUSH))
+    iterator = chosen_rows(frame, value) or value.iterate(frame.state, PUSH)
+    frame.state.part(Loops).iterate(value, iterator)
+    frame.stack.append(iterator)
 
 
 @opcode("FOR_ITER", pops=1, pushes=2)

@@ -9,7 +9,7 @@ import types
 
 from kiln.capture.interpreter.breaks import Raised, UnsupportedCall, UnsupportedOpcode
 from kiln.capture.interpreter.core import MISSING, CaptureState, Value
-from kiln.capture.interpreter.frame import SymbolicFrame, opcode, push_callable
+from kiln.capture.interpreter.frame import SymbolicFrame, opcode, push_callable, read_variable
 from kiln.capture.interpreter.variables.constant import PLAIN, TORCH, Constant
 from kiln.capture.interpreter.variables.function import Cell
 from kiln.capture.interpreter.variables.mapping import Dict
@@ -49,10 +49,10 @@ def load_const(frame: SymbolicFrame, value: Value) -> None:
 
 @opcode("LOAD_FAST")
 def load_fast(frame: SymbolicFrame, name: str) -> None:
-    try:
-        frame.stack.append(frame.locals[name])
-    except KeyError:
-        raise unbound(frame, UnboundLocalError, name) from None
+    value = frame.locals.get(name)
+    if value is None and (value := read_variable(frame, name)) is None:
+        raise unbound(frame, UnboundLocalError, name)
+    frame.stack.append(value)
 
 
 def unbound(frame: SymbolicFrame, kind: type, name: str) -> Raised:
@@ -66,12 +66,16 @@ def unbound(frame: SymbolicFrame, kind: type, name: str) -> Raised:
 def load_fast_and_clear(frame: SymbolicFrame, name: str) -> None:
     """3.12, around an inlined comprehension: push the cell, the value or NULL."""
     cell = frame.cells.pop(name, None)
+    if frame.unread:
+        read_variable(frame, name)
     frame.stack.append(frame.locals.pop(name, None) if cell is None else cell)
 
 
 @opcode("STORE_FAST")
 def store_fast(frame: SymbolicFrame, name: str) -> None:
     value = frame.stack.pop()
+    if frame.unread:
+        read_variable(frame, name)
     if value is None:
         frame.locals.pop(name, None)
     else:
@@ -83,6 +87,8 @@ def store_fast_or_cell(frame: SymbolicFrame, name: str) -> None:
     """3.12, the variable of an inlined comprehension that elsewhere in the frame is a cell, which this may restore."""
     value = frame.stack.pop()
     frame.cells.pop(name, None)
+    if frame.unread:
+        read_variable(frame, name)
     frame.locals.pop(name, None)
     if isinstance(value, Cell):
         frame.cells[name] = value
@@ -92,6 +98,8 @@ def store_fast_or_cell(frame: SymbolicFrame, name: str) -> None:
 
 @opcode("DELETE_FAST")
 def delete_fast(frame: SymbolicFrame, name: str) -> None:
+    if frame.unread:
+        read_variable(frame, name)
     if frame.locals.pop(name, None) is None:
         raise unbound(frame, UnboundLocalError, name)
 
@@ -127,6 +135,7 @@ def end_for(frame: SymbolicFrame, arg: int) -> None:
 @opcode("MAKE_CELL")
 def make_cell(frame: SymbolicFrame, name: str) -> None:
     if name not in frame.cells:
+        read_variable(frame, name)
         frame.cells[name] = Cell(frame.locals.pop(name, None), None, name)
 
 

@@ -28,7 +28,7 @@ from kiln.capture.interpreter.core import (
     handles,
     wraps,
 )
-from kiln.capture.interpreter.frame import running_frame
+from kiln.capture.interpreter.frame import read_variable, running_frame
 from kiln.capture.interpreter.native_calls import call_handler, natives
 from kiln.capture.interpreter.pure import is_confined_class, is_pure_class, is_written_in_c
 from kiln.capture.interpreter.variables.attribute_items import AttributeItems
@@ -544,7 +544,7 @@ def make_super(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         raise s.error(RuntimeError, "super(): no arguments")
     first = frame.code.co_varnames[0]
     cell = frame.cells.get(first)
-    self_ = cell.load(s) if cell is not None else frame.locals.get(first)
+    self_ = cell.load(s) if cell is not None else read_variable(frame, first)
     if self_ is None:
         raise s.error(RuntimeError, "super(): arg[0] deleted")
     if "__class__" not in frame.cells:

@@ -45,6 +45,7 @@ from kiln.capture.interpreter.core import (
     wraps,
 )
 from kiln.capture.interpreter.data_values import (
+    Place,
     SizesMatch,
     assumed_truth,
     call_on_fakes,
@@ -53,6 +54,7 @@ from kiln.capture.interpreter.data_values import (
     number_hidden,
     number_made,
     past_step,
+    size_made,
     speculated_size,
     speculated_value,
     value_needed,
@@ -76,6 +78,7 @@ from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import DictAttrSource, ItemSource, LocalSource, OffsetSource, Source
 from kiln.support.records import dataclass
 from kiln.symbolic import DataDependentSize, NoHint, Symbol
+from kiln.symbolic.expr import Expr
 from kiln.symbolic.values import Given, Real
 
 
@@ -459,8 +462,11 @@ def note_data_numbers(s: CaptureState, args: Args, result: object, before: int) 
             number_made(s, number, args[0], args[0].fake, None)
             return
     made = s.recorder.env.unbacked[before:]
-    for tensor in tensors_of(result):
+    unknown = frozenset(made)
+    for place, tensor in tensors_of(result) if made else ():
         for dim, size in enumerate(tensor.storage_view.spec.sizes):
+            if isinstance(size, Expr) and not size.free_symbols().isdisjoint(unknown):
+                size_made(s, place, dim)
             if isinstance(size, Symbol) and size in made:
                 made.remove(size)
                 number_made(s, size, from_torch(s, tensor), tensor, dim)
@@ -468,11 +474,12 @@ def note_data_numbers(s: CaptureState, args: Args, result: object, before: int) 
         number_hidden(s, symbol)
 
 
-def tensors_of(result: object) -> list[FakeTensor]:
+def tensors_of(result: object, place: Place = ()) -> list[tuple[Place, FakeTensor]]:
     """The tensors among the results of a torch call."""
     if isinstance(result, FakeTensor):
-        return [result]
-    return [tensor for part in result for tensor in tensors_of(part)] if isinstance(result, list | tuple) else []
+        return [(place, result)]
+    parts = enumerate(result) if isinstance(result, list | tuple) else ()
+    return [found for index, part in parts for found in tensors_of(part, (*place, index))]
 
 
 def is_conjugate(s: CaptureState, tensor: Tensor) -> bool:
