@@ -14,7 +14,7 @@ from kiln.pipeline.dispatchers import original_of
 from kiln.programs.analysis import ProgramCost
 from kiln.programs.export import export_program
 from kiln.programs.package_writer import package_program
-from kiln.programs.program import COMPILERS, Compiler, Level, Program
+from kiln.programs.program import COMPILERS, Compiler, Level, Numerics, Program
 from kiln.programs.static.library import write_static_library
 
 
@@ -26,6 +26,7 @@ def export(
     dynamic_shapes: object = None,
     level: Level = "core",
     training: bool = False,
+    numerics: Numerics = "fast",
 ) -> Program:
     """One call of `target` as a whole program.
 
@@ -37,6 +38,8 @@ def export(
             `torch.export` takes it; or `kiln.Examples`, more calls from whose sizes this is inferred.
         level: what `graph_module` and `text()` show: "torch" calls, "core" ATen, or Kiln's primitives ("prims").
         training: add the gradients of the first result, a loss, with respect to the parameters that require them.
+        numerics: "fast" takes operators apart into primitives, which compile best; "strict" keeps those of ATen whose
+            parts would round otherwise (norms, softmax, gelu): the program has eager's bits, and a smaller graph.
 
     Returns:
         The program. It runs, prints, is saved to a file, and checks the shapes of a call before running.
@@ -49,7 +52,9 @@ def export(
     elif isinstance(target, Dispatcher):
         target = original_of(target)
     target = getattr(target, WRAPPED_BY_TORCH, target)
-    return export_program(target, args, kwargs, dynamic_shapes=dynamic_shapes, level=level, training=training)
+    return export_program(
+        target, args, kwargs, dynamic_shapes=dynamic_shapes, level=level, training=training, numerics=numerics
+    )
 
 
 def analyze(target: object, *, dynamic_shapes: object = None) -> Callable[..., ProgramCost]:

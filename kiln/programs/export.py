@@ -27,10 +27,10 @@ from kiln.programs.call.tree import LEAF, Tree, flatten
 from kiln.programs.dims import DimTable
 from kiln.programs.dynamic_shapes import dim_table, examples_in
 from kiln.programs.naming import CallNames, StateNames, call_names, state_names
-from kiln.programs.program import LEVELS, Level, Program
+from kiln.programs.program import LEVELS, NUMERICS, Level, Numerics, Program
 from kiln.programs.single_rows import with_more_rows
 from kiln.programs.training import training_graph
-from kiln.programs.whole import OutputMark, WholeCapture, capture_whole, name_of, user_signature
+from kiln.programs.whole import Kinds, OutputMark, WholeCapture, capture_whole, name_of, user_signature
 from kiln.support.errors import KilnError
 from kiln.support.records import dataclass
 from kiln.symbolic.node import from_sym
@@ -45,10 +45,14 @@ def export_program(
     dynamic_shapes: object = None,
     level: Level = "core",
     training: bool = False,
+    numerics: Numerics = "fast",
 ) -> Program:
     """What `kiln.export` does; see there."""
     if level not in LEVELS:
         raise BadExportArgument(name="level", value=level, allowed=" or ".join(map(repr, LEVELS)))
+    if numerics not in NUMERICS:
+        raise BadExportArgument(name="numerics", value=numerics, allowed=" or ".join(map(repr, NUMERICS)))
+    kinds = Kinds(training, level == "torch", numerics == "strict")
     if not isinstance(args, tuple | list):
         raise BadExportArgument(name="args", value=args, allowed="a tuple of positional arguments")
     signature, states = user_signature(target), state_names(target)
@@ -58,9 +62,9 @@ def export_program(
     calls = examples.calls if examples is not None else []
     others = [call_names(signature, *example, taken) for example in calls]
     table = dim_table(call, None if examples is not None else dynamic_shapes, others)
-    whole = capture_whole(target, *call.arguments(), table, training=training, keep_calls=level == "torch")
+    whole = capture_whole(target, *call.arguments(), table, kinds)
     larger = with_more_rows(call, table, whole)
-    program = None if larger is None else program_of_more_rows(target, call, *larger, level, training)
+    program = None if larger is None else program_of_more_rows(target, call, *larger, level, kinds)
     if program is None:
         check_dims(table, whole)
         program = Assembly(target, call, states, whole).program(level, training)
@@ -70,14 +74,14 @@ def export_program(
 
 
 def program_of_more_rows(
-    target: object, example: CallNames, leaves: list[object], table: DimTable, level: Level, training: bool
+    target: object, example: CallNames, leaves: list[object], table: DimTable, level: Level, kinds: Kinds
 ) -> Program | None:
     """The program of a call with more rows than `example`, if there is one that takes that, too."""
     call = replace(example, leaves=leaves)
     try:
-        whole = capture_whole(target, *call.arguments(), table, training=training, keep_calls=level == "torch")
+        whole = capture_whole(target, *call.arguments(), table, kinds)
         check_dims(table, whole)
-        program = Assembly(target, call, state_names(target), whole).program(level, training)
+        program = Assembly(target, call, state_names(target), whole).program(level, kinds.training)
         args, kwargs = example.arguments()
         program.check_shapes(*args, **kwargs)
     except KilnError:

@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 
 Level = Literal["torch", "core", "prims"]
 LEVELS: tuple[Level, ...] = ("torch", "core", "prims")
+Numerics = Literal["fast", "strict"]
+NUMERICS: tuple[Numerics, ...] = ("fast", "strict")
 
 
 @final

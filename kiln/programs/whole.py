@@ -87,13 +87,26 @@ class WholeCapture:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """What kind of program is asked for.
+
+    `training`: with gradients; `keep_calls`: with the graph of torch calls; `strict`: ATen's operators stay calls of
+    eager's kernels, unless what they are made of gives the same bits.
+    """
+
+    training: bool = False
+    keep_calls: bool = False
+    strict: bool = False
+
+
+@final
 @dataclass
 class RegionKeeper:
     """What the capture hands over instead of compiling: recorder and trace, and the joint graph."""
 
     table: DimTable
-    training: bool
-    keep_calls: bool
+    kinds: Kinds
     arguments: frozenset[int]
     """By `id`: the tensors that the program is given; it carries all others."""
     assumes: bool = False
@@ -107,15 +120,16 @@ class RegionKeeper:
     def make_recorder(self) -> Recorder:
         env = self.table.env(lambda: ShapeEnv(prover=prove))
         env.taken = []
-        self.recorder = Recorder(env=env, events=self.events, kernels=EagerKernels(random=True))
+        kernels = EagerKernels(random=True, strict=self.kinds.strict)
+        self.recorder = Recorder(env=env, events=self.events, kernels=kernels)
         self.trace = self.joint = self.torch_module = None
         return self.recorder
 
     def keep(self, recorder: Recorder, trace: Trace) -> Callable[..., object]:
         self.trace = trace
-        if self.keep_calls:
+        if self.kinds.keep_calls:
             self.torch_module = trace.torch_graph()  # before the backward is recorded
-        if self.training and trace.needs_grad:
+        if self.kinds.training and trace.needs_grad:
             self.joint = make_joint(recorder, trace)
         values = integers_read(trace)
         outputs = trace.graph.outputs
@@ -195,9 +209,7 @@ def capture_whole(
     args: tuple[object, ...],
     kwargs: Mapping[str, object],
     table: DimTable,
-    *,
-    training: bool = False,
-    keep_calls: bool = False,
+    kinds: Kinds,
 ) -> WholeCapture:
     """Capture a call. Raises KilnError with the user's line where it is not one graph."""
     watch_current_device()
@@ -210,7 +222,7 @@ def capture_whole(
     try:
         with GC_PAUSE(), without_autograd_observers():
             given = frozenset(map(id, flatten((args, dict(kwargs)))[1]))
-            keeper, capture = _captured_in_mode(function, slots, RegionKeeper(table, training, keep_calls, given))
+            keeper, capture = _captured_in_mode(function, slots, RegionKeeper(table, kinds, given))
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
     assert keeper.recorder is not None and capture.function is not None
@@ -224,7 +236,7 @@ def capture_whole(
         result, stored = _result(capture, slots, keeper.trace, buffer_dicts(first))
     buffers = [stored_buffer(old, new, keeper.trace, name_of(target)) for old, new in stored]
     refuse_moving(capture.speculations, keeper, buffers, name_of(target))
-    if training and buffers:
+    if kinds.training and buffers:
         raise ExportChangesObject(function=name_of(target), what_changes="a buffer, which it stores anew")
     return WholeCapture(keeper.trace, result, capture.steps, keeper.joint, keeper.torch_module, buffers)
 
@@ -233,11 +245,11 @@ def _captured_in_mode(
     function: types.FunctionType, slots: Mapping[str, object], keeper: RegionKeeper
 ) -> tuple[RegionKeeper, Capture]:
     """The capture without gradients, unless they are exported; with them where the program itself needs them."""
-    with torch.set_grad_enabled(keeper.training):
+    with torch.set_grad_enabled(keeper.kinds.training):
         try:
             return _captured(function, slots, keeper)
         except TorchCallFailed as failed:
-            if keeper.training:
+            if keeper.kinds.training:
                 raise
             first = failed
     with torch.enable_grad():

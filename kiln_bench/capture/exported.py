@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from kiln.api.exporting import export
 from kiln.programs.dims import Dim
 from kiln.programs.file_reader import load_program
+from kiln.programs.program import Numerics
 from kiln.support.errors import KilnError
 from kiln.support.optional import load_required
 from kiln_bench.candidates import export_by_torch
@@ -65,8 +66,8 @@ class ExportedModel:
     `seconds`: processor time of the export.
     """
 
-    def __init__(self, model: nn.Module, exporter: str, free: bool) -> None:
-        self.model, self.exporter, self.free = model, exporter, free
+    def __init__(self, model: nn.Module, exporter: str, free: bool, strict: bool = False) -> None:
+        self.model, self.exporter, self.free, self.strict = model, exporter, free, strict
         self.seconds = 0.0
 
     def results(self, calls: list[Inputs]) -> list[object]:
@@ -81,7 +82,8 @@ class ExportedModel:
             export_by_torch(self.model, calls[0], shapes)
             self.seconds = time.process_time() - start
             return []
-        program = export(self.model, (), calls[0], dynamic_shapes=shapes)
+        numerics: Numerics = "strict" if self.strict else "fast"
+        program = export(self.model, (), calls[0], dynamic_shapes=shapes, numerics=numerics)
         self.seconds = time.process_time() - start
         with tempfile.TemporaryDirectory() as name:
             saved, given, found = [Path(name) / file for file in ("net.kp", "inputs.pt", "results.pt")]

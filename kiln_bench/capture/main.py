@@ -29,7 +29,7 @@ import torch
 
 from kiln_bench.capture.model_sources import entries
 from kiln_bench.capture.subject import CaptureEntry
-from kiln_bench.capture.trial import CaptureFinding, Mode, trials
+from kiln_bench.capture.trial import FREE, CaptureFinding, Mode, trials
 from kiln_bench.children import Tell, Work, in_children
 
 SHOWN = 40
@@ -158,7 +158,7 @@ def export_times(found: list[CaptureFinding]) -> list[str]:
             f"exports of both: {len(both)}, {ours:.1f} s of {theirs:.1f} s, median ratio "
             f"{median([own / other for own, other in both]):.2f}"
         )
-    sizes = [row["sizes"] for row, _ in pairs if row.get("mode") == "free"]
+    sizes = [row["sizes"] for row, _ in pairs if row.get("mode") in FREE]
     if sizes:
         asked, refused = map(sum, zip(*sizes, strict=True))
         lines.append(f"calls with other sizes: {asked}, of which {refused} are refused")

@@ -3,8 +3,8 @@
     for finding in trials(subject, "kiln"):  {"mode": "eval", "outcome": "equal", "regions": 1, "breaks": [], ...}
 
 The captured graph itself runs (`backend="eager"`), so that a difference is one of the capture and is exact. Mode
-"export" is the saved program in another process, "free" one that is called with other sizes, too; of torch.export
-only the time is taken.
+"export" is the saved program in another process, "free" one that is called with other sizes, too, "strict" that with
+`numerics="strict"`; of torch.export only the time is taken.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from kiln_bench.candidates import peer_graphs
 from kiln_bench.capture.exported import ExportedModel
 from kiln_bench.capture.subject import CaptureEntry, Inputs, NotBuilt, Subject
 
-Mode = Literal["eval", "train", "generate", "export", "free"]
-EXPORTS = ("export", "free")
+Mode = Literal["eval", "train", "generate", "export", "free", "strict"]
+EXPORTS = ("export", "free", "strict")
+FREE = ("free", "strict")
 NEW_TOKENS = 6
 
 
@@ -51,11 +52,11 @@ class CaptureFinding(TypedDict, total=False):
     eager_seconds: float
     export_seconds: float
     sizes: list[int]
-    """In mode "free": calls with other sizes, and how many of them the program refused."""
+    """In modes "free" and "strict": calls with other sizes, and how many of them the program refused."""
 
 
 def calls_of(subject: Subject, mode: Mode) -> list[Inputs]:
-    """The calls to compare: that with the inputs, and in mode "free" with more rows, and with longer sequences."""
+    """The calls to compare: that with the inputs, and with free sizes with more rows, and with longer sequences."""
     tokens = subject.inputs.get("input_ids")
     shape = (
         tokens.shape
@@ -63,7 +64,7 @@ def calls_of(subject: Subject, mode: Mode) -> list[Inputs]:
         else next((value.shape for value in subject.inputs.values() if isinstance(value, Tensor)), torch.Size())
     )
     made = [subject.inputs]
-    for axis in range(min(len(shape), 2)) if mode == "free" else ():
+    for axis in range(min(len(shape), 2)) if mode in FREE else ():
         longer = {name: repeated(value, shape, axis) for name, value in subject.inputs.items()}
         try:
             with torch.no_grad():
@@ -248,7 +249,7 @@ def compared(compare: Callable[[], str]) -> CaptureFinding:
 def export_trial(subject: Subject, candidate: str, mode: Mode) -> CaptureFinding:
     """Export a call, and compare what the program returns for all calls of the mode with eager."""
     calls = calls_of(subject, mode)
-    exported = ExportedModel(copy.deepcopy(subject.model), candidate, mode == "free")
+    exported = ExportedModel(copy.deepcopy(subject.model), candidate, mode in FREE, mode == "strict")
     refused = 0
 
     def run(module: Callable[..., object], inputs: Inputs) -> list[object]:

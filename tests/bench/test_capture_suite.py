@@ -87,8 +87,9 @@ def test_free_sizes() -> None:
     """Rows of tensors and numbers of tokens are free; the table counts calls with other sizes and compares times."""
     shapes = free_sizes({"input_ids": torch.ones(2, 3, dtype=torch.long), "pixels": torch.ones(2, 3, 4), "flag": True})
     assert shapes == {"input_ids": {0: Dim.AUTO, 1: Dim.AUTO}, "pixels": {0: Dim.AUTO}, "flag": None}
-    [found] = trials(entry_of(GPT2), "kiln", ("free",))
+    found, bits = trials(entry_of(GPT2), "kiln", ("free", "strict"))
     assert (found["outcome"], found["sizes"]) == ("equal", [2, 0]) and found["export_seconds"] > 0
+    assert (bits["mode"], bits["outcome"], bits["sizes"]) == ("strict", "equal", [2, 0])
     peer = {**found, "candidate": "torch.export", "export_seconds": 4 * found["export_seconds"]}
     refused = {**found, "name": "other", "sizes": [1, 1]}
     lines = table([found, peer, refused])

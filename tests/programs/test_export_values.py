@@ -262,6 +262,30 @@ def test_what_numbers_in_arguments_decide_is_checked(tmp_path: Path) -> None:
         kiln.export(lambda x, mask: x + 1 if mask.all() else x.numpy(), (torch.ones(4), T([True])))
 
 
+class Growing(nn.Module):
+    """A table of positions that grows where more rows are needed than it has; floats decide how many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.arange(8.0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.repeat_interleave(x, x.exp().round().long(), 0)
+        if self.table.shape[0] < rows.shape[0]:
+            self.table = torch.arange(2 * rows.shape[0]).float()
+        return rows + self.table[: rows.shape[0]]
+
+
+def test_a_question_about_sizes_that_floats_decide_is_answered_as_in_this_call() -> None:
+    calls = [(T(x),) for x in ([0.0, 1.0, 0.5], [1.0], [-9.0, -9.0])]
+    program = kiln.export(Growing(), calls[0], dynamic_shapes={"x": {0: kiln.Dim.AUTO}})
+    for args in calls:
+        assert_close(program(*args), Growing()(*args))
+    assert re.search(r"checks that .* <= 8 .*test_export_values.py", program.text()), program.text()
+    with pytest.raises(RuntimeError, match=r"<= 8 does not hold .*test_export_values.py:\d+"):
+        program(T([3.0, 1.0]))
+
+
 def test_a_growing_cache_takes_one_row() -> None:
     """Whether the rows that are stored are one is no question of values."""
 

@@ -28,7 +28,7 @@ from kiln.capture.interpreter.torch_warnings import note_warnings
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import all_nodes, symbols_read
-from kiln.graph.trace.condition import equality, evaluate, inputs_of, integer_value, is_buffer, size_read
+from kiln.graph.trace.condition import computed_size, equality, evaluate, inputs_of, integer_value, is_buffer, size_read
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.finish import changes_inputs
 from kiln.graph.trace.finite import truth_if_finite
@@ -337,7 +337,7 @@ def truth_in_call(s: CaptureState, truth: Truth) -> bool | None:
     def number(symbol: Symbol) -> int:
         if env.has_hint(symbol):
             return env.hint(symbol)
-        node = size_read(s.recorder, symbol)
+        node = computed_size(s.recorder, symbol)
         if node is None or not may_decide(s, node, needed=True):
             raise DataDependentValue(operation=str(symbol))
         return int(evaluate(s.recorder, node))

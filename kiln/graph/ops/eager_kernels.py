@@ -54,7 +54,7 @@ COPIES = _aten(
     "empty.memory_format", "empty_strided.default", "empty_like.default", "zeros.default", "zeros_like.default",
     "ones.default", "ones_like.default", "full.default", "full_like.default", "new_empty.default",
     "new_empty_strided.default", "new_zeros.default", "new_ones.default", "new_full.default", "fill.Scalar",
-    "fill.Tensor", "scalar_tensor.default",
+    "fill.Tensor", "scalar_tensor.default", "_unsafe_view.default", "_unsafe_index.Tensor",
 )  # fmt: skip
 """Elements are chosen and copied."""
 
@@ -72,6 +72,8 @@ FUNCTIONAL = {
     "aten._batch_norm_with_update.default": "aten._batch_norm_with_update_functional.default",
 }
 """Overloads that return the new contents of the arguments that others write to."""
+WITHOUT_TRAINING = "aten._native_batch_norm_legit_no_training.default"
+WITHOUT_STATISTICS = "aten._native_batch_norm_legit.no_stats"
 
 
 @final
@@ -94,7 +96,7 @@ class EagerKernels:
     def mutation(self, name: str, rule: MutationRule) -> MutationRule:
         """The same for ops that write to arguments without saying so."""
         functional = FUNCTIONAL.get(name) if self.strict else None
-        return rule if functional is None else recorded_mutation(name, functional, rule)
+        return rule if functional is None else recorded_mutation(functional, rule)
 
 
 OWN_KERNELS = EagerKernels()
@@ -156,18 +158,21 @@ def is_mixed(values: Sequence[Argument]) -> bool:
     return numbers or len({bool(spec.rank) for spec in specs}) > 1
 
 
-def recorded_mutation(name: str, functional: str, rule: MutationRule) -> MutationRule:
-    """Records the functional call, whose last results are the new contents of arguments 3 and 4."""
+def recorded_mutation(functional: str, rule: MutationRule) -> MutationRule:
+    """Records a call of an overload that writes nothing: `functional`, whose last results are the new contents of
+    arguments 3 and 4, or those without training (argument 5), or without statistics, which have no such results."""
 
     def recorded(e: Emit, *args: Argument) -> Effects:
         effects = rule(e, *args)
         specs = tuple([node.tensor for node in cast(Sequence[Node], effects.results)])
-        running = [cast(Node, args[number]).tensor for number in (3, 4) if isinstance(args[number], Node)]
-        if len(running) < 2:
-            return Effects(e.library(name, args, {}, specs))
-        made = e.library(functional, args, {}, (*specs, *running))
-        mean, variance = cast(Sequence[Node], made[-2:])
-        return Effects(made[:-2], {3: mean, 4: variance} if effects.writes else {})
+        if effects.writes:
+            running = [cast(Node, args[number]).tensor for number in (3, 4)]
+            made = e.library(functional, args, {}, (*specs, *running))
+            mean, variance = cast(Sequence[Node], made[-2:])
+            return Effects(made[:-2], {3: mean, 4: variance})
+        if isinstance(args[3], Node):
+            return Effects(e.library(WITHOUT_TRAINING, (*args[:5], *args[6:]), {}, specs))
+        return Effects(e.library(WITHOUT_STATISTICS, (*args[:3], *args[5:]), {}, specs))
 
     return recorded
 

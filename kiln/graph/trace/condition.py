@@ -28,6 +28,7 @@ from kiln.graph.prims.table import Kind
 from kiln.graph.trace.constant_value import PURE_KINDS, is_pure_call
 from kiln.graph.trace.inputs import InputRecord
 from kiln.graph.trace.recorder import Recorder
+from kiln.plan.overloads import draws
 from kiln.runtime.guards.source import DictAttrSource, ItemSource, Source
 from kiln.symbolic import Symbol
 from kiln.tensor.spec import ScalarSpec, TensorSpec
@@ -55,6 +56,24 @@ def size_read(recorder: Recorder, symbol: Symbol) -> Node | None:
     """The node whose value is a size that data decide, if it depends on integer and boolean inputs only."""
     read = _host_reads(recorder).get(symbol)
     return _admitted(recorder, read.inputs[0], scalars=False) if read is not None else None
+
+
+def computed_size(recorder: Recorder, symbol: Symbol) -> Node | None:
+    """The node whose value is a size that data decide, floats too, if it can be computed before the region."""
+    reads = _host_reads(recorder)
+    if symbol not in reads:
+        return None
+    needed = _dependencies([reads[symbol].inputs[0]], reads)
+    is_drawn = any([record.is_drawn for record in _records(recorder, needed)])
+    is_bound = symbols_of(needed) - reads.keys() <= _bound_symbols(recorder.inputs)
+    return reads[symbol].inputs[0] if is_bound and not is_drawn and all(map(_is_repeatable, needed)) else None
+
+
+def _is_repeatable(node: Node) -> bool:
+    """Whether to compute a node once more changes nothing: it draws nothing, and has no effect."""
+    if node.op.kind is Kind.LIBRARY:
+        return not draws(node.attrs["target"], node.attrs["args"], node.attrs["kwargs"])
+    return node.op.kind not in (Kind.RANDOM, Kind.EFFECT) or node.op.name == "local_scalar"
 
 
 def inputs_of(recorder: Recorder, root: Node) -> list[InputRecord]:

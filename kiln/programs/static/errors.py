@@ -12,6 +12,7 @@ class NoStaticLibrary(KilnError):
     try_ = (
         "program.package(path) keeps calls of torch's kernels",
         "leave what the error names to the caller",
+        'of a program with numerics="strict": export it with "fast"',
     )
 
 
