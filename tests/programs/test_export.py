@@ -466,8 +466,10 @@ def for_onnx(x: Tensor) -> Tensor:
         (functools.partial(weighed, torch.randn(3, 2), shift=0.5), torch.randn(4, 3)),
         (by_conjugate, torch.randn(4, dtype=torch.complex64)),
         (for_onnx, torch.randn(4)),
+        (lambda x: torch.fft.fft(torch.fft.fft(x, dim=-1), dim=0).real, torch.randn(4, 3)),
+        (lambda x: torch.fft.irfft(torch.fft.rfft(x), n=3), torch.randn(4, 3)),
     ],
-    ids=["partial", "conjugate", "onnx"],
+    ids=["partial", "conjugate", "onnx", "spectrum", "half-spectrum"],
 )
 def test_calls_that_a_file_keeps(target: Any, example: Tensor, tmp_path: Path) -> None:
     kiln.export(target, (example,), dynamic_shapes=({0: kiln.Dim("rows")},)).save(tmp_path / "p")

@@ -1,6 +1,7 @@
 """The recorder: two levels of one trace."""
 
 import operator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,11 +13,11 @@ from kiln.graph.ops.breaks import TraceBreak
 from kiln.graph.ops.data_movement import to_copy
 from kiln.graph.ops.emit import Emit
 from kiln.graph.trace import Recorder
-from kiln.graph.trace.recorder import alike
+from kiln.graph.trace.recorder import alike, same_layout
 from kiln.runtime.guards.source import LocalSource
 from kiln.support.events import EventSink
 from kiln.support.location import Location
-from kiln.symbolic import ShapeEnv
+from kiln.symbolic import ShapeEnv, rel_eq, sym_max
 from kiln.tensor.spec import TensorSpec
 from tests.trace.harness import new_recorder, trace
 
@@ -137,12 +138,25 @@ def test_what_counts_as_the_same_result() -> None:
     recorder = new_recorder()
     first, second = (recorder.add_tensor(torch.ones(2, 3), name, LocalSource(name)) for name in "xy")
     other = recorder.add_tensor(torch.ones(3, 2), "z", LocalSource("z"))
-    assert alike([first, None], (second, None)) and alike((), [])
+    env = recorder.env
+    assert alike([first, None], (second, None), env) and alike((), [], env)
     for left, right in (
         (first, other), ([first], [first, second]), ([first, second], [first]), (None, first), (first, None),
         ([first], [None]), (3, first), (first, [second]),
     ):  # fmt: skip
-        assert not alike(left, right)
+        assert not alike(left, right, env)
+
+
+def test_layouts_are_the_same_as_far_as_is_known() -> None:
+    """A window of a table, as MPT takes it of its biases: the first layer finds out that it begins with the table."""
+    env = ShapeEnv()
+    start = sym_max(1 - env.create_symbol(12), 0)
+    first = TensorSpec(torch.float32, (4, 1 - start), (8, 8), 8 * start)
+    later = TensorSpec(torch.float32, (4, 1), (8, 8), 0)
+    assert not same_layout(first, later, env)
+    env.decide(rel_eq(start, 0))
+    assert same_layout(first, later, env) and not same_layout(first, replace(later, offset=1), env)
+    assert not same_layout(first, replace(later, dtype=torch.float64), env)
 
 
 def test_conversions_stay_on_the_device_of_the_tensor() -> None:

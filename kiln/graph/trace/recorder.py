@@ -57,9 +57,10 @@ from kiln.support.errors import InternalFault
 from kiln.support.events import EventSink
 from kiln.support.location import Location
 from kiln.symbolic import ShapeEnv, Symbol
+from kiln.symbolic.relation import rel_eq
 from kiln.symbolic.tags import UnknownNumber
 from kiln.symbolic.values import Given, Real
-from kiln.tensor.spec import ScalarSpec
+from kiln.tensor.spec import ScalarSpec, TensorSpec
 
 Kwargs = dict[str, object]
 _push, _pop = torch._C._push_on_torch_dispatch_stack, torch._C._pop_torch_dispatch_stack
@@ -94,13 +95,21 @@ def refuse_real(result: object, name: str) -> None:
         raise UnsupportedOp(op=name, reason="it returned a tensor that was made outside of the recording")
 
 
-def alike(old: object, new: object) -> bool:
-    """Whether two results are tensors of equal specs, in equal containers."""
+def alike(old: object, new: object, env: ShapeEnv) -> bool:
+    """Whether two results are tensors of equal specs, as far as is known now, in equal containers."""
     if isinstance(old, list | tuple) and isinstance(new, list | tuple):
-        return len(old) == len(new) and all(alike(a, b) for a, b in zip(old, new, strict=True))
+        return len(old) == len(new) and all(alike(a, b, env) for a, b in zip(old, new, strict=True))
     if isinstance(old, FakeTensor) and isinstance(new, FakeTensor):
-        return old.storage_view.spec == new.storage_view.spec
+        return same_layout(old.storage_view.spec, new.storage_view.spec, env)
     return old is None and new is None
+
+
+def same_layout(old: TensorSpec, new: TensorSpec, env: ShapeEnv) -> bool:
+    """Whether specs are equal, or their numbers are by what has been found out since the first was made."""
+    if old == new or (old.dtype, old.device, old.rank) != (new.dtype, new.device, new.rank):
+        return old == new
+    pairs = zip((*old.sizes, *old.strides, old.offset), (*new.sizes, *new.strides, new.offset), strict=True)
+    return all([a == b or env.known(rel_eq(a, b)) is True for a, b in pairs])
 
 
 def changes_state(target: Target) -> bool:
@@ -314,7 +323,7 @@ class Recorder:
                 self.calls.append(entry)
                 continue
             result = self.call(call.target, successors.of(call.args), successors.of(call.kwargs), stack=lines)
-            if not alike(call.result, result):
+            if not alike(call.result, result, self.env):
                 raise InternalFault(stage="trace", problem=f"{call.name} returned another result when repeated")
             successors.add(call.result, result)
 
