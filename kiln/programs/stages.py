@@ -175,16 +175,21 @@ class Cutter:
         return self.filled(count, low)
 
     def filled(self, count: int, limit: int) -> list[int] | None:
-        """Places that leave no stage with more work than `limit`: each as late as it may be."""
-        chosen, start, places = list[int](), 0, sorted(self.crossing)
+        """Places that leave no stage with more work than `limit`: each as late as it may be.
+
+        Of places with the same work in front of them the last, so that every stage has some.
+        """
+        last = {self.work[place]: place for place in sorted(self.crossing)}
+        places = [place for work, place in last.items() if 0 < work < self.work[-1]]
+        chosen, start = list[int](), 0
         for left in range(count - 1, 0, -1):
             fitting = [place for place in places[: len(places) - left + 1] if place > start]
-            fitting = [place for place in fitting if 0 < self.work[place] - self.work[start] <= limit]
+            fitting = [place for place in fitting if self.work[place] - self.work[start] <= limit]
             if not fitting:
                 return None
             start = fitting[-1]
             chosen.append(start)
-        return chosen if 0 < self.work[-1] - self.work[start] <= limit else None
+        return chosen if self.work[-1] - self.work[start] <= limit else None
 
 
 def is_activation(value: Node) -> bool:

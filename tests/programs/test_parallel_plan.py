@@ -82,3 +82,24 @@ def test_a_parameter_that_is_used_everywhere_keeps_the_model_whole() -> None:
     layer = nn.Linear(16, 16)
     with pytest.raises(NoStages, match="KILN5018"):
         kiln.distributed.stages(nn.Sequential(layer, layer), (torch.randn(4, 16),), 2)
+
+
+class Reshaped(nn.Module):
+    """Eight layers, and behind them operators that compute nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in range(8)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x).t().unflatten(0, (4, 4)).flatten(1).unsqueeze(0)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_every_stage_has_work(count: int) -> None:
+    model, x = Reshaped(), torch.randn(4, 16)
+    stages = kiln.distributed.stages(model, (x,), count)
+    assert [len(list(stage.parameters())) for stage in stages] == [16 // count] * count
+    torch.testing.assert_close(nn.Sequential(*stages)(x), model(x))
+    with pytest.raises(NoStages, match="places at which only activations cross"):
+        kiln.distributed.stages(model, (x,), 80)
