@@ -119,7 +119,8 @@ def _compile(
 
     if isinstance(model, nn.Module):
         return compile_module(model, lambda owner, function: calls_of_objects(shared(owner, function), function))
-    function, owner = getattr(model, "__func__", None), getattr(model, "__self__", None)
+    bound = isinstance(model, types.MethodType)
+    function, owner = (model.__func__, model.__self__) if bound else (None, None)
     # A bound `__call__` stays what it is: see `calls_of_objects`.
     is_call = isinstance(owner, nn.Module) and function is type(owner).__call__
     if isinstance(function, types.FunctionType) and isinstance(owner, nn.Module | Optimizer) and not is_call:
@@ -129,9 +130,10 @@ def _compile(
 
 def _name(model: object) -> str:
     """What reports and warnings call it; `module.compile()` hands over a method that all modules have."""
-    owner = getattr(model, "__self__", None)
-    if isinstance(owner, nn.Module) and getattr(model, "__func__", None) is nn.Module._call_impl:
-        model = owner
+    if isinstance(model, types.MethodType) and model.__func__ is nn.Module._call_impl:
+        model = model.__self__
+    if hasattr(type(model), "__getattr__"):  # which the program may have written
+        return type(model).__qualname__
     return str(getattr(model, "__qualname__", type(model).__qualname__))
 
 

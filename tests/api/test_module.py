@@ -212,3 +212,18 @@ def test_a_class_that_notes_its_subclasses(cls: type[nn.Module]) -> None:
     assert_close(compiled(torch.ones(2)), torch.full((2,), 3.0))
     assert isinstance(compiled, cls) and type(compiled).__mro__[1] is cls and Registered.known == {"Scaled": Scaled}
     assert not isinstance(nn.Linear(1, 1), type(compiled)) and isinstance(copy.deepcopy(compiled), cls)
+
+
+def test_compiling_reads_no_attributes_that_the_program_computes() -> None:
+    class Forwarding(nn.Module):
+        asked: list[str] = []  # noqa: RUF012
+
+        def __getattr__(self, name: str) -> Any:
+            self.asked.append(name)
+            return super().__getattr__(name)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + 1
+
+    kiln.compile(Forwarding())(torch.ones(2))
+    assert not {"__self__", "__func__", "__qualname__"} & set(Forwarding.asked)
