@@ -126,6 +126,11 @@ class AttrSource(StepSource, tag="attr", form="{0.base}.{0.name}"):
     name: str
 
 
+def attribute_path(base: Source | None, name: str) -> Source | None:
+    """The path to an attribute of what is at `base`, which may have no path."""
+    return AttrSource(base, name) if base is not None else None
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class DictAttrSource(StepSource, tag="dict_attr", form="{0.base}.__dict__[{0.name!r}]"):

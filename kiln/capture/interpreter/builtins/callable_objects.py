@@ -31,7 +31,7 @@ from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.tensor import from_torch
 from kiln.capture.interpreter.variables.weak_references import WeakReference
 from kiln.runtime.guards.guard import GuardKind
-from kiln.runtime.guards.source import CallSource, ModuleGlobalSource, Source
+from kiln.runtime.guards.source import CallSource, ModuleGlobalSource, Source, attribute_path
 
 CALL = ModuleGlobalSource("operator", "call")
 
@@ -91,4 +91,4 @@ def wrap_script_function(s: CaptureState, real: object, source: Source | None) -
     if not isinstance(plain, FunctionType):
         return WRAPPERS[object](s, real, source)
     s.guard(source, GuardKind.IS, s.reference(real))
-    return s.wrap(plain, None)
+    return s.wrap(plain, attribute_path(source, "_torchdynamo_inline"))

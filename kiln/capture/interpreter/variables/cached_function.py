@@ -28,7 +28,7 @@ from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.tensor import Tensor, here
 from kiln.runtime.guards.constant import is_constant
 from kiln.runtime.guards.reference import ObjectRef
-from kiln.runtime.guards.source import AnswerSource, AttrSource, CallSource, Source
+from kiln.runtime.guards.source import AnswerSource, CallSource, Source, attribute_path
 
 CACHED = functools._lru_cache_wrapper
 BY_IDENTITY: object = object.__hash__
@@ -107,8 +107,7 @@ def inlined(
     fakes = [value.fake for value in given if isinstance(value, Tensor)]
     before, s.counters.changed = changes(s, fakes), changed
     try:
-        path = AttrSource(source, "__wrapped__") if source is not None else None
-        result = s.wrap(function.__wrapped__, path).call(s, args, kwargs)
+        result = s.wrap(function.__wrapped__, attribute_path(source, "__wrapped__")).call(s, args, kwargs)
     finally:
         s.counters.changed = outer
     s.counters.has_changed(changed.values())

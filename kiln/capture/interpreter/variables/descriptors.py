@@ -20,7 +20,7 @@ from kiln.capture.interpreter.variables.object import DESCRIPTORS, Object
 from kiln.capture.interpreter.variables.sequence import Sequence
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import TUPLE_GETTER, field_index
-from kiln.runtime.guards.source import AttrSource
+from kiln.runtime.guards.source import AttrSource, attribute_path
 
 
 def tuple_field(s: CaptureState, value: Value, name: str, raw: Any) -> Value | None:
@@ -43,7 +43,8 @@ def cached_property(s: CaptureState, value: Value, name: str, raw: Any) -> Value
     if known is None:
         if value.original is not MISSING:
             s.hides_nothing(value, name)
-        known = s.wrap(raw.func, None).call(s, [value], {})
+        path = s.class_attr(value, name, raw).source
+        known = s.wrap(raw.func, attribute_path(path, "func")).call(s, [value], {})
         value.store_attr(s, name, known)
     return known
 

@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Hashable
 from dataclasses import field
 from inspect import CO_ASYNC_GENERATOR
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch._compile import _disable_dynamo
@@ -62,6 +62,7 @@ from kiln.runtime.guards.source import (
     MethodSelfSource,
     ModuleGlobalSource,
     Source,
+    attribute_path,
 )
 from kiln.support.compiling import DISABLED
 from kiln.support.opaque import TRANSFORMS, why_opaque
@@ -644,14 +645,13 @@ def wrap_dispatcher(s: CaptureState, real: Dispatcher, source: Source | None) ->
     """A compiled function is inlined like any other."""
     if source is not None:
         s.guard(source, GuardKind.IS, s.reference(real))
-    function: Any = real.function
-    return wrap_function(s, function, None)
+    return wrap_function(s, cast(types.FunctionType, real.function), attribute_path(source, "function"))
 
 
 @wraps(Driven)
 def wrap_driven(s: CaptureState, real: Driven, source: Source | None) -> Value:
     """A resume function; a break in it is resumed, not returned as a tail call."""
-    return s.wrap(real.function, None)
+    return s.wrap(real.function, attribute_path(source, "function"))
 
 
 @wraps(types.FunctionType)
