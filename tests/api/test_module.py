@@ -216,7 +216,7 @@ def test_a_class_that_notes_its_subclasses(cls: type[nn.Module]) -> None:
 
 def test_compiling_reads_no_attributes_that_the_program_computes() -> None:
     class Forwarding(nn.Module):
-        asked: list[str] = []  # noqa: RUF012
+        asked: list[str] = []
 
         def __getattr__(self, name: str) -> Any:
             self.asked.append(name)

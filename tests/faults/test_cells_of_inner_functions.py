@@ -76,7 +76,8 @@ def test_a_variable_that_changes(make: Callable[[Read], Program], dynamic: bool 
     number: Any = 1
     program, expected = make(lambda *_: number), make(lambda *_: number)
     compiled = kiln.compile(program, dynamic=dynamic)
-    for size, number in ((3, 1), (3, 2), (4, 2), (4, 5), (4, 2.5), (3, torch.tensor(7.0)), (3, torch.tensor(8.0))):
+    values = ((3, 1), (3, 2), (4, 2), (4, 5), (4, 2.5), (3, torch.tensor(7.0)), (3, torch.tensor(8.0)))
+    for size, number in values:  # noqa: B007
         torch.testing.assert_close(compiled(torch.ones(size)), expected(torch.ones(size)))
 
 
