@@ -29,6 +29,12 @@ def in_a_branch(x: Tensor, y: Tensor) -> Tensor:
     return (z.conj() * 2).imag + 1
 
 
+def changed_before(x: Tensor, y: Tensor) -> Tensor:
+    z = torch.complex(x, y)
+    z.mul_(2)
+    return (z.conj() * (1 + 2j)).imag
+
+
 def changed(x: Tensor, y: Tensor) -> Tensor:
     z = torch.complex(x, y)
     conjugate = z.conj()
@@ -69,7 +75,7 @@ def require_equal(program: Callable[..., Any], compiled: Callable[..., Any]) -> 
         torch.testing.assert_close(found[1][1], found[0][1])
 
 
-@pytest.mark.parametrize("program", [correlation, products, in_a_branch], ids=lambda program: program.__name__)
+@pytest.mark.parametrize("program", [correlation, products, in_a_branch, changed_before], ids=lambda program: program.__name__)
 def test_one_graph(program: Callable[..., Any]) -> None:
     options = {"control_flow": "graph"} if program is in_a_branch else {}
     require_equal(program, kiln.compile(program, fullgraph=True, options={"cache": False, **options}))

@@ -193,3 +193,15 @@ def test_a_backward_is_not_under_the_autocast_of_its_forward():
         results = compiled(x, w), program(x, w)
     mine, eager = [torch.autograd.grad(y.square().sum(), (x, w)) for y in results]
     torch.testing.assert_close(mine, eager)
+
+
+def test_the_depth_of_autocast_is_returned():
+    def program(x):
+        depths = [torch.autocast_increment_nesting(), torch.autocast_increment_nesting()]
+        depths += [torch.autocast_decrement_nesting(), torch.autocast_decrement_nesting()]
+        return x + depths[1], depths
+
+    compiled = kiln.compile(program)
+    for _ in range(2):
+        assert_same(compiled(torch.ones(2)), program(torch.ones(2)))
+    assert nesting() == 0
