@@ -119,8 +119,7 @@ def _compile(
 
     if isinstance(model, nn.Module):
         return compile_module(model, lambda owner, function: calls_of_objects(shared(owner, function), function))
-    bound = isinstance(model, types.MethodType)
-    function, owner = (model.__func__, model.__self__) if bound else (None, None)
+    function, owner = (model.__func__, model.__self__) if isinstance(model, types.MethodType) else (None, None)
     # A bound `__call__` stays what it is: see `calls_of_objects`.
     is_call = isinstance(owner, nn.Module) and function is type(owner).__call__
     if isinstance(function, types.FunctionType) and isinstance(owner, nn.Module | Optimizer) and not is_call:
