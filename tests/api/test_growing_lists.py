@@ -261,6 +261,23 @@ def test_a_loop_that_is_left_before_it_reads_its_item(lengths: tuple[int, ...]) 
         assert torch.equal(compiled(X, [0] * length), position(X, [0] * length))
 
 
+@torch.compiler.disable
+def read_in_python(number: int) -> set[object]:
+    return {number, number + 1, "a" * number}
+
+
+def test_sets_of_other_items_in_each_call_are_read_in_python() -> None:
+    def program(x: Tensor, number: int) -> Tensor:
+        y = x * 2
+        items = read_in_python(number)
+        return y * sum(item for item in items if isinstance(item, int)) + len(items)
+
+    compiled: Any = kiln.compile(program, options={"cache": False, "speed_check": False})
+    for number in range(12):
+        assert torch.equal(compiled(X, number), program(X, number))
+    assert compiled.report().eager == 0, str(compiled.report())
+
+
 def every_tenth(x: Tensor, losses: list[float]) -> Tensor:
     loss = (x * 2).sum()
     losses.append(loss.item())

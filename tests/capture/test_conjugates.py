@@ -75,7 +75,9 @@ def require_equal(program: Callable[..., Any], compiled: Callable[..., Any]) -> 
         torch.testing.assert_close(found[1][1], found[0][1])
 
 
-@pytest.mark.parametrize("program", [correlation, products, in_a_branch, changed_before], ids=lambda program: program.__name__)
+@pytest.mark.parametrize(
+    "program", [correlation, products, in_a_branch, changed_before], ids=lambda program: program.__name__
+)
 def test_one_graph(program: Callable[..., Any]) -> None:
     options = {"control_flow": "graph"} if program is in_a_branch else {}
     require_equal(program, kiln.compile(program, fullgraph=True, options={"cache": False, **options}))

@@ -81,6 +81,20 @@ def test_a_variable_that_changes(make: Callable[[Read], Program], dynamic: bool 
         torch.testing.assert_close(compiled(torch.ones(size)), expected(torch.ones(size)))
 
 
+def test_a_global_of_a_function_without_a_module_behind_a_break() -> None:
+    text = "def add(x):\n    global k\n    k += 1\n    return x * k\ndef both(x): return add(x) + k"
+    spaces: list[dict[str, Any]] = [{"k": 1}, {"k": 1}]
+    for space in spaces:
+        exec(text, space)
+    programs = [lambda x, space=space: space["add"](x) + space["both"](x) for space in spaces]
+    compiled, expected = kiln.compile(programs[0]), programs[1]
+    for size in (3, 5, 4, 3):
+        torch.testing.assert_close(compiled(torch.ones(size)), expected(torch.ones(size)))
+        assert spaces[0]["k"] == spaces[1]["k"]
+        for space in spaces:
+            space["k"] *= 2
+
+
 def test_a_default_of_a_compiled_function_that_changes() -> None:
     def scaled(x: Tensor, factor: int = 2) -> Tensor:
         return x * factor

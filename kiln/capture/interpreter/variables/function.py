@@ -49,7 +49,9 @@ from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import recorded
 from kiln.native._frames import Dispatcher, Driven
 from kiln.runtime.guards.guard import GuardKind, function_expectation
+from kiln.runtime.guards.reference import ObjectRef
 from kiln.runtime.guards.source import (
+    AnswerSource,
     AttrSource,
     BuiltinSource,
     ClosureSource,
@@ -177,12 +179,15 @@ class Namespace:
         self.root = root
         self.module = module_of(dictionary)
 
-    def source(self, name: str) -> Source | None:
+    def source(self, name: str) -> Source:
         if self.root:
             return GlobalSource(name)
         if self.module:
             return ModuleGlobalSource(self.module, name)
-        return ItemSource(self.path, name) if self.path is not None else None
+        if self.path is None:  # of a callee that a resume function continues: the guards hold the dict
+            held = ObjectRef(f"globals of {self.dictionary.get('__name__')}", lambda _: self.dictionary)
+            self.path = AnswerSource(ImportSource("builtins"), held)
+        return ItemSource(self.path, name)
 
     def load(self, s: CaptureState, name: str) -> Value:
         found = self.values.get(name)
