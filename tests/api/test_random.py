@@ -90,3 +90,25 @@ def test_a_variant_from_disk_draws_the_same(tmp_path: Any) -> None:
     expected = runs(PROGRAMS["several"])
     for compiled in (first, second):
         torch.testing.assert_close(runs(compiled), expected, rtol=0, atol=0)
+
+
+DISTRIBUTIONS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], float, float]] = {
+    "uniform": (torch.rand_like, 1 / 2, 12**-0.5),
+    "normal": (torch.randn_like, 0.0, 1.0),
+    "exponential": (lambda x: torch.empty_like(x).exponential_(), 1.0, 1.0),
+    "bernoulli": (lambda x: torch.bernoulli(x * 0 + 0.25), 0.25, 0.1875**0.5),
+    "integers": (lambda x: torch.randint(0, 100, x.shape) + 0.0, 49.5, 28.87),
+    "dropout": (lambda x: F.dropout(x, 0.25), 1.0, 3**-0.5),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", list(DISTRIBUTIONS))
+def test_draws_are_spread_as_those_of_eager(name: str, dtype: torch.dtype) -> None:
+    program, mean, deviation = DISTRIBUTIONS[name]
+    torch.manual_seed(0)
+    drawn = kiln.compile(program, options={"cache": False})(torch.ones(100_000, dtype=dtype)).double()
+    assert abs(drawn.mean().item() - mean) < 0.02 * deviation
+    assert abs(drawn.std().item() / deviation - 1) < 0.02
+    distinct = {"bernoulli": 2, "dropout": 2, "integers": 100}
+    assert len(drawn.unique()) >= distinct.get(name, 50_000)

@@ -181,7 +181,26 @@ def changed_variable_of_what_is_not_kept(compile: Compile) -> Iterator[Any]:
         yield compiled(torch.ones(size))
 
 
+def written_before(compile: Compile) -> Iterator[Any]:
+    class Weights:
+        def __init__(self) -> None:
+            self.weight = torch.ones(2)
+
+        @functools.cache  # noqa: B019
+        def total(self) -> float:
+            return float(self.weight.sum())
+
+    def program(weights: Weights, x: Tensor) -> Tensor:
+        weights.weight.mul_(3)
+        return x * weights.total()
+
+    compiled, weights = compile(program), Weights()
+    for _ in range(3):
+        yield compiled(weights, torch.ones(2)), weights.weight
+
+
 CHANGES = [
+    written_before,
     changed_variables,
     changed_variable_of_what_is_not_kept,
     changed_receiver,
@@ -201,10 +220,10 @@ def test_cached_functions(program: Callable[[Compile], Iterator[Any]], dynamic: 
 
 def test_a_cached_function_of_its_arguments_is_in_the_graph() -> None:
     @functools.cache
-    def positions(number: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.arange(number, dtype=dtype) + int(math.sqrt(number))
+    def positions(number: int, start: int | None, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.arange(start or 0, number, dtype=dtype) + int(math.sqrt(number))
 
-    program = lambda x: x * positions(x.shape[0])  # noqa: E731
+    program = lambda x: x * positions(x.shape[0], None)  # noqa: E731
     compiled = kiln.compile(program, dynamic=True, fullgraph=True)
     for size in (3, 5):
         torch.testing.assert_close(compiled(torch.ones(size)), program(torch.ones(size)))
