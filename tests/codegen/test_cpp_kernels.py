@@ -129,6 +129,22 @@ def few_rows_cases() -> list[Case]:
     return cases
 
 
+def tiles_of_sums_cases() -> list[Case]:
+    """Rows of float64 sums, read as float32."""
+    text = """
+        kernel sums(x: f32[24, 5, 40] -> out: f32[24]) units ()
+            local total(i0: 24, i1: 5): f32
+            local top(i0: 24): f32
+            phase (i0: 24, i1: 5, i2: 40 vector):
+                total[i0, i1] = sum over (i2): load x[i0, i1, i2]
+            phase (i0: 24 vector, i1: 5):
+                top[i0] = amax over (i1): mul(load total[i0, i1], f32(0.5))
+            phase (i0: 24 vector):
+                out[i0] = load top[i0]
+    """
+    return [Case.of(text, {"x": randn(24, 5, 40), "out": randn(24)})]
+
+
 def part_cases() -> list[Case]:
     """Vectors of which some lanes are active: nothing beyond them is written."""
     cases = []
@@ -464,7 +480,7 @@ def narrow_cases() -> list[Case]:
 def all_cases() -> list[Case]:
     groups = [
         pointwise_cases(), transposed_cases(), padded_cases(), reduction_cases(), row_cases(), blocked_sum_cases(),
-        data_cases(), lane_cases(), scan_cases(), narrow_cases(), few_rows_cases(), part_cases(),
+        data_cases(), lane_cases(), scan_cases(), narrow_cases(), few_rows_cases(), part_cases(), tiles_of_sums_cases(),
         backward_cases(),
     ]  # fmt: skip
     return [norm(48), norm(100), norm(300), norm(1000), *(case for group in groups for case in group)]
@@ -480,7 +496,16 @@ def test_kernels_equal_the_interpreter(tmp_path: Path) -> None:
         padded_cases()[:1],
         data_cases()[:2],
     )
-    check([norm(100), *pointwise_cases(), *backward_cases(), *(case for cases in some for case in cases)], tmp_path)
+    check(
+        [
+            norm(100),
+            *pointwise_cases(),
+            *backward_cases(),
+            *tiles_of_sums_cases(),
+            *(case for cases in some for case in cases),
+        ],
+        tmp_path,
+    )
 
 
 @pytest.mark.slow

@@ -104,7 +104,10 @@ class CppStatements(IndexCompareStatements):
         along = self.tile_axis(access) if mask is None and buffer not in self.unsettled else None
         if along is None:
             return super().load(buffer, index, dtype, mask)
-        return self._load_tile(storage, access, along)
+        loaded = self._load_tile(storage, access, along)
+        if CPP.computed(storage.spec.dtype) == CPP.computed(dtype):
+            return TextValue(loaded.text, dtype, loaded.dims, loaded.depth)
+        return self.define(self.convert(loaded, dtype), dtype, loaded.dims, loaded.depth)
 
     def tile_axis(self, access: Access) -> Axis | None:
         """A short loop inside of the vectorised one that is contiguous where lanes are strided."""
