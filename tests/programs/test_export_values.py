@@ -160,6 +160,11 @@ CASES: dict[str, tuple[Any, list[Any], Any]] = {
     "masks": (ExpertsOfMasks(), [rows_of(6), rows_of(1), rows_of(40)], ROWS),
     "batch-norm": (nn.BatchNorm1d(8, momentum=None), [rows_of(5), rows_of(5), rows_of(5)], None),
     "asserted": (asserted, [(torch.randn(5, 3), T(i)) for i in (0, 3)], None),
+    "selected": (
+        lambda x, mask: (x.masked_select(x > 0) * 2, x.masked_select(mask)),
+        [(torch.randn(n, 3), T([True, False, True])) for n in (4, 1, 6)],
+        {"x": {0: kiln.Dim("rows")}},
+    ),
     "integer": (roots, [(torch.randn(3), T(n)) for n in (4, 9)], None),
     "settings": (Padded(), [(torch.randn(2, 7),), (torch.randn(2, 7),)], None),
     "counter": (Position(), [(torch.randn(2),)] * 3, None),

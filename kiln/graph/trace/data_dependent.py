@@ -20,6 +20,7 @@ from kiln.graph.ir.node import Node
 from kiln.graph.ops import DECOMPOSITIONS
 from kiln.graph.ops.breaks import DataDependentOp
 from kiln.graph.ops.data_movement import require_mask
+from kiln.graph.prims.meta.layout import broadcast
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
 from kiln.graph.trace.shared_memory import by_storage, refuse_shared_memory
@@ -115,6 +116,15 @@ def index_put_(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) 
     made = indexing("index_put.default")(mode, op, args, kwargs)
     mode.write(args[0], mode.node_of(made), op)
     return args[0]
+
+
+@special("broadcast_tensors.default")
+def broadcast_tensors(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
+    """Its kernel is Python of torch's, which asks torch's own environment of sizes."""
+    tensors = cast(Sequence[torch.Tensor], args[0])
+    sizes = broadcast(mode.emit.oracle, [mode.node_of(tensor).tensor.sizes for tensor in tensors])
+    with mode:
+        return [tensor.expand([mode.symbols.sym(size) for size in sizes]) for tensor in tensors]
 
 
 @special("masked_select.default")
