@@ -70,7 +70,16 @@ def pointwise_cases() -> list[Case]:
             phase ():
                 out[i0] = load x[i0//25, i0 % 25]
     """
+    windows = """
+        kernel windows(x: f32[37, 3, 2] -> out: f32[37]) units ()
+            local total(i0: 37): f32
+            phase (i0: 37 vector, i1: 2, i2: 3):
+                total[i0] = sum over (i1, i2): load x[i0, i2, i1]
+            phase (i0: 37 vector):
+                out[i0] = load total[i0]
+    """
     return [
+        Case.of(windows, {"x": randn(37, 3, 2), "out": randn(37)}),
         Case.of(flat, {"x": randn(1000), "y": randn(1000), "out": randn(1000)}, pieces=3, s0=1000),
         Case.of(flat, {"x": randn(7), "y": randn(7), "out": randn(7)}, s0=7),
         Case.of(rows, {"x": randn(9, 40), "b": randn(40), "c": randn(9), "out": randn(9, 40)}, pieces=4, s0=9),

@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+import kiln
 from kiln.graph.ir.graph import Graph, Output
 from kiln.graph.ir.interpret import interpret
 from kiln.graph.ir.size_oracle import GuardFreeOracle
 from kiln.graph.ops.emit import Emit
-from kiln.graph.ops.interpolation import Resampled, cubic_taps, interpolated, linear_taps
+from kiln.graph.ops.interpolation import Resampled, cubic_taps, interpolated, linear_taps, repeats
 from kiln.graph.trace.constants import spec_of_real as spec_of
 from kiln.symbolic import ShapeEnv
 from kiln.tensor.spec import TensorSpec
-from tests.trace.harness import check
+from tests.trace.harness import check, trace
 
 TAPS = {"linear": linear_taps, "bilinear": linear_taps, "trilinear": linear_taps, "bicubic": cubic_taps}
 Case = tuple[str, tuple[int, ...], dict[str, Any]]
@@ -86,6 +87,57 @@ def test_symbolic_sizes() -> None:
         expected = functional.interpolate(x, size=(4, 9), mode="bicubic")
         found = by_primitives(x, "bicubic", spec, False, env, size=(4, 9))
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+NEAREST: dict[str, tuple[tuple[int, ...], dict[str, Any], bool]] = {
+    "twice": ((2, 3, 4, 5), {"scale_factor": 2}, True),
+    "three times": ((2, 3, 4, 5), {"scale_factor": 3.0}, True),
+    "sizes": ((1, 2, 5, 3), {"size": (10, 9)}, True),
+    "one axis": ((1, 2, 5, 3), {"size": (10, 3)}, True),
+    "line": ((2, 3, 5), {"scale_factor": 2}, True),
+    "space": ((1, 2, 3, 4, 5), {"scale_factor": (2, 1, 4)}, True),
+    "no multiple": ((1, 2, 5, 3), {"size": (11, 3)}, False),
+    "smaller": ((1, 2, 6, 4), {"scale_factor": 0.5}, False),
+    "the same": ((1, 2, 6, 4), {"scale_factor": 1}, False),
+    "a factor of its own": ((1, 2, 3, 3), {"scale_factor": 2.3, "recompute_scale_factor": False}, False),
+}
+"""Sizes, arguments, and whether no ATen call is left."""
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+@pytest.mark.parametrize("name", NEAREST)
+def test_the_nearest_element(name: str, mode: str) -> None:
+    sizes, to, is_repeated = NEAREST[name]
+    for x in (torch.randn(sizes), torch.randn(sizes, dtype=torch.bfloat16), images(sizes)):
+        x.requires_grad_()
+        check(lambda x: functional.interpolate(x, mode=mode, **to), [x], backward=True, rtol=1e-6, atol=1e-6)
+    traced = trace(lambda x: functional.interpolate(x, mode=mode, **to), [x], backward=True)
+    assert ("aten" in traced.ops) is not is_repeated, traced.ops
+
+
+def images(sizes: tuple[int, ...]) -> Tensor:
+    x = torch.randn(sizes)
+    return x.to(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+
+def test_places_that_eager_rounds_to_a_neighbour() -> None:
+    """In float32 41 * (1 / 41) is below 1."""
+    counts = [count for count in range(2, 200) if repeats(7, 7 * count, None, 0.0) is None]
+    assert counts
+    for count in (*counts[:3], 3, 10):
+        x = torch.arange(7.0).reshape(1, 1, 7)
+        found = kiln.compile(lambda x, count=count: functional.interpolate(x, size=7 * count))(x)
+        assert torch.equal(found, functional.interpolate(x, size=7 * count))
+
+
+def test_symbolic_multiples() -> None:
+    """One variant for all sizes, without an ATen call where the multiple is a power of two."""
+    compiled = kiln.compile(lambda x: functional.interpolate(x, scale_factor=2.0) + 1, dynamic=True)
+    for rows in (3, 5, 8):
+        x = torch.randn(2, 3, rows, rows + 1)
+        torch.testing.assert_close(compiled(x), functional.interpolate(x, scale_factor=2.0) + 1)
+    report = compiled.report()
+    assert report.compiles == 1 and report.kernels == 1, report
 
 
 ON_A_GPU: dict[str, Callable[[Tensor], Tensor]] = {

@@ -4,14 +4,17 @@
         at = [0.0, 0.25, 0.75, 1.0]                       where the centres of the four elements lie among the two
         = x[at] * (1 - fraction(at)) + x[at + 1] * fraction(at)
 
-On a GPU linear and cubic interpolation are sums of weighted elements, which are fused with what is around them: ATen's
-kernels there have one thread for all rows and channels of a point. On a CPU, and for gradients, they are ATen calls.
+    upsample_nearest1d(x: f32[1, 1, 2], [4])
+        = reshape(expand(unsqueeze(x, 3), [1, 1, 2, 2]), [1, 1, 4])
+
+The nearest element is a repetition where the sizes are multiples; else it is an ATen call. On a GPU linear and cubic
+interpolation are sums of weighted elements, which are fused with what is around them: ATen's kernels there have one
+thread for all rows and channels of a point. On a CPU, and for gradients, they are ATen calls.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from typing import cast, final
 
@@ -22,12 +25,13 @@ from kiln.graph.ops.convolution import Sizes, format_of, laid_out
 from kiln.graph.ops.creation import iota, relaid
 from kiln.graph.ops.emit import Emit, Operand
 from kiln.graph.ops.promotion import OPMATH
+from kiln.graph.ops.reductions import reduce
 from kiln.graph.ops.registry import DECOMPOSITIONS, Decomposition, library
 from kiln.graph.prims.meta import equal
 from kiln.support.records import dataclass
 from kiln.symbolic import Int
 from kiln.symbolic.values import Real
-from kiln.tensor.spec import TensorSpec
+from kiln.tensor.spec import CPU, TensorSpec
 
 Factor = float | Real | None
 """By how much a dimension is scaled, or None: by the ratio of the sizes."""
@@ -35,26 +39,28 @@ Taps = list[tuple[Node, Node]]
 """Indices of elements along one dimension, and their weights."""
 
 
-@library(
-    "upsample_nearest2d.default", "_upsample_nearest_exact2d.default", "_upsample_bilinear2d_aa.default",
-    "_upsample_bicubic2d_aa.default", "upsample_nearest3d.default", "_upsample_nearest_exact3d.default",
-    "upsample_nearest1d.default", "_upsample_nearest_exact1d.default",
-)  # fmt: skip
+@library("_upsample_bilinear2d_aa.default", "_upsample_bicubic2d_aa.default")
 def upsample(e: Emit, x: Node, output_size: Sizes, *args: object, **kwargs: object) -> TensorSpec:
-    spec = x.tensor
-    return laid_out(spec, (*spec.sizes[:2], *output_size), format_of(e, spec))
+    return image_of(e, x.tensor, output_size)
 
 
 @library(
-    "upsample_nearest2d_backward.default", "_upsample_nearest_exact2d_backward.default",
     "upsample_bilinear2d_backward.default", "upsample_bicubic2d_backward.default",
-    "upsample_nearest3d_backward.default", "upsample_trilinear3d_backward.default",
-    "upsample_nearest1d_backward.default", "upsample_linear1d_backward.default",
+    "upsample_trilinear3d_backward.default", "upsample_linear1d_backward.default",
 )  # fmt: skip
 def upsample_backward(
     e: Emit, grad: Node, output_size: Sizes, input_size: Sizes, *args: object, **kwargs: object
 ) -> TensorSpec:
-    return laid_out(grad.tensor, tuple(input_size), format_of(e, grad.tensor))
+    return image_of(e, grad.tensor, input_size[2:])
+
+
+def image_of(e: Emit, like: TensorSpec, sizes: Sizes) -> TensorSpec:
+    """Images of other `sizes`, in the memory format of `like`."""
+    return laid_out(like, (*like.sizes[:2], *sizes), format_of(e, like))
+
+
+def is_empty(e: Emit, *sizes: Int) -> bool:
+    return any([equal(e.oracle, size, 0) for size in sizes])
 
 
 @final
@@ -165,8 +171,7 @@ def interpolated(e: Emit, x: Node, axes: Sequence[Resampled], taps: Rule) -> Nod
         return functools.reduce(functools.partial(e.pointwise, "add"), parts)
 
     value = e.convert(summed((), found), spec.dtype)
-    sizes = (*spec.sizes[:2], *[axis.after for axis in axes])
-    return relaid(e, value, laid_out(spec, sizes, format_of(e, spec)).strides)
+    return relaid(e, value, image_of(e, spec, [axis.after for axis in axes]).strides)
 
 
 def column(e: Emit, x: Node, rank: int) -> Node:
@@ -179,22 +184,96 @@ def column(e: Emit, x: Node, rank: int) -> Node:
 def _interpolation(name: str, taps: Rule) -> Decomposition:
     def rule(e: Emit, x: Node, output_size: Sizes, align_corners: bool, *factors: Factor) -> Node:
         spec = x.tensor
-        given = (*factors, *[None] * (len(output_size) - len(factors)))
+        if spec.device.type == "cpu" or not spec.dtype.is_floating_point or is_empty(e, *spec.sizes, *output_size):
+            args = cast(Sequence[Argument], (x, list(output_size), align_corners, *factors))
+            return e.library(name, args, {}, image_of(e, spec, output_size))
         axes = [
             Resampled(before, after, align_corners, factor)
-            for before, after, factor in zip(spec.sizes[2:], output_size, given, strict=True)
+            for before, after, factor in zip(
+                spec.sizes[2:], output_size, each_factor(output_size, factors), strict=True
+            )
         ]
-        is_empty = any([equal(e.oracle, size, 0) for size in itertools.chain(spec.sizes, output_size)])
-        if spec.device.type == "cpu" or not spec.dtype.is_floating_point or is_empty:
-            made = laid_out(spec, (*spec.sizes[:2], *output_size), format_of(e, spec))
-            args = cast(Sequence[Argument], (x, list(output_size), align_corners, *factors))
-            return e.library(name, args, {}, made)
         return interpolated(e, x, axes, taps)
 
     return rule
+
+
+def each_factor(sizes: Sizes, factors: Sequence[Factor]) -> Sequence[Factor]:
+    return factors or [None] * len(sizes)
 
 
 DECOMPOSITIONS["upsample_linear1d.default"] = _interpolation("aten.upsample_linear1d.default", linear_taps)
 DECOMPOSITIONS["upsample_bilinear2d.default"] = _interpolation("aten.upsample_bilinear2d.default", linear_taps)
 DECOMPOSITIONS["upsample_trilinear3d.default"] = _interpolation("aten.upsample_trilinear3d.default", linear_taps)
 DECOMPOSITIONS["upsample_bicubic2d.default"] = _interpolation("aten.upsample_bicubic2d.default", cubic_taps)
+
+
+# The nearest element.
+
+MOST_PLACES = 1 << 24
+"""Numbers up to this are exact in float32, in which eager computes places."""
+
+
+def repeats(before: Int, after: Int, factor: Factor, shift: float) -> int | None:
+    """How often each element is repeated, if the nearest elements to the places of the result are just that.
+
+    Eager rounds in float32 and so may take a neighbour: sizes that are known are tried, of others only powers of two
+    are taken, which are exact.
+    """
+    if isinstance(before, int) and isinstance(after, int):
+        if not 0 < before <= after <= MOST_PLACES or after % before:
+            return None
+        step = 1 / factor if isinstance(factor, float) and factor > 0 else before / after
+        at = torch.arange(after, dtype=torch.float32, device=CPU)
+        nearest = ((at + shift) * torch.tensor(step, dtype=torch.float32, device=CPU)).floor().clamp(max=before - 1)
+        count = after // before
+        return count if bool((nearest == (at / count).floor()).all()) else None
+    count = next((count for count in (1, 2, 4, 8) if after == before * count), 0)
+    return count if count and factor in (None, float(count)) else None
+
+
+def _nearest(name: str, shift: float) -> Decomposition:
+    def rule(e: Emit, x: Node, output_size: Sizes, *factors: Factor) -> Node:
+        spec, made = x.tensor, image_of(e, x.tensor, output_size)
+        times = list(map(repeats, spec.sizes[2:], output_size, each_factor(output_size, factors), [shift] * 3))
+        if not takes(spec, times) or is_empty(e, *spec.sizes):
+            args = cast(Sequence[Argument], (x, list(output_size), *factors))
+            return e.library(name, args, {}, made)
+        parts, whole = [*spec.sizes[:2]], x
+        for axis, (size, count) in enumerate(zip(spec.sizes[2:], times, strict=True)):
+            assert count is not None
+            whole = e.node("unsqueeze", whole, axis=2 * axis + 3)
+            parts += [size, count]
+        return relaid(e, e.node("reshape", e.node("expand", whole, sizes=tuple(parts)), sizes=made.sizes), made.strides)
+
+    return rule
+
+
+def takes(spec: TensorSpec, times: Sequence[int | None]) -> bool:
+    """Whether images of this dtype are repeated: eager refuses others, and copies those that keep their sizes."""
+    return spec.dtype.is_floating_point and None not in times and any([count != 1 for count in times])
+
+
+def _nearest_backward(name: str, shift: float) -> Decomposition:
+    def rule(e: Emit, grad: Node, output_size: Sizes, input_size: Sizes, *factors: Factor) -> Node:
+        """The sum over the copies of each element."""
+        spec, made = grad.tensor, image_of(e, grad.tensor, input_size[2:])
+        times = list(map(repeats, input_size[2:], output_size, each_factor(output_size, factors), [shift] * 3))
+        if not takes(spec, times) or is_empty(e, *input_size):
+            args = cast(Sequence[Argument], (grad, list(output_size), list(input_size), *factors))
+            return e.library(name, args, {}, made)
+        parts = [*spec.sizes[:2]]
+        for size, count in zip(input_size[2:], times, strict=True):
+            assert count is not None
+            parts += [size, count]
+        copies = tuple(range(3, len(parts), 2))
+        total = reduce(e, "sum", e.node("reshape", grad, sizes=tuple(parts)), copies)
+        return relaid(e, total, made.strides)
+
+    return rule
+
+
+for _rank in (1, 2, 3):
+    for _name, _shift in ((f"upsample_nearest{_rank}d", 0.0), (f"_upsample_nearest_exact{_rank}d", 0.5)):
+        DECOMPOSITIONS[f"{_name}.default"] = _nearest(f"aten.{_name}.default", _shift)
+        DECOMPOSITIONS[f"{_name}_backward.default"] = _nearest_backward(f"aten.{_name}_backward.default", _shift)

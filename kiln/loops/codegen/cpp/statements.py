@@ -110,13 +110,18 @@ class CppStatements(IndexCompareStatements):
         return self.define(self.convert(loaded, dtype), dtype, loaded.dims, loaded.depth)
 
     def tile_axis(self, access: Access) -> Axis | None:
-        """A short loop inside of the vectorised one that is contiguous where lanes are strided."""
+        """A short loop inside of the vectorised one that is contiguous where lanes are strided.
+
+        The rest of the address is known outside of it: a tile is made in front of the loop.
+        """
         if access.pattern is not AccessPattern.STRIDED or self.nest.vector is None:
             return None
-        for axis in self.nest.axes[self.nest.vector + 1 :]:
+        for depth, axis in enumerate(self.nest.axes):
             longest = self.nest.bounds.of(axis.size).hi
-            if stride_of(access.offset, axis.symbol) == 1 and longest is not None and longest <= self.width:
-                return axis
+            is_short = longest is not None and longest <= self.width
+            if depth > self.nest.vector and stride_of(access.offset, axis.symbol) == 1 and is_short:
+                rest = symbols_of(substituted(access.offset, {axis.symbol: 0}))
+                return axis if self.nest.depth_of(rest) <= depth else None
         return None
 
     def declare_tile(self, storage: Storage, access: Access, along: Axis) -> tuple[str, int, Int]:
