@@ -1,6 +1,7 @@
 """The tables of rules: their keys are overloads that exist, and the coverage text counts them."""
 
 import torch
+import torch.distributed._functional_collectives
 from torch._ops import OpOverload
 
 from kiln.graph.ops import DECOMPOSITIONS, INPLACE, LIBRARY, MUTATIONS, VIEWS
