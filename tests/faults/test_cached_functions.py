@@ -234,3 +234,15 @@ def test_a_cached_method_of_constants_is_in_the_graph() -> None:
     table, x = Table(3), torch.ones(2)
     for _ in range(3):
         torch.testing.assert_close(compiled(table, x), torch.full((2,), 9.0))
+
+
+def test_whether_a_cache_keeps_anything_is_asked_of_the_cache() -> None:
+    """Its function `cache_parameters` is an attribute, which a program may take away."""
+
+    @functools.cache
+    def scale(n: int) -> float:
+        return n / 2
+
+    del scale.cache_parameters
+    compiled = kiln.compile(lambda x: x * scale(3), fullgraph=True)
+    torch.testing.assert_close(compiled(torch.ones(2)), torch.full((2,), 1.5))

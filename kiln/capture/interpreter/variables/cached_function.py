@@ -46,7 +46,7 @@ def call_cached(
         why = "an argument may change, or have changed, after its result was cached"
         raise UnsupportedCall(function=name_of(function), why=why)
     rest = args if receiver is None else args[1:]
-    keeps = function.cache_parameters()["maxsize"] != 0
+    keeps = CACHED.cache_info(function).maxsize != 0
     if source is None or not all(arg.is_constant for arg in (*rest, *kwargs.values())):
         with reading_nothing(s, function, (*args, *kwargs.values()), keeps and source is not None):
             return inlined(s, function, source, args, kwargs)
