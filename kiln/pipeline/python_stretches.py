@@ -46,10 +46,8 @@ def python_stretch(dispatcher: Dispatcher, make_resume: MakeDispatcher, is_known
         return None
     with real_builtins():
         decoded, _ = CODES.rows(origin.code)
-        left = exits(
-            *(decoded, origin, partial(may_compute, decoded, function)),
-            lambda place: is_known(resume_at(function, origin, decoded, place)),
-        )
+        computes = partial(may_compute, decoded, function)
+        left = exits(decoded, origin, computes, lambda place: is_known(resume_at(function, origin, decoded, place)))
         if left is None:
             return None
         resumed = {place: make_resume(resume_at(function, origin, decoded, place)) for place in left}

@@ -34,7 +34,7 @@ def lines_left(function: Callable[..., object], start: str, computing: Sequence[
         loaded = decoded.instruction(index)
         return loaded.name.startswith("LOAD_GLOBAL") and loaded.arg in computing
 
-    found = exits(decoded, ResumeOrigin(decoded.code, entry, None), computes)
+    found = exits(decoded, ResumeOrigin(decoded.code, entry, None), computes, lambda entry: False)
     return None if found is None else sorted(decoded.line(at.target) - first for at in found)
 
 

@@ -218,3 +218,20 @@ def test_deleted_and_overwritten_variables() -> None:
     compiled = kiln.compile(program)
     for other in ([1], torch.ones(2)):
         assert same(compiled(torch.ones(3), other, other), program(torch.ones(3), other, other))
+
+
+def passed_on_unread(x: Tensor, items: Any, flag: int) -> Tensor:
+    note(x)
+    if flag:
+        return x * items[0]
+    note(x)
+    return x + 1
+
+
+def test_a_container_that_is_its_own_item_is_passed_on() -> None:
+    items: list[Any] = [3]
+    items.append(items)
+    compiled, x = kiln.compile(passed_on_unread), torch.ones(2)
+    for flag in (0, 1, 0):
+        torch.testing.assert_close(compiled(x, items, flag), passed_on_unread(x, items, flag))
+    assert compiled.report().eager == 0

@@ -23,20 +23,15 @@ def in_python(x: Tensor) -> None:
     pass
 
 
-def around_a_break(x: Tensor) -> object:
-    with torch._C.DisableTorchFunctionSubclass():
-        y = x + 1
-        in_python(x)
-        z = x * y
-    return type(y), type(z), type(x + 1)
+def with_a_break_inside(disabled: type[AbstractContextManager[None]]) -> Program:
+    def around_a_break(x: Tensor) -> object:
+        with disabled():
+            y = x + 1
+            in_python(x)
+            z = x * y
+        return type(y), type(z), type(x + 1)
 
-
-def around_a_break_of_all(x: Tensor) -> object:
-    with torch._C.DisableTorchFunction():
-        y = x + 1
-        in_python(x)
-        z = x * y
-    return type(y), type(z), type(x + 1)
+    return around_a_break
 
 
 def left_by_return(x: Tensor) -> object:
@@ -59,12 +54,11 @@ def without_a_break(x: Tensor) -> object:
     return type(y), type(x * 2)
 
 
-CONTEXTS: list[Callable[[], AbstractContextManager[None]]] = [
-    *(nullcontext, torch._C.DisableTorchFunctionSubclass, torch._C.DisableTorchFunction),
-]
+KINDS = (torch._C.DisableTorchFunctionSubclass, torch._C.DisableTorchFunction)
+CONTEXTS: list[Callable[[], AbstractContextManager[None]]] = [nullcontext, *KINDS]
 
 
-@pytest.mark.parametrize("program", [around_a_break, around_a_break_of_all, left_by_return, nested, without_a_break])
+@pytest.mark.parametrize("program", [*map(with_a_break_inside, KINDS), left_by_return, nested, without_a_break])
 def test_classes_of_results(program: Program) -> None:
     compiled, x = kiln.compile(program), torch.ones(2).as_subclass(Kept)
     for _ in range(2):

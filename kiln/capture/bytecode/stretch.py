@@ -12,7 +12,7 @@ function was given. Which variables have a value there, and what lies on the sta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from types import CodeType
 from typing import final
 
@@ -64,7 +64,7 @@ def exits(
     decoded: DecodedCode,
     origin: ResumeOrigin,
     computes: Callable[[int], bool],
-    is_known: Callable[[Entry], bool] = lambda entry: False,
+    is_known: Callable[[Entry], bool],
 ) -> tuple[Entry, ...] | None:
     """Where the code of `origin` is left so that no instruction runs in it that `computes`; None: it cannot be. If a
     graph break leads to the beginning of the same turn of a loop (`is_known`), it is left there."""
@@ -74,6 +74,7 @@ def exits(
     if code.co_flags & SUSPENDS or cells - set(entry.cells):
         return None
     reached = _fixed_point(decoded, origin)
+    targets = {decoded.instruction(index).arg for index in reached if decoded.instruction(index).name in JUMPS}
     found: dict[int, Entry] = {}
     for index in reached:
         if not computes(index):
@@ -83,7 +84,7 @@ def exits(
             continue
         if at < 0 or (leaving := _left(decoded, origin, at, reached[at])) is None:
             return None
-        begin = _turn(decoded, at, reached, entry.target)
+        begin = _turn(decoded, at, reached, targets | {entry.target})
         turn = _left(decoded, origin, begin, reached[begin], items=1) if begin >= 0 else None
         if turn is not None and (begin == at - 1 or is_known(turn)):
             leaving = turn
@@ -114,10 +115,12 @@ def _statement(decoded: DecodedCode, index: int, reached: Mapping[int, Reached],
     return index
 
 
-def _turn(decoded: DecodedCode, at: int, reached: Mapping[int, Reached], first: int) -> int:
-    """The instruction that gets the item of the turn of a loop, if all runs straight from there up to `at`; or -1."""
-    targets = {decoded.instruction(index).arg for index in reached if decoded.instruction(index).name in JUMPS}
-    while at in reached and at != first and at not in targets:
+def _turn(decoded: DecodedCode, at: int, reached: Mapping[int, Reached], entered: Set[int]) -> int:
+    """The instruction that gets the item of the turn of a loop, if all runs straight from there up to `at`; or -1.
+
+    `entered`: where other code leads.
+    """
+    while at in reached and at not in entered:
         at -= 1
         name = decoded.instruction(at).name
         if name == "FOR_ITER":

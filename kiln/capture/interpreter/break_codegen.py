@@ -39,6 +39,7 @@ from kiln.capture.interpreter.changed_numbers import note_made, note_passed
 from kiln.capture.interpreter.codegen import CodeWriter
 from kiln.capture.interpreter.control_flow import plain_operator
 from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Value
+from kiln.capture.interpreter.effects import contents_key
 from kiln.capture.interpreter.frame import (
     CODES,
     HANDLED_BEFORE,
@@ -79,8 +80,9 @@ Slots = list[Value | str | None]
 MakeResume = Callable[[types.FunctionType], Callable[..., object]]
 
 PLAIN = (int, float, bool, str, bytes, complex, type(None))
-MOST_ITEMS = 64
-"""In the containers that are looked through."""
+CONTAINERS = (list, tuple, set, dict)
+MOST_ITEMS = 1000
+"""In all containers that are looked through for one question."""
 
 WITH_NULL: dict[str, Callable[[Assembler, str], object]] = {
     "LOAD_METHOD": lambda body, name: body.op("LOAD_ATTR", name),
@@ -393,18 +395,25 @@ def is_watched(s: CaptureState, value: Value) -> bool:
         elif isinstance(found, Sequence | Set | Dict):
             if found.source is None:
                 waiting += held_values(s, found)
-            elif any([getattr(effect, "value", None) is found for effect in s.effects]) or not is_plain(found.real()):
+            elif s.effects.find(contents_key(found)) is not None or not is_plain(found.real()):
                 return True
     return False
 
 
 def is_plain(real: object) -> bool:
     """Whether it is a constant or tensor, or a short container of such: nothing that weak references are made to."""
-    if type(real) not in (list, tuple, set, dict):
-        return type(real) in PLAIN or isinstance(real, torch.Tensor)
-    held = cast(Collection[object], real)
-    values = real.values() if isinstance(real, dict) else ()
-    return len(held) <= MOST_ITEMS and all(map(is_plain, (*held, *values)))
+    waiting, count = [real], 0
+    while waiting:
+        found = waiting.pop()
+        if type(found) in CONTAINERS:
+            held = cast(Collection[object], found)
+            count += len(held)
+            if count > MOST_ITEMS:  # or a container is an item of itself
+                return False
+            waiting += [*held, *(found.values() if isinstance(found, dict) else ())]
+        elif type(found) not in PLAIN and not isinstance(found, torch.Tensor):
+            return False
+    return True
 
 
 def held_values(s: CaptureState, container: Sequence | Set | Dict) -> list[Value]:

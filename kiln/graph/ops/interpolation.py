@@ -27,7 +27,7 @@ from kiln.graph.ops.emit import Emit, Operand
 from kiln.graph.ops.promotion import OPMATH
 from kiln.graph.ops.reductions import reduce
 from kiln.graph.ops.registry import DECOMPOSITIONS, Decomposition, library
-from kiln.graph.prims.meta import equal
+from kiln.graph.ops.sizes import has_no_elements
 from kiln.support.records import dataclass
 from kiln.symbolic import Int
 from kiln.symbolic.values import Real
@@ -37,6 +37,8 @@ Factor = float | Real | None
 """By how much a dimension is scaled, or None: by the ratio of the sizes."""
 Taps = list[tuple[Node, Node]]
 """Indices of elements along one dimension, and their weights."""
+KEYS = -0.75
+"""The parameter of the cubic kernel (Keys, IEEE TASSP 29 (1981), 1153-1160), as eager has it."""
 
 
 @library("_upsample_bilinear2d_aa.default", "_upsample_bicubic2d_aa.default")
@@ -57,10 +59,6 @@ def upsample_backward(
 def image_of(e: Emit, like: TensorSpec, sizes: Sizes) -> TensorSpec:
     """Images of other `sizes`, in the memory format of `like`."""
     return laid_out(like, (*like.sizes[:2], *sizes), format_of(e, like))
-
-
-def is_empty(e: Emit, *sizes: Int) -> bool:
-    return any([equal(e.oracle, size, 0) for size in sizes])
 
 
 @final
@@ -88,7 +86,7 @@ def linear_taps(e: Emit, axis: Resampled, dtype: torch.dtype, device: torch.devi
 
 
 def cubic_taps(e: Emit, axis: Resampled, dtype: torch.dtype, device: torch.device) -> Taps:
-    """The four elements around each point, by Keys' kernel with a = -0.75 (IEEE TASSP 29 (1981), 1153-1160)."""
+    """The four elements around each point, by Keys' kernel."""
     at = coordinates(e, axis, dtype, device)
     floor = e.pointwise("floor", at)
     low, t = e.convert(floor, torch.int64), e.pointwise("sub", at, floor)
@@ -98,9 +96,6 @@ def cubic_taps(e: Emit, axis: Resampled, dtype: torch.dtype, device: torch.devic
         outer_weight(e, e.pointwise("add", rest, 1.0)),
     ]  # fmt: skip
     return [(inside(e, e.pointwise("add", low, k - 1), axis.before), weights[k]) for k in range(4)]
-
-
-A = -0.75
 
 
 def polynomial(e: Emit, x: Node, coefficients: Sequence[float]) -> Node:
@@ -114,12 +109,12 @@ def polynomial(e: Emit, x: Node, coefficients: Sequence[float]) -> Node:
 
 def inner_weight(e: Emit, x: Node) -> Node:
     """Of a distance below 1."""
-    return polynomial(e, x, (A + 2, -(A + 3), 0.0, 1.0))
+    return polynomial(e, x, (KEYS + 2, -(KEYS + 3), 0.0, 1.0))
 
 
 def outer_weight(e: Emit, x: Node) -> Node:
     """Of a distance between 1 and 2."""
-    return polynomial(e, x, (A, -5 * A, 8 * A, -4 * A))
+    return polynomial(e, x, (KEYS, -5 * KEYS, 8 * KEYS, -4 * KEYS))
 
 
 def coordinates(e: Emit, axis: Resampled, dtype: torch.dtype, device: torch.device) -> Node:
@@ -183,10 +178,10 @@ def column(e: Emit, x: Node, rank: int) -> Node:
 
 def _interpolation(name: str, taps: Rule) -> Decomposition:
     def rule(e: Emit, x: Node, output_size: Sizes, align_corners: bool, *factors: Factor) -> Node:
-        spec = x.tensor
-        if spec.device.type == "cpu" or not spec.dtype.is_floating_point or is_empty(e, *spec.sizes, *output_size):
+        spec, made = x.tensor, image_of(e, x.tensor, output_size)
+        if spec.device.type == "cpu" or not spec.dtype.is_floating_point or has_no_elements(e, spec, made):
             args = cast(Sequence[Argument], (x, list(output_size), align_corners, *factors))
-            return e.library(name, args, {}, image_of(e, spec, output_size))
+            return e.library(name, args, {}, made)
         axes = [
             Resampled(before, after, align_corners, factor)
             for before, after, factor in zip(
@@ -236,7 +231,7 @@ def _nearest(name: str, shift: float) -> Decomposition:
     def rule(e: Emit, x: Node, output_size: Sizes, *factors: Factor) -> Node:
         spec, made = x.tensor, image_of(e, x.tensor, output_size)
         times = list(map(repeats, spec.sizes[2:], output_size, each_factor(output_size, factors), [shift] * 3))
-        if not takes(spec, times) or is_empty(e, *spec.sizes):
+        if not takes(spec, times) or has_no_elements(e, spec):
             args = cast(Sequence[Argument], (x, list(output_size), *factors))
             return e.library(name, args, {}, made)
         parts, whole = [*spec.sizes[:2]], x
@@ -259,7 +254,7 @@ def _nearest_backward(name: str, shift: float) -> Decomposition:
         """The sum over the copies of each element."""
         spec, made = grad.tensor, image_of(e, grad.tensor, input_size[2:])
         times = list(map(repeats, input_size[2:], output_size, each_factor(output_size, factors), [shift] * 3))
-        if not takes(spec, times) or is_empty(e, *input_size):
+        if not takes(spec, times) or has_no_elements(e, made):
             args = cast(Sequence[Argument], (grad, list(output_size), list(input_size), *factors))
             return e.library(name, args, {}, made)
         parts = [*spec.sizes[:2]]

@@ -51,6 +51,11 @@ def is_empty(*specs: TensorSpec) -> bool:
     return any(isinstance(size, int) and size == 0 for spec in specs for size in spec.sizes)
 
 
+def has_no_elements(e: Emit, *specs: TensorSpec) -> bool:
+    """The same of symbolic sizes, with a guard."""
+    return any(equal(e.oracle, size, 0) for spec in specs for size in spec.sizes)
+
+
 def filled(e: Emit, x: TensorSpec, sizes: Sequence[Int]) -> tuple[Int, ...]:
     """`sizes` with a -1 replaced by the size that it stands for."""
     for axis, size in enumerate(sizes):
