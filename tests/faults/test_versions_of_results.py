@@ -56,7 +56,16 @@ def a_part(x: Tensor) -> list[Tensor]:
     return [row]
 
 
-PROGRAMS = [with_views, filled, out, turned, behind_the_scenes, lists, a_part]
+def data(x: Tensor) -> list[Tensor]:
+    y, z = x * 2, x.detach() * 3
+    d = y.data
+    e = z.data
+    e.mul_(2)
+    e += 1
+    return [d, d[1:], y, z, e, x.data, z.data[0]]
+
+
+PROGRAMS = [with_views, filled, out, turned, behind_the_scenes, lists, a_part, data]
 
 
 def facts(results: Sequence[Tensor]) -> list[object]:
@@ -90,3 +99,41 @@ def test_of_a_whole_step() -> None:
         return [w._version, *[result._version for result in results]]
 
     assert versions(True) == versions(False)
+
+
+@kiln.disable
+def seen() -> None:
+    pass
+
+
+def changed_through_data(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    return y, y.data
+
+
+def changed_through_data_of_an_input(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x, x.data
+
+
+def changed_through_a_view_of_data(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    seen()
+    return y, y.data[1:]
+
+
+@pytest.mark.parametrize("backend", ["kiln", "eager"])
+@pytest.mark.parametrize(
+    "program", [changed_through_data, changed_through_data_of_an_input, changed_through_a_view_of_data]
+)
+def test_a_change_through_data_is_not_seen(program: Callable[[Tensor], tuple[Tensor, Tensor]], backend: str) -> None:
+    def changed(run: Callable[[Tensor], tuple[Tensor, Tensor]]) -> list[object]:
+        x = torch.ones(3, requires_grad=True)
+        y, d = run(x)
+        loss = (y * y).sum()  # saves `y`
+        d.mul_(5)
+        loss.backward()
+        return [x.grad, y._version, d._version, d._base is y, y.tolist(), d.tolist()]
+
+    compiled = kiln.compile(program, backend=backend)
+    for _ in range(2):
+        assert str(changed(compiled)) == str(changed(program))

@@ -58,6 +58,7 @@ from kiln.capture.interpreter.host_draws import Draws, check_read_numbers, plann
 from kiln.capture.interpreter.if_conversion import refuse_varying_gradients, refuse_visible_copies
 from kiln.capture.interpreter.native_calls import release
 from kiln.capture.interpreter.object_model import PythonObjectModel
+from kiln.capture.interpreter.region_results import write_states
 from kiln.capture.interpreter.shape_guards import computed_symbols, finish_guards
 from kiln.capture.interpreter.side_exits import (
     Fallback,
@@ -103,7 +104,7 @@ from kiln.graph.trace.recorder import Recorder
 from kiln.graph.trace.trace import Trace
 from kiln.runtime.guards.guard import Guard
 from kiln.runtime.guards.source import CellObjectSource, CellSource, LocalSource, Source
-from kiln.runtime.leaf_gradients import drop_gradients, with_freed_history, with_own_history
+from kiln.runtime.leaf_gradients import drop_gradients
 from kiln.runtime.numbers import number_tensor
 from kiln.support.errors import InternalFault, KilnError, drop_tracebacks
 from kiln.support.events import EventSink
@@ -685,52 +686,7 @@ def write_region_call(
     head.op("UNPACK_SEQUENCE", len(names))
     for name in names:
         head.op("STORE_FAST", name)
-    for number, message in region.trace.freed.items():
-        head.const(with_freed_history).op("LOAD_FAST", names[number]).const(message).call(2)
-        head.op("STORE_FAST", names[number])
-    write_own_histories(head, region.trace, names)
-    for name, method in leaf_methods(region.trace, names):
-        head.op("LOAD_FAST", name).op("LOAD_ATTR", method).call(0).op("STORE_FAST", name)
-
-
-def write_own_histories(head: Assembler, trace: Trace, names: list[str]) -> None:
-    ending = [names[number] for number in trace.ending]
-    if not ending:
-        return
-    head.const(with_own_history)
-    for name in ending:
-        head.op("LOAD_FAST", name)
-    head.op("BUILD_TUPLE", len(ending)).const(tuple(trace.ending.values())).const(trace.ending_together).call(3)
-    head.op("UNPACK_SEQUENCE", len(ending))
-    for name in ending:
-        head.op("STORE_FAST", name)
-
-
-MULTI_OUTPUT = torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE.value
-"""Why a result of `split` may not be changed in place."""
-
-
-def leaf_methods(trace: Trace, names: list[str]) -> Iterator[tuple[str, str]]:
-    """Methods to call on results: `detach` if they share memory but no autograd history, `requires_grad_` on leaves."""
-    outputs = trace.graph.outputs
-    # Views made without gradients stay views: autograd must see what is done to them.
-    guarded = {number for number, creation in trace.creations if creation != MULTI_OUTPUT}
-    sharing = {
-        output.alias.index
-        for output in outputs
-        if output.requires_grad and output.alias and output.alias.of == "output"
-    }
-    for index, (name, output, leaf) in enumerate(zip(names, outputs, trace.leaves, strict=True)):
-        alias = output.alias
-        if not leaf or (alias is not None and (index in guarded or (alias.of == "input" and alias.view is None))):
-            continue
-        base = None
-        if alias is not None:
-            base = trace.used_inputs[alias.index] if alias.of == "input" else outputs[alias.index]
-        if index in sharing or (base is not None and base.requires_grad):
-            yield name, "detach"
-        if output.requires_grad:
-            yield name, "requires_grad_"
+    write_states(head, region.trace, names, writer.outputs)
 
 
 def write_argument(head: Assembler, writer: CodeWriter, record: InputRecord) -> None:

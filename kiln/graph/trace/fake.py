@@ -77,6 +77,12 @@ def make_fake(view: StorageView, requires_grad: bool = False) -> FakeTensor:
     return fake
 
 
+def is_apart(fake: torch.Tensor) -> bool:
+    """Whether autograd does not see its changes: it is the `.data` of another tensor, or a view of that."""
+    owner = fake if fake._base is None else fake._base
+    return isinstance(owner, FakeTensor) and owner.is_data
+
+
 def innermost(tensor: torch.Tensor) -> torch.Tensor:
     """Below the levels of function transforms: the tensor that `torch.func` wraps."""
     while type(tensor) is torch.Tensor and torch._C._functorch.is_functorch_wrapped_tensor(tensor):

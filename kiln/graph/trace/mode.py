@@ -21,7 +21,7 @@ from kiln.graph.ir.node import Argument, Node
 from kiln.graph.ops import Emit
 from kiln.graph.prims.table import Kind
 from kiln.graph.trace.constants import Constants
-from kiln.graph.trace.fake import FakeTensor, make_fake, make_symbolic_fake
+from kiln.graph.trace.fake import FakeTensor, is_apart, make_fake, make_symbolic_fake
 from kiln.graph.trace.functionalise import Functionaliser, refuse_overlap
 from kiln.graph.trace.storage_view import FakeStorage, StorageView, new_storage, root_of
 from kiln.graph.trace.symbols import TraceSymbols, is_symbolic
@@ -212,5 +212,4 @@ def real_in(mode: RecordingMode, node: Node) -> Real:
 
 def is_counted(target: FakeTensor, op: object) -> bool:
     """Whether eager raises the version of what `op` writes: not through `.data`, and not in its batch norm."""
-    owner = target if target._base is None else target._base
-    return not getattr(owner, "is_data", False) and "batch_norm" not in str(op)
+    return not is_apart(target) and "batch_norm" not in str(op)
