@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -252,9 +254,36 @@ def breaks(rank: int, size: int) -> None:
         dist.broadcast_object_list(said, 0)
         everything = [None] * size
         dist.all_gather_object(everything, rank)
-        return y @ x, said, everything
+        gathered = [None] * size if rank == 0 else None
+        dist.gather_object((rank, y.shape[0]), gathered, 0)
+        given = [None]
+        dist.scatter_object_list(given, list(range(size)) if rank == 0 else None, 0)
+        return y @ x, said, everything, gathered, given
 
     same(program, numbers(rank, 3, 3), whole=False)
+
+
+@case
+def what_is_done_in_front_of_a_barrier(rank: int, size: int) -> None:
+    """Other ranks see it behind the barrier, in a loop too."""
+    folder = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder, 0)
+
+    def program(x: torch.Tensor, name: str) -> torch.Tensor:
+        for turn in range(3):
+            y = x * 2
+            if rank == 0:
+                Path(folder[0], f"{name}{turn}").write_text(str(turn))
+            dist.all_reduce(y)
+            dist.barrier()
+            x = y + int(Path(folder[0], f"{name}{turn}").read_text())
+            dist.barrier(async_op=True).wait()
+        return x
+
+    compiled = kiln.compile(program)
+    x = numbers(rank, 3, 3)
+    for name in "ab":
+        torch.testing.assert_close(compiled(x, name), program(x, f"eager_{name}"), **exact())
 
 
 @case

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.nn import functional as F
 
 import kiln
@@ -26,9 +27,9 @@ def case(function: Callable[[int, int], None]) -> Callable[[int, int], None]:
 
 
 class Layers(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, count: int = 4) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(count))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -36,31 +37,44 @@ class Layers(nn.Module):
         return x
 
 
+def same_gradients(model: Layers, schedule: Callable[..., Any], mine: list[int], count: int) -> None:
+    """A rank that runs the stages `mine` of `count` gets the gradients that the whole model has of four parts."""
+    x, target = torch.randn(8, 8), torch.randn(8, 8)
+    loss = sum(F.mse_loss(model(part), wanted) for part, wanted in zip(x.chunk(4), target.chunk(4), strict=True)) / 4
+    expected = dict(
+        zip(dict(model.named_parameters()), torch.autograd.grad(loss, list(model.parameters())), strict=True)
+    )
+    parts = kiln.distributed.stages(model, (x[:2],), count)
+    device = torch.device(device_type())
+    stages = [
+        PipelineStage(
+            kiln.compile(parts[number]),
+            number,
+            count,
+            device,
+            input_args=parts[number].inputs,
+            output_args=parts[number].outputs,
+        )
+        for number in mine
+    ]
+    run = schedule(stages[0] if len(stages) == 1 else stages, 4, loss_fn=F.mse_loss)
+    run.step(*([x] if 0 in mine else []), **({"target": target} if count - 1 in mine else {}))
+    for number in mine:
+        for name, parameter in parts[number].named_parameters():
+            torch.testing.assert_close(parameter.grad, expected[name])
+
+
 @case
 def pipeline(rank: int, size: int) -> None:
-    """Stages under two schedules have the gradients of the whole model."""
     for schedule in (ScheduleGPipe, Schedule1F1B):
         torch.manual_seed(0)
-        model, x, target = Layers(), torch.randn(8, 8), torch.randn(8, 8)
-        loss = (
-            sum(F.mse_loss(model(part), wanted) for part, wanted in zip(x.chunk(4), target.chunk(4), strict=True)) / 4
-        )
-        expected = torch.autograd.grad(loss, list(model.parameters()))
-        parts = kiln.distributed.stages(model, (x[:2],), size)
-        mine = parts[rank]
-        stage = PipelineStage(
-            kiln.compile(mine),
-            rank,
-            size,
-            torch.device(device_type()),
-            input_args=mine.inputs,
-            output_args=mine.outputs,
-        )
-        run = schedule(stage, 4, loss_fn=F.mse_loss)
-        run.step(*([x] if rank == 0 else []), **({"target": target} if rank == size - 1 else {}))
-        wanted = dict(zip([name for name, _ in model.named_parameters()], expected, strict=True))
-        for name, parameter in mine.named_parameters():
-            torch.testing.assert_close(parameter.grad, wanted[name])
+        same_gradients(Layers(), schedule, [rank], size)
+
+
+@case
+def two_stages_on_each_rank(rank: int, size: int) -> None:
+    torch.manual_seed(0)
+    same_gradients(Layers(8), ScheduleInterleaved1F1B, [rank, rank + size], 2 * size)
 
 
 @case

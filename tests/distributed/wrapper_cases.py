@@ -395,3 +395,24 @@ CASES["ddp_whole_step_hooked"] = whole_step(plain_step, lambda: normed(hook=True
 CASES["fsdp_whole_step"] = whole_step(plain_step, lambda: sharded(Net().double()), (6, 8))
 CASES["fsdp_whole_step_twice"] = whole_step(two_backwards, lambda: sharded(Net().double()), (6, 8))
 CASES["tensor_parallel_whole_step"] = whole_step(two_backwards, lambda: tensor_parallel(Net().double()), (6, 8))
+
+
+def uneven_inputs(rank: int, size: int) -> None:
+    """Ranks that ran out of data join the messages of the others; the step was compiled outside of `join`."""
+
+    def results(compiled: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = normed()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step = kiln.compile(plain_step) if compiled else plain_step
+        torch.manual_seed(10 + rank)
+        batches = [torch.randn(4, 3, 8, 8).double() for _ in range(3 + 2 * rank)]
+        found = [step(model, optimizer, x) for x in batches[:3]]
+        with model.join():  # type: ignore[operator]
+            found += [step(model, optimizer, x) for x in batches]
+        return [*found, *[tensor.clone() for tensor in model.state_dict().values()]]
+
+    torch.testing.assert_close(results(compiled=True), results(compiled=False))
+
+
+CASES["ddp_uneven_inputs"] = uneven_inputs
