@@ -45,7 +45,7 @@ def write_eager_replay(recorder: Recorder, trace: Trace, joint: Graph) -> EagerR
     try:
         written, needed = written_inputs(trace)
         writer = EagerReplayWriter(recorder, trace.used_inputs)
-        calls = [writer.call(call) for call in live_calls(trace.calls, trace.fake_outputs)]
+        calls = [writer.call(call) for call in live_calls(trace.calls, trace.fake_outputs, writer.bound)]
         outputs = [writer.number(output) for output in trace.fake_outputs]
     except NotReplayable as problem:
         return EagerReplayData(b"", reason=str(problem))
@@ -55,6 +55,7 @@ def write_eager_replay(recorder: Recorder, trace: Trace, joint: Graph) -> EagerR
         "symbols": writer.symbols,
         "written": written,
         "floats": bool(writer.floats),
+        "sizes_from_data": writer.reads_sizes,
         "nonlinear": [call.number for call in trace.calls if is_nonlinear(call, recorder)],
         "state": recorder.state_at_start,
     }
@@ -103,17 +104,34 @@ def ancestors(roots: Iterable[Node]) -> set[int]:
     return found
 
 
-def live_calls(calls: Sequence[TorchCall], outputs: Sequence[object]) -> list[TorchCall]:
-    """The calls that the outputs need, those with effects, and those that register hooks, which change gradients."""
+def live_calls(calls: Sequence[TorchCall], outputs: Sequence[object], bound: set[str]) -> list[TorchCall]:
+    """The calls that the outputs need, those with effects, and those that register hooks, which change gradients.
+
+    A call is needed, too, for a number that no input gives (those in `bound` do), if it is the first that gives it.
+    """
+    makers: dict[str, TorchCall] = {}
+    for call in calls:
+        for leaf in leaves(call.result):
+            for number, *_ in readable_numbers(leaf):
+                if isinstance(number, Symbol) and str(number) not in bound:
+                    makers.setdefault(str(number), call)
     live = {id(leaf) for leaf in leaves(list(outputs))}
     kept: list[TorchCall] = []
     for call in reversed(calls):
         kept_anyway = call.effects or call.kind == "setstate" or isinstance(call.target, RegisterHook)
-        if kept_anyway or any(id(leaf) in live for leaf in leaves(call.result)):
+        if kept_anyway or id(call) in live or any(id(leaf) in live for leaf in leaves(call.result)):
             kept.append(call)
-            live.update([id(leaf) for leaf in leaves((call.args, call.kwargs))])
+            given = list(leaves((call.args, call.kwargs)))
+            live.update([id(leaf) for leaf in given])
+            live.update([id(makers[name]) for name in symbols_in(given) if name in makers])
     kept.reverse()
     return kept
+
+
+def symbols_in(values: Iterable[object]) -> set[str]:
+    """The symbols of numbers among the arguments of a call."""
+    expressions = [value.node.value for value in values if isinstance(value, SYMBOLIC)]
+    return {str(symbol) for expr in expressions if isinstance(expr, Expr) for symbol in expr.free_symbols()}
 
 
 @final
@@ -126,7 +144,10 @@ class EagerReplayWriter:
         self.floats = {record.given: number for number, record in enumerate(inputs) if record.given is not None}
         self.count = len(inputs)
         self.symbols = symbol_bindings(inputs)
-        self.bound = {name for name, *_ in self.symbols}
+        self.bound = {str(name) for name, *_ in self.symbols}
+        self.made: dict[str, list[Json]] = {}
+        """Symbols for sizes that data decide, and the first result that each is read off."""
+        self.reads_sizes = False
         self.constants: list[torch.Tensor] = []
         self.paths: dict[Target, str] = {}
         self.functions: list[Callable[..., object]] = []
@@ -187,12 +208,12 @@ class EagerReplayWriter:
         return [named_path(target.run), counts, [self.nested(log) for log in target.logs]]
 
     def nested(self, log: NestedLog) -> Json:
-        numbers, count = self.numbers, self.count
-        self.numbers = {id(argument): number for number, argument in enumerate(log.arguments)}
+        numbers, count, made = self.numbers, self.count, self.made
+        self.numbers, self.made = {id(argument): number for number, argument in enumerate(log.arguments)}, {}
         self.count = len(log.arguments)
-        calls: list[Json] = [self.call(call) for call in live_calls(log.calls, log.outputs)]
+        calls: list[Json] = [self.call(call) for call in live_calls(log.calls, log.outputs, self.bound)]
         outputs: list[Json] = [self.row(output) for output in log.outputs]
-        self.numbers, self.count = numbers, count
+        self.numbers, self.count, self.made = numbers, count, made
         return {"calls": calls, "outputs": outputs}
 
     def rows(self, values: Iterable[object]) -> list[Json]:
@@ -237,9 +258,12 @@ class EagerReplayWriter:
             return ["value", self.floats[expr]]
         if isinstance(expr, Real):
             return ["real", [expr.op, *[self.formula(arg) for arg in expr.args]]]
-        if not isinstance(expr, Expr) or not {str(symbol) for symbol in expr.free_symbols()} <= self.bound:
-            raise NotReplayable(f"no input gives the number {expr}")
-        return ["expr", str(expr)]
+        symbols = {str(symbol) for symbol in expr.free_symbols()} - self.bound if isinstance(expr, Expr) else None
+        if symbols is None or not symbols <= self.made.keys():
+            raise NotReplayable(f"neither an input nor the result of a call gives the number {expr}")
+        self.reads_sizes |= bool(symbols)
+        read: list[Json] = [self.made[name] for name in sorted(symbols)]
+        return ["size from data", [str(expr), read]] if read else ["expr", str(expr)]
 
     def result(self, value: object) -> Json:
         if isinstance(value, list | tuple):
@@ -250,6 +274,9 @@ class EagerReplayWriter:
             return None
         if id(value) not in self.numbers:
             self.numbers[id(value)] = self.count
+            for size, attribute, axis in readable_numbers(value):
+                if isinstance(size, Symbol):
+                    self.made.setdefault(str(size), [str(size), self.count, attribute, axis])
             self.count += 1
         return self.numbers[id(value)]
 
@@ -273,16 +300,16 @@ def symbol_bindings(inputs: Sequence[InputRecord]) -> list[list[Json]]:
     """Where each symbol is first read: `["s0", 1, "stride", 0]`."""
     found: dict[str, list[Json]] = {}
     for number, record in enumerate(inputs):
-        for value, attribute, axis in readable_sizes(record):
+        for value, attribute, axis in readable_numbers(record.fake):
             if isinstance(value, Symbol):
                 found.setdefault(str(value), [str(value), number, attribute, axis])
     return list(found.values())
 
 
-def readable_sizes(record: InputRecord) -> Sequence[tuple[object, str, int]]:
+def readable_numbers(value: object) -> Sequence[tuple[object, str, int]]:
     """The sizes and strides of a tensor, or a number, and how each is read."""
-    if isinstance(record.fake, FakeTensor):
-        spec = record.view.spec
+    if isinstance(value, FakeTensor):
+        spec = value.storage_view.spec
         sizes = [(size, "size", axis) for axis, size in enumerate(spec.sizes)]
         return sizes + [(stride, "stride", axis) for axis, stride in enumerate(spec.strides)]
-    return [(record.fake.node.value, "value", 0)] if isinstance(record.fake, SYMBOLIC) else []
+    return [(value.node.value, "value", 0)] if isinstance(value, SYMBOLIC) else []

@@ -16,7 +16,14 @@ from typing import Any
 
 import torch
 
-from kiln.plan import collective_operators, host_operators, recurrent_operators, sparse_operators, triton_operator
+from kiln.plan import (
+    collective_operators,
+    host_operators,
+    packed_operators,
+    recurrent_operators,
+    sparse_operators,
+    triton_operator,
+)
 from kiln.plan.errors import UnknownOperator
 
 
@@ -31,8 +38,8 @@ def find_overload(target: str) -> Any:
 
 
 OWN = (
-    collective_operators.LIBRARY, host_operators.LIBRARY, recurrent_operators.LIBRARY, sparse_operators.LIBRARY,
-    triton_operator.LIBRARY,
+    collective_operators.LIBRARY, host_operators.LIBRARY, packed_operators.LIBRARY,
+    recurrent_operators.LIBRARY, sparse_operators.LIBRARY, triton_operator.LIBRARY,
 )  # fmt: skip
 """Operators that Kiln registers."""
 COLLECTIVES = frozenset(("c10d", "_c10d_functional", "c10d_functional", "_dtensor", collective_operators.NAMESPACE))

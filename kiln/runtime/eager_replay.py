@@ -125,9 +125,9 @@ class EagerReplay:
 
     @cached_property
     def stays_eager(self) -> bool:
-        """No `log` can record branches, loops and hooks, which run as Python, nor floats; others must be run once."""
+        """No `log` can record branches, loops and hooks, which run as Python, nor numbers; others must be run once."""
         is_python = any(isinstance(row[0], ControlFlowTarget | HookTarget) for row in self.program["calls"])
-        return is_python or bool(self.program["nonlinear"] or self.program["floats"])
+        return is_python or any(self.program[kind] for kind in ("nonlinear", "floats", "sizes_from_data"))
 
     def __call__(
         self,
@@ -305,6 +305,9 @@ READERS: Mapping[str, Callable[[_Run, Any], object]] = {
     "value": lambda run, number: run.values[number],
     "tensor": lambda run, number: run.constants[number],
     "expr": lambda run, text: evaluate(parse_int(text), run.symbols),
+    "size from data": lambda run, row: evaluate(
+        parse_int(row[0]), {**run.symbols, **symbol_values(row[1], run.values)}
+    ),
     "real": lambda run, row: REAL_OPS[row[0]](*run.arguments(row[1:])),
     "list": lambda run, rows: run.arguments(rows),
     "tuple": lambda run, rows: tuple(run.arguments(rows)),
@@ -315,11 +318,11 @@ READERS: Mapping[str, Callable[[_Run, Any], object]] = {
 """Kinds of arguments besides constants, which are written as in guards."""
 
 
-def symbol_values(bindings: Sequence[Any], inputs: Sequence[object]) -> dict[str, int]:
-    """Each symbol with its number in these inputs. `["s0", 1, "stride", 0]`: the first stride of the second."""
+def symbol_values(bindings: Sequence[Any], values: Sequence[Any] | Mapping[int, Any]) -> dict[str, int]:
+    """Each symbol with its number in these values. `["s0", 1, "stride", 0]`: the first stride of the second."""
     found: dict[str, int] = {}
     for name, position, what, axis in bindings:
-        found[name] = int(inputs[position] if what == "value" else getattr(inputs[position], what)(axis))
+        found[name] = int(values[position] if what == "value" else getattr(values[position], what)(axis))
     return found
 
 

@@ -32,27 +32,88 @@ def test_lstm_has_gradients(dynamic: str, train: bool) -> None:
     assert compiled.report().regions == 1 and not compiled.report().eager
 
 
-class Packed(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.LSTM(4, 6, batch_first=True, bidirectional=True)
-        self.last = torch.nn.Linear(12, 3)
-
-    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        rnn = torch.nn.utils.rnn
-        packed = rnn.pack_padded_sequence(x * 2, lengths, batch_first=True, enforce_sorted=False)
-        padded, _ = rnn.pad_packed_sequence(self.layer(packed)[0], batch_first=True)
-        return self.last(padded.relu()).sum(1)
+def encode(rnn: Any, x: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    utils, first = torch.nn.utils.rnn, rnn.batch_first
+    packed = utils.pack_padded_sequence(x * 2, lengths, batch_first=first, enforce_sorted=False)
+    out, state = rnn(packed)
+    padded, found = utils.pad_packed_sequence(out, batch_first=first, padding_value=0.5)
+    mean = utils.PackedSequence(out.data.relu(), out.batch_sizes, out.sorted_indices, out.unsorted_indices).data.mean()
+    return padded, found, mean, *(state if isinstance(state, tuple) else (state,))
 
 
-def test_packed_sequences_break_at_three_calls_whatever_their_lengths() -> None:
-    model = Packed()
-    compiled: Any = kiln.compile(model, options={"cache": False})
-    for size, lengths in ((7, [7, 3, 5]), (9, [9, 2, 4]), (6, [1, 6, 6]), (8, [8, 8, 8]), (5, [2, 5, 1])):
-        x, given = torch.randn(3, size, 4), torch.tensor(lengths)
-        torch.testing.assert_close(compiled(x, given), model(x, given))
-    report = compiled.report()
-    assert report.eager == 0 and report.compiles <= 8 and {found.code for found in report.breaks} == {"KILN1002"}
+def gradients(rnn: Any, x: torch.Tensor, results: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    loss = sum(result.square().sum() for result in results if result.requires_grad)
+    return list(torch.autograd.grad(loss, [x, *rnn.parameters()]))  # type: ignore[arg-type]
+
+
+LAYERS = {
+    "lstm": lambda: torch.nn.LSTM(4, 6, num_layers=2, bidirectional=True, batch_first=True),
+    "gru": lambda: torch.nn.GRU(4, 6, bidirectional=True),
+    "tanh": lambda: torch.nn.RNN(4, 6, num_layers=2, bias=False, batch_first=True),
+    "relu": lambda: torch.nn.RNN(4, 6, nonlinearity="relu", dropout=0.0),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_packed_sequences_are_one_graph_for_all_lengths(name: str) -> None:
+    torch.manual_seed(0)
+    rnn = LAYERS[name]().double()
+    fast: Any = kiln.compile(encode, options={"cache": False})
+    for steps, lengths in ((7, [7, 3, 5]), (9, [9, 2, 4]), (6, [1, 6, 6]), (8, [8, 8, 8]), (5, [2, 4, 1])):
+        shape = (len(lengths), steps, 4) if rnn.batch_first else (steps, len(lengths), 4)
+        x, given = torch.randn(shape, dtype=torch.float64, requires_grad=True), torch.tensor(lengths)
+        found, expected = fast(rnn, x, given), encode(rnn, x, given)
+        for mine, eager in zip(
+            (*found, *gradients(rnn, x, found)), (*expected, *gradients(rnn, x, expected)), strict=True
+        ):
+            torch.testing.assert_close(mine, eager)
+            assert mine.stride() == eager.stride()
+        with torch.no_grad():
+            for mine, eager in zip(fast(rnn, x, given), encode(rnn, x, given), strict=True):
+                torch.testing.assert_close(mine, eager)
+    report = fast.report()
+    assert not report.breaks and not report.eager and report.compiles <= 4
+
+
+@pytest.mark.parametrize("lengths", [[3, 4, 1], [4, 2, 0], [5, 2, 1], [4, 3], [4, 3, -1], [4, 3, 1]])
+def test_lengths_that_do_not_fit_are_refused_as_in_eager(lengths: list[int]) -> None:
+    def packed(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        return torch.nn.utils.rnn.pack_padded_sequence(x, lengths).data * 2
+
+    fast, x = kiln.compile(packed, options={"cache": False}), torch.randn(4, 3, 2)
+    fast(x, torch.tensor([4, 3, 2]))
+    answers = []
+    for function in (packed, fast):
+        try:
+            answers.append(function(x, torch.tensor(lengths)).tolist())
+        except RuntimeError as problem:
+            answers.append(str(problem))
+    assert answers[0] == answers[1]
+
+
+def test_layers_on_packed_sequences_have_second_derivatives() -> None:
+    """The region is run again by eager, which reads the sizes that data decide off the results of its calls."""
+    rnn = torch.nn.LSTM(4, 3)
+    fast = kiln.compile(encode, options={"cache": False})
+    given, x = torch.tensor([5, 3]), torch.randn(5, 2, 4, requires_grad=True)
+    seconds = []
+    for function in (encode, fast):
+        (first,) = torch.autograd.grad(function(rnn, x, given)[0].square().sum(), x, create_graph=True)
+        seconds.append(torch.autograd.grad(first.square().sum(), x)[0])
+    torch.testing.assert_close(*seconds)
+
+
+def test_a_packed_sequence_is_passed_in_and_returned() -> None:
+    rnn = torch.nn.GRU(4, 3)
+    fast: Any = kiln.compile(rnn, options={"cache": False})
+    for steps in (5, 4, 7):
+        lengths = torch.tensor([steps, 1, 2])
+        packed = torch.nn.utils.rnn.pack_padded_sequence(torch.randn(steps, 3, 4), lengths, enforce_sorted=False)
+        (found, last), (expected, state) = fast(packed), rnn(packed)
+        assert type(found) is torch.nn.utils.rnn.PackedSequence
+        for mine, eager in zip((*found, last), (*expected, state), strict=True):
+            torch.testing.assert_close(mine, eager)
+    assert not kiln.report_of(fast).breaks
 
 
 class Residual(torch.nn.Module):

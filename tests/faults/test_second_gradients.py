@@ -151,3 +151,26 @@ def test_sizes_stay_sizes() -> None:
     (first,) = torch.autograd.grad(kiln.compile(program, options={"cache": False})(x).sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), x)
     torch.testing.assert_close(second, torch.full_like(x, 8.0))
+
+
+def selected(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    large = x[x > 0].exp()
+    return large.sum() / large.shape[0] + torch.ones(large.shape[0]).sum() * x.mean()
+
+
+def read(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    number = int(counts.sum())
+    return (x[:number] ** 3).sum() * torch.full((number + 1,), 2.0).sum()
+
+
+@pytest.mark.parametrize("function", [selected, read])
+def test_a_replay_reads_sizes_that_data_decide_off_its_results(function: Callable[..., torch.Tensor]) -> None:
+    fast = kiln.compile(function, options={"cache": False})
+    for seed in range(3):
+        torch.manual_seed(seed)
+        x, counts = torch.randn(8, requires_grad=True), torch.randint(1, 4, (2,))
+        seconds = []
+        for each in (function, fast):
+            (first,) = torch.autograd.grad(each(x, counts), x, create_graph=True)
+            seconds.append(torch.autograd.grad(first.square().sum(), x)[0])
+        torch.testing.assert_close(*seconds)

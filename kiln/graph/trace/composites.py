@@ -15,7 +15,7 @@ from kiln.graph.trace.gradients import gradients
 from kiln.graph.trace.log import Target
 from kiln.graph.trace.product_gradient import cumprod, prod
 from kiln.graph.trace.products import linear, matmul
-from kiln.graph.trace.recurrent_layers import ON_LIBRARY, RECURRENT
+from kiln.graph.trace.recurrent_layers import ALWAYS, RECURRENT
 from kiln.graph.trace.resampling import UPSAMPLE_OVERLOADS, interpolate
 
 
@@ -241,7 +241,7 @@ CHECKED: Mapping[Target, Callable[..., object]] = {
     torch.tensor: tensor,
     torch.nn.functional.max_pool1d: max_pool1d,
     torch.max_pool1d: max_pool1d,
-    **ON_LIBRARY,
+    **ALWAYS,
 }
 """Recorded as these whatever their sizes."""
 

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import dropout
 
+from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.trace.log import Target
+from kiln.graph.trace.packed_sequences import on_packed, pack_padded, pad_packed
 from kiln.graph.trace.products import linear
 
 State = tuple[Tensor, ...]
@@ -193,21 +195,35 @@ def by_cudnn(
     return (x, *[parts[0] if len(parts) == 1 else torch.cat(parts) for parts in last])
 
 
+def packed_layers(original: Callable[..., State], data: Tensor, batch_sizes: object, *rest: object) -> State:
+    """`original` on a packed sequence: by `kiln_packed` on a CPU, without projections."""
+    hx, params, *options = cast("tuple[Tensor | Sequence[Tensor], Sequence[Tensor], *tuple[object, ...]]", rest)
+    states = [hx] if isinstance(hx, Tensor) else hx
+    plain = data.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+    if not plain or len(options) != len(RecurrentOptions._fields) - 1 or states[0].size(-1) != states[-1].size(-1):
+        reason = "on packed sequences, layers on CPUs without autocast and projections are known"
+        raise UnsupportedOp(op=original.__name__, reason=reason)
+    given = RecurrentOptions(*[*options, False])  # type: ignore[arg-type]
+    mode, sizes = MODES[original], cast(Tensor, batch_sizes)
+    drops = given.dropout and given.train and given.num_layers > 1
+    if drops or (torch.is_grad_enabled() and any([tensor.requires_grad for tensor in (data, *states, *params)])):
+        return each_direction(on_packed(sizes, mode, linear), data, states, params, given)
+    kind = mode, given.has_biases, given.num_layers, given.bidirectional
+    return tuple(torch.ops.kiln_packed.layers(data, sizes, list(states), list(params), *kind))
+
+
 def layers_of(original: Callable[..., State], other: Callable[[Tensor], Run | None]) -> Callable[..., State]:
     """`original` by cuDNN where eager takes it, else by what `other` has for the input.
 
-    Packed sequences, projections and inputs for which it has nothing are left to `original`.
+    Projections, packed sequences on a GPU and inputs for which it has nothing are left to `original`.
     """
 
     def layers(input: Tensor, hx: Tensor | Sequence[Tensor], params: Sequence[Tensor], *options: object) -> State:
-        is_packed = isinstance(params, Tensor) or (original is torch.lstm and isinstance(hx, Tensor))
+        if isinstance(params, Tensor) or (original is torch.lstm and isinstance(hx, Tensor)):
+            return packed_layers(original, input, hx, params, *options)
         states = [hx] if isinstance(hx, Tensor) else hx
         run: Run | None = None
-        if (
-            not is_packed
-            and len(options) == len(RecurrentOptions._fields)
-            and states[0].size(-1) == states[-1].size(-1)
-        ):
+        if len(options) == len(RecurrentOptions._fields) and states[0].size(-1) == states[-1].size(-1):
             run = partial(by_cudnn, MODES[original]) if is_on_cudnn(input) else other(input)
         if run is None:
             return original(input, hx, params, *options)
@@ -218,7 +234,12 @@ def layers_of(original: Callable[..., State], other: Callable[[Tensor], Run | No
     return layers
 
 
-ON_LIBRARY: Mapping[Target, Callable[..., object]] = {kind: layers_of(kind, lambda x: None) for kind in MODES}
+ALWAYS: Mapping[Target, Callable[..., object]] = {
+    **{kind: layers_of(kind, lambda x: None) for kind in MODES},
+    torch._pack_padded_sequence: pack_padded,
+    torch._pad_packed_sequence: pad_packed,
+}
+"""Recorded as these whatever their sizes."""
 RECURRENT: Mapping[Target, Callable[..., object]] = {
     torch.lstm_cell: lstm_cell,
     torch.gru_cell: cell_of(gru_step),

@@ -44,7 +44,6 @@ from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.iterators import Generator
 from kiln.capture.interpreter.variables.made_namespace import MadeNamespace, module_of
 from kiln.capture.interpreter.variables.mapping import Dict
-from kiln.capture.interpreter.variables.packed_sequences import refuse_packed
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import recorded
 from kiln.native._frames import Dispatcher, Driven
@@ -365,7 +364,6 @@ class Function(Value):
             if WRAPPED_BY_TORCH in original.__dict__ and why_opaque(original):
                 return self.get_attr(s, WRAPPED_BY_TORCH).call(s, args, kwargs, site)
             refuse_opaque(original)
-            refuse_packed(original, args)
             if original.__globals__.get("__name__") in TRANSFORMS and not s.part(TransformScope).active:
                 return call_transform(s, self, args, kwargs)
         return inline(s, self, args, kwargs, site)
