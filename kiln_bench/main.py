@@ -51,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--together", type=int, default=1, help="rows that are compiled at the same time")
     parser.add_argument("--no-first", action="store_true", help="skip the first-call processes")
-    parser.add_argument("--libraries", default="transformers", help="suite capture: also timm, torch (its modules)")
+    parser.add_argument(
+        "--libraries", default="transformers", help="suite capture: also timm, torch (its modules), research"
+    )
     parser.add_argument("--shard", default="0/1", help="suite capture: every n-th model, 0/4 to 3/4")
     parser.add_argument("--modes", default="eval,train,generate", help="suite capture: also export")
     parser.add_argument(

@@ -2,12 +2,14 @@
 
     python -m kiln bench --suite capture --models bert,qwen2_vl --json found.jsonl
     python -m kiln bench --suite capture --libraries timm,torch --json found.jsonl
+    python -m kiln bench --suite capture --libraries research --models attention     small modules, by field
     python -m kiln bench --suite capture --shard 0/8 --json found.jsonl            goes on where the file ends
     python -m kiln bench --suite capture --against torch.compile --models llava
     python -m kiln bench --suite capture --modes export --against ""               programs in processes of their own
     python -m kiln bench --suite capture --modes free --against torch.export       the same with free sizes, and times
 
-Models are small and random (`model_sources.py`), with a process and a time limit each. The table has shares by mode;
+Models are small and random (`model_sources.py`), with a process and a time limit each; those of `research` are called
+with three sizes. The table has shares by mode;
 below it stand the reasons of breaks and the differences, most frequent first.
 """
 
@@ -141,7 +143,7 @@ def table(found: list[CaptureFinding]) -> list[str]:
         names = dict.fromkeys([row["name"] for row in found if row["outcome"] == outcome])
         if names:
             lines.append(f"{outcome}: {len(names)} classes")
-    return lines + export_times(found) + reasons(found)
+    return lines + export_times(found) + changed_sizes(found) + reasons(found)
 
 
 def export_times(found: list[CaptureFinding]) -> list[str]:
@@ -163,6 +165,15 @@ def export_times(found: list[CaptureFinding]) -> list[str]:
         asked, refused = map(sum, zip(*sizes, strict=True))
         lines.append(f"calls with other sizes: {asked}, of which {refused} are refused")
     return lines
+
+
+def changed_sizes(found: list[CaptureFinding]) -> list[str]:
+    """Of the models that are called with several sizes, those compiled more than once for the first and once again."""
+    rows = [row for row in found if row["candidate"] == "kiln" and row.get("calls", 1) > 1 and not row["breaks"]]
+    often = [f"{row['name']} {row['mode']} {row['compiles']}" for row in rows if row["compiles"] > 2]
+    if not rows:
+        return []
+    return [f"calls of several sizes: {len(rows)}, compiled more than twice: {len(often)} {', '.join(often)}".rstrip()]
 
 
 def share(count: int, rows: Sequence[object]) -> str:

@@ -1,16 +1,19 @@
 """Where the models of the suite `capture` come from.
 
-    for entry in entries(["transformers", "timm", "torch"]):
+    for entry in entries(["transformers", "timm", "torch", "research"]):
         subject = entry.build()
 
 Of transformers each class of model; of timm the smallest model of each series ("resnet", "seresnext") of each of its
-files; of torch each module of its database, with the first inputs that the database has.
+files; of torch each module of its database, with the first inputs that the database has; of
+`research/` each class, with calls of other sizes.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
+import pkgutil
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import cast
@@ -19,8 +22,10 @@ import torch
 from torch import nn
 
 from kiln.support.optional import load_required
+from kiln_bench.capture import research
 from kiln_bench.capture.architectures import SIZES, Architecture, architectures, small_config
 from kiln_bench.capture.inputs import attempts
+from kiln_bench.capture.research.sample import SAMPLES, Sample
 from kiln_bench.capture.subject import MOST_PARAMETERS, CaptureEntry, Inputs, NotBuilt, Subject, not_built, with_inputs
 from kiln_bench.databases import database
 
@@ -156,6 +161,21 @@ def torch_module(number: int) -> Subject:
     raise not_built(problems) if problems else NotBuilt("the database has no inputs for a CPU")
 
 
+# ------------------------------------------------------------------------------------------------ research
+
+
+def of_research() -> Iterator[CaptureEntry]:
+    for file in pkgutil.iter_modules(research.__path__):
+        importlib.import_module(f"{research.__name__}.{file.name}")
+    for name, found in SAMPLES.items():
+        yield CaptureEntry(found.field, f"research.{name}", functools.partial(research_module, name, found))
+
+
+def research_module(name: str, found: Sample) -> Subject:
+    inputs, *more = found.calls()
+    return Subject(f"research.{name}", found.model().eval(), inputs, tuple(more))
+
+
 LIBRARIES: Mapping[str, Callable[[], Iterator[CaptureEntry]]] = {
-    "transformers": of_transformers, "timm": of_timm, "torch": of_torch,
+    "transformers": of_transformers, "timm": of_timm, "torch": of_torch, "research": of_research,
 }  # fmt: skip

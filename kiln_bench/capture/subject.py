@@ -26,6 +26,8 @@ class Subject:
     name: str
     model: nn.Module
     inputs: Inputs
+    more: tuple[Inputs, ...] = ()
+    """Of further calls, with other sizes."""
 
 
 class NotBuilt(Exception):

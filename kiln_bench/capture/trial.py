@@ -45,6 +45,7 @@ class CaptureFinding(TypedDict, total=False):
     mode: str
     outcome: str
     detail: str
+    calls: int
     regions: int
     compiles: int
     breaks: list[list[str]]
@@ -57,6 +58,8 @@ class CaptureFinding(TypedDict, total=False):
 
 def calls_of(subject: Subject, mode: Mode) -> list[Inputs]:
     """The calls to compare: that with the inputs, and with free sizes with more rows, and with longer sequences."""
+    if mode in FREE and subject.more:
+        return [subject.inputs, *subject.more]
     tokens = subject.inputs.get("input_ids")
     shape = (
         tokens.shape
@@ -197,16 +200,17 @@ def peer_facts() -> CaptureFinding:
 
 
 def trial(subject: Subject, candidate: str, mode: Mode) -> CaptureFinding:
-    """Compare one call with eager."""
+    """Compare a call with eager, and those with other sizes where there are some."""
     # The subject's own model stays as it was: one that keeps results of a training step cannot be copied.
     model, eager_model, again = [copy.deepcopy(subject.model).train(mode == "train") for _ in range(3)]
 
     def run(called: Callable[..., object], module: nn.Module) -> list[object]:
         if mode == "generate":
             return tokens(called, module, subject.inputs)
-        return results(called, module, subject.inputs, mode)
+        calls = [subject.inputs, *subject.more]
+        return [value for inputs in calls for value in results(called, module, inputs, mode)]
 
-    found: CaptureFinding = {"name": subject.name, "candidate": candidate, "mode": mode}
+    found: CaptureFinding = {"name": subject.name, "candidate": candidate, "mode": mode, "calls": 1 + len(subject.more)}
     try:
         start = time.perf_counter()
         expected = run(eager_model.forward if mode == "generate" else eager_model, eager_model)

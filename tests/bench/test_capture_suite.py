@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 
 import pytest
@@ -154,6 +155,46 @@ def test_modules_of_torch() -> None:
     assert list(subject.inputs) == ["input1", "input2"]
     rows = [*trials(found["torch.nn.Bilinear"], "kiln", ("eval", "train"))]
     assert [(row["outcome"], row["breaks"]) for row in rows] == [("equal", [])] * 2
+
+
+RESEARCH = [entry.title for entry in entries(["research"])]
+
+
+def check_research(title: str) -> None:
+    """Equal to eager in three calls of different sizes, in evaluation and training, as one graph."""
+    [entry] = [entry for entry in entries(["research"]) if entry.title == title]
+    for row in trials(entry, "kiln", ("eval", "train")):
+        assert (row["outcome"], row["calls"]) == ("equal", 3), row.get("detail")
+        assert {code for code, _, _ in row["breaks"]} <= KNOWN_BREAKS.get(title, set()), row["breaks"]
+
+
+KNOWN_BREAKS: dict[str, set[str]] = {}
+"""Codes of the modules that are not one graph."""
+
+
+@pytest.mark.parametrize("title", random.Random(3130007).sample(RESEARCH, 12))
+def test_some_research_modules(title: str) -> None:
+    check_research(title)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("title", RESEARCH)
+def test_all_research_modules(title: str) -> None:
+    check_research(title)
+
+
+def test_research_modules_have_fields_and_calls() -> None:
+    """A field for each file; the calls of a module differ in rows and lengths."""
+    found = {entry.title: entry for entry in entries(["research"])}
+    assert found["research.RotaryAttention"].family == "attention"
+    subject = found["research.RotaryAttention"].build()
+    shapes = [x.shape for call in calls_of(subject, "free") if isinstance(x := call["x"], torch.Tensor)]
+    assert shapes == [(2, 8, 32), (3, 13, 32), (5, 18, 32)]
+    rows = [*trials(found["research.RotaryAttention"], "kiln", ("eval",))]
+    assert "calls of several sizes: 1, compiled more than twice: 0" in table(rows)
+    assert "calls of several sizes: 1, compiled more than twice: 1 research.RotaryAttention eval 4" in table(
+        [{**rows[0], "compiles": 4}]
+    )
 
 
 def test_the_smallest_models_of_timm() -> None:

@@ -180,6 +180,21 @@ def legacy_constructors(x):
 
 
 @TABLE.add(vector(3))
+def legacy_tensor_class(x):
+    a = torch.Tensor([True, 2, 0.5]) + torch.Tensor((1, x.shape[0], 3))
+    b = torch.Tensor(2, x.shape[0]).zero_() + torch.Tensor(x.shape).zero_() + torch.Tensor(x * 2)
+    return x + a + b, torch.Tensor().dtype, torch.Tensor([[1.0], [2.0]]).shape, torch.Tensor(x.int()).dtype
+
+
+@TABLE.add(vector(3))
+def legacy_size_that_is_a_truth_value(x):
+    try:
+        return torch.Tensor(True) + x
+    except TypeError as error:
+        return str(error)
+
+
+@TABLE.add(vector(3))
 def legacy_new(x):
     return x.new(3).fill_(2.0) + x.new([1.0, 2.0, 3.0]) + x.new_tensor(4.0) + x.new_zeros(3)
 

@@ -3,6 +3,9 @@
 Variable(x)                    x.detach()
 torch.FloatTensor([1, 2])      torch.tensor([1, 2], dtype=torch.float32, device="cpu")
 torch.FloatTensor(2, 3)        torch.empty((2, 3), dtype=torch.float32, device="cpu")
+torch.Tensor(x)                torch.ops.aten.alias(x)
+
+`torch.Tensor` makes tensors of the default dtype, which is guarded for every frame.
 """
 
 from __future__ import annotations
@@ -42,13 +45,23 @@ def variable(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return made
 
 
-def legacy_constructor(cls: type, dtype: torch.dtype) -> Handler:
+def is_size(value: Value) -> bool:
+    kind = value.python_type()
+    return issubclass(kind, int) and not issubclass(kind, bool)
+
+
+def legacy_constructor(cls: type, dtype: torch.dtype | None) -> Handler:
+    """`dtype` None: the default one, and that of a tensor which is given."""
+
     def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-        options = {"dtype": s.const(dtype), "device": s.const(torch.device("cpu"))}
+        made = dtype or torch.get_default_dtype()
+        options = {"dtype": s.const(made), "device": s.const(torch.device("cpu"))}
         first = args[0] if args else None
-        if kwargs or isinstance(first, Tensor):
+        if kwargs or (isinstance(first, Tensor) and dtype is not None):
             raise UnsupportedCall(function=f"torch.{cls.__name__}", why="it is called with a tensor or with keywords")
-        if first is None or all(issubclass(arg.python_type(), int) for arg in args):
+        if isinstance(first, Tensor) and len(args) == 1:
+            return record(s, torch.ops.aten.alias.default, [first], {})
+        if first is None or all([is_size(arg) for arg in args]):
             return record(s, torch.empty, [Tuple(list(args)) if args else s.const((0,))], options)
         if first.python_type() is torch.Size:
             return record(s, torch.empty, [first], options)
@@ -61,3 +74,4 @@ def legacy_constructor(cls: type, dtype: torch.dtype) -> Handler:
 
 for _cls, _dtype in LEGACY.items():
     handles(_cls)(legacy_constructor(_cls, _dtype))
+handles(torch.Tensor)(legacy_constructor(torch.Tensor, None))
