@@ -169,7 +169,7 @@ def export_times(found: list[CaptureFinding]) -> list[str]:
 
 def changed_sizes(found: list[CaptureFinding]) -> list[str]:
     """Of the models that are called with several sizes, those compiled more than once for the first and once again."""
-    rows = [row for row in found if row["candidate"] == "kiln" and row.get("calls", 1) > 1 and not row["breaks"]]
+    rows = [row for row in found if row["candidate"] == "kiln" and row.get("calls", 1) > 1 and row.get("breaks") == []]
     often = [f"{row['name']} {row['mode']} {row['compiles']}" for row in rows if row["compiles"] > 2]
     if not rows:
         return []
