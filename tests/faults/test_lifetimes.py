@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 from collections.abc import Callable, Iterator
@@ -203,6 +204,37 @@ def test_a_compile_keeps_nothing_alive(
     watched = watch(x, w, y)
     del x, w, y
     assert all(thing() is None for thing in watched)
+
+
+class State:
+    """What `called` reads, a global variable."""
+
+    function: Callable[[Tensor], Tensor]
+
+
+STATE = State()
+
+
+def inner_function() -> Callable[[Tensor], Tensor]:
+    weight = torch.ones(3)
+    return lambda x: x * weight
+
+
+def called(x: Tensor) -> Tensor:
+    return STATE.function(x)
+
+
+@pytest.mark.parametrize("make", [inner_function, lambda: functools.partial(inner_function())])
+def test_a_function_among_the_globals_is_freed(
+    make: Callable[[], Callable[[Tensor], Tensor]], no_collection: None
+) -> None:
+    """What the capture had read of the globals led back to them."""
+    compiled = kiln.compile(called, backend="eager")
+    STATE.function = make()
+    compiled(torch.ones(3))
+    gone = weakref.ref(STATE.function)
+    del STATE.function
+    assert gone() is None
 
 
 @pytest.mark.parametrize("calls", [0, 1, 2])

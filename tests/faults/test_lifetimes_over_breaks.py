@@ -157,6 +157,58 @@ def tensor() -> object:
     return ref() is None, total
 
 
+def finalizer_behind_a_break() -> object:
+    log: list[str] = []
+    noisy = Noisy(log)
+    opaque(noisy)
+    log.append("before")
+    del noisy
+    log.append("after")
+    noisy = Noisy(log)
+    opaque(noisy)
+    noisy = None  # type: ignore[assignment]
+    return [*log, len(log)]
+
+
+def finalizer_of_what_is_held_elsewhere() -> object:
+    log: list[str] = []
+    noisy = other = Noisy(log)
+    opaque(noisy)
+    del noisy
+    log.append("after")
+    opaque(other)
+    return list(log)
+
+
+def reference_made_behind_a_break() -> object:
+    refs: list[weakref.ref[Thing]] = []
+    thing = Thing()
+    opaque(refs)
+    refs.append(weakref.ref(thing))
+    alive = refs[-1]() is not None
+    del thing
+    return alive, refs[-1]() is None
+
+
+def reference_made_behind_a_break_in_a_callee() -> object:
+    def inner(thing: Thing) -> object:
+        opaque()
+        ref = weakref.ref(thing)
+        del thing
+        return ref() is None
+
+    return inner(Thing())
+
+
+def reference_to_a_tensor_made_behind_a_break() -> object:
+    y = torch.ones(4) * 2
+    opaque()
+    ref = weakref.ref(y)
+    z = y + 1
+    del y
+    return ref() is None, z.tolist()
+
+
 PROGRAMS = [
     value for value in list(globals().values()) if getattr(value, "__annotations__", None) == {"return": "object"}
 ]

@@ -86,7 +86,7 @@ from kiln.capture.interpreter.speculation import (
 from kiln.capture.interpreter.suspension_codegen import write_returned, write_suspension
 from kiln.capture.interpreter.variables.counted_range import loops_left
 from kiln.capture.interpreter.variables.dtensor import register_dtensors
-from kiln.capture.interpreter.variables.function import namespace, shared_cell, unguarded_modules
+from kiln.capture.interpreter.variables.function import forget_globals, namespace, shared_cell, unguarded_modules
 from kiln.capture.interpreter.variables.hashed_key import KeyComparisons
 from kiln.capture.interpreter.variables.iterators import forget_callers, is_dropped_late, suspended_generator
 from kiln.capture.interpreter.variables.made_class import detach, refuse_stand_ins
@@ -258,6 +258,7 @@ def capture_frame(
             try:
                 return attempt(found.given_to(state), function, locals, callbacks)
             except (*FINDINGS, NoHint, DataDependentSize) as finding:
+                drop_tracebacks(finding)
                 if until_values and state.asked_is_compiling and not isinstance(finding, WITHOUT_VALUES):
                     return Capture(None, [], asked_is_compiling=True)
                 made = value_needed(state, finding) if isinstance(finding, KilnError) else finding
@@ -296,6 +297,7 @@ def leave(state: CaptureState) -> None:
     restore_modes(state)
     detach(state)
     forget_callers(state)
+    forget_globals(state)
     state.close()
 
 

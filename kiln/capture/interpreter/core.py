@@ -505,9 +505,10 @@ class CaptureState:
         return found  # type: ignore[return-value]
 
     def close(self) -> None:
-        """The capture is over. Some parts, and the shape environment of its regions, refer to the state: it would wait
-        for the garbage collector, or live as long as they."""
+        """The capture is over. Some parts, the shape environment of its regions, and breaks by their frames refer to
+        the state: it would wait for the garbage collector, or live as long as they."""
         self._parts.clear()
+        self.stops = {}
         self.recorder.held.clear()
         self.recorder.env.assume_number = self.recorder.env.number_in_front = None
 

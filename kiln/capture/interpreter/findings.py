@@ -11,16 +11,17 @@ from kiln.capture.interpreter.changed_numbers import NumberChanges
 from kiln.capture.interpreter.core import CaptureState
 from kiln.capture.interpreter.data_values import LATER, LENGTH, DataSizes, Instruction, Place, SizesMatch, ValueNeeded
 from kiln.capture.interpreter.host_draws import Outline, call_outlined
+from kiln.capture.interpreter.late_finalizers import BreakBehind
 from kiln.capture.interpreter.variables.counted_range import Loops, LoopsLeft
 from kiln.capture.interpreter.variables.function import Outlined
 from kiln.capture.interpreter.variables.weak_references import WatchLifetimes, watch_lifetimes
 from kiln.support.records import dataclass
 from kiln.symbolic.relation import Relation
 
-Finding: TypeAlias = Outline | NumberChanges | LoopsLeft | WatchLifetimes | SizesMatch | ValueNeeded
-FINDINGS = (Outline, NumberChanges, LoopsLeft, WatchLifetimes, SizesMatch, ValueNeeded)
+Finding: TypeAlias = Outline | NumberChanges | LoopsLeft | WatchLifetimes | BreakBehind | SizesMatch | ValueNeeded
+FINDINGS = (Outline, NumberChanges, LoopsLeft, WatchLifetimes, BreakBehind, SizesMatch, ValueNeeded)
 """They end an attempt; the next one begins with them."""
-WITHOUT_VALUES = (Outline, NumberChanges, LoopsLeft, WatchLifetimes)
+WITHOUT_VALUES = (Outline, NumberChanges, LoopsLeft, WatchLifetimes, BreakBehind)
 """Those that have nothing to do with values of tensors."""
 
 
@@ -57,6 +58,8 @@ class Findings:
             self.matching |= {found.relation}
         elif isinstance(found, WatchLifetimes):
             self.watching = True
+        elif isinstance(found, BreakBehind):
+            self.stops[found.step.number, found.step.step] = found.stop
         elif isinstance(found, LoopsLeft):
             self.counted |= found.made_at
         else:

@@ -387,9 +387,8 @@ class SymbolicFrame:
         rows, watch = self.rows, self.state.watch
         while self.running:
             at = self.at = self.ip
-            handler, arg, breaks = rows[at]
-            if breaks:
-                self.saved = self.stack.copy()
+            handler, arg, _ = rows[at]
+            self.saved = self.stack.copy()  # the graph may be broken here, also where no attempt came before
             self.consumed = self.state.counters.consumed
             self.step += 1
             self.stop_if_asked()
@@ -534,11 +533,9 @@ def running_frame(s: CaptureState) -> SymbolicFrame:
 
 def dropped_arguments(frame: SymbolicFrame) -> list[Value]:
     """The arguments of the resume function that runs that no frame holds any more: eager may have freed them."""
-    held: set[int] = set()
+    held = set(map(id, frame.pending.arguments if frame.pending is not None else ()))  # else its callee has taken them
     while True:
         held.update(map(id, (*frame.locals.values(), *frame.cells.values(), *frame.stack, *frame.handled)))
-        if frame.pending is not None:
-            held.update(map(id, frame.pending.arguments))
         if frame.parent is None:
             return [value for value in frame.given if id(value) not in held]
         frame = frame.parent

@@ -14,19 +14,23 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 
 from kiln.capture.interpreter.core import MISSING, CaptureState, Token, Value
-from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
+from kiln.capture.interpreter.frame import SymbolicFrame, dropped_arguments, running_frame
 from kiln.capture.interpreter.native_calls import NativeCalls, Natives
 from kiln.capture.interpreter.variables.choice import Choice
+from kiln.runtime.guards.source import StepSource
 
 NOT_FOLLOWED = (type, types.ModuleType, types.CodeType, CaptureState, Natives, str, bytes, int, float)
-UNSEEN = frozenset(("decoded", "globals", "original", "parent", "referent", "rows", "saved", "source", "state"))
+UNSEEN = frozenset(
+    ("decoded", "given", "globals", "original", "parent", "pending", "referent", "rows", "saved", "source", "state")
+)
 """Attributes of values and frames that hold nothing of the program, or more than it holds."""
 WEAK = "referent"
 
 
 def is_alive(s: CaptureState, value: Value, *, running: bool = True) -> bool | None:
     """`running`: within an instruction, which holds its operands; not behind it."""
-    if value.source is not None or value.real() is not MISSING or s.frame is None:
+    outside = value.source is not None or value.real() is not MISSING
+    if s.frame is None or (outside and not is_dropped_argument(s, value)):
         return True  # the caller holds it, or what leads to it; or the code that is written holds all that it builds
     inner = running_frame(s)
     if id(value) in reached(s, [*roots(s, inner), *(inner.saved if running else [])]):
@@ -35,7 +39,20 @@ def is_alive(s: CaptureState, value: Value, *, running: bool = True) -> bool | N
     seen_by_c = [] if natives is None else [natives.reals, natives.values, natives.errors]
     if id(value) in reached(s, [*outer_operands(inner), *s._parts.values(), *s.classes.made.values(), *seen_by_c]):
         return None
-    return None if is_in_garbage(value) else False
+    return None if outside or is_in_garbage(value) else False
+
+
+def is_dropped_argument(s: CaptureState, value: Value) -> bool:
+    """Whether it has come as an argument of the resume function that runs, or by way of one, which no frame holds any
+    more. The caller of the resume function still does."""
+    source = value.source
+    while isinstance(source, StepSource):
+        source = source.base
+    return any(value is given or (source is not None and source == given.source) for given in dropped(s))
+
+
+def dropped(s: CaptureState) -> list[Value]:
+    return [value for value in dropped_arguments(running_frame(s)) if not value.is_constant]
 
 
 def stale_keys(s: CaptureState, keys: Mapping[Token, Value]) -> bool:

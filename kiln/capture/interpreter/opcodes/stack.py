@@ -10,6 +10,7 @@ import types
 from kiln.capture.interpreter.breaks import Raised, UnsupportedCall, UnsupportedOpcode
 from kiln.capture.interpreter.core import MISSING, CaptureState, Value
 from kiln.capture.interpreter.frame import SymbolicFrame, opcode, push_callable, read_variable
+from kiln.capture.interpreter.late_finalizers import break_behind
 from kiln.capture.interpreter.variables.constant import PLAIN, TORCH, Constant
 from kiln.capture.interpreter.variables.function import Cell
 from kiln.capture.interpreter.variables.mapping import Dict
@@ -76,10 +77,13 @@ def store_fast(frame: SymbolicFrame, name: str) -> None:
     value = frame.stack.pop()
     if frame.unread:
         read_variable(frame, name)
+    old = frame.locals.pop(name, None) if frame.is_resumed else None
     if value is None:
         frame.locals.pop(name, None)
     else:
         frame.locals[name] = value
+    if old is not None:
+        break_behind(frame, old)
 
 
 @opcode("STORE_FAST_OR_CELL")
@@ -100,8 +104,11 @@ def store_fast_or_cell(frame: SymbolicFrame, name: str) -> None:
 def delete_fast(frame: SymbolicFrame, name: str) -> None:
     if frame.unread:
         read_variable(frame, name)
-    if frame.locals.pop(name, None) is None:
+    old = frame.locals.pop(name, None)
+    if old is None:
         raise unbound(frame, UnboundLocalError, name)
+    if frame.is_resumed:
+        break_behind(frame, old)
 
 
 @opcode("POP_TOP")

@@ -287,6 +287,12 @@ def namespace(s: CaptureState, dictionary: dict[str, object], function: Source |
     return found
 
 
+def forget_globals(s: CaptureState) -> None:
+    """The capture is over: functions among the globals lead back to them, and would hold what they have seen."""
+    for space in s.part(FunctionTables).namespaces.values():
+        space.values.clear()
+
+
 @final
 class Function(Value):
     """A Python function, from outside (`original`) or made in the frame."""
