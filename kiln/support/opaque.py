@@ -36,6 +36,11 @@ INTERPRETED = TRANSFORMS | {
 }
 """Modules of these packages that are interpreted."""
 INTERPRETED_PARTS = {
+    "torch.nn.attention.flex_attention": frozenset((
+        *("create_block_mask", "_convert_mask_to_block_mask", "_create_sparse_block_from_block_mask", "BlockMask"),
+        *("_dense_to_ordered", "_ordered_to_dense", "_transpose_ordered", "_broadcast_to_dim"),
+        *("_round_up_to_multiple", "_get_mod_type", "noop_mask", "and_masks", "or_masks"),
+    )),
     "torch._higher_order_ops.invoke_subgraph": frozenset(("mark_compile_region",)),
     "torch.export._unlift": frozenset(("_create_stateful_graph_module", "_check_input_constraints_pre_hook")),
     "torch._export.non_strict_utils": frozenset((

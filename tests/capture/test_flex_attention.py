@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import (
+    AuxRequest,
+    BlockMask,
+    and_masks,
+    create_block_mask,
+    create_mask,
+    flex_attention,
+)
 
 import kiln
 from kiln.api import report_of
@@ -107,3 +114,24 @@ def test_errors_are_torchs() -> None:
     for shape, error in (((1, 1, 8, 4), ValueError), ((8, 4), NotImplementedError), ((2, 2, 8, 4), ValueError)):
         with pytest.raises(error):
             kiln.compile(program, backend="eager")(torch.randn(1, 2, 8, 4), torch.randn(shape))
+
+
+def within_documents(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    size, document = q.shape[2], torch.arange(q.shape[2]) // 3
+
+    def same(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Any:
+        return document[i] == document[j]
+
+    mask = create_block_mask(and_masks(causal, same), None, None, size, size, device="cpu", BLOCK_SIZE=(8, 4))
+    dense = create_mask(causal, 1, 1, size, size, "cpu")
+    counts = mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.q_indices, mask.to_dense(), dense
+    return flex_attention(q, k, v, block_mask=mask), *counts
+
+
+def test_block_masks_that_are_made_inside() -> None:
+    fast = kiln.compile(within_documents, fullgraph=True, options={"cache": False})
+    for size in (8, 13, 21, 32):
+        q, k, v = (torch.randn(2, 2, size, 4) for _ in range(3))
+        for mine, eager in zip(fast(q, k, v), within_documents(q, k, v), strict=True):
+            torch.testing.assert_close(mine, eager)
+    assert report_of(fast).compiles == 2

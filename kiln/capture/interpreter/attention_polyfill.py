@@ -10,10 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
+from torch.nn.attention.flex_attention import (
+    AuxOutput,
+    AuxRequest,
+    BlockMask,
+    _get_mod_type,
+    _ModificationType,
+)
 from torch.nn.functional import scaled_dot_product_attention
 
 from kiln.capture.interpreter.transform_polyfills import index_by_tensors
@@ -38,6 +45,30 @@ def everywhere(function: Callable[..., Tensor], *first: int) -> Callable[..., Te
         dims = tuple([0 if number == place else None for number in range(4)])
         function = torch.vmap(function, in_dims=(*first, *dims))
     return function
+
+
+def create_mask(
+    mod_fn: Callable[..., Tensor],
+    B: int | None,
+    H: int | None,
+    Q_LEN: int,
+    KV_LEN: int,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """The mask as a tensor; of a score function, where the score is not -inf."""
+    if device is None:
+        device = torch.accelerator.current_accelerator() or "cpu"
+    sizes = [1 if B is None else B, 1 if H is None else H, Q_LEN, KV_LEN]
+    places = [torch.arange(0, size, device=device) for size in sizes]
+    with IndexByTensors():
+        if _get_mod_type(mod_fn) == _ModificationType.SCORE_MOD:
+            return ~torch.isneginf(everywhere(mod_fn, 0)(torch.zeros(sizes, device=device), *places))
+        return everywhere(mod_fn)(*places)
+
+
+def annotate(annotation_dict: dict[str, object]) -> nullcontext[None]:
+    """What torch's own tracer reads."""
+    return nullcontext()
 
 
 def flex_attention(

@@ -34,6 +34,44 @@ def autograd_grad(
     return tuple([torch.zeros_like(x) if grad is None else grad for grad, x in zip(found, inputs, strict=True)])
 
 
+def batched_grad(
+    outputs: Tensor | Sequence[Tensor],
+    inputs: Tensor | Sequence[Tensor],
+    grad_outputs: Tensor | Sequence[Tensor | None],
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    allow_unused: bool | None = None,
+    materialize_grads: bool = False,
+) -> tuple[Tensor | None, ...]:
+    """`torch.autograd.grad` with `is_grads_batched`: the first dimension of the gradients of outputs is mapped over."""
+    given = (grad_outputs,) if isinstance(grad_outputs, Tensor) else tuple(grad_outputs)
+    used: list[bool] = []
+
+    def of_one(*tangents: Tensor | None) -> tuple[Tensor, ...]:
+        found = torch.autograd.grad(
+            outputs,
+            inputs,
+            tangents,
+            retain_graph=retain_graph,
+            create_graph=create_graph,
+            allow_unused=True if materialize_grads and allow_unused is None else allow_unused,
+            materialize_grads=materialize_grads and allow_unused is False,  # an error
+        )
+        used.extend([grad is not None for grad in found])
+        return tuple([grad for grad in found if grad is not None])
+
+    dims = tuple([None if tangent is None else 0 for tangent in given])
+    found = iter(torch.vmap(of_one, in_dims=dims)(*given))
+    made = [next(found) if is_used else None for is_used in used]
+    if materialize_grads:  # of an input that is not used: once
+        leaves = (inputs,) if isinstance(inputs, Tensor) else inputs
+        made = [
+            torch.zeros_like(x, requires_grad=create_graph) if grad is None else grad
+            for grad, x in zip(made, leaves, strict=True)
+        ]
+    return tuple(made)
+
+
 def linearize(func: Callable[..., object], *primals: object) -> tuple[object, Callable[..., object]]:
     """The output, and the function of tangents."""
 

@@ -15,6 +15,7 @@ from functools import partial
 from typing import final
 
 import torch
+import torch.fx.traceback
 import torch.nn.attention.flex_attention
 from torch._ops import OpOverload
 
@@ -301,5 +302,7 @@ for _original, _replacement in (
     (torch.ops.higher_order.scan, control_flow.scan_operator),
     (torch._higher_order_ops.associative_scan, control_flow.associative_scan),
     (torch.nn.attention.flex_attention.flex_attention, attention_polyfill.flex_attention),
+    (torch.nn.attention.flex_attention.create_mask, attention_polyfill.create_mask),
+    (torch.fx.traceback.annotate, attention_polyfill.annotate),
 ):
     handles_at_site(_original)(in_place_of(_replacement))

@@ -27,6 +27,7 @@ from kiln.capture.interpreter.builtins.torch_functions import NONE
 from kiln.capture.interpreter.core import Args, CaptureState, Codegen, Handler, Kwargs, Value, handles, will_change
 from kiln.capture.interpreter.effects import SideEffect
 from kiln.capture.interpreter.frame import running_frame
+from kiln.capture.interpreter.transform_polyfills import batched_grad
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Tuple, all_items
@@ -209,11 +210,22 @@ def in_tuple(s: CaptureState, value: Value) -> Value:
     return Tuple(all_items(s, value))
 
 
+GRAD = (
+    *("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph", "only_inputs", "allow_unused"),
+    *("is_grads_batched", "materialize_grads"),
+)
+"""The parameters of `torch.autograd.grad`."""
+
+
 @handles(torch.autograd.grad)
 @of_iterables
 def autograd_grad(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    given = bound(("outputs", "inputs"), args, kwargs)
+    given = bound(GRAD, args, kwargs)
     inputs = given.get("inputs")
+    batched = given.get("is_grads_batched")
+    if batched is not None and batched.is_constant and batched.constant(s) is True and not isinstance(inputs, Dict):
+        own = {name: value for name, value in given.items() if name not in ("is_grads_batched", "only_inputs")}
+        return s.wrap(batched_grad, None).call(s, [], own)
     named = [value for _, value in inputs.items(s).values()] if isinstance(inputs, Dict) else None
     roots, wanted = one_or_several(s, given.get("outputs")), named or one_or_several(s, inputs)
     if all(isinstance(value, Tensor) and not is_wrapped(value.fake) for value in (*roots, *wanted)):
