@@ -117,7 +117,7 @@ def transposed_cases() -> list[Case]:
 
 
 def few_rows_cases() -> list[Case]:
-    """Tiles of a few numbers per lane, whole and in part, next to each other and apart."""
+    """Tiles of a few numbers per lane, whole and in part, next to each other, apart and backwards."""
     cases = []
     for rows in (2, 3, 4, 5, 7):
         for dtype, name in ((F32, "f32"), (torch.float64, "f64"), (torch.bfloat16, "bf16"), (torch.bool, "b8")):
@@ -125,15 +125,18 @@ def few_rows_cases() -> list[Case]:
             shapes = {"x": (60, rows), "y": (rows, 60), "z": (60, rows + 1)}
             params = ", ".join(f"{key}: {name}[{first}, {second}]" for key, (first, second) in shapes.items())
             results = params.replace("x:", "out:").replace("y:", "away:").replace("z:", "far:")
+            results += f", back: {name}[60, {rows}]"
             text = f"""
                 kernel few{rows}{name}({params} -> {results}) units (i1: {rows}, i0: 60) strip 16
                     phase ():
                         out[i0, i1] = {op}(load x[i0, i1])
                         away[i1, i0] = {op}(load z[i0, i1])
                         far[i0, i1] = {op}(load y[i1, i0])
+                        back[i0, i1] = {op}(load x[59 - i0, i1])
             """
             tensors = {key: (randn(*shape) * 3).to(dtype) for key, shape in shapes.items()}
             tensors |= {"out": tensors["x"].clone(), "away": tensors["y"].clone(), "far": tensors["z"].clone()}
+            tensors["back"] = tensors["x"].clone()
             cases += [Case.of(text, tensors, pieces) for pieces in (1, 7)]
     return cases
 
@@ -171,16 +174,19 @@ def part_cases() -> list[Case]:
 
 
 def backward_cases() -> list[Case]:
-    text = """
-        kernel back(x: f32[3, 45], y: b8[45], z: bf16[45] -> out: f32[3, 45], b: b8[45], c: bf16[45]) units ()
+    results = "out: f32[3, 45], b: b8[45], c: bf16[45], d: u8[45]"
+    text = f"""
+        kernel back(x: f32[3, 45], y: b8[45], z: bf16[45], u: u8[45] -> {results}) units ()
             phase (i0: 3, i1: 45 vector):
                 out[i0, i1] = neg(load x[i0, 44 - i1])
             phase (i1: 45 vector):
                 b[i1] = logical_not(load y[44 - i1])
                 c[i1] = neg(load z[44 - i1])
+                d[i1] = load u[44 - i1]
     """
     tensors = {"x": randn(3, 45), "y": randn(45) > 0, "z": randn(45, dtype=torch.bfloat16)}
     tensors |= {"out": randn(3, 45), "b": tensors["y"].clone(), "c": tensors["z"].clone()}
+    tensors |= {"u": torch.arange(45, dtype=torch.uint8), "d": torch.zeros(45, dtype=torch.uint8)}
     return [Case.of(text, tensors)]
 
 

@@ -21,6 +21,7 @@ from kiln.loops.kernel.passes.fast_math import FastMath
 from kiln.loops.kernel.passes.fuse_erf import FuseErf
 from kiln.loops.kernel.passes.hoist_loads import HoistLoads
 from kiln.loops.kernel.passes.loop_rows import LoopRows
+from kiln.loops.kernel.passes.move_bits import MoveBits
 from kiln.loops.kernel.passes.online_softmax import OnlineSoftmax
 from kiln.loops.kernel.passes.pipeline import CPP_PASSES, TRITON_PASSES, KernelPass, run_kernel_passes
 from kiln.loops.kernel.passes.round_halves import RoundHalves
@@ -102,14 +103,33 @@ DOUBLES = """
         phase (i1: 40):
             out[i0, i1] = mul(load x[i0, i1], convert(load y[i1], f64))
 """
+FLIP = """
+    kernel flip(x: bf16[s0, 40], m: b8[s0, 40], c: i64[40] -> out: bf16[s0, 40], n: b8[s0, 40]; s0) units (i0: s0)
+        phase (i1: 40):
+            out[i0, i1] = where(gt(load c[i1], i64(9)), load x[i0, 39 - i1], bf16(-1.5))
+            n[i0, i1] = load m[i0, 39 - i1]
+"""
+CHOSEN = """
+    kernel chosen(x: bf16[s0, 40], m: b8[s0, 40] -> out: bf16[s0, 40]; s0) units (i0: s0)
+        phase (i1: 40):
+            out[i0, i1] = where(load m[i0, i1], load x[i0, 39 - i1], bf16(0.0))
+"""
+ROWS_OF_BOOLS = """
+    kernel rows(m: b8[s0, 40] -> n: b8[s0, 40]; s0) units (i0: s0)
+        phase (i1: 40):
+            n[i0, i1] = load m[s0 - i0 - 1, i1]
+"""
 
 CASES: dict[str, tuple[str, Target, Sequence[KernelPass]]] = {
     "round-halves": (CHAIN, replace(CPU, rounds=True), (RoundHalves(),)),
     "round-halves-not": (CHAIN, CPU, (RoundHalves(),)),
     "fuse-erf": (GELU, CPU, (FuseErf(),)),
+    "move-bits": (FLIP, CPU, (MoveBits(),)),
+    "move-bits-not": (CHOSEN, CPU, (MoveBits(),)),
     "drop-roundings": (GELU, CPU, (DropRoundings(),)),
     "choose-lanes": (DOUBLES, replace(CPU, vector_bytes=32), (ChooseLanes(),)),
     "choose-lanes-not": (GELU, replace(CPU, vector_bytes=32), (ChooseLanes(),)),
+    "choose-lanes-copy": (ROWS_OF_BOOLS, replace(CPU, vector_bytes=32), (MoveBits(), ChooseLanes())),
     "strips-to-runs": (COLUMN_SUMS, CPU, (StripsToRuns(),)),
     "strips-to-runs-rows": (TRANSPOSE, CPU, (StripsToRuns(),)),
     "choose-vector": (GELU, CPU, (ChooseVector(),)),
@@ -134,7 +154,7 @@ def test_pass(name: str, golden: Callable[[object], None]) -> None:
     made = run_kernel_passes(kernel, target, EventSink(), passes=passes)
     verify_mapped_kernel(made)
     golden(mapped_kernel_text(made))
-    for expected, actual in zip(values(MappedKernel(kernel)), values(made), strict=True):
+    for expected, actual in zip(values(MappedKernel(kernel), kernel), values(made, kernel), strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -158,12 +178,14 @@ def run_mapped_kernel(mapped: MappedKernel, memory: Memory) -> None:
         run_kernel(rest, replace(memory, sizes=values))
 
 
-def values(mapped: MappedKernel) -> list[torch.Tensor]:
-    """What the kernel writes, given random inputs."""
-    memory = Memory(random_inputs(mapped.kernel), dict(SIZES))
+def values(mapped: MappedKernel, written: KernelIR) -> list[torch.Tensor]:
+    """What the kernel writes, given random inputs of `written`, of which it was made and whose bits it may move."""
+    inputs = random_inputs(written)
+    held = {param.name: inputs[param.name].view(param.spec.dtype) for param in mapped.kernel.params}
+    memory = Memory(held, dict(SIZES))
     run_mapped_kernel(mapped, memory)
     assert memory.faults.fault is None
-    return [memory.tensors[name] for name in sorted(mapped.kernel.writes)]
+    return [memory.tensors[name].view(inputs[name].dtype) for name in sorted(mapped.kernel.writes)]
 
 
 def random_inputs(kernel: KernelIR) -> dict[str, torch.Tensor]:

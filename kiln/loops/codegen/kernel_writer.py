@@ -74,11 +74,15 @@ class Access:
 @final
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """How a buffer or local is written: its name, layout and dtype; `number`: it is a variable, not memory."""
+    """How a buffer or local is written: its name, layout and dtype.
+
+    `number`: it is a variable, not memory. `whole`: memory of the kernel's own that consists of whole vectors.
+    """
 
     name: str
     spec: TensorSpec
     number: bool = False
+    whole: bool = False
 
 
 @dataclass

@@ -54,8 +54,8 @@ def doubled(op: BodyOp, ops: tuple[BodyOp, ...]) -> BodyOp:
     ),
     (
         "kiln/loops/kernel/passes/pipeline.py",
-        "FuseErf(), DropRoundings(),",
-        "FuseErf(), DoubleByAddition(), DropRoundings(),",
+        "MoveBits(), DropRoundings(),",
+        "MoveBits(), DoubleByAddition(), DropRoundings(),",
     ),
     (
         "kiln/loops/kernel/passes/pipeline.py",

@@ -90,10 +90,11 @@ class CppEffects(EffectWriter):
         vector = text if value.varying else f"all({text})"
         if combine is not None and access.pattern is not AccessPattern.CONTIGUOUS:
             return self._each_lane(storage, access, vector, combine, dtype)
+        lanes = "lanes" if combine is None else self._lanes_of(storage, access)
         if combine is not None:
-            vector = combined(combine, f"load({here}, lanes)", vector, dtype)
+            vector = combined(combine, f"load({here}, {lanes})", vector, dtype)
         if access.pattern is AccessPattern.CONTIGUOUS:
-            return [f"store({here}, {vector}, lanes);"]
+            return [f"store({here}, {vector}, {lanes});"]
         if access.pattern is AccessPattern.STRIDED:
             along = self.body.tile_axis(access)
             if along is not None and combine is None:
@@ -102,6 +103,11 @@ class CppEffects(EffectWriter):
         if access.pattern is AccessPattern.UNIFORM:
             return [f"store_step({here}, 0, {vector}, lanes);" if value.varying else f"put({here}, {text});"]
         return [f"scatter({storage.name}, {self.body.lane_ints().text(access.offset)}, {vector}, lanes);"]
+
+    def _lanes_of(self, row: Storage, access: Access) -> str:
+        """Those of an accumulator in memory: all where nothing ends inside of a vector. What is beyond is not read."""
+        vector = self.nest.vector
+        return "full" if row.whole and vector is not None and access.offset == self.nest.lane_symbol else "lanes"
 
     def _store_tile(self, storage: Storage, access: Access, along: Axis, vector: str) -> str:
         """The vectors of the inner loop are collected; after it they are transposed and written in order."""
@@ -216,7 +222,7 @@ class CppEffects(EffectWriter):
         if block is not None and loop is not None and access.pattern is AccessPattern.CONTIGUOUS:
             count = self.body.ints().text(touched(row, access, self.nest.axes[-1]))
             self.block_rows.setdefault(loop, []).append((row, block, count))
-            here, real = self.body.pointer(block, access.offset), "full" if len(block.spec.sizes) == 1 else "lanes"
+            here, real = self.body.pointer(block, access.offset), self._lanes_of(block, access)
             text = self._wide(value, block.spec.dtype, lanes)
             self.lines.append(f"store({here}, load({here}, {real}) + {text}, {real});")
             if effect.target not in self.started:
@@ -292,12 +298,13 @@ class CppEffects(EffectWriter):
             return TextValue(name, dtype, LANES if lanes else NUMBER)
         held = CPP.computed(row.spec.dtype)
         self._fill(row, start_text(effect.op, held))
-        here = self.body.pointer(row, self.nest.access(row.spec, effect.index).offset)
-        read = f"load({here}, lanes)" if lanes else f"get({here})"
+        access = self.nest.access(row.spec, effect.index)
+        here, real = self.body.pointer(row, access.offset), self._lanes_of(row, access)
+        read = f"load({here}, {real})" if lanes else f"get({here})"
         text = self._wide(value, held, lanes)
         kind = CPP.dtype_name(held) + ("v" if lanes else "")
         self.lines.append(f"const {kind} {name} = {combined(effect.op, read, text, held)};")
-        self.lines.append(f"store({here}, {name}, lanes);" if lanes else f"put({here}, {name});")
+        self.lines.append(f"store({here}, {name}, {real});" if lanes else f"put({here}, {name});")
         return TextValue(name, row.spec.dtype, LANES if lanes else NUMBER)
 
     def declare_scan(self, scan: RunningState) -> str:

@@ -138,7 +138,8 @@ class CppStatements(IndexCompareStatements):
         """Rows are read in order and transposed, then each turn of the inner loop takes a vector."""
         name, before, first = self.declare_tile(storage, access, along)
         step, rows = self.ints().text(access.step), self.ints().text(along.size)
-        self.lines[before].append(f"load_tile({name}, {self.pointer(storage, first)}, {step}, {rows}, lanes);")
+        load = "load_tile_back" if is_static(access.step) and access.step < 0 else "load_tile"
+        self.lines[before].append(f"{load}({name}, {self.pointer(storage, first)}, {step}, {rows}, lanes);")
         text = f"load({name} + W*{along.symbol}, full)"
         depth = self.nest.depth_of(frozenset({along.symbol}))
         return self.define(text, storage.spec.dtype, LANES, depth)

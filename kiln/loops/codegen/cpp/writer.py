@@ -166,7 +166,8 @@ class _CppKernelWriter:
         else:
             self.declared.append(f"{kind}* {name} = ({kind}*)((u8*)scratch + {self.ints.operand(self.scratch)});")
             self.scratch = self.scratch + (size + ALIGN - 1) // ALIGN * ALIGN
-        return Storage(name, TensorSpec(dtype, sizes, contiguous_strides(sizes)))
+        whole = len(sizes) == 1 and sizes[0] % self.width == 0
+        return Storage(name, TensorSpec(dtype, sizes, contiguous_strides(sizes)), whole=whole)
 
     def _phase(self, phase: Phase, started: set[str]) -> list[str]:
         ranges = dict(self.ranges)

@@ -1,9 +1,11 @@
 """Kernels that work mostly on 64-bit numbers get half as many lanes, so that a vector of these is one register.
 
     phase (i1: 768): out[i0, i1] = mul(load x[i0, i1], f64(2.0))      =>      lanes 4
+    phase (i1: 768): out[i0, i1] = load x[i0, i1]     (i16)           =>      lanes 16
 
 Vectors of two registers GCC keeps in memory between the steps of a loop, and it compares and selects lane by lane in
-them. Only for AVX2: with AVX-512 the prelude has instructions for the halves of such a vector.
+them. Only for AVX2: with AVX-512 the prelude has instructions for the halves of such a vector. Copies of integers of 8
+and 16 bits whose rows stay rows get as many lanes as fill a register.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import torch
 
 from kiln.loops.body.analyses import operands_of, symbols_used
 from kiln.loops.body.body import BodyOp, Compute, IndexValue, Indirect, Load
-from kiln.loops.kernel.kernel import KernelIR, Phase
+from kiln.loops.body.indexing import Axis, stride_along
+from kiln.loops.kernel.kernel import KernelIR, Phase, Store
 from kiln.loops.kernel.mapped import MappedKernel
 from kiln.support.records import dataclass
 from kiln.support.target import Target
@@ -30,16 +33,45 @@ class ChooseLanes:
     name: str = "choose-lanes"
 
     def run(self, mapped: MappedKernel, target: Target) -> tuple[MappedKernel, int]:
+        if target.vector_bytes != AVX2_BYTES:
+            return mapped, 0
+        copied = {_copied_bytes(mapped.kernel, phase) for phase in mapped.kernel.phases}
+        if len(copied) == 1 and 0 not in copied:
+            return replace(mapped, lanes=target.vector_bytes // copied.pop()), 1
         work = [_work(mapped.kernel, phase) for phase in mapped.kernel.phases]
         wide, narrow = (sum(each) for each in zip(*work, strict=True))
-        if target.vector_bytes != AVX2_BYTES or wide <= narrow:
+        if wide <= narrow:
             return mapped, 0
         return replace(mapped, lanes=target.vector_bytes // 8), 1
 
 
+def _lane_axes(kernel: KernelIR, phase: Phase) -> tuple[Axis, ...]:
+    """The axes of which the last becomes the lanes."""
+    return kernel.units if kernel.strip else phase.axes
+
+
+def _copied_bytes(kernel: KernelIR, phase: Phase) -> int:
+    """Bytes of the small integers that a phase copies from row to row; 0 if it does anything else."""
+    axes = _lane_axes(kernel, phase)
+    specs = {param.name: param.spec for param in kernel.params}
+    places = [(op.buffer, op.index) for op in phase.body.ops if isinstance(op, Load) and op.mask is None]
+    if not axes or len(places) != len(phase.body.ops):
+        return 0
+    places += [(effect.target, effect.index) for effect in phase.effects if isinstance(effect, Store)]
+    if len(places) != len(phase.body.ops) + len(phase.effects) or not specs.keys() >= {name for name, _ in places}:
+        return 0
+    lane = axes[-1].symbol
+    dtypes = {specs[name].dtype for name, _ in places}
+    in_rows = all(stride_along(specs[name], index, lane) == 1 for name, index in places)
+    return dtypes.pop().itemsize if in_rows and len(dtypes) == 1 and dtypes <= _SMALL else 0
+
+
+_SMALL = {torch.uint8, torch.int8, torch.int16}
+
+
 def _work(kernel: KernelIR, phase: Phase) -> tuple[int, int]:
     """Operations per step on 64-bit lanes, and on others. What is the same in all lanes does not count."""
-    axes = kernel.units if kernel.strip else phase.axes
+    axes = _lane_axes(kernel, phase)
     if not axes:
         return 0, 0
     moving: set[Symbol] = {axes[-1].symbol}

@@ -14,6 +14,7 @@ from kiln.loops.kernel.passes.fast_math import FastMath
 from kiln.loops.kernel.passes.fuse_erf import FuseErf
 from kiln.loops.kernel.passes.hoist_loads import HoistLoads
 from kiln.loops.kernel.passes.loop_rows import LoopRows
+from kiln.loops.kernel.passes.move_bits import MoveBits
 from kiln.loops.kernel.passes.online_softmax import OnlineSoftmax
 from kiln.loops.kernel.passes.round_halves import RoundHalves
 from kiln.loops.kernel.passes.strips_to_runs import StripsToRuns
@@ -27,7 +28,7 @@ from kiln.support.target import Target
 KernelPass = Pass[MappedKernel, Target]
 
 CPP_PASSES: tuple[KernelPass, ...] = (
-    RoundHalves(), FuseErf(), DropRoundings(), ChooseLanes(), StripsToRuns(), ChooseVector(),
+    RoundHalves(), FuseErf(), MoveBits(), DropRoundings(), ChooseLanes(), StripsToRuns(), ChooseVector(),
 )  # fmt: skip
 
 TRITON_PASSES: tuple[KernelPass, ...] = (
@@ -38,6 +39,7 @@ TRITON_PASSES: tuple[KernelPass, ...] = (
 check_order(
     CPP_PASSES,
     before("round-halves",   "fuse-erf",       because="a rounded erf is not fused"),
+    before("move-bits",      "drop-roundings", because="a number whose rounding is dropped is computed in float32"),
     before("round-halves",   "drop-roundings", because="the last rounding is the store's"),
     before("drop-roundings", "choose-lanes",   because="it counts the ops that are computed"),
     before("choose-lanes",   "strips-to-runs", because="as many rows of a run as lanes are transposed together"),

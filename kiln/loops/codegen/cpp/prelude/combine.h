@@ -128,38 +128,38 @@ KILN_INLINE void add_row(f64* to, const f32* from, i64 count) {
 }
 
 //@ scan_sum: keep lane_numbers
-// Prefix sums on top of `run`, in 64 bits: for each half of the vector by doubling distances.
-typedef f64 f64h __attribute__((vector_size(sizeof(f64) * W / 2)));
-typedef i64 i64h __attribute__((vector_size(sizeof(i64) * W / 2)));
-template <int D, class H, int... K> KILN_INLINE H moved_up(H x, LaneNumbers<K...>) {
-  return __builtin_shuffle(x, H{}, i64h{(K < D ? W / 2 : K - D)...});
+// Prefix sums on top of `run`, in 64 bits: in each register by doubling distances.
+constexpr int scan_width = register_bytes / 8 < W ? register_bytes / 8 : W;
+template <class T> struct scan_register {
+  typedef T type __attribute__((vector_size(sizeof(T) * scan_width)));
+};
+template <int D, class R, int... K> KILN_INLINE R moved_up(R x, LaneNumbers<K...>) {
+  return __builtin_shuffle(x, R{}, decltype(R{} == R{}){(K < D ? scan_width : K - D)...});
 }
-template <int D, class H> KILN_INLINE H scan_half(H x) {
-  if constexpr (D < W / 2) return scan_half<2 * D>(x + moved_up<D>(x, lane_numbers<W / 2>::all));
-  return x;
+template <int D, class R> KILN_INLINE R scanned(R x) {
+  if constexpr (D < scan_width) return scanned<2 * D>(x + moved_up<D>(x, lane_numbers<scan_width>::all));
+  else return x;
+}
+// One addition after the other is that of a whole vector to `run`.
+template <class T> KILN_INLINE vec<T> scan_on(vec<T> v, T& run) {
+  constexpr int parts = W / scan_width, last = scan_width - 1;
+  typename scan_register<T>::type part[parts];
+  __builtin_memcpy(part, &v, sizeof v);
+#pragma GCC unroll 4
+  for (int k = 0; k < parts; ++k) part[k] = scanned<1>(part[k]);
+#pragma GCC unroll 4
+  for (int k = 1; k < parts; ++k) part[k] = part[k] + part[k - 1][last];
+  T before = run;
+  run += part[parts - 1][last];
+#pragma GCC unroll 4
+  for (int k = 0; k < parts; ++k) part[k] = part[k] + before;
+  __builtin_memcpy(&v, part, sizeof v);
+  return v;
 }
 template <class L> KILN_INLINE f32v scan_sum(f32v v, f64& run, L lanes) {
-  typedef f32 f32h __attribute__((vector_size(sizeof(f32) * W / 2)));
-  f32h part[2];
   v = keep(v, f32v{}, lanes);
-  __builtin_memcpy(part, &v, sizeof v);
-  f64h low = scan_half<1>(__builtin_convertvector(part[0], f64h));
-  f64h high = scan_half<1>(__builtin_convertvector(part[1], f64h));
-  f64 middle = run + low[W / 2 - 1];
-  part[0] = __builtin_convertvector(low + run, f32h);
-  part[1] = __builtin_convertvector(high + middle, f32h);
-  run = middle + high[W / 2 - 1];
-  __builtin_memcpy(&v, part, sizeof v);
-  return v;
+  return __builtin_convertvector(scan_on<f64>(__builtin_convertvector(v, f64v), run), f32v);
 }
 template <class L> KILN_INLINE i64v scan_sum(i64v v, i64& run, L lanes) {
-  i64h part[2];
-  v = keep(v, i64v{}, lanes);
-  __builtin_memcpy(part, &v, sizeof v);
-  i64h low = scan_half<1>(part[0]), high = scan_half<1>(part[1]);
-  i64 middle = run + low[W / 2 - 1];
-  part[0] = low + run, part[1] = high + middle;
-  run = middle + high[W / 2 - 1];
-  __builtin_memcpy(&v, part, sizeof v);
-  return v;
+  return scan_on<i64>(keep(v, i64v{}, lanes), run);
 }

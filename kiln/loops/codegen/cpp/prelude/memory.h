@@ -89,13 +89,19 @@ template <class L> KILN_INLINE mask load_step(const bool* p, i64 step, L lanes) 
   return r;
 }
 
-//@ load_back: load lane_numbers load_step
-// Lane k is p[-k].
+//@ backwards: lane_numbers
 template <class V, int... K> KILN_INLINE V backwards(V v, LaneNumbers<K...>) {
+  if constexpr (sizeof v == 8 && W == 8) return __builtin_bit_cast(V, __builtin_bswap64(__builtin_bit_cast(u64, v)));
   return __builtin_shuffle(v, v, decltype(V{} == V{}){(W - 1 - K)...});
 }
+
+//@ load_back: load backwards load_step lanes32
+// Lane k is p[-k].
 template <class T, class L> KILN_INLINE vec<T> load_back(const T* p, L lanes) {
-  if (lanes.n < W) return load_step(p, -1, lanes);
+  if (lanes.n < W) {
+    if constexpr (sizeof(T) == 4) return __builtin_shuffle(load(p - (lanes.n - 1), lanes), (i32)(lanes.n - 1) - lanes32());
+    return load_step(p, -1, lanes);
+  }
   return backwards(load(p - (W - 1), full), lane_numbers<W>::all);
 }
 
@@ -159,11 +165,40 @@ template <int R, bool Apart, int Row = 0, int Flat = 0, class V> KILN_INLINE voi
     few_rows<R, Apart, Row + next, next ? 0 : Flat + 1>(to, from);
   }
 }
+// The lanes of one of three rows lie in different places of the vectors: these are blended, then permuted at once.
+template <int Row> constexpr int third(int place) {
+  while (place % 3 != Row) place += W;
+  return place;
+}
+template <int Row, class V, int... K> KILN_INLINE V take_third(const V* flat, LaneNumbers<K...>) {
+  typedef decltype(V{} == V{}) Places;
+  V row = __builtin_shuffle(flat[0], flat[1], Places{(third<Row>(K) / W == 1 ? W + K : K)...});
+  row = __builtin_shuffle(row, flat[2], Places{(third<Row>(K) / W == 2 ? W + K : K)...});
+  return __builtin_shuffle(row, Places{((3 * K + Row) % W)...});
+}
+template <int Row, class V, int... K> KILN_INLINE V spread_third(V row, LaneNumbers<K...>) {
+  return __builtin_shuffle(row, decltype(V{} == V{}){(third<Row>(K) / 3)...});
+}
+template <int Flat, class V, int... K> KILN_INLINE V join_thirds(V a, V b, V c, LaneNumbers<K...>) {
+  typedef decltype(V{} == V{}) Places;
+  V flat = __builtin_shuffle(a, b, Places{((W * Flat + K) % 3 == 1 ? W + K : K)...});
+  return __builtin_shuffle(flat, c, Places{((W * Flat + K) % 3 == 2 ? W + K : K)...});
+}
+template <bool Apart, class V> KILN_INLINE void three_rows(V* to, const V* from) {
+  constexpr auto all = lane_numbers<W>::all;
+  if constexpr (Apart) {
+    to[0] = take_third<0>(from, all), to[1] = take_third<1>(from, all), to[2] = take_third<2>(from, all);
+  } else {
+    V a = spread_third<0>(from[0], all), b = spread_third<1>(from[1], all), c = spread_third<2>(from[2], all);
+    to[0] = join_thirds<0>(a, b, c, all), to[1] = join_thirds<1>(a, b, c, all), to[2] = join_thirds<2>(a, b, c, all);
+  }
+}
 template <int R, bool Apart, class T> KILN_INLINE void move_few_rows(T* to, const T* from) {
   tile_row<T> a[R], b[R];
 #pragma GCC unroll 64
   for (int k = 0; k < R; ++k) __builtin_memcpy(&a[k], from + k * W, sizeof a[k]);
-  few_rows<R, Apart>(b, a);
+  if constexpr (R == 3) three_rows<Apart>(b, a);
+  else few_rows<R, Apart>(b, a);
 #pragma GCC unroll 64
   for (int k = 0; k < R; ++k) __builtin_memcpy(to + k * W, &b[k], sizeof b[k]);
 }
@@ -174,23 +209,70 @@ template <bool Apart, class T> KILN_INLINE bool has_few_rows(T* to, const T* fro
   return false;
 }
 
-//@ load_tile: few_rows
+//@ most_rows: transpose read write
+// More than half of W rows, and not all: each lane goes as a whole vector, the surplus of which belongs to the next lane
+// in memory; the last one, which has none, as it is.
+KILN_INLINE bool has_most_rows(i64 step, i64 rows) {
+  return 2 * rows > W && rows < W && (step < 0 ? -step : step) + rows >= W;
+}
+template <class T>
+__attribute__((noinline)) static void load_most_rows(T* tile, const T* p, i64 step, i64 rows) {
+  tile_row<T> r[W];
+#pragma GCC unroll 64
+  for (int k = 0; k < W; ++k) {
+    auto from = (const typename same_size<sizeof(T)>::type*)(p + k * step);
+    r[k] = k == (step < 0 ? 0 : W - 1) ? read(from, Part{rows}) : read(from, full);
+  }
+  transpose<1>(r);
+#pragma GCC unroll 64
+  for (int k = 0; k < W; ++k) __builtin_memcpy(tile + k * W, &r[k], sizeof r[k]);
+}
+template <class T> __attribute__((noinline)) static void store_most_rows(T* p, i64 rows, const T* tile) {
+  tile_row<T> r[W];
+#pragma GCC unroll 64
+  for (int k = 0; k < W; ++k) __builtin_memcpy(&r[k], tile + k * W, sizeof r[k]);
+  transpose<1>(r);
+#pragma GCC unroll 64
+  for (int k = 0; k < W - 1; ++k) __builtin_memcpy(p + k * rows, &r[k], sizeof r[k]);
+  write((typename same_size<sizeof(T)>::type*)(p + (W - 1) * rows), r[W - 1], Part{rows});
+}
+
+//@ load_tile: few_rows most_rows
 // tile[row][lane] = p[lane * step + row]: each lane is read in order.
 template <class T, class L> KILN_INLINE void load_tile(T* tile, const T* p, i64 step, i64 rows, L lanes) {
   if constexpr (has_tile_row<T>) {
     if (lanes.n == W && rows == W) return transpose_tile(tile, W, p, step);
     if (lanes.n == W && rows == step && has_few_rows<true>(tile, p, rows)) return;
+    if (lanes.n == W && has_most_rows(step, rows)) return load_most_rows(tile, p, step, rows);
   }
   for (i64 k = 0; k < lanes.n; ++k)
     for (i64 row = 0; row < rows; ++row) tile[row * W + k] = p[k * step + row];
 }
 
-//@ store_tile: few_rows
+//@ load_tile_back: load_tile backwards
+// The same for a step below zero.
+template <class T, class L> KILN_INLINE void load_tile_back(T* tile, const T* p, i64 step, i64 rows, L lanes) {
+  if constexpr (has_tile_row<T>) {
+    if (lanes.n == W && rows == -step && has_few_rows<true>(tile, p + (W - 1) * step, rows)) {
+      for (i64 row = 0; row < rows; ++row) {
+        tile_row<T> v;
+        __builtin_memcpy(&v, tile + row * W, sizeof v);
+        v = backwards(v, lane_numbers<W>::all);
+        __builtin_memcpy(tile + row * W, &v, sizeof v);
+      }
+      return;
+    }
+  }
+  load_tile(tile, p, step, rows, lanes);
+}
+
+//@ store_tile: few_rows most_rows
 // p[lane * step + row] = tile[row][lane]: each lane is written in order.
 template <class T, class L> KILN_INLINE void store_tile(T* p, i64 step, i64 rows, const T* tile, L lanes) {
   if constexpr (has_tile_row<T>) {
     if (lanes.n == W && rows == W) return transpose_tile(p, step, tile, W);
     if (lanes.n == W && rows == step && has_few_rows<false>(p, tile, rows)) return;
+    if (lanes.n == W && rows == step && has_most_rows(step, rows)) return store_most_rows(p, rows, tile);
   }
   for (i64 k = 0; k < lanes.n; ++k)
     for (i64 row = 0; row < rows; ++row) p[k * step + row] = tile[row * W + k];
@@ -252,16 +334,15 @@ template <class L> KILN_INLINE mask gather_if(const bool* p, i64v at, mask m, L 
   return r;
 }
 
-//@ write: halves copy_some
+//@ write: copy_some lane_numbers
+// Vectors of two registers GCC would copy to memory first, then from there in pieces of 16 bytes.
+template <class T, class V, int... K> KILN_INLINE void write_halves(T* p, V v, LaneNumbers<K...>) {
+  auto low = __builtin_shufflevector(v, v, K...), high = __builtin_shufflevector(v, v, (W / 2 + K)...);
+  __builtin_memcpy(p, &low, sizeof low), __builtin_memcpy(p + W / 2, &high, sizeof high);
+}
 template <class T, class V> KILN_INLINE void write(T* p, V v, Full) {
-#if defined(KILN_AVX512)
-  if constexpr (sizeof v == 128) {
-    auto [low, high] = halves<whole_register>(v);
-    __builtin_memcpy(p, &low, sizeof low), __builtin_memcpy(p + W / 2, &high, sizeof high);
-    return;
-  }
-#endif
-  __builtin_memcpy(p, &v, sizeof v);
+  if constexpr (sizeof v > register_bytes) write_halves(p, v, lane_numbers<W / 2>::all);
+  else __builtin_memcpy(p, &v, sizeof v);
 }
 template <class T, class V> KILN_INLINE void write(T* p, V v, Part lanes) {
   copy_some(p, (const T*)&v, lanes.n);
