@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import kiln
 from kiln.graph.trace.recorder import Recorder
@@ -362,3 +362,25 @@ def test_writes_to_symbolic_strides_that_overlap(first: int) -> None:
     for make in (LAYOUTS[first], *LAYOUTS):
         x, expected = make(), program(make())
         assert torch.equal(compiled(x), expected) and torch.equal(x, expected)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (1, 2, 0)])
+@pytest.mark.parametrize("form", ["rows", "columns", "parts"])
+def test_results_of_a_whole_step_that_are_parts_of_one_tensor(form: str, order: tuple[int, ...]) -> None:
+    """Of a tensor that the forward made and the backward reads: the second half returns parts of its copy."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+
+    def program(x: Tensor) -> list[Tensor]:
+        y = model(x)
+        y.square().mean().backward()
+        parts = {"rows": list(y.detach()), "columns": list(y.detach().t()), "parts": y.detach().split([1, 1, 1])}[form]
+        return [parts[number] for number in order]
+
+    x = torch.randn(3, 4)
+    compiled = kiln.compile(program)
+    for _ in range(2):
+        expected, found = program(x), compiled(x)
+        torch.testing.assert_close(found, expected)
+        found[0].zero_(), expected[0].zero_()
+        torch.testing.assert_close(found, expected)

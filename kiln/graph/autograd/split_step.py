@@ -30,12 +30,13 @@ from kiln.graph.ir.rewrite import (
     is_assumption,
     missing_symbols,
     nodes_between,
+    symbols_of,
     symbols_read,
     with_inputs,
 )
 from kiln.graph.ir.size_oracle import GuardFreeOracle
 from kiln.support.records import dataclass
-from kiln.symbolic import ShapeEnv
+from kiln.symbolic import ShapeEnv, Symbol
 from kiln.tensor.spec import TensorSpec
 
 Place = tuple[int, int]
@@ -79,14 +80,17 @@ def split_step(graph: Graph, env: ShapeEnv | None, *, recompute: bool = True, bu
 
 
 def behind_assumptions(nodes: Sequence[Node]) -> list[Node]:
-    """The nodes without checks of what was assumed, which are the last, and what these are computed from.
+    """The nodes without checks of what was assumed, which are the last, and what these are computed from, also by a
+    number that was read from a tensor.
 
     Where one fails, the program runs in Python, and meets the error that a kernel of the forward would raise.
     """
     checks = {node for node in nodes if is_assumption(node)}
+    numbers: set[Symbol] = set()
     for node in reversed(nodes):
-        if node in checks:
-            checks.update(node.inputs)
+        if node in checks or (node.op.name == "local_scalar" and not numbers.isdisjoint(symbols_of([node]))):
+            checks.update((node, *node.inputs))
+            numbers |= symbols_of([node])
     return [node for node in nodes if node not in checks]
 
 
@@ -128,6 +132,18 @@ def first_half(graph: Graph, outputs: list[Output], sides: Sides, kept: list[Nod
     return Graph(graph.inputs, nodes, tuple(outputs), (), "forward"), tuple([numbers[node] for node in kept])
 
 
+def copies_of(value: Node, is_shared: bool) -> list[Node]:
+    """A copy of `value`; where other outputs are views of its memory, of all that memory, and the views up to it."""
+    base, views = value, list[Node]()
+    while is_shared and base is not base_of(value):
+        views.append(base)
+        base = base.inputs[0]
+    made = [copy_of(base, base.tensor.with_view(base.tensor.sizes, base.tensor.strides, 0))]
+    for view in reversed(views):
+        made.append(with_inputs(view, (made[-1],)))
+    return made
+
+
 def second_half(graph: Graph, outputs: list[Output], later: set[Node], kept: list[Node], env: ShapeEnv | None) -> Graph:
     effects = [node for node in graph.nodes if has_effect(node) and node in later]
     values = [*effects, *[output.value for output in outputs], *[write.value for write in graph.writes]]
@@ -140,11 +156,13 @@ def second_half(graph: Graph, outputs: list[Output], later: set[Node], kept: lis
         new[node] = with_inputs(node, tuple([new[value] for value in node.inputs]))
     copies: list[Node] = []
     results: list[Output] = []
-    for output in outputs:
+    shared = {output.alias.index for output in outputs if output.alias is not None and output.alias.of == "output"}
+    for number, output in enumerate(outputs):
         value = new[output.value]
         if output.alias is None and base_of(output.value) in kept:
-            value = copy_of(value)
-            copies.append(value)
+            made_anew = copies_of(value, number in shared)
+            value = made_anew[-1]
+            copies += made_anew
         results.append(replace(output, value=value))
     writes = tuple([Write(new[write.target], new[write.value]) for write in graph.writes])
     return Graph(tuple(made.inputs), [*[new[node] for node in nodes], *copies], tuple(results), writes, "step")
