@@ -296,7 +296,7 @@ void Package::Impl::read_results(const Json& manifest) {
   for (const Json& leaf : signature.at("results").list()) {
     const std::string& kind = leaf.at("kind").text();
     auto number = static_cast<size_t>(static_size(leaf.at("number")));
-    if (kind == "output") {
+    if (kind == "output" || kind == "number") {
       results.push_back({Result::Kind::kPlan, number});
     } else if (kind == "size") {
       auto same = [&](const Json& size) { return size.text() == leaf.at("value").text(); };

@@ -27,6 +27,7 @@ from kiln.programs.call.tree import LEAF, Tree, flatten
 from kiln.programs.dims import DimTable
 from kiln.programs.dynamic_shapes import dim_table, examples_in
 from kiln.programs.naming import CallNames, StateNames, call_names, state_names
+from kiln.programs.number_results import with_numbers
 from kiln.programs.program import LEVELS, NUMERICS, Level, Numerics, Program
 from kiln.programs.single_rows import with_more_rows
 from kiln.programs.training import training_graph
@@ -34,6 +35,7 @@ from kiln.programs.whole import Kinds, OutputMark, WholeCapture, capture_whole, 
 from kiln.support.errors import KilnError
 from kiln.support.records import dataclass
 from kiln.symbolic.node import from_sym
+from kiln.symbolic.values import Real
 from kiln.tensor.spec import Spec, TensorSpec
 
 
@@ -118,11 +120,15 @@ class Assembly:
         self.records = {id(record.real): record for record in whole.trace.inputs if record.real is not None}
         self.returned: dict[str, torch.Tensor] = {}
         """Carried tensors that are results, by name."""
+        self.numbers: list[Real] = []
+        """Floats among the results, which become outputs of the graph."""
 
     def program(self, level: Level, training: bool) -> Program:
         trace, call = self.whole.trace, self.call
         out_tree, results = self.results()
-        graph = trace.graph
+        if self.numbers and training:
+            raise UnknownResult(function=self.function, type="float beside gradients")
+        graph = with_numbers(trace.graph, self.numbers, self.whole.emit, self.function)
         gradients: tuple[str, ...] = ()
         if training:
             made = training_graph(self.whole.joint, results, self.function)
@@ -176,7 +182,8 @@ class Assembly:
         if isinstance(leaf, torch.SymInt):
             return ResultLeaf("size", value=from_sym(leaf))
         if isinstance(leaf, torch.SymFloat):
-            raise UnknownResult(function=self.function, type="float that is computed from sizes")
+            self.numbers.append(leaf.node.value)
+            return ResultLeaf("number", len(self.whole.trace.graph.outputs) + len(self.numbers) - 1)
         if type(leaf) not in CONSTANTS:
             raise UnknownResult(function=self.function, type=type(leaf).__qualname__)
         return ResultLeaf("constant", value=leaf)

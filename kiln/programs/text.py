@@ -63,6 +63,8 @@ def result_text(leaf: ResultLeaf, graph: Graph, signature: ProgramSignature) -> 
             alias = graph.outputs[leaf.number].alias
             shared = f" (memory of {alias.of} {alias.index})" if alias else ""
             return f"output {leaf.number}{shared}"
+        case "number":
+            return f"the number in output {leaf.number}"
         case "argument":
             return f"`{signature.arguments[leaf.number].name}`"
         case "state":

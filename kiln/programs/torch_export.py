@@ -350,6 +350,8 @@ class Exporter:
                 return self.copied(self.view.values[written])
             case "size" if isinstance(leaf.value, Expr):
                 return self.size_node(leaf.value)
+            case "number":
+                raise NoTorchExport(problem="a result is a float that changes")
         return leaf.value
 
     def size_node(self, value: Expr) -> FxNode:

@@ -30,12 +30,14 @@ from kiln.capture.interpreter.variables.object import AttributeEffect
 from kiln.graph.autograd.joint import JointGraph, make_joint
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.eager_kernels import EagerKernels
+from kiln.graph.ops.emit import Emit
 from kiln.graph.trace import InputRecord, Recorder, Trace
 from kiln.graph.trace.condition import inputs_of
 from kiln.pipeline.modes import UnknownMode, unknown_mode, watch_current_device, without_autograd_observers
 from kiln.programs.call.errors import BadExportArgument, ExportChangesObject, UnknownResult
 from kiln.programs.call.tree import flatten
 from kiln.programs.dims import DimTable
+from kiln.programs.number_results import on_symbols, read
 from kiln.runtime.guards.source import DictAttrSource, Source
 from kiln.support.errors import KilnError
 from kiln.support.events import EventSink
@@ -51,19 +53,25 @@ from kiln.tensor.spec import ScalarSpec, TensorSpec
 class OutputMark:
     """Stands for an output of the region while the results are put together; no dataclass, which would be a container.
 
-    `sizes`: of a tensor; `value`: the symbol for its number, if the graph reads it.
+    `sizes`: of a tensor; `value`: the symbol for its number, if the graph reads it; `read` makes one of a float.
     """
 
-    def __init__(self, number: int, sizes: tuple[int | torch.SymInt, ...], value: torch.SymInt | None = None) -> None:
-        self.number, self.sizes, self.value = number, sizes, value
+    def __init__(
+        self,
+        number: int,
+        sizes: tuple[int | torch.SymInt, ...],
+        value: torch.SymInt | None = None,
+        read: Callable[[], torch.SymFloat] | None = None,
+    ) -> None:
+        self.number, self.sizes, self.value, self.read = number, sizes, value, read
 
     def size(self, dim: int) -> int | torch.SymInt:
         return self.sizes[dim]
 
-    def item(self) -> torch.SymInt:
-        if self.value is None:
+    def item(self) -> torch.SymInt | torch.SymFloat:
+        if self.value is None and self.read is None:
             raise UnknownResult(function="the program", type="number read from a tensor")
-        return self.value
+        return self.value if self.value is not None else self.read()  # type: ignore[misc]
 
     def detach(self) -> OutputMark:
         return self
@@ -78,6 +86,7 @@ class WholeCapture:
     """A captured call. `joint` of a training export."""
 
     trace: Trace
+    emit: Emit
     result: object
     steps: int
     joint: JointGraph | None = None
@@ -136,7 +145,10 @@ class RegionKeeper:
         sizes = [output.value.spec.sizes if isinstance(output.value.spec, TensorSpec) else () for output in outputs]
         syms = [tuple([to_sym(size, trace.env) for size in each]) for each in sizes]
         marks = tuple(
-            [OutputMark(number, syms[number], values.get(output.value)) for number, output in enumerate(outputs)]
+            [
+                OutputMark(number, syms[number], values.get(output.value), reader(recorder, output.value))
+                for number, output in enumerate(outputs)
+            ]
         )
         return lambda *inputs: marks
 
@@ -145,6 +157,12 @@ class RegionKeeper:
 
     def dims(self, tensor: torch.Tensor, source: object) -> tuple[DimChoice, ...]:
         return self.table.choose(tensor)
+
+
+def reader(recorder: Recorder, node: Node) -> Callable[[], torch.SymFloat] | None:
+    """What reads the number in a result of the region, if it may be a float."""
+    is_float = isinstance(node.spec, TensorSpec) and node.spec.dtype.is_floating_point
+    return functools.partial(read, recorder.emit, node, recorder.env) if is_float else None
 
 
 def integers_read(trace: Trace) -> dict[Node, torch.SymInt]:
@@ -238,7 +256,9 @@ def capture_whole(
     refuse_moving(capture.speculations, keeper, buffers, name_of(target))
     if kinds.training and buffers:
         raise ExportChangesObject(function=name_of(target), what_changes="a buffer, which it stores anew")
-    return WholeCapture(keeper.trace, result, capture.steps, keeper.joint, keeper.torch_module, buffers)
+    return WholeCapture(
+        keeper.trace, keeper.recorder.emit, result, capture.steps, keeper.joint, keeper.torch_module, buffers
+    )
 
 
 def _captured_in_mode(
@@ -432,7 +452,7 @@ def _result(
     extra = ((None,) * len(capture.collect),) if capture.collect else ()
     before = [dict(buffers) for buffers in dicts]
     try:
-        result: object = capture.function(*values, *extra)
+        result: object = on_symbols(capture.function, trace.env)(*values, *extra)
         names = [(kept, now, name) for kept, now in zip(before, dicts, strict=True) for name in kept | now]
         pairs = [(kept.get(name), now.get(name)) for kept, now, name in names]
     finally:

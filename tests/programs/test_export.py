@@ -545,15 +545,6 @@ def test_what_a_call_stores_for_itself_is_no_state(make: Callable[[], nn.Module]
                 assert_close(run(x), model(x))
 
 
-def halves(x: Tensor) -> tuple[Tensor, float]:
-    return x, x.shape[0] / 2
-
-
-def test_a_float_of_sizes_is_no_result() -> None:
-    with pytest.raises(KilnError, match="a `float that is computed from sizes`"):
-        kiln.export(halves, (torch.ones(3),), dynamic_shapes=({0: BATCH},))
-
-
 def test_what_a_call_reads_of_the_last_one_is_state() -> None:
     with pytest.raises(ExportChangesObject, match=r"it changes `self\.calls`"):
         kiln.export(ScaledByNumberOfCalls(), (torch.ones(3),))

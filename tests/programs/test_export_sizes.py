@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops import associative_scan
 from torch.testing import assert_close
 from torch.utils import _pytree as pytree
 
@@ -161,6 +162,66 @@ def test_numbers_that_are_computed_from_sizes(name: str, form: str, tmp_path: Pa
     for size in (6, 10, 3, 13, 20):
         x = rows(size)
         assert_close(run(x), target(x))
+
+
+def statistics(x: Tensor) -> dict[str, Any]:
+    """Floats of sizes and of tensors."""
+    share = (x > 0).sum().item() / x.numel()
+    return {"mean": x.mean().item(), "scaled": [x.sum().item() * len(x) + 1], "share": share, "x": x + 1}
+
+
+FLOATS: dict[str, Callable[[Tensor], Any]] = {
+    "times": lambda x: (x.sum(), x.shape[0] * 0.5),
+    "quotients": lambda x: (1.0 / (x.shape[0] + 1), x.shape[0] / 3, x * 2),
+    "roots": lambda x: (x.shape[0] ** 0.5, math.sqrt(x.shape[0]), x),
+    "choices": lambda x: (max(x.shape[0] / 4, 2.5), min(x.shape[0], 7), -(x.shape[0] * 0.25), x + 1),
+    "statistics": statistics,
+}
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_floats_among_the_results(name: str, tmp_path: Path) -> None:
+    target = FLOATS[name]
+    program = kiln.export(target, (rows(6),), dynamic_shapes=({0: ROWS},))
+    program.save(tmp_path / "p")
+    program.package(tmp_path / "p.kiln")
+    for run in (program, kiln.load_program(tmp_path / "p"), kiln.load(tmp_path / "p.kiln")):
+        for size in (6, 1, 13):
+            x = rows(size)
+            found, expected = run(x), target(x)
+            assert_close(found, expected)
+            assert list(map(type, pytree.tree_leaves(found))) == list(map(type, pytree.tree_leaves(expected)))
+
+
+def test_a_float_without_an_operator_is_no_result() -> None:
+    with pytest.raises(KilnError, match=r"works for the size 3 only|returns a `float"):
+        kiln.export(lambda x: (x, math.atan(x.shape[0])), (rows(3),), dynamic_shapes=({0: ROWS},))
+
+
+SCANS: dict[str, tuple[Callable[[Tensor], Any], int]] = {
+    "sums": (lambda x: associative_scan(lambda a, b: a + b, x, 0, combine_mode="generic"), 0),
+    "largest from the end": (
+        lambda x: associative_scan(torch.maximum, x, 0, reverse=True, combine_mode="generic"),
+        0,
+    ),
+    "recurrence": (
+        lambda x: associative_scan(
+            lambda a, b: (a[0] * b[0], a[1] * b[0] + b[1]), (x.sigmoid(), x), 1, combine_mode="generic"
+        ),
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCANS)
+def test_an_associative_scan_over_a_free_length(name: str, tmp_path: Path) -> None:
+    target, dim = SCANS[name]
+    program = kiln.export(target, (torch.randn(5, 5),), dynamic_shapes=({dim: ROWS},))
+    program.package(tmp_path / "p.kiln")
+    for run in (program, kiln.load(tmp_path / "p.kiln")):
+        for size in (5, 1, 2, 9):
+            x = torch.randn(size, 5) if dim == 0 else torch.randn(5, size)
+            assert_close(run(x), kiln.compile(target, backend="eager")(x))
 
 
 def many_numbers(counts: Tensor) -> Tensor:

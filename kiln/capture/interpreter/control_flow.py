@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 Branch = Callable[..., Any]
 LONGEST_UNROLLED = 64
@@ -139,7 +139,7 @@ def scan_operator(
 def associative_scan(
     combine_fn: Branch, xs: object, dim: int, reverse: bool = False, combine_mode: str = "pointwise"
 ) -> object:
-    """In a number of steps that grows with the logarithm of the length."""
+    """In a number of steps that grows with the logarithm of the length; row by row where that must stay free."""
     leaves, structure = tree_flatten(xs)
     if not callable(combine_fn):
         raise ValueError("Combine_fn must be callable")
@@ -155,8 +155,26 @@ def associative_scan(
         made = combine(tree_unflatten(left, structure), tree_unflatten(right, structure))
         return list(tree_flatten(made)[0])
 
-    made = prefixes(combined, tree_flatten(moved(xs, dim, 0, reverse))[0])
+    rows = tree_flatten(moved(xs, dim, 0, reverse))[0]
+    made = prefixes_by_row(combine_fn, rows, structure) if is_free(rows[0]) else prefixes(combined, rows)
     return moved_back(tree_unflatten(made, structure), dim, reverse)
+
+
+def is_free(rows: Tensor) -> bool:
+    """Whether a program must take other numbers of rows; answered by a handler."""
+    return False
+
+
+def prefixes_by_row(combine_fn: Branch, rows: list[Tensor], structure: TreeSpec) -> list[Tensor]:
+    """All prefixes by a scan, each from the one before it."""
+
+    def turn(carry: object, row: object) -> tuple[object, object]:
+        made = combine_fn(carry, row)
+        return made, tree_map(torch.clone, made)
+
+    first, rest = [row[0] for row in rows], [row[1:] for row in rows]
+    made = scanned(turn, tree_unflatten(first, structure), tree_unflatten(rest, structure))[1]
+    return [torch.cat([row[:1], later]) for row, later in zip(rows, tree_flatten(made)[0], strict=True)]
 
 
 def prefixes(combine: Callable[[list[Tensor], list[Tensor]], list[Tensor]], rows: list[Tensor]) -> list[Tensor]:

@@ -264,7 +264,13 @@ def _run_scan(walk: Interpreter, node: Node, inputs: Values) -> RuntimeValue:
         state = results[:carried]
         for stack, result in zip(stacks, results[carried:], strict=True):
             stack.append(cast(torch.Tensor, result))
+    if not len(rows[0]):
+        return (*state, *[_without_rows(walk, spec) for spec in cast(tuple[TensorSpec, ...], node.spec)[carried:]])
     return (*state, *[torch.stack(stack) for stack in stacks])
+
+
+def _without_rows(walk: Interpreter, spec: TensorSpec) -> torch.Tensor:
+    return torch.empty(walk.numbers(spec.sizes), dtype=spec.dtype, device=spec.device)
 
 
 def _run_local_scalar(walk: Interpreter, node: Node, inputs: Values) -> RuntimeValue:

@@ -117,6 +117,8 @@ class CallInterface:
             match leaf.kind:
                 case "output":
                     made.append(outputs[leaf.number])
+                case "number":
+                    made.append(number_in(outputs[leaf.number]))
                 case "argument":
                     made.append(leaves[leaf.number])
                 case "state":
@@ -126,6 +128,13 @@ class CallInterface:
                 case _:
                     made.append(leaf.value)
         return self.signature.out_tree.build(made)
+
+
+def number_in(output: object) -> float:
+    """The number that an output of the graph holds. Raises DamagedProgram."""
+    if isinstance(output, torch.Tensor) and output.numel() == 1 and output.is_floating_point():
+        return float(output.item())
+    raise DamagedProgram(problem="a float among its results is no output of one element")
 
 
 def require_known(bound: set[Symbol], needed: Collection[Symbol]) -> None:

@@ -6,6 +6,7 @@
     argument   flag             must be True
     result     logits           output 0
     result     n                the size 2*batch
+    result     mean             the number in output 1
 
 Graph inputs come in the order parameters, buffers, constants, arguments.
 """
@@ -57,17 +58,18 @@ class ArgumentLeaf:
 @final
 @dataclass(frozen=True, slots=True)
 class ResultLeaf:
-    """A leaf of the results: an output of the graph, an argument or a carried tensor as it is, a size, a constant.
+    """A leaf of the results: an output of the graph, the float in one, an argument or a carried tensor as it is, a
+    size, a constant.
 
     `number` counts outputs of the graph, leaves of the arguments, or states.
     """
 
-    kind: Literal["output", "argument", "state", "size", "constant"]
+    kind: Literal["output", "number", "argument", "state", "size", "constant"]
     number: int = 0
     value: object = None
 
 
-RESULT_KINDS = ("output", "argument", "state", "size", "constant")
+RESULT_KINDS = ("output", "number", "argument", "state", "size", "constant")
 
 
 @final
@@ -186,7 +188,7 @@ def signature_from_json(data: Json, inputs: int, outputs: int, *, plain: bool = 
     fields = Fields(data, "signature")
     states = tuple([_state(item) for item in fields.items("states")])
     arguments = tuple([_argument(item, inputs) for item in fields.items("arguments")])
-    limits = {"output": outputs, "argument": len(arguments), "state": len(states)}
+    limits = {"output": outputs, "number": outputs, "argument": len(arguments), "state": len(states)}
     made = ProgramSignature(
         states,
         arguments,

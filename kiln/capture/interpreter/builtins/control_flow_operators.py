@@ -44,6 +44,7 @@ from kiln.capture.interpreter.nested_calls import (
     rebuilt,
     record,
 )
+from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.sequence import List, Tuple
 from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.capture.interpreter.variables.tensor import Tensor, from_torch
@@ -226,6 +227,14 @@ def nested_while(
         return loop.call(s, [*functions, rebuilt(carried, carried.tensors), Tuple([*more])], {}, site)
     target = operator_of("while_loop", sides, [*fakes, *captured], run_while, carried=len(fakes))
     return rebuilt(carried, record_operator(s, target, [*[tensor.fake for tensor in carried.tensors], *captured]))
+
+
+@handles_at_site(control_flow.is_free)
+def is_free(s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
+    rows = args[0]
+    assert isinstance(rows, Tensor)
+    whole = s.recorder.env.taken is not None  # a call that is compiled may have a variant for each length
+    return Constant(whole and not isinstance(rows.fake.storage_view.spec.sizes[0], int))
 
 
 @handles_at_site(control_flow.scanned)
