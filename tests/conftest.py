@@ -85,7 +85,10 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
-    torch.manual_seed(0)
+    if torch.cuda.is_available():
+        torch.manual_seed(0)
+    else:  # torch.manual_seed keeps the stack of each call for a device that is never initialised
+        torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(autouse=True, scope="module")
