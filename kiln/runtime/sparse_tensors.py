@@ -1,4 +1,4 @@
-"""What guards and transformed code ask of a sparse tensor: its kind, and the dense tensors that it consists of."""
+"""What guards and transformed code ask of a sparse tensor: its kind, the dense tensors that it consists of, itself."""
 
 from __future__ import annotations
 
@@ -43,3 +43,11 @@ def values(x: Tensor) -> Tensor:
 
 PARTS = {torch.sparse_coo: (indices, values), torch.sparse_csr: (row_starts, column_indices, values)}
 """By layout."""
+
+
+def made_matrix(places: Tensor, weights: Tensor, rows: int, columns: int, coalesced: bool) -> Tensor:
+    return torch.sparse_coo_tensor(places, weights, (rows, columns), is_coalesced=coalesced or None)
+
+
+def summed(x: Tensor) -> Tensor:
+    return x.coalesce()

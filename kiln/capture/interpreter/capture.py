@@ -90,6 +90,7 @@ from kiln.capture.interpreter.variables.function import forget_globals, namespac
 from kiln.capture.interpreter.variables.hashed_key import KeyComparisons
 from kiln.capture.interpreter.variables.iterators import forget_callers, is_dropped_late, suspended_generator
 from kiln.capture.interpreter.variables.made_class import detach, refuse_stand_ins
+from kiln.capture.interpreter.variables.made_matrix import register_made_matrices
 from kiln.capture.interpreter.variables.sparse_tensor import register_sparse
 from kiln.capture.interpreter.variables.tensor import Overrides, RegionInputs
 from kiln.capture.interpreter.variables.weak_references import refuse_late_callbacks
@@ -324,6 +325,7 @@ def new_state(
     register_fully_sharded()
     register_dtensors()
     register_sparse()
+    register_made_matrices()
     register_triton()
     recorder = callbacks.recorder_factory()
     recorder.env.assumes_data = policy.assumes

@@ -107,7 +107,7 @@ HANDLED_METHODS = {
     name: getattr(torch.Tensor, name)
     for name in FILLS
     | names("register_hook retain_grad requires_grad_ numpy as_subclass backward equal allclose is_nonzero tolist")
-    | names("new_tensor")
+    | names("new_tensor to_sparse")
 }
 """Methods with a handler."""
 IN_PLACE = frozenset(
