@@ -199,7 +199,25 @@ def written_before(compile: Compile) -> Iterator[Any]:
         yield compiled(weights, torch.ones(2)), weights.weight
 
 
+def cleared_after_a_change(compile: Compile) -> Iterator[Any]:
+    class Counter:
+        number = 2
+
+        @functools.cache  # noqa: B019
+        def total(self) -> int:
+            return self.number + 1
+
+    counter = Counter()
+    compiled = compile(lambda x: x * counter.total())
+    for number in (2, 5, 7, 5):
+        counter.number = number
+        yield compiled(torch.ones(2))
+        Counter.total.cache_clear()
+        yield compiled(torch.ones(2))
+
+
 CHANGES = [
+    cleared_after_a_change,
     written_before,
     changed_variables,
     changed_variable_of_what_is_not_kept,
@@ -223,10 +241,12 @@ def test_a_cached_function_of_its_arguments_is_in_the_graph() -> None:
     def positions(number: int, start: int | None, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.arange(start or 0, number, dtype=dtype) + int(math.sqrt(number))
 
-    program = lambda x: x * positions(x.shape[0], None)  # noqa: E731
+    def program(x: Tensor, dtype: torch.dtype) -> Tensor:
+        return x * positions(x.shape[0], None) + positions(x.shape[0], None, dtype)
+
     compiled = kiln.compile(program, dynamic=True, fullgraph=True)
     for size in (3, 5):
-        torch.testing.assert_close(compiled(torch.ones(size)), program(torch.ones(size)))
+        torch.testing.assert_close(compiled(torch.ones(size), torch.float64), program(torch.ones(size), torch.float64))
 
 
 def test_a_cached_method_of_constants_is_in_the_graph() -> None:

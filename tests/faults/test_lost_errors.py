@@ -360,6 +360,7 @@ def test_bounds_and_steps_of_ranges_that_change(dynamic: bool | None) -> None:
     compiled = kiln.compile(program, dynamic=dynamic)
     for bounds in STEPS:
         assert_like_eager(compiled, program, *bounds)
+    assert not kiln.report_of(compiled).eager_reasons
 
 
 def test_steps_of_ranges_that_change_are_one_variant() -> None:

@@ -113,3 +113,32 @@ def test_no_break_where_results_do_not_depend_on_it() -> None:
     x, w = torch.ones(3), torch.ones(3, requires_grad=True)
     found, expected = kiln.compile(program, fullgraph=True)(x, w), program(x, w)
     torch.testing.assert_close(found, expected)
+
+
+def beside(w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.zeros(3).requires_grad_(), w * 2, torch.ones(3)
+
+
+def in_the_memory_of_a_result(w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    product = w.exp() * 2
+    return product.detach().requires_grad_(), product, product.detach()
+
+
+def changed_without_gradients(w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    leaf = (w * 2).detach().requires_grad_()
+    with torch.no_grad():
+        leaf.add_(1)
+    return leaf, w.sin(), leaf.detach()
+
+
+@pytest.mark.parametrize("program", [beside, in_the_memory_of_a_result, changed_without_gradients])
+def test_a_leaf_that_is_a_result_gets_its_own_gradient(program: Any) -> None:
+    """It was a result of the region's node, so that its `.grad` stayed None."""
+
+    def found(run: Any) -> list[object]:
+        w = torch.ones(3, requires_grad=True)
+        leaf, product, plain = run(w)
+        (leaf * product).sum().backward()
+        return [leaf.is_leaf, leaf.grad, w.grad, plain, plain.requires_grad]
+
+    torch.testing.assert_close(found(kiln.compile(program, fullgraph=True)), found(program))

@@ -205,3 +205,19 @@ def test_the_depth_of_autocast_is_returned():
     for _ in range(2):
         assert_same(compiled(torch.ones(2)), program(torch.ones(2)))
     assert nesting() == 0
+
+
+def test_the_cache_of_casts_is_cleared_inside():
+    def program(x, w):
+        with torch.autocast("cpu", torch.bfloat16):
+            before = x @ w
+            with torch.no_grad():
+                w.mul_(2)
+            cached = x @ w
+            torch.clear_autocast_cache()
+            return before, cached, x @ w
+
+    compiled, x = kiln.compile(program), torch.randn(4, 4)
+    for _ in range(2):
+        mine, eager = [torch.ones(4, 4, requires_grad=True) for _ in range(2)]
+        torch.testing.assert_close(compiled(x, mine), program(x, eager))

@@ -37,11 +37,13 @@ def in_order_of_history(recorder: Recorder, outputs: list[FakeTensor]) -> list[F
 
 
 def place_in_history(fake: FakeTensor) -> int:
-    """A number that is larger than those of what the tensor was computed from."""
+    """A number that is larger than those of what the tensor was computed from. A leaf that is made in the region is
+    rebuilt from what it shares memory with: that has gradients to hand on."""
     if fake._is_view() and torch._C._autograd._get_creation_meta(fake) is not CreationMeta.DEFAULT:
         return sys.maxsize  # to ask a view that may not be changed for its function raises, or makes it an ordinary one
-    function = fake.grad_fn if fake.requires_grad else None
-    return 0 if function is None else function._sequence_nr()
+    if not fake.requires_grad:
+        return 0
+    return sys.maxsize if fake.grad_fn is None else fake.grad_fn._sequence_nr()
 
 
 def dependencies(recorder: Recorder, outputs: Sequence[Output], results: Sequence[FakeTensor]) -> Dependencies:

@@ -45,11 +45,9 @@ def ends_behind(recorder: Recorder, root: FakeTensor) -> list[torch.Tensor]:
 def leaves_of_results(recorder: Recorder, trace: Trace) -> set[int]:
     """The leaves behind what leaves the region with a gradient function, by `id`: whether or not they still require
     gradients, for they may again when the backward runs."""
-    pairs = zip(trace.fake_outputs, trace.graph.outputs, trace.leaves, strict=True)
-    roots = [fake for fake, output, leaf in pairs if output.requires_grad and not leaf]
-    roots += [cast(FakeTensor, trace.used_inputs[number].fake) for number in trace.carried_inputs]
+    carried = [cast(FakeTensor, trace.used_inputs[number].fake) for number in trace.carried_inputs]
     with recording(recorder):
-        edges = list(map(edge_of, roots))
+        edges = list(map(edge_of, (*trace.fake_outputs, *carried)))
     return {id(leaf) for function, _ in edges_behind(edges) if (leaf := leaf_of(function)) is not None}
 
 
