@@ -168,8 +168,13 @@ def check_research(title: str) -> None:
         assert {code for code, _, _ in row["breaks"]} <= KNOWN_BREAKS.get(title, set()), row["breaks"]
 
 
-KNOWN_BREAKS: dict[str, set[str]] = {}
-"""Codes of the modules that are not one graph."""
+KNOWN_BREAKS = {
+    "research.CategoricalAutoencoder": {"KILN1008"},
+    "research.CellCounts": {"KILN1008", "KILN1015"},
+    "research.StackedLanguageModel": {"KILN1002", "KILN1004", "KILN1006", "KILN1015"},
+}
+"""Codes of the modules that are not one graph: in training, for a custom back end, checks of distributions in front of
+buffers that change; `resize_`."""
 
 
 @pytest.mark.parametrize("title", random.Random(3130007).sample(RESEARCH, 12))
@@ -186,7 +191,7 @@ def test_all_research_modules(title: str) -> None:
 def test_research_modules_have_fields_and_calls() -> None:
     """A field for each file; the calls of a module differ in rows and lengths."""
     found = {entry.title: entry for entry in entries(["research"])}
-    assert found["research.RotaryAttention"].family == "attention"
+    assert len(found) >= 300 and found["research.RotaryAttention"].family == "attention"
     subject = found["research.RotaryAttention"].build()
     shapes = [x.shape for call in calls_of(subject, "free") if isinstance(x := call["x"], torch.Tensor)]
     assert shapes == [(2, 8, 32), (3, 13, 32), (5, 18, 32)]
