@@ -545,6 +545,27 @@ def test_what_a_call_stores_for_itself_is_no_state(make: Callable[[], nn.Module]
                 assert_close(run(x), model(x))
 
 
+def talkative(x: Tensor) -> Tensor:
+    if x.sum() > 0:
+        print("positive")
+        y = x * 2
+    else:
+        warnings.warn("not positive", stacklevel=1)
+        y = x - 1
+    return y
+
+
+@pytest.mark.filterwarnings("ignore:not positive")
+def test_what_a_side_prints_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """As outside of branches: both sides are in the graph."""
+    program = kiln.export(talkative, (torch.ones(3),), dynamic_shapes=({0: BATCH},))
+    for x in (torch.ones(4), -torch.ones(5)):
+        expected = talkative(x)
+        capsys.readouterr()
+        assert_close(program(x), expected)
+        assert capsys.readouterr().out == ""
+
+
 def test_what_a_call_reads_of_the_last_one_is_state() -> None:
     with pytest.raises(ExportChangesObject, match=r"it changes `self\.calls`"):
         kiln.export(ScaledByNumberOfCalls(), (torch.ones(3),))

@@ -18,7 +18,7 @@ from typing import TypeAlias, cast, final
 
 from kiln.capture.interpreter.builtins.torch_functions import ModeEffect
 from kiln.capture.interpreter.core import MISSING, CaptureState, Effect, StateChange, Token, Value
-from kiln.capture.interpreter.effects import ContentsEffect
+from kiln.capture.interpreter.effects import CallEffect, ContentsEffect
 from kiln.capture.interpreter.variables.attribute_tables import AttributeTables
 from kiln.capture.interpreter.variables.class_entries import is_slot
 from kiln.capture.interpreter.variables.function import Cell, CellEffect
@@ -116,6 +116,9 @@ def changes_taken_back(s: CaptureState, done: list[SideChanges]) -> Iterator[Non
         effect = effects.get(key)
         if isinstance(effect or before[key], ModeEffect):
             continue  # modes are what they were, see `without_progress`
+        if s.policy.carries is not None and isinstance(effect, CallEffect) and not effect.writes:
+            effects = {each: kept for each, kept in effects.items() if each != key or key in before}
+            continue  # an export leaves out what is printed
         if effect is not before.get(key) and (
             not isinstance(effect, TAKEN_BACK) or place_of(effect) not in changes or getattr(effect, "recreated", False)
         ):
