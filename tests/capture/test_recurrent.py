@@ -191,3 +191,20 @@ def test_ctc_loss_with_lengths_in_tensors(kind: torch.dtype) -> None:
     assert report.compiles <= 2 and not report.breaks and not report.eager, report
     with pytest.raises(RuntimeError, match="input_lengths"):
         fast(x, targets, steps + 20, lengths)
+
+
+def test_ctc_loss_with_lists_of_lengths() -> None:
+    def loss(x: torch.Tensor, targets: torch.Tensor, steps: list[int], lengths: tuple[int, ...]) -> torch.Tensor:
+        given = x.log_softmax(-1), targets, steps, lengths
+        return torch.nn.functional.ctc_loss(*given) + torch.nn.functional.ctc_loss(*given, reduction="none").max()
+
+    fast = kiln.compile(loss, options={"cache": False})
+    for steps, lengths in (([12, 12, 12], (4, 3, 2)), ([12, 11, 12], (4, 3, 3)), ([9, 12, 12], (2, 1, 4))):
+        x, targets = torch.randn(12, 3, 5, requires_grad=True), torch.randint(1, 5, (3, 4))
+        found, expected = fast(x, targets, steps, lengths), loss(x, targets, steps, lengths)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(*[torch.autograd.grad(y, x)[0] for y in (found, expected)])
+    report = fast.report()
+    assert report.compiles <= 3 and not report.breaks
+    with pytest.raises(TypeError):
+        fast(x, targets, [12.0, 12.0, 12.0], lengths)

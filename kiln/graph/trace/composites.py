@@ -223,9 +223,28 @@ def shape_of(data: object) -> list[int] | None:
     return None if inner is None or any(shape != inner for shape in shapes) else [len(data), *inner]
 
 
+def ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor | Sequence[int],
+    target_lengths: Tensor | Sequence[int],
+    *options: object,
+    **named: object,
+) -> Tensor:
+    """Lists of lengths as tensors: with lists, the C++ fills a tensor by its address."""
+    lengths = [
+        tensor(list(given), dtype=torch.int64, device="cpu")
+        if isinstance(given, list | tuple) and {type(length) for length in given} <= {int, torch.SymInt}
+        else given
+        for given in (input_lengths, target_lengths)
+    ]
+    return torch.nn.functional.ctc_loss(log_probs, targets, *lengths, *options, **named)  # type: ignore[arg-type]
+
+
 CHECKED: Mapping[Target, Callable[..., object]] = {
     torch.nn.functional.one_hot: checked_one_hot,
     torch.nn.functional.rrelu: rrelu,
+    torch.nn.functional.ctc_loss: ctc_loss,
     torch.cov: cov,
     "cov": cov,
     torch.prod: prod,
