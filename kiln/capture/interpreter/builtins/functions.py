@@ -57,6 +57,7 @@ from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.counted_range import counted_range, note_fixed
 from kiln.capture.interpreter.variables.deferred_text import Deferred, text_of
+from kiln.capture.interpreter.variables.index_range import index_range
 from kiln.capture.interpreter.variables.iterators import (
     Generator,
     called_until,
@@ -376,6 +377,8 @@ def default_dict(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 @handles(range)
 def made_range(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    if not kwargs and (index := index_range(s, args)) is not None:
+        return index
     if args and any([isinstance(arg, Symbolic) and has_many_values(s, arg) for arg in args]):
         return OpenRange(args)
     if args and not kwargs and (counted := counted_range(s, args)) is not None:

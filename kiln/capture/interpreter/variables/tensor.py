@@ -65,6 +65,7 @@ from kiln.capture.interpreter.handled_errors import note_handled
 from kiln.capture.interpreter.speculation import known_truth
 from kiln.capture.interpreter.variables.bound_method import NamedMethod
 from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.index_range import IndexRange
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import List, Slice, Tuple
 from kiln.capture.interpreter.variables.symbolic import Symbolic
@@ -234,7 +235,7 @@ class Tensor(Value):
             return super().get_item(s, key, site)
         if s.see is not None:
             return record(s, operator.getitem, [self, key], {})
-        base, rest = selected(s, self, index_value(s, key))
+        base, rest = selected(s, self, index_value(s, key, self.fake.device))
         return base if rest is None else record(s, operator.getitem, [base, rest], {})
 
     def set_item(self, s: CaptureState, key: Value, value: Value, site: CallSite = NOT_RESUMABLE) -> None:
@@ -245,7 +246,7 @@ class Tensor(Value):
         else:
             if (will_write := s.part(Overrides).will_write) is not None:
                 will_write(s, self)
-            base, rest = selected(s, self, index_value(s, key))
+            base, rest = selected(s, self, index_value(s, key, self.fake.device))
             record(s, operator.setitem, [base, s.const(...) if rest is None else rest, value], {})
 
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
@@ -415,12 +416,15 @@ def data_number(s: CaptureState, value: Tensor, name: str) -> Value | None:
     return s.wrap(torch.sym_float(number.torch_arg(s)), None) if name == "__float__" else number
 
 
-def index_value(s: CaptureState, key: Value) -> Value:
-    """An index with each integer tensor of rank 0 as the number that eager takes it for."""
+def index_value(s: CaptureState, key: Value, device: torch.device) -> Value:
+    """An index with each integer tensor of rank 0 as the number that eager takes it for, and a range as a tensor."""
     if isinstance(key, Tuple):
-        return Tuple([index_value(s, part) for part in key.items(s)])
+        return Tuple([index_value(s, part, device) for part in key.items(s)])
     if isinstance(key, Slice):
-        return Slice([index_value(s, part) for part in key.parts])
+        return Slice([index_value(s, part, device) for part in key.parts])
+    if isinstance(key, IndexRange):
+        options = {"dtype": s.const(torch.int64), "device": s.const(device)}
+        return record(s, torch.arange, key.args, options)
     if not isinstance(key, Tensor) or is_wrapped(key.fake) or key.fake.dim() or key.fake.dtype not in INDEX_DTYPES:
         return AS_INDEX[type(key)](s, key) if type(key) in AS_INDEX else key
     return key.get_attr(s, "item").call(s, [], {})
