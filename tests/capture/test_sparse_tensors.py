@@ -125,3 +125,18 @@ def test_a_module_with_a_sparse_buffer() -> None:
     compiled = kiln.compile(model)
     torch.testing.assert_close(compiled(x), model(x))
     assert not kiln.report_of(compiled).breaks
+
+
+def test_elements_in_one_place_are_summed() -> None:
+    places = torch.tensor([[0, 0, 1], [1, 1, 2]])
+
+    def program(x: Tensor, values: Tensor) -> tuple[Tensor, bool, bool]:
+        made = torch.sparse_coo_tensor(places, values, (3, 3))
+        return made.coalesce() @ x, made.coalesce().is_coalesced(), made.is_coalesced()
+
+    x, values = torch.ones(3, 2), torch.tensor([1.0, 2.0, 3.0])
+    compiled = kiln.compile(program)
+    for _ in range(2):
+        found, *answers = compiled(x, values)
+        assert answers == [True, False]
+        torch.testing.assert_close(found, torch.tensor([[3.0, 3.0], [3.0, 3.0], [0.0, 0.0]]))
