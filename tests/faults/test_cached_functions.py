@@ -169,6 +169,20 @@ def changed_variables(compile: Compile) -> Iterator[Any]:
     yield compiled(table, torch.ones(4))
 
 
+def changed_factor(compile: Compile) -> Iterator[Any]:
+    factor = 1
+
+    @functools.lru_cache
+    def table(numbers: tuple[int, ...]) -> int:
+        return sum(numbers) * factor
+
+    compiled = compile(lambda x: x * table((1, 2)))
+    for factor in (1, 2):  # noqa: B007
+        yield compiled(torch.ones(2))
+    table.cache_clear()
+    yield compiled(torch.ones(2))
+
+
 def changed_variable_of_what_is_not_kept(compile: Compile) -> Iterator[Any]:
     factor = 2
 
@@ -220,6 +234,7 @@ CHANGES = [
     cleared_after_a_change,
     written_before,
     changed_variables,
+    changed_factor,
     changed_variable_of_what_is_not_kept,
     changed_receiver,
     changed_inside,
@@ -254,6 +269,35 @@ def test_a_cached_method_of_constants_is_in_the_graph() -> None:
     table, x = Table(3), torch.ones(2)
     for _ in range(3):
         torch.testing.assert_close(compiled(table, x), torch.full((2,), 9.0))
+
+
+class Recipe:
+    def __init__(self, groups: list[list[int]]) -> None:
+        self.groups = groups
+
+
+SEPARATOR = ","
+
+
+@functools.lru_cache
+def recipe(text: str, names: tuple[str, ...]) -> Recipe:
+    return Recipe([[names.index(name) for name in group] for group in text.split(SEPARATOR)])
+
+
+@functools.lru_cache
+def merged(recipe: Recipe, shape: tuple[int, ...]) -> list[int]:
+    return [math.prod([shape[axis] for axis in group]) for group in recipe.groups]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_recipe_that_a_cache_keeps_is_applied_in_the_graph(dynamic: bool | None) -> None:
+    """As einops does in each of its calls."""
+    program = lambda x: x.reshape(merged(recipe("ab,c", ("a", "b", "c")), x.shape))  # noqa: E731
+    compiled = kiln.compile(program, dynamic=dynamic, fullgraph=True)
+    for size in (2, 3, 4):
+        x = torch.randn(size, 3, 5)
+        assert torch.equal(compiled(x), program(x))
+    assert compiled.report().compiles <= 2
 
 
 def test_whether_a_cache_keeps_anything_is_asked_of_the_cache() -> None:

@@ -1,13 +1,14 @@
 """Functions under `functools.lru_cache`.
 
-    log2(64)            constants only: the cached function itself is called, as eager does on its first call
+    log2(64, ("a", 1))  constants only: the cached function itself is called, as eager does on its first call
     config.table(64)    a method of an object from outside, whose attributes may change after the first call: likewise
-    table(config, 64)   an object from outside in another place: a graph break
+    table(config, 64)   an object from outside in another place: a graph break, unless a cache gave it
     table(n)            anything else: the function behind the cache is inlined, unless it reads variables from outside
 
 A result is read by calling the cached function again, so `cache_clear()` is noticed, and a list or tensor is the one
 that the cache holds. A function that is inlined runs in each call: with side effects it breaks the graph, and where
-it reads what may have changed since its result was cached.
+it reads what may have changed since its result was cached. What a cache gave is taken to be as it was made, so that
+a cached recipe can be applied to sizes that change by another cached function, as einops does.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from operator import methodcaller
 
+import torch
+
 from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Kwargs, StateChange, Value
 from kiln.capture.interpreter.effects import changes
-from kiln.capture.interpreter.outside_reads import parts, refuse_outside_reads
+from kiln.capture.interpreter.outside_reads import is_from_cache, parts, refuse_outside_reads
 from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor, here
 from kiln.runtime.guards.constant import is_constant
 from kiln.runtime.guards.reference import ObjectRef
@@ -33,6 +37,7 @@ from kiln.runtime.guards.source import AnswerSource, CallSource, Source, attribu
 CACHED = functools._lru_cache_wrapper
 BY_IDENTITY: object = object.__hash__
 STALE = "it reads a variable from outside, which may have changed since its result was cached"
+PLAIN_TUPLES = (tuple, torch.Size)
 C_FUNCTIONS = (types.BuiltinFunctionType, types.MethodDescriptorType, CACHED)
 
 
@@ -47,11 +52,11 @@ def call_cached(
         raise UnsupportedCall(function=name_of(function), why=why)
     rest = args if receiver is None else args[1:]
     keeps = CACHED.cache_info(function).maxsize != 0
-    if source is None or not all(arg.is_constant for arg in (*rest, *kwargs.values())):
+    if source is None or not all(is_plain(s, arg) for arg in (*rest, *kwargs.values())):
         with reading_nothing(s, function, (*args, *kwargs.values()), keeps and source is not None):
             return inlined(s, function, source, args, kwargs)
-    plain = [arg.constant(s) for arg in rest]
-    named = {key: arg.constant(s) for key, arg in kwargs.items()}
+    plain = [plain_value(s, arg) for arg in rest]
+    named = {key: plain_value(s, arg) for key, arg in kwargs.items()}
     if not is_constant((*plain, *named.values())) or not keeps:
         return inlined(s, function, source, args, kwargs)
     path: Source = CallSource(source, tuple(plain), tuple(named.items()))
@@ -72,12 +77,27 @@ def may_change(value: Value) -> bool:
     """Whether it is an object from outside that a cache finds by its identity, whatever has become of it."""
     if isinstance(value, Tensor):
         return value.original is not None
+    if is_from_cache(value.source):
+        return False
     real = value.real() if value.source is not None and not value.is_constant else MISSING
     return (
         type(real).__hash__ is BY_IDENTITY
         and real is not MISSING
         and not isinstance(real, (type, types.FunctionType, types.ModuleType, *C_FUNCTIONS))
     )
+
+
+def is_plain(s: CaptureState, value: Value) -> bool:
+    """Whether it is a constant, or a tuple of such."""
+    if not isinstance(value, Tuple):
+        return value.is_constant
+    return value.python_type() in PLAIN_TUPLES and all(is_plain(s, item) for item in value.items(s))
+
+
+def plain_value(s: CaptureState, value: Value) -> object:
+    if not isinstance(value, Tuple):
+        return value.constant(s)
+    return value.python_type()([plain_value(s, item) for item in value.items(s)])
 
 
 def pending_changes(s: CaptureState) -> bool:
@@ -131,7 +151,7 @@ def reading_nothing(
         if outer is not None:
             outer()
         try:
-            refuse_outside_reads(s, accepted, STALE)
+            refuse_outside_reads(s, accepted, STALE, from_caches=True)
         except UnsupportedCall:
             raise UnsupportedCall(function=name_of(function), why=STALE).before(call) from None
 
