@@ -307,8 +307,8 @@ def symbol_bindings(inputs: Sequence[InputRecord]) -> list[list[Json]]:
 
 
 def readable_numbers(value: object) -> Sequence[tuple[object, str, int]]:
-    """The sizes and strides of a tensor, or a number, and how each is read."""
-    if isinstance(value, FakeTensor):
+    """The sizes and strides of a tensor, or a number, and how each is read. A wrapper has none: its parts do."""
+    if isinstance(value, FakeTensor) and not value.is_outer:
         spec = value.storage_view.spec
         sizes = [(size, "size", axis) for axis, size in enumerate(spec.sizes)]
         return sizes + [(stride, "stride", axis) for axis, stride in enumerate(spec.strides)]

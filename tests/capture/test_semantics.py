@@ -286,6 +286,14 @@ def sorting(x, n):
     return rows, [1, 2] < [1, 3], tuple([1]) + tuple([n]), [0] * n, [1] == [1], rows.index((1, "a"))
 
 
+def constant_results(x, n):
+    def checked(name):
+        return True, "", (1, "ab")
+
+    valid, _, (one, letters) = checked("a")
+    return x * valid, [item for item in checked("b")], one, "a" in letters, checked("c")[::2], len(checked("d"))
+
+
 FUNCTIONS = [
     *(arithmetic, comparisons, branches, loops, containers, strings, closures, arguments, classes, dataclass_and_enum),
     *(
@@ -299,6 +307,7 @@ FUNCTIONS = [
         star_unpacking,
         dict_views,
         sorting,
+        constant_results,
     ),
 ]
 

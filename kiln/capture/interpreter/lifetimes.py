@@ -17,6 +17,7 @@ from kiln.capture.interpreter.core import MISSING, CaptureState, Token, Value
 from kiln.capture.interpreter.frame import SymbolicFrame, dropped_arguments, running_frame
 from kiln.capture.interpreter.native_calls import NativeCalls, Natives
 from kiln.capture.interpreter.variables.choice import Choice
+from kiln.capture.interpreter.variables.tensor import Tensor
 from kiln.runtime.guards.source import StepSource
 
 NOT_FOLLOWED = (type, types.ModuleType, types.CodeType, CaptureState, Natives, str, bytes, int, float)
@@ -53,6 +54,41 @@ def is_dropped_argument(s: CaptureState, value: Value) -> bool:
 
 def dropped(s: CaptureState) -> list[Value]:
     return [value for value in dropped_arguments(running_frame(s)) if not value.is_constant]
+
+
+def only_dropped_hold(s: CaptureState, target: object) -> bool:
+    """Whether a real object may live only by what the frames have dropped, which eager has freed by now."""
+    gone = [real_object(value) for value in dropped(s)]
+    if not gone or not lead_to(gone, target):
+        return False
+    kept: list[object] = []
+    frame: SymbolicFrame | None = running_frame(s)
+    while frame is not None:
+        values = (*frame.locals.values(), *frame.cells.values(), *frame.stack)
+        kept += [real_object(value) for value in values if isinstance(value, Value)]
+        frame = frame.parent
+    return not lead_to(kept, target)
+
+
+def real_object(value: Value) -> object:
+    return value.original if isinstance(value, Tensor) else value.real()
+
+
+def lead_to(roots: Iterable[object], target: object) -> bool:
+    """Whether `target` is among real objects or what they hold; modules, classes and globals of functions aside."""
+    seen: dict[int, object] = {}
+    waiting = list(roots)
+    while waiting:
+        item = waiting.pop()
+        if item is target:
+            return True
+        if id(item) in seen or isinstance(item, NOT_FOLLOWED):
+            continue
+        seen[id(item)] = item
+        waiting += (
+            [item.__closure__, item.__defaults__] if isinstance(item, types.FunctionType) else gc.get_referents(item)
+        )
+    return False
 
 
 def stale_keys(s: CaptureState, keys: Mapping[Token, Value]) -> bool:

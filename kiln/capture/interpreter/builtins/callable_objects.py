@@ -26,7 +26,7 @@ from kiln.capture.interpreter.core import (
     read_attr,
     wraps,
 )
-from kiln.capture.interpreter.frame import dropped_arguments, running_frame
+from kiln.capture.interpreter.lifetimes import only_dropped_hold
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.tensor import from_torch
 from kiln.capture.interpreter.variables.weak_references import WeakReference
@@ -44,9 +44,9 @@ def call_reference(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     real, source = reference.real(), reference.source
     if real is MISSING or source is None:
         raise UnsupportedCall(function="weakref.ref", why="the reference was made in the graph")
-    if any(value.source is not None and not value.is_constant for value in dropped_arguments(running_frame(s))):
-        raise UnsupportedCall(function="weakref.ref", why="what it refers to may be freed by now")
     target = real()
+    if target is not None and only_dropped_hold(s, target):
+        raise UnsupportedCall(function="weakref.ref", why="what it refers to may be freed by now")
     if target is None:
         s.guard(source, GuardKind.IS, s.reference(real))
         return s.const(None)

@@ -28,6 +28,7 @@ from kiln.capture.interpreter.frame import (
 from kiln.capture.interpreter.if_conversion import condition_of, take_both_sides
 from kiln.capture.interpreter.number_branches import take_both_numbers
 from kiln.capture.interpreter.opcodes.build import callee_text, spread
+from kiln.capture.interpreter.opcodes.stack import load_const, prepare_const
 from kiln.capture.interpreter.operations import exception_matches, same, truth_value
 from kiln.capture.interpreter.short_circuits import takes_both_operands
 from kiln.capture.interpreter.variables.choice import Choice
@@ -190,11 +191,10 @@ def return_value(frame: SymbolicFrame, arg: int) -> None:
     frame.finished = True
 
 
-@opcode("RETURN_CONST", prepare=Constant)
+@opcode("RETURN_CONST", prepare=prepare_const)
 def return_const(frame: SymbolicFrame, value: Value) -> None:
-    frame.result = value
-    frame.running = False
-    frame.finished = True
+    load_const(frame, value)
+    return_value(frame, 0)
 
 
 @opcode("YIELD_VALUE")
