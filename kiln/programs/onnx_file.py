@@ -41,7 +41,7 @@ def onnx_model(program: ProgramParts) -> OnnxModel:
     nodes, results, outputs = [*graph.nodes], list[str](), list[Output]()
     for leaf, place in zip(signature.results, leaf_paths(signature.out_tree), strict=True):
         number = signature.arguments[leaf.number].number if leaf.kind == "argument" else leaf.number
-        if leaf.kind in ("output", "number"):
+        if leaf.is_in_output:
             value = graph.outputs[leaf.number].value
         elif leaf.kind in ("argument", "state") and number is not None:
             value = contents.get(graph.inputs[number], graph.inputs[number])

@@ -9,8 +9,8 @@
     python -m kiln bench --suite capture --modes free --against torch.export       the same with free sizes, and times
 
 Models are small and random (`model_sources.py`), with a process and a time limit each; those of `research` are called
-with three sizes. The table has shares by mode;
-below it stand the reasons of breaks and the differences, most frequent first.
+with three sizes. The table has shares by mode; below it stand the reasons of breaks and the differences, most frequent
+first.
 """
 
 from __future__ import annotations

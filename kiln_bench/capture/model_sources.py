@@ -4,8 +4,8 @@
         subject = entry.build()
 
 Of transformers each class of model; of timm the smallest model of each series ("resnet", "seresnext") of each of its
-files; of torch each module of its database, with the first inputs that the database has; of
-`research/` each class, with calls of other sizes.
+files; of torch each module of its database, with the first inputs that the database has; of `research/` each class,
+with calls of other sizes.
 """
 
 from __future__ import annotations

@@ -28,15 +28,13 @@ PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", list(PROGRAMS))
 def test_the_gradient_of_a_product(name: str, dynamic: bool | None) -> None:
+    if name == "running in columns" and torch.__version__.startswith("2.11."):
+        pytest.skip("eager's own gradient of a running product with another dtype raises")
     program = PROGRAMS[name]
     compiled = kiln.compile(program, dynamic=dynamic)
     for rows in (*[[row] for row in ROWS], *[[row, [1.0, -2.0, 3.0]] for row in ROWS]):
         x = torch.tensor(rows, requires_grad=True)
-        try:
-            [expected] = torch.autograd.grad(program(x), x)
-        except RuntimeError as error:  # torch 2.11: cumprod with another dtype, of rows with zeros
-            pytest.skip(f"eager has no such gradient: {error}")
-        [found] = torch.autograd.grad(compiled(x), x)
+        [expected], [found] = torch.autograd.grad(program(x), x), torch.autograd.grad(compiled(x), x)
         torch.testing.assert_close(found, expected, equal_nan=True)
 
 

@@ -24,7 +24,7 @@ pytestmark = [
 
 
 class Net(nn.Module):
-    """Own kernels, library calls, a buffer that calls read, a size and a constant among the results."""
+    """Own kernels, library calls, a buffer that calls read, a size, a constant and a float among the results."""
 
     offset: Tensor
 
@@ -33,9 +33,9 @@ class Net(nn.Module):
         self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 4)
         self.register_buffer("offset", torch.arange(4.0))
 
-    def forward(self, x: Tensor) -> tuple[Tensor, int, str, Tensor]:
+    def forward(self, x: Tensor) -> tuple[Tensor, int, str, Tensor, float]:
         hidden = nn.functional.gelu(self.first(x))
-        return self.second(hidden).softmax(-1) + self.offset, x.shape[0] * 2, "name", hidden[1:]
+        return self.second(hidden).softmax(-1) + self.offset, x.shape[0] * 2, "name", hidden[1:], 1 / x.shape[0]
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_a_call_from_c(built: Path, package: Path) -> None:
     expected = kiln.load(package)(torch.arange(48.0).div(8).view(3, 16))[0]  # type: ignore[index]
     *found, count, _ = done.stdout.split()
     torch.testing.assert_close(torch.tensor([*map(float, found)]), expected.flatten()[:4], atol=2e-5, rtol=0)
-    assert count == "2" and done.returncode == 0
+    assert count == "3" and done.returncode == 0
 
 
 def test_what_cannot_run_says_so(built: Path, package: Path, tmp_path: Path) -> None:

@@ -14,13 +14,7 @@ from contextlib import nullcontext
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import (
-    AuxOutput,
-    AuxRequest,
-    BlockMask,
-    _get_mod_type,
-    _ModificationType,
-)
+from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, _get_mod_type, _ModificationType
 from torch.nn.functional import scaled_dot_product_attention
 
 from kiln.capture.interpreter.transform_polyfills import index_by_tensors

@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 import math
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
@@ -22,7 +22,6 @@ from kiln.capture.interpreter.frame import SymbolicFrame, running_frame, top
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor
-from kiln.runtime.guards.source import CallSource, Source, StepSource
 
 NAMES = frozenset(("LOAD_GLOBAL", "LOAD_GLOBAL_CALL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"))
 VARIABLES = frozenset(("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"))
@@ -43,26 +42,18 @@ def parts(s: CaptureState, values: Iterable[Value]) -> Iterator[Value]:
             yield from parts(s, value.items(s))
 
 
-def is_from_cache(source: Source | None) -> bool:
-    """Whether the path leads through what a cached function returned."""
-    while isinstance(source, StepSource):
-        if isinstance(source, CallSource):
-            return True
-        source = source.base
-    return False
-
-
-def refuse_outside_reads(s: CaptureState, accepted: dict[int, Value], why: str, *, from_caches: bool = False) -> None:
+def refuse_outside_reads(
+    s: CaptureState, accepted: dict[int, Value], why: str, is_settled: Callable[[Value], bool] = lambda value: False
+) -> None:
     """Break if the last instruction read a variable from outside; `accepted` are the values (by `id`) that are none.
 
-    Modules, functions and classes are no variables; what is read from them is. With `from_caches`, what a cached
-    function returned is none, either.
+    Modules, functions and classes are no variables; what is read from them is. What `is_settled` is none, either.
     """
     frame = running_frame(s)
     value = top(frame)
     if value is None or (id(value) in accepted and not is_attribute_of_outside(frame, value)):
         return
-    if from_caches and is_from_cache(value.source):
+    if is_settled(value):
         return
     named = issubclass(value.python_type(), tuple(DEFINITIONS))
     if not named and is_read_from_outside(frame, value, accepted):

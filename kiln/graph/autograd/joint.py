@@ -96,12 +96,9 @@ def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
     changed = [cast(FakeTensor, record.fake) for record in carried]
     results = [*trace.fake_outputs, *changed]
     outputs = [*trace.graph.outputs, *[Output(recorder.node_of(fake), None, True) for fake in changed]]
-    own = {index for index, leaf in enumerate(trace.leaves) if leaf}  # such leaves get gradients, but hand none on
-    tangent_of = [
-        index
-        for index, output in enumerate(outputs)
-        if output.requires_grad and output.alias is None and index not in own
-    ]
+    without = {index for index, leaf in enumerate(trace.leaves) if leaf}  # such leaves get gradients, but hand none on
+    without |= {index for index, output in enumerate(outputs) if not output.requires_grad or output.alias is not None}
+    tangent_of = [index for index in range(len(outputs)) if index not in without]
     roots = [results[index] for index in tangent_of]
     refuse_missing_gradients(recorder, roots)
     depends = dependencies(recorder, outputs, results)

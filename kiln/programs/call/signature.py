@@ -68,6 +68,11 @@ class ResultLeaf:
     number: int = 0
     value: object = None
 
+    @property
+    def is_in_output(self) -> bool:
+        """Whether an output of the graph holds it."""
+        return self.kind in ("output", "number")
+
 
 RESULT_KINDS = ("output", "number", "argument", "state", "size", "constant")
 

@@ -147,7 +147,7 @@ def interface_in_c(plan: Plan, call: CallInterface, prefix: str, mapped: bool) -
                 problems.append(f"the result {place}, which is an input that is not used")
             else:
                 outputs.append(Field(names.name(place), number, specs[number]))
-        if leaf.kind not in ("output", "number"):
+        if not leaf.is_in_output:
             continue
         made = plan.outputs[leaf.number]
         of_output = None if made.alias_output is None else plan.outputs[made.alias_output].slot

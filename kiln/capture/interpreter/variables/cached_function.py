@@ -19,20 +19,21 @@ import types
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from operator import methodcaller
+from typing import final
 
 import torch
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Kwargs, StateChange, Value
 from kiln.capture.interpreter.effects import changes
-from kiln.capture.interpreter.outside_reads import is_from_cache, parts, refuse_outside_reads
+from kiln.capture.interpreter.outside_reads import parts, refuse_outside_reads
 from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor, here
 from kiln.runtime.guards.constant import is_constant
 from kiln.runtime.guards.reference import ObjectRef
-from kiln.runtime.guards.source import AnswerSource, CallSource, Source, attribute_path
+from kiln.runtime.guards.source import AnswerSource, CallSource, Source, StepSource, attribute_path
 
 CACHED = functools._lru_cache_wrapper
 BY_IDENTITY: object = object.__hash__
@@ -45,7 +46,7 @@ def call_cached(
     s: CaptureState, function: functools._lru_cache_wrapper[object], source: Source | None, args: Args, kwargs: Kwargs
 ) -> Value:
     """A call of the cached function at `source`."""
-    changing = [arg for arg in (*args, *kwargs.values()) if may_change(arg)]
+    changing = [arg for arg in (*args, *kwargs.values()) if may_change(s, arg)]
     receiver = args[0] if changing and changing == args[:1] and is_method(function, args[0]) else None
     if changing and (receiver is None or pending_changes(s)):
         why = "an argument may change, or have changed, after its result was cached"
@@ -70,14 +71,31 @@ def call_cached(
             path = AnswerSource(receiver.source, ObjectRef(name_of(function), call))
     except Exception:  # which is not cached
         return inlined(s, function, source, args, kwargs)
+    s.part(CacheResults).paths[id(path)] = path
     return as_constant(s, result, path) if receiver is None else s.wrap(result, path)
 
 
-def may_change(value: Value) -> bool:
+@final
+class CacheResults:
+    """The paths by which the frame has got results of cached functions, by address."""
+
+    def __init__(self) -> None:
+        self.paths: dict[int, Source] = {}
+
+
+def is_from_cache(s: CaptureState, value: Value) -> bool:
+    """Whether it is a result of a cached function, or was read from one."""
+    paths, source = s.part(CacheResults).paths, value.source
+    while isinstance(source, StepSource) and id(source) not in paths:
+        source = source.base
+    return id(source) in paths
+
+
+def may_change(s: CaptureState, value: Value) -> bool:
     """Whether it is an object from outside that a cache finds by its identity, whatever has become of it."""
     if isinstance(value, Tensor):
         return value.original is not None
-    if is_from_cache(value.source):
+    if is_from_cache(s, value):
         return False
     real = value.real() if value.source is not None and not value.is_constant else MISSING
     return (
@@ -151,7 +169,7 @@ def reading_nothing(
         if outer is not None:
             outer()
         try:
-            refuse_outside_reads(s, accepted, STALE, from_caches=True)
+            refuse_outside_reads(s, accepted, STALE, lambda value: is_from_cache(s, value))
         except UnsupportedCall:
             raise UnsupportedCall(function=name_of(function), why=STALE).before(call) from None
 

@@ -29,10 +29,9 @@ from kiln.capture.interpreter.core import (
 )
 from kiln.capture.interpreter.variables.bound_method import NamedMethod
 from kiln.capture.interpreter.variables.sequence import List, Tuple
-from kiln.capture.interpreter.variables.sparse_tensor import KNOWN, PRODUCTS, REAL, WHY
+from kiln.capture.interpreter.variables.sparse_tensor import KNOWN, PRODUCTS, REAL, WHY, holds, require_product
 from kiln.capture.interpreter.variables.subclass import INTERCEPTORS, call
 from kiln.capture.interpreter.variables.tensor import FinalCheck, Overrides, RegionInputs, Tensor, here, record
-from kiln.graph.trace.autocast import is_any_autocast_enabled
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.log import Target, target_name
 from kiln.graph.trace.sparse_products import dense_matrix, elements, made_product
@@ -129,25 +128,14 @@ class MatrixMethod(NamedMethod):
 
 def matrix_call(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value | None:
     """What a torch call on a matrix that was made gives; None if there is none among the arguments."""
-    if not any(map(holds_matrix, (*args, *kwargs.values()))):
+    if not any([holds(MadeMatrix, value) for value in (*args, *kwargs.values())]):
         return None
     [a, x] = args if len(args) == 2 and not kwargs else [None, None]
     if not isinstance(a, MadeMatrix) or not isinstance(x, Tensor) or target not in PRODUCTS:
         raise UnsupportedCall(function=target_name(target), why=WHY)
-    vectors = x.fake.dim() == 1 and target not in (torch.sparse.mm, torch.mm, torch.spmm, "mm")
-    matrices = x.fake.dim() == 2 and target not in (torch.mv, "mv")
-    same = x.fake.dtype is a.values.fake.dtype and x.fake.device == a.values.fake.device
-    fits = same and x.fake.layout is torch.strided and x.fake.shape[0] == a.sizes[1].torch_arg(s)
-    if is_any_autocast_enabled() or not (vectors or matrices) or not fits:
-        raise UnsupportedCall(function=target_name(target), why="eager may refuse the product of a sparse tensor")
+    require_product(target, a.values.fake, a.sizes[1].torch_arg(s), x.fake)
     flags = s.const(a.coalesced), s.const(a.is_transposed())
     return record(s, made_product, [a.indices, a.values, *a.base_sizes(), *flags, x], {})
-
-
-def holds_matrix(value: Value) -> bool:
-    if isinstance(value, List | Tuple) and value._items is not None:
-        return any(map(holds_matrix, value._items))
-    return isinstance(value, MadeMatrix)
 
 
 @handles(torch.sparse_coo_tensor)
@@ -188,11 +176,9 @@ def to_sparse(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 def is_changed(weights: FakeTensor, version: int, outputs: list[FakeTensor]) -> str:
     """The matrix shares their memory, but not what autograd knows of later changes."""
-    return (
-        ""
-        if weights.storage_view.storage.version == version
-        else "its values have gradients and are changed in place later"
-    )
+    if weights.storage_view.storage.version == version:
+        return ""
+    return "its values have gradients and are changed in place later"
 
 
 def is_dense(value: Value | None) -> bool:

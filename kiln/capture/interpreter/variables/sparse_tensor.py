@@ -135,27 +135,33 @@ def part(s: CaptureState, x: SparseTensor, read: Callable[[torch.Tensor], torch.
 
 def multiplied(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value | None:
     """What a torch call on a sparse tensor gives; None if there is none among the arguments."""
-    if not any(map(holds_sparse, (*args, *kwargs.values()))):
+    if not any([holds(SparseTensor, value) for value in (*args, *kwargs.values())]):
         return None
     [x, y] = args if len(args) == 2 and not kwargs else [None, None]
     known = target in PRODUCTS and isinstance(x, SparseTensor) and x.is_matrix() and isinstance(y, Tensor)
-    if not known or is_any_autocast_enabled():
+    if not known:
         raise UnsupportedCall(function=target_name(target), why=WHY)
     assert isinstance(x, SparseTensor) and isinstance(y, Tensor)
-    vectors = y.fake.dim() == 1 and target not in (torch.sparse.mm, torch.mm, torch.spmm, "mm")
-    matrices = y.fake.dim() == 2 and target not in (torch.mv, "mv")
-    inner = size_of(s, x, 1).torch_arg(s)
-    same = y.fake.dtype is x.original.dtype and y.fake.device == x.original.device and y.fake.layout is torch.strided
-    if not (vectors or matrices) or not same or y.fake.shape[0] != inner:
-        raise UnsupportedCall(function=target_name(target), why="eager may refuse the product of a sparse tensor")
+    require_product(target, x.original, size_of(s, x, 1).torch_arg(s), y.fake)
     base = x if x.of is None else x.of
     return record(s, product, [matrix_of(s, base), s.const(x.of is not None), y], {})
 
 
-def holds_sparse(value: Value) -> bool:
+def holds(kind: type[Value], value: Value) -> bool:
+    """Whether it is a value of this kind, or a list or tuple that has one."""
     if isinstance(value, List | Tuple) and value._items is not None:
-        return any(map(holds_sparse, value._items))
-    return isinstance(value, SparseTensor)
+        return any([holds(kind, item) for item in value._items])
+    return isinstance(value, kind)
+
+
+def require_product(target: Target, like: torch.Tensor, inner: object, y: torch.Tensor) -> None:
+    """Break the graph unless eager has the product of a sparse matrix with `inner` columns, of the dtype and device
+    of `like`, and the dense `y`."""
+    vectors = y.dim() == 1 and target not in (torch.sparse.mm, torch.mm, torch.spmm, "mm")
+    matrices = y.dim() == 2 and target not in (torch.mv, "mv")
+    same = y.dtype is like.dtype and y.device == like.device and y.layout is torch.strided
+    if is_any_autocast_enabled() or not (vectors or matrices) or not same or y.shape[0] != inner:
+        raise UnsupportedCall(function=target_name(target), why="eager may refuse the product of a sparse tensor")
 
 
 def matrix_of(s: CaptureState, x: SparseTensor) -> Value:
