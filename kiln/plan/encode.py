@@ -159,6 +159,9 @@ class ProgramEncoder:
     def offset_in(self, slot: Slot, dtype: torch.dtype) -> Int:
         return self.operands.offset_in(slot, dtype)
 
+    def view_layout(self, spec: TensorSpec, base: Slot) -> TensorSpec:
+        return self.operands.view_layout(spec, base)
+
     def kernel(self, symbol: str) -> Kernel:
         return self.plan.kernels[self.kernel_numbers[symbol]]
 
@@ -211,7 +214,7 @@ class ProgramEncoder:
         if view is None:
             return [NONE, 0]
         shift = view.offset - self.operands.offset_in(base, view.dtype)
-        return [self.operands.layout(view), self.registers.scalar(shift)]
+        return [self.operands.layout(self.operands.view_layout(view, base)), self.registers.scalar(shift)]
 
 
 # fmt: off

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -18,7 +19,7 @@ from kiln.plan.program_format import NONE, ArgumentKind, ScalarKind
 from kiln.plan.registers import RegisterFile
 from kiln.symbolic import Expr, Int
 from kiln.tensor.dtypes import SCALAR_TYPE_NUMBERS
-from kiln.tensor.spec import TensorSpec
+from kiln.tensor.spec import TensorSpec, eager_strides
 
 DEVICE_TYPES = {"cpu": 0, "cuda": 1}
 # c10::MemoryFormat and c10::Layout
@@ -75,10 +76,14 @@ class Operands:
             num_bytes = self.registers.scalar(spec.storage_elements() * spec.dtype.itemsize)
             self.layout_words += [
                 SCALAR_TYPE_NUMBERS[spec.dtype], *device_words(spec.device),
-                len(spec.sizes), self.registers.vector(spec.sizes), self.registers.vector(spec.strides),
+                len(spec.sizes), self.registers.vector(spec.sizes), self.registers.vector(eager_strides(spec)),
                 self.registers.scalar(spec.offset), num_bytes,
             ]  # fmt: skip
         return self.layouts[spec]
+
+    def view_layout(self, spec: TensorSpec, base: Slot) -> TensorSpec:
+        """The layout of a view of a slot's tensor, with eager's strides."""
+        return replace(spec, strides=eager_strides(spec, self.specs.get(base)))
 
     def offset_in(self, slot: Slot, dtype: torch.dtype) -> Int:
         """The planned offset of the slot's tensor, in elements of `dtype`."""

@@ -22,7 +22,7 @@ from kiln.plan.plan import Kernel, KernelArguments, Plan, PlanOutput, Ref, Step
 from kiln.plan.steps.control import NUMBER_TYPES
 from kiln.plan.verify import slot_specs, verify_plan
 from kiln.symbolic import Expr, Int, evaluate
-from kiln.tensor.spec import TensorSpec
+from kiln.tensor.spec import TensorSpec, eager_strides
 from kiln.tensor.strided_view import strided_view
 
 SCRATCH_ALIGNMENT = 64
@@ -156,7 +156,8 @@ class ReferenceRun:
         if view is None:
             return base
         offset = self.shifted(base, view, base_spec)
-        return strided_view(base, view.dtype, self.numbers(view.sizes), self.numbers(view.strides), offset)
+        strides = self.numbers(eager_strides(view, base_spec))
+        return strided_view(base, view.dtype, self.numbers(view.sizes), strides, offset)
 
     def shifted(self, base: torch.Tensor, view: TensorSpec, base_spec: TensorSpec | None) -> int:
         """The offset of a view over the memory of `base`, which may start elsewhere than planned as `base_spec`."""
@@ -167,12 +168,15 @@ class ReferenceRun:
     def empty(self, spec: TensorSpec) -> torch.Tensor:
         """Fresh memory in the layout of `spec`."""
         flat = torch.empty(self.number(spec.storage_elements()), dtype=spec.dtype, device=spec.device)
-        return flat.as_strided(self.numbers(spec.sizes), self.numbers(spec.strides), self.number(spec.offset))
+        return flat.as_strided(self.numbers(spec.sizes), self.numbers(eager_strides(spec)), self.number(spec.offset))
 
-    def over_storage(self, of: torch.Tensor, spec: TensorSpec, offset: int) -> torch.Tensor:
-        """A tensor over the storage of `of`; torch raises where it does not fit in."""
+    def over_storage(
+        self, of: torch.Tensor, spec: TensorSpec, offset: int, base: TensorSpec | None = None
+    ) -> torch.Tensor:
+        """A tensor over the storage of `of`, as a view of `base`; torch raises where it does not fit in."""
         made = torch.empty(0, dtype=spec.dtype, device=of.device)
-        return made.set_(of.untyped_storage(), offset, self.numbers(spec.sizes), self.numbers(spec.strides))
+        strides = self.numbers(eager_strides(spec, base))
+        return made.set_(of.untyped_storage(), offset, self.numbers(spec.sizes), strides)
 
     def as_planned(self, result: torch.Tensor, spec: TensorSpec, shared: bool) -> torch.Tensor:
         """The result of a call; a copy if it is not as planned, or `shared` with an argument or another result."""

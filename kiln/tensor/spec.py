@@ -15,7 +15,7 @@ from typing import Protocol, final
 import torch
 
 from kiln.support.records import dataclass
-from kiln.symbolic import Int, Relation, product
+from kiln.symbolic import Expr, Int, Relation, product, sym_max
 from kiln.tensor.dtypes import DTYPE_NAMES
 
 CPU = torch.device("cpu")
@@ -121,3 +121,27 @@ def contiguous_strides(sizes: tuple[Int, ...]) -> tuple[Int, ...]:
         strides.append(step)
         step = step * (1 if size == 0 else size)
     return tuple(reversed(strides))
+
+
+def eager_strides(spec: TensorSpec, base: TensorSpec | None = None) -> tuple[Int, ...]:
+    """The strides that eager gives the tensor, also where a size that is a symbol turns out to be 0.
+
+    f32[s0, s1]            max(1, s1), 1          no address depends on them then, so `spec` says s1, 1
+    f32[s0, s2 | s1, 1]    max(1, s1), 1          a view of it: a part of each row
+
+    Only of row-major tensors and views of them: of others eager's strides depend on the operator.
+    """
+    if all([isinstance(stride, int) for stride in spec.strides]):
+        return spec.strides
+    if spec.strides == contiguous_strides(spec.sizes):
+        return _fresh_strides(spec.sizes)
+    if base is None or base.strides != contiguous_strides(base.sizes):
+        return spec.strides
+    known = dict(zip(base.strides, _fresh_strides(base.sizes), strict=True))
+    return tuple([known.get(stride, stride) for stride in spec.strides])
+
+
+@lru_cache(maxsize=1024)
+def _fresh_strides(sizes: tuple[Int, ...]) -> tuple[Int, ...]:
+    """As `contiguous_strides`, with symbols that may be 0."""
+    return contiguous_strides(tuple([sym_max(size, 1) if isinstance(size, Expr) else size for size in sizes]))

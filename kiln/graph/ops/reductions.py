@@ -28,7 +28,12 @@ Dims = Sequence[int] | int | None
 
 
 def keep(e: Emit, y: Node, axes: tuple[int, ...], keepdim: bool) -> Node:
-    """With `keepdim`, the reduced dimensions with size 1."""
+    """With `keepdim`, the reduced dimensions with size 1, and the strides of a fresh tensor."""
+    if keepdim and 0 in y.tensor.sizes:
+        kept = list(y.tensor.sizes)
+        for axis in axes:
+            kept.insert(axis, 1)
+        return e.node("view", y, sizes=tuple(kept))
     if keepdim:
         for axis in axes:
             y = e.node("unsqueeze", y, axis=axis)

@@ -94,7 +94,7 @@ def running_gradient(grad: Tensor, x: Tensor, result: Tensor, axis: int) -> Tens
     in_front, behind_one = zeros == 0, zeros == 1
     parts = torch.where(in_front, grad * result, 0).flip(axis).cumsum(axis).flip(axis)
     others = torch.where(behind_one & ~is_zero, x, 1).cumprod(axis)
-    at_zero = torch.where(behind_one, grad * others, 0).sum(axis, keepdim=True)
+    at_zero = (torch.where(behind_one, grad, 0) * others).sum(axis, keepdim=True)  # inf * 0 is NaN in eager, too
     at_zero = at_zero * torch.where(in_front, x, 1).prod(axis, keepdim=True)
     return torch.where(in_front, parts / x, torch.where(behind_one & is_zero, at_zero, 0))
 

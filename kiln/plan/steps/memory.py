@@ -80,11 +80,11 @@ class ViewStep(Step):
 
     def native(self, encoder: PlanEncoder) -> Record:
         shift = self.spec.offset - encoder.offset_in(self.base, self.spec.dtype)
-        return Record(VIEW, out=self.out, base=self.base, layout=self.spec, shift=shift)
+        return Record(VIEW, out=self.out, base=self.base, layout=encoder.view_layout(self.spec, self.base), shift=shift)
 
     def run(self, run: PlanRun) -> None:
-        base = run.values[self.base]
-        run.values[self.out] = run.over_storage(base, self.spec, run.shifted(base, self.spec, run.specs.get(self.base)))
+        base, planned = run.values[self.base], run.specs.get(self.base)
+        run.values[self.out] = run.over_storage(base, self.spec, run.shifted(base, self.spec, planned), planned)
 
 
 @final

@@ -190,17 +190,17 @@ def _looks_channels_last(oracle: SizeOracle, sizes: Sizes, strides: Sizes, order
 
 
 def format_strides(sizes: Sizes, layout: MemoryFormat) -> Sizes:
-    """Strides of a fresh tensor of this memory format."""
-    return contiguous_strides(sizes) if layout == "contiguous" else _packed(sizes, FORMAT_ORDERS[layout])
+    """Strides of a fresh tensor of this memory format. Beside a size of 0, eager has zeros in channels_last only."""
+    return contiguous_strides(sizes) if layout == "contiguous" else _packed(sizes, FORMAT_ORDERS[layout], of_empty=0)
 
 
-def _packed(sizes: Sizes, order: Sequence[int]) -> Sizes:
-    """Strides without gaps, of dimensions in `order` from the innermost."""
+def _packed(sizes: Sizes, order: Sequence[int], of_empty: int = 1) -> Sizes:
+    """Strides without gaps, of dimensions in `order` from the innermost. `of_empty`: what a size of 0 counts."""
     strides: list[Int] = [0] * len(sizes)
     step: Int = 1
     for axis in order:
         strides[axis] = step
-        step = step * (1 if sizes[axis] == 0 else sizes[axis])
+        step = step * (of_empty if sizes[axis] == 0 else sizes[axis])
     return tuple(strides)
 
 
