@@ -14,6 +14,7 @@ import keyword
 import operator
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Literal, cast
 
 import torch
@@ -120,6 +121,8 @@ def _by_name(value: object, wish: object) -> tuple[object, object]:
     """The fields of a dataclass as a dict, the items of a registered class as a list; others as they are."""
     kind = type(value)
     names = () if isinstance(value, tuple) else fields_of(kind)
+    if is_dataclass(kind) and type(wish) is kind:  # taken apart as registered, fields that are None would be missing
+        names = tuple([field.name for field in fields(kind)])
     if names:
         of_wish = wish if type(wish) is not kind else {name: getattr(wish, name) for name in names}
         return {name: getattr(value, name) for name in names}, of_wish

@@ -27,7 +27,7 @@ from kiln.programs.call.tree import LEAF, Tree, flatten
 from kiln.programs.dims import DimTable
 from kiln.programs.dynamic_shapes import dim_table, examples_in
 from kiln.programs.naming import CallNames, StateNames, call_names, state_names
-from kiln.programs.number_results import with_numbers
+from kiln.programs.number_results import Result, with_numbers
 from kiln.programs.program import LEVELS, NUMERICS, Level, Numerics, Program
 from kiln.programs.single_rows import with_more_rows
 from kiln.programs.training import training_graph
@@ -35,7 +35,6 @@ from kiln.programs.whole import Kinds, OutputMark, WholeCapture, capture_whole, 
 from kiln.support.errors import KilnError
 from kiln.support.records import dataclass
 from kiln.symbolic.node import from_sym
-from kiln.symbolic.values import Real
 from kiln.tensor.spec import Spec, TensorSpec
 
 
@@ -120,14 +119,14 @@ class Assembly:
         self.records = {id(record.real): record for record in whole.trace.inputs if record.real is not None}
         self.returned: dict[str, torch.Tensor] = {}
         """Carried tensors that are results, by name."""
-        self.numbers: list[Real] = []
-        """Floats among the results, which become outputs of the graph."""
+        self.numbers: list[Result] = []
+        """Floats and truths among the results, which become outputs of the graph."""
 
     def program(self, level: Level, training: bool) -> Program:
         trace, call = self.whole.trace, self.call
         out_tree, results = self.results()
         if self.numbers and training:
-            raise UnknownResult(function=self.function, type="float beside gradients")
+            raise UnknownResult(function=self.function, type="float or truth beside gradients")
         graph = with_numbers(trace.graph, self.numbers, self.whole.emit, self.function)
         gradients: tuple[str, ...] = ()
         if training:
@@ -181,7 +180,7 @@ class Assembly:
             return ResultLeaf("state", value=state.name)
         if isinstance(leaf, torch.SymInt):
             return ResultLeaf("size", value=from_sym(leaf))
-        if isinstance(leaf, torch.SymFloat):
+        if isinstance(leaf, torch.SymFloat | torch.SymBool):
             self.numbers.append(leaf.node.value)
             return ResultLeaf("number", len(self.whole.trace.graph.outputs) + len(self.numbers) - 1)
         if type(leaf) not in CONSTANTS:

@@ -25,9 +25,11 @@ REFUSED = frozenset({"from_file", "set_data", "empty", "empty_like", "empty_stri
 # fmt: off
 BEHIND_PUBLIC = frozenset({
     "_addmm_activation", "_conj_physical", "_ctc_loss", "_dirichlet_grad", "_embedding_bag",
-    "_embedding_bag_forward_only", "_fft_c2c", "_fft_c2r", "_fft_r2c", "_fused_rms_norm",
-    "_grouped_mm", "_int_mm", "_linalg_det", "_linalg_eigh", "_linalg_eigvals", "_linalg_slogdet", "_linalg_solve_ex",
-    "_linalg_svd", "_log_softmax_backward_data",
+    "_embedding_bag_forward_only", "_euclidean_dist", "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+    "_fft_c2c", "_fft_c2r", "_fft_r2c", "_fused_rms_norm", "_grouped_mm",
+    "_histogramdd_bin_edges", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors", "_int_mm", "_linalg_det",
+    "_linalg_eigh", "_linalg_eigvals", "_linalg_slogdet", "_linalg_solve_ex", "_linalg_svd",
+    "_log_softmax_backward_data",
     "_native_batch_norm_legit_functional", "_native_multi_head_attention", "_prelu_kernel", "_prelu_kernel_backward",
     "_safe_softmax", "_sample_dirichlet", "_scaled_mm", "_segment_reduce", "_softmax_backward_data",
     "_standard_gamma", "_transformer_encoder_layer_fwd", "_trilinear", "_unique2", "_weight_norm_interface",

@@ -351,7 +351,7 @@ class Exporter:
             case "size" if isinstance(leaf.value, Expr):
                 return self.size_node(leaf.value)
             case "number":
-                raise NoTorchExport(problem="a result is a float that changes")
+                raise NoTorchExport(problem="a result is a float or truth that changes")
         return leaf.value
 
     def size_node(self, value: Expr) -> FxNode:

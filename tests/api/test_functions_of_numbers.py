@@ -156,3 +156,17 @@ def test_the_second_process_computes_them_too(tmp_path: Any) -> None:
             torch.testing.assert_close(compiled(X, number + 0.37, number), scaled(X, number + 0.37, number))
         assert (compiled.report().loaded > 0) is (turn == 1)
         kiln.reset()
+
+
+def test_truths_of_sizes_that_are_results_have_one_variant() -> None:
+    """The transformed code compares the sizes of each call."""
+    compiled = kiln.compile(truths, dynamic=True)
+    for rows in (4, 7, 3, 12, 5):
+        x = torch.ones(rows, 2)
+        found, expected = compiled(x), truths(x)
+        assert found[1:] == expected[1:] and list(map(type, found[1:])) == [bool] * 4
+    assert compiled.report().compiles == 1
+
+
+def truths(x: Tensor) -> Any:
+    return x + 1, x.shape[0] > 5, x.shape[0] % 2 == 0, not x.shape[0] < 4, x.shape[0] != 7

@@ -7,6 +7,7 @@ import functools
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -324,6 +325,26 @@ def test_dynamic_shapes_of_the_items_of_a_list() -> None:
     for shapes in ([{0: BATCH}], [{0: BATCH}, None, None], {0: BATCH}):
         with pytest.raises(KilnError, match="KILN5103"):
             kiln.export(summed, (parts,), dynamic_shapes={"parts": shapes})
+
+
+@dataclass
+class Tagged:
+    ids: Any
+    mask: Any = None
+    tag: Any = None
+
+
+pytree.register_dataclass(Tagged)
+
+
+def test_dynamic_shapes_of_a_registered_dataclass_have_its_fields() -> None:
+    """Taken apart, it has no fields that are None, of which the shapes have others than the argument."""
+    given = Tagged(torch.randn(4, 3), tag="x")
+    shapes: Any = {"batch": Tagged({0: BATCH})}
+    program = kiln.export(lambda batch: Tagged(batch.ids * 2, tag=batch.tag), (given,), dynamic_shapes=shapes)
+    found: Any = program(Tagged(torch.ones(7, 3), tag="x"))
+    assert found.tag == "x" and found.mask is None
+    assert_close(found.ids, torch.full((7, 3), 2.0))
 
 
 HALF = kiln.Dim("half", min=1, max=50)

@@ -151,6 +151,8 @@ SIZES: dict[str, Callable[[Tensor], Any]] = {
     "scaled-short": lambda x: interpolated(x, 1.5),
     "condition": chosen,
     "counted": positive,
+    "power of two": lambda x: nn.functional.pad(x, (0, 0, 0, (1 << (x.shape[0] - 1).bit_length()) - x.shape[0])),
+    "power of a rounded number": lambda x: x.new_ones(2 ** math.ceil(math.log2(x.shape[0]))),
 }
 
 
@@ -176,6 +178,12 @@ FLOATS: dict[str, Callable[[Tensor], Any]] = {
     "roots": lambda x: (x.shape[0] ** 0.5, math.sqrt(x.shape[0]), x),
     "choices": lambda x: (max(x.shape[0] / 4, 2.5), min(x.shape[0], 7), -(x.shape[0] * 0.25), x + 1),
     "statistics": statistics,
+    "rounded": lambda x: (x + 1, round(x.shape[0] / 3), int(x.shape[0] ** 0.5), math.ceil(x.shape[0] / 4)),
+    "angles": lambda x: (x * math.atan(x.shape[0]), math.atan2(x.shape[0], 3), math.hypot(x.shape[0], 0.5)),
+    "truths": lambda x: (x + 1, x.shape[0] > 5, x.shape[0] % 2 == 0, x.shape[0] != 6, not x.shape[0] < 3),
+    "truths of data": lambda x: (bool(x.sum() > 0), (x > 0).sum().item() > 2),
+    "bits": lambda x: (x.shape[0] & 3, x.shape[0] >> 1, x.shape[0] << 2, x.shape[0] & -4, x.shape[0] | 1, x + 1),
+    "divisors": lambda x: (math.gcd(x.shape[0], 4), math.lcm(x.shape[0], 4), x.shape[0].bit_length(), x + 1),
 }
 
 
@@ -189,13 +197,13 @@ def test_floats_among_the_results(name: str, tmp_path: Path) -> None:
         for size in (6, 1, 13):
             x = rows(size)
             found, expected = run(x), target(x)
-            assert_close(found, expected)
+            pytree.tree_map(assert_close, found, expected)
             assert list(map(type, pytree.tree_leaves(found))) == list(map(type, pytree.tree_leaves(expected)))
 
 
 def test_a_float_without_an_operator_is_no_result() -> None:
     with pytest.raises(KilnError, match=r"works for the size 3 only|returns a `float"):
-        kiln.export(lambda x: (x, math.atan(x.shape[0])), (rows(3),), dynamic_shapes=({0: ROWS},))
+        kiln.export(lambda x: (x, math.gamma(x.shape[0])), (rows(3),), dynamic_shapes=({0: ROWS},))
 
 
 SCANS: dict[str, tuple[Callable[[Tensor], Any], int]] = {

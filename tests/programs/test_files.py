@@ -24,13 +24,14 @@ from torch.utils import _pytree as pytree
 
 import kiln
 from kiln.programs.call.errors import DamagedProgram, NotSavable
+from kiln.programs.call.shapes import SymbolRange, rules_of
 from kiln.programs.call.tensors import read_tensors, write_tensors
 from kiln.programs.call.tree import LARGEST_DEPTH, flatten, tree_from_json
 from kiln.programs.file_reader import VERSION, program_from_bytes, read_members
 from kiln.programs.file_writer import program_bytes
 from kiln.support.errors import KilnError
 from kiln.support.replaced_file import replaced_file
-from kiln.symbolic import parse_int
+from kiln.symbolic import ShapeEnv, parse_int
 from kiln.tensor.content import elements
 from kiln.tensor.spec import TensorSpec
 from tests.programs.models import Classifier, Counter, Loss
@@ -135,8 +136,13 @@ def test_what_cannot_be_saved_says_so(tmp_path: Path) -> None:
         nn.Bilinear(4, 4, 2),
         nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)),
         nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval(),
+        lambda x: torch.cdist(x.repeat(8, 1), x.repeat(9, 1)),  # from 26 rows on, by a product
+        lambda x: torch.histogramdd(x, [3, 3, 3, 3]).hist,
+        lambda x: torch.fake_quantize_per_tensor_affine(
+            x, x.abs().max() / 99, torch.zeros(1, dtype=torch.int32), 0, 255
+        ),
     ],
-    ids=["linalg", "bilinear", "weight_norm", "encoder"],
+    ids=["linalg", "bilinear", "weight_norm", "encoder", "distances", "histogram", "quantised"],
 )
 def test_calls_with_internal_names_are_saved(target: Callable[..., Any], tmp_path: Path) -> None:
     x = torch.randn(2, 4, 4) if isinstance(target, nn.TransformerEncoderLayer) else torch.randn(4, 4)
@@ -377,6 +383,13 @@ def test_wrong_rules_of_sizes_are_refused(fields: dict[str, Any], words: str) ->
     data = program_bytes(classifier())
     document = json.loads(read_members(data)["manifest.json"])
     refused(repacked(data, manifest=json.dumps({**document, **fields})), words)
+
+
+def test_a_range_that_ends_beyond_64_bits_has_no_end() -> None:
+    """Rules may compute such ends from products of sizes; a file would refuse them."""
+    env = ShapeEnv()
+    rows = env.create_symbol(4, name="rows", hi=1 << 189)
+    assert rules_of(env, frozenset({rows})).ranges == (SymbolRange("rows", 0, None),)
 
 
 def nested(depth: int) -> object:

@@ -43,6 +43,7 @@ from kiln.capture.interpreter.builtins.torch_functions import drop_unchanged_mod
 from kiln.capture.interpreter.builtins.triton_kernels import register_triton
 from kiln.capture.interpreter.changed_numbers import NumberChanges, PassedNumbers, changed_numbers
 from kiln.capture.interpreter.codegen import BINDINGS, CodeWriter, emit_source, write_computed, write_number
+from kiln.capture.interpreter.computed_numbers import value_of_number
 from kiln.capture.interpreter.core import MISSING, SPECULATED_VALUES, CaptureState, Effect, Policy, Value
 from kiln.capture.interpreter.data_values import (
     Instruction,
@@ -80,7 +81,6 @@ from kiln.capture.interpreter.speculation import (
     make_prologue,
     number_truth,
     run_eagerly,
-    value_in_front,
     write_prologue,
 )
 from kiln.capture.interpreter.suspension_codegen import write_returned, write_suspension
@@ -332,7 +332,7 @@ def new_state(
     state = CaptureState(PythonObjectModel(), recorder, sink, function.__globals__, policy, stops, needed)
     state.part(Overrides).disabled = state.global_state.torch_function_off != 0
     recorder.env.assume_number = partial(number_truth, state)
-    recorder.env.number_in_front = partial(value_in_front, state)
+    recorder.env.number_in_front = partial(value_of_number, state)
     return state
 
 

@@ -14,7 +14,7 @@ import math
 import operator
 import sys
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, final
 
 import torch
@@ -35,6 +35,7 @@ from kiln.runtime.guards.constant import ObjectRef
 from kiln.runtime.guards.source import LocalSource, Source
 from kiln.runtime.numbers import computed
 from kiln.symbolic.expr import Expr, FloorDiv, Max, Min, Mod, Symbol
+from kiln.symbolic.relation import Relation, RelationKind
 from kiln.symbolic.values import BRANCHES, REAL_OPS, Given, Real
 from kiln.tensor.spec import ScalarSpec, TensorSpec
 
@@ -152,6 +153,8 @@ class CodeWriter:
             self._apply(min if isinstance(value, Min) else max, value.args)
         elif isinstance(value, Expr):
             self._sum(value)
+        elif isinstance(value, Relation):
+            self._apply(TRUTHS[value.kind], (value.difference, 0))
         else:
             self.body.const(value)
 
@@ -256,6 +259,10 @@ class CodeWriter:
             self.body.op("LOAD_FAST", self.loaded(path))
         else:
             self.body.const(cell.original)
+
+
+TRUTHS: Mapping[RelationKind, Callable[[int, int], bool]] = {"eq": operator.eq, "ne": operator.ne, "le": operator.le}
+"""What compares the difference of a relation with zero."""
 
 
 def write_choice(writer: CodeWriter, value: Real) -> None:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import cast, final
 
+from kiln.capture.interpreter.computed_numbers import value_of_number
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value
 from kiln.capture.interpreter.data_values import ValueNeeded, past_step
 from kiln.capture.interpreter.frame import SymbolicFrame, read_variables
@@ -23,7 +24,7 @@ from kiln.capture.interpreter.if_conversion import AtJump, SideValues, interpret
 from kiln.capture.interpreter.joined_values import Differs, Joining, equal_constants
 from kiln.capture.interpreter.nested_calls import all_values, effects_so_far, reachable
 from kiln.capture.interpreter.side_changes import met
-from kiln.capture.interpreter.speculation import Number, Speculations, value_in_front
+from kiln.capture.interpreter.speculation import Number, Speculations
 from kiln.capture.interpreter.variables.mapping import MOST_COMPARED, Dict
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Tuple
@@ -209,7 +210,7 @@ def chosen(s: CaptureState, truth: Truth, a: Value, b: Value) -> Value | None:
         joint = any_of(all_of(truth, left), all_of(invert(truth), right))
         made: Truth | Number | None = joint
         if not env.conditional.isdisjoint(symbols_of(joint)):
-            holds = cast(Number | None, value_in_front(s, "if_zero", truth_as_number(joint), 0, 1))
+            holds = cast(Number | None, value_of_number(s, "if_zero", truth_as_number(joint), 0, 1))
             made = None if holds is None else compare(env, "ne", holds, 0, None)
     else:
         made = number_by(s, truth, *cast(list[Number], values))
@@ -229,9 +230,9 @@ def number_by(s: CaptureState, truth: Truth, left: Number, right: Number) -> Num
         return left if truth else right
     if isinstance(truth, AllOf | AnyOf) or truth.kind == "ne":
         test = truth.difference if isinstance(truth, Relation) else truth_as_number(truth)
-        return cast(Number | None, value_in_front(s, "if_zero", test, right, left))
+        return cast(Number | None, value_of_number(s, "if_zero", test, right, left))
     row = "if_zero" if truth.kind == "eq" else "if_not_positive"
-    return cast(Number | None, value_in_front(s, row, truth.difference, left, right))
+    return cast(Number | None, value_of_number(s, row, truth.difference, left, right))
 
 
 # Items that a number of the caller chooses from constants.

@@ -19,6 +19,7 @@ import torch
 
 from kiln.capture.interpreter.alternatives import operand
 from kiln.capture.interpreter.breaks import NotConstant
+from kiln.capture.interpreter.computed_numbers import computed_number, with_constant
 from kiln.capture.interpreter.core import MISSING, OPERATORS, CaptureState, Operator, Token, Value
 from kiln.capture.interpreter.data_values import assume, assume_integer, is_needed, likely_truth
 from kiln.capture.interpreter.native_calls import natives
@@ -201,7 +202,10 @@ def integer_in_front(s: CaptureState, plain: Function2, left: Value, right: Valu
     row = ROWS_IN_FRONT.get(plain)
     if row is None or left.python_type() is not int or right.python_type() is not int:
         return None
-    made = number_in_front(s, row, number_of(s, left), number_of(s, right))
+    numbers = [value.node if isinstance(value, Symbolic) else value.constant(s) for value in (left, right)]
+    made = with_constant(row, *numbers)
+    if made is None:
+        made = computed_number(s, row, number_of(s, left), number_of(s, right))
     return None if made is None else s.wrap(made, None)
 
 

@@ -18,7 +18,6 @@ import operator
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from functools import partial
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from typing import cast, final
 
@@ -40,7 +39,7 @@ from kiln.runtime.numbers import attempted
 from kiln.runtime.speculation_check import SpeculationCheck, SpeculationPlan
 from kiln.support.location import Location
 from kiln.support.records import dataclass
-from kiln.symbolic import ShapeEnv, to_sym
+from kiln.symbolic import ShapeEnv
 from kiln.symbolic.expr import Expr
 from kiln.symbolic.values import BRANCHES, IN_FRONT, Given, Real, Truth, has_hints, hinted_real
 
@@ -100,7 +99,7 @@ class Speculations:
     """By the tested node of the graph."""
     numbers: dict[NumberCheck | ComputedNumber, torch.SymInt | torch.SymFloat | None] = field(default_factory=dict)
     """In order, with what stands for the number in the capture."""
-    rounded: dict[tuple[str, Number], tuple[TorchCall, torch.SymInt]] = field(default_factory=dict)
+    in_region: dict[tuple[str, tuple[Number, ...]], tuple[TorchCall, torch.SymInt]] = field(default_factory=dict)
     """Of `number_in_region`, with the call that reads it, which leaves the log with the nested graph that it is in."""
     under: tuple[Truth, ...] = ()
     """What holds in the side of a branch that is interpreted now (`number_branches.py`)."""
@@ -157,27 +156,6 @@ def number_in_front(s: CaptureState, function: str, *args: Number) -> torch.SymI
     if found.under and isinstance(scalar, torch.SymInt):
         env.conditional.add(scalar.node.value)
     return scalar
-
-
-def value_in_front(s: CaptureState, function: str, *args: Number) -> object:
-    """What stands for `number_in_front` in expressions."""
-    made = number_in_region(s, function, args[0]) if s.policy.whole else number_in_front(s, function, *args)
-    return None if made is None else made.node.value
-
-
-def number_in_region(s: CaptureState, function: str, value: Number) -> torch.SymInt | None:
-    """A rounded number of a program that leaves the process, where nothing is computed in front: its graph reads it."""
-    if function not in ("floor", "ceil", "trunc", "round") or s.frame is None:
-        return None
-    known = s.part(Speculations).rounded
-    if (function, value) not in known or known[function, value][0] not in s.recorder.calls:
-        call = partial(s.recorder.call, stack=s.frame.locations())
-        number = call(torch.scalar_tensor, (to_sym(value, s.recorder.env),), {"dtype": torch.float64})
-        integer = call(torch.Tensor.to, (call(getattr(torch, function), (number,), {}), torch.int64), {})
-        made = call(torch.Tensor.item, (integer,), {})
-        assert isinstance(made, torch.SymInt)
-        known[function, value] = s.recorder.calls[-1], made
-    return known[function, value][1]
 
 
 def rounded_number(s: CaptureState, rounding: Rounding, value: Number) -> int | torch.SymInt | None:

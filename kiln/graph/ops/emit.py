@@ -37,7 +37,8 @@ CHOICES = {"min": "lt", "max": "gt"}
 """Python's choices of two numbers -> the comparison by which the second is chosen."""
 REAL_PRIMS = {"truediv": "div", "mod": "remainder", "floordiv": "floor_div"} | {
     name: name for name in ("add", "sub", "mul", "pow", "neg", "abs", "sqrt", "exp", "expm1", "log", "log2", "log10",
-                            "log1p", "sin", "cos", "tan", "tanh")
+                            "log1p", "sin", "cos", "tan", "tanh", "atan", "atan2", "asinh", "hypot", "copysign",
+                            "erf", "erfc")
 }  # fmt: skip
 """Operations of Python on numbers -> primitives, which compute them in float64."""
 OVERFLOWING = {

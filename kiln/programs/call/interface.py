@@ -131,10 +131,13 @@ class CallInterface:
 
 
 def number_in(output: object) -> float:
-    """The number that an output of the graph holds. Raises DamagedProgram."""
-    if isinstance(output, torch.Tensor) and output.numel() == 1 and output.is_floating_point():
-        return float(output.item())
-    raise DamagedProgram(problem="a float among its results is no output of one element")
+    """The number or truth that an output of the graph holds. Raises DamagedProgram."""
+    if isinstance(output, torch.Tensor) and output.numel() == 1 and output.dtype in NUMBERS:
+        return output.item()
+    raise DamagedProgram(problem="a number among its results is no output of one element")
+
+
+NUMBERS = (torch.float64, torch.bool)
 
 
 def require_known(bound: set[Symbol], needed: Collection[Symbol]) -> None:

@@ -20,6 +20,8 @@ from kiln.symbolic import Int, Relation, ShapeEnv, ShapeGuard, Symbol, evaluate,
 from kiln.tensor.spec import ScalarSpec, TensorSpec, contiguous_strides
 
 Values = dict[Symbol, int]
+END = 1 << 63
+"""No size is so large: a range that ends above has no end."""
 
 
 @final
@@ -94,7 +96,7 @@ def rules_from_fields(fields: Fields) -> ShapeRules:
 
 def _range(data: Json) -> SymbolRange:
     fields = Fields(data, "range")
-    made = SymbolRange(fields.text("name"), fields.integer("low", LARGEST), fields.optional_integer("high", 1 << 63))
+    made = SymbolRange(fields.text("name"), fields.integer("low", LARGEST), fields.optional_integer("high", END))
     fields.finish()
     return made
 
@@ -125,7 +127,8 @@ def rules_of(env: ShapeEnv, used: frozenset[Symbol]) -> ShapeRules:
     for made in env.symbols():
         within = env.range_of(made)
         if made in used and env.has_hint(made):
-            ranges.append(SymbolRange(made.name, within.lo or 0, within.hi))
+            high = within.hi if within.hi is not None and within.hi < END else None
+            ranges.append(SymbolRange(made.name, within.lo or 0, high))
     stated = [guard for guard in env.guards if not is_bound(guard)]
     return ShapeRules(tuple(ranges), tuple(stated))
 

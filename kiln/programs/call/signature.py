@@ -58,8 +58,8 @@ class ArgumentLeaf:
 @final
 @dataclass(frozen=True, slots=True)
 class ResultLeaf:
-    """A leaf of the results: an output of the graph, the float in one, an argument or a carried tensor as it is, a
-    size, a constant.
+    """A leaf of the results: an output of the graph, the float or truth in one, an argument or a carried tensor as it
+    is, a size, a constant.
 
     `number` counts outputs of the graph, leaves of the arguments, or states.
     """

@@ -15,6 +15,7 @@ from typing import final
 
 import torch
 
+from kiln.capture.interpreter.computed_numbers import computed_number
 from kiln.capture.interpreter.core import Args, CaptureState, Handler, Kwargs, Value, handles
 from kiln.capture.interpreter.operations import (
     Function2,
@@ -26,7 +27,7 @@ from kiln.capture.interpreter.operations import (
     is_symbolic,
     number_of,
 )
-from kiln.capture.interpreter.speculation import number_in_front, number_truth
+from kiln.capture.interpreter.speculation import number_truth
 from kiln.capture.interpreter.variables.array import as_python_number
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.sequence import Tuple, all_items
@@ -128,7 +129,7 @@ def computed_in_front(s: CaptureState, row: str, args: Args) -> Value | None:
     """None where an argument is no number, none is symbolic, or data decide."""
     if not any(isinstance(arg, Symbolic) for arg in args) or not all(map(is_number, args)):
         return None
-    made = number_in_front(s, row, *[number_of(s, arg) for arg in args])
+    made = computed_number(s, row, *[number_of(s, arg) for arg in args])
     return None if made is None else s.wrap(made, None)
 
 

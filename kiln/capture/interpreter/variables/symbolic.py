@@ -17,6 +17,7 @@ from kiln.capture.interpreter.data_values import assumed_relation, likely_truth,
 from kiln.capture.interpreter.speculation import comparison_in_region, number_truth
 from kiln.runtime.guards.source import Source
 from kiln.support.records import dataclass
+from kiln.symbolic.relation import Relation
 
 
 @final
@@ -50,7 +51,7 @@ class Symbolic(Value):
             g.body.const(bool)
             g.number(self.number.node.node.value)
             g.body.call(1)
-        elif isinstance(self.node, torch.SymBool):
+        elif isinstance(self.node, torch.SymBool) and not isinstance(value, Relation):
             g.body.const(self.constant(g.state))
         else:
             g.number(value)
