@@ -20,6 +20,7 @@ if dist.is_available():
     import torch.distributed.distributed_c10d as c10d
 
 NAMESPACE = "kiln_c10d"
+MESSAGES = f"{NAMESPACE}.messages.default"
 UNSHARD = f"{NAMESPACE}.unshard.default"
 LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 LIBRARY.define("changed(str function, Tensor x, int rank, str op, str group) -> Tensor")

@@ -99,6 +99,53 @@ def test_what_a_start_does_not_need_runs_behind_it() -> None:
     assert found == ["mm", "mm", "all_reduce", "linalg_inv", "mm", "all_reduce", "linalg_pinv", "wait", "wait"]
 
 
+def test_a_result_that_nobody_reads_is_waited_for_with_its_call() -> None:
+    """Its memory is free from then on. With gloo each wait fills all results: none is used in front of the last."""
+    text = """
+    graph(%0: f32[8, 8] "x", %1: f32[8, 8] "w"):
+        %2: (f32[8, 8], f32[8, 8]) = opaque _c10d_functional.all_reduce_coalesced.default((%0, %1), "sum", "0")
+        %3: f32[8, 8] = item(%2, index=0)
+        %4: f32[8, 8] = item(%2, index=1)
+        %5: f32[8, 8] = wait(%3, %0, %1)
+        %6: f32[8, 8] = wait(%4, %0, %1)
+        %7: f32[8, 8] = aten aten.mm.default(%5, %1)
+        %8: f32[8, 8] = aten aten.linalg_inv.default(%7)
+        return %8
+    """
+    names = ("mm", "linalg_inv", "all_reduce", "wait")
+    found = [name for step in order(text) for name in names if f".{name}" in step]
+    assert found == ["all_reduce", "wait", "wait", "mm", "linalg_inv"]
+
+
+class Unsharded(torch.autograd.Function):
+    """Whole tensors, which the backward gathers again."""
+
+    @staticmethod
+    def forward(ctx: Any, *shards: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        made = torch.ops.kiln_c10d.unshard.default(shards, 1, dist.group.WORLD.group_name)
+        return tuple([torch.ops._c10d_functional.wait_tensor.default(x) for x in made])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return grads
+
+
+def test_a_backward_waits_for_all_that_it_gathers() -> None:
+    """Also for a bias, which it does not read: torch keeps a work, and what it fills, until it is waited for."""
+
+    def linear(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        w, b = Unsharded.apply(w, b)
+        return torch.addmm(b, x, w).sin()
+
+    count = torch._C._distributed_c10d._get_work_registry_size
+    given = [torch.randn(4, 4, requires_grad=True) for _ in range(3)]
+    before = count()
+    compiled = kiln.compile(linear, fullgraph=True)
+    for _ in range(2):
+        compiled(*given).sum().backward()
+    assert count() == before
+
+
 def test_no_collective_passes_a_number_read_on_the_host() -> None:
     text = f"""
     graph(%0: f32[4] "x", %1: i64[] "n"):

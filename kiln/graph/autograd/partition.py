@@ -14,7 +14,7 @@ Symbols that no tensor of the backward has are saved as numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Literal, final
@@ -29,7 +29,7 @@ from kiln.graph.autograd.min_cut import Sides
 from kiln.graph.autograd.tangent_paths import Readers, TangentPaths
 from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Alias, Graph, Output
-from kiln.graph.ir.node import Node, base_of
+from kiln.graph.ir.node import Node, base_of, call_of
 from kiln.graph.ir.rewrite import missing_symbols, nodes_between, symbols_read, with_inputs, without_dead_code
 from kiln.graph.ir.size_oracle import GuardFreeOracle, UnknownRelation
 from kiln.graph.prims.meta import is_contiguous, is_dense
@@ -273,7 +273,10 @@ def _backward(
     joint: JointGraph, sides: Sides, kept: list[Node], readers: Sequence[Readers]
 ) -> tuple[Graph, list[Symbol]]:
     """The backward on the saved values, and the symbols that it needs as numbers."""
-    nodes = late_recomputation(nodes_between(joint.graph.nodes, {*kept, *joint.tangents}, sides.gradients))
+    known = {*kept, *joint.tangents}
+    nodes = nodes_between(joint.graph.nodes, known, sides.gradients)
+    nodes = nodes_between(joint.graph.nodes, known, [*sides.gradients, *waits(joint.graph.nodes, nodes)])
+    nodes = late_recomputation(nodes)
     made = Builder(GuardFreeOracle(joint.env))
     new: dict[Node, Node] = {}
     for number, node in enumerate(kept):
@@ -296,6 +299,11 @@ def _backward(
     outputs, copies = gradient_outputs([new[node] for node in sides.gradients], made.inputs, num_saved)
     graph = Graph(tuple(made.inputs), [*[new[node] for node in nodes], *copies], outputs, (), "backward")
     return graph, symbols
+
+
+def waits(nodes: Iterable[Node], started: Collection[Node]) -> list[Node]:
+    """Those of `nodes` that wait for results of collectives in `started`; torch keeps a work until it is waited for."""
+    return [node for node in nodes if node.op.name == "wait" and call_of(node.inputs[0]) in started]
 
 
 def redraw_graph(joint: JointGraph, primals: Sequence[Node], drawn: Sequence[Node]) -> Graph:

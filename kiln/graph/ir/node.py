@@ -95,6 +95,11 @@ def bytes_of(node: Node) -> int | None:
     return count * node.tensor.dtype.itemsize if isinstance(count, int) else None
 
 
+def call_of(node: Node) -> Node:
+    """The node of several results that this is one of; the node itself if it makes its value alone."""
+    return node.inputs[0] if node.op.name == "item" else node
+
+
 def base_of(node: Node) -> Node:
     """The value that a chain of views starts from; the node itself if it is not a view."""
     while node.op.kind is Kind.VIEW:

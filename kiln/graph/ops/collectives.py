@@ -14,11 +14,12 @@ from collections.abc import Sequence
 
 import torch
 
-from kiln.graph.ir.node import Node
+from kiln.graph.ir.node import Node, call_of
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.library import fresh
 from kiln.graph.ops.registry import Results, decompose
 from kiln.graph.prims.meta import preserved
+from kiln.plan.collective_operators import MESSAGES
 from kiln.plan.overloads import WAIT_TENSOR, is_collective
 from kiln.symbolic import Int
 from kiln.tensor.spec import TensorSpec
@@ -115,7 +116,7 @@ def changed(e: Emit, function: str, x: Node, rank: int, op: str, group: str) -> 
     return e.library("kiln_c10d.changed.default", options, {}, preserved(e.oracle, x.tensor), opaque=True)
 
 
-@decompose("kiln_c10d.messages.default")
+@decompose(MESSAGES)
 def messages(
     e: Emit,
     tensors: Sequence[Node],
@@ -127,7 +128,7 @@ def messages(
 ) -> list[Node]:
     specs = [token(x) if send else fresh(x.tensor, x.tensor.sizes) for x, send in zip(tensors, sends, strict=True)]
     options = tuple(sends), tuple(ranks), tuple(tags), batched, group
-    made = e.library("kiln_c10d.messages.default", (list(tensors), *options), {}, tuple(specs), opaque=True)
+    made = e.library(MESSAGES, (list(tensors), *options), {}, tuple(specs), opaque=True)
     return [part for part in made if part is not None]
 
 
@@ -154,7 +155,7 @@ def token(x: Node) -> TensorSpec:
 @decompose(WAIT_TENSOR, "_c10d_functional._wrap_tensor_autograd.default")
 def wait_tensor(e: Emit, x: Node) -> Results:
     """Also of a tensor that eager would wrap to wait later. What is no result of a collective is there already."""
-    work = x.inputs[0] if x.op.name == "item" else x
+    work = call_of(x)
     if work.op.name != "opaque" or not is_collective(work.attrs["target"]):
         return x
     return e.node("wait", x, *dict.fromkeys(work.inputs))

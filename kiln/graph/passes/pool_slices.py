@@ -23,7 +23,7 @@ import torch
 from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.interpret import node_arguments
-from kiln.graph.ir.node import Node
+from kiln.graph.ir.node import Node, call_of
 from kiln.graph.ir.rewrite import live_nodes, rewrite
 from kiln.graph.ops.convolution import at, pooled
 from kiln.graph.passes.manager import PassContext
@@ -55,7 +55,7 @@ class PoolSlices:
         made: dict[Node, tuple[Node, ...]] = {}
 
         def sliced(builder: Builder, node: Node) -> Node | None:
-            pool = pool_of(node)
+            pool = call_of(node)
             if pool not in made:
                 axes, divisor = window_of(pool, context.oracle)
                 if not axes:
@@ -71,14 +71,9 @@ class PoolSlices:
         return rewrite(graph, sliced, context.oracle, only=chosen)
 
 
-def pool_of(node: Node) -> Node:
-    """The call of which `node` is a result."""
-    return node.inputs[0] if node.op.name == "item" else node
-
-
 def is_pooled(node: Node) -> bool:
     """Whether it is a result of a pool of floats on the CPU."""
-    pool = pool_of(node)
+    pool = call_of(node)
     if pool.op.kind is not Kind.LIBRARY or pool.attrs["target"] not in (AVERAGES if pool is node else MAXIMA):
         return False
     image, narrow = pool.inputs[0].tensor, pool.attrs["target"] != "aten.avg_pool3d.default"

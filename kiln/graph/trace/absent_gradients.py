@@ -19,7 +19,7 @@ from typing import final
 
 from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Graph, Output
-from kiln.graph.ir.node import Node
+from kiln.graph.ir.node import Node, call_of
 from kiln.graph.ir.rewrite import computed_from
 from kiln.symbolic import ShapeEnv
 
@@ -60,7 +60,7 @@ class Existence:
             condition = varying[0]
             for other in varying[1:]:
                 condition = self.make("bitwise_or", condition, other)
-        made = node.inputs[0] if node.op.name == "item" else node
+        made = call_of(node)
         if made is not node and made.op.name == "cond":
             condition = self.within(made, node.attrs["index"], condition)
         if condition is not None:

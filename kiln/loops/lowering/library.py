@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from kiln.graph.ir.node import Arg, Node
+from kiln.graph.ir.node import Arg, Node, call_of
 from kiln.graph.ir.single_call import AtenCall, single_call
 from kiln.graph.prims.table import Kind
 from kiln.loops.lowering.column import STATEMENT
 from kiln.loops.lowering.errors import NoLowering
 from kiln.loops.lowering.lower import Lowering, origin_text
 from kiln.loops.program.nodes import CHECK, LOCAL_SCALAR, WAIT, Buffer, BufferArg, Extern
+from kiln.plan.collective_operators import MESSAGES
 from kiln.plan.overloads import find_overload, written_arguments
 from kiln.symbolic import Expr
 from kiln.tensor.spec import ScalarSpec, TensorSpec
@@ -180,10 +181,14 @@ def assert_(lowering: Lowering, node: Node) -> None:
 
 @STATEMENT("wait")
 def wait(lowering: Lowering, node: Node) -> None:
-    """In place: the buffer that the collective writes."""
+    """In place: the buffer that the collective writes. Gloo writes all results of a call at each wait for one."""
     source, *held = [lowering.argument(given) for given in node.inputs]
-    lowering.buffers[node] = lowering.buffers[node.inputs[0]]
-    lowering.emit(Extern((), WAIT, (source, tuple(held)), mutates=(source.name,), origin=origin_text(node)))
+    result = node.inputs[0]
+    lowering.buffers[node] = lowering.buffers[result]
+    started, written = call_of(result), [source.name]
+    if started is not result and started.attrs["target"] != MESSAGES:
+        written = [out.name for out in lowering.results[started] if out is not None]
+    lowering.emit(Extern((), WAIT, (source, tuple(held)), mutates=tuple(written), origin=origin_text(node)))
 
 
 @STATEMENT("local_scalar")

@@ -147,7 +147,7 @@ class Extern:
         "kiln.view"          outs[0] is its base under another layout
         "kiln.random_seed"   outs[0] is int64[2] (seed, offset); args = (device, increment)
         CHECK                args = (buffer, message)
-        WAIT                 args = (buffer, held): the collective that writes the buffer, which it mutates, has ended
+        WAIT                 args = (buffer, held): the call that writes the buffer has ended; `mutates` its results
         LOCAL_SCALAR         args = (buffer, kind, symbol, checks): the host reads a number
         COND                 args = (condition, buffers, sizes); `nested` = (true, false), on buffers and sizes
         WHILE_LOOP           args = (carried, buffers, sizes); `nested` = (test, body), on carried, buffers and sizes
