@@ -462,6 +462,11 @@ def modulo(a: Int, b: Int) -> Int:
     return factor * _quotient(Mod, rest, divisor)
 
 
+def polynomial_quotient(a: Int, b: Int) -> Int:
+    """Of a division of polynomials, whatever it leaves: `s0` for `(s0*s1 + 2*s0 + 1) / (s1 + 2)`."""
+    return from_terms(poly.division(terms_of(a), terms_of(b))[0]) if b != 0 else 0
+
+
 def _extremum(kind: type[Extremum], a: Int, b: Int) -> Int:
     """The smallest or largest of all arguments, flattened; of two that differ by a constant one is kept."""
     kept: list[Int] = []

@@ -149,16 +149,22 @@ def split_multiples(terms: Terms[A], divisor: Term[A]) -> tuple[Terms[A], Terms[
 
 def exact_quotient(terms: Terms[A], divisor: Terms[A]) -> Terms[A] | None:
     """`terms / divisor` when the division of polynomials leaves nothing, else None."""
+    quotient, rest = division(terms, divisor)
+    return None if rest else quotient
+
+
+def division(terms: Terms[A], divisor: Terms[A]) -> tuple[Terms[A], Terms[A]]:
+    """`(quotient, rest)` of polynomials, where the leading term of the rest is no multiple of that of `divisor`."""
     lead, factor = divisor[0]
     quotient: Terms[A] = ()
     for _ in range(MAX_QUOTIENT_TERMS):
         if not terms:
-            return quotient
+            break
         monomial, coefficient = terms[0]
-        rest = cofactor(monomial, lead)
-        if rest is None or coefficient % factor:
-            return None
-        step: Terms[A] = ((rest, coefficient // factor),)
+        left = cofactor(monomial, lead)
+        if left is None or coefficient % factor:
+            break
+        step: Terms[A] = ((left, coefficient // factor),)
         quotient = add(quotient, step)
         terms = add(terms, multiply(step, divisor), -1)
-    return None
+    return quotient, terms

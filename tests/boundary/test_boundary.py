@@ -41,6 +41,24 @@ def test_compiling_a_torch_only_model_loads_nothing_forbidden() -> None:
     assert output == "[]"
 
 
+def test_reading_symbolic_sizes_loads_nothing_forbidden() -> None:
+    output = run("""
+        import sys, torch, kiln
+
+        def f(x, w):
+            assert x.ndim == 3 == x.dim() and len(x) == x.size(0) and x.is_contiguous()
+            sums = torch.vmap(lambda row: (row @ w) * row.numel() + row.stride(0))(x)
+            return sums + x.reshape(x.shape[0], -1).sum() * x.numel() + x.storage_offset()
+
+        compiled = kiln.compile(f, fullgraph=True)
+        for rows in (2, 3, 5):
+            compiled(torch.randn(rows, 4, 8), torch.randn(8, 8))
+        forbidden = ("torch._dynamo", "torch.distributed.tensor", "torch.fx.experimental.symbolic_shapes")
+        print([name for name in sys.modules if name.startswith(forbidden)], kiln.report_of(compiled).compiles)
+    """)
+    assert output == "[] 2"
+
+
 FORBIDDEN_FOLDERS = ("_dynamo", "_inductor", "_functorch", "_decomp", "_refs", "_prims", "_prims_common",
                      "_subclasses", "fx/experimental", "_export", "export")  # fmt: skip
 

@@ -50,6 +50,8 @@ def scaled(mode: str, factor: Any) -> Program:
 
 
 BAG = nn.EmbeddingBag(10, 4)
+STACKED = torch.randn(3, 6, 4)
+LINEAR = nn.Linear(4, 6)
 LAYERS: dict[str, nn.Module] = {
     "lstm": nn.LSTM(4, 6, 2, batch_first=True, bidirectional=True),
     "lstm without bias": nn.LSTM(4, 6, bias=False),
@@ -64,6 +66,14 @@ FUNCTIONS: dict[str, tuple[Program, list[tuple[Tensor, ...]]]] = {
     "interpolate by halves": (scaled("nearest-exact", (0.5, 1.5)), images(4, 5, 6, 9)),
     "interpolate to sizes": (lambda x: F.interpolate(x, (2 * x.shape[2], 7), mode="bilinear"), images(4, 5, 6, 9)),
     "grid": (grid, images(4, 5, 7, 9)),
+    "grids": (grid, [(torch.randn(size, 3, size, size + 1),) for size in (4, 5, 7, 9)]),
+    "rows around": (lambda x: F.pad(x, [1, 2, 3, 1], mode="circular"), images(4, 5, 7, 9)),
+    "filled diagonal": (lambda x: x.clone().fill_diagonal_(1 / x.shape[0]), matrices(4, 5, 7, 9)),
+    "stacked layers": (
+        lambda x: torch.vmap(F.linear, (None, 0, 0))(x, STACKED, STACKED[:, :, 0]),
+        [(torch.randn(size, size + 2, 4),) for size in (4, 5, 7, 9)],
+    ),
+    "rows of a layer": (lambda x: torch.vmap(LINEAR)(x), [(torch.randn(n, 3, n, 4),) for n in (4, 5, 7)]),
     "linear of transposed rows": (
         lambda x: F.linear(x.transpose(0, 1), torch.ones(6, 4), torch.ones(6)),
         sequences(3, 5, 6, 9),

@@ -86,6 +86,12 @@ def bucketize(e: Emit, x: Node, boundaries: Node, *, out_int32: bool = False, ri
     return fresh(x.tensor, x.tensor.sizes, torch.int32 if out_int32 else torch.int64)
 
 
+@library("affine_grid_generator.default")
+def affine_grid(e: Emit, theta: Node, size: tuple[Int, ...], align_corners: bool) -> TensorSpec:
+    """A point for each element of an image of `size`: [rows, channels, height, width]."""
+    return fresh(theta.tensor, (size[0], *size[2:], len(size) - 2))
+
+
 # Embedding.
 
 

@@ -148,7 +148,11 @@ def istft(
 def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Tensor:
     """torch.nn.functional.affine_grid: the product of the coordinates between -1 and 1 with each matrix."""
     dims = len(size) - 2
-    made: Tensor = torch.nn.functional.affine_grid(theta.detach(), size, align_corners)  # type: ignore[arg-type]
+    are_open = any(isinstance(count, torch.SymInt) for count in size) and all(count > 1 for count in size)
+    checked = [2] * len(size) if are_open else size  # eager asks which size is the smallest
+    made: Tensor = torch.nn.functional.affine_grid(theta.detach(), checked, align_corners)  # type: ignore[arg-type]
+    if are_open:
+        made = torch.affine_grid_generator(theta.detach(), size, bool(align_corners))
     if not theta.requires_grad or theta.dtype not in WIDE:
         return made  # the errors and warnings are eager's in any case
     base = theta.new_ones([*size[2:], dims + 1])
@@ -160,6 +164,14 @@ def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None =
         base[..., dims - 1 - dim] = steps.view(-1, *[1] * (dims - 1 - dim))
     points = base.view(1, -1, dims + 1).expand(size[0], -1, dims + 1)
     return points.bmm(theta.transpose(1, 2)).view([size[0], *size[2:], dims])
+
+
+def fill_diagonal_(x: Tensor, fill_value: float, wrap: bool = False) -> Tensor:
+    """Of a matrix; eager also fills those of higher ranks, and begins again below that of a tall matrix."""
+    if x.dim() != 2 or wrap:
+        return x.fill_diagonal_(fill_value, wrap)
+    x.diagonal().fill_(fill_value)
+    return x
 
 
 def max_pool1d(
@@ -270,6 +282,7 @@ COMPOSITES: Mapping[Target, Callable[..., object]] = {
     "matmul": matmul,
     "__matmul__": matmul,
     torch.nn.functional.linear: linear,
+    "fill_diagonal_": fill_diagonal_,
     torch.nn.functional.interpolate: interpolate,
     **UPSAMPLE_OVERLOADS,
     **RECURRENT,

@@ -6,7 +6,8 @@ A fake goes through torch's own Python functions, argument parser, composite ops
 arrive at the recording mode. Outside of a recording it answers queries of its metadata and raises for anything else.
 
 A fake with symbolic sizes has hints in C++, which asks Python for every size (`dispatch_sizes_strides_policy`): four
-times cheaper than symbolic sizes in C++, which computes all layout properties in advance.
+times cheaper than symbolic sizes in C++, which computes all layout properties in advance. Where Python asks, the fake
+answers itself: outside of a mode, C++ would first import `torch.distributed.tensor` (one second), to see if it is one.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from kiln.graph.trace.symbols import TraceSymbols
 
 make_fake_wrapper = cast(Callable[..., "FakeTensor"], torch.Tensor._make_wrapper_subclass)
 _strided = torch.strided
+shape_of = cast(Callable[[torch.Tensor], torch.Size], torch.Tensor.shape.__get__)  # type: ignore[attr-defined]
 
 
 @final
@@ -34,7 +36,7 @@ class FakeTensor(torch.Tensor):
     """
 
     storage_view: StorageView
-    symbols: TraceSymbols | None
+    symbols: TraceSymbols | None = None
     is_input = False
     is_outer = False
     """Whether it stands for a wrapper (`outer.py`): it has no `storage_view`."""
@@ -54,6 +56,24 @@ class FakeTensor(torch.Tensor):
                 return NotImplemented  # a wrapper of torch among the arguments is asked next
             raise FakeEscaped(op=str(func))
         return query(*args, **(kwargs or {}))
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]
+        if self.symbols is None:
+            return shape_of(self)
+        return torch.Size(cast(list[int], self.symbols.syms(self.storage_view.spec.sizes)))
+
+    @property
+    def ndim(self) -> int:  # type: ignore[override]
+        return self.dim()
+
+    def dim(self) -> int:
+        return torch.Tensor.dim(self) if self.symbols is None else self.storage_view.spec.rank
+
+    def numel(self) -> int:
+        if self.symbols is None:
+            return torch.Tensor.numel(self)
+        return cast(int, self.symbols.sym(self.storage_view.spec.numel()))
 
     def __repr__(self, **_: object) -> str:  # type: ignore[override]
         return f"FakeTensor({self.storage_view.spec})"

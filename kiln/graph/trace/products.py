@@ -51,13 +51,14 @@ def _common(a: int, b: int) -> int:
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """torch.nn.functional.linear; with a bias and contiguous rows torch handles symbols itself."""
-    if input.dim() <= 2 or (bias is not None and is_packed(input)):
+    """torch.nn.functional.linear; with a bias and contiguous rows torch handles symbols itself, but not in `vmap`."""
+    plain = bias is not None and all([isinstance(each, FakeTensor) for each in (input, weight, bias)])
+    if input.dim() <= 2 or (plain and is_packed(input)):
         return torch.nn.functional.linear(input, weight, bias)
     product = matmul(input, weight.t())
     return product if bias is None else product + bias
 
 
 def is_packed(x: Tensor) -> bool:
-    """Whether its strides are those of a contiguous tensor, whatever the sizes; of a wrapper, torch asks it."""
-    return not isinstance(x, FakeTensor) or is_canonical(x.storage_view.spec.sizes, x.storage_view.spec.strides)
+    """Whether the strides of a fake are those of a contiguous tensor, whatever the sizes."""
+    return isinstance(x, FakeTensor) and is_canonical(x.storage_view.spec.sizes, x.storage_view.spec.strides)

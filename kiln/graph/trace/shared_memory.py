@@ -19,6 +19,7 @@ from kiln.graph.ops.breaks import UnsupportedMutation
 from kiln.graph.trace.mode import RecordingMode
 from kiln.graph.trace.storage_view import StorageView, extent, overlaps_partially, same_elements, shares_elements
 from kiln.symbolic import Expr, Int
+from kiln.symbolic.expr import polynomial_quotient
 from kiln.symbolic.relation import rel_le
 from kiln.tensor.spec import TensorSpec
 
@@ -87,7 +88,9 @@ def are_interleaved(mode: RecordingMode, left: TensorSpec, right: TensorSpec) ->
     for period in sorted({*left.strides, *right.strides}, key=hint):
         if hint(period) < 2:
             continue
-        begin = second.offset - (hint(second.offset) - hint(first.offset)) // hint(period) * period
+        distance = second.offset - first.offset
+        count = polynomial_quotient(distance, period)
+        begin = second.offset - (count + hint(distance) // hint(period) - hint(count)) * period
         in_order = (
             rel_le(first.offset + reach(first, period) + 1, begin),
             rel_le(begin + reach(second, period) + 1, first.offset + period),

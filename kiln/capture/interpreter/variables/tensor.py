@@ -73,7 +73,7 @@ from kiln.graph.trace.fake import FakeTensor, is_wrapped
 from kiln.graph.trace.gradients import accumulated_gradients
 from kiln.graph.trace.log import Target, target_name
 from kiln.graph.trace.mode import Conjugate
-from kiln.graph.trace.recorder import changes_state
+from kiln.graph.trace.recorder import changes_state, recording
 from kiln.graph.trace.set_data import set_data
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import DictAttrSource, ItemSource, LocalSource, OffsetSource, Source
@@ -529,7 +529,9 @@ class TensorMethod(NamedMethod):
                 guard_offsets(s, tensor)
             named = {key: value.torch_arg(s) for key, value in kwargs.items()}
             try:
-                return s.wrap(getattr(tensor.fake, name)(*plain, **named), None)
+                with recording(s.recorder):  # outside of the mode, torch imports its trace to ask for symbolic sizes
+                    found = getattr(tensor.fake, name)(*plain, **named)
+                return s.wrap(found, None)
             except (IndexError, TypeError, RuntimeError) as error:
                 raise TorchCallFailed(function=f"Tensor.{name}", why=str(error)) from error
         if name in VALUE_METHODS:
