@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,40 @@ def transposed_cases() -> list[Case]:
     cases = [Case.of(swap, tensors, pieces, s0=50) for pieces in (1, 3, 7, 100)]
     cases += [Case.of(out, {"x": randn(50, 40), "out": randn(40, 50)}, pieces, s0=40) for pieces in (1, 5)]
     return [*cases, Case.of(small, bits | halves)]
+
+
+def cut_cases() -> list[Case]:
+    """What is moved changes along the lanes: at both ends, on a diagonal, at one place, or nowhere in a row."""
+    tests = {
+        "padded": ("bitwise_and(test(1 <= i1), test(i1 < s1 - 2))", "load x[i0, i1 - 1] if v0"),
+        "lower": ("test(i1 <= i0)", "load x[i0, i1]"),
+        "upper": ("test(i0 < i1 - 3)", "load x[i0, i1]"),
+        "band": ("bitwise_and(test(i0 <= i1), test(i1 < i0 + 3))", "load x[i0, i1]"),
+        "diagonal": ("test(i1 == i0)", "load x[i0, i1] if v0"),
+        "but_one": ("test(i1 != 7)", "load x[i0, i1]"),
+        "turned": ("test(s1 - i1 < i0)", "load x[i0, s1 - i1 - 1]"),
+        "last_row": ("test(i0 == s0 - 1)", "load x[i0, i1] if v0"),
+        "halves": ("test(2*i1 < s1)", "load x[i0, i1]"),
+    }
+    dtypes = {"f32": F32, "f64": torch.float64, "bf16": torch.bfloat16, "u8": torch.uint8, "b8": torch.bool}
+    cases = []
+    for (name, (test, load)), (kind, dtype) in product(tests.items(), dtypes.items()):
+        other = "true" if dtype == torch.bool else "3.0" if dtype.is_floating_point else "3"
+        text = f"""
+            kernel {name}{kind}(x: {kind}[s0, s1] -> out: {kind}[s0, s1]; s0, s1) units (i0: s0, i1: s1) strip 16
+                phase ():
+                    v0 = {test}
+                    out[i0, i1] = where(v0, {load}, {kind}({other}))
+        """
+        for rows, columns in ((6, 5), (20, 75)):
+            x = (randn(rows, columns) * 3).abs().to(dtype)
+            cases += [Case.of(text, {"x": x, "out": x.clone()}, pieces, s0=rows, s1=columns) for pieces in (1, 7)]
+    in_place = """
+        kernel in_place(b: f32[40] -> x: f32[s0, 40]; s0) units (i0: s0)
+            phase (i1: 40 vector):
+                x[i0, i1] = where(test(i1 < i0 + 17), add(load x[i0, i1], load b[i1]), f32(0.0))
+    """
+    return [*cases, Case.of(in_place, {"b": randn(40), "x": randn(15, 40)}, s0=15)]
 
 
 def few_rows_cases() -> list[Case]:
@@ -496,7 +531,7 @@ def all_cases() -> list[Case]:
     groups = [
         pointwise_cases(), transposed_cases(), padded_cases(), reduction_cases(), row_cases(), blocked_sum_cases(),
         data_cases(), lane_cases(), scan_cases(), narrow_cases(), few_rows_cases(), part_cases(), tiles_of_sums_cases(),
-        backward_cases(),
+        backward_cases(), cut_cases(),
     ]  # fmt: skip
     return [norm(48), norm(100), norm(300), norm(1000), *(case for group in groups for case in group)]
 
@@ -510,6 +545,7 @@ def test_kernels_equal_the_interpreter(tmp_path: Path) -> None:
         blocked_sum_cases(),
         padded_cases()[:1],
         data_cases()[:2],
+        cut_cases()[::-7],
     )
     check(
         [

@@ -43,6 +43,12 @@ KERNELS = {
                 v0 = bitwise_and(test(1 <= i0), test(i0 <= s0))
                 out[i0] = load x[i0 - 1] if v0
     """,
+    "band": """
+        kernel band(x: f32[s0, 100] -> out: f32[s0, 100]; s0) units (i0: s0)
+            phase (i1: 100 vector):
+                v0 = bitwise_and(test(i0 <= i1), test(i1 < i0 + 3))
+                out[i0, i1] = mul(where(v0, load x[i0, i1], f32(0.0)), f32(2.0))
+    """,
     "gathered": """
         kernel gathered(w: f32[10, 24], at: i64[6] -> out: f32[6, 24]) units (i0: 6)
             phase (i1: 24 vector):

@@ -20,6 +20,7 @@ from kiln.loops.kernel.passes.drop_roundings import DropRoundings
 from kiln.loops.kernel.passes.fast_math import FastMath
 from kiln.loops.kernel.passes.fuse_erf import FuseErf
 from kiln.loops.kernel.passes.hoist_loads import HoistLoads
+from kiln.loops.kernel.passes.index_tests import IndexTests
 from kiln.loops.kernel.passes.loop_rows import LoopRows
 from kiln.loops.kernel.passes.move_bits import MoveBits
 from kiln.loops.kernel.passes.online_softmax import OnlineSoftmax
@@ -114,6 +115,19 @@ CHOSEN = """
         phase (i1: 40):
             out[i0, i1] = where(load m[i0, i1], load x[i0, 39 - i1], bf16(0.0))
 """
+COUNTED = """
+    kernel counted(x: bf16[s0, 40], m: b8[s0, 40] -> out: bf16[s0, 40], n: b8[s0, 40]; s0) units (i0: s0)
+        phase (i1: 40):
+            out[i0, i1] = where(load m[i0, i1], load x[i0, i1], add(load x[i0, i1], bf16(1.0)))
+            n[i0, i1] = logical_not(load m[i0, i1])
+"""
+TRIANGLE = """
+    kernel triangle(x: b8[s0, 40] -> out: b8[s0, 40]; s0) units (i0: s0)
+        phase (i1: 40):
+            v0 = sub(index(i1, i64), index(i0, i64))
+            out[i0, i1] = where(ge(add(v0, i64(2)), i64(9)), load x[i0, i1], b8(true))
+"""
+FAR_TRIANGLE = TRIANGLE.replace("i64(9)", "i64(9876543210)")
 ROWS_OF_BOOLS = """
     kernel rows(m: b8[s0, 40] -> n: b8[s0, 40]; s0) units (i0: s0)
         phase (i1: 40):
@@ -125,11 +139,16 @@ CASES: dict[str, tuple[str, Target, Sequence[KernelPass]]] = {
     "round-halves-not": (CHAIN, CPU, (RoundHalves(),)),
     "fuse-erf": (GELU, CPU, (FuseErf(),)),
     "move-bits": (FLIP, CPU, (MoveBits(),)),
-    "move-bits-not": (CHOSEN, CPU, (MoveBits(),)),
+    "move-bits-chosen": (CHOSEN, CPU, (MoveBits(),)),
+    "move-bits-not": (COUNTED, CPU, (MoveBits(),)),
+    "index-tests": (TRIANGLE, CPU, (IndexTests(),)),
+    "index-tests-not": (FAR_TRIANGLE, CPU, (IndexTests(),)),
     "drop-roundings": (GELU, CPU, (DropRoundings(),)),
     "choose-lanes": (DOUBLES, replace(CPU, vector_bytes=32), (ChooseLanes(),)),
     "choose-lanes-not": (GELU, replace(CPU, vector_bytes=32), (ChooseLanes(),)),
     "choose-lanes-copy": (ROWS_OF_BOOLS, replace(CPU, vector_bytes=32), (MoveBits(), ChooseLanes())),
+    "choose-lanes-cut": (TRIANGLE, replace(CPU, vector_bytes=32), (IndexTests(), MoveBits(), ChooseLanes())),
+    "choose-lanes-uncut": (TRIANGLE, replace(CPU, vector_bytes=32), (MoveBits(), ChooseLanes())),
     "strips-to-runs": (COLUMN_SUMS, CPU, (StripsToRuns(),)),
     "strips-to-runs-rows": (TRANSPOSE, CPU, (StripsToRuns(),)),
     "choose-vector": (GELU, CPU, (ChooseVector(),)),

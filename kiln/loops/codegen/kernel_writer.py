@@ -100,6 +100,8 @@ class Nest:
     values: Mapping[Symbol, Int] = field(default_factory=dict)
     data: dict[Symbol, TextValue] = field(default_factory=dict)
     """Values of the symbols that `indirect` bound."""
+    cuts: tuple[Int, ...] = ()
+    """Where the vectorised loop is cut: in between tests have one answer for all lanes."""
 
     @property
     def lane_symbol(self) -> Symbol | None:

@@ -223,7 +223,8 @@ def _costs(nodes: Sequence[Node], inlinable: set[Node]) -> dict[Node, Cost]:
 
 
 def _cost(node: Node, costs: dict[Node, Cost], users: Mapping[Node, int]) -> Cost:
-    flops, loads, depth, indirect, spread = node.op.flops, 0, 0, node.op.name in BY_DATA, _spreads(node)
+    flops = 0 if node.op.kind is Kind.CREATE else node.op.flops  # an index is a counter of a loop
+    loads, depth, indirect, spread = 0, 0, node.op.name in BY_DATA, _spreads(node)
     if node.op.name in MASKING:
         flops += MASK_COST * (len(node.inputs) - 1)
     for operand in node.inputs:

@@ -18,8 +18,8 @@ from kiln.graph.prims.table import Prim
 from kiln.loops.body.indexing import stride_of, symbols_of
 from kiln.loops.codegen.cpp.dialect import CPP, CPP_INTEGERS
 from kiln.loops.codegen.integers import IntPrinter
-from kiln.loops.codegen.kernel_writer import Nest, StatementWriter, Storage, TextValue
-from kiln.symbolic import Int
+from kiln.loops.codegen.kernel_writer import NUMBER, Nest, StatementWriter, Storage, TextValue
+from kiln.symbolic import Int, Relation
 
 SIGN_OF: Mapping[str, str] = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 TURNED: Mapping[str, str] = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
@@ -42,7 +42,20 @@ class IndexCompareStatements(StatementWriter, ABC):
             self._firsts[made.text] = IntPrinter(self.nest.bounds, CPP_INTEGERS).text(expr)
         return made
 
+    def test(self, relation: Relation) -> TextValue:
+        """Between the cuts of a loop a test has one answer for all lanes."""
+        symbols = relation.free_symbols()
+        if not self.nest.cuts or self.nest.lane_symbol not in symbols:
+            return super().test(relation)
+        text = IntPrinter(self.nest.bounds, CPP_INTEGERS).relation(relation)
+        return self.define(text, torch.bool, NUMBER, self.nest.depth_of(symbols))
+
     def pointwise(self, op: Prim, dtype: torch.dtype, *operands: TextValue) -> TextValue:
+        dims = NUMBER.union(*(operand.dims for operand in operands))
+        if op.name == "where" and dims and not operands[0].varying:  # one answer chooses whole vectors
+            texts = [each.text if each.varying else self.operand(each, infix=False) for each in operands[1:]]
+            depth = max(operand.depth for operand in operands)
+            return self.define(f"sel({operands[0].text}, {', '.join(texts)})", dtype, dims, depth)
         lanes = [operand.text in self._firsts for operand in operands]
         if len(operands) != 2 or sum(lanes) != 1 or all(operand.varying for operand in operands):
             return super().pointwise(op, dtype, *operands)

@@ -25,6 +25,7 @@ from kiln.loops.codegen.cpp.reductions import Register
 from kiln.loops.codegen.cpp.statements import CppStatements
 from kiln.loops.codegen.kernel_writer import Nest, Storage, indented
 from kiln.loops.kernel.analyses import phase_writes
+from kiln.loops.kernel.cuts import only_moves
 from kiln.loops.kernel.kernel import Accumulate, Phase
 from kiln.symbolic import is_static
 
@@ -110,6 +111,7 @@ class CppPhaseWriter:
         split = [register for register in self.effects.registers if register.is_split]
         needs_lanes = any("lanes" in line for line in inner)
         plain = not any(register.blocked for register in split) and (not split or self.copies == 1)
+        plain = plain and not self.nest.cuts
         if is_static(axis.size) and axis.size % width == 0 and plain:
             lanes = ["constexpr Full lanes;"] if needs_lanes else []
             head = f"for (i64 {name} = 0; {name} < {axis.size}; {name} += {width}) {{"
@@ -118,7 +120,23 @@ class CppPhaseWriter:
         params = "".join(f", {register.type_name(step=True)}& {register.name}" for register in split)
         step = f"step_{name}"
         lines = [f"auto {step} = [&](i64 {name}, auto lanes{params}) KILN_LAMBDA {{", *indented(inner), "};"]
-        return lines + self._steps(axis, step, split)
+        return lines + (self._cut_steps(axis, step) if self.nest.cuts else self._steps(axis, step, split))
+
+    def _cut_steps(self, axis: Axis, step: str) -> list[str]:
+        """The steps of each part between cuts; the last one moves some numbers again, or has fewer lanes."""
+        name, width, ints = axis.symbol.name, self.width, self.body.ints()
+        end = f"end_{name}"
+        cuts = [f"{end} = cut({name}, {ints.text(cut)}, {end});" for cut in self.nest.cuts]
+        last = f"{step}({name}, Part{{{end} - {name}}});"
+        if only_moves(self.phase):
+            last = f"{end} - from_{name} < {width} ? {last[:-1]} : {step}({end} - {width}, full);"
+        part = [
+            f"const i64 from_{name} = {name};", f"i64 {end} = {ints.text(axis.size)};", *cuts, ROLLED,
+            f"for (; {name} + {width} <= {end}; {name} += {width}) {step}({name}, full);",
+            f"if ({name} < {end}) {last}",
+            f"{name} = {end};",
+        ]  # fmt: skip
+        return [ROLLED, f"for (i64 {name} = 0; {name} < {ints.text(axis.size)};) {{", *indented(part), "}"]
 
     def _steps(self, axis: Axis, step: str, split: Sequence[Register]) -> list[str]:
         """Calls of the step: several with accumulators side by side, single ones, the last with fewer lanes."""

@@ -33,6 +33,7 @@ from kiln.loops.codegen.integers import IntPrinter
 from kiln.loops.codegen.kernel_writer import Nest, Storage, indented
 from kiln.loops.codegen.printed_kernel import PrintedKernel, kernel_params, kernel_symbol
 from kiln.loops.kernel.analyses import phase_writes, size_arguments
+from kiln.loops.kernel.cuts import lane_cuts
 from kiln.loops.kernel.kernel import Accumulate, KernelIR, Local, Phase
 from kiln.loops.kernel.mapped import MappedKernel, RunRows, UnitRun
 from kiln.loops.kernel.text import mapped_kernel_text
@@ -173,7 +174,9 @@ class _CppKernelWriter:
         ranges = dict(self.ranges)
         add_ranges(ranges, phase.axes)
         lanes = () if phase.vector is None else (frozenset({phase.axes[phase.vector].symbol}),)
-        nest = Nest(phase.axes, BoundAnalysis(ranges), lanes, phase.vector)
+        is_innermost = phase.vector is not None and phase.vector == len(phase.axes) - 1
+        cuts = lane_cuts(phase, phase.axes[-1].symbol) if is_innermost else ()
+        nest = Nest(phase.axes, BoundAnalysis(ranges), lanes, phase.vector, cuts=cuts)
         return CppPhaseWriter(phase, nest, self.storages, self.rows, self.width, started).lines()
 
     def _units(self, body: list[str]) -> list[str]:

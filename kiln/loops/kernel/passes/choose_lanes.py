@@ -5,7 +5,7 @@
 
 Vectors of two registers GCC keeps in memory between the steps of a loop, and it compares and selects lane by lane in
 them. Only for AVX2: with AVX-512 the prelude has instructions for the halves of such a vector. Copies of integers of 8
-and 16 bits whose rows stay rows get as many lanes as fill a register.
+and 16 bits whose rows stay rows get as many lanes as fill a register, also where they are cut (`kernel/cuts.py`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import final
 import torch
 
 from kiln.loops.body.analyses import operands_of, symbols_used
-from kiln.loops.body.body import BodyOp, Compute, IndexValue, Indirect, Load
+from kiln.loops.body.body import BodyOp, Compute, Const, IndexValue, Indirect, Load, Test
 from kiln.loops.body.indexing import Axis, stride_along
+from kiln.loops.kernel.cuts import CHOICES, lane_cuts
 from kiln.loops.kernel.kernel import KernelIR, Phase, Store
 from kiln.loops.kernel.mapped import MappedKernel
 from kiln.support.records import dataclass
@@ -52,18 +53,28 @@ def _lane_axes(kernel: KernelIR, phase: Phase) -> tuple[Axis, ...]:
 
 def _copied_bytes(kernel: KernelIR, phase: Phase) -> int:
     """Bytes of the small integers that a phase copies from row to row; 0 if it does anything else."""
-    axes = _lane_axes(kernel, phase)
+    axes, ops = _lane_axes(kernel, phase), phase.body.ops
     specs = {param.name: param.spec for param in kernel.params}
-    places = [(op.buffer, op.index) for op in phase.body.ops if isinstance(op, Load) and op.mask is None]
-    if not axes or len(places) != len(phase.body.ops):
-        return 0
-    places += [(effect.target, effect.index) for effect in phase.effects if isinstance(effect, Store)]
-    if len(places) != len(phase.body.ops) + len(phase.effects) or not specs.keys() >= {name for name, _ in places}:
+    if not axes or not all(isinstance(effect, Store) for effect in phase.effects):
         return 0
     lane = axes[-1].symbol
-    dtypes = {specs[name].dtype for name, _ in places}
-    in_rows = all(stride_along(specs[name], index, lane) == 1 for name, index in places)
-    return dtypes.pop().itemsize if in_rows and len(dtypes) == 1 and dtypes <= _SMALL else 0
+    dtypes = {op.dtype for op in ops if not isinstance(op, Test) and op.dtype != torch.bool}
+    if len(dtypes) != 1 or not dtypes <= _SMALL or not all(map(_copies, ops)):
+        return 0
+    if any(lane in symbols_used(op) for op in ops if isinstance(op, Test)) and not lane_cuts(phase, lane):
+        return 0
+    places = [(op.buffer, op.index) for op in ops if isinstance(op, Load)] + [
+        (effect.target, effect.index) for effect in phase.effects if isinstance(effect, Store)
+    ]
+    in_rows = all(name in specs and stride_along(specs[name], index, lane) == 1 for name, index in places)
+    return dtypes.pop().itemsize if in_rows else 0
+
+
+def _copies(op: BodyOp) -> bool:
+    """Whether it is moved or chosen, and by tests of indices only."""
+    if op.dtype == torch.bool:
+        return isinstance(op, Test | Const) or (isinstance(op, Compute) and op.op.name in CHOICES)
+    return isinstance(op, Load | Const) or (isinstance(op, Compute) and op.op.name == "where")
 
 
 _SMALL = {torch.uint8, torch.int8, torch.int16}

@@ -1,4 +1,4 @@
-"""Kernels that only move 16-bit floats or bools move their bits: these are not widened, and narrowed again.
+"""Numbers that a kernel only moves are moved as bits: 16-bit floats are not widened, nor bools made masks.
 
     kernel flip(x: bf16[9] -> out: bf16[9])        =>   kernel flip(x: i16[9] -> out: i16[9])
         phase (i0: 9): out[i0] = load x[8 - i0]             phase (i0: 9): out[i0] = load x[8 - i0]
@@ -9,6 +9,7 @@ stay as they are, as they do in eager. In vectors a 16-bit float is a float32, a
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import final
 
@@ -16,7 +17,7 @@ import torch
 
 from kiln.loops.body.analyses import operands_of
 from kiln.loops.body.body import BodyOp, Compute, Const, Load, LoopBody
-from kiln.loops.kernel.kernel import Effect, KernelIR, Phase, Store
+from kiln.loops.kernel.kernel import KernelIR, Phase, Store
 from kiln.loops.kernel.mapped import MappedKernel
 from kiln.support.records import dataclass
 from kiln.support.target import Target
@@ -31,54 +32,72 @@ class MoveBits:
 
     def run(self, mapped: MappedKernel, target: Target) -> tuple[MappedKernel, int]:
         kernel = mapped.kernel
-        dtypes = {param.name: param.spec.dtype for param in kernel.params}
-        if BITS.keys().isdisjoint(dtypes.values()) or any(local.dtype in BITS for local in kernel.locals):
+        names = {param.name: param.spec.dtype for param in kernel.params if param.spec.dtype in BITS}
+        if not names:
             return mapped, 0
-        if not all(_only_moves(phase, effect, dtypes) for phase in kernel.phases for effect in phase.effects):
+        moved = [{at for at, op in enumerate(phase.body.ops) if _is_move(op)} for phase in kernel.phases]
+        while _exclude(kernel.phases, names, moved):
+            pass
+        if not any(moved):
             return mapped, 0
-        if any(_reads_numbers(op, phase.body.ops) for phase in kernel.phases for op in phase.body.ops):
-            return mapped, 0
-        return replace(mapped, kernel=_of_bits(kernel)), 1
+        return replace(mapped, kernel=_of_bits(kernel, names, moved)), 1
 
 
-def _is_moved(op: BodyOp) -> bool:
-    """A number that is moved; other bools are conditions."""
-    if op.dtype == torch.bool:
-        return isinstance(op, Load)
+def _is_move(op: BodyOp) -> bool:
     return op.dtype in BITS and (isinstance(op, Load | Const) or (isinstance(op, Compute) and op.op.name == "where"))
 
 
-def _reads_numbers(op: BodyOp, ops: tuple[BodyOp, ...]) -> bool:
-    """Does an op compute with what would be bits, or compute what would have to be?"""
-    if op.dtype in BITS and op.dtype != torch.bool and not _is_moved(op):
-        return True
-    moved = [operand for operand in operands_of(op) if _is_moved(ops[operand])]
-    return bool(moved) and not (_is_moved(op) and all(ops[operand].dtype == op.dtype for operand in moved))
+def _exclude(phases: Sequence[Phase], names: dict[str, torch.dtype], moved: Sequence[set[int]]) -> bool:
+    """Take out numbers and buffers that others want as they are; whether there were any."""
+    size = len(names) + sum(map(len, moved))
+    for phase, positions in zip(phases, moved, strict=True):
+        positions.difference_update(_wanted(phase, names, positions))
+        for name in _unmoved(phase, names, positions):
+            names.pop(name, None)
+    return len(names) + sum(map(len, moved)) < size
 
 
-def _only_moves(phase: Phase, effect: Effect, dtypes: dict[str, torch.dtype]) -> bool:
-    value, held = phase.body.ops[phase.body.results[effect.result]], dtypes.get(effect.target)
-    if value.dtype not in BITS and held not in BITS:
-        return True
-    return isinstance(effect, Store) and effect.combine is None and _is_moved(value) and held == value.dtype
+def _wanted(phase: Phase, names: dict[str, torch.dtype], positions: set[int]) -> Iterator[int]:
+    """Numbers that are read as numbers, come from elsewhere, or are stored in another form."""
+    ops = phase.body.ops
+    for at, op in enumerate(ops):
+        chosen = operands_of(op)[1:] if at in positions and isinstance(op, Compute) else ()
+        yield from [operand for operand in operands_of(op) if operand not in chosen]
+        if (isinstance(op, Load) and op.buffer not in names) or any(ops[each].dtype != op.dtype for each in chosen):
+            yield at
+        if any(each not in positions for each in chosen):
+            yield at
+    for effect in phase.effects:
+        value = phase.body.results[effect.result]
+        if not isinstance(effect, Store) or effect.combine is not None or names.get(effect.target) != ops[value].dtype:
+            yield value
 
 
-def _of_bits(kernel: KernelIR) -> KernelIR:
+def _unmoved(phase: Phase, names: dict[str, torch.dtype], positions: set[int]) -> list[str]:
+    """Buffers that are read or written as numbers."""
+    read = [op.buffer for at, op in enumerate(phase.body.ops) if isinstance(op, Load) and at not in positions]
+    return read + [each.target for each in phase.effects if phase.body.results[each.result] not in positions]
+
+
+def _of_bits(kernel: KernelIR, names: dict[str, torch.dtype], moved: Sequence[set[int]]) -> KernelIR:
     params = [
-        replace(param, spec=replace(param.spec, dtype=BITS.get(param.spec.dtype, param.spec.dtype)))
+        replace(param, spec=replace(param.spec, dtype=BITS[param.spec.dtype])) if param.name in names else param
         for param in kernel.params
     ]
     phases = [
-        replace(phase, body=LoopBody(tuple([_as_bits(op) for op in phase.body.ops]), phase.body.results))
-        for phase in kernel.phases
+        replace(phase, body=LoopBody(tuple(_bits(phase.body.ops, positions)), phase.body.results))
+        for phase, positions in zip(kernel.phases, moved, strict=True)
     ]
     return replace(kernel, params=tuple(params), phases=tuple(phases))
 
 
-def _as_bits(op: BodyOp) -> BodyOp:
-    if not _is_moved(op):
-        return op
-    if isinstance(op, Const):
-        return Const(torch.tensor(op.value, dtype=op.dtype, device="cpu").view(torch.int16).item(), torch.int16)
-    assert isinstance(op, Load | Compute)
-    return replace(op, dtype=BITS[op.dtype])
+def _bits(ops: Sequence[BodyOp], positions: set[int]) -> Iterator[BodyOp]:
+    for at, op in enumerate(ops):
+        if at not in positions:
+            yield op
+        elif isinstance(op, Const):
+            bits = BITS[op.dtype]
+            yield Const(torch.tensor(op.value, dtype=op.dtype, device="cpu").view(bits).item(), bits)
+        else:
+            assert isinstance(op, Load | Compute)
+            yield replace(op, dtype=BITS[op.dtype])

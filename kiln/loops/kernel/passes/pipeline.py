@@ -13,6 +13,7 @@ from kiln.loops.kernel.passes.drop_roundings import DropRoundings
 from kiln.loops.kernel.passes.fast_math import FastMath
 from kiln.loops.kernel.passes.fuse_erf import FuseErf
 from kiln.loops.kernel.passes.hoist_loads import HoistLoads
+from kiln.loops.kernel.passes.index_tests import IndexTests
 from kiln.loops.kernel.passes.loop_rows import LoopRows
 from kiln.loops.kernel.passes.move_bits import MoveBits
 from kiln.loops.kernel.passes.online_softmax import OnlineSoftmax
@@ -28,7 +29,7 @@ from kiln.support.target import Target
 KernelPass = Pass[MappedKernel, Target]
 
 CPP_PASSES: tuple[KernelPass, ...] = (
-    RoundHalves(), FuseErf(), MoveBits(), DropRoundings(), ChooseLanes(), StripsToRuns(), ChooseVector(),
+    RoundHalves(), FuseErf(), IndexTests(), MoveBits(), DropRoundings(), ChooseLanes(), StripsToRuns(), ChooseVector(),
 )  # fmt: skip
 
 TRITON_PASSES: tuple[KernelPass, ...] = (
@@ -39,6 +40,7 @@ TRITON_PASSES: tuple[KernelPass, ...] = (
 check_order(
     CPP_PASSES,
     before("round-halves",   "fuse-erf",       because="a rounded erf is not fused"),
+    before("index-tests",    "choose-lanes",   because="a copy between the cuts of tests has lanes of its own width"),
     before("move-bits",      "drop-roundings", because="a number whose rounding is dropped is computed in float32"),
     before("round-halves",   "drop-roundings", because="the last rounding is the store's"),
     before("drop-roundings", "choose-lanes",   because="it counts the ops that are computed"),

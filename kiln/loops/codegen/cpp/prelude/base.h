@@ -270,6 +270,10 @@ KILN_INLINE i64v min(i64v a, i64v b) { return a < b ? a : b; }
 KILN_INLINE i64v min(i64v a, i64 b) { return min(a, all(b)); }
 KILN_INLINE i64v min(i64 a, i64v b) { return min(all(a), b); }
 
+//@ cut
+// Where the part that begins at `from` ends: at `at`, if that lies in it.
+KILN_INLINE i64 cut(i64 from, i64 at, i64 end) { return at > from && at < end ? at : end; }
+
 //@ max
 KILN_INLINE i64 max(i64 a, i64 b) { return a > b ? a : b; }
 KILN_INLINE i64v max(i64v a, i64v b) { return a > b ? a : b; }
