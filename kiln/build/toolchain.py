@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -30,6 +31,9 @@ CXX_OPTIONS = (
 )  # fmt: skip
 """Contraction is explicit in the source; nothing else that changes values is allowed to the compiler. Kernels need
 libc and libm, which every process has: not naming them to the linker saves most of its time."""
+GCC_COPIES = ("-mmove-max=256", "-mstore-max=256")
+"""From GCC 12 on, with AVX2: a vector of two registers is copied a register at a time. In pieces of 16 bytes, as it is
+otherwise, a load of a register behind the copy waits until these have left the store buffer."""
 GCC_LINKED = ("-lgcc",)
 """After the source: conversions that the CPU has no instruction for. Clang's are found in the process."""
 CLANG_HEADER = Path(__file__).parent / "clang.h"
@@ -93,8 +97,15 @@ def asked_toolchain(seconds: int) -> Toolchain | CompilerTooSlow | None:
     if answer is None:
         return CompilerTooSlow(compiler=command[0], seconds=seconds, work="telling its version")
     if "clang" not in answer.lower():
-        return Toolchain(command, answer, CXX_OPTIONS, GCC_LINKED)
+        return Toolchain(command, answer, (*CXX_OPTIONS, *copies_of(answer, cpu_flags())), GCC_LINKED)
     return Toolchain(command, answer + content_key(CLANG_HEADER.read_text()), (*CXX_OPTIONS, *CLANG_OPTIONS))
+
+
+def copies_of(version: str, flags: Collection[str]) -> tuple[str, ...]:
+    """GCC's options for copies, by the first line of what it tells of itself: `g++ (Debian 12.2.0-14) 12.2.0`."""
+    found = re.match(r".*\s(\d+)\.\d+", version.partition("\n")[0])
+    is_new = found is not None and int(found[1]) >= 12
+    return GCC_COPIES if is_new and "avx2" in flags and "avx512f" not in flags else ()
 
 
 @contextmanager

@@ -28,7 +28,7 @@ NUMERICS: Mapping[str, tuple[str, ...]] = {
     "rounded": ("fast-math",),
     "strict": (
         "add-embedding", "align-products", "channels-last", "fast-math", "fuse-erf", "one-hot-sums", "online-softmax",
-        "sum-before-reduce", "unfuse-bias",
+        "resample-in-steps", "sum-before-reduce", "unfuse-bias",
     ),
 }  # fmt: skip
 """What a contract switches off: other orders of sums, other functions, other algorithms of libraries."""

@@ -1,4 +1,4 @@
-"""Interpolation in primitives, which only GPUs use, beside ATen's on the CPU."""
+"""Interpolation in primitives, at once as GPUs have it and in steps as CPUs do, beside ATen's on the CPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from kiln.graph.ir.graph import Graph, Output
 from kiln.graph.ir.interpret import interpret
 from kiln.graph.ir.size_oracle import GuardFreeOracle
 from kiln.graph.ops.emit import Emit
-from kiln.graph.ops.interpolation import Resampled, cubic_taps, interpolated, linear_taps, repeats
+from kiln.graph.ops.interpolation import (
+    Resampled,
+    cubic_taps,
+    interpolated,
+    interpolated_in_steps,
+    linear_taps,
+    repeats,
+)
 from kiln.graph.trace.constants import spec_of_real as spec_of
 from kiln.symbolic import ShapeEnv
 from kiln.tensor.spec import TensorSpec
@@ -39,8 +46,9 @@ CASES: dict[str, Case] = {
 
 
 def by_primitives(
-    x: Tensor, mode: str, spec: TensorSpec, align_corners: bool, env: ShapeEnv | None = None, **to: Any
-) -> Tensor:
+    x: Tensor, mode: str, spec: TensorSpec, align_corners: bool, env: ShapeEnv | None = None, rule: Any = interpolated,
+    **to: Any,
+) -> Tensor:  # fmt: skip
     """`interpolate` by the rule; `spec` has the sizes that it is written for."""
     expected = functional.interpolate(x, mode=mode, align_corners=align_corners, **to)
     factors = to.get("scale_factor")
@@ -51,7 +59,7 @@ def by_primitives(
         Resampled(before, after, align_corners, factor)
         for before, after, factor in zip(spec.sizes[2:], expected.shape[2:], factors, strict=True)
     ]
-    made = interpolated(emit, node, axes, TAPS[mode])
+    made = rule(emit, node, axes, TAPS[mode])
     graph = Graph((node,), [each for each in emit.nodes if each is not node], (Output(made),))
     symbols = {size: value for size, value in zip(spec.sizes, x.shape, strict=True) if not isinstance(size, int)}
     [found] = interpret(graph, [x], symbols).outputs
@@ -62,19 +70,21 @@ def by_primitives(
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_like_aten(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("rule", [interpolated, interpolated_in_steps])
+def test_like_aten(name: str, dtype: torch.dtype, rule: Any) -> None:
     mode, sizes, to = CASES[name]
     x = torch.randn(sizes, dtype=dtype)
     corners = to.get("align_corners", False)
     expected = functional.interpolate(x, mode=mode, **to)
-    found = by_primitives(x, mode, spec_of(x), **{"align_corners": corners, **to})
+    found = by_primitives(x, mode, spec_of(x), rule=rule, **{"align_corners": corners, **to})
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_channels_last_and_half() -> None:
+@pytest.mark.parametrize("rule", [interpolated, interpolated_in_steps])
+def test_channels_last_and_half(rule: Any) -> None:
     x = torch.randn(2, 4, 5, 3).to(memory_format=torch.channels_last).bfloat16()
     expected = functional.interpolate(x.float(), size=(7, 8), mode="bilinear")
-    found = by_primitives(x, "bilinear", spec_of(x), False, size=(7, 8))
+    found = by_primitives(x, "bilinear", spec_of(x), False, rule=rule, size=(7, 8))
     torch.testing.assert_close(found, expected.bfloat16(), rtol=0, atol=2**-6)
 
 
@@ -87,6 +97,25 @@ def test_symbolic_sizes() -> None:
         expected = functional.interpolate(x, size=(4, 9), mode="bicubic")
         found = by_primitives(x, "bicubic", spec, False, env, size=(4, 9))
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def resize(mode: str, **to: Any) -> Callable[[Tensor], Tensor]:
+    return lambda x: functional.interpolate(x.abs(), mode=mode, **to) * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "rows", "in_steps"),
+    [({}, 8, True), ({"numerics": "strict"}, 8, False), ({"disable": "resample-in-steps"}, 8, False), ({}, 9, False)],
+)
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_compiled_for_a_cpu(mode: str, options: dict[str, Any], rows: int, in_steps: bool) -> None:
+    """ATen's call stays where each bit counts, and for sizes that change."""
+    step = resize(mode, size=(11, 20))
+    compiled = kiln.compile(step, dynamic=rows == 9, options={"cache": False, **options})
+    for dtype in (torch.float32, torch.float64):
+        x = torch.randn(2, 3, rows, 7, dtype=dtype)
+        torch.testing.assert_close(compiled(x), step(x), rtol=1e-5, atol=1e-5)
+    assert (compiled.report().library_calls == 0) is in_steps
 
 
 NEAREST: dict[str, tuple[tuple[int, ...], dict[str, Any], bool]] = {

@@ -143,3 +143,19 @@ def test_the_kernels_of_clang_have_the_results_of_gcc(
         monkeypatch.setattr(compilers, "PROGRAMS", ())
         monkeypatch.delenv("HOME", raising=False)
     torch.testing.assert_close(results(arguments, tmp_path / "clang"), expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("version", "flags", "copies"),
+    [
+        ("g++ (Debian 12.2.0-14+deb12u1) 12.2.0\nCopyright (C) 2022", {"avx2"}, True),
+        ("c++ (GCC) 14.1.1 20240607 (Red Hat 14.1.1-5)", {"avx", "avx2"}, True),
+        ("g++ (Ubuntu 11.4.0-1ubuntu1~22.04) 11.4.0", {"avx2"}, False),
+        ("g++ (GCC) 13.2.0", {"avx2", "avx512f"}, False),
+        ("g++ (GCC) 13.2.0", set(), False),
+        ("something else", {"avx2"}, False),
+    ],
+)
+def test_copies_of_whole_registers(version: str, flags: set[str], copies: bool) -> None:
+    """Only GCC from 12 on knows these options, and AVX-512 has other vectors."""
+    assert bool(compilers.copies_of(version, flags)) is copies

@@ -9,7 +9,8 @@
 
 The nearest element is a repetition where the sizes are multiples; else it is an ATen call. On a GPU linear and cubic
 interpolation are sums of weighted elements, which are fused with what is around them: ATen's kernels there have one
-thread for all rows and channels of a point. On a CPU, and for gradients, they are ATen calls.
+thread for all rows and channels of a point. On a CPU they are ATen calls, of which a pass for Kiln's kernels makes
+steps (`graph/passes/resample_in_steps.py`); gradients are ATen calls.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from kiln.graph.ops.reductions import reduce
 from kiln.graph.ops.registry import DECOMPOSITIONS, Decomposition, library
 from kiln.graph.ops.sizes import has_no_elements
 from kiln.support.records import dataclass
-from kiln.symbolic import Int
+from kiln.symbolic import Int, is_static
 from kiln.symbolic.values import Real
 from kiln.tensor.spec import CPU, TensorSpec
 
@@ -167,6 +168,29 @@ def interpolated(e: Emit, x: Node, axes: Sequence[Resampled], taps: Rule) -> Nod
 
     value = e.convert(summed((), found), spec.dtype)
     return relaid(e, value, image_of(e, spec, [axis.after for axis in axes]).strides)
+
+
+def interpolated_in_steps(e: Emit, x: Node, axes: Sequence[Resampled], taps: Rule) -> Node:
+    """The weighted sum of each dimension from that of the one before: those that shrink first, then the last first."""
+    spec, sizes = x.tensor, list(x.tensor.sizes[2:])
+    dtype = OPMATH.get(spec.dtype, spec.dtype)
+    shrinking = [position for position, axis in enumerate(axes) if shrinks(axis)]
+    growing = [position for position in reversed(range(len(axes))) if position not in shrinking]
+    for position in (*shrinking, *growing):
+        sizes[position] = axes[position].after
+        parts = [
+            e.pointwise(
+                "mul", e.convert(e.node("index", x, index, axes=(2 + position,)), dtype),
+                column(e, weight, len(axes) - position),
+            )
+            for index, weight in taps(e, axes[position], dtype, spec.device)
+        ]  # fmt: skip
+        x = relaid(e, functools.reduce(functools.partial(e.pointwise, "add"), parts), image_of(e, spec, sizes).strides)
+    return relaid(e, e.convert(x, spec.dtype), image_of(e, spec, sizes).strides)
+
+
+def shrinks(axis: Resampled) -> bool:
+    return is_static(axis.before) and is_static(axis.after) and axis.after < axis.before
 
 
 def column(e: Emit, x: Node, rank: int) -> Node:

@@ -23,6 +23,7 @@ from kiln.graph.passes.dead_code import DeadCode
 from kiln.graph.passes.manager import GraphPass, KeepsStrides, PassContext
 from kiln.graph.passes.one_hot import OneHotSums
 from kiln.graph.passes.pool_slices import PoolSlices
+from kiln.graph.passes.resample_in_steps import ResampleInSteps
 from kiln.graph.passes.separate_outputs import SeparateOutputs
 from kiln.graph.passes.simplify import Simplify
 from kiln.graph.passes.sum_before_reduce import SumBeforeReduce
@@ -69,6 +70,7 @@ GRAPH_PASSES: tuple[GraphPass, ...] = (
     AlignProducts(),
     ChannelsLast(),
     PoolSlices(),
+    ResampleInSteps(),
     UnusedStates(),
     UnusedVectors(),
     DeadCode(),
@@ -100,6 +102,8 @@ check_order(
     before("simplify",      "channels-last",    because="a rule may drop a view that would become a copy"),
     before("channels-last", "pool-slices", because="pools between convolutions take their layout"),
     before("pool-slices", "dead-code",   because="the replaced call has no reader"),
+    before("channels-last", "resample-in-steps", because="images between convolutions take their layout"),
+    before("resample-in-steps", "dead-code", because="the replaced call has no reader"),
     before("channels-last", "dead-code",        because="it leaves copies without readers"),
     before("channels-last", "separate-outputs", because="an output that it copies has its own memory"),
     before("dead-code",     "sum-before-reduce", because="it needs all readers of a gradient"),

@@ -153,7 +153,9 @@ class CppStatements(IndexCompareStatements):
         if mask is not None and not mask.varying:
             return f"{mask.text} ? {self.load_text(storage, access, None)} : {zero}"
         if access.pattern is AccessPattern.GATHER:
-            at = f"{storage.name}, {self.lane_ints().text(access.offset)}"
+            varying = {symbol: 0 for symbol in symbols_of(access.offset) if self.nest.varies(frozenset({symbol}))}
+            start = substituted(access.offset, varying)  # the same for all lanes
+            at = f"{self.pointer(storage, start)}, {self.lane_ints().text(access.offset - start)}"
             return f"gather_if({at}, {mask.text}, lanes)" if mask else f"gather({at}, lanes)"
         if storage.number:
             return storage.name
