@@ -252,3 +252,25 @@ def test_an_instruction_that_breaks_has_changed_nothing() -> None:
             right: list[str] = []
             assert run([1, sys.stdin], left) == program([1, sys.stdin], right)
             assert left == right
+
+
+METHODS: dict[str, Callable[[Tensor], object]] = {
+    "text": lambda x: (x.__str__(), x.__repr__(), x.__format__(""), x[0, 0].__format__(".3f")),
+    "text of a result": lambda x: (x * 2).__repr__(),
+    "attributes": lambda x: (x.__getattribute__("shape"), x.__getattribute__("abs")().tolist()),
+    "hash": lambda x: (x.__hash__() == hash(x), x.__hash__() == torch.Tensor.__hash__(x)),
+    "iterator": lambda x: [row.sum().item() for row in x.__iter__()],
+    "one row": lambda x: next(x.__iter__()).tolist(),
+    "pickling": lambda x: (x.__reduce_ex__(2)[0].__name__, torch.Tensor.__reduce_ex__(x, 2)[0].__name__),
+    "copying": lambda x: (x.__deepcopy__({}).tolist(), torch.Tensor.__deepcopy__(x, {}).tolist()),
+    "size": lambda x: x.__sizeof__(),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_special_methods_of_tensors_tell_of_the_tensor(name: str) -> None:
+    """They were called on the fake tensor: `x.__repr__()` was "FakeTensor(f32[2, 3])"."""
+    compiled = kiln.compile(METHODS[name])
+    for _ in range(2):
+        x = torch.randn(2, 3)
+        assert compiled(x) == METHODS[name](x)

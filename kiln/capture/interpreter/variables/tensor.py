@@ -69,6 +69,7 @@ from kiln.capture.interpreter.variables.index_range import IndexRange
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import List, Slice, Tuple
 from kiln.capture.interpreter.variables.symbolic import Symbolic
+from kiln.capture.interpreter.variables.tensor_protocol import PROTOCOL, call_protocol
 from kiln.graph.trace.fake import FakeTensor, is_wrapped
 from kiln.graph.trace.gradients import accumulated_gradients
 from kiln.graph.trace.log import Target, target_name
@@ -541,6 +542,8 @@ class TensorMethod(NamedMethod):
         if (handler := HANDLERS.get(HANDLED_METHODS.get(name))) is not None:
             refuse_unread(HANDLED_METHODS[name], handler, kwargs)
             return handler(s, [tensor, *args], kwargs)
+        if name in PROTOCOL:
+            return call_protocol(s, name, [tensor, *args], kwargs)
         return record(s, name, [tensor, *args], kwargs)
 
 
