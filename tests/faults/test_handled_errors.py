@@ -1,4 +1,4 @@
-"""Errors that values cause, handled by the program in a region that changes its inputs."""
+"""Errors that values cause in a region that changes its inputs, handled by the program or by its caller."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import kiln
+from kiln.capture.interpreter.checks_before_writes import checked_values, is_valid
+from kiln.graph.ir.parse import parse_graph
 from tests.faults.outcome import assert_like_eager
 
 X, OUT, IN = torch.arange(6.0).view(3, 2), torch.tensor([0, 7]), torch.tensor([0, 2])
@@ -108,6 +110,79 @@ def test_the_handler_runs(program: Callable[..., Any], dynamic: bool | None) -> 
     for given in (*CALLS[program], *CALLS[program]):
         assert_like_eager(compiled, program, torch.ones(3), given)
     assert not kiln.report_of(compiled).eager_reasons
+
+
+def around(hits: Tensor, i: Tensor) -> Tensor:
+    hits.add_(1)
+    y = X[i]
+    hits.mul_(2)
+    return y + hits
+
+
+def looked_up(hits: Tensor, i: Tensor) -> Tensor:
+    hits[0] = 5
+    HANDLED.append("before")
+    y = F.embedding(i, X).sum() * hits
+    HANDLED.append("behind")
+    return y
+
+
+def quotient(hits: Tensor, i: Tensor) -> Tensor:
+    hits.sub_(1)
+    return i % (i - 7) + hits[:2].long()
+
+
+def stored(hits: Tensor, i: Tensor) -> Tensor:
+    hits.mul_(3)
+    hits[i] = 5.0
+    return hits.index_add_(0, i, torch.ones(2))
+
+
+def dropped(hits: Tensor, i: Tensor) -> Tensor:
+    hits.add_(1)
+    X.index_select(0, i)
+    return hits.add_(1)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("program", [around, looked_up, quotient, stored, dropped])
+def test_the_caller_finds_what_eager_leaves(program: Callable[..., Any], dynamic: bool | None) -> None:
+    """Inputs, lists and versions, where the error leaves the function."""
+    compiled = kiln.compile(program, dynamic=dynamic)
+    for given in (IN, OUT, IN, OUT):
+        left: list[object] = []
+        for function in (program, compiled):
+            HANDLED.clear()
+            hits = torch.ones(3)
+            with contextlib.suppress(IndexError, RuntimeError):
+                function(hits, given)
+            left.append((hits.tolist(), hits._version, list(HANDLED)))
+        assert left[0] == left[1]
+        assert_like_eager(compiled, program, torch.ones(3), given)
+    assert not kiln.report_of(compiled).eager_reasons
+
+
+def test_what_is_checked() -> None:
+    """Indices and divisors from outside, not those that an operator finds or the program says."""
+    graph = parse_graph("""
+        graph(%0: f32[4, 5] "x", %1: i64[4] "i"):
+            %2: i64[4] = iota(length=4, start=0, step=1, dtype=i64, device=cpu)
+            %3: i64[4] = argmax(%0, axes=(1,))
+            %4: i64[] = constant(value=3, dtype=i64, device=cpu)
+            %5: f32[4] = index(%0, %2, %3, axes=(0, 1))
+            %6: f32[4] = index(%0, %2, %1, axes=(0, 1))
+            %7: i64[4] = remainder(%1, %4)
+            %8: i64[4] = remainder(%3, %1)
+            return %5, %6, %7, %8
+    """)
+    i = graph.inputs[1]
+    found = [
+        (node.op.name, values is i, size)
+        for node in graph.nodes
+        for values, size in checked_values(node)
+        if not is_valid(values)
+    ]
+    assert found == [("index", True, 5), ("remainder", True, None)]
 
 
 def test_a_whole_step() -> None:

@@ -42,6 +42,7 @@ from kiln.capture.interpreter.builtins.torch_compiler import refuse_break
 from kiln.capture.interpreter.builtins.torch_functions import drop_unchanged_modes, restore_modes
 from kiln.capture.interpreter.builtins.triton_kernels import register_triton
 from kiln.capture.interpreter.changed_numbers import NumberChanges, PassedNumbers, changed_numbers
+from kiln.capture.interpreter.checks_before_writes import check_before_writes
 from kiln.capture.interpreter.codegen import BINDINGS, CodeWriter, emit_source, write_computed, write_number
 from kiln.capture.interpreter.computed_numbers import value_of_number
 from kiln.capture.interpreter.core import MISSING, SPECULATED_VALUES, CaptureState, Effect, Policy, Value
@@ -54,7 +55,6 @@ from kiln.capture.interpreter.data_values import (
 )
 from kiln.capture.interpreter.findings import FINDINGS, WITHOUT_VALUES, Findings
 from kiln.capture.interpreter.frame import Computing, SymbolicFrame
-from kiln.capture.interpreter.handled_errors import check_handled
 from kiln.capture.interpreter.host_draws import Draws, check_read_numbers, planned
 from kiln.capture.interpreter.if_conversion import refuse_varying_gradients, refuse_visible_copies
 from kiln.capture.interpreter.native_calls import release
@@ -494,7 +494,7 @@ def finish(
     if callbacks.make_exit is not None:
         prologue = make_prologue(s, function, callbacks.make_exit, callbacks.compile_speculation)
     checks = [(writer.output(condition), expected) for condition, expected in conditions(s)]
-    may_fail = check_handled(s) or is_checked(s)
+    may_fail = check_before_writes(s) or is_checked(s)
     if writer.outputs or has_effects(recorder) or may_fail:
         writer.outputs = in_order_of_history(recorder, writer.outputs)
         trace = recorder.finish(writer.outputs)

@@ -17,10 +17,10 @@ from functools import partial
 from typing import final
 
 from kiln.capture.bytecode.assemble import Assembler, Label, TryBegin, TryEnd
+from kiln.capture.interpreter.checks_before_writes import may_fail
 from kiln.capture.interpreter.codegen import CodeWriter, emit_source
 from kiln.capture.interpreter.core import CaptureState
 from kiln.capture.interpreter.data_values import calls_opaque
-from kiln.capture.interpreter.handled_errors import may_fail
 from kiln.capture.interpreter.host_draws import DRAWN, Draws
 from kiln.capture.interpreter.speculation import write_exit
 from kiln.graph.ir.graph import Graph

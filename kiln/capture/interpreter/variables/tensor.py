@@ -61,7 +61,6 @@ from kiln.capture.interpreter.data_values import (
 )
 from kiln.capture.interpreter.effects import SideEffect, emit_deletion
 from kiln.capture.interpreter.frame import running_frame
-from kiln.capture.interpreter.handled_errors import note_handled
 from kiln.capture.interpreter.speculation import known_truth
 from kiln.capture.interpreter.variables.bound_method import NamedMethod
 from kiln.capture.interpreter.variables.constant import Constant
@@ -590,7 +589,6 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
     unbacked, conjugates = len(s.recorder.env.unbacked), len(s.recorder.conjugates)
     may_need = torch.is_grad_enabled() or target is set_data
     before = needing_gradients(s, first) if changes and may_need and target != "requires_grad_" else None
-    note_handled(s, running_frame(s))
     try:
         result = call_on_fakes(s, target, plain, named)
     except (GraphBreak, SizesMatch):  # of a hook that autograd calls
