@@ -57,3 +57,8 @@ def test_powers_of_infinities() -> None:
     base = torch.tensor([inf, inf, -inf, -inf, -inf, 2.0, 0.5, -0.5, 1.0, 0.0, float("nan")] * 3)
     power = torch.tensor([2.0, -1.0, 3.0, 2.0, 0.5, inf, inf, -inf, inf, -1.0, 0.0] * 3)
     torch.testing.assert_close(kiln.compile(torch.pow, fullgraph=True)(base, power), base**power, equal_nan=True)
+
+
+def test_the_default_of_pop() -> None:
+    program = lambda: ({}.pop("a", 1), {"a": 2}.pop("a", 1), {}.pop("a", None))  # noqa: E731
+    assert kiln.compile(program, backend="eager")() == program()

@@ -327,3 +327,22 @@ def test_gradients_of_views_of_views(program: Program, dynamic: bool | None) -> 
         results[0].mul_(2)
         found.append((gradients, *torch.autograd.grad(results[1].sum(), [x, results[0]], allow_unused=True)))
     assert_same(found[1], found[0])
+
+
+def test_two_arguments_that_are_changed_in_place() -> None:
+    """Each gets the gradient of its own new value."""
+
+    def program(a: Tensor, b: Tensor) -> Tensor:
+        a.mul_(2)
+        b.mul_(3)
+        return a.sum() + b.sum()
+
+    compiled = kiln.compile(program)
+    for _ in range(2):
+        left: list[list[Tensor]] = []
+        for function in (program, compiled):
+            x, y = torch.ones(3, requires_grad=True), torch.ones(2, requires_grad=True)
+            a, b = x * 1, y * 1
+            function(a, b)
+            left.append([*torch.autograd.grad((a * a).sum() + (b * b * 5).sum(), (x, y)), a.detach(), b.detach()])
+        assert all(map(torch.equal, *left))

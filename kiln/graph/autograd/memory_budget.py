@@ -15,9 +15,9 @@ from typing import final
 
 from kiln.graph.autograd.min_cut import (
     DRAWN,
-    UNKNOWN_SIZE,
     Sides,
     draw_time,
+    hint_of,
     values_to_save,
     values_without_recomputation,
 )
@@ -117,6 +117,4 @@ class _Knapsack:
         return computed, ends
 
     def hint(self, value: Int) -> int:
-        if isinstance(value, int):
-            return value
-        return self.env.hint(value) if self.env is not None and self.env.has_hint(value) else UNKNOWN_SIZE
+        return hint_of(self.env, value)

@@ -252,7 +252,7 @@ class _CutNetwork:
 
     def is_cheap(self, node: Node) -> bool:
         """Whether it is computed from values in memory with no more bytes than its own."""
-        if node.op.kind is Kind.CREATE or not isinstance(node.spec, TensorSpec):
+        if not isinstance(node.spec, TensorSpec):
             return True
         inputs = {base_of(value) for value in node.inputs}
         return all(value.op.kind is Kind.CREATE or self.is_in_memory(value) for value in inputs) and (
@@ -284,9 +284,14 @@ class _CutNetwork:
         return node in self.in_memory or node.op.kind in KEPT_KINDS or node.op.name == "item"
 
     def hint(self, value: Int) -> int:
-        if isinstance(value, int):
-            return value
-        return self.env.hint(value) if self.env is not None and self.env.has_hint(value) else UNKNOWN_SIZE
+        return hint_of(self.env, value)
+
+
+def hint_of(env: ShapeEnv | None, value: Int) -> int:
+    """A likely value; of sizes that data decide none is known."""
+    if isinstance(value, int):
+        return value
+    return env.hint(value) if env is not None and env.has_hint(value) else UNKNOWN_SIZE
 
 
 def draw_time(node: Node, hint: Callable[[Int], int]) -> int:

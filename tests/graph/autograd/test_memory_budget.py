@@ -9,8 +9,10 @@ from torch.nn.functional import gelu, softmax
 
 import kiln
 from kiln.graph.autograd import partition
+from kiln.graph.autograd.min_cut import UNKNOWN_SIZE, hint_of
 from kiln.graph.autograd.partition import Partition
 from kiln.support.options import BadOption, options_from, options_from_text
+from kiln.symbolic import ShapeEnv
 from tests.graph.autograd.test_models import grad, joint_of, whole
 
 BUDGETS = (1.0, 0.75, 0.5, 0.25, 0.0)
@@ -87,3 +89,10 @@ def test_the_option() -> None:
     for wrong in (1.5, -0.1, "0.5", True):
         with pytest.raises(BadOption, match="from 0 to 1"):
             options_from({"memory_budget": wrong})
+
+
+def test_likely_sizes() -> None:
+    env = ShapeEnv()
+    rows, found = env.create_symbol(12), env.create_unbacked()
+    values = [hint_of(env, 5), hint_of(env, rows * 2), hint_of(env, rows * found), hint_of(None, rows)]
+    assert values == [5, 24, UNKNOWN_SIZE, UNKNOWN_SIZE]

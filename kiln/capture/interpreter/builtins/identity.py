@@ -1,4 +1,4 @@
-"""`id(x)` as a value, and questions about the process whose answers are guarded.
+"""`id(x)` and hashes by address as values, and questions about the process whose answers are guarded.
 
 id(a) == id(b)                  `a is b`
 seen.add(id(x))                 a set of addresses, made by the transformed code
@@ -32,6 +32,10 @@ from kiln.capture.interpreter.core import (
 )
 from kiln.capture.interpreter.lifetimes import stale_keys
 from kiln.capture.interpreter.operations import Function2, same
+from kiln.capture.interpreter.process_hashes import guard_hashes
+from kiln.capture.interpreter.variables.builtin import call_unknown
+from kiln.capture.interpreter.variables.sequence import Tuple, all_items
+from kiln.capture.interpreter.variables.sets import Set
 from kiln.capture.interpreter.variables.tensor import Tensor
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import CallSource, ModuleGlobalSource
@@ -87,13 +91,33 @@ class Address(Value):
         if target.is_constant or real is MISSING:
             raise self.unsupported("hash", "a number from outside may be the address of an object from outside")
         s.guard(target.source, GuardKind.IS, s.reference(real))
-        return id(real)  # a key from outside may be this number
+        return self.function(real)  # a key from outside may be this number
 
     def emit(self, g: Codegen) -> None:
         g.make(None, self.function, *([] if self.target is None else [self.target]))
 
 
 handles(id)(lambda s, args, kwargs: Address(id, args[0]))
+
+
+@handles(hash)
+def hash_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    """By address, of an object whose class has no hash of its own, such as a module: asked when the code runs."""
+    (value,) = args
+    if isinstance(value, Set | Tuple):
+        items = value.items(s).values() if isinstance(value, Set) else all_items(s, value)
+        guard_hashes(s, [item.constant(s) for item in items if item.is_constant])
+    found = s.classes.lookup(value.python_type(), "__hash__")
+    if value.is_constant or found is None or found[1] is not object.__hash__:
+        return call_unknown(s, hash, args, kwargs)
+    return Address(object.__hash__, value)
+
+
+@handles(object.__hash__)
+def address_hash(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    return call_unknown(s, object.__hash__, args, kwargs) if args[0].is_constant else Address(object.__hash__, args[0])
+
+
 handles(_thread.get_ident)(lambda s, args, kwargs: Address(_thread.get_ident, None))
 
 

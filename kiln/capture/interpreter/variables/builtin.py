@@ -34,6 +34,7 @@ from kiln.capture.interpreter.core import (
 )
 from kiln.capture.interpreter.effects import Container
 from kiln.capture.interpreter.native_calls import call_handler, iterator_slot, natives, progress
+from kiln.capture.interpreter.process_hashes import guard_hashes
 from kiln.capture.interpreter.pure import (
     holds,
     is_bound_outside,
@@ -166,6 +167,10 @@ def call_unknown(s: CaptureState, function: Callable[..., object], args: Args, k
         if stop.details["operation"] != AS_CONSTANT or progress(s) != begun:
             raise
         return natives(s).call(function, args, kwargs)
+    if function in (hash, object.__hash__):
+        guard_hashes(s, plain)
+    if function is not len:
+        guard_hashes(s, [item for held in plain if isinstance(held, frozenset) and len(held) > 1 for item in held])
     try:
         result = function(*plain, **named)
     except Exception as error:

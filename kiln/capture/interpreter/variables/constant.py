@@ -23,6 +23,7 @@ from kiln.capture.interpreter.core import (
     refuse_varying,
     wraps,
 )
+from kiln.capture.interpreter.process_hashes import guard_hashes
 from kiln.runtime.guards.constant import is_constant
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import DictAttrSource, Source
@@ -94,6 +95,8 @@ class Constant(Value):
 
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
         value = self.constant(s)
+        if isinstance(value, frozenset) and len(value) > 1:
+            guard_hashes(s, value)
         if isinstance(value, ITERABLE) and len(value) > MOST_ITEMS:
             return s.model.sequence_iterator(s, self)
         if isinstance(value, ITERABLE):

@@ -23,6 +23,7 @@ from kiln.capture.interpreter.core import (
     wraps,
 )
 from kiln.capture.interpreter.effects import Container, note_change
+from kiln.capture.interpreter.process_hashes import guard_hashes
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.hashed_key import (
     HashedKey,
@@ -142,7 +143,10 @@ class Set(Container):
         if any(isinstance(token, Value) for token in items):  # objects made in the frame have no hash yet
             return items
         table = self.table(s)
-        return items if table is self.original else {token: items[token] for token in table}
+        if table is self.original:
+            return items
+        guard_hashes(s, items if len(items) > 1 else ())
+        return {token: items[token] for token in table}
 
     def table(self, s: CaptureState) -> set[Token] | frozenset[Token]:
         """A real set of the tokens with the same history; not to be changed."""
@@ -259,6 +263,7 @@ def emit_table(value: Set, g: Codegen, function: Callable[..., object], target: 
     order = order_for(table, items)
     if order is None:
         return False
+    guard_hashes(g.state, items)
     g.make(None, function, *target, Tuple([items[token] for token in order]), slots(table))
     return True
 
