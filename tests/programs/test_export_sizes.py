@@ -137,6 +137,15 @@ def positive(x: Tensor) -> tuple[Tensor, int]:
     return found * 2, found.shape[0] + 1
 
 
+def recomposed(x: Tensor) -> Tensor:
+    """Some columns of the first plane become those of others, of the last plane none."""
+    planes = torch.stack([x, x + 1, x + 2])
+    first = planes[0]
+    for number, columns in enumerate((slice(1, 2), slice(2, 2)), start=1):
+        first[..., columns] = planes[number, ..., columns]
+    return first
+
+
 SIZES: dict[str, Callable[[Tensor], Any]] = {
     "half": lambda x: x[: int(x.shape[0] * 0.5)] + 1,
     "three-quarters": lambda x: x[: math.ceil(x.shape[0] * 0.75)] + 1,
@@ -151,6 +160,7 @@ SIZES: dict[str, Callable[[Tensor], Any]] = {
     "scaled-short": lambda x: interpolated(x, 1.5),
     "condition": chosen,
     "counted": positive,
+    "empty part": recomposed,
     "power of two": lambda x: nn.functional.pad(x, (0, 0, 0, (1 << (x.shape[0] - 1).bit_length()) - x.shape[0])),
     "power of a rounded number": lambda x: x.new_ones(2 ** math.ceil(math.log2(x.shape[0]))),
 }

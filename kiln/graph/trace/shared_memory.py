@@ -64,6 +64,8 @@ def for_these_sizes(mode: RecordingMode, left: TensorSpec, right: TensorSpec) ->
     numbers = [*left.sizes, *left.strides, left.offset, *right.sizes, *right.strides, right.offset]
     if same_elements(left, right) or not any(isinstance(number, Expr) for number in numbers):
         return concrete
+    if 0 in (*left.sizes, *right.sizes):  # without elements, whatever the other sizes are
+        return concrete
     env, where = mode.symbols.env, mode.symbols.location
     (start, end), (other_start, other_end) = [cast("tuple[int, int]", extent(spec)) for spec in concrete]
     if start < end <= other_start:
