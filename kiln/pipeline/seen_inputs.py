@@ -2,6 +2,7 @@
 
 f(x of 4 rows)      rows are static
 f(x of 6 rows)      rows are a symbol: they changed
+f(x), self.kept of 4 rows, which was None       likewise: sizes of this length have changed
 f([1.5, 2.0])       numbers in a list are static
 f([1.5, 3.0])       both are inputs: one of their kind changed
 """
@@ -54,6 +55,10 @@ class SeenInputs:
         self._strides: dict[str, list[tuple[int, ...]]] = {}
         self._numbers: dict[str, list[int | float]] = {}
         self._symbolic: dict[str, tuple[int, ...]] = {}
+        self._changed_sizes: set[int] = set()
+        """What the sizes that have changed were and are."""
+        self._likely: dict[str, tuple[int, ...]] = {}
+        """Dimensions of tensors that a later call has first, of one of these sizes."""
         self._breaks = breaks
         self._compiled: dict[str, set[int | float]] = {}
         """The numbers of calls that were compiled."""
@@ -83,6 +88,8 @@ class SeenInputs:
         """Forget all calls, but not what is known of the arguments."""
         self._sizes, self._strides, self._numbers, self._compiled, self._truths = {}, {}, {}, {}, {}
         self._changing_kinds.clear()
+        self._changed_sizes.clear()
+        self._likely.clear()
 
     def add_arguments(self, arguments: Mapping[str, object]) -> None:
         """Remember the sizes and numbers of a call that was not compiled."""
@@ -99,11 +106,16 @@ class SeenInputs:
         sizes, marks = tuple(tensor.shape), read_marks(tensor)
         if isinstance(tensor, torch.nn.Parameter):
             return None if marks is NO_MARKS else self._parameter_dims.choose(sizes, [], marks)
-        seen = self._sizes.setdefault(source.text(), [])
-        if changing := self._symbolic.get(source.text()):
+        text = source.text()
+        seen = self._sizes.setdefault(text, [])
+        if not seen and self._changed_sizes:
+            self._likely[text] = tuple([dim for dim, size in enumerate(sizes) if size in self._changed_sizes])
+        if changing := (*self._symbolic.get(text, ()), *self._likely.get(text, ())):
             marks = replace(marks, maybe_dynamic=marks.maybe_dynamic.union(changing))
         choices = self._dims.choose(sizes, seen, marks)
-        strides, seen_strides = tensor.stride(), self._strides.setdefault(source.text(), [])
+        if self._dims.dynamic == "auto":
+            self._note_changed(sizes, seen, choices)
+        strides, seen_strides = tensor.stride(), self._strides.setdefault(text, [])
         free = self._dims.free_strides(strides, seen_strides) - marks.static
         for now, before in ((sizes, seen), (strides, seen_strides)):
             if now not in before:
@@ -111,6 +123,16 @@ class SeenInputs:
         return tuple(
             [replace(choice, is_stride_free=True) if dim in free else choice for dim, choice in enumerate(choices)]
         )
+
+    def _note_changed(
+        self, sizes: tuple[int, ...], seen: Iterable[tuple[int, ...]], choices: Iterable[DimChoice]
+    ) -> None:
+        """Sizes of 0 and 1 are left out, which many tensors have."""
+        alike = [other for other in (*seen, sizes) if len(other) == len(sizes)]
+        for dim, choice in enumerate(choices):
+            values = {other[dim] for other in alike}
+            if choice.kind is DimKind.SYMBOL and len(values) > 1:
+                self._changed_sizes |= values - {0, 1}
 
     def data(self) -> dict[str, Any]:
         """All that was seen, for the file of a variant."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from types import FunctionType
@@ -50,6 +51,7 @@ def compile_variant(
     context.events.emit("compile", function=function.__qualname__)
     if backend is None:
         prepare_compiling(context.options.compile_workers)
+    imported = len(sys.modules)
     captured = FrameCapture(dispatcher, arguments, context, backend, seen, make_resume, make_exit).best()
     capture = captured.capture
     if capture.function is None:
@@ -63,9 +65,15 @@ def compile_variant(
         raise capture.skipped
     if capture.breaks and (fullgraph or capture.breaks[0].forbidden):
         raise as_raised(capture.breaks[0])
-    return compiled_entry(
-        function, capture.function, captured, arguments, context, seen, stored, side_exits(dispatcher)
-    )
+    exits = side_exits(dispatcher)
+    try:
+        return compiled_entry(function, capture.function, captured, arguments, context, seen, stored, exits)
+    except FalseGuard:
+        if len(sys.modules) == imported:
+            raise
+    # A module that torch imported meanwhile has changed what the program reads, such as a registry of torch's.
+    makers = make_resume, make_exit
+    return compile_variant(dispatcher, arguments, context, backend, seen, *makers, fullgraph=fullgraph, stored=stored)
 
 
 def compiled_entry(

@@ -59,6 +59,25 @@ def test_reading_symbolic_sizes_loads_nothing_forbidden() -> None:
     assert output == "[] 2"
 
 
+def test_a_module_that_torch_imports_while_tracing_may_change_what_was_read() -> None:
+    """`unsqueeze_` of a symbolic size imports `torch.distributed.tensor`, which registers a class; vmap reads all."""
+    output = run("""
+        import torch, kiln
+
+        def f(x):
+            y = torch.vmap(lambda row: row * 2)(x)
+            return y.unsqueeze_(0) + 1
+
+        compiled = kiln.compile(f, backend="eager", options={"cache": False})
+        for rows in (2, 3, 5):
+            x = torch.randn(rows, 4)
+            assert torch.equal(compiled(x), f(x))
+        report = kiln.report_of(compiled)
+        print(report.compiles, report.eager)
+    """)
+    assert output == "3 0"
+
+
 FORBIDDEN_FOLDERS = ("_dynamo", "_inductor", "_functorch", "_decomp", "_refs", "_prims", "_prims_common",
                      "_subclasses", "fx/experimental", "_export", "export")  # fmt: skip
 

@@ -38,6 +38,7 @@ from kiln.capture.interpreter.builtins.fully_sharded import register_fully_shard
 from kiln.capture.interpreter.builtins.function_modes import break_before_modes
 from kiln.capture.interpreter.builtins.function_transforms import break_before_levels, close_levels
 from kiln.capture.interpreter.builtins.leaf_gradients import dropped_early, forget_gradients
+from kiln.capture.interpreter.builtins.numpy_sizes import constant_sizes
 from kiln.capture.interpreter.builtins.torch_compiler import refuse_break
 from kiln.capture.interpreter.builtins.torch_functions import drop_unchanged_modes, restore_modes
 from kiln.capture.interpreter.builtins.triton_kernels import register_triton
@@ -430,6 +431,8 @@ def attempt(
         if not raised.resumable or callbacks.carries is not None:
             raise
         drop_tracebacks(raised)
+        if (constant := constant_sizes(s)) is not None:
+            raise constant from None
         if (left := loops_left(s, raised.frames)) is not None:
             raise left from None
         stop = raised

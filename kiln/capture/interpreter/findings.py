@@ -7,6 +7,7 @@ from dataclasses import field
 from typing import TypeAlias, final
 
 from kiln.capture.interpreter.breaks import DataDependentValue, GraphBreak
+from kiln.capture.interpreter.builtins.numpy_sizes import ConstantSizes, SizedArrays
 from kiln.capture.interpreter.changed_numbers import NumberChanges
 from kiln.capture.interpreter.core import CaptureState
 from kiln.capture.interpreter.data_values import LATER, LENGTH, DataSizes, Instruction, Place, SizesMatch, ValueNeeded
@@ -18,10 +19,12 @@ from kiln.capture.interpreter.variables.weak_references import WatchLifetimes, w
 from kiln.support.records import dataclass
 from kiln.symbolic.relation import Relation
 
-Finding: TypeAlias = Outline | NumberChanges | LoopsLeft | WatchLifetimes | BreakBehind | SizesMatch | ValueNeeded
-FINDINGS = (Outline, NumberChanges, LoopsLeft, WatchLifetimes, BreakBehind, SizesMatch, ValueNeeded)
+Finding: TypeAlias = (
+    Outline | NumberChanges | LoopsLeft | WatchLifetimes | BreakBehind | ConstantSizes | SizesMatch | ValueNeeded
+)
+FINDINGS = (Outline, NumberChanges, LoopsLeft, WatchLifetimes, BreakBehind, ConstantSizes, SizesMatch, ValueNeeded)
 """They end an attempt; the next one begins with them."""
-WITHOUT_VALUES = (Outline, NumberChanges, LoopsLeft, WatchLifetimes, BreakBehind)
+WITHOUT_VALUES = (Outline, NumberChanges, LoopsLeft, WatchLifetimes, BreakBehind, ConstantSizes)
 """Those that have nothing to do with values of tensors."""
 
 
@@ -38,6 +41,8 @@ class Findings:
     matching: frozenset[Relation] = frozenset()
     counted: frozenset[Instruction] = frozenset()
     watching: bool = False
+    sized_arrays: bool = True
+    """Whether arrays of changing sizes are tensors of the region."""
     asked_is_compiling: bool = False
 
     def given_to(self, s: CaptureState) -> CaptureState:
@@ -45,6 +50,7 @@ class Findings:
         s.part(Outlined).codes, s.part(Outlined).call = self.outlined, call_outlined
         s.part(Loops).counted = self.counted
         s.part(DataSizes).known = self.sizes
+        s.part(SizedArrays).traced = self.sized_arrays
         s.asked_is_compiling = self.asked_is_compiling
         if self.watching:
             watch_lifetimes(s)
@@ -58,6 +64,8 @@ class Findings:
             self.matching |= {found.relation}
         elif isinstance(found, WatchLifetimes):
             self.watching = True
+        elif isinstance(found, ConstantSizes):
+            self.sized_arrays = False
         elif isinstance(found, BreakBehind):
             self.stops[found.step.number, found.step.step] = found.stop
         elif isinstance(found, LoopsLeft):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kiln.capture.interpreter.builtins.numpy_sizes import of_sizes
 from kiln.capture.interpreter.core import Args, CaptureState, Handler, Kwargs, Value, handles, wraps
 from kiln.capture.interpreter.variables.array import ARRAY_METHODS, TracedArray, array_input, is_usable
 from kiln.capture.interpreter.variables.constant import Constant
@@ -28,7 +29,8 @@ def makes(function: Callable[..., object]) -> Handler:
     def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         if len(args) == 1 and isinstance(args[0], TracedArray):  # `np.float64(a.mean())`
             return ARRAY_METHODS["astype"](s, args[0], [s.wrap(function, None)], kwargs)
-        return computed(s, function, args, kwargs)
+        made = of_sizes(s, function, args, kwargs)
+        return computed(s, function, args, kwargs) if made is None else made
 
     return handler
 

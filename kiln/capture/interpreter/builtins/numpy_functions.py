@@ -20,6 +20,7 @@ import torch
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.builtins.numpy_numbers import OPERATORS, of_numbers
+from kiln.capture.interpreter.builtins.numpy_sizes import of_sizes
 from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Handler, Kwargs, Value, handles
 from kiln.capture.interpreter.operations import ERRORS
 from kiln.capture.interpreter.variables.array import (
@@ -180,7 +181,7 @@ def traced(s: CaptureState, function: NumpyObject, args: Args, kwargs: Kwargs) -
     if written is None and (not universal or not known or kwargs):
         raise UnsupportedCall(function=f"numpy.{name}", why="it is not written as torch calls")
     expected = asked(s, function, args, kwargs)
-    parts = expected if isinstance(expected, list) else [expected]
+    parts = expected if isinstance(expected, list | tuple) else [expected]
     if not all([isinstance(part, numpy.ndarray | numpy.generic) and part.size for part in parts]):
         raise UnsupportedCall(function=f"numpy.{name}", why="its result is no array, or is empty")
     if written is None:
@@ -410,6 +411,25 @@ def padded(call: NumpyCall) -> Value:
     return call.call(torch.nn.functional.pad, tensor, tuple(flat), value=value)
 
 
+@written_as("meshgrid")
+def meshes(call: NumpyCall) -> Value:
+    """A tuple of arrays; NumPy 1 gives a list."""
+    if call.given("sparse", False) or not call.given("copy", True):
+        raise UnsupportedCall(function="numpy.meshgrid", why="it makes views")
+    axes = call.arguments["xi"]
+    assert isinstance(axes, tuple)
+    order = list(range(len(axes)))
+    if call.given("indexing", "xy") == "xy":
+        order[:2] = order[:2][::-1]
+    shapes = [tuple([-1 if place == number else 1 for place in order]) for number in range(len(axes))]
+    lines = [call.call("reshape", tensor_of(call.s, axis), shape) for axis, shape in zip(axes, shapes, strict=True)]
+    made = call.call(torch.broadcast_tensors, *lines)
+    assert isinstance(made, Sequence)
+    grids = zip(made.items(call.s), call.expected, strict=True)
+    parts: list[Value] = [of_result(call.s, call.call("clone", grid), expected) for grid, expected in grids]
+    return Tuple(parts) if isinstance(call.expected, tuple) else call.s.model.list_of(parts)
+
+
 @written_as("split", "array_split", "hsplit", "vsplit")
 def divided(call: NumpyCall) -> Value:
     """A list of views."""
@@ -583,6 +603,8 @@ def seen(s: CaptureState, value: Value) -> Value:
 def call_function(s: CaptureState, function: NumpyObject, args: Args, kwargs: Kwargs) -> Value:
     """A call of a function of NumPy."""
     made = of_numbers(s, function, args, kwargs)
+    if made is None:
+        made = of_sizes(s, function, args, kwargs)
     if made is not None:
         return made
     if all(map(is_plain, (*args, *kwargs.values()))):
