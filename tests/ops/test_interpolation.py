@@ -99,6 +99,24 @@ def test_symbolic_sizes() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("mode", "sizes", "factors"),
+    [
+        ("linear", (2, 3, 3), (1.3,)),
+        ("bilinear", (2, 3, 3, 4), (1.3, 1.5)),
+        ("bilinear", (2, 3, 3, 4), (1.3, 1.2)),
+        ("trilinear", (1, 2, 3, 3, 4), (1.3, 1.0, 2.2)),
+        ("bicubic", (2, 3, 3, 4), (1.3, 1.5)),
+    ],
+)
+def test_a_dimension_that_keeps_its_size(mode: str, sizes: tuple[int, ...], factors: tuple[float, ...]) -> None:
+    """Eager's linear modes ignore its factor, cubics do not (after pytorch issue 198201)."""
+    x = images(sizes) if mode == "bilinear" else torch.randn(sizes)
+    x.flatten()[5] = float("inf")
+    step = resize(mode, scale_factor=factors)
+    torch.testing.assert_close(kiln.compile(step)(x), step(x), rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
 def resize(mode: str, **to: Any) -> Callable[[Tensor], Tensor]:
     return lambda x: functional.interpolate(x.abs(), mode=mode, **to) * 2
 

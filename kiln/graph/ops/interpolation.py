@@ -178,6 +178,11 @@ def interpolated_in_steps(e: Emit, x: Node, axes: Sequence[Resampled], taps: Rul
     growing = [position for position in reversed(range(len(axes))) if position not in shrinking]
     for position in (*shrinking, *growing):
         sizes[position] = axes[position].after
+        if taps is linear_taps and axes[position].before == axes[position].after:
+            # In eager an element is its own neighbour, whatever the factor: x * 1 + x * 0, NaN for infinite x.
+            x = e.convert(x, dtype)
+            x = e.pointwise("add", x, e.pointwise("mul", x, 0.0))
+            continue
         parts = [
             e.pointwise(
                 "mul", e.convert(e.node("index", x, index, axes=(2 + position,)), dtype),
