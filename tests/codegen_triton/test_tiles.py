@@ -37,6 +37,26 @@ def test_three_turns_are_loaded_ahead() -> None:
     assert stages(long_sum("f32")) == stages(long_sum("f64")) == [3]
 
 
+def halves(dtype: str) -> str:
+    """A long loop that reads one buffer at two places."""
+    kernel = parse_kernel(f"""
+        kernel halves(x: {dtype}[64, 131072] -> out: {dtype}[64]) units (i0: 64)
+            local total: {dtype}
+            phase (i1: 65536):
+                total[] = sum over (i1): mul(load x[i0, i1], load x[i0, i1 + 65536])
+            phase ():
+                out[i0] = load total[]
+    """)
+    return print_kernel(kernel, GPU).kernel.source
+
+
+def test_each_place_of_a_buffer_takes_shared_memory() -> None:
+    """Triton keeps a block of each load: two places of one buffer as much as two buffers."""
+    for dtype, elements in (("f32", 4096), ("i64", 2048)):
+        source = halves(dtype)
+        assert stages(source) == [3] and f"RBLOCK {elements} looped" in source
+
+
 def rows_in_place(read: str) -> str:
     """Rows that are summed and overwritten; `read`: where the second loop reads them."""
     return f"""

@@ -196,7 +196,15 @@ class KernelFacts:
 
     def loaded_bytes(self) -> int:
         """Bytes per point loaded from buffers about as large as the iteration space."""
-        found: dict[str, int] = {}
+        return sum({place[0]: itemsize for place, itemsize in self._large_loads().items()}.values())
+
+    def bytes_ahead(self) -> int:
+        """Those that a turn of a loop holds if it loads ahead: a buffer that is read at two places counts twice."""
+        return sum(self._large_loads().values())
+
+    def _large_loads(self) -> dict[tuple[str, Index], int]:
+        """Of each place that is read, the bytes of an element."""
+        found: dict[tuple[str, Index], int] = {}
         spaces = [(*self.kernel.units, *phase.axes) for phase in self.kernel.phases]
         space = max(prod(map(self.length, axes)) for axes in spaces)
         for axes, phase in zip(spaces, self.kernel.phases, strict=True):
@@ -204,8 +212,8 @@ class KernelFacts:
                 used = symbols_of(*load.index)
                 points = prod(self.length(axis) for axis in axes if axis.symbol in used)
                 if load.buffer in self.specs and 2 * points > space:
-                    found[load.buffer] = load.dtype.itemsize
-        return sum(found.values())
+                    found[load.buffer, load.index] = load.dtype.itemsize
+        return found
 
 
 def is_read_again(kernel: KernelIR, axes: tuple[Axis, ...]) -> bool:

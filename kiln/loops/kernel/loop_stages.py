@@ -11,6 +11,8 @@ from kiln.loops.kernel.tiling import Tiling, block_points, dims_in
 
 STAGES, STAGE_BYTES = 3, 96 * 1024
 """Turns of a loop that load ahead, and bytes of shared memory for them."""
+Place = tuple[str, Index]
+"""A buffer, and where it is read."""
 
 
 def loop_stages(kernel: KernelIR, tiling: Tiling) -> int:
@@ -20,7 +22,7 @@ def loop_stages(kernel: KernelIR, tiling: Tiling) -> int:
     """
     if not _may_overtake(kernel):
         return 1
-    loops: dict[object, dict[str, int]] = {}
+    loops: dict[object, dict[Place, int]] = {}
     for phase in kernel.phases:
         loops.setdefault(tiling.in_shared_loop(phase) or phase, {}).update(_turn_loads(phase, tiling))
     most = max((sum(loads.values()) for loads in loops.values()), default=0)
@@ -46,13 +48,13 @@ def _may_overtake(kernel: KernelIR) -> bool:
     return True
 
 
-def _turn_loads(phase: Phase, tiling: Tiling) -> dict[str, int]:
-    """Bytes that one turn of the phase's loop loads from each buffer."""
+def _turn_loads(phase: Phase, tiling: Tiling) -> dict[Place, int]:
+    """Bytes that one turn of the phase's loop loads from each place of a buffer: Triton keeps a block for each."""
     dims = dims_in(tiling.dims, phase)
-    found: dict[str, int] = {}
+    found: dict[Place, int] = {}
     for access in accesses(phase.body):
         used = symbols_of(*access.index)
         along = [dim for dim in dims if any(axis.symbol in used for axis in dim.axes)]
         if any(dim.looped for dim in along):
-            found[access.buffer] = max(found.get(access.buffer, 0), access.dtype.itemsize * block_points(along))
+            found[access.buffer, access.index] = access.dtype.itemsize * block_points(along)
     return found

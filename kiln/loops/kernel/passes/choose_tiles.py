@@ -176,7 +176,7 @@ def _row_blocks(facts: KernelFacts, groups: tuple[tuple[Axis, ...], ...]) -> tup
         points = product(axis.size for axis in groups[0])
         kept = is_read_again(facts.kernel, groups[0]) and is_static(points) and points <= LARGEST_BLOCK
         whole = LARGEST_BLOCK if kept else WHOLE_BLOCK
-    room = floor_power(STAGE_BYTES // (STAGES * max(facts.loaded_bytes(), 1)))
+    room = floor_power(STAGE_BYTES // (STAGES * max(facts.bytes_ahead(), 1)))
     return whole, min(whole, max(room, SHORTEST_TURN), INDEX_TURN if _finds_indices(facts.kernel) else LARGEST_BLOCK)
 
 
