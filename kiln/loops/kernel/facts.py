@@ -196,24 +196,26 @@ class KernelFacts:
 
     def loaded_bytes(self) -> int:
         """Bytes per point loaded from buffers about as large as the iteration space."""
-        return sum({place[0]: itemsize for place, itemsize in self._large_loads().items()}.values())
+        return sum({buffer: itemsize for (buffer, _), itemsize in large_loads(self).items()}.values())
 
-    def bytes_ahead(self) -> int:
-        """Those that a turn of a loop holds if it loads ahead: a buffer that is read at two places counts twice."""
-        return sum(self._large_loads().values())
 
-    def _large_loads(self) -> dict[tuple[str, Index], int]:
-        """Of each place that is read, the bytes of an element."""
-        found: dict[tuple[str, Index], int] = {}
-        spaces = [(*self.kernel.units, *phase.axes) for phase in self.kernel.phases]
-        space = max(prod(map(self.length, axes)) for axes in spaces)
-        for axes, phase in zip(spaces, self.kernel.phases, strict=True):
-            for load in accesses(phase.body):
-                used = symbols_of(*load.index)
-                points = prod(self.length(axis) for axis in axes if axis.symbol in used)
-                if load.buffer in self.specs and 2 * points > space:
-                    found[load.buffer, load.index] = load.dtype.itemsize
-        return found
+def bytes_ahead(facts: KernelFacts) -> int:
+    """`loaded_bytes` that a turn of a loop holds if it loads ahead: a buffer read at two places counts twice."""
+    return sum(large_loads(facts).values())
+
+
+def large_loads(facts: KernelFacts) -> dict[tuple[str, Index], int]:
+    """Loads from buffers about as large as the iteration space: bytes of an element, by buffer and index."""
+    found: dict[tuple[str, Index], int] = {}
+    spaces = [(*facts.kernel.units, *phase.axes) for phase in facts.kernel.phases]
+    space = max(prod(map(facts.length, axes)) for axes in spaces)
+    for axes, phase in zip(spaces, facts.kernel.phases, strict=True):
+        for load in accesses(phase.body):
+            used = symbols_of(*load.index)
+            points = prod(facts.length(axis) for axis in axes if axis.symbol in used)
+            if load.buffer in facts.specs and 2 * points > space:
+                found[load.buffer, load.index] = load.dtype.itemsize
+    return found
 
 
 def is_read_again(kernel: KernelIR, axes: tuple[Axis, ...]) -> bool:

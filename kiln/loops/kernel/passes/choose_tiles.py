@@ -17,7 +17,7 @@ from typing import final
 from kiln.loops.body.indexing import Axis
 from kiln.loops.kernel.analyses import phase_stores
 from kiln.loops.kernel.errors import UnsupportedInKernel
-from kiln.loops.kernel.facts import KernelFacts, is_read_again
+from kiln.loops.kernel.facts import KernelFacts, bytes_ahead, is_read_again
 from kiln.loops.kernel.kernel import Accumulate, KernelIR
 from kiln.loops.kernel.loop_stages import STAGE_BYTES, STAGES, loop_stages
 from kiln.loops.kernel.mapped import MappedKernel
@@ -176,7 +176,7 @@ def _row_blocks(facts: KernelFacts, groups: tuple[tuple[Axis, ...], ...]) -> tup
         points = product(axis.size for axis in groups[0])
         kept = is_read_again(facts.kernel, groups[0]) and is_static(points) and points <= LARGEST_BLOCK
         whole = LARGEST_BLOCK if kept else WHOLE_BLOCK
-    room = floor_power(STAGE_BYTES // (STAGES * max(facts.bytes_ahead(), 1)))
+    room = floor_power(STAGE_BYTES // (STAGES * max(bytes_ahead(facts), 1)))
     return whole, min(whole, max(room, SHORTEST_TURN), INDEX_TURN if _finds_indices(facts.kernel) else LARGEST_BLOCK)
 
 
