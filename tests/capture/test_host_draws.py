@@ -259,3 +259,50 @@ def test_layers_that_draw() -> None:
         seed(number)
         torch.testing.assert_close((compiled(X), model.drawn), expected)
     assert kiln.report_of(compiled).compiles == 1
+
+
+def with_some_layers(x: Tensor, weights: Tensor) -> Tensor:
+    """Stochastic depth."""
+    for weight in weights:
+        if random.uniform(0, 1) < 0.5:
+            x = x + (x @ weight).tanh()
+    return x
+
+
+def forced(x: Tensor, weights: Tensor) -> Tensor:
+    """Each step takes the true row, or the last result; one of them is a view with other strides."""
+    made, rows = x[:, 0], []
+    for column in range(4):
+        made = (made @ weights[0][:3, :3]).tanh()
+        rows.append(made)
+        made = x[:, column] if random.random() < 0.5 else made.detach() * 2
+    return torch.stack(rows)
+
+
+def counted(x: Tensor, weights: Tensor) -> Tensor:
+    """Sides that leave numbers are computed in front of the region."""
+    turns = 0
+    for _ in weights:
+        if random.random() < 0.5:
+            turns += 1
+    return x * turns
+
+
+@pytest.mark.parametrize(("program", "compiles"), [(with_some_layers, 4), (forced, 2), (counted, 1)])
+def test_draws_that_choose_in_a_loop(program: Callable[[Tensor, Tensor], Tensor], compiles: int) -> None:
+    """The first choice has two variants, further ones are made in the graph."""
+    weights = torch.randn(3, 4, 4, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    compiled = kiln.compile(program, backend="eager", options={"cache": False})
+
+    def step(function: Callable[[Tensor, Tensor], Tensor]) -> object:
+        made = function(x, weights)
+        return made, torch.autograd.grad(made.square().sum(), (x, weights), allow_unused=True), random.random()
+
+    for number in range(12):
+        seed(number)
+        expected = step(program)
+        seed(number)
+        torch.testing.assert_close(step(compiled), expected)
+    report = kiln.report_of(compiled)
+    assert not report.breaks and not report.eager_reasons and report.compiles <= compiles

@@ -60,6 +60,9 @@ LENGTH_CHANGED, KEYS_CHANGED = "it changes the length of a list", "it changes th
 LATER = frozenset((OBJECT_READ, NUMBER_READ, COPY_SEEN, LENGTH_CHANGED, KEYS_CHANGED))
 """Why sides cannot be joined where they meet first; they may be where they return."""
 
+GUARDED = "its sides leave other values than numbers"
+"""Why a jump on numbers of the caller is not computed in front of the region."""
+
 Instruction = tuple[CodeType, int]
 Place = tuple[int, ...]
 """Of a tensor in the result of a torch call: the indices that lead to it."""

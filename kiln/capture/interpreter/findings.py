@@ -10,7 +10,16 @@ from kiln.capture.interpreter.breaks import DataDependentValue, GraphBreak
 from kiln.capture.interpreter.builtins.numpy_sizes import ConstantSizes, SizedArrays
 from kiln.capture.interpreter.changed_numbers import NumberChanges
 from kiln.capture.interpreter.core import CaptureState
-from kiln.capture.interpreter.data_values import LATER, LENGTH, DataSizes, Instruction, Place, SizesMatch, ValueNeeded
+from kiln.capture.interpreter.data_values import (
+    GUARDED,
+    LATER,
+    LENGTH,
+    DataSizes,
+    Instruction,
+    Place,
+    SizesMatch,
+    ValueNeeded,
+)
 from kiln.capture.interpreter.host_draws import Outline, call_outlined
 from kiln.capture.interpreter.late_finalizers import BreakBehind
 from kiln.capture.interpreter.variables.counted_range import Loops, LoopsLeft
@@ -80,7 +89,7 @@ class Findings:
             self.needed[need.made_at] = (
                 f"{need.reason}, also where they return" if need.reason == before else need.reason
             )
-        elif before == LENGTH != need.reason:
+        elif before in (LENGTH, GUARDED) and before != need.reason:
             self.needed[need.made_at] = need.reason
         elif before is not None:
             stop = DataDependentValue(operation="a number that depends on data")

@@ -39,6 +39,7 @@ from kiln.capture.interpreter.copied_tensors import made_by, require_no_views, w
 from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.data_values import (
     COPY_SEEN,
+    GUARDED,
     LATER,
     DataValues,
     Instruction,
@@ -183,7 +184,7 @@ def take_both_sides(
     """
     s, here = frame.state, (frame.code, frame.at)
     later = s.needed.get(here) in LATER
-    if (here in s.needed and not later) or s.function_modes:
+    if s.needed.get(here, GUARDED) not in (GUARDED, *LATER) or s.function_modes:
         return False
     if not isinstance(condition, Tensor) or not is_single(condition):
         return False
@@ -264,6 +265,12 @@ def condition_of(frame: SymbolicFrame, value: Symbolic) -> Value:
     relation = compare(node.env, "ne", number, 0, None) if isinstance(number, Expr) else number
     if not isinstance(relation, Relation) or known_truth(node.env, relation) is not None:
         return value
+    return relation_in_region(frame, relation)
+
+
+def relation_in_region(frame: SymbolicFrame, relation: Relation) -> Value:
+    """The truth of a relation of integers, as a tensor of the region."""
+    s = frame.state
     call = partial(s.recorder.call, stack=frame.locations())
     difference = call(torch.full, [(), s.recorder.symbols.sym(relation.difference)], {"dtype": torch.int64})
     return from_torch(s, call(COMPARISONS[relation.kind], [difference, 0], {}))

@@ -18,7 +18,7 @@ from typing import cast, final
 
 from kiln.capture.interpreter.computed_numbers import value_of_number
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value
-from kiln.capture.interpreter.data_values import ValueNeeded, past_step
+from kiln.capture.interpreter.data_values import GUARDED, ValueNeeded, past_step
 from kiln.capture.interpreter.frame import SymbolicFrame, read_variables
 from kiln.capture.interpreter.if_conversion import AtJump, SideValues, interpreted_side, lasting, leave, meetings_of
 from kiln.capture.interpreter.joined_values import Differs, Joining, equal_constants
@@ -59,7 +59,6 @@ MOST_NESTED = 6
 
 MOST_FAILURES = 8
 """After so many attempts that began the capture again, truths are guarded."""
-GUARDED = "its sides leave other values than numbers"
 
 
 @final
@@ -116,6 +115,7 @@ def take_both_numbers(frame: SymbolicFrame, condition: Symbolic, targets: tuple[
     if progress(s) != before:
         raise ValueNeeded(here, past_step(frame), GUARDED)
     entry.restore(frame, behind)
+    frame.at = here[1]
     return False
 
 

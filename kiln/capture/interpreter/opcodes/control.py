@@ -17,6 +17,7 @@ from kiln.capture.interpreter.breaks import (
 from kiln.capture.interpreter.chosen_rows import ChosenRows, chosen_rows
 from kiln.capture.interpreter.core import MISSING, NOT_RESUMABLE, PUSH, CaptureState, Value
 from kiln.capture.interpreter.data_values import finite_truth
+from kiln.capture.interpreter.drawn_branches import take_both_draws
 from kiln.capture.interpreter.frame import (
     HANDLED_BEFORE,
     SymbolicFrame,
@@ -82,6 +83,8 @@ def pop_jump_if(name: str, when: bool, test: Callable[[CaptureState, Value], boo
             if value is not number and take_both_sides(frame, value, targets):
                 return
             if value is number and take_both_numbers(frame, number, targets):
+                return
+            if value is number and take_both_draws(frame, number, targets):
                 return
             value = number
         try:
