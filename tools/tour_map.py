@@ -60,7 +60,7 @@ MAP = {
         ("What happens at the first call of a compiled function?", "kiln/pipeline/session.py", "CompileSession"),
         ("What happens at the second call?", "csrc/frames/dispatcher.cpp", "vectorcall"),
         ("What does an opcode do?", "kiln/capture/interpreter/opcodes/control.py", "for_iter"),
-        ("Which opcodes differ between CPython versions?", "kiln/capture/bytecode/v313.py", "TABLE"),
+        ("Which opcodes differ between CPython versions?", "kiln/capture/bytecode/v314.py", "TABLE"),
         (
             "How is a kind of object modelled, a dict for instance?",
             "kiln/capture/interpreter/variables/mapping.py",

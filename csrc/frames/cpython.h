@@ -9,29 +9,11 @@
 
 namespace kiln {
 
-// Version tags are unique over all dicts and times, so an equal tag at an equal address means the
-// same dict that has held the same references throughout. CPython 3.14 has no tags; every dict is
-// inspected again.
-#if PY_VERSION_HEX < 0x030E0000
-inline uint64_t dict_version(PyObject* dict) {
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-  return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
-#pragma GCC diagnostic pop
-}
-inline const void* dict_version_address(PyObject* dict) {
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-  return &reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
-#pragma GCC diagnostic pop
-}
-#endif
-
-// Gives a dict a table of its own. From 3.13 on, the values of an instance's dict lie in the
-// instance itself, and an assignment to an attribute need not change the version of the
-// dict: 3.13.0 neither counts it nor tells watchers. A dict with its own table counts all changes.
+// Gives a dict a table of its own. In 3.13 the values of an instance's dict lie in the instance
+// itself, and an assignment to an attribute need not change the version of the dict: 3.13.0 neither
+// counts it nor tells watchers. A dict with its own table counts all changes.
 inline bool own_table(PyObject* dict) {
-#if PY_VERSION_HEX >= 0x030D0000
+#if PY_VERSION_HEX >= 0x030D0000 && PY_VERSION_HEX < 0x030E0000
   auto* self = reinterpret_cast<PyDictObject*>(dict);
   if (self->ma_values == nullptr) return true;
   PyObject* none = nullptr;

@@ -19,7 +19,13 @@ inline constexpr auto* PyUnstable_Eval_RequestCodeExtraIndex = &_PyEval_RequestC
 inline PyCodeObject* frame_code(Frame* frame) { return frame->f_code; }
 inline PyFunctionObject* frame_function(Frame* frame) { return frame->f_func; }
 inline PyObject* frame_globals(Frame* frame) { return frame->f_globals; }
-inline PyObject** frame_slots(Frame* frame) { return frame->localsplus; }
+
+// The first slots of a frame that was not started.
+struct FrameSlots {
+  FrameSlots(Frame* frame, int) : slots(frame->localsplus) {}
+  operator PyObject* const*() const { return slots; }
+  PyObject* const* slots;
+};
 
 // Not started, on the thread's data stack, and without a frame object.
 inline bool frame_is_fresh(Frame* frame) {

@@ -1,6 +1,7 @@
 // Makes a replay from the values of a successful full check.
 #include <algorithm>
 
+#include "frames/dict_versions.h"
 #include "frames/guard_tree.h"
 
 namespace kiln {
@@ -22,11 +23,7 @@ bool can_anchor(PyObject* value, Access access) {
 
 // A dict whose version is worth more than that its object may be another one in the next call.
 bool is_large_dict(PyObject* value) {
-#if PY_VERSION_HEX < 0x030E0000
-  return PyDict_CheckExact(value) && PyDict_GET_SIZE(value) > kManyChecks;
-#else
-  return false;
-#endif
+  return has_dict_versions() && PyDict_CheckExact(value) && PyDict_GET_SIZE(value) > kManyChecks;
 }
 
 uint32_t live_type_version(PyTypeObject* type) {
@@ -198,13 +195,12 @@ class Recorder {
   }
 
   void probe_version(PyObject* dict, int at) {
-#if PY_VERSION_HEX < 0x030E0000
-    if (own_table(dict)) {
-      probe(dict_version_address(dict), dict_version(dict), Changed::kDict, at);
-      return;
+    if (has_dict_versions() && own_table(dict)) {
+      const uint64_t* version = dict_version(dict);
+      probe(version, *version, Changed::kDict, at);
+    } else {
+      replay_.parts.push_back({Step::kLook, at, at, nullptr, false});
     }
-#endif
-    replay_.parts.push_back({Step::kLook, at, at, nullptr, false});
   }
 
   void probe(const void* address, uint64_t expected, Changed means, int at) {

@@ -5,6 +5,7 @@
 // its version proves that it has held the same references since.
 #include <algorithm>
 
+#include "frames/dict_versions.h"
 #include "frames/guard_tree.h"
 
 namespace kiln {
@@ -15,6 +16,7 @@ Verdict GuardTree::run_probes(Replay& replay, const Part& part, const Scope& sco
     if (C10_LIKELY(*probes[i].address == probes[i].expected)) continue;
     ProbeInfo info = replay.infos[i];
     if (info.means == Changed::kReplay) return Verdict::kUnknown;
+    count_changes(probes[i].address);
     Verdict verdict = revalidate(replay, info.node, scope);
     if (verdict != Verdict::kPass) return verdict;
     replay.probes[i].expected = *probes[i].address;

@@ -9,6 +9,9 @@
 #elif PY_VERSION_HEX < 0x030E0000
 #include "frames/cpython_313.h"
 #define KILN_HAS_HOOK 1
+#elif PY_VERSION_HEX < 0x030F0000
+#include "frames/cpython_314.h"
+#define KILN_HAS_HOOK 1
 #else
 #define KILN_HAS_HOOK 0
 #endif
@@ -89,9 +92,10 @@ PyObject* call_under(PyObject* callback, PyObject* function, PyObject* const* ar
 PyObject* locals_of(Frame* frame) {
   PyCodeObject* code = frame_code(frame);
   PyObject* locals = PyDict_New();
+  FrameSlots slots(frame, slot_count(code));
   for (int i = 0; locals && i < slot_count(code); i++) {
     PyObject* name = PyTuple_GET_ITEM(code->co_localsplusnames, i);
-    if (PyDict_SetItem(locals, name, frame_slots(frame)[i]) < 0) Py_CLEAR(locals);
+    if (PyDict_SetItem(locals, name, slots[i]) < 0) Py_CLEAR(locals);
   }
   return locals;
 }
@@ -132,7 +136,8 @@ PyObject* evaluate(PyThreadState* thread, Frame* frame, int throwing) {
     Py_DECREF(answer);
     return run_default(thread, frame, 0);
   }
-  PyObject* result = call_under(Py_None, answer, frame_slots(frame), slot_count(code));
+  PyObject* result =
+      call_under(Py_None, answer, FrameSlots(frame, slot_count(code)), slot_count(code));
   Py_DECREF(answer);
   return frame_finish(thread, frame, stub, result);
 }

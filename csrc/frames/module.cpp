@@ -5,6 +5,7 @@
 // frame hook may be used.
 #include <torch/version.h>
 
+#include "frames/dict_versions.h"
 #include "frames/dispatcher.h"
 #include "frames/global_state.h"
 #include "frames/guard_paths.h"
@@ -67,9 +68,10 @@ PyMODINIT_FUNC PyInit__frames() {
   PyObject* module = PyModule_Create(&kiln::definition);
   if (module == nullptr) return nullptr;
   std::string problem = kiln::probe();
-  bool added = kiln::add_guard_tree(module) && kiln::add_guard_paths(module) &&
-               kiln::add_entry(module) && kiln::add_dispatcher(module) && kiln::add_hook(module) &&
-               kiln::add_stance(module) && kiln::add_tail_calls(module) &&
+  bool added = kiln::add_dict_versions() && kiln::add_guard_tree(module) &&
+               kiln::add_guard_paths(module) && kiln::add_entry(module) &&
+               kiln::add_dispatcher(module) && kiln::add_hook(module) && kiln::add_stance(module) &&
+               kiln::add_tail_calls(module) &&
                PyModule_AddObjectRef(module, "usable", problem.empty() ? Py_True : Py_False) == 0 &&
                PyModule_AddStringConstant(module, "sources", KILN_SOURCES) == 0 &&
                PyModule_AddStringConstant(module, "problem", problem.c_str()) == 0;

@@ -1,5 +1,7 @@
 #include "frames/stance.h"
 
+#include "frames/dict_versions.h"
+
 namespace kiln {
 namespace {
 
@@ -9,17 +11,12 @@ constexpr const char* kGlobal = "_stance";
 
 const uint64_t never_seen = 1;
 
-#if PY_VERSION_HEX >= 0x030E0000
-// Dicts have no versions: the stance is read in every call.
-const void* dict_version_address(PyObject*) { return &never_seen; }
-uint64_t dict_version(PyObject*) { return 0; }
-#endif
-
 PyObject* globals = nullptr;  // of the module, owned; null until it is loaded
 
 void watch(PyObject* dict) {
-  stance.version = static_cast<const uint64_t*>(dict_version_address(dict));
-  stance.seen = dict_version(dict);
+  if (!has_dict_versions()) return;  // the stance is read in every call
+  stance.version = dict_version(dict);
+  stance.seen = *stance.version;
 }
 
 // The text of the stance (a new reference), or null.

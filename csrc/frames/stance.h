@@ -5,7 +5,7 @@
 
 namespace kiln {
 
-// What was last read of the stance, and the version tag that changes before the stance can.
+// What was last read of the stance, and the version that changes before the stance can.
 struct Stance {
   const uint64_t* version;
   uint64_t seen;

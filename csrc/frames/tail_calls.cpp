@@ -139,7 +139,11 @@ PyObject* driven_compare(PyObject* left, PyObject* right, int op) {
 }
 
 Py_hash_t driven_hash(PyObject* object) {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_HashPointer(reinterpret_cast<Driven*>(object)->function);
+#else
   return _Py_HashPointer(reinterpret_cast<Driven*>(object)->function);
+#endif
 }
 
 PyMemberDef driven_members[] = {

@@ -19,7 +19,7 @@ from pathlib import Path
 MODULES = ("torch", "kiln.native._frames", "kiln.native._executor")
 """What has to load, in this order: the extension needs torch's libraries in the process."""
 
-PYTHONS = ((3, 11), (3, 12), (3, 13))
+PYTHONS = ((3, 11), (3, 12), (3, 13), (3, 14))
 """The CPythons whose bytecode and frames Kiln knows."""
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"

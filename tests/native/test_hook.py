@@ -54,7 +54,7 @@ def build_alone(folder: Path, include: str) -> None:
 
 def other_pythons() -> list[Path]:
     """Interpreters of other supported versions, installed by pyenv."""
-    found = sorted(Path.home().glob(".pyenv/versions/3.1[12].*/bin/python3"))
+    found = sorted(Path.home().glob(".pyenv/versions/3.1[1-4].*/bin/python3"))
     return [path for path in found if f"{sys.version_info.major}.{sys.version_info.minor}." not in str(path)]
 
 

@@ -78,6 +78,12 @@ class Assembler:
             self.op("PRECALL", count - 1)
         return self.op("CALL", count - 1)
 
+    def call_spread(self, keywords: bool = False) -> Assembler:
+        """`f(*args)`, or `f(*args, **kwargs)`, for the callable with its NULL, the tuple and the dict."""
+        if not SPELLING.keywords_or_null:
+            return self.op("CALL_FUNCTION_EX", int(keywords))
+        return (self if keywords else self.op("PUSH_NULL")).op("CALL_FUNCTION_EX")
+
     def null_for_callable(self) -> Assembler:
         """Add the NULL to the callable on the stack; the arguments, or their tuple, follow."""
         self.op("PUSH_NULL")
@@ -132,7 +138,11 @@ def parsed(code: CodeType) -> list[Any]:
 
 def _parts(items: Bytecode) -> Iterator[object]:
     for item in items:
-        if isinstance(item, Instr) and item.name in TABLE.pairs:
+        if isinstance(item, Instr) and item.name in TABLE.left_out:
+            continue
+        if isinstance(item, Instr) and item.name in TABLE.same:
+            yield Instr(TABLE.same[item.name], item.arg, location=item.location)
+        elif isinstance(item, Instr) and item.name in TABLE.pairs:
             for name, variable in zip(TABLE.pairs[item.name], item.arg, strict=True):  # type: ignore[arg-type]
                 yield Instr(name, variable, location=item.location)
         else:

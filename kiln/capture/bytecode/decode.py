@@ -35,6 +35,8 @@ ENDS = frozenset(["JUMP", "RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERA
 _ROWS, _PAIRS = TABLE.rows, TABLE.pairs
 EXTENDED_ARG = dis.EXTENDED_ARG
 PAIR_OPCODES = frozenset(dis.opmap[name] for name in _PAIRS)
+LEFT_OUT = frozenset([EXTENDED_ARG, *(dis.opmap[name] for name in TABLE.left_out)])
+NAMES = tuple([TABLE.same.get(name, name) for name in dis.opname])
 
 
 def _widths() -> tuple[int, ...]:
@@ -87,7 +89,7 @@ class CodeFacts:
         opcodes, units, unit = code.co_code[::2], self.units, 0
         while unit < len(opcodes):
             op = opcodes[unit]
-            if op != EXTENDED_ARG:
+            if op not in LEFT_OUT:
                 units.append(unit)
                 if op in PAIR_OPCODES:
                     units.append(unit)
@@ -154,12 +156,12 @@ class DecodedCode:
         op, arg, before = data[2 * unit], data[2 * unit + 1], 1
         if op in PAIR_OPCODES:
             second = index > 0 and units[index - 1] == unit
-            name = _PAIRS[dis.opname[op]][second]
+            name = _PAIRS[NAMES[op]][second]
             return RawInstruction(name, arg & 15 if second else arg >> 4, unit, unit + WIDTHS[op], self.code)
         while unit >= before and data[2 * (unit - before)] == EXTENDED_ARG:
             arg |= data[2 * (unit - before) + 1] << 8 * before
             before += 1
-        return tuple.__new__(RawInstruction, (dis.opname[op], arg, unit, unit + WIDTHS[op], self.code))
+        return tuple.__new__(RawInstruction, (NAMES[op], arg, unit, unit + WIDTHS[op], self.code))
 
     def line(self, index: int) -> int:
         lines = self.facts.lines

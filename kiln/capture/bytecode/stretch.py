@@ -31,9 +31,10 @@ from kiln.capture.bytecode.resume import (
 from kiln.native._frames import TailCall
 from kiln.support.records import dataclass
 
-KEPT, OTHER, CLEARED = "kept", "other", "cleared"
-"""What lies on the stack: a value that a resume function can be given; a NULL, an operand, what a handler keeps; what a
-comprehension in the function's own frame (CPython 3.12) puts away of a variable, which may have had no value."""
+KEPT, NOTHING, OTHER, CLEARED = "kept", "nothing", "other", "cleared"
+"""What lies on the stack: a value that a resume function can be given; a NULL that it was entered with, as `with` keeps
+it in CPython 3.14; an operand, what a handler keeps; what a comprehension in the function's own frame (CPython 3.12)
+puts away of a variable, which may have had no value."""
 
 
 @final
@@ -51,7 +52,12 @@ class Reached:
     @property
     def leaves(self) -> bool:
         """Whether a resume function can be given the stack."""
-        return all(kind == KEPT for kind in self.stack)
+        return all(kind in (KEPT, NOTHING) for kind in self.stack)
+
+
+def kind_of(slot: str | None, handled: bool) -> str:
+    """Of a place on the stack that a resume function is entered with."""
+    return OTHER if handled else NOTHING if slot is NULL else KEPT
 
 
 def joined_kind(first: str, second: str) -> str:
@@ -100,7 +106,8 @@ def _left(decoded: DecodedCode, origin: ResumeOrigin, at: int, state: Reached, i
     if not state.names.issuperset(names):
         return None
     number, kept = unused_number(code), len(state.stack) - items
-    slots = tuple([parameter("stack", number, position) for position in range(kept)])
+    kinds = enumerate(state.stack[:kept])
+    slots = tuple([parameter("stack", number, position) if kind == KEPT else NULL for position, kind in kinds])
     slots += tuple([parameter("result", number, position) for position in range(items)])
     return Entry(at, tuple(names), entry.cells, slots, (), entry.first)
 
@@ -136,7 +143,7 @@ def stretch_code(decoded: DecodedCode, origin: ResumeOrigin, exits: Mapping[Entr
     for entry, function in exits.items():
         code = leaving[entry.target] = Assembler(decoded.line(entry.target))
         for slot in reversed(entry.stack):
-            code.op("STORE_FAST", slot)
+            code.op("POP_TOP") if slot is NULL else code.op("STORE_FAST", slot)
         code.const(TailCall).const(function)
         for name in entry.parameters():
             code.op("LOAD_CLOSURE", CellVar(name)) if name in entry.cells else code.op("LOAD_FAST", name)
@@ -147,9 +154,7 @@ def stretch_code(decoded: DecodedCode, origin: ResumeOrigin, exits: Mapping[Entr
 def _fixed_point(decoded: DecodedCode, origin: ResumeOrigin) -> dict[int, Reached]:
     entry, inner = origin.entry, origin.inner
     items: list[Instr] = [item for item in parsed(decoded.code) if isinstance(item, Instr)]
-    stack = tuple(
-        [OTHER if slot is NULL or position in entry.handled else KEPT for position, slot in enumerate(entry.stack)]
-    )
+    stack = tuple([kind_of(slot, position in entry.handled) for position, slot in enumerate(entry.stack)])
     if inner is not None and (inner.keep or inner.instead is not None):  # the call pushes its result first
         stack = (*stack, OTHER)
     reached = {entry.target: Reached(stack, frozenset((*entry.locals, *entry.cells)))}

@@ -64,6 +64,8 @@ class Spelling:
     """The names of keyword arguments are an operand of CALL_KW, not of a KW_NAMES in front of CALL."""
     tests_bool: bool = False
     """Jumps and UNARY_NOT want a bool: a TO_BOOL stands in front of them."""
+    keywords_or_null: bool = False
+    """CALL_FUNCTION_EX has no argument: a NULL stands for the keyword arguments where there are none."""
 
 
 @final
@@ -80,6 +82,10 @@ class VersionTable:
     """The NULL of a call that has no `self` lies above the callable, not below it."""
     loop_end: tuple[str, ...] = ()
     """What stands at the target of FOR_ITER to drop the iterator. FOR_ITER drops it itself, and jumps over these."""
+    same: Mapping[str, str] = field(default_factory=dict)
+    """Raw opcodes that are read, and assembled, as others: a borrowed reference holds in unchanged code only."""
+    left_out: frozenset[str] = frozenset()
+    """Raw opcodes that do nothing and are no instructions here."""
 
 
 def plain(raw: RawInstruction) -> Decoded:
@@ -155,11 +161,15 @@ _BINARY = (
     *("itruediv", "ixor"),
 )
 BINARY_OPERATORS: tuple[Callable[[Any, Any], Any], ...] = tuple(getattr(operator, name) for name in _BINARY)
-"""In the order of BINARY_OP's argument (3.11 to 3.13)."""
+"""In the order of BINARY_OP's argument."""
 
 
 def binary_op(raw: RawInstruction) -> Decoded:
     return "BINARY_OP", BINARY_OPERATORS[raw.arg]
+
+
+KEYWORDS_OR_NULL = 2
+"""The argument of CALL_FUNCTION_EX where keyword arguments or a NULL lie on top; 1: keyword arguments, 0: neither."""
 
 
 def rows(decoder: Decoder, names: str) -> dict[str, Decoder]:

@@ -685,7 +685,7 @@ def write_region_call(
         else:
             head.null_for_callable()
             write_argument_list(head, records, total, writer)
-            head.op("CALL_FUNCTION_EX", 0)
+            head.call_spread()
     names = writer.output_names()
     if not names:
         head.op("POP_TOP")

@@ -344,4 +344,4 @@ def write_exit(head: Assembler, side_exit: Callable[..., object], code: types.Co
     head.op("BUILD_MAP", len(only))
     if keywords is not None:
         head.op("LOAD_FAST", keywords).op("DICT_UPDATE", 1)
-    head.op("CALL_FUNCTION_EX", 1).op("RETURN_VALUE")
+    head.call_spread(keywords=True).op("RETURN_VALUE")

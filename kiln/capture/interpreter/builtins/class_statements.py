@@ -17,7 +17,7 @@ from torch.autograd.function import FunctionMeta
 from kiln.capture.interpreter.breaks import Raised, UnsupportedCall
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value, handles
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
-from kiln.capture.interpreter.variables.classes import Class, Super
+from kiln.capture.interpreter.variables.classes import ANNOTATIONS, Class, Super
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import Cell, Function
 from kiln.capture.interpreter.variables.made_class import (
@@ -153,6 +153,7 @@ def make_class(
     if "__module__" not in values:
         values["__module__"] = running_frame(s).globals.name(s)
     cell = values.pop(CELL, None)
+    values.pop("__classdictcell__", None)  # which has these names already
     stand_ins = {key: stand_in(s, key, value) for key, value in values.items()}
     plain = {key: StandIn() if is_named(real_value) else real_value for key, real_value in stand_ins.items()}
     unhooked = hooked or real not in METACLASSES
@@ -247,6 +248,16 @@ def type_getattribute(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if not isinstance(text, str):
         raise s.error(TypeError, f"attribute name must be string, not '{type(text).__name__}'")
     return cls.own_lookup(s, text)
+
+
+def annotations_of_class(name: str) -> None:
+    """Register what `annotationlib` calls for an attribute of a class (CPython 3.14)."""
+    handles(type.__dict__[name].__get__)(lambda s, args, kwargs: args[0].get_attr(s, name))
+
+
+if sys.version_info >= (3, 14):
+    for annotations in ANNOTATIONS:
+        annotations_of_class(annotations)
 
 
 @handles(type.__call__)

@@ -72,7 +72,16 @@ from kiln.capture.interpreter.variables.native_object import NativeObject
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.open_range import OpenRange
 from kiln.capture.interpreter.variables.partial import Partial
-from kiln.capture.interpreter.variables.sequence import List, ReversedList, Slice, Tuple, all_items, consumed, listed
+from kiln.capture.interpreter.variables.sequence import (
+    List,
+    ReversedList,
+    Slice,
+    Tuple,
+    all_items,
+    consumed,
+    listed,
+    tuple_items,
+)
 from kiln.capture.interpreter.variables.sets import Set
 from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.capture.interpreter.variables.tensor import Tensor, record
@@ -317,7 +326,7 @@ def repr_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 def tuple_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if args and isinstance(args[0], Tuple) and args[0].cls is tuple:
         return args[0]
-    return Tuple(listed(s, args[0]) if args else [])
+    return Tuple(tuple_items(s, args[0]) if args else [])
 
 
 def made_set(s: CaptureState, args: Args, cls: type) -> Set:
@@ -684,7 +693,7 @@ def sign(function: Callable[..., object]) -> Handler:
 EXPRESSIONS: Mapping[Hashable, Handler] = {
     callable:        lambda s, args, kwargs: Constant(s.classes.lookup(s.guard_type(args[0]), "__call__") is not None),
     list:            lambda s, args, kwargs: List(listed(s, args[0]) if args else []),
-    torch.Size:      lambda s, args, kwargs: Tuple(listed(s, args[0]) if args else [], torch.Size),
+    torch.Size:      lambda s, args, kwargs: Tuple(tuple_items(s, args[0]) if args else [], torch.Size),
     set:             lambda s, args, kwargs: made_set(s, args, set),
     frozenset:       lambda s, args, kwargs: made_set(s, args, frozenset),
     dict:            lambda s, args, kwargs: made_dict(s, args, kwargs, dict),

@@ -31,6 +31,7 @@ from kiln.capture.interpreter.variables.sequence import (
     held_items,
     is_plain_tuple,
     listed,
+    tuple_items,
 )
 from kiln.capture.interpreter.variables.sets import Set, tokens_of
 
@@ -402,7 +403,7 @@ def container_init(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -
 
 @handles(tuple.__new__)
 def tuple_new(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    cls, items = args[0].constant(s), listed(s, args[1]) if len(args) > 1 else []
+    cls, items = args[0].constant(s), tuple_items(s, args[1]) if len(args) > 1 else []
     if is_plain_tuple(s, cls):
         return Tuple(items, cls)
     made = Object(cls)

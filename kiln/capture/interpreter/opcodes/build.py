@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable
 
 from kiln.capture.interpreter.breaks import UnsupportedOpcode
@@ -91,7 +92,9 @@ def push_text(frame: SymbolicFrame, value: Value, conversion: str = "", spec: st
 
 @opcode("LIST_EXTEND", pops=argument_plus(1), pushes=argument)
 def list_extend(frame: SymbolicFrame, depth: int) -> None:
-    items = spread(frame.state, frame.pop(), lambda: "Value")
+    value = frame.pop()
+    require_iterable(frame.state, value, lambda: "Value")
+    items = listed(frame.state, value)
     target = frame.stack[-depth]
     assert isinstance(target, List)
     target.change(frame.state).extend(items)
@@ -105,12 +108,11 @@ def set_update(frame: SymbolicFrame, depth: int) -> None:
     target.combine_in_place(frame.state, "update", [added])
 
 
-def spread(s: CaptureState, value: Value, what: Callable[[], str]) -> list[Value]:
-    """The items of `*value`."""
+def require_iterable(s: CaptureState, value: Value, what: Callable[[], str]) -> None:
+    """For the items of `*value`."""
     cls = value.python_type()
     if not hasattr(cls, "__iter__") and not hasattr(cls, "__getitem__"):
         raise s.error(TypeError, f"{what()} after * must be an iterable, not {cls.__name__}")
-    return listed(s, value)
 
 
 @opcode("DICT_UPDATE", pops=argument_plus(1), pushes=argument)
@@ -200,12 +202,19 @@ def unpacked(s: CaptureState, value: Value, most: int | None) -> list[Value]:
 
 @opcode("UNPACK_SEQUENCE", pops=1, pushes=argument)
 def unpack_sequence(frame: SymbolicFrame, count: int) -> None:
-    items = unpacked(frame.state, frame.pop(), count + 1)
+    value = frame.pop()
+    items = unpacked(frame.state, value, count + 1)
     if len(items) != count:
         few = f"not enough values to unpack (expected {count}, got {len(items)})"
-        message = few if len(items) < count else f"too many values to unpack (expected {count})"
+        message = few if len(items) < count else f"too many values to unpack (expected {count}{got(value, items)})"
         raise frame.state.error(ValueError, message)
     frame.stack.extend(reversed(items))
+
+
+def got(value: Value, items: list[Value]) -> str:
+    """What CPython 3.14 adds where it knows how many items there are."""
+    known = sys.version_info >= (3, 14) and value.python_type() in (tuple, list, dict)
+    return f", got {len(items)}" if known else ""
 
 
 @opcode("UNPACK_EX", pops=1, pushes=lambda n: (n & 0xFF) + 1 + (n >> 8))
@@ -239,8 +248,10 @@ def set_function_attribute(frame: SymbolicFrame, part: int) -> None:
 
 
 def set_part(frame: SymbolicFrame, function: Function, part: int, value: Value) -> None:
-    """Closure, annotations, keyword-only defaults or defaults, by CPython's number."""
-    if part == 8:
+    """What makes the annotations, closure, annotations, keyword-only defaults or defaults, by CPython's number."""
+    if part == 16:
+        function.annotate = value
+    elif part == 8:
         assert isinstance(value, Sequence)
         function.cells = list(value.items(frame.state))  # type: ignore[arg-type]
     elif part == 4:
@@ -262,3 +273,13 @@ def intrinsic(frame: SymbolicFrame, name: str) -> None:
         return
     else:
         raise UnsupportedOpcode(opcode=name, why="this intrinsic is not supported")
+
+
+@opcode("BUILD_INTERPOLATION", pops=lambda form: 2 + (form & 1))
+def build_interpolation(frame: SymbolicFrame, form: int) -> None:
+    raise UnsupportedOpcode(opcode="BUILD_INTERPOLATION", why="strings with templates are made in Python")
+
+
+@opcode("BUILD_TEMPLATE", pops=2)
+def build_template(frame: SymbolicFrame, arg: int) -> None:
+    raise UnsupportedOpcode(opcode="BUILD_TEMPLATE", why="strings with templates are made in Python")

@@ -25,10 +25,11 @@ from kiln.capture.interpreter.frame import (
     argument_plus,
     current_exception,
     opcode,
+    push_callable,
 )
 from kiln.capture.interpreter.if_conversion import condition_of, take_both_sides
 from kiln.capture.interpreter.number_branches import take_both_numbers
-from kiln.capture.interpreter.opcodes.build import callee_text, spread
+from kiln.capture.interpreter.opcodes.build import callee_text, require_iterable
 from kiln.capture.interpreter.opcodes.stack import load_const, prepare_const
 from kiln.capture.interpreter.operations import exception_matches, same, truth_value
 from kiln.capture.interpreter.short_circuits import takes_both_operands
@@ -39,6 +40,7 @@ from kiln.capture.interpreter.variables.counted_range import Loops
 from kiln.capture.interpreter.variables.exception import nothing_handled_outside
 from kiln.capture.interpreter.variables.iterators import Generator, sent
 from kiln.capture.interpreter.variables.mapping import Dict
+from kiln.capture.interpreter.variables.sequence import tuple_items
 from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.capture.interpreter.variables.tensor import Tensor
 
@@ -287,11 +289,11 @@ def called(frame: SymbolicFrame, args: list[Value]) -> Value:
     return found
 
 
-@opcode("CALL_FUNCTION_EX", pops=lambda flags: 3 + (flags & 1))
-def call_function_ex(frame: SymbolicFrame, flags: int) -> None:
+@opcode("CALL_FUNCTION_EX", pops=lambda keywords: 4 if keywords else 3)
+def call_function_ex(frame: SymbolicFrame, keywords: int) -> None:
     kwargs: dict[str, Value] = {}
-    if flags & 1:
-        mapping = frame.pop()
+    mapping = frame.stack.pop() if keywords else None
+    if mapping is not None:
         mapping = getattr(mapping, "native", None) or mapping
         assert isinstance(mapping, Dict)
         items = mapping.items(frame.state)
@@ -300,7 +302,8 @@ def call_function_ex(frame: SymbolicFrame, flags: int) -> None:
         kwargs = {str(name): value for name, (_, value) in items.items()}
     given = frame.pop()
     function = called(frame, [])
-    args = spread(frame.state, given, lambda: f"{callee_text(frame.state, function)} argument")
+    require_iterable(frame.state, given, lambda: f"{callee_text(frame.state, function)} argument")
+    args = tuple_items(frame.state, given)
     frame.stack.append(function.call(frame.state, args, kwargs, PUSH))
 
 
@@ -373,18 +376,23 @@ def special_method(s: CaptureState, manager: Value, name: str, missed: str) -> V
     """A method of a context manager, looked up on its class."""
     found = s.classes.lookup(manager.python_type(), name)
     if found is None:
-        raise s.error(
-            TypeError, f"'{manager.type_name()}' object does not support the context manager protocol{missed}"
-        )
+        kind = "asynchronous context" if name.startswith("__a") else "context"
+        raise s.error(TypeError, f"'{manager.type_name()}' object does not support the {kind} manager protocol{missed}")
     s.guard_type(manager)
     return s.model.bound_attr(s, manager, name, found[1], NOT_RESUMABLE)
 
 
-@opcode("WITH_EXCEPT_START", pops=4, pushes=5)
-def with_except_start(frame: SymbolicFrame, arg: int) -> None:
-    """exit, lasti, previous exception, exception  ->  ..., exit(type, exception, traceback)"""
+@opcode("LOAD_SPECIAL", pops=1, pushes=2)
+def load_special(frame: SymbolicFrame, name: str) -> None:
+    """3.14, a method of a context manager: bound, so the slot of `self` is NULL."""
+    push_callable(frame, special_method(frame.state, frame.pop(), name, f" (missed {name} method)"))
+
+
+@opcode("WITH_EXCEPT_START", pops=argument_plus(4), pushes=argument_plus(5))
+def with_except_start(frame: SymbolicFrame, nulls: int) -> None:
+    """exit, NULL (3.14), lasti, previous exception, exception  ->  ..., exit(type, exception, traceback)"""
     s = frame.state
-    leave, error = frame.stack[-4], frame.stack[-1]
+    leave, error = frame.stack[-4 - nulls], frame.stack[-1]
     assert leave is not None and error is not None
     frame.push(leave.call(s, [s.wrap(error.python_type(), None), error, error.get_attr(s, "__traceback__")], {}, PUSH))
 
@@ -441,7 +449,7 @@ def before_async_with(frame: SymbolicFrame, arg: int) -> None:
 @opcode(
     "ASYNC_GEN_WRAP",
     *("CHECK_EG_MATCH", "INTRINSIC_2"),
-    *("DELETE_GLOBAL", "LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS"),
+    "DELETE_GLOBAL",
     breaks=True,
 )
 def not_modelled(frame: SymbolicFrame, arg: object) -> None:

@@ -148,7 +148,12 @@ def make_cell(frame: SymbolicFrame, name: str) -> None:
 
 @opcode("LOAD_CLOSURE")
 def load_closure(frame: SymbolicFrame, name: str) -> None:
-    frame.stack.append(frame.cells[name])
+    """From 3.13 on written as LOAD_FAST: in an inlined comprehension it may load a variable that is no cell there."""
+    cell = frame.cells.get(name)
+    if cell is None:
+        load_fast(frame, name)
+    else:
+        frame.stack.append(cell)
 
 
 @opcode("LOAD_DEREF")
@@ -271,9 +276,7 @@ def load_name(frame: SymbolicFrame, name: str) -> None:
 @opcode("LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF", breaks=True)
 def load_class_deref(frame: SymbolicFrame, name: str) -> None:
     """A name of the class body, else the variable of an enclosing function; 3.12 has the names on the stack."""
-    if sys.version_info >= (3, 12):
-        frame.pop()
-    found = found_name(frame, name)
+    found = found_name(frame, name, frame.pop() if sys.version_info >= (3, 12) else None)
     if found is None:
         load_deref(frame, name)
     else:
@@ -282,8 +285,8 @@ def load_class_deref(frame: SymbolicFrame, name: str) -> None:
 
 @opcode("LOAD_FROM_DICT_OR_GLOBALS", breaks=True, uses_globals=True)
 def load_from_names_or_globals(frame: SymbolicFrame, name: str) -> None:
-    frame.pop()
-    load_name(frame, name)
+    found = found_name(frame, name, frame.pop())
+    frame.stack.append(found if found is not None else frame.globals.load(frame.state, name))
 
 
 @opcode("LOAD_LOCALS", breaks=True)
@@ -305,9 +308,9 @@ def class_names(frame: SymbolicFrame) -> Value:
     return frame.names
 
 
-def found_name(frame: SymbolicFrame, name: str) -> Value | None:
-    """A name of the class body; None: the mapping raises KeyError."""
-    names = class_names(frame)
+def found_name(frame: SymbolicFrame, name: str, names: Value | None = None) -> Value | None:
+    """A name of the class body, or of other `names`; None: the mapping raises KeyError."""
+    names = class_names(frame) if names is None else names
     if isinstance(names, Dict):
         return names.find(frame.state, name)
     try:

@@ -108,8 +108,8 @@ class Class(Unique):
         if name == "__dict__":
             return self._field(s, name)
         meta = s.classes.lookup(type(cls), name)
-        if name == "__annotations__" and name in s.classes.made.get(cls, ()):
-            return s.classes.made[cls][name]
+        if name in ANNOTATIONS and cls in s.classes.made and (own := own_annotations(s, cls, name)) is not None:
+            return own
         found = s.classes.lookup(cls, name)
         if meta is not None and not is_plain_name(name, found) and is_data_descriptor(s, meta[1]):
             return self._meta_attr(s, name, meta[1], site)
@@ -233,6 +233,20 @@ class Class(Unique):
             emit_made_class(g, self, self.cls, self.bases, self.metaclass, self.set_later)
         else:
             g.body.const(self.cls)
+
+
+ANNOTATIONS = ("__annotations__", "__annotate__")
+
+
+def own_annotations(s: CaptureState, cls: type, name: str) -> Value | None:
+    """Of a class made in the frame; from CPython 3.14 on, a function of the class makes the annotations when they are
+    asked for. None: it has none of its own."""
+    names = s.classes.made[cls]
+    annotate = names.get("__annotate_func__")
+    if name == "__annotate__" or name in names or annotate is None:
+        return annotate if name == "__annotate__" else names.get(name)
+    made = names[name] = annotate.call(s, [s.const(1)], {})
+    return made
 
 
 def is_plain_name(name: str, found: Found | None) -> bool:

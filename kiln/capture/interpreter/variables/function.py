@@ -298,7 +298,18 @@ class Function(Value):
     """A Python function, from outside (`original`) or made in the frame."""
 
     __slots__ = (
-        *("_checked", "annotations", "attrs", "cells", "code", "defaults", "kwdefaults", "namespace", "original"),
+        *(
+            "_checked",
+            "annotate",
+            "annotations",
+            "attrs",
+            "cells",
+            "code",
+            "defaults",
+            "kwdefaults",
+            "namespace",
+            "original",
+        ),
         *("renamed", "source"),
     )
     cls = types.FunctionType
@@ -320,6 +331,8 @@ class Function(Value):
         self.attrs = Dict({})
         self.renamed: dict[str, Value] = {}
         self.annotations: Value | None = None
+        self.annotate: Value | None = None
+        """CPython 3.14, the function that makes the annotations when they are asked for."""
         self._checked = original is None
 
     def real(self) -> object:
@@ -418,7 +431,7 @@ class Function(Value):
         if "__annotations__" not in self.renamed:
             parts = self.annotations.items(s) if isinstance(self.annotations, Tuple) else []
             items = {name.constant(s): (name, value) for name, value in zip(parts[::2], parts[1::2], strict=True)}
-            self.renamed["__annotations__"] = Dict(items)
+            self.renamed["__annotations__"] = Dict(items) if self.annotate is None else made_now(s, self.annotate)
         return self.renamed["__annotations__"]
 
     def _original_attr(self, s: CaptureState, name: str) -> Value | None:
@@ -458,6 +471,9 @@ class Function(Value):
             self.defaults = list(value.items(s)) if isinstance(value, Tuple) else []
         elif name in ("__defaults__", "__kwdefaults__", "__code__", "__globals__", "__closure__"):
             super().set_attr(s, name, value, site)
+        elif name == "__annotate__":
+            self.renamed.pop("__annotations__", None)
+            self.annotations, self.annotate = None, None if s.is_none(value) else value
         elif name in DERIVED:
             self.renamed[name] = value
         else:
@@ -485,6 +501,9 @@ class Function(Value):
             g.body.op("COPY", 2).op("STORE_ATTR", "__kwdefaults__")
         if self.annotations is not None:
             self.annotated(g.state)
+        if self.annotate is not None:
+            g.emit(self.annotate)
+            g.body.op("COPY", 2).op("STORE_ATTR", "__annotate__")
         own = {str(name): value for name, (_, value) in self.attrs.items(g.state).items()}
         for name, value in {**self.renamed, **own}.items():
             g.emit(value)
@@ -523,6 +542,11 @@ def contains_name(s: CaptureState, names: Value, name: str) -> bool:
     return isinstance(names, Dict) and names.find(s, name) is not None
 
 
+def made_now(s: CaptureState, annotate: Value) -> Value:
+    """The annotations that a function makes, as values (`annotationlib.Format.VALUE`)."""
+    return annotate.call(s, [s.const(1)], {})
+
+
 def _doc(s: CaptureState, function: Function) -> Value:
     first = function.code.co_consts[0] if function.code.co_consts else None
     return s.const(first if isinstance(first, str) else None)
@@ -540,6 +564,7 @@ DERIVED: dict[str, Callable[[CaptureState, Function], Value]] = {
     "__annotations__": lambda s, f: f.annotated(s),
     "__globals__": lambda s, f: f.namespace.as_dict(s),
     **({"__type_params__": lambda s, f: Tuple([])} if sys.version_info >= (3, 12) else {}),
+    **({"__annotate__": lambda s, f: f.annotate or s.const(None)} if sys.version_info >= (3, 14) else {}),
 }
 """Attributes of a function made in the frame."""
 

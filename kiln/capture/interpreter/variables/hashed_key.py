@@ -6,7 +6,6 @@ seen = {Point(1, 2): "a"}; seen[Point(1, 2)]        the token of the key asks `P
 from __future__ import annotations
 
 import builtins
-import dis
 import types
 import weakref
 from dataclasses import field
@@ -14,6 +13,7 @@ from typing import cast, final
 
 import torch
 
+from kiln.capture.bytecode.decode import decode
 from kiln.capture.interpreter.breaks import UnsupportedValue
 from kiln.capture.interpreter.core import MISSING, CaptureState, Token, Value
 from kiln.capture.interpreter.variables.sequence import Tuple
@@ -97,13 +97,13 @@ def refuse_loud_keys(s: CaptureState, tokens: list[Token]) -> None:
 
 def is_quiet(function: types.FunctionType) -> bool:
     """Whether the code writes nothing and calls nothing but a few builtins."""
-    for instruction in dis.get_instructions(function):
-        name = instruction.opname
+    for instruction in decode(function.__code__).instructions:
+        name = instruction.name
         if name.startswith(WRITES) and name not in LOCAL:
             return False
-        if name == "LOAD_GLOBAL" and not is_quiet_global(function, str(instruction.argval)):
+        if name in ("LOAD_GLOBAL", "LOAD_GLOBAL_CALL") and not is_quiet_global(function, instruction.arg):
             return False
-        if name in ("LOAD_METHOD", "CALL_FUNCTION_EX"):
+        if name in ("LOAD_METHOD", "LOAD_SUPER_METHOD", "CALL_FUNCTION_EX"):
             return False
     return True
 

@@ -93,6 +93,8 @@ OWN_READS = (weakref.ProxyType, weakref.CallableProxyType)
 GETATTR = ModuleGlobalSource("builtins", "getattr")
 PLAIN_ARGUMENTS = (int, float, complex, torch.Tensor)
 """What torch gets for an instance of a class that derives from one of these."""
+NO_DICT = " and no __dict__ for setting new attributes" if sys.version_info >= (3, 13) else ""
+"""How the error ends of a new attribute of an instance that has no place for it."""
 BINDS_TWICE = sys.version_info < (3, 13)
 """A class method calls the `__get__` of what it holds."""
 PLAIN_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, Dispatcher, functools.partial)
@@ -236,7 +238,7 @@ class Object(Value):
             slot = found is not None and isinstance(found[1], SLOT)
             raise s.error(AttributeError, name) if slot else self.lacks(s, name)
         if value is not None and not self.has_place(name, found[1] if found is not None else None):
-            missing, fixed = f"object has no attribute '{name}'", f"object attribute '{name}' is read-only"
+            missing, fixed = f"object has no attribute '{name}'{NO_DICT}", f"object attribute '{name}' is read-only"
             raise s.error(AttributeError, f"'{self.type_name()}' {missing if found is None else fixed}")
         self.put_attr(s, name, value)
 

@@ -8,6 +8,7 @@ states + (y,)     if `states` is from outside, a Tuple with it in `front`: neith
 from __future__ import annotations
 
 import operator
+import sys
 import types
 from collections.abc import Hashable, Iterator
 from typing import Any, final
@@ -505,6 +506,16 @@ def listed(s: CaptureState, value: Value) -> list[Value]:
     iterator = consumed(s, value)
     ask_length(s, value)
     return rest(s, iterator)
+
+
+def tuple_items(s: CaptureState, value: Value) -> list[Value]:
+    """The items of a tuple made of an iterable: CPython 3.14 does not ask for its length."""
+    plain = isinstance(value, Sequence) and value.cls in PLAIN
+    return listed(s, value) if plain or not LONGER_TUPLES else rest(s, consumed(s, value))
+
+
+LONGER_TUPLES = sys.version_info >= (3, 14)
+"""CPython makes a tuple longer as the items come."""
 
 
 def ask_length(s: CaptureState, value: Value) -> None:
