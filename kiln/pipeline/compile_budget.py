@@ -1,8 +1,8 @@
 """How long a session may compile: no longer than it can pay off.
 
-    the first 60 s of compiling                   free
-    while the program has run for less than 30 s  ten times what it has run since its first compile
-    then                                          a tenth of it
+    60 s                                                      (the option `compile_budget`)
+    and 10 s more for each second that the program runs,      in its first 30 s after the first compile
+    and 0.1 s more for each second,                           from then on
 
 A compile that reaches the limit is given up: the call runs eager. A later call tries again once there is time for twice
 as much. So a program that runs on is compiled in the end, and one that compiles in every call becomes at most a tenth
@@ -20,8 +20,8 @@ from typing import final
 from kiln.support.errors import KilnError
 
 EARLY, LATER = 10.0, 0.1
-"""Seconds of compiling for each second that the program has run, in the first SETTLING seconds and then."""
 SETTLING = 30.0
+"""Seconds of compiling for each second that the program has run, in its first SETTLING seconds and then."""
 LOOKS = 16
 """`check` looks at the clock once in so many calls."""
 
@@ -49,12 +49,16 @@ class CompileBudget:
         """How many compiles run now: a function in one thread, a backward in another."""
         self._busy = 0.0
         """Seconds in which some compile ran, up to `_since` while one runs."""
-        self._first: float | None = None
         self._since = 0.0
+        self._first: float | None = None
+        """When the first compile began."""
         self._deadline = float("inf")
-        self._wanted = 0.0
         self._thread = 0
+        """The one whose compile ends at the deadline."""
+        self._wanted = 0.0
+        """Seconds that must be left before a compile starts: twice what the one took that was given up."""
         self._told = False
+        """Whether `news` has said since the last compile that the time is spent."""
         self._looks = 0
 
     @property

@@ -39,7 +39,9 @@ class CompileContext:
     dump: Dump
     store: DiskStore
     env: ShapeEnv | None = None
+    """Of the trace that is compiled; None before there is one."""
     graphs: CudaGraphs | None = None
+    """Makes and keeps the CUDA graphs of the function; None without the option `cuda_graphs`."""
     report_eager: ReportEager | None = None
     """Warns that something runs eager (or raises, with fullgraph); for what is compiled after the capture."""
     check_time: Callable[[], None] = lambda: None

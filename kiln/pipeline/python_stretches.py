@@ -18,7 +18,7 @@ from types import BuiltinFunctionType, FunctionType
 import torch
 
 from kiln.capture.bytecode.decode import DecodedCode
-from kiln.capture.bytecode.resume import Entry as Place
+from kiln.capture.bytecode.resume import Entry as ResumeEntry
 from kiln.capture.bytecode.resume import ResumeOrigin, origin_of, resume_function
 from kiln.capture.bytecode.stretch import exits, stretch_code
 from kiln.capture.interpreter.frame import CODES
@@ -61,7 +61,7 @@ def has_no_region(info: object) -> bool:
     return isinstance(info, Variant | RunsInPython) and not any([kind == "region" for kind, _ in facts])
 
 
-def resume_at(function: FunctionType, origin: ResumeOrigin, decoded: DecodedCode, place: Place) -> FunctionType:
+def resume_at(function: FunctionType, origin: ResumeOrigin, decoded: DecodedCode, place: ResumeEntry) -> FunctionType:
     """The function that goes on where the stretch is left."""
     name = f"{origin.code.co_qualname} from line {decoded.line(place.target)}"
     there = ResumeOrigin(origin.code, place, None)

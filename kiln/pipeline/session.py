@@ -351,8 +351,13 @@ class CompileSession:
     def _compile(self, dispatcher: Dispatcher, arguments: Arguments) -> Entry | None:
         context = self.context(original_of(dispatcher).__qualname__)
         return compile_variant(
-            *(dispatcher, arguments, context, self.settings.backend, self.seen),
-            *(shared_resumes(dispatcher, self.dispatcher), self._side_exit_maker(dispatcher)),
+            dispatcher,
+            arguments,
+            context,
+            self.settings.backend,
+            self.seen,
+            shared_resumes(dispatcher, self.dispatcher),
+            self._side_exit_maker(dispatcher),
             fullgraph=self.settings.fullgraph,
             stored=self.stored,
         )
@@ -387,7 +392,12 @@ class CompileSession:
         dump = Dump(self.settings.dump_folder, name)
         host = target_for(self.settings.options, self.settings.target)
         return CompileContext(
-            *(self.settings.options, host, host, self.events, dump, self.store),
+            options=self.settings.options,
+            host=host,
+            target=host,
+            events=self.events,
+            dump=dump,
+            store=self.store,
             graphs=self.graphs,
             report_eager=self.report_eager,
             check_time=self.budget.check,

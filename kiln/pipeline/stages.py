@@ -91,14 +91,15 @@ OFFLOAD = Stage("offload", graph_with_calls, graph_text)
 
 # fmt: off
 GRAPH_TO_PLAN: tuple[Stage, ...] = (
-    Stage("passes",   lambda graph, at: graph_after_passes(graph, at),                         graph_text),
-    Stage("lowering", lambda graph, at: lower(graph, at.target, at.events, at.env),         program_text,
+    #     name           run                                                                show, verify
+    Stage("passes",      graph_after_passes,                                                graph_text),
+    Stage("lowering",    lambda graph, at: lower(graph, at.target, at.events, at.env),      program_text,
                                                                                             verify_program),
-    Stage("loop_passes", loops_after_passes,                                                             program_text,
+    Stage("loop_passes", loops_after_passes,                                                program_text,
                                                                                             verify_program),
-    Stage("schedule", lambda loops, at: schedule(loops, at.target, at.events),              schedule_text,
+    Stage("schedule",    lambda loops, at: schedule(loops, at.target, at.events),           schedule_text,
                                                                                             verify_kernel_program),
-    Stage("plan",     write_kernels,                                                        plan_text),
+    Stage("plan",        write_kernels,                                                     plan_text),
 )
 # fmt: on
 

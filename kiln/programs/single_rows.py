@@ -21,7 +21,7 @@ from kiln.tensor.spec import TensorSpec
 
 NUMBERS = (7, 11, 13, 5, 3, 2)
 """Rows to try; sizes that the call has would be equal to them by chance."""
-Place = tuple[int, int]
+LeafAxis = tuple[int, int]
 """The number of a leaf, and an axis."""
 
 
@@ -49,7 +49,7 @@ def with_more_rows(call: CallNames, table: DimTable, whole: WholeCapture) -> tup
     return leaves, made
 
 
-def fixed_at_one(tensors: dict[int, torch.Tensor], table: DimTable, whole: WholeCapture) -> Iterator[Place]:
+def fixed_at_one(tensors: dict[int, torch.Tensor], table: DimTable, whole: WholeCapture) -> Iterator[LeafAxis]:
     specs = {id(record.real): record.spec for record in whole.trace.inputs}
     for number, tensor in tensors.items():
         spec = specs.get(id(tensor))

@@ -39,7 +39,7 @@ from kiln.support.records import dataclass
 from kiln.symbolic import ShapeEnv, Symbol
 from kiln.tensor.spec import TensorSpec
 
-Place = tuple[int, int]
+HalfOutput = tuple[int, int]
 """The number of a half, and of one of its outputs."""
 
 
@@ -51,7 +51,7 @@ class SplitStep:
     first: Graph
     second: Graph
     kept: tuple[int, ...]
-    outputs: tuple[Place, ...]
+    outputs: tuple[HalfOutput, ...]
 
 
 def split_step(graph: Graph, env: ShapeEnv | None, *, recompute: bool = True, budget: float = 1.0) -> SplitStep | None:
@@ -94,10 +94,10 @@ def behind_assumptions(nodes: Sequence[Node]) -> list[Node]:
     return [node for node in nodes if node not in checks]
 
 
-def outputs_of_halves(graph: Graph, later: set[Node]) -> tuple[Place, ...] | None:
+def outputs_of_halves(graph: Graph, later: set[Node]) -> tuple[HalfOutput, ...] | None:
     """Where each output is; None if one shares memory with one of the other half."""
     counts = [0, 0]
-    places: list[Place] = []
+    places: list[HalfOutput] = []
     for output in graph.outputs:
         half = int(output.value in later)
         alias = output.alias
@@ -108,7 +108,7 @@ def outputs_of_halves(graph: Graph, later: set[Node]) -> tuple[Place, ...] | Non
     return tuple(places)
 
 
-def own_outputs(graph: Graph, places: Sequence[Place], half: int) -> list[Output]:
+def own_outputs(graph: Graph, places: Sequence[HalfOutput], half: int) -> list[Output]:
     """The outputs of a half, with aliases in its numbers."""
     found: list[Output] = []
     for output, place in zip(graph.outputs, places, strict=True):

@@ -11,7 +11,7 @@ from kiln.loops.kernel.tiling import Tiling, block_points, dims_in
 
 STAGES, STAGE_BYTES = 3, 96 * 1024
 """Turns of a loop that load ahead, and bytes of shared memory for them."""
-Place = tuple[str, Index]
+BufferIndex = tuple[str, Index]
 """A buffer, and where it is read."""
 
 
@@ -22,7 +22,7 @@ def loop_stages(kernel: KernelIR, tiling: Tiling) -> int:
     """
     if not _may_overtake(kernel):
         return 1
-    loops: dict[object, dict[Place, int]] = {}
+    loops: dict[object, dict[BufferIndex, int]] = {}
     for phase in kernel.phases:
         loops.setdefault(tiling.in_shared_loop(phase) or phase, {}).update(_turn_loads(phase, tiling))
     most = max((sum(loads.values()) for loads in loops.values()), default=0)
@@ -48,10 +48,10 @@ def _may_overtake(kernel: KernelIR) -> bool:
     return True
 
 
-def _turn_loads(phase: Phase, tiling: Tiling) -> dict[Place, int]:
+def _turn_loads(phase: Phase, tiling: Tiling) -> dict[BufferIndex, int]:
     """Bytes that one turn of the phase's loop loads from each place of a buffer: Triton keeps a block for each."""
     dims = dims_in(tiling.dims, phase)
-    found: dict[Place, int] = {}
+    found: dict[BufferIndex, int] = {}
     for access in accesses(phase.body):
         used = symbols_of(*access.index)
         along = [dim for dim in dims if any(axis.symbol in used for axis in dim.axes)]

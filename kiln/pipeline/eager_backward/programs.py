@@ -1,10 +1,10 @@
 """Compiled backwards of eager code, by the structure of autograd's graph.
 
-    programs.find(graph) -> a program: what autograd's graph is cut into, and the plans of its segments
-    program.rows(structure)            what `AutogradGraph.splice` takes: one call of each is one backward
+    Programs.make(key, structure, roots)    a `CutGraph`: the segments of autograd's graph, and their plans
+    Prepare(...)(tangents, needed, ...)     what a segment's node asks in one backward: a plan, and its inputs
 
-A plan belongs to the tangents that arrive and the gradients that are needed; it is compiled before the engine starts
-for all of them, and when others are met, while the engine runs.
+A plan belongs to the tangents that arrive and the gradients that are needed. That for all of them is compiled before
+the engine starts; one for others when they are met, while the engine runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kiln.pipeline.compile_key import compile_key
 from kiln.pipeline.compiled_plan import compile_plan
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.eager_backward.record import NodeRefused, Recorded, record, run_nodes
-from kiln.pipeline.eager_backward.segments import Place, Segment, cut
+from kiln.pipeline.eager_backward.segments import NodeInput, Segment, cut
 from kiln.pipeline.eager_backward.sizes import SymbolicGraph, with_symbols
 from kiln.pipeline.eager_backward.structure import Structure
 from kiln.pipeline.modes import outside_engine
@@ -110,7 +110,7 @@ class Programs:
     compiles: list[str] = field(default_factory=list)
     """One entry for each form with numbers."""
 
-    def make(self, key: Hashable, structure: Structure, roots: Sequence[Place]) -> CutGraph:
+    def make(self, key: Hashable, structure: Structure, roots: Sequence[NodeInput]) -> CutGraph:
         """Compile a backward; nodes that cannot be recorded stay eager."""
         refused = self.refused.setdefault(key, {})
         with GC_PAUSE():

@@ -15,7 +15,7 @@ from typing import cast, final
 import torch
 
 from kiln.graph.trace import FakeTensor, Recorder, Trace
-from kiln.pipeline.eager_backward.segments import Place, Segment, edges_of
+from kiln.pipeline.eager_backward.segments import NodeInput, Segment, edges_of
 from kiln.pipeline.eager_backward.structure import AutogradNode, GradientLayout, Structure, layout_of
 from kiln.runtime.guards.source import LocalSource
 from kiln.support.dispatch_mode import DispatchMode
@@ -58,10 +58,10 @@ def run_nodes(
 ) -> list[Gradient]:
     """The gradients at the targets. Raises NodeRefused for the node at which `call` failed."""
     edges = edges_of(nodes)
-    arrived: dict[Place, torch.Tensor] = {}
+    arrived: dict[NodeInput, torch.Tensor] = {}
     wanted = {target for target, need in zip(segment.targets, needed, strict=True) if need}
 
-    def add(place: Place, gradient: torch.Tensor) -> None:
+    def add(place: NodeInput, gradient: torch.Tensor) -> None:
         metadata = nodes[place[0]]._input_metadata[place[1]]
         if gradient.shape != metadata.shape:
             gradient = cast(torch.Tensor, call(torch.Tensor.sum_to_size, (gradient, metadata.shape)))

@@ -17,7 +17,7 @@ from kiln.support.records import dataclass
 SMALLEST = 3
 """Nodes in a segment: to call a plan costs about as much as the engine's work for as many."""
 
-Place = tuple[int, int]
+NodeInput = tuple[int, int]
 """The number of a node, and of one of its inputs."""
 
 
@@ -25,11 +25,11 @@ Place = tuple[int, int]
 @dataclass(frozen=True, slots=True)
 class Segment:
     members: tuple[int, ...]
-    slots: tuple[Place, ...]
-    targets: tuple[Place, ...]
+    slots: tuple[NodeInput, ...]
+    targets: tuple[NodeInput, ...]
 
 
-def edges_of(nodes: Sequence[AutogradNode]) -> list[list[Place | None]]:
+def edges_of(nodes: Sequence[AutogradNode]) -> list[list[NodeInput | None]]:
     """For each node where its gradients go; None where nobody needs them."""
     numbers: dict[AutogradNode | None, int] = {node: number for number, node in enumerate(nodes)}
     return [
@@ -37,7 +37,7 @@ def edges_of(nodes: Sequence[AutogradNode]) -> list[list[Place | None]]:
     ]
 
 
-def cut(nodes: Sequence[AutogradNode], eager: Sequence[str], roots: Sequence[Place]) -> list[Segment]:
+def cut(nodes: Sequence[AutogradNode], eager: Sequence[str], roots: Sequence[NodeInput]) -> list[Segment]:
     """The segments of what is not `eager`, in the engine's order."""
     edges = edges_of(nodes)
     stays = [bool(reason) or type(node) is LEAF for node, reason in zip(nodes, eager, strict=True)]
@@ -55,10 +55,10 @@ def cut(nodes: Sequence[AutogradNode], eager: Sequence[str], roots: Sequence[Pla
     return [border(found, edges, roots) for _, found in sorted(members.items()) if len(found) >= SMALLEST]
 
 
-def border(members: Sequence[int], edges: Sequence[Sequence[Place | None]], roots: Sequence[Place]) -> Segment:
+def border(members: Sequence[int], edges: Sequence[Sequence[NodeInput | None]], roots: Sequence[NodeInput]) -> Segment:
     inside = set(members)
-    slots: dict[Place, None] = {root: None for root in roots if root[0] in inside}
-    targets: dict[Place, None] = {}
+    slots: dict[NodeInput, None] = {root: None for root in roots if root[0] in inside}
+    targets: dict[NodeInput, None] = {}
     for number, leading in enumerate(edges):
         for place in leading:
             if place is None or (number in inside) is (place[0] in inside):

@@ -44,10 +44,11 @@ def _verify_launch(launch: KernelLaunch, buffers: Mapping[str, Buffer]) -> None:
 
 
 def _memory(name: str, buffers: Mapping[str, Buffer]) -> tuple[str, Int]:
-    """The buffer that has the memory of `name`, and the first byte there of a scalar; the rest may overlap."""
+    """The buffer that has the memory of `name`, and the byte there at which a scalar starts; other views may overlap,
+    and count as the whole buffer."""
     start: Int = 0
     while name in buffers and (base := buffers[name].base) is not None:
         spec = buffers[name].spec
-        start = spec.offset * spec.dtype.itemsize if not spec.sizes and name in buffers else start
+        start = spec.offset * spec.dtype.itemsize if not spec.sizes else start
         name = base
     return name, start
