@@ -59,3 +59,11 @@ def test_numbers_read_from_data():
     made = recorder.call(torch.zeros, (number + 1,), {})
     module = recorder.finish([made]).torch_graph()
     assert module(torch.tensor([6, 0]))[0].shape == (7,)
+
+
+def test_a_function_in_cpp_behind_one_in_python_of_its_name_is_called_itself():
+    recorder = new_recorder()
+    x = symbolic_input(recorder, "x", 3)
+    joined = recorder.call(torch._C._VariableFunctions.block_diag, ((x, x),), {})  # `torch.block_diag(x, x)`
+    module = recorder.finish([joined]).torch_graph()
+    assert torch.equal(module(torch.ones(2))[0], torch.block_diag(torch.ones(2), torch.ones(2)))

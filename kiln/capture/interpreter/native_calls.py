@@ -226,7 +226,11 @@ class Natives:
         if isinstance(value, Object) and issubclass(value.cls, BaseException):
             return self.exception(value)
         if isinstance(value, Object) and c_base(value) is None:
-            return value.constant(s) if plain_value(s, value) is MISSING else self.reals[id(value)][1]
+            if plain_value(s, value) is MISSING:
+                return value.constant(s)
+            if id(value) not in self.reals:
+                raise value.unsupported("use in C code", "it is a tensor of a subclass")
+            return self.reals[id(value)][1]
         return self.proxy(value)
 
     def container(self, value: Sequence | Dict | Set) -> object:

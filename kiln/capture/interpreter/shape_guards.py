@@ -25,7 +25,12 @@ from kiln.tensor.spec import ScalarSpec, TensorSpec
 
 
 def finish_guards(s: CaptureState) -> list[Guard]:
-    """All guards of the capture."""
+    """All guards of the capture. No `__torch_function__` of the program is asked for what a tensor is like."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return all_guards(s)
+
+
+def all_guards(s: CaptureState) -> list[Guard]:
     s.guards.add(LocalSource(""), GuardKind.GLOBAL_STATE, s.global_state)
     specs = {id(record.fake): record.spec for record in s.recorder.inputs if isinstance(record.spec, TensorSpec)}
     names: dict[str, Source] = {}

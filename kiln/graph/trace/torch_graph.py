@@ -261,13 +261,18 @@ def numbers_from_outside(calls: Sequence[TorchCall], inputs: Sequence[object]) -
 
 
 def plain_function(target: Callable[..., object]) -> Callable[..., object]:
-    """fx names functions of torch by their path, which is wrong for a method inherited from a class of torch."""
+    """fx names functions of torch by their path, which is wrong for a method inherited from a class of torch, and for a
+    function in C++ of which `torch` has one in Python of the same name (`block_diag`)."""
     if isinstance(target, types.MethodDescriptorType | types.WrapperDescriptorType):
         name = target.__qualname__
     elif isinstance(target, types.MethodType) or (
         isinstance(target, types.BuiltinMethodType) and isinstance(target.__self__, type)
     ):
         name = f"{getattr(target.__self__, '__qualname__', '')}.apply"
+    elif isinstance(getattr(torch, getattr(target, "__name__", ""), target), types.FunctionType) and isinstance(
+        target, types.BuiltinFunctionType
+    ):
+        name = target.__name__
     elif isinstance(target, RegisterHook):
         make = target.make
 

@@ -664,8 +664,10 @@ def operator_handler(function: Function2, compute: Callable[..., Value]) -> None
         return compute(s, function, args[0], args[1])
 
 
-for _name in (*NAMES, "iadd", "isub", "imul", "itruediv"):
+for _name in NAMES:
     operator_handler(getattr(operator, _name + "_" if _name in ("and", "or") else _name), binary)
+    if hasattr(operator, "i" + _name):
+        operator_handler(getattr(operator, "i" + _name), binary)
 for _name in ("lt", "le", "eq", "ne", "gt", "ge"):
     operator_handler(getattr(operator, _name), compare)
 

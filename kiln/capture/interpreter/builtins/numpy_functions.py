@@ -733,7 +733,8 @@ def as_python(name: str) -> Callable[[CaptureState, TracedArray, Args, Kwargs], 
 def tensor_as_array(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     """`tensor.numpy()`: an array in the memory of the tensor."""
     tensor = args[0]
-    assert isinstance(tensor, Tensor)
+    if not isinstance(tensor, Tensor):
+        raise UnsupportedCall(function="Tensor.numpy", why=f"it gets a {tensor.type_name()}")
     usable = tensor.fake.device.type == "cpu" and tensor.fake.dtype in DTYPES.values()
     if tensor.fake.requires_grad or kwargs or args[1:] or not usable:
         raise UnsupportedCall(function="Tensor.numpy", why="it is not on the CPU, or requires gradients")

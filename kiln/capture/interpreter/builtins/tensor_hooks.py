@@ -45,7 +45,8 @@ FROM_OUTSIDE = "it would stay on a tensor from outside of the region"
 @handles(torch.Tensor.register_hook)
 def register_hook(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     tensor, hook = args
-    assert isinstance(tensor, Tensor)
+    if not isinstance(tensor, Tensor):
+        raise UnsupportedCall(function=HOOK, why=f"it gets a {tensor.type_name()}")
     refuse_outside(tensor, "register_hook")
     if not tensor.fake.requires_grad:
         return record(s, "register_hook", [tensor, hook], {})
@@ -66,7 +67,8 @@ def register_hook(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 @handles(torch.Tensor.retain_grad)
 def retain_grad(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     tensor = args[0]
-    assert isinstance(tensor, Tensor)
+    if not isinstance(tensor, Tensor):
+        raise UnsupportedCall(function="Tensor.retain_grad", why=f"it gets a {tensor.type_name()}")
     if not tensor.fake.is_leaf:
         refuse_outside(tensor, "retain_grad")
         s.counters.unguarded += 1

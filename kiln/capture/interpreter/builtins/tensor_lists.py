@@ -33,7 +33,8 @@ from kiln.symbolic import Symbol
 @handles(torch.Tensor.tolist)
 def tolist(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     value = args[0]
-    assert isinstance(value, Tensor)
+    if not isinstance(value, Tensor):
+        raise UnsupportedCall(function="Tensor.tolist", why=f"it gets a {value.type_name()}")
     if args[1:] or kwargs:
         raise UnsupportedCall(function="Tensor.tolist", why="it is given arguments")
     s.counters.unguarded += 1

@@ -16,9 +16,10 @@ Calls through which gradients are needed are made by `builtins/outer_tensors.py`
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import final
+from functools import cache
+from typing import Any, final
 
 import torch
 from torch._ops import OpOverload
@@ -43,6 +44,8 @@ from kiln.capture.interpreter.variables.tensor import (
     READABLE,
     RECORDED_ATTRIBUTES,
     SETTABLE,
+    UNSEEN,
+    VALUE_METHODS,
     Overrides,
     RegionInput,
     RegionInputs,
@@ -176,9 +179,10 @@ def bare_layout(cls: type, outer: FakeTensor) -> WrapperLayout:
 def wrap_subclass(s: CaptureState, real: torch.Tensor, source: Source | None) -> Value:
     """A tensor of a subclass from outside."""
     known = type(real).__module__.startswith(OF_TORCH) and type(real) not in NATIVE_WRAPPERS
-    if source is None or known or refusal(real, subclass=True):
-        raise UnsupportedInput(name=source.text() if source is not None else "a tensor", reason=refused(real))
-    return s.identities.same_object(real, source, lambda: subclass_input(s, real, source))
+    with torch._C.DisableTorchFunctionSubclass():  # what is read of it here is no call of the program
+        if source is None or known or refusal(real, subclass=True):
+            raise UnsupportedInput(name=source.text() if source is not None else "a tensor", reason=refused(real))
+        return s.identities.same_object(real, source, lambda: subclass_input(s, real, source))
 
 
 def refused(real: torch.Tensor) -> str:
@@ -252,8 +256,8 @@ def call(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value |
         return None
     if not isinstance(target, str) and getattr(target, "__module__", None) == "_operator":
         target, args = behind_operator(s, target, args)
-    if not s.part(Overrides).disabled:
-        result = by_torch_function(s, target, args, kwargs, found)
+    if not s.part(Overrides).disabled and not is_never_shown(target):
+        result = by_torch_function(s, shown_function(target), args, kwargs, found)
         if result is not None:
             return result
     return below_torch_function(s, target, args, kwargs, found)
@@ -277,6 +281,16 @@ def by_torch_function(s: CaptureState, target: Target, args: Args, kwargs: Kwarg
     raise s.error(TypeError, f"no implementation found for '{target_name(target)}' on types that implement: {names}")
 
 
+def is_never_shown(target: Target) -> bool:
+    """Whether eager asks no `__torch_function__`: what makes tensors of data, and what `vmap` and `grad` call."""
+    return target in NEVER_SHOWN or getattr(target, "__module__", None) in UNSEEN
+
+
+NEVER_SHOWN = (torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy)
+TENSOR_BASES = torch.Tensor.__mro__[:-1]
+"""The classes that have the methods of tensors."""
+
+
 @final
 class OperatorProbe(torch.Tensor):
     """Shows which function of torch an operator calls, with which arguments."""
@@ -284,6 +298,21 @@ class OperatorProbe(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: object, types: object, args: object = (), kwargs: object = None) -> object:  # type: ignore[override]
         return func, args
+
+
+@cache
+def shown_function(target: Target) -> Target:
+    """What `__torch_function__` gets for a method of tensors: `Tensor.mul` for `__rmul__`, `numel` for `nelement`."""
+    method: Any = getattr(torch.Tensor, target) if isinstance(target, str) else target
+    if getattr(method, "__objclass__", None) not in TENSOR_BASES or not callable(method):
+        return target
+    probe = torch.empty(0, device="cpu").as_subclass(OperatorProbe)
+    for others in ((), (probe,)):
+        with suppress(TypeError):
+            found = method(probe, *others)
+            if isinstance(found, tuple) and callable(found[0]):  # else NotImplemented, or what a property gives
+                return found[0]
+    return target
 
 
 def behind_operator(s: CaptureState, target: Target, args: Args) -> tuple[Target, Args]:
@@ -328,9 +357,11 @@ def below_torch_function(s: CaptureState, target: Target, args: Args, kwargs: Kw
         return dispatched(s, target, args, kwargs)
     plain = [without_class(s, arg) for arg in args]
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    if name in METADATA_METHODS and isinstance(plain[0], Tensor):
+    if name in METADATA_METHODS | VALUE_METHODS and plain and isinstance(plain[0], Tensor):
         return TensorMethod(plain[0], name).call(s, plain[1:], kwargs)
-    return record(s, target, plain, {name: without_class(s, value) for name, value in kwargs.items()})
+    result = record(s, target, plain, {name: without_class(s, value) for name, value in kwargs.items()})
+    itself = [value for value in found if isinstance(result, Tensor) and result.fake is value.torch_arg(s)]
+    return itself[0] if itself else result
 
 
 def without_class(s: CaptureState, value: Value) -> Value:
@@ -496,6 +527,9 @@ def default_function(s: CaptureState, cls: type, function: Value, args: Value, k
 
 def in_class(s: CaptureState, value: Value, cls: type) -> Value:
     """Results as tensors of the class."""
+    part = part_of(value)
+    if part is not None and part.inner is not None and not issubclass(value.python_type(), cls):
+        value = part.inner  # an argument, of a base of the class
     if isinstance(value, Tensor) and cls is not torch.Tensor:
         if is_wrapper_class(cls):
             raise UnsupportedCall(function=cls.__name__, why="a plain tensor becomes a wrapper without inner tensors")
