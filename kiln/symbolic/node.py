@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from kiln.support.location import Location
+from kiln.symbolic.comparisons import compare
 from kiln.symbolic.contiguity import LAYOUT_QUESTIONS
 from kiln.symbolic.env import ShapeEnv
 from kiln.symbolic.expr import Expr, Int, sym_max, sym_min, terms_of
@@ -33,7 +34,6 @@ from kiln.symbolic.values import (
     any_of,
     as_integer,
     assume_truth,
-    compare,
     decide_truth,
     has_hints,
     hinted_real,

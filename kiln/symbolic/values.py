@@ -3,8 +3,8 @@
     s0 == s1 or s0 == 1       AnyOf((s0 == s1, s0 == 1))
     float(s0) / 2             Real("truediv", (Real("float", (s0,)), 2.0))
 
-Truths are decided part by part, parts that cost no guard first. Real numbers stay symbolic through arithmetic; a
-comparison that integers cannot express specialises the sizes in it.
+Truths are decided part by part, parts that cost no guard first. Real numbers stay symbolic through arithmetic
+(compared in `comparisons.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kiln.support.location import Location
 from kiln.support.records import dataclass
 from kiln.symbolic.env import NoHint, ShapeEnv
 from kiln.symbolic.expr import Expr, Int, Symbol, ceil_div
-from kiln.symbolic.relation import Relation, rel_eq, rel_le, rel_lt, rel_ne
+from kiln.symbolic.relation import Relation, rel_le, rel_lt
 
 
 @final
@@ -441,29 +441,3 @@ SHORT_FRACTION = 1 << 10
 
 
 ROUNDINGS = (math.floor, math.ceil, math.trunc, round)
-COMPARISONS: Mapping[str, tuple[Callable[[Int, Int], Relation | bool], Callable[[float, float], bool]]] = {
-    "eq": (rel_eq, operator.eq),
-    "ne": (rel_ne, operator.ne),
-    "lt": (rel_lt, operator.lt),
-    "le": (rel_le, operator.le),
-}
-
-
-def compare(env: ShapeEnv, op: str, a: Value, b: Value, where: Location | None) -> Truth:
-    """`a op b` for two numbers or two truths."""
-    relation, plain = COMPARISONS[op]
-    if isinstance(a, bool | Relation | AllOf | AnyOf) and isinstance(b, bool | Relation | AllOf | AnyOf):
-        same = any_of(all_of(a, b), all_of(invert(a), invert(b)))
-        return same if op == "eq" else invert(same)
-    left, right = as_integer(a), as_integer(b)
-    exact = [keeps_value(env, item, where) for item, number in ((a, left), (b, right)) if number is not None]
-    if left is not None and right is not None and all(exact):
-        return relation(left, right)
-    if isinstance(a, Relation | AllOf | AnyOf) or isinstance(b, Relation | AllOf | AnyOf):
-        raise TypeError(f"cannot compare a truth with a number: {a} {op} {b}")
-    assumed = None if env.assume_number is None else env.assume_number(plain, a, b)
-    if assumed is not None:
-        return assumed
-    for number in (a, b):
-        hinted_real(env, number)  # if data decide it, no guard fixes the other one
-    return plain(specialise_real(env, a, where), specialise_real(env, b, where))

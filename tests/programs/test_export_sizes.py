@@ -153,6 +153,8 @@ SIZES: dict[str, Callable[[Tensor], Any]] = {
     "rounded": lambda x: x[: round(x.shape[0] / 3)].sum(0),
     "logarithm": lambda x: x * (math.floor(math.log2(x.shape[0])) + 1),
     "root": lambda x: x[: int(x.shape[0] ** 0.5)].sum(0),
+    "root of an integer": lambda x: x[: math.isqrt(x.shape[0])].sum(0),
+    "compared floats": lambda x: x * 2 if x.shape[0] / 3 > 0.5 and x.shape[0] ** 0.5 != 2.0 else x,
     "filled": lambda x: torch.full((2, x.shape[0]), x.shape[0] / 7),
     "tensors": lambda x: (torch.as_tensor(x.shape[0]), torch.asarray([x.shape[0], 2]), x.new_tensor(x.shape[0])),
     "new-tensor": lambda x: x.new_tensor([[x.shape[0], 2.0], [x.shape[0] / 3, 1]]),

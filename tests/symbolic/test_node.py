@@ -24,8 +24,9 @@ from kiln.symbolic import (
     rel_le,
     to_sym,
 )
+from kiln.symbolic.comparisons import compare
 from kiln.symbolic.contiguity import LAYOUT_QUESTIONS
-from kiln.symbolic.values import Real, compare, decide_truth
+from kiln.symbolic.values import Real, decide_truth
 
 HERE = Location("model.py", 7, "forward")
 

@@ -71,13 +71,13 @@ def number_in_region(s: CaptureState, row: str, *args: Number) -> Made:
         return cast(torch.SymFloat, to_sym(Real(row, args), s.recorder.env))
     if row == "power" and args[0] == 2:
         return number_in_region(s, "lshift", 1, args[1])
-    known_row = row in ROUNDINGS or row == "bit_length" or are_integers(row, args)
+    known_row = row in ROUNDINGS or row in ("bit_length", "isqrt") or are_integers(row, args)
     if s.frame is None or not known_row or is_needed(s):
         return None
     known = s.part(Speculations).in_region
     if (row, args) not in known or known[row, args][0] not in s.recorder.calls:
         call = partial(s.recorder.call, stack=s.frame.locations())
-        dtype = torch.float64 if row in ROUNDINGS else torch.int64
+        dtype = torch.float64 if row in ROUNDINGS or row == "isqrt" else torch.int64
         tensors = [call(torch.scalar_tensor, (to_sym(arg, s.recorder.env),), {"dtype": dtype}) for arg in args]
         integer = integer_tensor(s, row, tensors)
         made = call(torch.Tensor.item, (integer,), {})
@@ -101,6 +101,9 @@ def integer_tensor(s: CaptureState, row: str, args: list[object]) -> FakeTensor:
 
     if row in ROUNDINGS:
         return of(torch.Tensor.to, of(ROUNDINGS[row], *args), torch.int64)
+    if row == "isqrt":  # the root of a size, which is less than 2**52, is not rounded up to an integer
+        assume(s, of(torch.ge, args[0], 0))
+        return of(torch.Tensor.to, of(torch.floor, of(torch.sqrt, *args)), torch.int64)
     if row == "bit_length":  # how often it can be halved
         halves = of(torch.bitwise_right_shift, of(torch.abs, *args), of(torch.arange, BITS))
         return of(torch.sum, of(torch.gt, halves, 0))

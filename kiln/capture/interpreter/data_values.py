@@ -40,11 +40,12 @@ from kiln.runtime.heard_warnings import hearing
 from kiln.support.errors import KilnError
 from kiln.support.location import Location
 from kiln.support.records import dataclass
+from kiln.symbolic.comparisons import compare
 from kiln.symbolic.env import DataDependentSize, FalseAssertion, NoHint
 from kiln.symbolic.expr import Expr, Symbol
 from kiln.symbolic.node import SymNode, from_sym
 from kiln.symbolic.relation import Relation, rel_eq
-from kiln.symbolic.values import AllOf, AnyOf, Given, Real, Truth, assume_truth, compare, invert, known_truth, truth_for
+from kiln.symbolic.values import AllOf, AnyOf, Given, Real, Truth, assume_truth, invert, known_truth, truth_for
 from kiln.tensor.spec import ScalarSpec
 
 LARGEST_SPECULATED = 64

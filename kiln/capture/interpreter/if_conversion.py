@@ -85,9 +85,10 @@ from kiln.graph.trace.storage_view import FakeStorage, root_of
 from kiln.runtime.control_flow import run_branch
 from kiln.support.records import dataclass
 from kiln.symbolic import Expr
+from kiln.symbolic.comparisons import compare
 from kiln.symbolic.node import SymNode
 from kiln.symbolic.relation import Relation
-from kiln.symbolic.values import Real, compare, known_truth
+from kiln.symbolic.values import Real, known_truth
 
 MOST_MEETINGS = 3
 """At so many places it is tried to join the sides."""

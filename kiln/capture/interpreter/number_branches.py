@@ -36,6 +36,7 @@ from kiln.graph.trace.log import Target
 from kiln.graph.trace.nested_graphs import NotNested
 from kiln.runtime.guards.constant import is_constant
 from kiln.support.records import dataclass
+from kiln.symbolic.comparisons import compare
 from kiln.symbolic.env import ConditionalNumber
 from kiln.symbolic.expr import Symbol
 from kiln.symbolic.node import SymNode, to_sym
@@ -46,7 +47,6 @@ from kiln.symbolic.values import (
     Truth,
     all_of,
     any_of,
-    compare,
     invert,
     known_truth,
     truth_as_number,
