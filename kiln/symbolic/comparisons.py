@@ -4,7 +4,7 @@
     s0 / s1 <= 0.75           4*s0 <= 3*s1
     sqrt(s0) * 0.7 < 2.1      s0 <= 8
 
-A quotient is compared with a short fraction by multiplying both sides. Any other real number that grows, or falls, with
+A quotient is compared with a short fraction by multiplying both sides. Another real number that grows, or falls, with
 one integer crosses a constant once at most: where it does is found by halving the range of the integer. Python's own
 functions are asked, so that the answer is theirs for each size, rounding included. What is left specialises the sizes.
 """
@@ -118,7 +118,7 @@ def by_crossing(env: ShapeEnv, op: str, value: Real, constant: float, below: boo
     found = monotone(env, value)
     if found is None or not env.has_hint(found.integer) or not are_sizes(env, found.integer):
         return None
-    compared = operator.lt if op == "lt" else operator.le
+    compared = COMPARISONS[op][1]
 
     def holds(number: int) -> bool:
         real = number_at(value, number)

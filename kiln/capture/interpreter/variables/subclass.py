@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, final
+from typing import cast, final
 
 import torch
 from torch._ops import OpOverload
@@ -303,15 +303,15 @@ class OperatorProbe(torch.Tensor):
 @cache
 def shown_function(target: Target) -> Target:
     """What `__torch_function__` gets for a method of tensors: `Tensor.mul` for `__rmul__`, `numel` for `nelement`."""
-    method: Any = getattr(torch.Tensor, target) if isinstance(target, str) else target
+    method = getattr(torch.Tensor, target) if isinstance(target, str) else target
     if getattr(method, "__objclass__", None) not in TENSOR_BASES or not callable(method):
         return target
     probe = torch.empty(0, device="cpu").as_subclass(OperatorProbe)
     for others in ((), (probe,)):
         with suppress(TypeError):
             found = method(probe, *others)
-            if isinstance(found, tuple) and callable(found[0]):  # else NotImplemented, or what a property gives
-                return found[0]
+            if isinstance(found, tuple):  # else NotImplemented
+                return cast(Target, found[0])
     return target
 
 
