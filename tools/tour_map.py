@@ -120,6 +120,7 @@ MAP = {
             "kiln/capture/interpreter/if_conversion.py",
             "take_both_sides",
         ),
+        ("When is a loop that data end a loop of the graph?", "kiln/capture/interpreter/data_loops.py", "take_loop"),
         (
             "When are both sides of an `if` on a number computed in front?",
             "kiln/capture/interpreter/number_branches.py",

@@ -28,11 +28,11 @@ def in_loop(x):
 
 
 def in_while(x):
-    n = 0
+    found = []
     while x.sum() < 10:
         x = x + 1
-        n += 1
-    return x, n
+        found.append(x)
+    return x, len(found)
 
 
 def in_with(x):

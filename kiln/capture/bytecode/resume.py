@@ -189,7 +189,7 @@ def resume_code(
     code = decoded.code
     items = parsed(code)
     positions = [index for index, item in enumerate(items) if isinstance(item, Instr)]
-    _set_depths(items, decoded)
+    set_depths(items, decoded)
     target = Label()
     head = Assembler(decoded.line(entry.target))
     if CLASS_CELL in code.co_freevars:
@@ -220,7 +220,7 @@ def resume_code(
     return head.finish(code, entry.parameters(), cells, kept, depth, code.co_flags & SUSPENDS)
 
 
-def _set_depths(items: list[Any], decoded: DecodedCode) -> None:
+def set_depths(items: list[Any], decoded: DecodedCode) -> None:
     """The library does not set the stack depth of exception regions; the exception table has it."""
     count = 0
     waiting: list[TryBegin] = []

@@ -47,6 +47,7 @@ from kiln.capture.interpreter.checks_before_writes import check_before_writes
 from kiln.capture.interpreter.codegen import BINDINGS, CodeWriter, emit_source, write_computed, write_number
 from kiln.capture.interpreter.computed_numbers import value_of_number
 from kiln.capture.interpreter.core import MISSING, SPECULATED_VALUES, CaptureState, Effect, Policy, Value
+from kiln.capture.interpreter.data_loops import loop_to_take
 from kiln.capture.interpreter.data_values import (
     Instruction,
     conditions,
@@ -435,6 +436,8 @@ def attempt(
             raise constant from None
         if (left := loops_left(s, raised.frames)) is not None:
             raise left from None
+        if (loop := loop_to_take(s, raised)) is not None:
+            raise loop from None
         stop = raised
     if (outside := break_before_modes(s) or break_before_levels(s)) is not None:
         raise outside

@@ -10,6 +10,7 @@ from kiln.capture.interpreter.breaks import DataDependentValue, GraphBreak
 from kiln.capture.interpreter.builtins.numpy_sizes import ConstantSizes, SizedArrays
 from kiln.capture.interpreter.changed_numbers import NumberChanges
 from kiln.capture.interpreter.core import CaptureState
+from kiln.capture.interpreter.data_loops import DataLoops, LoopInGraph
 from kiln.capture.interpreter.data_values import (
     GUARDED,
     LATER,
@@ -29,9 +30,20 @@ from kiln.support.records import dataclass
 from kiln.symbolic.relation import Relation
 
 Finding: TypeAlias = (
-    Outline | NumberChanges | LoopsLeft | WatchLifetimes | BreakBehind | ConstantSizes | SizesMatch | ValueNeeded
+    Outline
+    | NumberChanges
+    | LoopsLeft
+    | LoopInGraph
+    | WatchLifetimes
+    | BreakBehind
+    | ConstantSizes
+    | SizesMatch
+    | ValueNeeded
 )
-FINDINGS = (Outline, NumberChanges, LoopsLeft, WatchLifetimes, BreakBehind, ConstantSizes, SizesMatch, ValueNeeded)
+FINDINGS = (
+    *(Outline, NumberChanges, LoopsLeft, LoopInGraph, WatchLifetimes, BreakBehind, ConstantSizes, SizesMatch),
+    ValueNeeded,
+)
 """They end an attempt; the next one begins with them."""
 WITHOUT_VALUES = (Outline, NumberChanges, LoopsLeft, WatchLifetimes, BreakBehind, ConstantSizes)
 """Those that have nothing to do with values of tensors."""
@@ -49,6 +61,8 @@ class Findings:
     outlined: frozenset[types.CodeType] = frozenset()
     matching: frozenset[Relation] = frozenset()
     counted: frozenset[Instruction] = frozenset()
+    loops: dict[Instruction, LoopInGraph] = field(default_factory=dict)
+    """The loops to have in the graph, by their heads."""
     watching: bool = False
     sized_arrays: bool = True
     """Whether arrays of changing sizes are tensors of the region."""
@@ -58,6 +72,8 @@ class Findings:
         s.recorder.env.matching = self.matching
         s.part(Outlined).codes, s.part(Outlined).call = self.outlined, call_outlined
         s.part(Loops).counted = self.counted
+        for found in self.loops.values():
+            s.part(DataLoops).add(s, found.loop, found.skipped)
         s.part(DataSizes).known = self.sizes
         s.part(SizedArrays).traced = self.sized_arrays
         s.asked_is_compiling = self.asked_is_compiling
@@ -79,6 +95,10 @@ class Findings:
             self.stops[found.step.number, found.step.step] = found.stop
         elif isinstance(found, LoopsLeft):
             self.counted |= found.made_at
+        elif isinstance(found, LoopInGraph):
+            self.loops[found.loop.code, found.loop.head] = found
+            self.stops.clear()  # the one that is in the loop
+            self.needed = {at: reason for at, reason in self.needed.items() if found.is_apart(at)}
         else:
             self.outlined |= found.codes
 

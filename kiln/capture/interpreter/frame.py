@@ -181,6 +181,14 @@ CODES = CodeTable()
 
 @final
 @dataclass
+class Heads:
+    """What runs in place of instructions in this attempt: rows, by the `id` of the code and the instruction."""
+
+    rows: dict[int, dict[int, Row]] = field(default_factory=dict)
+
+
+@final
+@dataclass
 class Computing:
     """The instructions of an attempt at which torch calls were recorded, in whatever they call."""
 
@@ -233,6 +241,8 @@ class SymbolicFrame:
         self.state = state
         self.code = code
         self.decoded, self.rows = CODES.rows(code)
+        if (heads := state.part(Heads).rows) and id(code) in heads:
+            self.rows = [heads[id(code)].get(index, row) for index, row in enumerate(self.rows)]
         self.locals: dict[str, Value] = {}
         self.unread: dict[str, object] = {}
         """Variables that a resume function got and that were not read so far: no guard is on them."""

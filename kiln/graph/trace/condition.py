@@ -64,6 +64,8 @@ def computed_size(recorder: Recorder, symbol: Symbol) -> Node | None:
     if symbol not in reads:
         return None
     needed = _dependencies([reads[symbol].inputs[0]], reads)
+    if not _is_of_region(recorder, needed):
+        return None
     is_drawn = any([record.is_drawn for record in _records(recorder, needed)])
     is_bound = symbols_of(needed) - reads.keys() <= _bound_symbols(recorder.inputs)
     return reads[symbol].inputs[0] if is_bound and not is_drawn and all(map(_is_repeatable, needed)) else None
@@ -79,6 +81,12 @@ def _is_repeatable(node: Node) -> bool:
 def inputs_of(recorder: Recorder, root: Node) -> list[InputRecord]:
     """The inputs that a node is computed from."""
     return _records(recorder, _dependencies([root], _host_reads(recorder)))
+
+
+def _is_of_region(recorder: Recorder, needed: Iterable[Node]) -> bool:
+    """Whether the inputs among some nodes are those of the region, and not what turns of a loop get."""
+    known = {record.node for record in recorder.inputs}
+    return all([node in known for node in needed if node.op.name == "input"])
 
 
 def _records(recorder: Recorder, needed: Iterable[Node]) -> list[InputRecord]:
@@ -98,6 +106,8 @@ def _admitted(recorder: Recorder, root: Node, scalars: bool) -> Node | None:
     """`root`, if it can be computed before the region."""
     reads = _host_reads(recorder)
     needed = _dependencies([root], reads)
+    if not _is_of_region(recorder, needed):
+        return None
     if any([record.is_drawn for record in _records(recorder, needed)]):
         return None
     if not all(_is_admitted(node, scalars) for node in needed) or not _marks_only(recorder, needed, scalars):

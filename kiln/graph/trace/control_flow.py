@@ -65,7 +65,7 @@ def while_loop(
     inputs = [inputs_like(values, "state") for _ in target.logs]
     with scope():
         test = traced(recorder, target.logs[0], inputs[0], ())
-        body = traced(recorder, target.logs[1], inputs[1], (), packed=True)
+        body = traced(recorder, target.logs[1], inputs[1], (), packed=True, reads_sizes=True)
     require_same_outputs(recorder, values[:carried], body.outputs)
     recorder.emit.origin = origin
     outside = outside_values([test, body])
@@ -82,7 +82,8 @@ def scan(recorder: Calls, scope: Scope, target: ControlFlow, args: Sequence[Fake
     needs = [differentiated and (fake.requires_grad or (n < carried and is_real(fake))) for n, fake in enumerate(args)]
     inputs = turn_inputs(values, carried, end)
     with scope():
-        body = traced(recorder, target.logs[0], inputs, needs, packed=True, kept=carried if differentiated else 0)
+        kept = carried if differentiated else 0
+        body = traced(recorder, target.logs[0], inputs, needs, packed=True, kept=kept, reads_sizes=True)
     require_same_outputs(recorder, inputs[:carried], body.outputs[:carried])
     recorder.emit.origin = origin
     results = emit_scan(recorder, values, body, carried, target.rows)
@@ -197,7 +198,7 @@ class ScanBackward:
         with nested(recorder, inputs) as made:
             own = [*inputs[count:first], *inputs[first + len(stacked) :]]
             fakes = arguments(recorder, own, self.needs)
-            results = run_log(recorder, self.target.logs[0], fakes)
+            results = run_log(recorder, self.target.logs[0], fakes, sizes=made.sizes)
             tangents = [*inputs[: len(moving)], *inputs[first : first + len(stacked)]]
             given = dict(zip([*moving, *stacked], tangents, strict=True))
             roots = [(results[n], recorder.fake_of(node)) for n, node in given.items() if results[n].requires_grad]

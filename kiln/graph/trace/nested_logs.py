@@ -29,6 +29,7 @@ from kiln.runtime.eager_replay import SETTERS
 from kiln.support.location import Location
 from kiln.symbolic import Int, Symbol
 from kiln.symbolic.node import from_sym
+from kiln.symbolic.values import Real
 from kiln.tensor.spec import TensorSpec
 
 Scope = Callable[[], AbstractContextManager[None]]
@@ -139,13 +140,22 @@ def run_log(
             if sizes is not None and recorder.env.unbacked:
                 repeated = recorder._mode.repeated = sizes_made(recorder, call)
                 sizes.update(repeated)
-            successors.add(call.result, recorder.call(call.target, args, kwargs, stack=call.stack))
+            result = recorder.call(call.target, args, kwargs, stack=call.stack)
+            successors.add(call.result, result)
+            if isinstance(call.result, torch.SymFloat) and isinstance(result, torch.SymFloat):
+                read_again(recorder, call.result.node.value, result.node.value)
     finally:
         recorder._mode.repeated = []
         torch._C._set_grad_enabled(enabled)
     if any(fake.storage_view.storage.version for n, fake in enumerate(fakes) if n not in changes):
         raise WritesArgument("it changes a tensor from outside in place")
     return [successors.of(output) for output in log.outputs]
+
+
+def read_again(recorder: Calls, old: Real, new: Real) -> None:
+    """A float that the calls of a log have read of a tensor is from now on what the repeated call has read."""
+    found = recorder.emit.givens
+    found.update({before: found[now] for before, now in zip(old.givens(), new.givens(), strict=True)})
 
 
 def sizes_made(recorder: Calls, call: TorchCall) -> list[Symbol]:

@@ -1,0 +1,170 @@
+"""Loops of a code object, and the code of one turn as a function.
+
+    while x.norm() > limit:            def turn(x, n):
+        x, n = x / 2, n + 1       =>       x, n = x / 2, n + 1
+    return x, n                            if x.norm() > limit: return turn_ends(False, x, n)
+                                           return turn_ends(True, x, n)
+
+A turn ends at the head of its loop, or where all ways out of the loop meet. The code of a turn is that of the whole
+function with two returns in it; a resume function enters it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import CodeType
+from typing import final
+
+from kiln.capture.bytecode.assemble import SUSPENDS, Assembler, CellVar, Instr, arguments_of, parsed
+from kiln.capture.bytecode.decode import CONDITIONAL, JUMPS, DecodedCode
+from kiln.capture.bytecode.liveness import live_locals
+from kiln.capture.bytecode.postdominators import meeting_points, predecessors, successors
+from kiln.capture.bytecode.resume import CLASS_CELL, set_depths
+from kiln.support.records import dataclass
+
+NOT_IN_TURNS = frozenset(("DELETE_FAST", "DELETE_DEREF", "SEND", "YIELD_VALUE"))
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Loop:
+    """A loop: the instruction at its `head` (its FOR_ITER, or the first of the body of a `while`), where a turn begins,
+    where all ways out of it meet, and its instructions."""
+
+    code: CodeType
+    head: int
+    begin: int
+    after: int
+    body: frozenset[int]
+    changed: tuple[str, ...]
+    """The variables that a turn sets and that later turns, or the code behind the loop, may read."""
+    read_inside: frozenset[str]
+    """Those among others that a turn may read before it sets them."""
+    read_behind: frozenset[str]
+    reads_number: bool
+    """Whether the item of a FOR_ITER is read."""
+
+    @property
+    def is_for(self) -> bool:
+        return self.begin != self.head
+
+
+def loops_at(decoded: DecodedCode, at: int) -> list[Loop]:
+    """The loops that can be left from the instruction `at`, innermost first; a `while` from its first test, too."""
+    if decoded.code.co_flags & SUSPENDS or CLASS_CELL in decoded.code.co_freevars:
+        return []
+    ends: dict[int, list[int]] = {}
+    for index in range(len(decoded)):
+        inst = decoded.instruction(index)
+        if inst.name in JUMPS and inst.arg <= index:
+            ends.setdefault(inst.arg, []).append(index)
+    found = list[Loop]()
+    before = predecessors(successors(decoded)) if ends else []
+    for head, jumps in ends.items():
+        body = _body(head, jumps, before)
+        tests = [jump for jump in jumps if decoded.instruction(jump).name in CONDITIONAL]
+        is_first_test = at < head and any(decoded.line(jump) == decoded.line(at) for jump in tests)
+        if at in body or is_first_test:
+            found.extend(_loop(decoded, head, body))
+    return sorted(found, key=lambda loop: len(loop.body))
+
+
+def _body(head: int, jumps: list[int], before: list[list[int]]) -> frozenset[int]:
+    """The instructions that lead to one of the jumps back without passing the head."""
+    found, waiting = {head}, list(jumps)
+    while waiting:
+        index = waiting.pop()
+        if index not in found:
+            found.add(index)
+            waiting.extend(before[index])
+    return frozenset(found)
+
+
+def _loop(decoded: DecodedCode, head: int, body: frozenset[int]) -> Iterator[Loop]:
+    """The loop, if a turn of it can be a function."""
+    is_for = decoded.instruction(head).name == "FOR_ITER"
+    begin, after = head + is_for, _behind(decoded, head, body)
+    if not 0 <= after < len(decoded) or (
+        is_for and _past_jumps(decoded, decoded.instruction(head).arg, after) != after
+    ):
+        return
+    if any(decoded.handlers[index] != decoded.handlers[head] for index in body):
+        return
+    turn = [decoded.instruction(index) for index in _turn(decoded, begin, {head, after})]
+    written = {inst.arg for inst in turn if inst.name in ("STORE_FAST", "STORE_DEREF")}
+    if any(inst.name in NOT_IN_TURNS for inst in turn) or not written.isdisjoint(decoded.code.co_freevars):
+        return
+    live = live_locals(decoded)
+    read = live[begin] | live[after]
+    names = dict.fromkeys((*decoded.code.co_varnames, *decoded.code.co_cellvars))
+    changed = tuple([name for name in names if name in written and name in read])
+    first = decoded.instruction(begin)
+    reads_number = is_for and not (first.name == "STORE_FAST" and first.arg not in live[begin + 1])
+    yield Loop(decoded.code, head, begin, after, body, changed, live[begin], live[after], reads_number)
+
+
+def _behind(decoded: DecodedCode, head: int, body: frozenset[int]) -> int:
+    """The nearest instruction outside of the body that all ways from the head lead through; behind the last: none."""
+    meeting_points(decoded, head, 1)
+    at = decoded.facts.meetings[head][0]
+    while at in body:
+        at = decoded.facts.meetings[at][0]
+    return at
+
+
+def _past_jumps(decoded: DecodedCode, at: int, end: int) -> int:
+    seen = set[int]()
+    while at != end and at not in seen and decoded.instruction(at).name in ("JUMP", "NOP"):
+        seen.add(at)
+        at = decoded.instruction(at).arg if decoded.instruction(at).name == "JUMP" else at + 1
+    return at
+
+
+def _turn(decoded: DecodedCode, begin: int, ends: set[int]) -> list[int]:
+    """The instructions between the beginning of a turn and its ends."""
+    following, found, waiting = successors(decoded), set[int](), [begin]
+    while waiting:
+        index = waiting.pop()
+        if index not in found and index < len(decoded) and (index == begin or index not in ends):
+            found.add(index)
+            waiting.extend(following[index])
+    return sorted(found)
+
+
+def turn_code(decoded: DecodedCode, loop: Loop, ends: Callable[..., object]) -> tuple[CodeType, Callable[[int], int]]:
+    """The code of the function with calls of `ends` in it, with whether the loop is left and the changed variables; and
+    where the instructions of the function are in it."""
+    code = decoded.code
+    items = parsed(code)
+    set_depths(items, decoded)
+    made, count, lengths = list[object](), 0, dict[int, int]()
+    for item in items:
+        if isinstance(item, Instr):
+            if count in (loop.head, loop.after):
+                ending = _ending(decoded, loop, ends, is_left=count == loop.after)
+                lengths[count] = len(ending)
+                made.extend(ending)
+            count += 1
+        made.append(item)
+    body = Assembler(code.co_firstlineno)
+    body.items = made
+    depth = code.co_stacksize + len(loop.changed) + 8
+    found = body.finish(code, arguments_of(code), code.co_cellvars, code.co_freevars, depth)
+
+    def moved(index: int) -> int:
+        return index + sum(length for place, length in lengths.items() if place <= index)
+
+    return found, moved
+
+
+def _ending(decoded: DecodedCode, loop: Loop, ends: Callable[..., object], *, is_left: bool) -> list[object]:
+    cells = {*decoded.code.co_cellvars}
+    ending = Assembler(decoded.line(loop.after if is_left else loop.head))
+    ending.const(ends).const(is_left)
+    for name in loop.changed:
+        if name in cells:
+            ending.op("LOAD_DEREF", CellVar(name))
+        else:
+            ending.op("LOAD_FAST", name)
+    ending.call(len(loop.changed) + 1).op("RETURN_VALUE")
+    return ending.items
