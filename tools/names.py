@@ -71,7 +71,7 @@ def check_banned_names(found: list[Module], limits: Limits) -> Iterator[str]:
 
 
 def check_budgets(found: list[Module], limits: Limits) -> Iterator[str]:
-    """Counts that may only fall: lines of the package, the word `Any`, loop variables called `one`."""
+    """No count is above its ceiling: lines of the package, the word `Any`, loop variables called `one`."""
     text = {module.file: module.path.read_text() for module in found}
     counts = {
         "lines": lines_of_code(),

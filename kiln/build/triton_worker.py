@@ -28,7 +28,7 @@ from typing import Any
 from kiln.build.triton_compile import compile_source
 from kiln.support.optional import MissingPackage
 
-IDLE_SECONDS = 60.0
+IDLE_SECONDS = 60.0  # after so long without a request, the server and a worker end
 STARTER = "import sys; sys.path[:] = {path!r}; from kiln.build.triton_worker import {function}; {function}({at})"
 """A program for `python -c`."""
 CONTROL = 0

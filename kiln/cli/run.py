@@ -19,7 +19,7 @@ from pathlib import Path
 import kiln.api as api
 from kiln.report import Report
 
-SCHEMA = 1
+SCHEMA = 1  # the form of the JSON
 MAX_SHOWN = 5
 """Reports that are shown in full: those that took longest."""
 

@@ -29,7 +29,7 @@ from kiln.graph.ir.size_oracle import GuardFreeOracle
 from kiln.pipeline.reproduce import Constants, with_tangents
 from kiln.tensor.spec import TensorSpec
 
-TRIALS = 200
+TRIALS = 200  # graphs that are run; then the smallest so far is the answer
 Fails = Callable[[Graph, Sequence[object]], bool]
 Case = tuple[Graph, list[object]]
 

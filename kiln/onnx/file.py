@@ -16,7 +16,7 @@ import torch
 from kiln.onnx.dtypes import ONNX_DTYPES
 from kiln.onnx.model import Attribute, OnnxModel, OnnxNode, OnnxValue
 
-IR_VERSION = 8
+IR_VERSION = 8  # of the format that belongs to opset 18
 LARGEST = 2**31 - 2**24
 """Of a file with its weights, with room for the rest of it."""
 ALIGNMENT = 4096

@@ -24,7 +24,7 @@ from kiln.tensor.spec import TensorSpec
 ONNX_RULES: Column[OnnxRule] = PRIMS.column("onnx")
 rule = ONNX_RULES
 LOG2_E, LOG10_E = 1.4426950408889634, 0.4342944819032518
-LAST = 2**63 - 1
+LAST = 2**63 - 1  # an end beyond every axis
 MOST_NUMBERS = 4096
 """Of positions that are written one by one."""
 

@@ -27,7 +27,7 @@ from kiln.packages.errors import DamagedPackage, UntrustedPackage
 from kiln.packages.manifest import ALIGNMENT, DIGEST_BYTES, Part
 from kiln.support.records import dataclass
 
-DATE = (1980, 1, 1, 0, 0, 0)
+DATE = (1980, 1, 1, 0, 0, 0)  # of each member: equal contents are equal files
 LOCAL_HEADER = struct.Struct("<4s22xHH")
 """Signature, lengths of the name and of the extra field."""
 EXTRA = struct.Struct("<HH")

@@ -20,12 +20,10 @@ import torch
 from kiln.capture.bytecode.resume import is_result
 from kiln.runtime.guards.guard import Guard, GuardKind
 from kiln.runtime.guards.source import ItemSource, LocalSource, Source, SourceTexts
+from kiln.symbolic.expr import LARGEST_NUMBER
 from kiln.symbolic.policy import NO_MARKS, DimChoice, DimKind, DimPolicy, ScalarPolicy, read_marks
 
-SYMBOL_VALUES = range(-(1 << 62) + 1, 1 << 62)
-"""Integers that may be symbols: all stages count in 64 bits."""
-
-
+SYMBOL_VALUES = range(-LARGEST_NUMBER + 1, LARGEST_NUMBER)
 INDEX = re.compile(r"\[\d+\]")
 
 MOST_COMPILED = 4

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PATIENCE = 300.0
 """Seconds that a rank waits for another one's compile."""
-MOST_VARIANTS = 16
+MOST_VARIANTS = 16  # of one key: those whose guards do not fit the call of this rank are passed over
 NOT_YET = "it runs this call eager"
 Made = TypeVar("Made")
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 NAMESPACE = "kiln_cudnn"
 LAYERS, BACKWARD = f"{NAMESPACE}.layers.default", f"{NAMESPACE}.layers_backward.default"
-LSTM = 2
+LSTM = 2  # as torch numbers kinds of recurrent layers
 OPTIONS = "int mode, bool biases, bool train, bool bidirectional"
 LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 LIBRARY.define(f"layers(Tensor x, Tensor[] weights, Tensor hx, Tensor? cx, {OPTIONS}) -> Tensor[]")

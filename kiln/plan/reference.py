@@ -25,7 +25,7 @@ from kiln.symbolic import Expr, Int, evaluate
 from kiln.tensor.spec import TensorSpec, eager_strides
 from kiln.tensor.strided_view import strided_view
 
-SCRATCH_ALIGNMENT = 64
+SCRATCH_ALIGNMENT = 64  # as C++ kernels ask (`ALIGN` of loops/codegen/cpp/writer.py)
 
 DeviceLaunch = Callable[[Kernel, Sequence[torch.Tensor], Sequence[int], Sequence[float], Sequence[int]], None]
 """(kernel, tensors, ints, floats, grid): what runs a kernel of a GPU."""

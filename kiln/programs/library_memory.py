@@ -23,7 +23,7 @@ from kiln.graph.prims.table import Kind
 from kiln.symbolic import Int, is_static
 from kiln.tensor.spec import Spec, TensorSpec
 
-FEW_CHANNELS = 4
+FEW_CHANNELS = 4  # at most so many are read where they are
 
 
 def block() -> int:

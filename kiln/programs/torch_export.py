@@ -44,7 +44,7 @@ FxNode = torch.fx.Node
 PREFIXES = {"parameter": "p_", "buffer": "b_", "constant": "c_"}
 CONSTANTS_OF_TORCH = (type(None), bool, int, float, str, torch.dtype, torch.device)
 """What torch keeps of an argument that is no tensor."""
-MOST_TRIES = 20_000
+MOST_TRIES = 20_000  # combinations of sizes
 USUAL_SIZE, SPREAD = 7, 40
 """The first size that is tried for a symbol, so that few of its expressions are 0 or 1, and how many more."""
 FUNCTIONS: Mapping[object, Callable[..., object]] = {min: torch.sym_min, max: torch.sym_max}

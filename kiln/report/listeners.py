@@ -18,7 +18,7 @@ from tqdm import tqdm
 from kiln.support.errors import KilnError
 from kiln.support.events import Event
 
-PATIENCE_SECONDS = 2.0
+PATIENCE_SECONDS = 2.0  # shorter compiles show no bar
 REDRAW_SECONDS = 0.1
 
 

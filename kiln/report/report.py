@@ -23,10 +23,10 @@ from typing import final
 from kiln.support.events import Event
 from kiln.support.records import dataclass
 
-SCHEMA = 1
+SCHEMA = 1  # the form of the JSON
 SHOWN = 8
 """Distinct entries of each section: what ran eager, recompiles, breaks, notes. None crowds out another."""
-SHOWN_STAGES = 6
+SHOWN_STAGES = 6  # those that took longest; the others are one sum
 
 
 @final

@@ -33,7 +33,7 @@ from kiln.support.errors import KilnError
 from kiln.support.replaced_file import remove_file
 from kiln.tensor.encoding import decode_tensor, encode_tensor
 
-VERSION = 5
+VERSION = 5  # of the manifest
 
 
 class WrongMachine(KilnError, RuntimeError):

@@ -10,13 +10,12 @@ from collections.abc import Callable
 
 import torch
 
+from kiln.symbolic.expr import LARGEST_NUMBER
+
 
 def number_tensor(value: float) -> torch.Tensor:
     """A tensor of rank 0."""
     return torch.scalar_tensor(value, dtype=torch.float64, device="cpu")
-
-
-LARGEST = 1 << 62
 
 
 def attempted(function: Callable[..., float], *numbers: float) -> float | None:
@@ -25,7 +24,7 @@ def attempted(function: Callable[..., float], *numbers: float) -> float | None:
         result = function(*numbers)
     except (ArithmeticError, ValueError, TypeError):
         return None
-    return result if type(result) is float or (type(result) is int and 0 <= result <= LARGEST) else None
+    return result if type(result) is float or (type(result) is int and 0 <= result <= LARGEST_NUMBER) else None
 
 
 def computed(kind: type[int | float], function: Callable[..., float], *numbers: float) -> float | None:

@@ -24,6 +24,9 @@ from typing import TypeAlias, TypeGuard, cast, final
 import kiln.symbolic.terms as poly
 from kiln.symbolic.tables import InternTable, Memo
 
+LARGEST_NUMBER = 1 << 62
+"""No larger integer of a program is a symbol: all stages count in 64 bits, which the sum of two smaller ones has."""
+
 
 class Expr:
     """A non-constant integer expression; made by operators and `symbol`, never by its constructor."""

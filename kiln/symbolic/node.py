@@ -21,7 +21,7 @@ from kiln.support.location import Location
 from kiln.symbolic.comparisons import compare
 from kiln.symbolic.contiguity import LAYOUT_QUESTIONS
 from kiln.symbolic.env import ShapeEnv
-from kiln.symbolic.expr import Expr, Int, sym_max, sym_min, terms_of
+from kiln.symbolic.expr import LARGEST_NUMBER, Expr, Int, sym_max, sym_min, terms_of
 from kiln.symbolic.generic_layouts import decide_layout
 from kiln.symbolic.relation import Relation, rel_le
 from kiln.symbolic.values import (
@@ -80,10 +80,7 @@ def _arithmetic(op: str, on_ints: Callable[[Int, Int], Int]) -> Binary:
 
 
 GROWING = frozenset({"mul", "pow"})
-LARGEST = 1 << 62
-
-
-MOST_TERMS = 64
+MOST_TERMS = 64  # of a product; see `require_few_terms`
 
 
 class NumberTooLarge(OverflowError):
@@ -105,10 +102,10 @@ def require_fit(env: ShapeEnv, value: Int, where: Location | None) -> None:
     """
     if not isinstance(value, Expr) or env.unbounded.isdisjoint(value.free_symbols()) or not env.has_hint(value):
         return
-    if not -LARGEST <= env.hint(value) <= LARGEST:
+    if not -LARGEST_NUMBER <= env.hint(value) <= LARGEST_NUMBER:
         raise NumberTooLarge(f"{value} does not fit 64 bits")
-    env.decide(rel_le(value, LARGEST), where)
-    env.decide(rel_le(-LARGEST, value), where)
+    env.decide(rel_le(value, LARGEST_NUMBER), where)
+    env.decide(rel_le(-LARGEST_NUMBER, value), where)
 
 
 def _on_reals(op: str) -> Binary:

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-MEMO_LIMIT = 1 << 16
+MEMO_LIMIT = 1 << 16  # entries; a full table begins anew
 
 
 class Table(Protocol):

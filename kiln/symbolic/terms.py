@@ -28,7 +28,7 @@ Monomial = tuple[A, ...]
 Term = tuple[Monomial[A], int]
 Terms = tuple[Term[A], ...]
 
-MAX_QUOTIENT_TERMS = 64
+MAX_QUOTIENT_TERMS = 64  # what is left then is the rest
 
 
 def _atom_key(atom: Sortable) -> SortKey:

@@ -34,6 +34,7 @@ from kiln.runtime.guards.source import ItemSource, Source
 from kiln.runtime.guards.state import current_state
 from kiln.support.location import Location
 from kiln.support.records import dataclass
+from kiln.symbolic.expr import LARGEST_NUMBER
 
 UNKNOWN = object()
 """The value where only its text is known."""
@@ -154,7 +155,7 @@ def equal_hint(value: object, expected: object) -> str:
     if isinstance(expected, bool) or isinstance(value, bool):
         return FLAG_HINT
     if isinstance(expected, int | float) and isinstance(value, int | float):
-        return LARGE_HINT if isinstance(value, int) and abs(value) >= LARGEST else NUMBER_HINT
+        return LARGE_HINT if isinstance(value, int) and abs(value) >= LARGEST_NUMBER else NUMBER_HINT
     return HINTS[GuardKind.EQUALS]
 
 
@@ -287,7 +288,6 @@ STRIDE_HINT = "call `.contiguous()` on the input, or always pass it in one memor
 FLAG_HINT = "nothing, if it has few values, as `training` does: each has a variant"
 NUMBER_HINT = "nothing: a number that has changed is an input from then on. If it comes again, pass it as a tensor"
 LARGE_HINT = "an integer of more than 62 bits is no input: pass it as a tensor, or what the function needs of it"
-LARGEST = 1 << 62
 WORDS: dict[GuardKind, str] = {
     GuardKind.IS: "the object {}",
     GuardKind.LENGTH: "of length {}",

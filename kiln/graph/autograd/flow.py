@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import final
 
-INFINITE = 1 << 60
+INFINITE = 1 << 60  # the capacity of edges that no minimum cut contains
 
 
 @final

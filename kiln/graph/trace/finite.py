@@ -26,7 +26,7 @@ OF_EQUALS = {"eq": True, "ne": False}
 BELOW, ABOVE = frozenset({"lt", "le"}), frozenset({"gt", "ge"})
 KEEP = frozenset({"any", "all", "amax", "amin", "full", "clone", "reshape"})
 """Ops that give the number that all elements of their operand are."""
-MOST_NODES = 4096
+MOST_NODES = 4096  # with more behind a question, the answer is not known
 
 
 def truth_if_finite(root: Node) -> bool | None:

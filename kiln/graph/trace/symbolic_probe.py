@@ -24,6 +24,7 @@ Point = Mapping[Symbol, int]
 Part = TensorSpec | ScalarSpec | None
 
 MOST_SYMBOLS, FEWEST_POINTS, MOST_POINTS = 4, 3, 5
+"""Symbols of a probe, and points that an expression has to fit; at fewer, several expressions give the same numbers."""
 SMALLEST, SMALLEST_OF_INDICES = 2, 4
 """The latter is more than the integers of a probe, which may be indices that a kernel does not check."""
 MODEST = 64

@@ -19,9 +19,7 @@ import torch
 
 Tensor = torch.Tensor
 
-MULTIPLIER = 0xD256D193
-KEY_STEP = 0x9E3779B9
-ROUNDS = 10
+MULTIPLIER, KEY_STEP, ROUNDS = 0xD256D193, 0x9E3779B9, 10  # those of the paper
 SECOND = -(1 << 63)
 """Of a counter, for the second number of a pair."""
 _WORD = 0xFFFFFFFF

@@ -24,7 +24,7 @@ from kiln.loops.body.indexing import symbols_of
 from kiln.loops.codegen.printed_kernel import PrintedKernel
 from kiln.loops.kernel.analyses import launch_grain, launch_units
 from kiln.loops.kernel.kernel import KernelIR
-from kiln.loops.kernel.launches.program import Allocation, KernelLaunch, KernelProgram, NestedCall
+from kiln.loops.kernel.launches.program import ALIGNMENT, Allocation, KernelLaunch, KernelProgram, NestedCall
 from kiln.loops.program import nodes
 from kiln.loops.program.nodes import Buffer, BufferArg, Extern, LoopOutput
 from kiln.plan import steps
@@ -38,7 +38,6 @@ from kiln.tensor.spec import TensorSpec
 KernelWriter = Callable[[KernelIR, tuple[bool, ...], int], PrintedKernel]
 """Prints a kernel for so many rows; the flags say which arguments always start at a multiple of `ALIGNMENT`
 bytes, or are one."""
-ALIGNMENT = 16
 
 
 class UnboundSymbol(KilnError):

@@ -20,7 +20,7 @@ from typing import final
 from kiln.loops.fusion.dependencies import is_check
 from kiln.loops.fusion.lifetimes import ScheduledStep
 from kiln.loops.fusion.overlap import changes
-from kiln.loops.kernel.launches.program import LONGEST_ROW, KernelLaunch
+from kiln.loops.kernel.launches.program import ALIGNMENT, LONGEST_ROW, KernelLaunch
 from kiln.loops.program.analyses import memory_of, symbols_used
 from kiln.loops.program.nodes import Buffer
 from kiln.support.records import dataclass
@@ -30,8 +30,6 @@ from kiln.tensor.size_hint import size_hint
 
 MOST_HELD = 1 << 22
 """Bytes of temporaries that are made earlier or freed later for one table."""
-ALIGNMENT = 16
-"""What divides a size decides how wide a GPU accesses memory."""
 MOST_PARAMETERS = 480
 """Of a launch on a GPU: its parameters have 4,096 bytes."""
 

@@ -46,7 +46,7 @@ FRESH_CALLS = frozenset({
 MADE_BY_LOOPS = frozenset({Kind.POINTWISE, Kind.REDUCTION, Kind.SCAN, Kind.SCATTER, Kind.CREATE, Kind.DATA_MOVEMENT})
 MANY_PARTS = 4
 """So many updates of parts of a value that is no input pay for storing it first; fewer are computed with it."""
-NEVER = 1 << 60
+NEVER = 1 << 60  # behind all positions
 
 
 @final

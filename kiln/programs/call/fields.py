@@ -16,6 +16,7 @@ from kiln.programs.call.errors import DamagedProgram
 Kind = TypeVar("Kind")
 LARGEST = 1 << 48
 """Above all sizes of tensors."""
+LARGEST_RANK = 64  # of a tensor in torch
 Json = Union[None, bool, int, float, str, Sequence["Json"], Mapping[str, "Json"]]  # noqa: UP007
 
 

@@ -11,13 +11,12 @@ from collections.abc import Sequence
 import torch
 
 from kiln.programs.call.errors import DamagedProgram
-from kiln.programs.call.fields import LARGEST, Fields, Json
+from kiln.programs.call.fields import LARGEST, LARGEST_RANK, Fields, Json
 from kiln.symbolic import Expr, Int, Symbol, parse_int
 from kiln.tensor.dtypes import DTYPE_NAMES, DTYPES_BY_NAME
 from kiln.tensor.spec import ScalarSpec, TensorSpec
 
 SCALARS: dict[str, type[int] | type[float] | type[bool]] = {"int": int, "float": float, "bool": bool}
-LARGEST_RANK = 64
 
 
 def spec_to_json(spec: TensorSpec | ScalarSpec) -> Json:

@@ -18,7 +18,7 @@ from typing import final
 import torch
 
 from kiln.programs.call.errors import DamagedProgram, NotSavable
-from kiln.programs.call.fields import LARGEST, Fields, Json, read_json
+from kiln.programs.call.fields import LARGEST, LARGEST_RANK, Fields, Json, read_json
 from kiln.support.records import dataclass
 from kiln.tensor.content import element_view
 
@@ -121,7 +121,8 @@ def _tensor_place(name: str, entry: Json, start: int, size: int) -> TensorPlace:
     offsets = list(fields.items("data_offsets"))
     fields.finish()
     count = math.prod(shape)
-    if any(type(dim) is not int or not 0 <= dim < LARGEST for dim in shape) or count >= LARGEST or len(shape) > 64:
+    is_size = [type(dim) is int and 0 <= dim < LARGEST for dim in shape]
+    if not all(is_size) or count >= LARGEST or len(shape) > LARGEST_RANK:
         raise DamagedProgram(problem=f"tensor {name[:40]!r} has the shape {str(list(shape))[:80]}")
     end = start + count * dtype.itemsize
     if offsets != [start, end] or end > size:

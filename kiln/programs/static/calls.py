@@ -29,7 +29,7 @@ PIXELS = 96
 """That a convolution computes at a time."""
 
 
-LEFT_ROWS, LEFT_DEPTH = 288, 512
+LEFT_ROWS, LEFT_DEPTH = 288, 512  # ROW_BLOCK (where it is larger) and DEPTH_BLOCK of kernels/product.h
 LEAST_PACKED = 256
 """Columns for which a left operand is packed."""
 

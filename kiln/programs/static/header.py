@@ -32,7 +32,7 @@ C_TYPES = {
 }  # fmt: skip
 MESSAGES = ("done", "an index is out of range", "division by zero", "a pointer is missing or not aligned",
             "the arena is too small, or not aligned to 64 bytes")  # fmt: skip
-LARGEST = 1 << 60
+LARGEST = 1 << 60  # bytes; sums of several have 64 bits
 UNBOUNDED = (1 << 31, 1 << 24, 1 << 20, 1 << 16, 1 << 12)
 """The largest value of symbols whose range has no end: the first for which no number of bytes overflows."""
 

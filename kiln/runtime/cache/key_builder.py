@@ -16,7 +16,7 @@ from typing import final
 
 from kiln.runtime.cache.store import DiskStore, content_key
 
-LONGEST_SHOWN = 80
+LONGEST_SHOWN = 80  # characters of a part in an explanation
 
 
 @final

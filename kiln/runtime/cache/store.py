@@ -45,10 +45,10 @@ HEADER = struct.Struct("<8sQ32s")
 OWN_FILES = re.compile(r"[a-z]+/(..)/(\1[^./]*|tmp\w+\.part)")
 """The files that a sweep may remove, relative to the folder: it may be one that holds other things too."""
 DEFAULT_MAX_BYTES = 4 << 30
-MARK_USED_AFTER = 3600.0
-SWEEP_EVERY_BYTES = 64 << 20
-SWEEP_TO = 0.8
-ABANDONED_AFTER = 3600.0
+MARK_USED_AFTER = 3600.0  # seconds; a read that comes earlier writes nothing
+SWEEP_EVERY_BYTES = 64 << 20  # counted over the writes of this process
+SWEEP_TO = 0.8  # of `max_bytes`, so that the next write does not sweep again
+ABANDONED_AFTER = 3600.0  # seconds; no writer of a partial file takes as long
 
 
 def content_key(*parts: bytes | str) -> str:

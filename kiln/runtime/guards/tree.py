@@ -14,6 +14,7 @@ from __future__ import annotations
 import builtins
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from inspect import CO_VARARGS, CO_VARKEYWORDS
 from types import FunctionType
 from typing import TypeVar, final
 
@@ -85,7 +86,7 @@ class BadGuard(ValueError):
 def _local_slots(function: FunctionType) -> dict[str, int]:
     code = function.__code__
     count = code.co_argcount + code.co_kwonlyargcount
-    count += bool(code.co_flags & 4) + bool(code.co_flags & 8)  # *args, **kwargs
+    count += bool(code.co_flags & CO_VARARGS) + bool(code.co_flags & CO_VARKEYWORDS)
     return {name: slot for slot, name in enumerate(code.co_varnames[:count])}
 
 

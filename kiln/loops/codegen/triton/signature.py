@@ -20,7 +20,7 @@ _TYPES = {
     torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.uint16: "u16",
     torch.uint32: "u32", torch.uint64: "u64", torch.bool: "i1",
 }  # fmt: skip
-_MOST = (1 << 31) - (1 << 16)
+_MOST = (1 << 31) - (1 << 16)  # masked points of the last block lie beyond the last element
 _PASSED = frozenset((torch.float64, torch.float32, torch.int64, torch.int32))
 """Types in which a launch passes a number itself."""
 

@@ -21,6 +21,8 @@ from kiln.loops.program.nodes import Buffer, Extern, LoopOutput
 from kiln.support.records import dataclass
 from kiln.symbolic import Int, Symbol
 
+ALIGNMENT = 16
+"""What divides an address in bytes, or a size, decides how wide a GPU accesses memory."""
 LONGEST_ROW = 1 << 18
 """The largest size of a row of a table on a GPU: a larger tensor is worth a launch of its own."""
 

@@ -38,7 +38,7 @@ COMBINE: Mapping[ReduceOp, str] = {
 }  # fmt: skip
 """Primitives that combine two partial results."""
 BEST = {ReduceOp.ARGMAX: ReduceOp.MAX, ReduceOp.ARGMIN: ReduceOp.MIN}
-NO_INDEX = (1 << 63) - 1
+NO_INDEX = (1 << 63) - 1  # loses against each index in a minimum
 
 
 @final
