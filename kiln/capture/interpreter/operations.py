@@ -22,6 +22,7 @@ from kiln.capture.interpreter.breaks import NotConstant
 from kiln.capture.interpreter.computed_numbers import computed_number, with_constant
 from kiln.capture.interpreter.core import MISSING, OPERATORS, CaptureState, Operator, Token, Value
 from kiln.capture.interpreter.data_values import assume, assume_integer, is_needed, likely_truth
+from kiln.capture.interpreter.hashing import set_element
 from kiln.capture.interpreter.native_calls import natives
 from kiln.capture.interpreter.speculation import (
     Number,
@@ -561,7 +562,7 @@ def contains(s: CaptureState, container: Value, item: Value) -> bool:
         return bool(fold(s, operator.contains, native.constant(s), item.constant(s)).constant(s))
     if native.is_constant and native.python_type() is frozenset:
         guard_identity(s, item)  # the items have no paths with which its own could be compared
-        return item.key(s) in native.constant(s)
+        return set_element(s, item) in native.constant(s)
     if isinstance(native, Tensor):
         if s.function_modes or not (isinstance(item, Tensor) or is_number(item)):
             return record(s, "__contains__", [native, item], {}).truth(s)
@@ -575,9 +576,9 @@ def searched(s: CaptureState, item: Value) -> Token:
     """The token of what is looked for in a set: a set stands for the frozenset with its items."""
     native = item.native if isinstance(item, Object) and item.native is not None else item
     if not isinstance(native, Set) or not issubclass(native.cls, set):
-        return item.key(s)
+        return set_element(s, item)
     is_hashed = s.classes.lookup(item.python_type(), "__hash__") not in (None, (set, None))
-    return item.key(s) if is_hashed else Set(dict(native.items(s)), frozenset).key(s)
+    return set_element(s, item) if is_hashed else Set(dict(native.items(s)), frozenset).key(s)
 
 
 CONVERTERS: dict[str, Callable[[object], object]] = {"s": str, "r": repr, "a": ascii}

@@ -11,6 +11,7 @@ from typing import TypeVar
 from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.builtins.functions import fill, sort
 from kiln.capture.interpreter.core import OPERATORS, Args, CaptureState, Handler, Kwargs, Value, handles
+from kiln.capture.interpreter.hashing import dict_key, set_element
 from kiln.capture.interpreter.native_calls import natives
 from kiln.capture.interpreter.operations import compare, contains, equal, fold, same, searched
 from kiln.capture.interpreter.pure import is_written_in_c
@@ -235,7 +236,7 @@ def dict_get_item(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if not isinstance(target, Dict):
         return natives(s).call(dict.__getitem__, args, kwargs)
     if isinstance(owner, Object) and s.classes.lookup(owner.cls, "__missing__") is not None:
-        found = target.find(s, key.key(s))
+        found = target.find(s, dict_key(s, key))
         return found if found is not None else s.call_special(owner, "__missing__", [key], {})
     return target.get_item(s, key)
 
@@ -354,12 +355,12 @@ def move_to_end(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> No
 @handles(dict.fromkeys)
 def dict_fromkeys(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     value = args[1] if len(args) > 1 else NONE
-    return Dict({key.key(s): (key, value) for key in all_items(s, args[0])})
+    return Dict({dict_key(s, key): (key, value) for key in all_items(s, args[0])})
 
 
 @method(Set, (set,), "add")
 def set_add(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> None:
-    key = args[0].key(s)
+    key = set_element(s, args[0])
     if key not in target.items(s):
         target.change(s)[key] = args[0]
 

@@ -30,6 +30,7 @@ from kiln.capture.interpreter.core import (
     wraps,
 )
 from kiln.capture.interpreter.effects import Container, emit_attribute, note_change
+from kiln.capture.interpreter.hashing import dict_key
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.hashed_key import (
     is_hashed_by_program,
@@ -305,7 +306,7 @@ def resolve_stores(s: CaptureState, mapping: Dict) -> None:
     """Guard the keys of stores, now that an item is read."""
     pending, mapping._pending = mapping._pending, []
     for key, value in pending:
-        token = key.key(s)
+        token = dict_key(s, key)
         mapping._found[token] = value
         mapping._stored.setdefault(token, key)
 
@@ -331,11 +332,11 @@ def found_at(s: CaptureState, mapping: Dict, key: Value) -> Value | None:
 def token_in(s: CaptureState, mapping: Dict, key: Value) -> Token:
     """The token of a key. A number of a new hook, which is an input of the region, differs from the keys there are."""
     if not key.is_torch or key.python_type() is not int or not has_counted_keys(mapping.source):
-        return key.key(s)
+        return dict_key(s, key)
     guard_keys(s, mapping)
     items = mapping.items(s)
     if len(items) > MOST_COMPARED:
-        return key.key(s)
+        return dict_key(s, key)
     equal = (token for token, (known, _) in items.items() if s.model.equal(s, key, known))
     return next(equal, key)
 

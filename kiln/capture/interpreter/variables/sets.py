@@ -23,6 +23,7 @@ from kiln.capture.interpreter.core import (
     wraps,
 )
 from kiln.capture.interpreter.effects import Container, note_change
+from kiln.capture.interpreter.hashing import set_element
 from kiln.capture.interpreter.process_hashes import guard_hashes
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.hashed_key import (
@@ -276,7 +277,7 @@ def iterated(s: CaptureState, values: Args) -> list[Value]:
 
 def tokens_of(s: CaptureState, value: Value) -> dict[Token, Value]:
     """The items of an iterable by their tokens; of a set in any order."""
-    return value.items(s) if isinstance(value, Set) else {item.key(s): item for item in all_items(s, value)}
+    return value.items(s) if isinstance(value, Set) else {set_element(s, item): item for item in all_items(s, value)}
 
 
 def real_items(s: CaptureState, value: Value) -> Iterable[Token]:
