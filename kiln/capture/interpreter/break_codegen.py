@@ -38,6 +38,7 @@ from kiln.capture.bytecode.versions import TABLE
 from kiln.capture.interpreter.breaks import DebuggerCall, FrameInspection, GraphBreak, NotResumable, UnsupportedValue
 from kiln.capture.interpreter.changed_numbers import note_made, note_passed
 from kiln.capture.interpreter.codegen import CodeWriter
+from kiln.capture.interpreter.context_methods import method_of
 from kiln.capture.interpreter.control_flow import plain_operator
 from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Value
 from kiln.capture.interpreter.effects import contents_key
@@ -89,7 +90,7 @@ WITH_NULL: dict[str, Callable[[Assembler, str], object]] = {
     "LOAD_METHOD": lambda body, name: body.op("LOAD_ATTR", name),
     "LOAD_GLOBAL_CALL": lambda body, name: body.global_(name),
     "LOAD_SUPER_METHOD": lambda body, name: body.super_attr(name),
-    "LOAD_SPECIAL": lambda body, name: body.const(partial(special_method_of, name)).op("SWAP", 2).call(1),
+    "LOAD_SPECIAL": lambda body, name: body.const(partial(method_of, name)).op("SWAP", 2).call(1),
 }
 """Instructions that push a NULL beside their value are written without it; the resume function pushes it."""
 
@@ -694,17 +695,6 @@ def write_leaving(
 def leave_with(leave: Callable[..., object], error: BaseException) -> object:
     """Called by transformed code."""
     return leave(type(error), error, error.__traceback__)
-
-
-def special_method_of(name: str, manager: object) -> object:
-    """A method of a context manager, looked up on its class. Called by transformed code."""
-    kind = type(manager)
-    for base in kind.__mro__:
-        if name in base.__dict__:
-            found = base.__dict__[name]
-            return found.__get__(manager, kind) if hasattr(type(found), "__get__") else found
-    protocol = "asynchronous context manager" if name.startswith("__a") else "context manager"
-    raise TypeError(f"'{kind.__name__}' object does not support the {protocol} protocol (missed {name} method)")
 
 
 def write_handler(breaking: BreakWriter, index: int, handler: Handler) -> None:

@@ -18,6 +18,11 @@ Found = tuple[type, Any]
 """The class that defines a name, and its entry in the class's dict."""
 
 
+def full_name(cls: type) -> str:
+    """As errors of CPython 3.14 name a class."""
+    return cls.__qualname__ if cls.__module__ in ("builtins", "__main__") else f"{cls.__module__}.{cls.__qualname__}"
+
+
 TENSOR_CLASSES: dict[type, Source] = {
     torch.Tensor: ModuleGlobalSource("torch", "Tensor"),
     torch.nn.Parameter: ModuleGlobalSource("torch.nn.parameter", "Parameter"),

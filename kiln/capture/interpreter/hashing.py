@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 
 from kiln.capture.interpreter.breaks import Raised
+from kiln.capture.interpreter.class_lookups import full_name
 from kiln.capture.interpreter.core import CaptureState, Token, Value
 
 NAMES_USE = sys.version_info >= (3, 14)
@@ -29,8 +30,3 @@ def token_of(s: CaptureState, value: Value, use: str) -> Token:
             raise
         reason = " ".join(map(str, raised.value.get_attr(s, "args").constant(s)))
         raise s.error(TypeError, f"cannot use '{full_name(value.python_type())}' as {use} ({reason})") from None
-
-
-def full_name(cls: type) -> str:
-    """As CPython's `%T` has it."""
-    return cls.__qualname__ if cls.__module__ in ("builtins", "__main__") else f"{cls.__module__}.{cls.__qualname__}"

@@ -178,3 +178,8 @@ def filters_mutated(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     """Python's memory of the filters is stale. Here `ignored_inside` asks them."""
     s.effects.note(CallEffect(Builtin(warnings._filters_mutated), ()))  # type: ignore[attr-defined]
     return Constant(None)
+
+
+if sys.version_info >= (3, 14):  # the filters have a lock, which no other thread waits for while the frame is traced
+    handles(warnings._filters_mutated_lock_held)(filters_mutated)
+    handles(warnings._acquire_lock, warnings._release_lock)(lambda s, args, kwargs: Constant(None))

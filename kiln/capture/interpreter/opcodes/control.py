@@ -15,6 +15,7 @@ from kiln.capture.interpreter.breaks import (
     UnsupportedOpcode,
 )
 from kiln.capture.interpreter.chosen_rows import ChosenRows, chosen_rows
+from kiln.capture.interpreter.context_methods import lacks_method
 from kiln.capture.interpreter.core import MISSING, NOT_RESUMABLE, PUSH, CaptureState, Value
 from kiln.capture.interpreter.data_values import finite_truth
 from kiln.capture.interpreter.drawn_branches import take_both_draws
@@ -376,8 +377,9 @@ def special_method(s: CaptureState, manager: Value, name: str, missed: str) -> V
     """A method of a context manager, looked up on its class."""
     found = s.classes.lookup(manager.python_type(), name)
     if found is None:
-        kind = "asynchronous context" if name.startswith("__a") else "context"
-        raise s.error(TypeError, f"'{manager.type_name()}' object does not support the {kind} manager protocol{missed}")
+        raise s.error(
+            TypeError, f"'{manager.type_name()}' object does not support the context manager protocol{missed}"
+        )
     s.guard_type(manager)
     return s.model.bound_attr(s, manager, name, found[1], NOT_RESUMABLE)
 
@@ -385,7 +387,11 @@ def special_method(s: CaptureState, manager: Value, name: str, missed: str) -> V
 @opcode("LOAD_SPECIAL", pops=1, pushes=2)
 def load_special(frame: SymbolicFrame, name: str) -> None:
     """3.14, a method of a context manager: bound, so the slot of `self` is NULL."""
-    push_callable(frame, special_method(frame.state, frame.pop(), name, f" (missed {name} method)"))
+    manager = frame.pop()
+    if frame.state.classes.lookup(manager.python_type(), name) is None:
+        frame.state.guard_type(manager)
+        raise frame.state.error(TypeError, lacks_method(manager.python_type(), name))
+    push_callable(frame, special_method(frame.state, manager, name, ""))
 
 
 @opcode("WITH_EXCEPT_START", pops=argument_plus(4), pushes=argument_plus(5))
