@@ -82,6 +82,33 @@ def test_methods_show_what_eager_shows(name: str) -> None:
     assert torch.equal(torch.as_tensor(found), torch.as_tensor(expected))
 
 
+class Frozen(Tensor):
+    """Refuses changes in place."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__.endswith("_") and not func.__name__.endswith("__"):
+            raise TypeError(func.__name__)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_a_type_error_of_an_operator_is_not_implemented() -> None:
+    """`x += 1` then is `x = x + 1`; `x.add_(1)` raises."""
+
+    def f(x: Any) -> tuple[object, ...]:
+        kept = x
+        x += 1
+        try:
+            kept.add_(1)
+        except TypeError as error:
+            return kept, x, str(error)
+        return ()
+
+    expected = f(torch.ones(2).as_subclass(Frozen))
+    assert expected
+    assert str(kiln.compile(f, backend="eager", options=OPTIONS)(torch.ones(2).as_subclass(Frozen))) == str(expected)
+
+
 @pytest.mark.parametrize("cls", [Watched, Silent])
 def test_a_tensor_of_a_subclass_changes_in_place(cls: type[Tensor]) -> None:
     def f(x: Any, y: Tensor) -> tuple[object, ...]:

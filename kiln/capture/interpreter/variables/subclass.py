@@ -257,7 +257,12 @@ def call(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value |
     if not isinstance(target, str) and getattr(target, "__module__", None) == "_operator":
         target, args = behind_operator(s, target, args)
     if not s.part(Overrides).disabled and not is_never_shown(target):
-        result = by_torch_function(s, shown_function(target), args, kwargs, found)
+        try:
+            result = by_torch_function(s, shown_function(target), args, kwargs, found)
+        except Raised as raised:
+            if not issubclass(raised.value.python_type(), TypeError) or not hides_type_errors(target):
+                raise
+            return s.const(NotImplemented)
         if result is not None:
             return result
     return below_torch_function(s, target, args, kwargs, found)
@@ -287,6 +292,28 @@ def is_never_shown(target: Target) -> bool:
 
 
 NEVER_SHOWN = (torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy)
+
+
+@cache
+def hides_type_errors(target: Target) -> bool:
+    """Whether it is a method of an operator that answers a TypeError of `__torch_function__` with NotImplemented."""
+    if isinstance(target, str) or getattr(target, "__objclass__", None) not in TENSOR_BASES:
+        return False
+    probe = torch.empty(0, device="cpu").as_subclass(RefusingProbe)
+    with suppress(TypeError):
+        return target(probe, probe) is NotImplemented
+    return False
+
+
+@final
+class RefusingProbe(torch.Tensor):
+    """Shows what becomes of a TypeError."""
+
+    @classmethod
+    def __torch_function__(cls, func: object, types: object, args: object = (), kwargs: object = None) -> object:  # type: ignore[override]
+        raise TypeError
+
+
 TENSOR_BASES = torch.Tensor.__mro__[:-1]
 """The classes that have the methods of tensors."""
 
