@@ -241,9 +241,11 @@ def gradient_within(x: Tensor, w: Tensor) -> Any:
 
 
 def repeats(x: Tensor, w: Tensor) -> Any:
+    kept = [x]
     while x.abs().sum() < 20:
         x = x * 2
-    return x + 1
+        kept.append(x)
+    return x + kept[0]
 
 
 BROKEN = [
