@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--libraries", default="transformers", help="suite capture: also timm, torch (its modules), research"
     )
-    parser.add_argument("--shard", default="0/1", help="suite capture: every n-th model, 0/4 to 3/4")
+    parser.add_argument("--shard", default="0/1", help="suites capture and small: every n-th model, 0/4 to 3/4")
     parser.add_argument("--modes", default="eval,train,generate", help="suite capture: also export")
     parser.add_argument(
         "--seconds", type=float, default=90.0, help="suites capture and distributed: time limit of a model"

@@ -18,6 +18,7 @@ from kiln_bench import (
     overhead,
     products,
     reductions,
+    small_models,
     starts,
 )
 from kiln_bench.capture import main as capture
@@ -65,6 +66,9 @@ MEASURES: Mapping[str, Callable[[argparse.Namespace, list[str]], int]] = {
     "overhead": lambda given, candidates: overhead.run(given.pairs, "torch.compile" in candidates, given.json),
     "products": lambda given, candidates: products.run(given.pairs, given.json),
     "start": run_start,
+    "small": lambda given, candidates: small_models.run(
+        [*filter(None, given.models.split(","))], candidates, given.shard, given.pairs, given.json
+    ),
     "reductions": lambda given, candidates: reductions.run(given.pairs, candidates, given.json),
 }
 """Each gets the arguments of the command line, and the compilers to measure."""

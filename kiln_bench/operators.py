@@ -14,6 +14,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import geometric_mean, median
 
@@ -275,30 +276,35 @@ def with_gradient(function: Operator) -> Operator:
     return run
 
 
-def seconds_of(function: Operator, inputs: Sequence[Tensor], calls: int) -> float:
+def compare(eager: Operator, compiled: Operator, inputs: Sequence[Tensor], rounds: int) -> tuple[float, float, float]:
+    """Median of the ratios of the rounds, and the medians of eager's and the compiled seconds."""
+    calls = [partial(function, *inputs) for function in (eager, compiled)]
+    theirs, ours = times_in_turn(calls, rounds, on_gpu=inputs[0].is_cuda)
+    return median([k / e for e, k in zip(theirs, ours, strict=True)]), median(theirs), median(ours)
+
+
+def times_in_turn(calls: Sequence[Callable[[], object]], rounds: int, on_gpu: bool) -> list[list[float]]:
+    """The seconds of each call in each round; the order within a round is random, the first call sets its length."""
+    for _ in range(3):
+        for call in calls:
+            call()
+    times = max(1, int(BATCH_SECONDS / max(1e-7, seconds_of(calls[0], 3, on_gpu))))
+    found: list[list[float]] = [[] for _ in calls]
+    for _ in range(rounds):
+        for which in random.sample(range(len(calls)), len(calls)):
+            found[which].append(seconds_of(calls[which], times, on_gpu))
+    return found
+
+
+def seconds_of(call: Callable[[], object], times: int, on_gpu: bool) -> float:
     """Of a call: the wall's on a GPU, CPU time otherwise, which other processes change less."""
-    on_gpu = inputs[0].is_cuda
     clock, wait = (time.perf_counter, torch.cuda.synchronize) if on_gpu else (time.process_time, lambda: None)
     wait()
     start = clock()
-    for _ in range(calls):
-        function(*inputs)
+    for _ in range(times):
+        call()
     wait()
-    return (clock() - start) / calls
-
-
-def compare(eager: Operator, compiled: Operator, inputs: Sequence[Tensor], rounds: int) -> tuple[float, float, float]:
-    """Median of the ratios of the rounds, and the medians of eager's and the compiled seconds."""
-    for _ in range(3):
-        eager(*inputs), compiled(*inputs)
-    calls = max(1, int(BATCH_SECONDS / max(1e-7, seconds_of(eager, inputs, 3))))
-    found: list[tuple[float, float]] = []
-    for _ in range(rounds):
-        pair = [0.0, 0.0]
-        for which in random.sample((0, 1), 2):
-            pair[which] = seconds_of((eager, compiled)[which], inputs, calls)
-        found.append((pair[0], pair[1]))
-    return median([k / e for e, k in found]), median([e for e, _ in found]), median([k for _, k in found])
+    return (clock() - start) / times
 
 
 def run(rounds: int, wanted: str, json: Path | None) -> int:

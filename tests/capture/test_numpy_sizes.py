@@ -12,6 +12,7 @@ from torch import Tensor
 
 import kiln
 from kiln.report.report import Report
+from tests.faults.outcome import assert_same
 
 Program = Callable[[Tensor], Any]
 
@@ -62,22 +63,9 @@ def check(program: Program, *, sizes: tuple[int, ...] = (3, 5, 8, 13)) -> Report
     compiled: Any = kiln.compile(program, options={"cache": False})
     for size in sizes:
         x = torch.randn(size, size + 1)
-        same(compiled(x), program(x))
+        assert_same(compiled(x), program(x))
     report: Report = compiled.report()
     return report
-
-
-def same(ours: Any, eager: Any) -> None:
-    assert type(ours) is type(eager)
-    if isinstance(ours, tuple | list):
-        assert len(ours) == len(eager)
-        for one, other in zip(ours, eager, strict=True):
-            same(one, other)
-    elif isinstance(ours, np.ndarray):
-        assert ours.dtype == eager.dtype and ours.flags.writeable
-        np.testing.assert_allclose(ours, eager, rtol=1e-12 if ours.dtype == np.float64 else 1e-6)
-    else:
-        torch.testing.assert_close(ours, eager)
 
 
 @pytest.mark.parametrize("program", [causal_mask, made, spaced, written, grids, positions])

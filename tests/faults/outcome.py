@@ -45,6 +45,11 @@ def assert_same(actual: Any, expected: Any) -> None:
         assert_same(list(actual.items()), list(expected.items()))
     elif isinstance(expected, torch.Tensor):
         torch.testing.assert_close(actual, expected, equal_nan=True)
+    elif type(expected).__module__ == "numpy" and expected.dtype.kind in "biufc":
+        assert actual.dtype == expected.dtype and actual.flags.writeable == expected.flags.writeable
+        tolerance = 1e-12 if actual.dtype.name == "float64" else 1e-6
+        numbers = torch.as_tensor(actual), torch.as_tensor(expected)
+        torch.testing.assert_close(*numbers, rtol=tolerance, atol=0, equal_nan=True)
     elif isinstance(expected, str | int | float | complex | bytes):
         assert actual == expected or actual != actual
 

@@ -1,18 +1,18 @@
 """Jumps on numbers that the program has drawn: the graph chooses between the sides.
 
-    for t in range(n):                              compares drawn numbers in front of the region, and takes them
-        y = cell(y, x[t] if random.random() < 0.5   =>   y = cell(y, cond(drawn < 0.5, x[t], y.detach()))
-                    else y.detach())
+    for t in range(4):                                       y = cell(y, x[0]) or cell(y, y), by a guard
+        y = cell(y, x[t] if random.random() < 0.5 else y)    y = cell(y, cond(drawn_1 < 0.5, x[1], y))
+                                                       =>    y = cell(y, cond(drawn_2 < 0.5, x[2], y))  ...
 
-A guard on each comparison would cost a variant for each way through the draws. The first jump of a capture is guarded:
-a program with one has two variants, each of which computes its side only.
+A guard on each would cost a variant for each way through the draws. The first jump of a capture is guarded: a program
+with one has two variants, each of which computes its side only. So are jumps whose sides cannot be joined.
 """
 
 from __future__ import annotations
 
 from typing import final
 
-from kiln.capture.interpreter.core import CaptureState, Value
+from kiln.capture.interpreter.core import CaptureState
 from kiln.capture.interpreter.data_values import GUARDED
 from kiln.capture.interpreter.frame import SymbolicFrame
 from kiln.capture.interpreter.if_conversion import relation_in_region, take_both_sides
@@ -20,7 +20,6 @@ from kiln.capture.interpreter.number_branches import NumberBranches, symbols_of
 from kiln.capture.interpreter.speculation import ComputedNumber, Speculations
 from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.support.records import dataclass
-from kiln.symbolic.expr import Symbol
 from kiln.symbolic.relation import Relation
 
 
@@ -37,29 +36,21 @@ def take_both_draws(frame: SymbolicFrame, condition: Symbolic, targets: tuple[in
     s = frame.state
     if s.needed.get((frame.code, frame.at), GUARDED) != GUARDED or s.part(NumberBranches).depth:
         return False
-    if not is_drawn(s, condition):
+    truth = condition.node.node._truth() if condition.python_type() is not float else None
+    if not isinstance(truth, Relation) or not is_drawn(s, truth):
         return False
     found = s.part(DrawnBranches)
     found.jumps += 1
-    if found.jumps == 1:
-        return False
-    truth = condition.node.node._truth()
-    return take_both_sides(frame, relation_in_region(frame, truth), targets)
+    return found.jumps > 1 and take_both_sides(frame, relation_in_region(frame, truth), targets)
 
 
-def is_drawn(s: CaptureState, condition: Value) -> bool:
-    """Whether the truth depends on drawn numbers alone."""
-    if not isinstance(condition, Symbolic) or condition.python_type() is float:
-        return False
-    truth = condition.node.node._truth()
-    return isinstance(truth, Relation) and bool(symbols_of(truth)) and symbols_of(truth) <= drawn_symbols(s)
-
-
-def drawn_symbols(s: CaptureState) -> set[Symbol]:
-    """The numbers computed in front of the region from what was drawn."""
+def is_drawn(s: CaptureState, truth: Relation) -> bool:
+    """Whether all its numbers are computed in front of the region with what was drawn."""
     drawn = [record.given for record in s.recorder.inputs if record.is_drawn and record.given is not None]
-    return {
+    computed = {
         number.node.value
         for made, number in s.part(Speculations).numbers.items()
         if isinstance(made, ComputedNumber) and number is not None and any(g in drawn for g in made.formula.givens())
     }
+    symbols = symbols_of(truth)
+    return bool(symbols) and symbols <= computed

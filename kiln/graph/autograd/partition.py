@@ -275,7 +275,8 @@ def _backward(
     """The backward on the saved values, and the symbols that it needs as numbers."""
     known = {*kept, *joint.tangents}
     nodes = nodes_between(joint.graph.nodes, known, sides.gradients)
-    nodes = nodes_between(joint.graph.nodes, known, [*sides.gradients, *waits(joint.graph.nodes, nodes)])
+    if ending := waits(joint.graph.nodes, set(nodes)):
+        nodes = nodes_between(joint.graph.nodes, known, [*sides.gradients, *ending])
     nodes = late_recomputation(nodes)
     made = Builder(GuardFreeOracle(joint.env))
     new: dict[Node, Node] = {}

@@ -45,9 +45,12 @@ def rewrite(
 ) -> tuple[Graph, int]:
     """The graph with `rule` applied to every node (of `only`), and how many nodes it replaced.
 
-    A rule that asks for a relation of sizes that nobody knows does not apply. Nodes that lose their last user stay: run
+    A rule that asks for a relation of sizes that nobody knows does not apply. Without nodes to ask, the graph is given
+    back as it is. Nodes that lose their last user stay: run
     `without_dead_code` afterwards.
     """
+    if only is not None and not only:
+        return graph, 0
     builder = Builder(oracle)
     replaced: dict[Node, Node] = {node: node for node in graph.inputs}
     changes = 0
@@ -131,6 +134,13 @@ def live_nodes(nodes: Sequence[Node], roots: Iterable[Node]) -> set[Node]:
             live.add(node)
             live.update(node.inputs)
     return live
+
+
+def live_where(graph: Graph, wanted: Callable[[Node], bool]) -> list[Node]:
+    """The live nodes that are `wanted`, in order."""
+    found = [node for node in graph.nodes if wanted(node)]
+    live = live_nodes(graph.nodes, graph.roots()) if found else ()
+    return [node for node in found if node in live]
 
 
 def without_dead_code(graph: Graph) -> tuple[Graph, int]:

@@ -45,8 +45,6 @@ class OneHotSums:
     def run(self, graph: Graph, context: PassContext) -> tuple[Graph, int]:
         uniform = Uniform()
         found = {node for node in graph.nodes if one_hot_row(node, uniform) is not None}
-        if not found:
-            return graph, 0
         return rewrite(graph, lambda builder, node: number_of(builder, node, uniform), context.oracle, only=found)
 
 

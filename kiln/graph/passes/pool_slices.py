@@ -24,7 +24,7 @@ from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.interpret import node_arguments
 from kiln.graph.ir.node import Node, call_of
-from kiln.graph.ir.rewrite import live_nodes, rewrite
+from kiln.graph.ir.rewrite import live_where, rewrite
 from kiln.graph.ops.convolution import at, pooled
 from kiln.graph.passes.manager import PassContext
 from kiln.graph.prims.table import Kind
@@ -48,10 +48,6 @@ class PoolSlices:
     name: str = "pool-slices"
 
     def run(self, graph: Graph, context: PassContext) -> tuple[Graph, int]:
-        live = live_nodes(graph.nodes, graph.roots())
-        chosen = [node for node in graph.nodes if node in live and is_pooled(node)]
-        if not chosen:
-            return graph, 0
         made: dict[Node, tuple[Node, ...]] = {}
 
         def sliced(builder: Builder, node: Node) -> Node | None:
@@ -68,7 +64,7 @@ class PoolSlices:
             strides = node.tensor.strides
             return part if part.tensor.strides == strides else builder.node("clone", part, strides=strides)
 
-        return rewrite(graph, sliced, context.oracle, only=chosen)
+        return rewrite(graph, sliced, context.oracle, only=live_where(graph, is_pooled))
 
 
 def is_pooled(node: Node) -> bool:

@@ -20,7 +20,7 @@ from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.interpret import node_arguments
 from kiln.graph.ir.node import Node
-from kiln.graph.ir.rewrite import live_nodes, rewrite
+from kiln.graph.ir.rewrite import live_where, rewrite
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.interpolation import (
     Factor,
@@ -51,11 +51,6 @@ class ResampleInSteps:
     name: str = "resample-in-steps"
 
     def run(self, graph: Graph, context: PassContext) -> tuple[Graph, int]:
-        live = live_nodes(graph.nodes, graph.roots())
-        chosen = [node for node in graph.nodes if node in live and is_resampled(node)]
-        if not chosen:
-            return graph, 0
-
         def in_steps(builder: Builder, node: Node) -> Node:
             emit = Emit(context.oracle)
             emit.nodes, emit.origin = builder.nodes, builder.origin
@@ -68,7 +63,7 @@ class ResampleInSteps:
             ]
             return interpolated_in_steps(emit, node.inputs[0], axes, TAPS[node.attrs["target"]])
 
-        return rewrite(graph, in_steps, context.oracle, only=chosen)
+        return rewrite(graph, in_steps, context.oracle, only=live_where(graph, is_resampled))
 
 
 def is_resampled(node: Node) -> bool:

@@ -16,7 +16,7 @@ from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.interpret import node_arguments
 from kiln.graph.ir.node import Argument, Node
-from kiln.graph.ir.rewrite import live_nodes, rewrite
+from kiln.graph.ir.rewrite import live_where, rewrite
 from kiln.graph.passes.manager import PassContext
 from kiln.graph.prims.table import Kind
 from kiln.support.records import dataclass
@@ -35,11 +35,10 @@ class UnusedVectors:
     name: str = "unused-vectors"
 
     def run(self, graph: Graph, context: PassContext) -> tuple[Graph, int]:
-        live = live_nodes(graph.nodes, graph.roots())
-        items = [node for node in graph.nodes if node in live and node.op.name == "item" and is_decomposition(node)]
+        items = live_where(graph, lambda node: node.op.name == "item" and is_decomposition(node))
         vectors = {node.inputs[0] for node in items if not has_values(node)}
         chosen = [node for node in items if node.inputs[0] not in vectors]
-        return rewrite(graph, values_alone, context.oracle, only=chosen) if chosen else (graph, 0)
+        return rewrite(graph, values_alone, context.oracle, only=chosen)
 
 
 def is_decomposition(item: Node) -> bool:

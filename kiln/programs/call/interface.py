@@ -130,14 +130,15 @@ class CallInterface:
         return self.signature.out_tree.build(made)
 
 
-def number_in(output: object) -> float:
+NUMBERS = (torch.float64, torch.bool)
+"""Dtypes of the outputs that hold a float or a truth."""
+
+
+def number_in(output: object) -> float | bool:
     """The number or truth that an output of the graph holds. Raises DamagedProgram."""
     if isinstance(output, torch.Tensor) and output.numel() == 1 and output.dtype in NUMBERS:
         return output.item()
     raise DamagedProgram(problem="a number among its results is no output of one element")
-
-
-NUMBERS = (torch.float64, torch.bool)
 
 
 def require_known(bound: set[Symbol], needed: Collection[Symbol]) -> None:

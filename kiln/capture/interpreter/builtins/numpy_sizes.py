@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -26,6 +25,7 @@ from kiln.capture.interpreter.variables.sequence import Sequence, Tuple
 from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.capture.interpreter.variables.tensor import Tensor, record
 from kiln.support.optional import load
+from kiln.support.records import dataclass
 
 numpy: NumpyObject = load("numpy")
 
