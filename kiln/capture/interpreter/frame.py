@@ -85,6 +85,7 @@ def opcode(
 
     def register(handler: OpcodeHandler) -> OpcodeHandler:
         for name in names:
+            assert name not in OPCODES, f"{name} has two handlers"
             OPCODES[name] = Opcode(handler, breaks or pops is not None, pops, pushes, uses_globals, prepare)
         return handler
 
