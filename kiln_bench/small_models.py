@@ -4,9 +4,9 @@
     RotaryAttention     f32     eval        412.0   2.31      0.21
 
 The figures above only show the form. The modules are those of the capture suite (`capture/research`), with the inputs
-of its third call; `--shard 7/20` takes every twentieth. Speeds are eager's time over the compiler's: medians of CPU
-times of one thread, in rounds of random order. First calls are in wall time, in one process for all rows, so that
-kernels of earlier rows are there already.
+of its third call; `--shard 7/20` takes every twentieth. On a GPU if there is one, else on one thread of a CPU, in CPU
+time. Speeds are eager's time over the compiler's: medians of rounds in random order. First calls are in wall time, in
+one process for all rows, so that kernels of earlier rows are there already.
 """
 
 from __future__ import annotations
@@ -37,13 +37,16 @@ def total(found: object) -> torch.Tensor:
     return torch.stack([leaf.float().sum() for leaf in leaves]).sum()
 
 
-def step_of(sample: Sample, dtype: torch.dtype, mode: str, compiler: str) -> Step:
+def step_of(sample: Sample, dtype: torch.dtype, device: str, mode: str, compiler: str) -> Step:
     """A call of the model; in training with all gradients."""
-    model = copy.deepcopy(sample.model()).to(dtype).train(mode == "train")
-    inputs = pytree.tree_map(
-        lambda leaf: leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf,
-        dict(sample.calls()[2]),
-    )
+    model = copy.deepcopy(sample.model()).to(device, dtype).train(mode == "train")
+
+    def placed(leaf: object) -> object:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return leaf.to(device, dtype if leaf.is_floating_point() else leaf.dtype)
+
+    inputs = pytree.tree_map(placed, dict(sample.calls()[2]))
     run = candidate(compiler, None).compile(model)
 
     def evaluate() -> object:
@@ -61,13 +64,17 @@ def measured(
     sample: Sample, dtype: torch.dtype, mode: str, candidates: Sequence[str], rounds: int
 ) -> tuple[float, dict[str, tuple[float, float]]]:
     """Eager's seconds, and each candidate's speed and seconds of the first call."""
-    steps = {name: step_of(sample, dtype, mode, name) for name in ("eager", *candidates)}
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    steps = {name: step_of(sample, dtype, device, mode, name) for name in ("eager", *candidates)}
     first: dict[str, float] = {}
     for name, step in steps.items():
         begin = time.perf_counter()
         step()
+        if device == "cuda":
+            torch.cuda.synchronize()
         first[name] = time.perf_counter() - begin
-    middle = dict(zip(steps, map(median, times_in_turn([*steps.values()], rounds, on_gpu=False)), strict=True))
+    times = times_in_turn([*steps.values()], rounds, on_gpu=device == "cuda")
+    middle = dict(zip(steps, map(median, times), strict=True))
     eager = middle["eager"]
     return eager, {name: (eager / middle[name], first[name]) for name in candidates}
 
