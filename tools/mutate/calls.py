@@ -26,8 +26,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = f"{ROOT}/kiln/"
-CAPTURED = ("capture/interpreter/polyfills.py", "support/compiling.py")
-"""Functions that the interpreter inlines into the user's: a call in them would break the graph."""
+CAPTURED = ("polyfills.py", "polyfill.py", "capture/interpreter/control_flow.py", "support/compiling.py")
+"""Files whose functions the interpreter inlines into the user's: a call in them would break the graph."""
 CALLED: set[str] = set()
 NOTE = "__kiln_called__"
 
@@ -92,9 +92,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--calls", type=Path, help="where to note which functions each test calls")
 
 
+def note_inlined_functions() -> None:
+    """Functions in files of CAPTURED are not called: their frames are interpreted."""
+    from kiln.capture.interpreter.frame import SymbolicFrame
+
+    make = SymbolicFrame.__init__
+
+    def make_noted(frame: SymbolicFrame, *args: Any, **kwargs: Any) -> None:
+        make(frame, *args, **kwargs)
+        if frame.code.co_filename.startswith(PACKAGE):
+            name = frame.code.co_qualname.replace(".<locals>", "")
+            CALLED.add(f"{frame.code.co_filename.removeprefix(PACKAGE)}:{name}")
+
+    SymbolicFrame.__init__ = make_noted  # type: ignore[method-assign, assignment]
+
+
 def pytest_configure(config: pytest.Config) -> None:
     path = config.getoption("--calls")
     if path is not None:
+        note_inlined_functions()
         config.pluginmanager.register(CallRecorder(path), "mutate-calls")
 
 
