@@ -84,6 +84,7 @@ def test_an_architecture() -> None:
     assert lines[1].split()[:7] == ["kiln", "eval", "1", "100.0", "%", "100.0", "%"]
 
 
+@pytest.mark.slow
 def test_free_sizes() -> None:
     """Rows of tensors and numbers of tokens are free; the table counts calls with other sizes and compares times."""
     shapes = free_sizes({"input_ids": torch.ones(2, 3, dtype=torch.long), "pixels": torch.ones(2, 3, 4), "flag": True})
@@ -130,6 +131,7 @@ class Keeping(nn.Module):
         return Kept(x * 2, float)
 
 
+@pytest.mark.slow
 def test_containers_are_compared_as_pytree_knows_them() -> None:
     """A program, like one of torch.export, cannot return more."""
     found = export_trial(Subject("keeping", Keeping(), {"x": torch.ones(2, 5)}), "kiln", "export")

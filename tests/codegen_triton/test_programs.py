@@ -36,7 +36,7 @@ def test_random_symbolic(seed: int, runner: Runner) -> None:
     assert_same_values(runner, random_program(seed, symbolic=True), {"s0": (1, 2, 5, 13)[seed % 4]})
 
 
-@pytest.mark.parametrize("seed", [111, 165])
+@pytest.mark.parametrize("seed", [111, pytest.param(165, marks=pytest.mark.slow)])
 def test_sums_of_many_columns_are_not_kept(seed: int, runner: Runner) -> None:
     """Running sums per point of an axis of unknown size do not fit into registers."""
     assert_same_values(runner, random_program(seed, symbolic=seed % 3 == 0), {"s0": 5})

@@ -156,7 +156,7 @@ def bisected(plant: Plant, folder: Path) -> str:
     return done.stdout
 
 
-QUICK = ("rewrite rule", "code", "memory")
+QUICK = ("rewrite rule", "memory")
 
 
 @pytest.mark.parametrize(

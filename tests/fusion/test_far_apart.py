@@ -69,7 +69,7 @@ OPTIMIZERS = {
 SHAPES = (64, 32), (32,), (16, 16), (7,), (48, 9), (), (3, 1, 5)
 
 
-@pytest.mark.parametrize("count", [3, 300])
+@pytest.mark.parametrize("count", [3, pytest.param(300, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_twenty_steps(name: str, count: int) -> None:
     """As eager's: the error against float64 is at most twice eager's."""

@@ -238,7 +238,7 @@ def test_programs_of_torch_come_back(name: str, functional: bool) -> None:
     assert bool(program.constraints) == (shapes is not None)
 
 
-@pytest.mark.parametrize("name", ["pair", "layers", "branching", "loops"])
+@pytest.mark.parametrize("name", ["pair", pytest.param("layers", marks=pytest.mark.slow), "branching", "loops"])
 def test_there_and_back(tmp_path: Any, name: str) -> None:
     program, expected, given = exported(name)
     again = kiln.Program.from_torch_export(program.to_torch_export())

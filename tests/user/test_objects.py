@@ -34,7 +34,7 @@ def test_pickles() -> None:
         pickle.dumps(kiln.compile(lambda x: x))
 
 
-@pytest.mark.parametrize("start", ["spawn", "forkserver"])
+@pytest.mark.parametrize("start", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_worker_processes_of_a_data_loader(run: Run, start: str) -> None:
     run(
         f"""

@@ -32,7 +32,10 @@ def pattern(expected: str) -> re.Pattern[str]:
     return re.compile(".*".join(map(re.escape, expected.strip().split("..."))), re.DOTALL)
 
 
-@pytest.mark.parametrize(("page", "commands"), PAGES.items(), ids=list(PAGES))
+@pytest.mark.parametrize(
+    ("page", "commands"),
+    [pytest.param(*row, id=row[0], marks=[pytest.mark.slow] if row[0] == "export.md" else []) for row in PAGES.items()],
+)
 def test_a_page_does_what_it_shows(page: str, commands: int, tmp_path: Path) -> None:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("KILN_")}
     environment = {**inherited, "PYTHONPATH": search_path(), "XDG_CACHE_HOME": str(tmp_path / "cache")}
