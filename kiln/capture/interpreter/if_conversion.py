@@ -27,7 +27,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import field, replace
 from functools import partial
 from itertools import product
-from typing import final
+from typing import cast, final
 
 import torch
 
@@ -612,9 +612,12 @@ def with_outputs(s: CaptureState, calls: Calls, pairs: Sequence[Pair], side: int
 
 
 def unread(s: CaptureState, like: FakeTensor) -> FakeTensor:
-    if any(isinstance(size, torch.SymInt) and not size.node.has_hint() for size in like.shape):
-        raise NotNested("it leaves a tensor whose size depends on data")
+    """Zeros of its sizes; none in a dimension that data decide on the side that makes it."""
     kwargs = {"dtype": like.dtype, "device": like.device}
+    unknown = [isinstance(size, torch.SymInt) and not size.node.has_hint() for size in like.shape]
+    if any(unknown):
+        sizes = [0 if data else size for data, size in zip(unknown, like.shape, strict=True)]
+        return cast(FakeTensor, s.recorder.call(torch.zeros, [sizes], kwargs))
     made = s.recorder.call(torch.empty_strided, [tuple(like.shape), like.stride()], kwargs)
     if 0 not in like.stride():  # equal in every run, so that a run can be compared with eager's
         made = s.recorder.call("zero_", [made], {})

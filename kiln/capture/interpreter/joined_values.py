@@ -34,6 +34,7 @@ from kiln.capture.interpreter.variables.tensor import Tensor, record
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.log import TorchCall
 from kiln.graph.trace.nested_graphs import NotNested
+from kiln.graph.trace.nested_logs import new_symbols
 from kiln.support.records import dataclass
 from kiln.symbolic import Expr, Symbol
 from kiln.symbolic.values import Given, Real
@@ -341,20 +342,25 @@ def held_number(s: CaptureState, value: Value | None, made: set[int], read: set[
 
 
 def hold_formula(s: CaptureState, value: Value | None, read: set[object]) -> None:
-    """Let a tensor have a number that is computed from one that the side has `read`; call it in the side."""
+    """Let a tensor have a number that is computed from one that the side has `read`, or a size; call it in the side.
+    The same for items of tuples, which a side may return."""
+    for item in value.items(s) if isinstance(value, Tuple) else ():
+        hold_formula(s, item, read)
     number = value.number or value if isinstance(value, Symbolic) else None
     if number is None or number.python_type() is bool:
         return
     held, data = number.node.node.value, s.part(DataValues)
-    if not isinstance(held, Symbol) and not read.isdisjoint(numbers_in(held)) and held not in data.formulas:
+    is_item = isinstance(held, Symbol) and held in data.numbers and data.numbers[held].dim is None
+    if not is_item and not read.isdisjoint(numbers_in(held)) and held not in data.formulas:
         dtype = s.const(NUMBERS[number.python_type()])
         data.formulas[held] = record(s, torch.full, [s.const(()), number], {"dtype": dtype})
 
 
 def read_by(calls: Sequence[TorchCall]) -> set[object]:
-    """The numbers that calls read of tensors."""
+    """The numbers that calls read of tensors, and the sizes of their results that data decide."""
     results = [call.result for call in calls if isinstance(call.result, torch.SymInt | torch.SymFloat)]
-    return {number for result in results for number in numbers_in(result.node.value)}
+    numbers = {number for result in results for number in numbers_in(result.node.value)}
+    return numbers.union(*map(new_symbols, calls))
 
 
 def numbers_in(value: object) -> Iterator[Symbol | Given]:

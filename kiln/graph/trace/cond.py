@@ -21,17 +21,19 @@ from typing import cast, final
 import torch
 
 from kiln.graph.ir.node import Attr, Node
-from kiln.graph.ir.rewrite import symbols_in, symbols_of, symbols_read, with_inputs
+from kiln.graph.ir.rewrite import nested_graphs, symbols_in, symbols_of, symbols_read, with_inputs
 from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.prims.meta import same_strides
 from kiln.graph.prims.table import Kind
 from kiln.graph.trace.absent_gradients import Existence
 from kiln.graph.trace.custom_function import attach
+from kiln.graph.trace.data_dependent import item_of
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.log import ControlFlow
 from kiln.graph.trace.nested_graphs import CONSTANT, Nested, NotNested, draws_random, further, input_node, nested
 from kiln.graph.trace.nested_logs import (
     Calls,
+    Finish,
     Scope,
     Traced,
     dense,
@@ -46,6 +48,7 @@ from kiln.graph.trace.nested_logs import (
     traced,
     zeros_like,
 )
+from kiln.symbolic import Int
 from kiln.tensor.spec import TensorSpec
 
 
@@ -54,11 +57,25 @@ def cond(recorder: Calls, scope: Scope, target: ControlFlow, args: Sequence[Fake
     condition, captured = truth_value(recorder, args[0]), args[1:]
     values = operands(recorder, captured)
     needs = [is_differentiated([fake]) for fake in captured]
+
+    def sides_of(finish: Finish | None = None) -> list[Traced]:
+        with scope():
+            return [
+                traced(
+                    recorder, log, inputs_like(values, "operand"), needs,
+                    changes=changes, reads_sizes=True, finish=finish,
+                )
+                for log in target.logs
+            ]  # fmt: skip
+
+    branches = sides_of()
+    own_sizes = OwnSizes.of(recorder, branches)
+    if own_sizes is not None:
+        measured = sides_of(own_sizes.measured)
+        recorder.emit.origin = origin
+        own_sizes.read(emit_cond(recorder, condition, values, own_sizes.alone(measured)))
+        branches = sides_of(own_sizes.taken)
     with scope():
-        branches = [
-            traced(recorder, log, inputs_like(values, "operand"), needs, changes=changes, reads_sizes=True)
-            for log in target.logs
-        ]
         require_same_outputs(recorder, *[branch.outputs for branch in branches])
         count, numbers = len(branches[0].results), differentiable_results(target, branches, needs)
         sides = [recorded_backward(recorder, branch, values, needs, numbers) for branch in branches if numbers]
@@ -74,6 +91,75 @@ def cond(recorder: Calls, scope: Scope, target: ControlFlow, args: Sequence[Fake
     leaves = [fake for fake, need in zip(captured, needs, strict=True) if need]
     plain = [number for number in range(count) if number not in numbers]
     return cast(tuple[FakeTensor, ...], attach(recorder.held, leaves, results, plain, backward))
+
+
+MOST_LEVELS = 1
+"""Of branches in a side that has sizes of its own. Each level doubles the graph: the sizes are computed before."""
+
+
+def depth(nodes: Sequence[Node]) -> int:
+    """How deep branches and loops are nested."""
+    return max([1 + depth(graph.nodes) for node in nodes for graph in nested_graphs(node)], default=0)
+
+
+@final
+@dataclass
+class OwnSizes:
+    """Results of which the sides have other sizes than each other: a branch of its own computes these before.
+
+    if mask.any(): x = x[mask]        %5: (i64[],) = cond(...): true the number of elements in mask, false x.size(0)
+                                      u0 = the item of %5
+                                      %7: (f32[u0, 4],) = cond(...): each side's result, its first u0 rows
+    """
+
+    recorder: Calls
+    places: list[tuple[int, int]]
+    """The result and the dimension of each such size."""
+    sizes: list[Int] = field(default_factory=list)
+
+    @staticmethod
+    def of(recorder: Calls, branches: Sequence[Traced]) -> OwnSizes | None:
+        """None where all sizes are the same."""
+        simplify = recorder.env.simplify
+        places = list[tuple[int, int]]()
+        for number, results in enumerate(zip(*[branch.results for branch in branches], strict=True)):
+            specs = [result.storage_view.spec for result in results]
+            if specs[0].rank == specs[1].rank:
+                pairs = enumerate(zip(*[map(simplify, spec.sizes) for spec in specs], strict=True))
+                places += [(number, dim) for dim, (left, right) in pairs if left != right]
+        if not places:
+            return None
+        if any(draws_random(branch.nested.nodes) for branch in branches):
+            raise NotNested("its results differ in sizes, and it draws random numbers")
+        if max(depth(branch.nested.nodes) for branch in branches) > MOST_LEVELS:
+            raise NotNested("its results differ in sizes, as do those of branches in it")
+        for branch in branches:
+            for spec in [branch.outputs[number].tensor for number, _ in places]:
+                if not same_strides(spec.strides, dense(spec), spec.sizes):
+                    raise NotNested("its results differ in sizes and are not contiguous")
+        return OwnSizes(recorder, places)
+
+    def measured(self, results: list[FakeTensor]) -> list[FakeTensor]:
+        sizes = [results[number].size(dim) for number, dim in self.places]
+        kwargs: dict[str, object] = {"dtype": torch.int64, "device": "cpu"}
+        return [cast(FakeTensor, self.recorder.call(torch.full, ((), size), kwargs)) for size in sizes]
+
+    def alone(self, branches: Sequence[Traced]) -> list[Traced]:
+        """Without the contents of tensors that they change."""
+        return [replace(branch, outputs=branch.outputs[: len(self.places)]) for branch in branches]
+
+    def read(self, sizes: Sequence[FakeTensor]) -> None:
+        self.sizes = [item_of(self.recorder._mode, self.recorder.node_of(size)) for size in sizes]
+
+    def taken(self, results: list[FakeTensor]) -> list[FakeTensor]:
+        """The results with the sizes that were read."""
+        found = list(results)
+        for (number, dim), size in zip(self.places, self.sizes, strict=True):
+            whole = found[number]
+            missing = self.recorder._mode.symbols.sym(size) - whole.size(dim)  # 0, of which there is no proof
+            amounts = [0, 0] * (whole.dim() - dim - 1) + [0, missing]
+            found[number] = cast(FakeTensor, self.recorder.call(torch.constant_pad_nd, (whole, amounts), {}))
+        return found
 
 
 def differentiable_results(target: ControlFlow, branches: Sequence[Traced], needs: Sequence[bool]) -> list[int]:

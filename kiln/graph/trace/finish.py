@@ -115,7 +115,10 @@ def state_checks(env: ShapeEnv, nodes: Sequence[Node], forgotten: Collection[Sym
     """
     reads = {node.spec.value: number for number, node in enumerate(nodes) if node.op.name == "local_scalar"}  # type: ignore[union-attr]
     checks: dict[int, list[tuple[str, Expr]]] = {number: [] for number in reads.values()}
-    inner = {symbol for node in nodes for graph in nested_graphs(node) for symbol in state_inner_checks(env, graph)}
+    nested = [graph for node in nodes for graph in nested_graphs(node)]
+    inner = set[Symbol]().union(*map(sizes_read_inside, nested))
+    for graph in nested:
+        state_inner_checks(env, graph, inner, set())
     for check in env.checks:
         if not inner.union(forgotten).isdisjoint(check.relation.free_symbols()):
             continue
@@ -126,18 +129,25 @@ def state_checks(env: ShapeEnv, nodes: Sequence[Node], forgotten: Collection[Sym
         nodes[number].attrs = {**nodes[number].attrs, "checks": tuple(stated)}
 
 
-def state_inner_checks(env: ShapeEnv, graph: Graph) -> set[Symbol]:
-    """Likewise of the sizes that a nested graph reads; returns them."""
-    found = set[Symbol]()
+def sizes_read_inside(graph: Graph) -> set[Symbol]:
+    """The sizes that a nested graph and those in it read."""
+    nested = [sizes_read_inside(inner) for node in graph.nodes for inner in nested_graphs(node)]
+    return set(symbols_read([node for node in graph.nodes if node.op.name == "local_scalar"])).union(*nested)
+
+
+def state_inner_checks(env: ShapeEnv, graph: Graph, inner: set[Symbol], known: set[Symbol]) -> None:
+    """Likewise in a nested graph, of the sizes `inner` that such graphs read; those `known` are read around it."""
+    known = set(known)
     for node in graph.nodes:
-        for inner in nested_graphs(node):
-            found |= state_inner_checks(env, inner)
+        for nested in nested_graphs(node):
+            state_inner_checks(env, nested, inner, known)
         if node.op.name == "local_scalar":
-            found |= symbols_read([node])
+            read = symbols_read([node])
+            known |= read
             relations = [check.relation for check in env.checks]
-            own = [r for r in relations if not symbols_read([node]).isdisjoint(r.free_symbols())]
-            node.attrs = {**node.attrs, "checks": tuple([(r.kind, r.difference) for r in own])}
-    return found
+            own = [relation for relation in relations if not read.isdisjoint(relation.free_symbols())]
+            stated = [relation for relation in own if inner.intersection(relation.free_symbols()) <= known]
+            node.attrs = {**node.attrs, "checks": tuple([(each.kind, each.difference) for each in stated])}
 
 
 def use_for_gradients(mode: RecordingMode, records: Sequence[InputRecord], outputs: Sequence[FakeTensor]) -> None:

@@ -21,7 +21,7 @@ from kiln.graph.ir.rewrite import symbols_in, symbols_read
 from kiln.graph.prims.meta import same_strides
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.trace.fake import FakeTensor
-from kiln.graph.trace.log import ControlFlow, NestedLog, Target, TorchCall, leaves
+from kiln.graph.trace.log import NestedLog, Target, TorchCall, leaves
 from kiln.graph.trace.mode import RecordingMode
 from kiln.graph.trace.nested_graphs import Nested, NotNested, Surroundings, input_node, nested
 from kiln.graph.trace.successors import Successors
@@ -37,6 +37,7 @@ Scope = Callable[[], AbstractContextManager[None]]
 _run_backward = torch.autograd.Variable._execution_engine.run_backward
 ITEM = PRIMS["item"]
 Strides = tuple[Int, ...]
+Finish = Callable[[list[FakeTensor]], list[FakeTensor]]
 
 
 class RunCall(Protocol):
@@ -93,15 +94,17 @@ def traced(
     kept: int = 0,
     changes: Sequence[int] = (),
     reads_sizes: bool = False,
+    finish: Finish | None = None,
 ) -> Traced:
     """Record `log` on `inputs`; `gradients`: which of them require gradients. `packed`: its outputs are contiguous.
 
     The first `kept` inputs are outputs, too, and so are the contents of those that it changes in place. With
-    `reads_sizes`, sizes in it may depend on data.
+    `reads_sizes`, sizes in it may depend on data. `finish` makes the results of those of the log.
     """
     with nested(recorder, inputs) as made:
         fakes = arguments(recorder, inputs, gradients)
         results = run_log(recorder, log, fakes, changes, made.sizes if reads_sizes else None)
+        results = results if finish is None else finish(results)
         values = [*map(recorder.node_of, results), *inputs[:kept], *[recorder.node_of(fakes[n]) for n in changes]]
         outputs = made.fresh(values, [dense(value.tensor) for value in values] if packed else None)
     return Traced(made, outputs, fakes, results)
@@ -129,7 +132,7 @@ def run_log(
     successors = Successors()
     for old, new in zip(log.arguments, fakes, strict=False):
         successors.add(old, new)
-    enabled = torch.is_grad_enabled()
+    enabled, outer = torch.is_grad_enabled(), recorder._mode.repeated
     try:
         for call in log.calls:
             if call.kind == "setstate":
@@ -145,7 +148,7 @@ def run_log(
             if isinstance(call.result, torch.SymFloat) and isinstance(result, torch.SymFloat):
                 read_again(recorder, call.result.node.value, result.node.value)
     finally:
-        recorder._mode.repeated = []
+        recorder._mode.repeated = outer
         torch._C._set_grad_enabled(enabled)
     if any(fake.storage_view.storage.version for n, fake in enumerate(fakes) if n not in changes):
         raise WritesArgument("it changes a tensor from outside in place")
@@ -160,11 +163,14 @@ def read_again(recorder: Calls, old: Real, new: Real) -> None:
 
 def sizes_made(recorder: Calls, call: TorchCall) -> list[Symbol]:
     """The symbols that a call has read on the host, and that are free now that its log has left the recording."""
-    if isinstance(call.target, ControlFlow):
-        return []  # none leaves a nested graph
-    made = symbols_of_fakes(call.result) - symbols_of_fakes([call.args, call.kwargs])
+    made = new_symbols(call)
     found = [symbol for symbol in recorder.env.unbacked if symbol in made]
     return [symbol for symbol in found if symbol not in symbols_read(recorder.nodes)] if found else []
+
+
+def new_symbols(call: TorchCall) -> frozenset[Symbol]:
+    """Those that a call has made: numbers from data."""
+    return symbols_of_fakes(call.result) - symbols_of_fakes([call.args, call.kwargs])
 
 
 def symbols_of_fakes(value: object) -> frozenset[Symbol]:
