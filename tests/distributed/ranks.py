@@ -30,7 +30,7 @@ from tests.child import ROOT, search_path
 LIMIT = datetime.timedelta(seconds=60)
 
 
-def run_cases(*modules: str, size: int = 2, backend: str = "gloo", seconds: float = 280) -> dict[str, str]:
+def run_cases(*modules: str, size: int = 2, backend: str = "gloo", seconds: float = 600) -> dict[str, str]:
     """The problems of each case, of all ranks; an empty text where all went well. The ranks share a cache."""
     with tempfile.TemporaryDirectory() as folder:
         commands = [
@@ -46,14 +46,16 @@ def run_cases(*modules: str, size: int = 2, backend: str = "gloo", seconds: floa
                 for command, output in zip(commands, outputs, strict=True)
             ]
             for number, (rank, output) in enumerate(zip(ranks, outputs, strict=True)):
+                why = "ended"
                 try:
                     rank.wait(max(end - time.monotonic(), 0.1))
                 except subprocess.TimeoutExpired:
+                    why = f"was stopped after {seconds} seconds"
                     rank.kill()
                     rank.wait()
                 if rank.returncode:
                     output.seek(0)
-                    found["all"] = found.get("all", "") + f"rank {number} ended: {output.read()[-3000:]}\n"
+                    found["all"] = found.get("all", "") + f"rank {number} {why}: {output.read()[-3000:]}\n"
         for rank in range(size):
             path = Path(folder) / f"result{rank}"
             for name, problem in json.loads(path.read_text()).items() if path.exists() else ():
