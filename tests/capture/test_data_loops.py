@@ -166,10 +166,21 @@ def a_module_of_the_program(x: Tensor, limit: float) -> Any:
         return x, depth
 
 
+def searches(x: Tensor, limit: float) -> Any:
+    levels, low, high = x.flatten().sort()[0], 0, x.numel()
+    while low < high:
+        middle = (low + high) // 2
+        if levels[middle] > limit:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
 WHOLE = [
     *(newton, bound_by_an_argument, while_on_a_tensor, while_true, best_is_none_at_first, patience, sets_a_flag),
     *(in_a_loop, state_is_a_tuple, variables_of_a_comprehension, bisection, no_turn_at_all, two_in_a_row),
-    a_module_of_the_program,
+    *(a_module_of_the_program, searches),
 ]
 
 
@@ -201,6 +212,46 @@ def doubled_on_one_side(x: Tensor, limit: float) -> Any:
         if x.norm() < limit:
             break
     return x, step
+
+
+def adds_large_numbers(x: Tensor, limit: float) -> Any:
+    total = 0
+    for _ in range(20):
+        total = total + 2**60
+        x = x * 0.7
+        if x.norm() < limit:
+            break
+    return x, total
+
+
+def begins_with_a_large_number(x: Tensor, limit: float) -> Any:
+    total = 2**62 + int((x > 0).sum())
+    for _ in range(20):
+        total = total + 2**30
+        x = x * 0.7
+        if x.norm() < limit:
+            break
+    return x, total
+
+
+def goes_through_large_numbers(x: Tensor, limit: float) -> Any:
+    total = 0
+    for number in range(0, 2**63 - 1, 2**59):
+        total = number * 2
+        x = x * 0.7
+        if x.norm() < limit:
+            break
+    return x, total
+
+
+def grows_by_half(x: Tensor, limit: float) -> Any:
+    total = 3
+    for _ in range(200):
+        total = total * 3 // 2
+        x = x * 0.8
+        if x.norm() < limit:
+            break
+    return x, total
 
 
 def leaves_an_argument(x: Tensor, limit: float) -> Any:
@@ -257,6 +308,7 @@ def otherwise(x: Tensor, limit: float) -> Any:
 
 BROKEN = [
     *(fills_a_list, integers_grow_beyond_64_bits, doubled_on_one_side, leaves_an_argument, leaves_columns),
+    *(adds_large_numbers, begins_with_a_large_number, goes_through_large_numbers, grows_by_half),
     *(divides_by_zero, closure_over_what_changes, otherwise),
 ]
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import partial
 from itertools import pairwise
+from math import inf
 from types import CodeType, FunctionType
 from typing import cast, final
 
@@ -60,13 +61,16 @@ from kiln.graph.trace.nested_graphs import NotNested
 from kiln.graph.trace.nested_logs import dense, is_differentiated
 from kiln.runtime.control_flow import run_while
 from kiln.support.records import dataclass
-from kiln.symbolic import Expr
+from kiln.symbolic import Expr, ShapeEnv, Symbol, rel_le
+from kiln.symbolic.expr import Atom, Extremum, FloorDiv, Quotient, product
 from kiln.symbolic.node import from_sym
 from kiln.symbolic.relation import Relation
 from kiln.tensor.spec import TensorSpec
 
 MOST_LOOPS = 4
 """So many loops of a capture are tried, and each again behind its first turn."""
+MOST_ADDED = 2**31
+"""So much a turn may add to an integer, which begins below 2**62: after 2**31 turns it still has 64 bits."""
 LEFT_IN_PYTHON = "a loop on data is no loop of the graph"
 
 
@@ -190,6 +194,7 @@ def numbers_of(frame: SymbolicFrame, loop: Loop) -> Numbers | None:
     if isinstance(over, CountedRange):
         end = over.end.node
         has_turn = s.wrap(over.start < end if over.step > 0 else over.start > end, None).truth(s)
+        require_small(over.start, over.step)
         return Numbers(over.start, over.end, over.step) if has_turn else None
     if not isinstance(over, SequenceIterator):
         raise NotNested("it does not go through numbers")
@@ -200,7 +205,13 @@ def numbers_of(frame: SymbolicFrame, loop: Loop) -> Numbers | None:
     step = numbers[1] - numbers[0] if len(numbers) > 1 else 1
     if any([later - earlier != step for earlier, later in pairwise(numbers)]) or not step:
         raise NotNested("it does not go through numbers in order")
+    require_small(*numbers[:1], *numbers[-1:], step)
     return Numbers(numbers[0], s.const(numbers[-1] + step), step) if numbers else None
+
+
+def require_small(*numbers: int) -> None:
+    if any([abs(number) > MOST_ADDED for number in numbers]):
+        raise NotNested("its numbers may have more than 64 bits")
 
 
 # A turn as a function.
@@ -357,7 +368,7 @@ def run_in_graph(frame: SymbolicFrame, loop: Loop, numbers: Numbers, failed: Val
     refuse_shared_cells(frame, loop)
     found = {name: variable(frame, name) if name in loop.read_inside else None for name in loop.changed}
     turn.values = {name: flat(s, value) for name, value in found.items() if value is not None}
-    begin = {name: [tensor_of(s, leaf) for leaf in value.leaves] for name, value in turn.values.items()}
+    begin = {name: [first_of(s, leaf) for leaf in value.leaves] for name, value in turn.values.items()}
     if turn.values.keys() != found.keys():
         turn.late = found.keys() - turn.values.keys()
         left = first_ends(s, turn, begin)
@@ -368,6 +379,13 @@ def run_in_graph(frame: SymbolicFrame, loop: Loop, numbers: Numbers, failed: Val
     results = iter(recorded_loop(s, turn, first, failed)[2:])
     parts = {name: [next(results) for _ in value.leaves] for name, value in turn.values.items()}
     return {name: with_tensors(s, turn.values[name], parts[name]) for name in parts if name in loop.read_behind}
+
+
+def first_of(s: CaptureState, value: Value) -> Tensor:
+    number = value.node.node.value if isinstance(value, Symbolic) else None
+    if isinstance(number, Expr) and any([abs(coefficient) > MOST_ADDED for _, coefficient in number.terms]):
+        raise NotNested("an integer may have more than 64 bits")
+    return tensor_of(s, value)
 
 
 def variable(frame: SymbolicFrame, name: str) -> Value | None:
@@ -467,11 +485,37 @@ def numbers_put(calls: Calls) -> Iterator[torch.SymInt]:
 
 
 def grows_slowly(s: CaptureState, number: torch.SymInt) -> bool:
-    """Whether an integer is one that data decide and a size at most: each turn may add to it, but not double it."""
-    value = from_sym(number)
-    decided = frozenset(s.recorder.env.unbacked)
-    grown = [term for term in (value.terms if isinstance(value, Expr) else ()) if not decided.isdisjoint(term[0])]
-    return all([abs(coefficient) == 1 and len(monomial) == 1 for monomial, coefficient in grown]) and len(grown) < 2
+    """Whether a turn that leaves this integer adds MOST_ADDED at most to the largest of those that it got."""
+    return growth(s.recorder.env, from_sym(number)) <= 1
+
+
+def growth(env: ShapeEnv, value: object) -> float:
+    """A bound of how often numbers that data decide are in it; infinite if something large is added."""
+    return sum([growth_of_term(env, *term) for term in value.terms]) if isinstance(value, Expr) else 0
+
+
+def growth_of_term(env: ShapeEnv, atoms: tuple[Atom, ...], coefficient: int) -> float:
+    read = frozenset().union(*[atom.free_symbols() for atom in atoms])
+    if read.isdisjoint(env.unbacked):
+        return 0 if is_small(env, atoms, coefficient) else inf
+    return abs(coefficient) * growth_of_atom(env, atoms[0]) if len(atoms) == 1 else inf
+
+
+def growth_of_atom(env: ShapeEnv, atom: Atom) -> float:
+    if isinstance(atom, Quotient) and type(atom.divisor) is int:
+        return growth(env, atom.dividend) / abs(atom.divisor) if isinstance(atom, FloorDiv) else 0
+    if isinstance(atom, Extremum):
+        return max([growth(env, arg) for arg in atom.args])
+    return 1 if isinstance(atom, Symbol) else inf
+
+
+def is_small(env: ShapeEnv, atoms: tuple[Atom, ...], coefficient: int) -> bool:
+    """Whether what a turn adds is MOST_ADDED at most; numbers of the caller are guarded. Sizes are small."""
+    value = product([*atoms, coefficient])
+    if isinstance(value, int):
+        return abs(value) <= MOST_ADDED
+    is_size = env.unbounded.isdisjoint(value.free_symbols())
+    return is_size or (env.decide(rel_le(value, MOST_ADDED)) and env.decide(rel_le(-MOST_ADDED, value)))
 
 
 def state_like(s: CaptureState, tensor: Tensor) -> Tensor:
