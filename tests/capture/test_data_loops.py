@@ -424,3 +424,54 @@ def test_what_turns_change_is_read_in_the_bytecode(program: Program, changed: tu
     jumps = [at for at in range(len(decoded)) if decoded.instruction(at).name.startswith("POP_JUMP")]
     found = [loop for at in jumps for loop in loops_at(decoded, at)]
     assert [set(loop.changed) for loop in found[:1]] == ([] if changed is None else [set(changed)])
+
+
+def sums_what_is_detached(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    y = x * w
+    total = torch.zeros_like(x)
+    for _ in range(30):
+        y = y * w
+        total = total + y.detach()
+        if y.norm() < 0.3:
+            break
+    return y, total
+
+
+def needs_a_gradient_behind_the_first_turn(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    for turn in range(30):
+        if x.norm() < 2:
+            break
+        x = x * w
+    return (x,)
+
+
+def needs_none_behind_the_first_turn(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    y = x * w
+    for turn in range(30):
+        if y.norm() < 2:
+            break
+        y = y.detach() * 0.5
+    return y, x * w
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        sums_what_is_detached,
+        needs_a_gradient_behind_the_first_turn,
+        needs_none_behind_the_first_turn,
+    ],
+)
+def test_what_needs_a_gradient_behind_a_loop_is_what_does_in_eager(program: Callable[..., tuple[Tensor, ...]]) -> None:
+    compiled = kiln.compile(program)
+    for rows in (2, 3, 1, 4):
+        x = torch.randn(rows, 3, generator=torch.Generator().manual_seed(rows))
+        grads, flags = [], []
+        for function in (program, compiled):
+            w = torch.full((3,), 0.6, requires_grad=True)
+            results = function(x, w)
+            flags.append([result.requires_grad for result in results])
+            sum([result.square().sum() for result in results if result.requires_grad], w.sum()).backward()
+            grads.append(w.grad)
+        assert flags[0] == flags[1]
+        torch.testing.assert_close(*grads)

@@ -34,7 +34,14 @@ from kiln.capture.interpreter.builtins.control_flow_operators import placeholder
 from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Kwargs, Value, handles
 from kiln.capture.interpreter.data_values import Instruction, ValueNeeded, past_step
 from kiln.capture.interpreter.frame import CODES, Heads, SymbolicFrame, read_variables, running_frame
-from kiln.capture.interpreter.if_conversion import COMPARISONS, Conversions, Copy, relation_in_region, unread
+from kiln.capture.interpreter.if_conversion import (
+    COMPARISONS,
+    Conversions,
+    Copy,
+    has_varying_gradient,
+    relation_in_region,
+    unread,
+)
 from kiln.capture.interpreter.joined_values import LARGEST, NUMBERS
 from kiln.capture.interpreter.nested_calls import (
     Calls,
@@ -439,14 +446,34 @@ def recorded_loop(s: CaptureState, turn: Turn, first: Sequence[Tensor], failed: 
     if s.policy.control_flow == "cpu" and any([fake.device.type != "cpu" for fake in given]):
         raise NotNested("a region with a loop is no CUDA graph")
     if is_differentiated(given):
+        needs = needs_behind(s, turn, first)
         loop = s.wrap(control_flow.differentiable_loop, None)
         made = loop.call(s, [AnotherTurn(turn.numbers), turn, Tuple([*first]), Tuple([])], {})
         assert isinstance(made, Tuple)
-        return list(made.items(s))
+        return [
+            result if needed else record(s, "detach", [result], {})
+            for needed, result in zip(needs, made.items(s), strict=True)
+        ]
     target = operator_of("while_loop", sides, [*fakes, *captured], run_while, carried=len(fakes))
     results = record_call(s, target, given)
     note_copies(s, done, results, [*first, *states], failed)
     return results
+
+
+def needs_behind(s: CaptureState, turn: Turn, first: Sequence[Tensor]) -> list[bool]:
+    """Which results need a gradient. Raises Unlike or NotNested where that depends on the number of turns."""
+    needs = [is_differentiated([tensor.fake]) for tensor in first]
+    for _ in range(2):
+        states, before = [state_like(s, tensor) for tensor in first], needs
+        for state, needed in zip(states, before, strict=True):
+            state.fake.requires_grad_(needed)
+        ends = [tensor.fake for tensor in interpreted(s, turn, [*states]).result.tensors]
+        if has_varying_gradient(s, ends):
+            raise NotNested("what it leaves needs a gradient behind some turns alone")
+        needs = [end.requires_grad for end in ends]
+        if needs == before:
+            return needs
+    raise Unlike
 
 
 def note_copies(

@@ -679,10 +679,14 @@ def refuse_visible_copies(s: CaptureState, outputs: Sequence[FakeTensor]) -> Non
 def refuse_varying_gradients(s: CaptureState, outputs: Sequence[FakeTensor]) -> None:
     """Break where a result of the region requires gradients after one side of a branch alone."""
     varying = s.part(Conversions).varying
-    blocked = {fake.grad_fn for fake, _ in varying}
-    for output in outputs if varying else ():
-        if output.requires_grad and not reaches_leaf(output, blocked):
-            raise varying[0][1]
+    if has_varying_gradient(s, outputs):
+        raise varying[0][1]
+
+
+def has_varying_gradient(s: CaptureState, tensors: Iterable[FakeTensor]) -> bool:
+    """Whether one of them requires gradients after one side of a branch alone."""
+    blocked = {fake.grad_fn for fake, _ in s.part(Conversions).varying}
+    return bool(blocked) and any([each.requires_grad and not reaches_leaf(each, blocked) for each in tensors])
 
 
 def reaches_leaf(output: FakeTensor, blocked: Collection[object]) -> bool:
