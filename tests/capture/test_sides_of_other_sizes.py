@@ -24,12 +24,6 @@ def keeps_rows(x: Tensor, gate: Tensor) -> Any:
     return x * 2
 
 
-def cuts_columns(x: Tensor, gate: Tensor) -> Any:
-    if gate.sum() > 0:
-        x = x[:, :3]
-    return x.sum(1) + 1
-
-
 def returns_the_size(x: Tensor, gate: Tensor) -> Any:
     y = x[gate > 0] if gate.sum() > 0 else torch.cat([x, x])
     return y.relu().sum(0), y.shape[0]
@@ -89,7 +83,7 @@ def of_the_operator(x: Tensor, gate: Tensor) -> Any:
 
 
 PROGRAMS = [
-    keeps_rows, cuts_columns, returns_the_size, cuts_indices, selects_twice, selects_in_a_side, selects_two,
+    keeps_rows, returns_the_size, cuts_indices, selects_twice, selects_in_a_side, selects_two,
     selects_columns, changes_another, returns_early, of_the_operator,
 ]  # fmt: skip
 
@@ -139,3 +133,31 @@ def test_the_graph_does_not_double_with_each_level() -> None:
     for number in (5, 7, 9, 6, 12, 8):
         check(on_three_levels, compiled, number, False)
     assert report_of(compiled).breaks
+
+
+def returns_columns(x: Tensor, gate: Tensor) -> Any:
+    y = x * 2
+    return y[:, :3] if gate.sum() > 0 else y
+
+
+def cuts_columns(x: Tensor, gate: Tensor) -> Any:
+    if gate.sum() > 0:
+        x = x[:, :3]
+    return x.sum(1) + 1
+
+
+def repeats_a_row(x: Tensor, gate: Tensor) -> Any:
+    row = x.sum(0)
+    return row.expand(3, 4) if gate.sum() > 0 else row.expand(2, 4)
+
+
+def indices_of_a_mask(x: Tensor, gate: Tensor) -> Any:
+    return gate.nonzero() if gate.sum() > 0 else torch.zeros(2, 1, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("program", [returns_columns, cuts_columns, repeats_a_row, indices_of_a_mask])
+def test_sides_with_strides_of_their_own_are_taken_in_python(program: Program) -> None:
+    compiled = kiln.compile(program)
+    for number in (5, 7, 9, 6, 12, 8):
+        check(program, compiled, number, False)
+    assert report_of(compiled).breaks and not report_of(compiled).eager
