@@ -282,3 +282,29 @@ def test_a_break_in_the_rest_costs_one_more_attempt() -> None:
     compiled = kiln.compile(program, backend="eager")
     check(program, compiled, False)
     assert report_of(compiled).compiles <= 5
+
+
+def changes_what_it_has_a_view_of(x: Tensor) -> Tensor:
+    y = x * 1
+    if x.sum() > 0:
+        z = y[:2]
+        y.add_(5)
+        return z * 1
+    return y[:2] * 3
+
+
+def changes_what_a_callee_has_a_view_of(x: Tensor) -> Tensor:
+    def changed(view: Tensor) -> Tensor:
+        y.add_(5)
+        return view * 1
+
+    y = x * 1
+    return changed(y[1:]) if x.sum() > 0 else y
+
+
+@pytest.mark.parametrize("program", [changes_what_it_has_a_view_of, changes_what_a_callee_has_a_view_of])
+def test_a_view_that_a_side_made_before_sees_its_changes(program: Callable[[Tensor], Tensor]) -> None:
+    compiled = kiln.compile(program)
+    for value in (1.0, -1.0, 2.0):
+        x = torch.full((4, 4), value)
+        assert torch.equal(compiled(x), program(x))

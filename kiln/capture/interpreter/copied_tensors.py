@@ -10,7 +10,7 @@ in a side the copy, behind the branch the result of the `cond`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -50,6 +50,7 @@ def copied_before_write(first: int, s: CaptureState, tensor: Tensor) -> None:
         return
     if id(fake) in made_by(s.recorder.calls[first:]):
         return
+    refuse_views(s, {id(view.storage): tensor})
     s.counters.change()
     will_change(s, tensor)
     copy = s.recorder.call("clone", [fake], {}, stack=running_frame(s).locations())
@@ -79,6 +80,11 @@ def require_no_views(s: CaptureState, changes: Iterable[StateChange]) -> None:
         for change in changes
         if isinstance(change.value, Tensor) and isinstance(change.before, Tensor)
     }
+    refuse_views(s, storages)
+
+
+def refuse_views(s: CaptureState, storages: Mapping[int, object]) -> None:
+    """Raise NotNested if the program holds other tensors with the memory of these."""
     seen = reachable([*frame_values(s), *s.effects]) if storages else set()
     for tensor in s.part(RegionInputs).by_fake.values() if storages else ():
         if type(tensor.fake) is FakeTensor and id(tensor) in seen:
