@@ -446,6 +446,8 @@ def recorded_loop(s: CaptureState, turn: Turn, first: Sequence[Tensor], failed: 
     if s.policy.control_flow == "cpu" and any([fake.device.type != "cpu" for fake in given]):
         raise NotNested("a region with a loop is no CUDA graph")
     if is_differentiated(given):
+        if s.part(DataLoops).ends:
+            raise NotNested("a loop with gradients is in another")  # each level would take three times as long
         needs = needs_behind(s, turn, first)
         loop = s.wrap(control_flow.differentiable_loop, None)
         made = loop.call(s, [AnotherTurn(turn.numbers), turn, Tuple([*first]), Tuple([])], {})
