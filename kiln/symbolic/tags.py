@@ -48,11 +48,11 @@ def derived_from(m: Number) -> Iterator[Number]:
 
 def in_float32(number: float) -> float:
     """Rounded to single precision; infinite where it does not fit."""
-    made: float = struct.unpack("<f", struct.pack("<f", number))[0] if abs(number) < LARGEST_FLOAT32 else math.inf
+    try:
+        made: float = struct.unpack("<f", struct.pack("<f", number))[0]
+    except OverflowError:
+        return math.copysign(math.inf, number)
     return made
-
-
-LARGEST_FLOAT32 = 3.4e38
 
 
 def is_round(number: float) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch.nn.functional import gelu
 from torch.utils.checkpoint import checkpoint
 
 import kiln
+from kiln.pipeline.eager_backward.programs import MOST_KNOWN, Programs
 from kiln.support.errors import KilnError
 
 Program = Callable[[], object]
@@ -358,3 +361,10 @@ def test_fullgraph_raises() -> None:
             loss.backward()
         with pytest.raises(KilnError, match="KILN1099"):
             torch.autograd.grad(model(x).square().sum(), list(model.parameters()), create_graph=True)
+
+
+def test_backwards_that_stay_eager_are_forgotten_like_others() -> None:
+    programs = Programs(cast(Any, None))
+    for key in range(MOST_KNOWN + 10):
+        programs.keep_eager(key, cast(Any, SimpleNamespace(nodes=[])), "refused")
+    assert list(programs.known) == list(range(10, MOST_KNOWN + 10))

@@ -491,6 +491,7 @@ def test_zip_files_of_other_kinds() -> None:
         {"a": {"dtype": "F99", "shape": [2], "data_offsets": [0, 8]}},
         {"a": {"dtype": "F32", "shape": [2.0], "data_offsets": [0, 8]}},
         {"a": {"dtype": "F32", "shape": [True, 2], "data_offsets": [0, 8]}},
+        {"a": {"dtype": "F32", "shape": [2, "x"], "data_offsets": [0, 8]}},
         {"a": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}},
         {"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}},
         {"a": [1, 2]},

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
-from kiln.symbolic.tags import Tags, UnknownNumber, class_of, is_round, same_class
+from kiln.symbolic.tags import Tags, UnknownNumber, class_of, in_float32, is_round, same_class
 from kiln.symbolic.values import Given, Real
 
 EPS = Real("given", (Given("eps", 0.3),))
@@ -60,3 +61,8 @@ def test_classes() -> None:
     numbers = (-1.0, 0.0, 0.5, 1.0, 2.0, math.nan, math.inf, -math.inf)
     assert sorted(map(class_of, numbers)) == list(range(8))
     assert same_class(0.5, class_of(0.7)) and not same_class(1.0, class_of(0.7)) and is_round(1e-5)
+
+
+@pytest.mark.parametrize("number", [0.1, -3.4028e38, 3.5e38, -3.5e38, math.inf])
+def test_single_precision_is_that_of_torch(number: float) -> None:
+    assert in_float32(number) == torch.tensor(number, dtype=torch.float64).float().item()

@@ -124,17 +124,19 @@ class Programs:
                 except NodeRefused as problem:
                     refused[problem.number] = problem.reason
                     continue
-                while len(self.known) >= MOST_KNOWN:
-                    oldest = next(iter(self.known))
-                    del self.known[oldest]
-                    self.refused.pop(oldest, None)
-                self.known[key] = program
-                return program
+                return self._remember(key, program)
 
     def keep_eager(self, key: Hashable, structure: Structure, reason: str) -> CutGraph:
         """A backward that the engine runs as it is."""
-        found = self.known[key] = CutGraph([], (reason,) * len(structure.nodes))
-        return found
+        return self._remember(key, CutGraph([], (reason,) * len(structure.nodes)))
+
+    def _remember(self, key: Hashable, program: CutGraph) -> CutGraph:
+        while len(self.known) >= MOST_KNOWN:
+            oldest = next(iter(self.known))
+            del self.known[oldest]
+            self.refused.pop(oldest, None)
+        self.known[key] = program
+        return program
 
     def compile(self, structure: Structure, segment: Segment, given: Mask, needed: Mask) -> SegmentPlan:
         """Raises NodeRefused."""

@@ -117,13 +117,14 @@ def _tensor_place(name: str, entry: Json, start: int, size: int) -> TensorPlace:
     """The tensor of a header's entry, whose elements begin at `start` of `size` bytes."""
     fields = Fields(entry, f"tensor {name[:40]!r}")
     dtype = DTYPES[fields.choice("dtype", list(DTYPES))]
-    shape = tuple([dim for dim in fields.items("shape") if isinstance(dim, int)])
+    sizes = list(fields.items("shape"))
+    shape = tuple([dim for dim in sizes if isinstance(dim, int)])
     offsets = list(fields.items("data_offsets"))
     fields.finish()
     count = math.prod(shape)
-    is_size = [type(dim) is int and 0 <= dim < LARGEST for dim in shape]
+    is_size = [type(dim) is int and 0 <= dim < LARGEST for dim in sizes]
     if not all(is_size) or count >= LARGEST or len(shape) > LARGEST_RANK:
-        raise DamagedProgram(problem=f"tensor {name[:40]!r} has the shape {str(list(shape))[:80]}")
+        raise DamagedProgram(problem=f"tensor {name[:40]!r} has the shape {str(sizes)[:80]}")
     end = start + count * dtype.itemsize
     if offsets != [start, end] or end > size:
         raise DamagedProgram(
