@@ -105,11 +105,11 @@ def depth(nodes: Sequence[Node]) -> int:
 @final
 @dataclass
 class OwnSizes:
-    """Results of which the sides have other sizes than each other: a branch of its own computes these before.
+    """The sizes of results that differ between the sides: a branch of its own computes them before.
 
-    if mask.any(): x = x[mask]        %5: (i64[],) = cond(...): true the number of elements in mask, false x.size(0)
+    if mask.any(): x = x[mask]        %5: (i64[],) = cond(...)           true: the count of the mask, false: x.size(0)
                                       u0 = the item of %5
-                                      %7: (f32[u0, 4],) = cond(...): each side's result, its first u0 rows
+                                      %7: (f32[u0, 4],) = cond(...)      each side pads its result to u0 rows, by none
     """
 
     recorder: Calls
