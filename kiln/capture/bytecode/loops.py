@@ -18,7 +18,7 @@ from typing import final
 from kiln.capture.bytecode.assemble import SUSPENDS, Assembler, CellVar, Instr, arguments_of, parsed
 from kiln.capture.bytecode.decode import CONDITIONAL, JUMPS, DecodedCode
 from kiln.capture.bytecode.liveness import live_locals
-from kiln.capture.bytecode.postdominators import meeting_points, predecessors, successors
+from kiln.capture.bytecode.postdominators import RETURNS, meeting_points, predecessors, successors
 from kiln.capture.bytecode.resume import CLASS_CELL, set_depths
 from kiln.support.records import dataclass
 
@@ -62,7 +62,8 @@ def loops_at(decoded: DecodedCode, at: int) -> list[Loop]:
     before = predecessors(successors(decoded)) if ends else []
     for head, jumps in ends.items():
         body = _body(head, jumps, before)
-        tests = [jump for jump in jumps if decoded.instruction(jump).name in CONDITIONAL]
+        branches = [index for index in body if decoded.instruction(index).name in CONDITIONAL]
+        tests = [jump for jump in branches if jump in jumps or decoded.instruction(jump).arg not in body]
         is_first_test = at < head and any(decoded.line(jump) == decoded.line(at) for jump in tests)
         if at in body or is_first_test:
             found.extend(_loop(decoded, head, body))
@@ -138,10 +139,11 @@ def turn_code(decoded: DecodedCode, loop: Loop, ends: Callable[..., object]) -> 
     items = parsed(code)
     set_depths(items, decoded)
     made, count, lengths = list[object](), 0, dict[int, int]()
+    left = {loop.after, *_copies_of(decoded, loop.after)}
     for item in items:
         if isinstance(item, Instr):
-            if count in (loop.head, loop.after):
-                ending = _ending(decoded, loop, ends, is_left=count == loop.after)
+            if count == loop.head or count in left:
+                ending = _ending(decoded, loop, ends, is_left=count != loop.head)
                 lengths[count] = len(ending)
                 made.extend(ending)
             count += 1
@@ -155,6 +157,14 @@ def turn_code(decoded: DecodedCode, loop: Loop, ends: Callable[..., object]) -> 
         return index + sum(length for place, length in lengths.items() if place <= index)
 
     return found, moved
+
+
+def _copies_of(decoded: DecodedCode, index: int) -> Iterator[int]:
+    """Where CPython has copied an instruction of a short return (`join_copied_returns`)."""
+    for first, last in decoded.facts.copies.items():
+        end = next(at for at in range(last, len(decoded)) if decoded.instruction(at).name in RETURNS)
+        if last <= index <= end:
+            yield first + index - last
 
 
 def _ending(decoded: DecodedCode, loop: Loop, ends: Callable[..., object], *, is_left: bool) -> list[object]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kiln.capture.bytecode.decode import ENDS, JUMPS, DecodedCode
+from kiln.capture.bytecode.table import RawInstruction
 
 RETURNS = frozenset(("RETURN_VALUE", "RETURN_CONST"))
 
@@ -41,6 +42,7 @@ def join_copied_returns(decoded: DecodedCode) -> None:
     """CPython 3.12 copies a short `return` into each path that leads to it: the copies become jumps to the last.
 
     A copy has the positions in the source of what it copies, so it is the same return with the same depth of the stack.
+    Where all ways to it set a variable, it reads that without a check.
     """
     positions = list(decoded.code.co_positions())
     last: dict[object, int] = {}
@@ -53,9 +55,10 @@ def join_copied_returns(decoded: DecodedCode) -> None:
             here, there = end - back, known - back
             if decoded.handlers[here] is not None or decoded.handlers[there] is not None:
                 break
-            if decoded.raw(here)[:2] != decoded.raw(there)[:2]:
+            if not is_copy(decoded.raw(here), decoded.raw(there)):
                 break
-            if positions[decoded.facts.units[here]] != positions[decoded.facts.units[there]]:
+            paired = in_pair(decoded.facts.units, here) or in_pair(decoded.facts.units, there)
+            if not paired and positions[decoded.facts.units[here]] != positions[decoded.facts.units[there]]:
                 break
             if back and decoded.instruction(here).name in JUMPS | ENDS:
                 break
@@ -63,6 +66,16 @@ def join_copied_returns(decoded: DecodedCode) -> None:
         if head is not None:
             decoded.facts.copies[end - head] = known - head
             decoded.facts.instructions[end - head] = None
+
+
+def is_copy(one: RawInstruction, other: RawInstruction) -> bool:
+    name, known = one.opname.removesuffix("_BORROW"), other.opname.removesuffix("_BORROW")
+    return one[1] == other[1] and (name == known or (name, known) == ("LOAD_FAST", "LOAD_FAST_CHECK"))
+
+
+def in_pair(units: Sequence[int], index: int) -> bool:
+    """Whether an instruction of the table is one of two that CPython 3.13 has as one: the pair has one position."""
+    return any(units[index] == units[at] for at in (index - 1, index + 1) if 0 <= at < len(units))
 
 
 def successors(decoded: DecodedCode) -> list[list[int]]:
