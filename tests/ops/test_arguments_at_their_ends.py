@@ -1,4 +1,4 @@
-"""Arguments at the ends of what an operator takes: the last bit of a shift, no order of a norm, a bias that fits nowhere."""
+"""Arguments at the ends of what an operator takes: the last bit of a shift, no order of a norm, a bias too large."""
 
 from __future__ import annotations
 
