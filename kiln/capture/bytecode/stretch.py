@@ -12,6 +12,7 @@ function was given. Which variables have a value there, and what lies on the sta
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Set
 from types import CodeType
 from typing import final
@@ -56,8 +57,10 @@ class Reached:
 
 
 def kind_of(slot: str | None, handled: bool) -> str:
-    """Of a place on the stack that a resume function is entered with."""
-    return OTHER if handled else NOTHING if slot is NULL else KEPT
+    """Of a place on the stack that a resume function is entered with. POP_TOP takes no NULL before CPython 3.14."""
+    if slot is NULL:
+        return NOTHING if sys.version_info >= (3, 14) and not handled else OTHER
+    return OTHER if handled else KEPT
 
 
 def joined_kind(first: str, second: str) -> str:

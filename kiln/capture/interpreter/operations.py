@@ -135,8 +135,8 @@ def torch_binary(s: CaptureState, function: Function2, left: Value, right: Value
             text = joined(s, PLAIN.get(function, function), left, right)
             return text if text is not None else natives(s).call(PLAIN.get(function, function), [left, right], {})
         names = SPECIAL[function]
-        of_subclass = not (isinstance(left, Tensor) and isinstance(right, Tensor)) and are_tensors(left, right)
-        if of_subclass or any(replaced(s, left, name) for name in names[:-1]) or replaced(s, right, names[-1]):
+        replacing = any(replaced(s, left, name) for name in names[:-1]) or replaced(s, right, names[-1])
+        if replacing or are_of_subclasses(left, right):
             return dispatch(s, function, left, right)
         # `0 += tensor` makes a new tensor: only tensors are changed in place.
         return record(s, function if isinstance(left, Tensor) else PLAIN.get(function, function), [left, right], {})
@@ -324,13 +324,13 @@ def floats_in_front(s: CaptureState, plain: Function2, left: Value, right: Value
 
 
 def is_number(value: Value) -> bool:
-    """A symbolic number, or a plain one."""
     return isinstance(value, Symbolic) or (value.is_constant and value.python_type() in (int, float, bool))
 
 
-def are_tensors(*values: Value) -> bool:
-    """Also those of subclasses, which are objects."""
-    return all(issubclass(value.python_type(), torch.Tensor) for value in values)
+def are_of_subclasses(*values: Value) -> bool:
+    """Tensors, of which one is the object of a subclass. A sparse tensor is no `Tensor` here."""
+    others = {value.python_type() for value in values if not isinstance(value, Tensor)}
+    return all(issubclass(kind, torch.Tensor) for kind in others) and not others <= {torch.Tensor}
 
 
 def by_kind(s: CaptureState, function: Function2, left: Value, right: Value) -> Value:

@@ -69,7 +69,7 @@ def cond(recorder: Calls, scope: Scope, target: ControlFlow, args: Sequence[Fake
             ]  # fmt: skip
 
     branches = sides_of()
-    own_sizes = OwnSizes.of(recorder, branches)
+    own_sizes = None if target.same_sizes else OwnSizes.of(recorder, branches)
     if own_sizes is not None:
         measured = sides_of(own_sizes.measured)
         recorder.emit.origin = origin

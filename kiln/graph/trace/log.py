@@ -81,7 +81,7 @@ class ControlFlow:
     `carried` and `rows` count these arguments. `lets_gradients_be_absent`: what one side of a `cond` does not use has
     no gradient, as in eager's branch, rather than zeros. `numbers`: symbolic numbers from outside that the logs use,
     which fx graphs of the logs take last. `changes`: which captured arguments the branches of a `cond` may change in
-    place.
+    place. `same_sizes`: Python needs the sizes of the results of a `cond`, so that both branches have to have the same.
     """
 
     kind: OperatorKind
@@ -92,6 +92,7 @@ class ControlFlow:
     lets_gradients_be_absent: bool = False
     numbers: tuple[Expr | Real, ...] = ()
     changes: tuple[int, ...] = ()
+    same_sizes: bool = False
 
     @property
     def __name__(self) -> str:
