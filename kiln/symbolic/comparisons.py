@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, final
 
 from kiln.support.location import Location
 from kiln.symbolic.env import ShapeEnv
@@ -115,8 +114,8 @@ def by_multiplying(env: ShapeEnv, op: str, value: Real, constant: float, below: 
 
 def by_crossing(env: ShapeEnv, op: str, value: Real, constant: float, below: bool) -> Relation | bool | None:
     """`value op constant`, or with `below` False `constant op value`, as a bound of the integer in `value`."""
-    found = monotone(env, value)
-    if found is None or not env.has_hint(found.integer) or not are_sizes(env, found.integer):
+    integer = monotone(env, value)
+    if integer is None or not env.has_hint(integer) or not are_sizes(env, integer):
         return None
     compared = COMPARISONS[op][1]
 
@@ -124,7 +123,7 @@ def by_crossing(env: ShapeEnv, op: str, value: Real, constant: float, below: boo
         real = number_at(value, number)
         return compared(real, constant) if below else compared(constant, real)
 
-    low, high = ends(env, found.integer)
+    low, high = ends(env, integer)
     try:
         first, last = holds(low), holds(high)
         if first == last:
@@ -138,7 +137,7 @@ def by_crossing(env: ShapeEnv, op: str, value: Real, constant: float, below: boo
             return None
     except (ArithmeticError, ValueError, TypeError):  # it has no value for some integers, or a complex one
         return None
-    return rel_le(most, found.integer) if last else rel_lt(found.integer, most)
+    return rel_le(most, integer) if last else rel_lt(integer, most)
 
 
 def are_sizes(env: ShapeEnv, *values: Int) -> bool:
@@ -152,55 +151,39 @@ def ends(env: ShapeEnv, integer: Expr) -> tuple[int, int]:
     return max(-LARGEST if low is None else low, -LARGEST), min(LARGEST if high is None else high, LARGEST)
 
 
-@final
-class Monotone(NamedTuple):
-    """A real number never falls with `integer` (`sign` 1), or never grows with it (-1)."""
-
-    integer: Expr
-    sign: int
-
-
-def monotone(env: ShapeEnv, value: object) -> Monotone | None:
+def monotone(env: ShapeEnv, value: object) -> Expr | None:
+    """The integer with which a real number never falls, or never grows; None: there is none."""
     if isinstance(value, Expr):
-        return Monotone(value, 1)
+        return value
     if not isinstance(value, Real):
         return None
-    if len(value.args) == 1 and value.op in (*GROWING, "neg"):
-        found = monotone(env, value.args[0])
-        return turned(found, -1 if value.op == "neg" else 1)
+    if len(value.args) == 1 and value.op in MONOTONE:
+        return monotone(env, value.args[0])
     if len(value.args) != 2 or value.op not in WITH_CONSTANT:
         return None
     left, right = value.args
     is_left = isinstance(left, int | float)
     number, other = (left, right) if is_left else (right, left)
-    found = monotone(env, other)
-    if found is None or not isinstance(number, int | float):
+    integer = monotone(env, other)
+    if integer is None or not isinstance(number, int | float):
         return None
-    return turned(found, WITH_CONSTANT[value.op](env, found.integer, other, float(number), is_left))
+    return integer if WITH_CONSTANT[value.op](env, integer, other, float(number), is_left) else None
 
 
-def turned(found: Monotone | None, sign: int) -> Monotone | None:
-    return None if found is None or sign == 0 else Monotone(found.integer, found.sign * sign)
-
-
-def sign_of(number: float) -> int:
-    return (number > 0) - (number < 0)
-
-
-def of_quotient(env: ShapeEnv, integer: Expr, other: object, number: float, is_left: bool) -> int:
+def of_quotient(env: ShapeEnv, integer: Expr, other: object, number: float, is_left: bool) -> bool:
     """`other / number`, and `number / other` where `other` has one sign."""
     if not is_left:
-        return sign_of(number)
-    signs = {sign_of(number_at(other, end)) for end in ends(env, integer)}
-    return -sign_of(number) if signs in ({1}, {-1}) else 0
+        return number != 0
+    found = [number_at(other, end) for end in ends(env, integer)]
+    return number != 0 and (min(found) > 0 or max(found) < 0)
 
 
-def of_power(env: ShapeEnv, integer: Expr, other: object, number: float, is_left: bool) -> int:
+def of_power(env: ShapeEnv, integer: Expr, other: object, number: float, is_left: bool) -> bool:
     """`other ** number` where `other` is not negative, and not 0 if it is divided by."""
-    if is_left:
-        return 0
+    if is_left or number == 0:
+        return False
     least = min(number_at(other, end) for end in ends(env, integer))
-    return sign_of(number) if least > 0 or (least == 0 and number > 0) else 0
+    return least > 0 or (least == 0 and number > 0)
 
 
 def number_at(value: object, number: int) -> float:
@@ -210,19 +193,23 @@ def number_at(value: object, number: int) -> float:
     return value if isinstance(value, int | float) else number
 
 
-WITH_CONSTANT: Mapping[str, Callable[[ShapeEnv, Expr, object, float, bool], int]] = {
-    "add": lambda env, integer, other, number, is_left: 1,
-    "min": lambda env, integer, other, number, is_left: 1,
-    "max": lambda env, integer, other, number, is_left: 1,
-    "sub": lambda env, integer, other, number, is_left: -1 if is_left else 1,
-    "mul": lambda env, integer, other, number, is_left: sign_of(number),
+def always(env: ShapeEnv, integer: Expr, other: object, number: float, is_left: bool) -> bool:
+    return True
+
+
+WITH_CONSTANT: Mapping[str, Callable[[ShapeEnv, Expr, object, float, bool], bool]] = {
+    **dict.fromkeys(("add", "sub", "min", "max"), always),
+    "mul": lambda env, integer, other, number, is_left: number != 0,
     "truediv": of_quotient,
-    "floordiv": lambda env, integer, other, number, is_left: 0 if is_left else sign_of(number),
+    "floordiv": lambda env, integer, other, number, is_left: not is_left and number != 0,
     "pow": of_power,
 }
-"""Functions of a number that changes and a constant: whether they grow with the former (1), fall (-1), or neither."""
-GROWING = ("float", "sqrt", "log", "log2", "log10", "log1p", "atan", "asinh", "tanh", "floor", "ceil", "trunc", "round")
-"""Functions of one number that never fall."""
+"""Functions of a number that changes and a constant: whether they never fall, or never grow, with the former."""
+MONOTONE = (
+    *("float", "sqrt", "log", "log2", "log10", "log1p", "atan", "asinh", "tanh"),
+    *("floor", "ceil", "trunc", "round", "neg"),
+)
+"""Functions of one number."""
 LARGEST = 1 << 52
 """Of the integers that are tried. Each is a float."""
 NEAR = 16

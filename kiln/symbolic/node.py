@@ -70,6 +70,8 @@ def _arithmetic(op: str, on_ints: Callable[[Int, Int], Int]) -> Binary:
         if isinstance(a, int | Expr) and isinstance(b, int | Expr):
             if op in GROWING:
                 require_few_terms(op, a, b)
+            elif op in QUOTIENTS:
+                require_short(a, b)
             result = on_ints(a, b)
             if op in GROWING:
                 require_fit(self.env, result, self.where())
@@ -80,11 +82,13 @@ def _arithmetic(op: str, on_ints: Callable[[Int, Int], Int]) -> Binary:
 
 
 GROWING = frozenset({"mul", "pow"})
+QUOTIENTS = frozenset({"floordiv", "mod"})
 MOST_TERMS = 64  # of a product; see `require_few_terms`
+LONGEST_TEXT = 4096  # of a dividend and its divisor; see `require_short`
 
 
 class NumberTooLarge(OverflowError):
-    """A product of numbers does not fit 64 bits in this call, or has too many terms."""
+    """A product of numbers does not fit 64 bits in this call, or a formula has too many terms."""
 
 
 def require_few_terms(op: str, a: Int, b: Int) -> None:
@@ -93,6 +97,13 @@ def require_few_terms(op: str, a: Int, b: Int) -> None:
     terms = first ** min(b, MOST_TERMS) if op == "pow" and isinstance(b, int) else first * len(terms_of(b))
     if terms > MOST_TERMS:
         raise NumberTooLarge(f"a product of {terms} terms")
+
+
+def require_short(*values: Int) -> None:
+    """Raises NumberTooLarge for the quotient of a long formula: in a loop, each turn of `a - a // 2` doubles it."""
+    length = sum([len(str(value)) for value in values])
+    if length > LONGEST_TEXT:
+        raise NumberTooLarge(f"a quotient of {length} characters")
 
 
 def require_fit(env: ShapeEnv, value: Int, where: Location | None) -> None:

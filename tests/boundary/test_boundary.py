@@ -7,6 +7,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import torch
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -47,7 +49,7 @@ def test_reading_symbolic_sizes_loads_nothing_forbidden() -> None:
 
         def f(x, w):
             assert x.ndim == 3 == x.dim() and len(x) == x.size(0) and x.is_contiguous()
-            sums = torch.vmap(lambda row: (row + w.sum(0)) * row.numel() + row.stride(0))(x)
+            sums = torch.vmap(lambda row: (row @ w) * row.numel() + row.stride(0))(x)
             return sums + x.reshape(x.shape[0], -1).sum() * x.numel() + x.storage_offset()
 
         compiled = kiln.compile(f, fullgraph=True)
@@ -56,7 +58,8 @@ def test_reading_symbolic_sizes_loads_nothing_forbidden() -> None:
         forbidden = ("torch._dynamo", "torch.distributed.tensor", "torch.fx.experimental.symbolic_shapes")
         print([name for name in sys.modules if name.startswith(forbidden)], kiln.report_of(compiled).compiles)
     """)
-    assert output == "[] 2"
+    by_plain_sizes = torch.__version__.startswith("2.11.")  # products under vmap: one more compile
+    assert output == f"[] {3 if by_plain_sizes else 2}"
 
 
 def test_a_module_that_torch_imports_while_tracing_may_change_what_was_read() -> None:

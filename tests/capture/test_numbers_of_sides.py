@@ -97,3 +97,18 @@ def test_what_python_needs_breaks() -> None:
     compiled = kiln.compile(compared, options={"cache": False})
     require_equal(compared, compiled)
     assert compiled.report().breaks
+
+
+def test_a_number_that_each_turn_computes_from_itself_on_both_sides() -> None:
+    """Its formula doubles in each turn: compiling it did not end."""
+
+    def collatz(x: Tensor) -> tuple[Any, int]:
+        a, n = (x.abs() * 10).long().sum().item() + 1, 0
+        while a != 1 and n < 100:
+            a = a // 2 if a % 2 == 0 else 3 * a + 1
+            n += 1
+        return a, n
+
+    compiled = kiln.compile(collatz)
+    for number in (0.6, 1.5, 2.7):
+        assert compiled(torch.full((2,), number)) == collatz(torch.full((2,), number))

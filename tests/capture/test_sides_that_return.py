@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -260,7 +261,7 @@ def appends(x: Tensor, w: Tensor) -> Any:
 def test_other_loops_break_and_are_compiled_a_few_times(program: Program) -> None:
     compiled = kiln.compile(program, backend="eager")
     check(program, compiled, False)
-    assert report_of(compiled).breaks and report_of(compiled).compiles <= 7
+    assert report_of(compiled).breaks and report_of(compiled).compiles <= 6 + (sys.version_info >= (3, 12))
 
 
 def test_a_break_in_the_rest_costs_one_more_attempt() -> None:

@@ -26,6 +26,7 @@ from kiln.symbolic import (
 )
 from kiln.symbolic.comparisons import compare
 from kiln.symbolic.contiguity import LAYOUT_QUESTIONS
+from kiln.symbolic.node import NumberTooLarge
 from kiln.symbolic.values import Real, decide_truth
 
 HERE = Location("model.py", 7, "forward")
@@ -278,3 +279,11 @@ def test_what_decides_the_order_of_dimensions_is_guarded() -> None:
     strides = env.create_symbol(1), env.create_symbol(5)
     assert LAYOUT_QUESTIONS["is_non_overlapping_and_dense"](env, sizes, strides) is False
     assert env.known(rel_le(strides[0], strides[1])) is True
+
+
+def test_a_quotient_of_a_formula_that_doubles_in_each_turn_is_refused() -> None:
+    env = ShapeEnv()
+    value = to_sym(env.create_symbol(27), env)
+    with pytest.raises(NumberTooLarge):
+        for _ in range(40):
+            value = 3 * value - value // 2

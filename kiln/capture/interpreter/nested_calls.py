@@ -21,7 +21,7 @@ from kiln.capture.interpreter.breaks import GraphBreak, Raised
 from kiln.capture.interpreter.builtins.leaf_gradients import gradients_kept
 from kiln.capture.interpreter.builtins.torch_functions import SETTERS, Scope, Setter, TorchModes
 from kiln.capture.interpreter.core import MISSING, CaptureState, StateChange, Value
-from kiln.capture.interpreter.data_values import DataValues, is_needed, number_made
+from kiln.capture.interpreter.data_values import DataValues, is_needed
 from kiln.capture.interpreter.effects import SideEffect
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.host_draws import Draws
@@ -29,7 +29,7 @@ from kiln.capture.interpreter.side_changes import CHANGES, Place
 from kiln.capture.interpreter.variables.function import Namespace
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import List, Tuple
-from kiln.capture.interpreter.variables.tensor import Tensor, from_torch
+from kiln.capture.interpreter.variables.tensor import Tensor, from_torch, note_data_sizes
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.log import ControlFlow, NestedLog, OperatorKind, RegisterHook, TorchCall, leaves
 from kiln.graph.trace.nested_graphs import NotNested
@@ -55,13 +55,8 @@ def record(s: CaptureState, target: ControlFlow, args: Sequence[FakeTensor]) -> 
     target = replace(target, same_sizes=is_needed(s))
     before = len(s.recorder.env.unbacked)
     results = s.recorder.call(target, args, {}, stack=running_frame(s).locations())
-    values, made = [from_torch(s, result) for result in results], set(s.recorder.env.unbacked[before:])  # type: ignore[attr-defined]
-    for value, fake in zip(values, results, strict=True):  # type: ignore[call-overload]
-        for dim, size in enumerate(fake.storage_view.spec.sizes):
-            if size in made:
-                made.remove(size)
-                number_made(s, size, value, fake, dim)
-    return values
+    note_data_sizes(s, results, s.recorder.env.unbacked[before:])
+    return [from_torch(s, result) for result in results]  # type: ignore[attr-defined]
 
 
 @final

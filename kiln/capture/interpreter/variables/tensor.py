@@ -465,7 +465,12 @@ def note_data_numbers(s: CaptureState, args: Args, result: object, before: int) 
         if isinstance(number, Given | Symbol) and isinstance(args[0], Tensor):
             number_made(s, number, args[0], args[0].fake, None)
             return
-    made = s.recorder.env.unbacked[before:]
+    for symbol in note_data_sizes(s, result, s.recorder.env.unbacked[before:]):
+        number_hidden(s, symbol)
+
+
+def note_data_sizes(s: CaptureState, result: object, made: list[Symbol]) -> list[Symbol]:
+    """Note which of the symbols `made` are sizes of the results of a call; the others."""
     unknown = frozenset(made)
     for place, tensor in tensors_of(result) if made else ():
         for dim, size in enumerate(tensor.storage_view.spec.sizes):
@@ -474,8 +479,7 @@ def note_data_numbers(s: CaptureState, args: Args, result: object, before: int) 
             if isinstance(size, Symbol) and size in made:
                 made.remove(size)
                 number_made(s, size, from_torch(s, tensor), tensor, dim)
-    for symbol in made:
-        number_hidden(s, symbol)
+    return made
 
 
 def tensors_of(result: object, place: Place = ()) -> list[tuple[Place, FakeTensor]]:
