@@ -17,13 +17,6 @@ inline PyFunctionObject* frame_function(Frame* frame) {
 }
 inline PyObject* frame_globals(Frame* frame) { return frame->f_globals; }
 
-// The first slots of a frame that was not started.
-struct FrameSlots {
-  FrameSlots(Frame* frame, int) : slots(frame->localsplus) {}
-  operator PyObject* const*() const { return slots; }
-  PyObject* const* slots;
-};
-
 // Not started, on the thread's data stack, and without a frame object.
 inline bool frame_is_fresh(Frame* frame) {
   return frame->owner == FRAME_OWNED_BY_THREAD && frame->frame_obj == nullptr &&

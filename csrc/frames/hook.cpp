@@ -43,6 +43,15 @@ bool is_skipped(PyCodeObject* code) {
   return reinterpret_cast<uintptr_t>(extra) == era;
 }
 
+#if PY_VERSION_HEX < 0x030E0000  // cpython_314.h has its own
+// The first slots of a frame that was not started, as plain references.
+struct FrameSlots {
+  FrameSlots(Frame* frame, int) : slots(frame->localsplus) {}
+  operator PyObject* const*() const { return slots; }
+  PyObject* const* slots;
+};
+#endif
+
 int slot_count(PyCodeObject* code) {
   return code->co_argcount + code->co_kwonlyargcount + ((code->co_flags & CO_VARARGS) != 0) +
          ((code->co_flags & CO_VARKEYWORDS) != 0);

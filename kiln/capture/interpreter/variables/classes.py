@@ -38,7 +38,7 @@ from kiln.capture.interpreter.variables.class_changes import set_outer_attr
 from kiln.capture.interpreter.variables.class_entries import GETSET, is_data_descriptor
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.exception import fill
-from kiln.capture.interpreter.variables.function import handler_of
+from kiln.capture.interpreter.variables.function import handler_of, made_now
 from kiln.capture.interpreter.variables.made_class import NAMING, emit_made_class, set_made_attr
 from kiln.capture.interpreter.variables.made_descriptor import MadeDescriptor
 from kiln.capture.interpreter.variables.mapping import Dict
@@ -245,7 +245,7 @@ def own_annotations(s: CaptureState, cls: type, name: str) -> Value | None:
     annotate = names.get("__annotate_func__")
     if name == "__annotate__" or name in names or annotate is None:
         return annotate if name == "__annotate__" else names.get(name)
-    made = names[name] = annotate.call(s, [s.const(1)], {})
+    made = names[name] = made_now(s, annotate)
     return made
 
 

@@ -298,19 +298,8 @@ class Function(Value):
     """A Python function, from outside (`original`) or made in the frame."""
 
     __slots__ = (
-        *(
-            "_checked",
-            "annotate",
-            "annotations",
-            "attrs",
-            "cells",
-            "code",
-            "defaults",
-            "kwdefaults",
-            "namespace",
-            "original",
-        ),
-        *("renamed", "source"),
+        *("_checked", "annotate", "annotations", "attrs", "cells", "code", "defaults", "kwdefaults", "namespace"),
+        *("original", "renamed", "source"),
     )
     cls = types.FunctionType
 
