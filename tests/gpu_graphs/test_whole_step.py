@@ -121,6 +121,21 @@ def test_a_scalar_that_is_a_result_stays_on_the_cpu(kept: str, tmp_path: Path) -
     assert parts.order.results == ((False, 0),)
 
 
+SIZE_FROM_DATA = """\
+graph rows(%0: b8[8 @cuda:0] "mask"):
+    %1: i64[8 @cuda:0] = convert(%0, dtype=i64)
+    %2: i64[ @cuda:0] = sum(%1, axes=(0,))
+    %3: int(u0) = local_scalar(%2, kind="int", checks=())
+    %4: i64[] = constant(value=u0, dtype=i64, device=cpu)
+    %5: i64[] = full(%4, sizes=())
+    return %5"""
+
+
+def test_a_size_that_the_gpu_decides_is_read_before_the_cpu_works_with_it(tmp_path: Path) -> None:
+    plan = plan_of(SIZE_FROM_DATA, tmp_path, graphs=True)
+    assert "u0" in plan_text(plan) and split_host_part(plan) is None
+
+
 def interpreted_values(folder: str) -> None:
     """In the process that interprets: the plans against the graph."""
     text = graph_of()

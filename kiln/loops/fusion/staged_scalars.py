@@ -28,7 +28,7 @@ from kiln.loops.fusion.scatter_kernel import copy_kernel
 from kiln.loops.kernel.kernel import KernelIR
 from kiln.loops.kernel.launches.program import KernelLaunch, NestedCall
 from kiln.loops.program.analyses import memory_of
-from kiln.loops.program.nodes import Buffer, BufferArg, Extern
+from kiln.loops.program.nodes import LOCAL_SCALAR, Buffer, BufferArg, Extern
 from kiln.support.target import Target
 from kiln.tensor.spec import CPU, TensorSpec
 
@@ -69,7 +69,8 @@ class _Stage:
 
     def comes_back(self, step: ScheduledStep) -> bool:
         """Does it write CPU memory, or read a number, that depends on the GPU?"""
-        return not self._is_on_host(step) and any([self._device(name) == CPU for name in changes(step)])
+        reads = isinstance(step.step, Extern) and step.step.target == LOCAL_SCALAR
+        return not self._is_on_host(step) and (reads or any([self._device(name) == CPU for name in changes(step)]))
 
     def _device(self, name: str) -> torch.device:
         return self.buffers[name].spec.device
