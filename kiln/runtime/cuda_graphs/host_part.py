@@ -124,8 +124,9 @@ class _Splitter:
 
     def run(self) -> HostPart | None:
         plan, parts = self.plan, self.parts
-        if any(binding.kind != "scalar" and binding.slot in parts.on_host for binding in plan.symbols):
-            return None  # a size of the graph would come from CPU memory
+        for binding in plan.symbols:
+            if binding.kind == "unbacked" or (binding.kind != "scalar" and binding.slot in parts.on_host):
+                return None  # a size would be known only when the other part has run, or come from CPU memory
         results, host_outputs, outputs = self._outputs()
         kept = len(host_outputs)
         host_outputs += [PlanOutput(slot=slot) for slot in parts.passed]
