@@ -50,7 +50,7 @@ __all__ = [*MODULES]
 def __getattr__(name: str) -> object:
     if name not in MODULES:
         raise AttributeError(f"module 'kiln' has no attribute {name!r}")
-    with importlib.import_module("kiln.support.gc_pause").GC_PAUSE():  # what is loaded lives on
+    with importlib.import_module("kiln.support.gc_pause").GC_PAUSE.loading():
         module = importlib.import_module(MODULES[name])
     # All of the module at once: compiled code that asks for another of them finds a plain global.
     names = [public for public, place in MODULES.items() if place == MODULES[name]]

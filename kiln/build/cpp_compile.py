@@ -18,7 +18,7 @@ import sys
 import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib.metadata import version
 from pathlib import Path
 from typing import final
@@ -42,6 +42,7 @@ from kiln.runtime.cache.store import DiskStore, content_key
 from kiln.runtime.kernels import Libraries
 from kiln.support.errors import KilnError
 from kiln.support.events import EventSink
+from kiln.support.records import dataclass
 
 SMALL_UNIT = 2000
 """Characters of source per unit, at least: starting g++ has its cost, too."""

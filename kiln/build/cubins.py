@@ -18,7 +18,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache, partial
 from importlib import metadata
 from typing import Any
@@ -35,6 +35,7 @@ from kiln.runtime.kernels import Cubin
 from kiln.support.errors import KilnError
 from kiln.support.events import EventSink
 from kiln.support.optional import MissingPackage
+from kiln.support.records import dataclass
 
 Compiler = Callable[[str, str, Mapping[str, Any]], dict[str, Any]]
 """`compile_source`, in this process or in a worker."""

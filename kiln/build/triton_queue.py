@@ -15,9 +15,11 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from typing import Any, final
+
+from kiln.support.records import dataclass
 
 
 @final

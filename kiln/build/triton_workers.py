@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from io import BufferedRWPair
 from pathlib import Path
@@ -29,6 +29,7 @@ from kiln.build.limits import NO_MEMORY, CompileLimits, CompilerOutOfMemory, Com
 from kiln.build.triton_compile import PURPOSE, compile_source
 from kiln.build.triton_worker import CONTROL, STARTER
 from kiln.support.optional import MissingPackage
+from kiln.support.records import dataclass
 
 NOT_INHERITED = ("TRITON_INTERPRET", "TRITON_CACHE_DIR")
 """Environment variables that workers must not inherit."""

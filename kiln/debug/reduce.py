@@ -15,7 +15,7 @@ New inputs have the values that the interpreter computes. Each trial compiles a 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import final
 
 import torch
@@ -27,6 +27,7 @@ from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import with_inputs, without_dead_code
 from kiln.graph.ir.size_oracle import GuardFreeOracle
 from kiln.pipeline.reproduce import Constants, with_tangents
+from kiln.support.records import dataclass
 from kiln.tensor.spec import TensorSpec
 
 TRIALS = 200  # graphs that are run; then the smallest so far is the answer

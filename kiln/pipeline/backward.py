@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, ClassVar, final
 
 import torch
@@ -26,6 +26,7 @@ from kiln.runtime.loader import load_plan
 from kiln.runtime.variant import UNREADABLE
 from kiln.support.events import Event, EventSink
 from kiln.support.late import late
+from kiln.support.records import dataclass
 from kiln.tensor.encoding import encode_tensor
 
 if TYPE_CHECKING:

@@ -6,13 +6,14 @@ redraw(x, weight, seed)   -->   the numbers that the forward drew by this seed, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from threading import Lock
 from typing import TYPE_CHECKING, final
 
 from kiln.pipeline.context import CompileContext
 from kiln.runtime.executor import Executable
 from kiln.support.late import late
+from kiln.support.records import dataclass
 
 if TYPE_CHECKING:
     from kiln.graph.ir.graph import Graph

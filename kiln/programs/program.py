@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, cast, final
 
@@ -47,6 +47,7 @@ from kiln.programs.torch_export import (
     wanted_sizes,
 )
 from kiln.support.options import Options
+from kiln.support.records import dataclass
 from kiln.symbolic import Expr, Int, evaluate, symbol
 from kiln.tensor.spec import ScalarSpec, TensorSpec
 from kiln.tensor.strided_view import strided_view

@@ -3,6 +3,8 @@
 with GC_PAUSE():
     ...                A compile of BERT allocates tens of thousands of objects that live on; every collection
                        would walk them.
+with GC_PAUSE.loading():
+    import ...         And no collection but a full one walks what was loaded, which is never garbage.
 """
 
 from __future__ import annotations
@@ -37,6 +39,19 @@ class GcPause:
                 self._compiles -= 1
                 if self._was_enabled and not self._compiles:
                     gc.enable()
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """A pause, and what is allocated in it counts as old. Whoever froze objects, or collects himself, is let be."""
+        collects = self._was_enabled if self._compiles else gc.isenabled()
+        keeps = collects and not gc.get_freeze_count()
+        if keeps:
+            gc.collect(1)  # so that garbage of the program does not become old
+        with self():
+            yield
+            if keeps:
+                gc.freeze()
+                gc.unfreeze()
 
 
 GC_PAUSE = GcPause()

@@ -11,6 +11,7 @@ The import under TYPE_CHECKING gives the type, and is subject to the rules of la
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
 
 from kiln.support.gc_pause import GC_PAUSE
@@ -20,8 +21,9 @@ def late(module: str, name: str) -> Callable[..., object]:
     """A function that loads `module` and calls its function `name`."""
 
     def call(*args: object, **kwargs: object) -> object:
-        with GC_PAUSE():  # what is loaded lives on
-            function = getattr(importlib.import_module(module), name)
-        return function(*args, **kwargs)
+        if module not in sys.modules:
+            with GC_PAUSE.loading():
+                importlib.import_module(module)
+        return getattr(importlib.import_module(module), name)(*args, **kwargs)  # waits while another thread loads it
 
     return call

@@ -1,4 +1,4 @@
-"""`dataclass` for the hundreds of frozen classes that a first compile imports, made faster.
+"""`dataclass` for the hundreds of classes that a first compile imports, made faster.
 
     from kiln.support.records import dataclass
 
@@ -7,9 +7,10 @@
         x: int
         y: int = 0
 
-`dataclasses` compiles six functions for each frozen class one by one. Here `__init__`, `__eq__` and `__hash__` are
-compiled together, and the other methods are shared (times: docs/decisions.md, "Time of compiling"). Fields, behaviour
-and errors are those of the standard library, which makes all other classes.
+`dataclasses` compiles the text of each method of each class. Here the text of `__init__`, `__eq__` and `__hash__` has
+numbers for names, so that classes of one form share what was compiled: a class gets copies of the code with its own
+names. The other methods are shared (times: docs/decisions.md, "Time of compiling"). Fields, behaviour and errors are
+those of the standard library, which makes classes with other options.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from __future__ import annotations
 import dataclasses
 import reprlib
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import FrozenInstanceError
+from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 Fields = tuple["dataclasses.Field[object]", ...]
@@ -34,20 +36,27 @@ def made_fast(
     cls: type | None = None, /, *, frozen: bool = False, slots: bool = False, eq: bool = True, **others: bool
 ) -> object:
     """`dataclasses.dataclass`."""
-    if not frozen or others:
+    if others:
         return dataclasses.dataclass(cls, frozen=frozen, slots=slots, eq=eq, **others)  # type: ignore[call-overload]
-    return _made(cls, slots, eq) if cls is not None else lambda cls: _made(cls, slots, eq)
+    return _made(cls, frozen, slots, eq) if cls is not None else lambda cls: _made(cls, frozen, slots, eq)
 
 
-def _made(cls: type, slots: bool, eq: bool) -> type:
+def _made(cls: type, frozen: bool, slots: bool, eq: bool) -> type:
     text = cls.__doc__
     cls.__doc__ = text or cls.__name__  # else `dataclasses` asks for the signature of `__init__`
     made: type[DataclassObject] = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots)(cls)
     made.__doc__ = text
     fields = dataclasses.fields(made)
-    methods = {**_compiled(made, fields, slots, eq), **_frozen(made, fields), "__repr__": _shown}
-    if slots:
-        methods |= {"__getstate__": _state, "__setstate__": _set_state}
+    methods: dict[str, Callable[..., object] | None] = {
+        **_compiled(made, fields, frozen, slots, eq),
+        "__repr__": _shown,
+    }
+    if frozen:
+        methods |= _frozen(made, fields)
+        if slots:
+            methods |= {"__getstate__": _state, "__setstate__": _set_state}
+    elif eq:
+        methods["__hash__"] = None
     for name, method in methods.items():
         unhashable = name == "__hash__" and made.__dict__.get(name) is None  # a class with `__eq__` gets None
         if name not in made.__dict__ or unhashable:
@@ -55,58 +64,78 @@ def _made(cls: type, slots: bool, eq: bool) -> type:
     return made
 
 
-def _compiled(cls: type, fields: Fields, slots: bool, eq: bool) -> Mapping[str, Callable[..., object]]:
-    """`__init__`, and with `eq` `__eq__` and `__hash__`."""
+def _compiled(cls: type, fields: Fields, frozen: bool, slots: bool, eq: bool) -> dict[str, Callable[..., object]]:
+    """`__init__`, and with `eq` `__eq__`, and `__hash__` of a frozen class."""
     scope: dict[str, object] = {"MISSING": dataclasses.MISSING, "set": object.__setattr__}
     parameters: list[str] = []
     named: list[str] = []
     body: list[str] = []
-    for field in fields:
-        name, value = field.name, field.name
+    for at, field in enumerate(fields):
+        name = value = f"f{at}"
+        default = f"default_{at}"
         if field.default is not dataclasses.MISSING:
-            scope[f"default_{name}"] = field.default
-            value = name if field.init else f"default_{name}"
+            scope[default] = field.default
+            value = name if field.init else default
         elif field.default_factory is not dataclasses.MISSING:
-            scope[f"default_{name}"] = field.default_factory
-            value = f"default_{name}() if {name} is MISSING else {name}" if field.init else f"default_{name}()"
+            scope[default] = field.default_factory
+            value = f"{default}() if {name} is MISSING else {name}" if field.init else f"{default}()"
         elif not field.init:
             continue
         if field.init:
-            default = f"=default_{name}" if field.default is not dataclasses.MISSING else "=MISSING"
-            (named if field.kw_only else parameters).append(name + (default if f"default_{name}" in scope else ""))
-        if slots:
-            scope[f"set_{name}"] = getattr(cls, name).__set__
-        body.append(f"set_{name}(self, {value})" if slots else f"set(self, {name!r}, {value})")
+            given = f"={default}" if field.default is not dataclasses.MISSING else "=MISSING"
+            (named if field.kw_only else parameters).append(name + (given if default in scope else ""))
+        if not frozen:
+            body.append(f"self.{name} = {value}")
+        elif slots:
+            scope[f"set_{at}"] = getattr(cls, field.name).__set__
+            body.append(f"set_{at}(self, {value})")
+        else:
+            body.append(f"set(self, {name!r}, {value})")
     if hasattr(cls, "__post_init__"):
         body.append("self.__post_init__()")
     lines = [f"def __init__({', '.join(['self', *parameters, *(['*'] if named else []), *named])}):"]
     lines += [f" {line}" for line in body or ["pass"]]
     names = ["__init__"]
     if eq:
-        left, right = (_tuple(owner, [field.name for field in fields if field.compare]) for owner in ("self", "other"))
-        hashed = [field.name for field in fields if (field.compare if field.hash is None else field.hash)]
+        left, right = (_tuple(owner, [field.compare for field in fields]) for owner in ("self", "other"))
         lines += ["def __eq__(self, other):"]
         lines += [f" return {left} == {right} if other.__class__ is self.__class__ else NotImplemented"]
+        names += ["__eq__"]
+    if eq and frozen:
+        hashed = [field.compare if field.hash is None else field.hash for field in fields]
         lines += ["def __hash__(self):", f" return hash({_tuple('self', hashed)})"]
-        names += ["__eq__", "__hash__"]
-    return _functions(cls, scope, lines, names)
-
-
-def _functions(
-    cls: type, scope: dict[str, object], lines: list[str], names: list[str]
-) -> dict[str, types.FunctionType]:
-    """The functions `names` that `lines` define; they see the names of `scope`."""
+        names += ["__hash__"]
     text = "\n ".join([f"def make({', '.join(scope)}):", *lines, f"return {', '.join(names)},"])
+    real = {f"f{at}": field.name for at, field in enumerate(fields)}
+    return {name: _named(cls, name, method, real) for name, method in zip(names, _maker(text)(**scope), strict=True)}
+
+
+@cache
+def _maker(text: str) -> Callable[..., tuple[types.FunctionType, ...]]:
+    """The function `make` that `text` defines."""
     space: dict[str, Callable[..., tuple[types.FunctionType, ...]]] = {}
-    exec(text, {"__name__": cls.__module__}, space)
-    made = dict(zip(names, space["make"](**scope), strict=True))
-    for function in made.values():
-        function.__qualname__ = f"{cls.__qualname__}.{function.__name__}"
-    return made
+    exec(text, {"__name__": __name__}, space)
+    return space["make"]
 
 
-def _tuple(owner: str, names: list[str]) -> str:
-    return f"({', '.join(f'{owner}.{name}' for name in names)}{',' if names else ''})"
+def _named(cls: type, name: str, method: types.FunctionType, real: Mapping[str, str]) -> types.FunctionType:
+    """`method` of `cls`, with the `real` names of fields for those that it was compiled with."""
+
+    def renamed(names: Iterable[object]) -> tuple[str, ...]:
+        return tuple([real.get(name, name) for name in names])  # type: ignore[call-overload]
+
+    code = method.__code__
+    method.__code__ = code.replace(
+        co_names=renamed(code.co_names), co_varnames=renamed(code.co_varnames), co_consts=renamed(code.co_consts)
+    )
+    if method.__kwdefaults__:
+        method.__kwdefaults__ = {real[key]: value for key, value in method.__kwdefaults__.items()}
+    method.__qualname__, method.__module__ = f"{cls.__qualname__}.{name}", cls.__module__
+    return method
+
+
+def _tuple(owner: str, taken: Sequence[bool]) -> str:
+    return f"({''.join(f'{owner}.f{at}, ' for at, is_taken in enumerate(taken) if is_taken)})"
 
 
 def _frozen(cls: type, fields: Fields) -> dict[str, Callable[..., object]]:

@@ -17,8 +17,8 @@ from kiln.support.records import dataclass, made_fast
 Decorator = Callable[..., Any]
 
 
-def classes(dataclass: Decorator, slots: bool) -> dict[str, Any]:
-    frozen: Any = partial(dataclass, frozen=True, slots=slots)
+def classes(dataclass: Decorator, slots: bool, is_frozen: bool) -> dict[str, Any]:
+    frozen: Any = partial(dataclass, frozen=is_frozen, slots=slots)
 
     @frozen
     class Point:
@@ -87,10 +87,11 @@ def outcome(expression: str, names: dict[str, Any]) -> str:
         return f"{type(error).__name__}: {error}"
 
 
+@pytest.mark.parametrize("frozen", [True, False])
 @pytest.mark.parametrize("slots", [True, False])
-def test_they_are_as_those_of_the_standard_library(slots: bool) -> None:
-    ours, theirs = classes(made_fast, slots), classes(dataclasses.dataclass, slots)
-    for expression in EXPRESSIONS + ([] if slots else OTHER_NAMES):
+def test_they_are_as_those_of_the_standard_library(slots: bool, frozen: bool) -> None:
+    ours, theirs = classes(made_fast, slots, frozen), classes(dataclasses.dataclass, slots, frozen)
+    for expression in EXPRESSIONS + ([] if slots and frozen else OTHER_NAMES):
         assert outcome(expression, ours) == outcome(expression, theirs), expression
 
 
@@ -104,11 +105,26 @@ def test_they_are_pickled() -> None:
     assert pickle.loads(pickle.dumps(Kept(1, (2,)))) == Kept(1, (2,))
 
 
-def test_classes_that_are_not_frozen_are_those_of_the_standard_library() -> None:
+def test_classes_with_equal_forms_keep_their_own_names_and_defaults() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Size:
+        width: int
+        height: int = field(default=2, kw_only=True)
+
+    @dataclass(frozen=True, slots=True)
+    class Range:
+        low: int
+        high: int = field(default=9, kw_only=True)
+
+    assert (Size(1).height, Size(width=1, height=3).height) == (2, 3)
+    assert (Range(1).high, Range(low=1, high=3).high) == (9, 3)
+    assert Size(1) != Range(1)
+    assert Size.__init__.__code__.co_varnames == ("self", "width", "height")
+
+
+def test_classes_with_other_options_are_those_of_the_standard_library() -> None:
     class Open:
         x: int
 
     fast: Decorator = made_fast
-    made = fast(slots=True)(Open)(1)
-    made.x = 2
-    assert made.x == 2
+    assert fast(order=True)(Open)(1) < Open(2)

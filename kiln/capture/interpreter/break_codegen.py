@@ -14,7 +14,6 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
 from functools import partial
 from typing import cast, final
 
@@ -62,6 +61,7 @@ from kiln.capture.interpreter.variables.sets import Set
 from kiln.native._frames import Driven, TailCall
 from kiln.runtime.guards.source import LocalSource
 from kiln.runtime.tracebacks import drop_entry, insert_calls
+from kiln.support.records import dataclass
 
 
 @final

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 import torch
@@ -21,6 +21,7 @@ from kiln.graph.ir.graph import Alias, Graph, Output, Write
 from kiln.graph.ir.node import Arg, Attr, Node, Origin
 from kiln.graph.prims.rows import PRIMS
 from kiln.support.location import Location
+from kiln.support.records import dataclass
 from kiln.symbolic import Int, parse_int
 from kiln.symbolic.parse import read_int
 from kiln.tensor.dtypes import DTYPES_BY_NAME

@@ -15,7 +15,7 @@ they are zeros.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import cast, final
 
 import torch
@@ -48,6 +48,7 @@ from kiln.graph.trace.nested_logs import (
     traced,
     zeros_like,
 )
+from kiln.support.records import dataclass
 from kiln.symbolic import Int
 from kiln.tensor.spec import TensorSpec
 

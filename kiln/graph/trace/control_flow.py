@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import cast, final
 
 import torch
@@ -44,6 +43,7 @@ from kiln.graph.trace.nested_logs import (
     states,
     traced,
 )
+from kiln.support.records import dataclass
 from kiln.tensor.spec import TensorSpec
 
 

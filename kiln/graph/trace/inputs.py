@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import cast, final
 
 import torch
@@ -26,6 +26,7 @@ from kiln.graph.trace.mode import RecordingMode
 from kiln.graph.trace.outer import make_outer
 from kiln.graph.trace.storage_view import FakeStorage, StorageView, extent, new_storage, root_of
 from kiln.runtime.guards.source import Source
+from kiln.support.records import dataclass
 from kiln.symbolic import Int, ShapeEnv
 from kiln.symbolic.node import to_sym
 from kiln.symbolic.policy import DimChoice, DimKind

@@ -22,10 +22,16 @@ from kiln.graph.trace.shared_memory import tensors_in
 from kiln.plan.overloads import written_arguments
 from kiln.tensor.spec import Spec, TensorSpec
 
+OWN_FAKES: dict[str, Callable[..., object]] = {}
+"""Of Kiln's own operators. `torch.library.register_fake` would look for the source of each in all modules."""
+
 
 def registered_fake(op: OpOverload) -> Callable[..., object] | None:
     """What `torch.library.register_fake` registered for it."""
-    entry = registered_ops.find(op.name().split(".")[0])
+    name = op.name().split(".")[0]
+    if (own := OWN_FAKES.get(name)) is not None:
+        return own
+    entry = registered_ops.find(name)
     kernel = entry.fake_impl.kernel if entry is not None else None
     return None if kernel is None else getattr(kernel, "func", kernel)
 

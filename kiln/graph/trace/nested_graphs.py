@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol, final
 
 from kiln.graph.ir.graph import Graph, Output
@@ -22,6 +22,7 @@ from kiln.graph.ops import Emit
 from kiln.graph.prims.meta import preserved, same_strides
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.table import Kind
+from kiln.support.records import dataclass
 from kiln.symbolic import Int, ShapeEnv, Symbol
 from kiln.tensor.spec import TensorSpec
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol, cast, final
 
 import torch
@@ -27,6 +27,7 @@ from kiln.graph.trace.nested_graphs import Nested, NotNested, Surroundings, inpu
 from kiln.graph.trace.successors import Successors
 from kiln.runtime.eager_replay import SETTERS
 from kiln.support.location import Location
+from kiln.support.records import dataclass
 from kiln.symbolic import Int, Symbol
 from kiln.symbolic.node import from_sym
 from kiln.symbolic.values import Real

@@ -21,6 +21,7 @@ from torch._ops import OpOverload
 from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.trace.data_dependent import item_of, positions
 from kiln.graph.trace.mode import Args, Kwargs, RecordingMode
+from kiln.graph.trace.mutating import OWN_FAKES
 from kiln.graph.trace.special import computation, special
 from kiln.plan import packed_operators as packed
 from kiln.symbolic import Int
@@ -127,8 +128,7 @@ SHAPES: Mapping[str, Callable[..., list[Tensor]]] = {
     "layer": shapes_of_layer,
     "layer_backward": shapes_of_backward,
 }
-for _name, _shapes in SHAPES.items():
-    torch.library.register_fake(f"{packed.NAMESPACE}::{_name}", _shapes, lib=packed.LIBRARY)
+OWN_FAKES.update({f"{packed.NAMESPACE}::{name}": shapes for name, shapes in SHAPES.items()})
 
 
 class SavedLayer(Protocol):

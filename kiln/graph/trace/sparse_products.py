@@ -13,7 +13,8 @@ from torch import Tensor
 
 from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.trace.fake import FakeTensor
-from kiln.plan.sparse_operators import LIBRARY, NAMESPACE
+from kiln.graph.trace.mutating import OWN_FAKES
+from kiln.plan.sparse_operators import NAMESPACE
 
 Matrix = tuple[tuple[Tensor, ...], int, int, str, bool]
 """Parts, rows, columns, layout, whether the indices are sorted and unique."""
@@ -25,7 +26,7 @@ def shape_of_product(
     return x.new_empty((columns if transposed else rows, x.shape[1]))
 
 
-torch.library.register_fake(f"{NAMESPACE}::mm", shape_of_product, lib=LIBRARY)
+OWN_FAKES[f"{NAMESPACE}::mm"] = shape_of_product
 
 
 class SavedMatrix(Protocol):

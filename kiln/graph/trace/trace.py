@@ -6,7 +6,7 @@ trace.torch_graph()     the log as an fx graph, for user backends
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import final
 
 import torch
@@ -16,6 +16,7 @@ from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.inputs import InputRecord
 from kiln.graph.trace.log import TorchCall
 from kiln.graph.trace.torch_graph import torch_graph
+from kiln.support.records import dataclass
 from kiln.symbolic import ShapeEnv
 
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, type(None))

@@ -11,9 +11,9 @@ point, whatever views they go through.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import final
 
+from kiln.support.records import dataclass
 from kiln.symbolic import Expr, Int, Symbol, is_static
 from kiln.symbolic.expr import is_polynomial_in_symbols
 from kiln.symbolic.simplify_in_ranges import fold_remainders

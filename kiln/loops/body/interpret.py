@@ -11,7 +11,6 @@ that of the iteration space.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from typing import final
 
@@ -22,6 +21,7 @@ from kiln.loops.body.body import Check, Index, LoopHandler
 from kiln.loops.body.indexing import Axis
 from kiln.loops.body.philox import random_numbers
 from kiln.loops.body.reference import apply
+from kiln.support.records import dataclass
 from kiln.symbolic import Expr, FloorDiv, Int, Min, Relation, Symbol
 from kiln.symbolic.expr import Extremum, Quotient
 

@@ -11,7 +11,7 @@ member's). Every member covers all units, and what one member reads of another w
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import final
 
 import torch
@@ -19,6 +19,7 @@ import torch
 from kiln.loops.body.affine import Affine
 from kiln.loops.body.indexing import Axis
 from kiln.loops.program.nodes import Buffer, LoopNode, Pointwise, Reduction, Scan
+from kiln.support.records import dataclass
 from kiln.symbolic import Int, Symbol, product, symbol
 from kiln.tensor.size_hint import size_hint
 

@@ -10,13 +10,14 @@ if it reads just the element that is made at the same point. A value that only o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import final
 
 from kiln.loops.body.analyses import operands_of, symbols_used
 from kiln.loops.body.body import Compute, Indirect, Load, Random
 from kiln.loops.fusion.group import FusableNode, Group, Member, MemberAccess
 from kiln.loops.program.nodes import Pointwise, Reduction, Scan
+from kiln.support.records import dataclass
 from kiln.support.target import Target
 from kiln.symbolic import Symbol
 

@@ -17,7 +17,7 @@ that are used later get a buffer of their own before (`kept`). Anything else is 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import final
 
 from kiln.graph.ir.graph import Graph
@@ -29,6 +29,7 @@ from kiln.graph.prims.table import Kind
 from kiln.loops.lowering.checks import last_check
 from kiln.loops.lowering.column import ELEMENT, LOOP_DTYPES
 from kiln.plan.overloads import find_overload
+from kiln.support.records import dataclass
 from kiln.symbolic import ShapeEnv
 from kiln.tensor.spec import TensorSpec
 

@@ -6,7 +6,7 @@ run_program(program, [x, w, 4])      the outputs
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, final
 
 import torch
@@ -18,6 +18,7 @@ from kiln.loops.program import nodes
 from kiln.loops.program.analyses import node_axes
 from kiln.loops.program.reductions import SCAN, put, reduced
 from kiln.plan.overloads import WAIT_TENSOR, find_overload, is_collective, with_numbers
+from kiln.support.records import dataclass
 from kiln.symbolic import Expr, Symbol
 from kiln.tensor.spec import TensorSpec
 from kiln.tensor.strided_view import strided_view

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from threading import get_ident
 from typing import Any, Protocol, final
 
@@ -29,6 +28,7 @@ from kiln.native._executor import is_lent
 from kiln.runtime.cuda_graphs.device import GraphDevice, RecordingFailed
 from kiln.runtime.cuda_graphs.exports import watch_exports
 from kiln.runtime.cuda_graphs.recording import FITS, HELD, MOVED, Function, Recordable, Recording, span_bytes
+from kiln.support.records import dataclass
 
 KEPT = 8
 """Recordings of a plan at a time; the least recently used one is dropped first."""

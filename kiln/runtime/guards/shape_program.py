@@ -9,8 +9,10 @@ The grammar is that of `kiln.symbolic`: names, integers, `+ - * ** // %`, `min`,
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import final
+
+from kiln.support.records import dataclass
 
 CONSTANT, OPERAND = 0, 1
 # fmt: off

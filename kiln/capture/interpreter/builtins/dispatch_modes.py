@@ -9,7 +9,7 @@ mode, or are recorded. Calls through which gradients are needed break, and so do
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from typing import final
 
@@ -33,6 +33,7 @@ from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.log import Target, leaves, target_name
 from kiln.support.dispatch_mode import DispatchMode
 from kiln.support.errors import KilnError
+from kiln.support.records import dataclass
 
 ENTER = "TorchDispatchMode.__enter__"
 READ_VALUES: frozenset[Target] = frozenset({torch.nn.functional.one_hot})

@@ -16,7 +16,7 @@ A break within a mode becomes one in front of it.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from typing import final
 
@@ -42,6 +42,7 @@ from kiln.capture.interpreter.variables.sequence import List, Slice, Tuple
 from kiln.capture.interpreter.variables.subclass import part_of
 from kiln.capture.interpreter.variables.tensor import MODE_RULES, from_torch, here
 from kiln.graph.trace.log import Target, target_name
+from kiln.support.records import dataclass
 
 MODE_RULES["torch._dynamo._trace_wrapped_higher_order_op", "TransformGetItemToIndex"] = interpreted(
     polyfills.index_by_tensors

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import FunctionType, SimpleNamespace
 from typing import cast, final
 
@@ -28,6 +28,7 @@ from kiln.capture.interpreter.data_values import past_step
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.tensor import record, recorded
+from kiln.support.records import dataclass
 
 NONE = Constant(None)
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -41,6 +40,7 @@ from kiln.capture.interpreter.variables.tensor import Tensor, record
 from kiln.graph.prims.table import Cells
 from kiln.runtime.guards.guard import GuardKind
 from kiln.support.optional import load
+from kiln.support.records import dataclass
 
 numpy: NumpyObject = load("numpy")
 

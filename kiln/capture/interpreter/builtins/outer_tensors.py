@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import cast, final
 
 from kiln.capture.interpreter.breaks import GraphBreak, PastStep, Raised, UnsupportedCall
@@ -40,6 +40,7 @@ from kiln.graph.trace.log import Target, target_name
 from kiln.graph.trace.outer import make_outer
 from kiln.graph.trace.recorder import replace_calls
 from kiln.runtime.subclasses import PART, BuildWrapper, WrapperLayout
+from kiln.support.records import dataclass
 
 HIDDEN = ("_is_param",)
 """Attributes that torch sets on a parameter; its gradient does not have them."""

@@ -12,7 +12,7 @@ block, break in front of it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import cast, final
 
@@ -34,6 +34,7 @@ from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.log import PopSavedHooks, PushSavedHooks
 from kiln.graph.trace.recorder import nested_calls, record_effect
 from kiln.support.location import Location
+from kiln.support.records import dataclass
 
 HOOKS = "saved_tensors_hooks"
 MakeUnpack = Callable[..., Callable[..., torch.Tensor]]

@@ -33,7 +33,7 @@ from kiln.capture.interpreter.core import (
 from kiln.capture.interpreter.effects import SideEffect
 from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.variables.constant import Constant
-from kiln.capture.interpreter.variables.function import Function, inline
+from kiln.capture.interpreter.variables.function import NAMED_HANDLERS, Function, inline
 from kiln.capture.interpreter.variables.made_class import is_made
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, all_items
@@ -111,7 +111,6 @@ ANSWERS: tuple[tuple[Hashable, object], ...] = (
     (torch._C._get_tracing_state, None),
     (torch.compiler.is_exporting, False),
     (torch._C._is_tracing, False),
-    (torch.onnx.is_in_onnx_export, False),
     (torch._C._log_api_usage_once, None),
 )
 """Queries with a fixed answer while tracing."""
@@ -119,6 +118,8 @@ if hasattr(torch._C, "_cuda_isCurrentStreamCapturing"):  # in builds with CUDA o
     ANSWERS += ((torch._C._cuda_isCurrentStreamCapturing, False),)
 for _function, _value in ANSWERS:
     handles(_function)(answer(_value))
+NAMED_HANDLERS["torch.onnx", "is_in_onnx_export"] = answer(False)
+"""By name: torch loads that module when a program asks for it, which takes a tenth of loading the compiler."""
 
 
 def overrides_torch(s: CaptureState, value: Value) -> bool:

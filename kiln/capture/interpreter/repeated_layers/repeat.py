@@ -11,7 +11,7 @@ the template's guards, and nothing has changed since. Otherwise the call is inte
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, final
 
 import torch
@@ -30,6 +30,7 @@ from kiln.capture.interpreter.repeated_layers.template import (
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.tensor import Tensor
 from kiln.runtime.guards.source import Source
+from kiln.support.records import dataclass
 
 KEPT = 4
 """Calls recorded per class, whose layers may alternate between several kinds."""

@@ -13,7 +13,7 @@ before (a shared config) the same.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice
 from types import FunctionType
 from typing import NamedTuple, cast, final
@@ -43,6 +43,7 @@ from kiln.runtime.guards.source import (
     ValuesSource,
 )
 from kiln.runtime.guards.tree import BadGuard, build_tree
+from kiln.support.records import dataclass
 from kiln.tensor.spec import TensorSpec
 
 REBASABLE = (AttrSource, DictAttrSource, ItemSource, DefaultSource, MethodFuncSource, MethodSelfSource, ValuesSource)

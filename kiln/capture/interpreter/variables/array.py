@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
 import torch
@@ -38,6 +37,7 @@ from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.capture.interpreter.variables.tensor import RegionInput, RegionInputs, Tensor, input_name, record
 from kiln.runtime.guards.source import ArraySource, Source
 from kiln.support.optional import load
+from kiln.support.records import dataclass
 from kiln.symbolic.relation import rel_lt
 
 NumpyObject: TypeAlias = Any

@@ -15,7 +15,7 @@ import functools
 import sys
 import types
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import final
 
 import torch
@@ -52,6 +52,7 @@ from kiln.capture.interpreter.variables.mapping import fresh
 from kiln.capture.interpreter.variables.tensor import record
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import AttrSource, ImportSource, ModuleGlobalSource, Source
+from kiln.support.records import dataclass
 
 ERRORS = (TypeError, ValueError, ZeroDivisionError, OverflowError, IndexError, KeyError, AttributeError, StopIteration)
 

@@ -9,7 +9,7 @@ With hooks, torch's own `_call_impl` is interpreted like any Python function.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import final
 
 import torch
@@ -33,6 +33,7 @@ from kiln.capture.interpreter.variables.object import MODELLED_GETATTR, MODELLED
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import TWIN_OF, TwinOf
 from kiln.runtime.guards.source import AttrSource, DictAttrSource, ModuleGlobalSource, Source, TypeSource
+from kiln.support.records import dataclass
 
 MEMBERS = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

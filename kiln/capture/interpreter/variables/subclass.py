@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from typing import cast, final
 
@@ -65,6 +65,7 @@ from kiln.runtime.guards.source import Source
 from kiln.runtime.subclasses import WrapperLayout, make_wrapper
 from kiln.support.dispatch_mode import DispatchMode
 from kiln.support.errors import KilnError
+from kiln.support.records import dataclass
 
 DEFAULT_FUNCTION = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
 """The `__torch_function__` that classes inherit: results of the class, for all but a few functions."""
