@@ -241,3 +241,12 @@ def test_a_function_that_returns_a_type() -> None:
 
     compiled = kiln.compile(f, fullgraph=True, backend="eager", options={"cache": False})
     assert same(f(torch.ones(2)), compiled(torch.ones(2)))
+
+
+def test_running_sums_are_minus_zero_as_long_as_all_numbers_are() -> None:
+    compiled = kiln.compile(lambda a: (np.cumsum(a), a.cumsum(-1)), fullgraph=True)
+    for numbers in ([-0.0, -0.0, 0.0, -0.0], [-0.0, -0.0, 1.0, -1.0, -0.0], [-0.0], [0.0, -0.0], [-1.0, 1.0, -0.0]):
+        a = np.array(numbers, dtype=np.float32)
+        for found in compiled(a):
+            np.testing.assert_array_equal(np.signbit(found), np.signbit(np.cumsum(a)))
+            np.testing.assert_array_equal(found, np.cumsum(a))

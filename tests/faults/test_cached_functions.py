@@ -230,7 +230,63 @@ def cleared_after_a_change(compile: Compile) -> Iterator[Any]:
         yield compiled(torch.ones(2))
 
 
+def changed_tensor_of_a_size(compile: Compile) -> Iterator[Any]:
+    @functools.lru_cache
+    def table(n: int, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(n, dtype=dtype)
+
+    def program(x: Tensor, dtype: torch.dtype) -> Tensor:
+        found = table(x.shape[0], dtype)
+        found += 1
+        return found * x
+
+    compiled = compile(program)
+    for size in (3, 4, 3, 5, 4):
+        yield compiled(torch.ones(size), torch.float32)
+        yield compiled(torch.ones(size), torch.float64)
+
+
+def changed_list_of_a_size(compile: Compile) -> Iterator[Any]:
+    @functools.lru_cache
+    def table(n: int) -> dict[str, list[int]]:
+        return {"sizes": [n]}
+
+    def program(x: Tensor) -> Tensor:
+        table(x.shape[0])["sizes"].append(1)
+        return x * sum(table(x.shape[0])["sizes"])
+
+    compiled = compile(program)
+    for size in (3, 4, 3, 5, 4):
+        yield compiled(torch.ones(size))
+
+
+def handed_on(compile: Compile) -> Iterator[Any]:
+    @functools.lru_cache
+    def table(n: int) -> Tensor:
+        return torch.zeros(n, 2)
+
+    compiled = compile(lambda x: (table(x.shape[0])[0], x + 1))
+    for size in (3, 4, 3, 5, 4):
+        row, _ = compiled(torch.ones(size))
+        row += 1
+        yield row.clone()
+
+
+def compared(compile: Compile) -> Iterator[Any]:
+    @functools.lru_cache
+    def table(n: int) -> Tensor:
+        return torch.zeros(n)
+
+    compiled = compile(lambda x: x + (table(x.shape[0]) is table(x.shape[0])))
+    for size in (3, 4, 3):
+        yield compiled(torch.ones(size))
+
+
 CHANGES = [
+    changed_tensor_of_a_size,
+    changed_list_of_a_size,
+    handed_on,
+    compared,
     cleared_after_a_change,
     written_before,
     changed_variables,

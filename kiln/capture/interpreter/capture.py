@@ -86,6 +86,7 @@ from kiln.capture.interpreter.speculation import (
     write_prologue,
 )
 from kiln.capture.interpreter.suspension_codegen import write_returned, write_suspension
+from kiln.capture.interpreter.variables.cached_function import InlinedResults
 from kiln.capture.interpreter.variables.counted_range import loops_left
 from kiln.capture.interpreter.variables.dtensor import register_dtensors
 from kiln.capture.interpreter.variables.function import forget_globals, namespace, shared_cell, unguarded_modules
@@ -458,6 +459,7 @@ def attempt(
         write_return(s, writer, result, frame.is_generator)
     else:
         write_break(s, writer, stop, callbacks.make_resume, origin_of(function) is not None)
+    s.part(InlinedResults).refuse_seen(writer.is_built, seen_by_program(writer))
     if callbacks.note_changing(dict.fromkeys(changed_numbers(s), ())):
         raise NumberChanges
     callbacks.note_changing(s.part(PassedNumbers).dims)
@@ -508,7 +510,7 @@ def finish(
         refuse_unchecked(s, trace.graph)
         refuse_own_leaves(s, trace)
         refuse_shared_history(s, trace)
-        make_final_checks(s, [fake for fake in writer.outputs if id(fake) not in writer.for_numbers])
+        make_final_checks(s, seen_by_program(writer))
         refuse_visible_copies(s, writer.outputs)
         refuse_varying_gradients(s, writer.outputs)
         regions.append(Region(trace, compiled_region(s, trace, callbacks, stop)))
@@ -635,6 +637,11 @@ def refuse_own_leaves(s: CaptureState, trace: Trace) -> None:
     if own:
         why = "results of the region have gradients for what it makes"
         raise UnsupportedCall(function="requires_grad_", why=why).before(own[0])
+
+
+def seen_by_program(writer: CodeWriter) -> list[FakeTensor]:
+    """The outputs that the program gets as tensors."""
+    return [fake for fake in writer.outputs if id(fake) not in writer.for_numbers]
 
 
 def make_final_checks(s: CaptureState, outputs: list[FakeTensor]) -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import field
 from typing import Any, ClassVar, Protocol, TypeVar, final
 
 import torch
@@ -429,6 +430,8 @@ class Counters:
     checkpoints: int = 0
     changed: dict[tuple[int, str], StateChange] | None = None
     """What was changed since, by the `id` of the value and the name of the attribute, where that is asked for."""
+    lasting: dict[int, tuple[Value, Callable[[], Exception]]] = field(default_factory=dict)
+    """Values, by `id`, that are made here but that a cache may hold, and what to raise at a change or comparison."""
     changes: int = 0
     """How many of `consumed` are changes, of objects from the frame or from outside."""
 
@@ -653,6 +656,8 @@ def refuse_varying(s: CaptureState, value: Value, source: Source | None) -> None
 
 def will_change(s: CaptureState, value: Value, name: str = "") -> None:
     """Call before an attribute of `value`, or its contents, are changed."""
+    if id(value) in s.counters.lasting:
+        raise s.counters.lasting[id(value)][1]()
     changed = s.counters.changed
     if changed is not None and (id(value), name) not in changed:
         changed[id(value), name] = StateChange(value, name, s.model.state_of(s, value, name))

@@ -59,7 +59,7 @@ from kiln.capture.interpreter.variables.counted_range import CountedRange
 from kiln.capture.interpreter.variables.function import Cell
 from kiln.capture.interpreter.variables.sequence import SequenceIterator, Tuple
 from kiln.capture.interpreter.variables.symbolic import Symbolic
-from kiln.capture.interpreter.variables.tensor import Tensor, from_torch, record
+from kiln.capture.interpreter.variables.tensor import RegionInputs, Tensor, from_torch, record
 from kiln.graph.ops.breaks import TraceBreak
 from kiln.graph.prims.meta import same_strides
 from kiln.graph.trace.fake import FakeTensor
@@ -424,7 +424,7 @@ def first_ends(s: CaptureState, turn: Turn, begin: Mapping[str, Sequence[Tensor]
 
 def recorded_loop(s: CaptureState, turn: Turn, first: Sequence[Tensor], failed: ValueNeeded) -> list[Value]:
     """The loop as one call in the log, begun with `first`; its results."""
-    states = [state_like(s, tensor) for tensor in first]
+    states, asked = [state_like(s, tensor) for tensor in first], s.part(RegionInputs).asked_of_made
     test, done = [interpreted(s, function, [*states]) for function in (AnotherTurn(turn.numbers), turn)]
     wanted = [*map(kinds_of, turn.values.values())]
     specs = [tensor.fake.storage_view.spec for tensor in first]
@@ -446,6 +446,8 @@ def recorded_loop(s: CaptureState, turn: Turn, first: Sequence[Tensor], failed: 
     if s.policy.control_flow == "cpu" and any([fake.device.type != "cpu" for fake in given]):
         raise NotNested("a region with a loop is no CUDA graph")
     if is_differentiated(given):
+        if s.part(RegionInputs).asked_of_made != asked:
+            raise NotNested("a turn asks whether a tensor has a gradient")
         if s.part(DataLoops).ends:
             raise NotNested("a loop with gradients is in another")  # each level would take three times as long
         needs = needs_behind(s, turn, first)

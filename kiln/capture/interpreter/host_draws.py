@@ -66,7 +66,6 @@ from kiln.capture.interpreter.variables.object import Object, wrap_object
 from kiln.capture.interpreter.variables.sequence import List, Tuple
 from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.capture.interpreter.variables.tensor import (
-    FILLS,
     Overrides,
     RegionInputs,
     Tensor,
@@ -75,6 +74,7 @@ from kiln.capture.interpreter.variables.tensor import (
     record,
     tensors_of,
 )
+from kiln.capture.interpreter.variables.tensor_names import FILLS
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import LocalSource, Source
 from kiln.runtime.host_draws import (

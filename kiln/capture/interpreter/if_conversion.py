@@ -22,7 +22,8 @@ the region require gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import field, replace
 from functools import partial
@@ -74,11 +75,12 @@ from kiln.capture.interpreter.variables.iterators import ITERATORS, remaining
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import List
 from kiln.capture.interpreter.variables.symbolic import Symbolic
-from kiln.capture.interpreter.variables.tensor import Tensor, from_torch
+from kiln.capture.interpreter.variables.tensor import RegionInputs, Tensor, from_torch
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.breaks import TraceBreak
 from kiln.graph.trace.autograd_edges import edge_of, edges_behind, leaf_of
 from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.finish import counted_versions
 from kiln.graph.trace.log import ControlFlow
 from kiln.graph.trace.nested_graphs import NotNested
 from kiln.graph.trace.storage_view import FakeStorage, root_of
@@ -170,6 +172,8 @@ class SideValues:
     """Modes of torch that it leaves with other values."""
     holds: Held | None
     """What it assumes of values."""
+    versions: Counter[int]
+    """How often it changes memory of inputs, by the `id` of its root."""
 
 
 def take_both_sides(
@@ -216,6 +220,7 @@ def take_both_sides(
     active.add(key)
     read_variables(frame)
     entry = AtJump(dict(frame.locals), list(frame.stack), list(frame.handled))
+    began = versions_of_inputs(s)
     try:
         for exact, meeting in product((True, False)[len(meetings) == 1 :], meetings):
             sides = [
@@ -230,6 +235,7 @@ def take_both_sides(
                 values = joined(frame, entry, condition, sides, failed, exact, meeting)
             except Differs:
                 continue
+            count_once(s, began, sides)
             leave(frame, entry, meeting, sides, values)
             return True
     except (NotNested, TraceBreak) as problem:
@@ -331,7 +337,7 @@ def interpreted_side(
     entry.restore(frame, target)
     before = contents_of_inputs(s)
     held = [item for item in (*entry.locals.values(), *entry.stack) if item is not None and not is_short(s, item)]
-    done, modes = list[SideChanges](), mode_values(s)
+    done, modes, began = list[SideChanges](), mode_values(s), versions_of_inputs(s)
     with knowing:
         run = partial(run_side, frame, meeting, held, pushed)
         calls, left = taken_from_log(s, python_taken_back(s, done), run)
@@ -339,10 +345,11 @@ def interpreted_side(
         calls = (*taken_from_log(s, nullcontext(), partial(log_modes, s, modes_before(s, left[0], modes)))[0], *calls)
     if frame.handled != entry.handled:
         raise NotNested("it leaves an exception handler")
-    if meeting == len(frame.decoded):
-        return SideValues(calls, [returned(frame)], frame.ip, restored_inputs(s, before), done[0], *left)
-    values = [*[frame.locals.get(name) for name in live_names(frame, meeting)], *frame.stack]
-    return SideValues(calls, values, meeting, restored_inputs(s, before), done[0], *left)
+    end, values = frame.ip, [returned(frame)] if meeting == len(frame.decoded) else None
+    if values is None:
+        end, values = meeting, [*[frame.locals.get(name) for name in live_names(frame, meeting)], *frame.stack]
+    versions = versions_of_inputs(s) - began
+    return SideValues(calls, values, end, restored_inputs(s, before), done[0], *left, versions)
 
 
 def is_short(s: CaptureState, value: Value) -> bool:
@@ -438,6 +445,16 @@ def restored_inputs(s: CaptureState, before: Contents) -> list[FakeTensor]:
             root = root_of(storage)
             storage.version, root.version, root.node = version, version, value
     return changed
+
+
+def versions_of_inputs(s: CaptureState) -> Counter[int]:
+    return counted_versions(s.recorder.inputs, s.recorder.counted_twice)
+
+
+def count_once(s: CaptureState, began: Mapping[int, int], sides: Sequence[SideValues]) -> None:
+    """Fakes count the changes of all sides that were interpreted since `began`, where one of them is to count."""
+    for root, now in versions_of_inputs(s).items():
+        s.recorder.counted_twice[root] += now - began.get(root, 0) - max([side.versions[root] for side in sides])
 
 
 def live_names(frame: SymbolicFrame, at: int) -> list[str]:
@@ -589,6 +606,9 @@ def joined_tensors(
         results = record(s, target, [condition.fake, *captured])
     except RuntimeError as problem:  # of autograd: a value that a gradient needs was changed in place
         raise NotNested("its torch calls raise apart from the region") from problem
+    versions = ValueNeeded(failed.made_at, failed.step, "they raise the version of a tensor, which is read")
+    for fake in (*changed, *[result.fake for result in results if isinstance(result, Tensor)]):
+        s.part(RegionInputs).joined[id(fake.storage_view.storage)] = versions
     for (a, b), result in zip(pairs, results, strict=True):
         note_copy(s, [t for t in (a, b) if t is not None and id(t) not in own], result, captured, failed)
         if a is not None and b is not None and a.fake.requires_grad is not b.fake.requires_grad:

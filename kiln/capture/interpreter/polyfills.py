@@ -176,6 +176,12 @@ def cached(function: Callable[..., object], maxsize: int | None, typed: bool) ->
     return wrapper
 
 
+def running_sum(x: torch.Tensor, axis: int) -> torch.Tensor:
+    """`numpy.cumsum` begins with the first number, torch with 0: it is -0 as long as all numbers are."""
+    is_minus_zero = torch.signbit(x) & (x == 0)
+    return torch.where(torch.cumsum(~is_minus_zero, axis) == 0, x, torch.cumsum(x, axis))
+
+
 def count_elements(mapping: dict[Hashable, int], iterable: Iterable[Hashable]) -> None:
     """The counting loop of `collections.Counter`."""
     for element in iterable:

@@ -75,7 +75,7 @@ def leaf_methods(trace: Trace, names: list[str]) -> Iterator[tuple[str, str]]:
         base = None
         if alias is not None:
             base = trace.used_inputs[alias.index] if alias.of == "input" else outputs[alias.index]
-        if index in sharing or (base is not None and base.requires_grad):
+        if index in sharing or (base is not None and (base.requires_grad or not trace.fake_outputs[index]._is_view())):
             yield name, "detach"
         if output.requires_grad:
             yield name, "requires_grad_"

@@ -9,7 +9,7 @@ graph(%0: f32[4] "x"):
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
 from torch.autograd.function import BackwardCFunction
@@ -58,7 +58,7 @@ def build_graph(mode: RecordingMode, records: Sequence[InputRecord], outputs: Se
     refuse_without_memory([*[records[index].node for index in used], *nodes])
     numbers = {index: number for number, index in enumerate(used)}
     inputs = tuple([records[index].node for index in used])
-    versions = counted_versions(records)
+    versions = counted_versions(records, mode.counted_twice)
     writes = tuple([
         Write(record.node, value, max(versions[id(root_of(record.view.storage))], mode.is_versioned(record.view)))
         for record, value in written
@@ -75,10 +75,11 @@ def refuse_without_memory(nodes: Iterable[Node]) -> None:
             raise UnsupportedOp(op=node.op.name, reason="its result is a meta tensor")
 
 
-def counted_versions(records: Sequence[InputRecord]) -> Counter[int]:
+def counted_versions(records: Sequence[InputRecord], counted_twice: Mapping[int, int]) -> Counter[int]:
     """How often the inputs in one memory were changed in place, by the `id` of its root. Some operators do not count on
-    fakes: the version of what they change rises by at least one all the same."""
-    versions = Counter[int]()
+    fakes: the version of what they change rises by at least one all the same. Of a branch it is the side that changes
+    it more."""
+    versions = Counter({root: -count for root, count in counted_twice.items()})
     for record in records:
         if isinstance(record.fake, FakeTensor):
             versions[id(root_of(record.view.storage))] += record.version - record.first_version

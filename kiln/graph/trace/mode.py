@@ -9,6 +9,7 @@ a write; the composite kernel, run under the mode; a registered fake or a probe;
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from typing import final
@@ -75,6 +76,8 @@ class RecordingMode(DispatchMode):
         self.taken = TakenLayouts(symbols.env)
         self.versioned: set[int] = set()
         """The memory of which a write has raised the version, by the identity of its first view."""
+        self.counted_twice = Counter[int]()
+        """How many of the versions of memory fakes count for the side of a branch that changes it less, likewise."""
         self.symbolic = False
         self.autocast = False
         """Whether the call is made under autocast; torch's own flags are off below the mode."""

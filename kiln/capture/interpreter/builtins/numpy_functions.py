@@ -22,6 +22,7 @@ from kiln.capture.interpreter.builtins.numpy_numbers import OPERATORS, of_number
 from kiln.capture.interpreter.builtins.numpy_sizes import of_sizes
 from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Handler, Kwargs, Value, handles
 from kiln.capture.interpreter.operations import ERRORS
+from kiln.capture.interpreter.polyfills import running_sum
 from kiln.capture.interpreter.variables.array import (
     ARRAY_METHODS,
     DTYPES,
@@ -276,6 +277,8 @@ def along_one_axis(call: NumpyCall) -> Value:
             raise UnsupportedCall(function=f"numpy.{call.name}", why="it gets `keepdims` without an axis")
         tensor, axis = call.call("reshape", tensor, (-1,)), 0
     named = {} if call.name in ("cumsum", "cumprod") else {"keepdim": bool(call.given("keepdims"))}
+    if call.name == "cumsum" and call.expected.dtype.kind == "f":
+        return call.s.wrap(running_sum, None).call(call.s, [tensor, call.s.const(axis)], {})
     return call.call(getattr(torch, call.name), tensor, dim=axis, **named)
 
 

@@ -127,3 +127,11 @@ def make_subclass(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if kind is not torch.nn.Parameter or not isinstance(data, Tensor) or kwargs:
         raise UnsupportedCall(function="Tensor._make_subclass", why=f"it makes a {kind.__name__}")
     return record(s, torch.nn.Parameter, [data, *rest], {})
+
+
+@handles(torch.Tensor._is_view)
+def is_view(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    """Of a tensor from outside this is not guarded."""
+    if isinstance(args[0], Tensor) and args[0].original is not None:
+        raise UnsupportedCall(function="Tensor._is_view", why="it may be a view in one call and none in another")
+    return record(s, "_is_view", args, kwargs)

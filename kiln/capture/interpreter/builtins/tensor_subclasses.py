@@ -20,14 +20,8 @@ from kiln.capture.interpreter.variables.subclass import (
     of_class,
     part_of,
 )
-from kiln.capture.interpreter.variables.tensor import (
-    METADATA_ATTRIBUTES,
-    RECORDED_ATTRIBUTES,
-    Overrides,
-    Tensor,
-    here,
-    record,
-)
+from kiln.capture.interpreter.variables.tensor import Overrides, Tensor, here, record
+from kiln.capture.interpreter.variables.tensor_names import METADATA_ATTRIBUTES, RECORDED_ATTRIBUTES
 from kiln.graph.trace.fake import FakeTensor, make_fake_wrapper
 from kiln.graph.trace.inputs import is_wrapper_class
 

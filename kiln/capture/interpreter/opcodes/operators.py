@@ -40,6 +40,9 @@ def compare_op(frame: SymbolicFrame, function: Function2) -> None:
 def is_op(frame: SymbolicFrame, inverted: bool) -> None:
     right = frame.pop()
     left = frame.pop()
+    lasting = frame.state.counters.lasting
+    if left is not right and id(left) in lasting and id(right) in lasting:  # which may be one object of a cache
+        raise lasting[id(right)][1]()
     frame.stack.append(TRUE if same(frame.state, left, right) != inverted else FALSE)
 
 

@@ -6,8 +6,9 @@
     table(n)            anything else: the function behind the cache is inlined, unless it reads variables from outside
 
 A result is read by calling the cached function again, so `cache_clear()` is noticed, and a list or tensor is the one
-that the cache holds. A function that is inlined runs in each call: with side effects it breaks the graph, and where
-it reads what may have changed since its result was cached. What a cache gave is taken to be as it was made, so that
+that the cache holds. A function that is inlined runs in each call: with side effects it breaks the graph, where
+it reads what may have changed since its result was cached, and where a later call could tell its result from the one
+that the cache holds: if the frame changes it, or hands it on. What a cache gave is taken to be as it was made, so that
 a cached recipe can be applied to sizes that change by another cached function, as einops does.
 """
 
@@ -16,35 +17,44 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from operator import methodcaller
-from typing import final
+from typing import TypeAlias, final
+from weakref import WeakSet
 
 import torch
 
-from kiln.capture.interpreter.breaks import UnsupportedCall
+from kiln.capture.interpreter.breaks import GraphBreak, PastStep, UnsupportedCall
 from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Kwargs, StateChange, Value
 from kiln.capture.interpreter.effects import changes
+from kiln.capture.interpreter.lifetimes import held
 from kiln.capture.interpreter.outside_reads import parts, refuse_outside_reads
 from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor, here
+from kiln.graph.trace.fake import FakeTensor
 from kiln.runtime.guards.constant import is_constant
 from kiln.runtime.guards.reference import ObjectRef
 from kiln.runtime.guards.source import AnswerSource, CallSource, Source, StepSource, attribute_path
 
 CACHED = functools._lru_cache_wrapper
+Cached: TypeAlias = "functools._lru_cache_wrapper[object]"
+MakeBreak = Callable[[], GraphBreak]
 BY_IDENTITY: object = object.__hash__
+SEEN = "its result is changed or handed on, which the next call would see in what the cache holds"
 STALE = "it reads a variable from outside, which may have changed since its result was cached"
 PLAIN_TUPLES = (tuple, torch.Size)
+UNCHANGING = (
+    *PLAIN_TUPLES,
+    *(int, float, bool, complex, str, bytes, type(None), type, range, slice, types.FunctionType),
+)
 C_FUNCTIONS = (types.BuiltinFunctionType, types.MethodDescriptorType, CACHED)
 
 
-def call_cached(
-    s: CaptureState, function: functools._lru_cache_wrapper[object], source: Source | None, args: Args, kwargs: Kwargs
-) -> Value:
+def call_cached(s: CaptureState, function: Cached, source: Source | None, args: Args, kwargs: Kwargs) -> Value:
     """A call of the cached function at `source`."""
     changing = [arg for arg in (*args, *kwargs.values()) if may_change(s, arg)]
     receiver = args[0] if changing and changing == args[:1] and is_method(function, args[0]) else None
@@ -54,8 +64,14 @@ def call_cached(
     rest = args if receiver is None else args[1:]
     keeps = CACHED.cache_info(function).maxsize != 0
     if source is None or not all(is_plain(s, arg) for arg in (*rest, *kwargs.values())):
-        with reading_nothing(s, function, (*args, *kwargs.values()), keeps and source is not None):
-            return inlined(s, function, source, args, kwargs)
+        kept = keeps and source is not None
+        if kept and function in SEEN_RESULTS:
+            raise UnsupportedCall(function=name_of(function), why=SEEN)
+        with reading_nothing(s, function, (*args, *kwargs.values()), kept):
+            made = inlined(s, function, source, args, kwargs)
+        if kept and not any(isinstance(arg, Tensor) for arg in (*args, *kwargs.values())):
+            s.part(InlinedResults).keep(s, function, made, (*args, *kwargs.values()))
+        return made
     plain = [plain_value(s, arg) for arg in rest]
     named = {key: plain_value(s, arg) for key, arg in kwargs.items()}
     if not is_constant((*plain, *named.values())) or not keeps:
@@ -81,6 +97,45 @@ class CacheResults:
 
     def __init__(self) -> None:
         self.paths: dict[int, Source] = {}
+
+
+@final
+class InlinedResults:
+    """What inlined calls have made that the cache would hold, and how to break in front of the call if that is seen."""
+
+    def __init__(self) -> None:
+        self.objects: list[tuple[Value, MakeBreak]] = []
+        self.tensors: list[tuple[FakeTensor, int, MakeBreak]] = []
+
+    def keep(self, s: CaptureState, function: Cached, result: Value, given: Iterable[Value]) -> None:
+        make_break, known = partial(break_at_seen, function, here(s)), held(s, given)
+        made = [value for value in held(s, [result]).values() if isinstance(value, Value) and id(value) not in known]
+        for value in [value for value in made if value.source is None]:
+            s.counters.lasting[id(value)] = value, make_break
+            if isinstance(value, Tensor) and type(value.fake) is FakeTensor:
+                self.tensors.append((value.fake, value.fake.storage_view.storage.version, make_break))
+            elif value.python_type() not in UNCHANGING:
+                self.objects.append((value, make_break))
+
+    def refuse_seen(self, is_built: Callable[[Value], bool], outputs: Iterable[FakeTensor]) -> None:
+        """Break in front of a call if its result was changed in place, is built, or shares memory with outputs."""
+        for value, make_break in self.objects:
+            if is_built(value):
+                raise make_break()
+        seen = {id(fake.storage_view.storage) for fake in outputs} if self.tensors else ()
+        for fake, version, make_break in self.tensors:
+            storage = fake.storage_view.storage
+            if storage.version != version or id(storage) in seen:
+                raise make_break()
+
+
+SEEN_RESULTS: WeakSet[Cached] = WeakSet()
+"""Functions of whose results the program may have changed some: they are not inlined any more."""
+
+
+def break_at_seen(function: Cached, call: PastStep) -> GraphBreak:
+    SEEN_RESULTS.add(function)
+    return UnsupportedCall(function=name_of(function), why=SEEN).before(call)
 
 
 def is_from_cache(s: CaptureState, value: Value) -> bool:
@@ -124,7 +179,7 @@ def pending_changes(s: CaptureState) -> bool:
     return bool(count or written)
 
 
-def is_method(function: functools._lru_cache_wrapper[object], receiver: Value) -> bool:
+def is_method(function: Cached, receiver: Value) -> bool:
     """Whether the class of the receiver has the cached function under its name."""
     if isinstance(receiver, Tensor):
         return False
@@ -132,13 +187,11 @@ def is_method(function: functools._lru_cache_wrapper[object], receiver: Value) -
     return inspect.getattr_static(real, function.__wrapped__.__name__, None) is function
 
 
-def name_of(function: functools._lru_cache_wrapper[object]) -> str:
+def name_of(function: Cached) -> str:
     return getattr(function.__wrapped__, "__qualname__", "a function")
 
 
-def inlined(
-    s: CaptureState, function: functools._lru_cache_wrapper[object], source: Source | None, args: Args, kwargs: Kwargs
-) -> Value:
+def inlined(s: CaptureState, function: Cached, source: Source | None, args: Args, kwargs: Kwargs) -> Value:
     """What the function behind the cache does, if it changes nothing that exists before the call."""
     call, outer, changed = here(s), s.counters.changed, dict[tuple[int, str], StateChange]()
     given = (*args, *kwargs.values())
@@ -156,9 +209,7 @@ def inlined(
 
 
 @contextmanager
-def reading_nothing(
-    s: CaptureState, function: functools._lru_cache_wrapper[object], given: Iterable[Value], keeps: bool
-) -> Iterator[None]:
+def reading_nothing(s: CaptureState, function: Cached, given: Iterable[Value], keeps: bool) -> Iterator[None]:
     """Break in front of the call where it reads a variable from outside, if a cache keeps its result."""
     if not keeps:
         yield

@@ -39,13 +39,9 @@ from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple
 from kiln.capture.interpreter.variables.tensor import (
-    METADATA_ATTRIBUTES,
-    METADATA_METHODS,
     READABLE,
-    RECORDED_ATTRIBUTES,
     SETTABLE,
     UNSEEN,
-    VALUE_METHODS,
     Overrides,
     RegionInput,
     RegionInputs,
@@ -54,6 +50,12 @@ from kiln.capture.interpreter.variables.tensor import (
     from_torch,
     input_name,
     record,
+)
+from kiln.capture.interpreter.variables.tensor_names import (
+    METADATA_ATTRIBUTES,
+    METADATA_METHODS,
+    RECORDED_ATTRIBUTES,
+    VALUE_METHODS,
 )
 from kiln.graph.trace.breaks import UnsupportedInput
 from kiln.graph.trace.fake import FakeTensor, innermost

@@ -47,6 +47,7 @@ from kiln.capture.interpreter.core import (
 from kiln.capture.interpreter.data_values import (
     Place,
     SizesMatch,
+    ValueNeeded,
     assumed_truth,
     call_on_fakes,
     is_needed,
@@ -68,6 +69,17 @@ from kiln.capture.interpreter.variables.index_range import IndexRange
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import List, Slice, Tuple
 from kiln.capture.interpreter.variables.symbolic import Symbolic
+from kiln.capture.interpreter.variables.tensor_names import (
+    HANDLED_METHODS,
+    IN_PLACE,
+    METADATA_ATTRIBUTES,
+    METADATA_METHODS,
+    NUMBER_METHODS,
+    PLAIN_METHODS,
+    RECORDED_ATTRIBUTES,
+    TRUTH_METHODS,
+    VALUE_METHODS,
+)
 from kiln.capture.interpreter.variables.tensor_protocol import PROTOCOL, call_protocol
 from kiln.graph.trace.fake import FakeTensor, is_wrapped
 from kiln.graph.trace.gradients import accumulated_gradients
@@ -81,44 +93,6 @@ from kiln.support.records import dataclass
 from kiln.symbolic import DataDependentSize, NoHint, Symbol
 from kiln.symbolic.expr import Expr
 from kiln.symbolic.values import Given, Real
-
-
-def names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-METADATA_ATTRIBUTES = names(
-    "shape dtype device ndim requires_grad layout is_leaf itemsize nbytes names is_cuda is_cpu is_meta "
-    "is_xpu is_mps is_vulkan is_ort is_xla is_sparse is_sparse_csr is_quantized is_nested is_mkldnn"
-) & frozenset(dir(torch.Tensor))
-METADATA_METHODS = names(
-    "size dim stride numel nelement ndimension is_floating_point is_complex is_contiguous element_size storage_offset "
-    "get_device is_signed is_conj is_neg is_inference has_names __len__"
-)
-RECORDED_ATTRIBUTES = names("T mT H mH real imag grad data")
-TRUTH_METHODS = names("item __bool__")
-PLAIN_METHODS = names("item __int__ __float__ __index__ __complex__")
-"""Their result is a Python number."""
-NUMBER_METHODS = names("item __int__ __float__ __index__")
-VALUE_METHODS = PLAIN_METHODS | names("__bool__ __array__ data_ptr untyped_storage storage")
-"""They read values."""
-FILLS = names("uniform_ normal_ random_ exponential_ bernoulli_ cauchy_ log_normal_ geometric_")
-"""They draw what they write."""
-HANDLED_METHODS = {
-    name: getattr(torch.Tensor, name)
-    for name in FILLS
-    | names("register_hook retain_grad requires_grad_ numpy as_subclass backward equal allclose is_nonzero tolist")
-    | names("new_tensor to_sparse")
-}
-"""Methods with a handler."""
-IN_PLACE = frozenset(
-    f"{mark}{name}{mark}"
-    for mark in ("", "__")
-    for name in (
-        "setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior", "ixor",
-    )
-)  # fmt: skip
-"""Names of operators, and of the methods behind them, that write to their first operand."""
 
 INDEX_DTYPES = (torch.int8, torch.int16, torch.int32, torch.int64)
 """Of a tensor of rank 0 that is an index like a number. One of bool or uint8 is a mask."""
@@ -193,15 +167,14 @@ class Tensor(Value):
         if s.see is not None and (seen := seen_read(s, self, name)) is not None:
             return seen
         if name in METADATA_ATTRIBUTES:
-            if name == "is_leaf":
-                s.part(RegionInputs).asked_is_leaf.add(id(self.fake))
+            s.part(RegionInputs).note_asked(self, name)
             return s.wrap(getattr(self.fake, name), None)
         if name == "__class__":
             return s.wrap(self.python_type(), None)
         if name in READABLE and not is_wrapped(self.fake) and (self.fake.is_leaf or self.source is not None):
             return READABLE[name](s, self)
         if name == "grad_fn" and self.fake.is_leaf:
-            s.part(RegionInputs).asked_is_leaf.add(id(self.fake))
+            s.part(RegionInputs).note_asked(self, "is_leaf")
             return s.const(None)
         if name in RECORDED_ATTRIBUTES:
             return record(s, getattr, [self, s.const(name)], {})
@@ -212,6 +185,8 @@ class Tensor(Value):
         if found is None:
             raise s.error(AttributeError, f"'{self.type_name()}' object has no attribute '{name}'")
         if not callable(found[1]):
+            if name == "_version":
+                s.part(RegionInputs).refuse_joined(self.fake)
             raise UnsupportedAttribute(name=name, type="Tensor", why="it is not supported")
         return TensorMethod(self, name)
 
@@ -337,11 +312,24 @@ class RegionInputs:
     words: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """The words of a path (by `id` of its source), for the name of an input."""
     asked_is_leaf: set[int] = field(default_factory=set)
+    asked_of_made: int = 0
+    """How often it was asked whether a tensor that the region makes has a gradient."""
+    joined: dict[int, ValueNeeded] = field(default_factory=dict)
+    """Memory (by `id`) that sides of an `if` have written: what is raised where its version is read."""
     in_place: list[PastStep] = field(default_factory=list)
     """Where calls changed tensors."""
     leaves: list[tuple[torch.Tensor, PastStep]] = field(default_factory=list)
     """Leaves that were made in the region, and where."""
     final_checks: list[FinalCheck] = field(default_factory=list)
+
+    def note_asked(self, tensor: Tensor, name: str) -> None:
+        if name == "is_leaf":
+            self.asked_is_leaf.add(id(tensor.fake))
+        self.asked_of_made += name in ("is_leaf", "requires_grad") and tensor.original is None
+
+    def refuse_joined(self, fake: FakeTensor) -> None:
+        if not is_wrapped(fake) and (needed := self.joined.get(id(fake.storage_view.storage))) is not None:
+            raise needed
 
 
 def replaced(s: CaptureState, value: Value, name: str) -> bool:
@@ -797,4 +785,4 @@ def words_of(source: Source, known: dict[int, tuple[str, ...]]) -> tuple[str, ..
 
 
 WORDS = re.compile(r"\w+")
-NOISE = names("__dict__ _parameters _modules _buffers")
+NOISE = frozenset(("__dict__", "_parameters", "_modules", "_buffers"))

@@ -1,0 +1,65 @@
+"""What tensors of many kinds answer about themselves: attributes and methods that give a plain value."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import kiln
+
+PLAIN = (bool, int, float, str, type(None), tuple, torch.dtype, torch.device, torch.layout)
+QUESTIONS = (
+    "_base _is_view _version is_inference is_leaf is_pinned is_shared is_conj is_contiguous requires_grad retains_grad "
+    "storage_offset stride shape dtype ndim nbytes output_nr grad_fn grad is_set_to numel layout device names"
+)
+
+
+def tensors() -> Iterator[Tensor]:
+    yield torch.ones(2, 3)
+    yield torch.ones(4, 3)[:2]
+    yield torch.ones(2, 3, requires_grad=True)
+    yield torch.nn.Parameter(torch.ones(2, 3))
+    yield torch.ones(1, 3).expand(2, 3)
+    yield torch.ones(2, 3).share_memory_()
+    yield torch.ones(3, 2).t()
+    yield torch.ones(2, 3).add_(1)
+    yield torch.ones(6).as_strided((2, 3), (3, 1))
+    yield torch.ones(2, 3, requires_grad=True).detach()
+    with torch.inference_mode():
+        yield torch.ones(2, 3)
+
+
+def answered(x: Tensor, name: str, part: bool) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = getattr(x[:1] if part else x, name)
+    return found() if callable(found) else found
+
+
+def answer(function: Any, *args: object) -> object:
+    try:
+        found = function(*args)
+    except Exception as error:
+        return type(error)
+    return found if isinstance(found, PLAIN) else type(found)
+
+
+@pytest.mark.parametrize("name", QUESTIONS.split())
+def test_an_answer_is_eagers_for_each_kind_of_tensor(name: str) -> None:
+    for part in (False, True):
+        compiled = kiln.compile(answered)
+        for x in tensors():
+            assert answer(compiled, x, name, part) == answer(answered, x, name, part), (name, part)
+
+
+def test_a_detached_result_is_no_view_of_its_argument() -> None:
+    compiled = kiln.compile(lambda x, y: (x.detach(), y.view_as(y), x.detach()[:1]))
+    for x in (torch.ones(2), torch.ones(4)[:2]):
+        detached, viewed, part = compiled(x, x)
+        assert not detached._is_view() and detached._base is None and detached.data_ptr() == x.data_ptr()
+        assert viewed._is_view() and part._is_view()
