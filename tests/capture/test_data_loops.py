@@ -178,10 +178,20 @@ def searches(x: Tensor, limit: float) -> Any:
     return low
 
 
+def divides_by_zero(x: Tensor, limit: float) -> Any:
+    ratio = 0.0
+    for _ in range(20):
+        x = (x * 0.5).relu() - 0.01
+        ratio = x.norm().item() / x.relu().sum().item()
+        if x.norm() < limit:
+            break
+    return x, ratio
+
+
 WHOLE = [
     *(newton, bound_by_an_argument, while_on_a_tensor, while_true, best_is_none_at_first, patience, sets_a_flag),
     *(in_a_loop, state_is_a_tuple, variables_of_a_comprehension, bisection, no_turn_at_all, two_in_a_row),
-    *(a_module_of_the_program, searches),
+    *(a_module_of_the_program, searches, divides_by_zero),
 ]
 
 
@@ -274,16 +284,6 @@ def leaves_columns(x: Tensor, limit: float) -> Any:
     return y
 
 
-def divides_by_zero(x: Tensor, limit: float) -> Any:
-    ratio = 0.0
-    for _ in range(20):
-        x = (x * 0.5).relu() - 0.01
-        ratio = x.norm().item() / x.relu().sum().item()
-        if x.norm() < limit:
-            break
-    return x, ratio
-
-
 def closure_over_what_changes(x: Tensor, limit: float) -> Any:
     y = torch.zeros_like(x)
     for turn in range(20):
@@ -310,7 +310,7 @@ def otherwise(x: Tensor, limit: float) -> Any:
 BROKEN = [
     *(fills_a_list, integers_grow_beyond_64_bits, doubled_on_one_side, leaves_an_argument, leaves_columns),
     *(adds_large_numbers, begins_with_a_large_number, goes_through_large_numbers, grows_by_half),
-    *(divides_by_zero, closure_over_what_changes, otherwise),
+    *(closure_over_what_changes, otherwise),
 ]
 
 
@@ -486,3 +486,67 @@ def test_what_needs_a_gradient_behind_a_loop_is_what_does_in_eager(program: Call
             grads.append(w.grad)
         assert flags[0] == flags[1]
         torch.testing.assert_close(*grads)
+
+
+def divides_by_what_turns_leave(x: Tensor, limit: float) -> Any:
+    total = x.sum()
+    for turn in range(20):
+        share = 1 / total.item()
+        total = total - share - 0.25
+        if total.abs().item() < limit:
+            break
+    return total, turn
+
+
+def raises_in_a_turn(x: Tensor, limit: float) -> Any:
+    x = x * 2
+    while x.norm() > limit:
+        if not x.isfinite().all():
+            raise ValueError("diverged")
+        x = x.square() * 0.5
+    return x
+
+
+@pytest.mark.parametrize("needs_gradient", [False, True])
+@pytest.mark.parametrize(
+    ("program", "fitting", "failing"),
+    [
+        (divides_by_what_turns_leave, (torch.ones(3), torch.ones(4)), torch.tensor([1.25, -1.25])),
+        (raises_in_a_turn, (torch.full((3,), 0.4), torch.full((4,), 0.3)), torch.ones(3) * 9),
+    ],
+)
+def test_what_turns_assume_is_checked_behind_the_loop(
+    program: Program, fitting: tuple[Tensor, ...], failing: Tensor, needs_gradient: bool
+) -> None:
+    compiled = kiln.compile(program)
+    for given in fitting:
+        found = [function(given.clone().requires_grad_(needs_gradient), 0.1) for function in (program, compiled)]
+        torch.testing.assert_close(*found)
+    errors = []
+    for function in (program, compiled):
+        with pytest.raises((ZeroDivisionError, ValueError)) as raised:
+            function(failing.clone().requires_grad_(needs_gradient), 0.1)
+        errors.append((raised.type, str(raised.value)))
+    assert errors[0] == errors[1]
+    assert not report_of(compiled).breaks and report_of(compiled).compiles <= 2, report_of(compiled).text()
+
+
+def test_gradients_go_through_a_while_loop() -> None:
+    """Its first test is an `if`, so that the loop is in a side of a branch."""
+
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        x = x * w
+        while x.norm() > 0.5:
+            x = x * torch.sigmoid(w)
+        return x.sum()
+
+    compiled = kiln.compile(program)
+    for rows, scale in ((2, 1.0), (3, 1.0), (4, 1.0), (4, 0.01)):
+        x = torch.randn(rows, 3, generator=torch.Generator().manual_seed(rows)) * scale
+        grads = []
+        for function in (program, compiled):
+            w = torch.ones(3, requires_grad=True)
+            function(x, w).backward()
+            grads.append(w.grad)
+        torch.testing.assert_close(*grads)
+    assert not report_of(compiled).breaks and report_of(compiled).compiles == 2

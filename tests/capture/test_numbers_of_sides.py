@@ -112,3 +112,23 @@ def test_a_number_that_each_turn_computes_from_itself_on_both_sides() -> None:
     compiled = kiln.compile(collatz)
     for number in (0.6, 1.5, 2.7):
         assert compiled(torch.full((2,), number)) == collatz(torch.full((2,), number))
+
+
+@torch.no_grad()
+def scaled_by_norms(weight: Tensor, update: Tensor) -> float:
+    """A step of LAMB: no side can change a parameter, so the ratio is chosen in front of that."""
+    norm, step = weight.norm().item(), update.norm().item()
+    ratio = norm / step if norm > 1 and step > 0 else 1.0
+    weight.add_(update, alpha=-ratio)
+    return ratio
+
+
+def test_what_no_side_can_do_follows_where_they_meet_first() -> None:
+    compiled = kiln.compile(scaled_by_norms, fullgraph=True, options={"cache": False})
+    for scale, factor in ((1.0, 0.5), (0.01, 2.0), (3.0, 0.0)):
+        start, update = torch.linspace(-1, 2, 6) * scale, torch.linspace(1, 3, 6) * factor
+        weights = [nn.Parameter(start.clone()) for _ in range(2)]
+        ratios = [function(w, update) for w, function in zip(weights, (scaled_by_norms, compiled), strict=True)]
+        assert ratios[1] == pytest.approx(ratios[0])
+        torch.testing.assert_close(*weights)
+    assert compiled.report().compiles == 1

@@ -63,7 +63,7 @@ def while_loop(
 
 def differentiable_loop(cond_fn: Branch, body_fn: Branch, carried: Sequence[Tensor], more: Sequence[object]) -> object:
     """A loop that only counts its turns, then a scan of that many: it keeps what the gradient of each turn needs."""
-    device = next((value.device for value in carried if value.is_cuda), carried[0].device)
+    device = [*[value.device for value in carried if value.is_cuda], carried[0].device][0]  # a generator is an effect
     count = torch.zeros((), dtype=torch.int64, device=device)
     with torch.no_grad():
         counted = torch._higher_order_ops.while_loop(  # type: ignore[attr-defined]
@@ -71,8 +71,7 @@ def differentiable_loop(cond_fn: Branch, body_fn: Branch, carried: Sequence[Tens
             lambda count, *state: (count + 1, *body_fn(*state, *more)),
             (count, *[value.detach() for value in carried]),
         )
-    turns = counted[0].item()
-    torch._check(turns >= 0)
+    turns = counted[0].clamp(min=0).item()
     return scanned(
         lambda state, _: (tuple(body_fn(*state, *more)), ()), tuple(carried), torch.arange(turns, device=device)
     )[0]

@@ -6,7 +6,8 @@
 
 The graph breaks at the condition first, since no number of turns is known. The capture begins again, and where it comes
 to the head of that loop, a turn is interpreted as a function (`bytecode/loops.py`): of the tensors and numbers that
-turns change, which are tensors in the graph. An `if` that leaves the loop is a branch whose sides return.
+turns change, which are tensors in the graph. An `if` that leaves the loop is a branch whose sides return. What a turn
+assumes of values (that a divisor is not zero) is one more tensor; the loop ends where it does not hold.
 
 What has another type or layout behind the first turn, such as a best loss that is None at first, is no reason to give
 up: the first turn is interpreted by itself, and the loop begins with the second. What cannot be a function of tensors
@@ -32,7 +33,7 @@ from kiln.capture.bytecode.resume import Entry, ResumeOrigin, parameter, resume_
 from kiln.capture.interpreter.breaks import DataDependentBranch, DataDependentValue, GraphBreak, Raised
 from kiln.capture.interpreter.builtins.control_flow_operators import placeholder, same_sizes
 from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Kwargs, Value, handles
-from kiln.capture.interpreter.data_values import Instruction, ValueNeeded, past_step
+from kiln.capture.interpreter.data_values import Assumption, DataValues, Instruction, ValueNeeded, past_step
 from kiln.capture.interpreter.frame import CODES, Heads, SymbolicFrame, read_variables, running_frame
 from kiln.capture.interpreter.if_conversion import (
     COMPARISONS,
@@ -55,6 +56,7 @@ from kiln.capture.interpreter.nested_calls import (
     reachable,
 )
 from kiln.capture.interpreter.nested_calls import record as record_call
+from kiln.capture.interpreter.side_assumptions import assumed_behind, assumptions_taken
 from kiln.capture.interpreter.variables.counted_range import CountedRange
 from kiln.capture.interpreter.variables.function import Cell
 from kiln.capture.interpreter.variables.sequence import SequenceIterator, Tuple
@@ -226,9 +228,12 @@ def require_small(*numbers: int) -> None:
 
 @final
 class Turn(Value):
-    """(number, whether the loop is left, what turns change) -> the same behind a turn, all as tensors."""
+    """(number, whether the loop is left, what turns change) -> the same behind a turn, all as tensors.
 
-    __slots__ = ("ends", "frame", "function", "late", "loop", "numbers", "origin", "values")
+    If turns assume something, whether that holds is behind the first two.
+    """
+
+    __slots__ = ("assumes", "ends", "frame", "function", "late", "loop", "numbers", "origin", "values")
 
     def __init__(self, frame: SymbolicFrame, loop: Loop, numbers: Numbers) -> None:
         self.frame, self.loop, self.numbers = frame, loop, numbers
@@ -238,6 +243,8 @@ class Turn(Value):
         """The variables that each turn sets before it reads them, or that have no value in front of the first."""
         self.ends: list[list[Flat]] = []
         """What each of its ends has left in the variables, in the last call."""
+        self.assumes: Assumption | None = None
+        """The first that a turn assumes."""
         code, moved = turn_code(frame.decoded, loop, turn_ends)
         add_inner_loops(frame.state, loop, code, moved)
         number, kept = unused_number(code), len(frame.stack) - loop.is_for
@@ -254,7 +261,7 @@ class Turn(Value):
         return FunctionType
 
     def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
-        position, _, *tensors = args
+        (position, _), checked, tensors = args[:2], args[2 : self.first], args[self.first :]
         rest, frame, entry = iter(tensors), self.frame, self.origin.entry
         parts = {name: [next(rest) for _ in value.leaves] for name, value in self.values.items()}
         given = {name: with_tensors(s, self.values[name], parts[name]) for name in parts if name not in self.late}
@@ -266,34 +273,49 @@ class Turn(Value):
         )
         if self.loop.is_for:
             values[str(entry.stack[-1])] = number_in(s, position) if self.loop.reads_number else s.const(0)
-        ends = s.part(DataLoops).ends
+        ends, assumed = s.part(DataLoops).ends, len(s.part(DataValues).assumptions)
         ends.append([])
         called = s.wrap(self.function, None).call(s, [values[name] for name in entry.parameters()], {})
         self.ends = ends.pop()
         assert isinstance(called, Tuple)
         left, *results = called.items(s)
+        if (held := assumptions_taken(s, assumed)) is not None:
+            self.assumes = held[1]
+            checked = [record(s, torch.logical_and, [holds, held[0]], {}) for holds in checked]
         if self.numbers.end is not None:
             position = record(s, "add", [position, s.const(self.numbers.step)], {})
-        return Tuple([position, left, *results])
+        return Tuple([position, left, *checked, *results])
+
+    @property
+    def first(self) -> int:
+        """The number of arguments in front of what turns change."""
+        return 2 if self.assumes is None else 3
+
+    def begin(self, s: CaptureState) -> list[Tensor]:
+        """Those arguments in the first turn."""
+        return [tensor_of(s, s.const(number)) for number in (self.numbers.start, False, True)[: self.first]]
 
 
 @final
 class AnotherTurn(Value):
-    """(number, whether the loop is left, what turns change) -> whether there is another turn."""
+    """The arguments of a `Turn` -> whether there is another one."""
 
-    __slots__ = ("numbers",)
+    __slots__ = ("turn",)
 
-    def __init__(self, numbers: Numbers) -> None:
-        self.numbers = numbers
+    def __init__(self, turn: Turn) -> None:
+        self.turn = turn
 
     def python_type(self) -> type:
         return FunctionType
 
     def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
-        goes_on, end = record(s, torch.logical_not, [args[1]], {}), self.numbers.end
+        goes_on, numbers = record(s, torch.logical_not, [args[1]], {}), self.turn.numbers
+        for holds in args[2 : self.turn.first]:
+            goes_on = record(s, torch.logical_and, [goes_on, holds], {})
+        end = numbers.end
         if end is None:
             return goes_on
-        compare = torch.lt if self.numbers.step > 0 else torch.gt
+        compare = torch.lt if numbers.step > 0 else torch.gt
         return record(s, torch.logical_and, [goes_on, record(s, compare, [args[0], end], {})], {})
 
 
@@ -381,9 +403,8 @@ def run_in_graph(frame: SymbolicFrame, loop: Loop, numbers: Numbers, failed: Val
         left = first_ends(s, turn, begin)
         turn.values = {name: turn.values.get(name) or left[name] for name in loop.changed}
         begin.update({name: [unread_like(s, leaf) for leaf in turn.values[name].leaves] for name in turn.late})
-    first = [tensor_of(s, s.const(number)) for number in (numbers.start, False)]
-    first += [tensor for name in loop.changed for tensor in begin[name]]
-    results = iter(recorded_loop(s, turn, first, failed)[2:])
+    first = [tensor for name in loop.changed for tensor in begin[name]]
+    results = iter(recorded_loop(s, turn, first, failed))
     parts = {name: [next(results) for _ in value.leaves] for name, value in turn.values.items()}
     return {name: with_tensors(s, turn.values[name], parts[name]) for name in parts if name in loop.read_behind}
 
@@ -416,16 +437,18 @@ def refuse_shared_cells(frame: SymbolicFrame, loop: Loop) -> None:
 
 def first_ends(s: CaptureState, turn: Turn, begin: Mapping[str, Sequence[Tensor]]) -> dict[str, Flat]:
     """What a turn leaves in the variables, to know what those are that have no value in front of the loop."""
-    numbers = [tensor_of(s, s.const(number)) for number in (turn.numbers.start, False)]
-    given = [*numbers, *[tensor for name in turn.values for tensor in begin[name]]]
-    interpreted(s, turn, [state_like(s, tensor) for tensor in given])
+    given = [tensor for name in turn.values for tensor in begin[name]]
+    interpreted(s, turn, [state_like(s, tensor) for tensor in (*turn.begin(s), *given)])
     return dict(zip(turn.loop.changed, turn.ends[0], strict=True))
 
 
-def recorded_loop(s: CaptureState, turn: Turn, first: Sequence[Tensor], failed: ValueNeeded) -> list[Value]:
-    """The loop as one call in the log, begun with `first`; its results."""
+def recorded_loop(s: CaptureState, turn: Turn, changed: Sequence[Tensor], failed: ValueNeeded) -> list[Value]:
+    """The loop as one call in the log; its results in place of what turns change, which begins as `changed`."""
+    first = [*turn.begin(s), *changed]
     states, asked = [state_like(s, tensor) for tensor in first], s.part(RegionInputs).asked_of_made
-    test, done = [interpreted(s, function, [*states]) for function in (AnotherTurn(turn.numbers), turn)]
+    test, done = [interpreted(s, function, [*states]) for function in (AnotherTurn(turn), turn)]
+    if len(first) < turn.first + len(changed):  # it assumes something
+        return recorded_loop(s, turn, changed, failed)
     wanted = [*map(kinds_of, turn.values.values())]
     specs = [tensor.fake.storage_view.spec for tensor in first]
     left = [tensor.fake.storage_view.spec for tensor in done.result.tensors]
@@ -448,20 +471,28 @@ def recorded_loop(s: CaptureState, turn: Turn, first: Sequence[Tensor], failed: 
     if is_differentiated(given):
         if s.part(RegionInputs).asked_of_made != asked:
             raise NotNested("a turn asks whether a tensor has a gradient")
-        if s.part(DataLoops).ends:
-            raise NotNested("a loop with gradients is in another")  # each level would take three times as long
-        needs = needs_behind(s, turn, first)
-        loop = s.wrap(control_flow.differentiable_loop, None)
-        made = loop.call(s, [AnotherTurn(turn.numbers), turn, Tuple([*first]), Tuple([])], {})
-        assert isinstance(made, Tuple)
-        return [
-            result if needed else record(s, "detach", [result], {})
-            for needed, result in zip(needs, made.items(s), strict=True)
-        ]
-    target = operator_of("while_loop", sides, [*fakes, *captured], run_while, carried=len(fakes))
-    results = record_call(s, target, given)
-    note_copies(s, done, results, [*first, *states], failed)
-    return results
+        results = differentiated_loop(s, turn, first)
+    else:
+        target = operator_of("while_loop", sides, [*fakes, *captured], run_while, carried=len(fakes))
+        results = record_call(s, target, given)
+        note_copies(s, done, results, [*first, *states], failed)
+    for holds in results[2 : turn.first]:
+        assert turn.assumes is not None
+        assumed_behind(s, holds, turn.assumes, failed)
+    return results[turn.first :]
+
+
+def differentiated_loop(s: CaptureState, turn: Turn, first: Sequence[Tensor]) -> list[Value]:
+    if s.part(DataLoops).ends:
+        raise NotNested("a loop with gradients is in another")  # each level would take three times as long
+    needs = needs_behind(s, turn, first)
+    loop = s.wrap(control_flow.differentiable_loop, None)
+    made = loop.call(s, [AnotherTurn(turn), turn, Tuple([*first]), Tuple([])], {})
+    assert isinstance(made, Tuple)
+    return [
+        result if needed else record(s, "detach", [result], {})
+        for needed, result in zip(needs, made.items(s), strict=True)
+    ]
 
 
 def needs_behind(s: CaptureState, turn: Turn, first: Sequence[Tensor]) -> list[bool]:

@@ -61,6 +61,9 @@ LENGTH_CHANGED, KEYS_CHANGED = "it changes the length of a list", "it changes th
 LATER = frozenset((OBJECT_READ, NUMBER_READ, COPY_SEEN, LENGTH_CHANGED, KEYS_CHANGED))
 """Why sides cannot be joined where they meet first; they may be where they return."""
 
+JOINED_FIRST = "what follows where its sides meet cannot be in them"
+"""Why sides are joined where they meet first, though a value is one of two then."""
+
 GUARDED = "its sides leave other values than numbers"
 """Why a jump on numbers of the caller is not computed in front of the region."""
 
@@ -90,6 +93,8 @@ class Assumption:
     tensor: FakeTensor | None = None
     node: Node | None = None
     expected: bool = True
+    need: ValueNeeded | None = None
+    """Raised where it cannot be assumed, if not the step is where the graph breaks then."""
 
 
 @final
@@ -375,7 +380,8 @@ def refuse_unchecked(s: CaptureState, graph: Graph) -> None:
         tensor = assumption.tensor
         changed = tensor is not None and s.recorder.node_of(tensor) is not assumption.node
         if changed or (runs_once and not checks_first):
-            raise DataDependentValue(operation="an assertion on values").before(assumption.step)
+            stop = DataDependentValue(operation="an assertion on values").before(assumption.step)
+            raise assumption.need or stop
     env = s.recorder.env
     late = symbols_read(all_nodes(graph)) - symbols_read(graph.nodes) if checks_first else None
     for check in env.checks if runs_once else ():

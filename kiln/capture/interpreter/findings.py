@@ -13,6 +13,7 @@ from kiln.capture.interpreter.core import CaptureState
 from kiln.capture.interpreter.data_loops import DataLoops, LoopInGraph
 from kiln.capture.interpreter.data_values import (
     GUARDED,
+    JOINED_FIRST,
     LATER,
     LENGTH,
     DataSizes,
@@ -109,7 +110,7 @@ class Findings:
             self.needed[need.made_at] = (
                 f"{need.reason}, also where they return" if need.reason == before else need.reason
             )
-        elif before in (LENGTH, GUARDED) and before != need.reason:
+        elif before in (LENGTH, GUARDED, JOINED_FIRST) and before != need.reason:
             self.needed[need.made_at] = need.reason
         elif before is not None:
             stop = DataDependentValue(operation="a number that depends on data")

@@ -8,9 +8,10 @@
 
 Each side is interpreted up to where the sides meet. What they leave there, in local variables and on the stack, is
 joined: equal values stay, tensors become results of the `cond`. Where other values differ, the sides go on to the next
-instruction at which they meet; at last they are `Choice`s. Sides that return meet behind the last instruction: the rest
-of the function is in one of them, and in the outermost function what they return is chosen behind the region. Sides
-that cannot be nested graphs break the graph, like any test of a tensor; of branches within one another the outermost.
+instruction at which they meet; at last, or where what lies between cannot be nested, they are `Choice`s. Sides that
+return meet behind the last instruction: the rest of the function is in one of them, and in the outermost function what
+they return is chosen behind the region. Sides that cannot be nested graphs break the graph, like any test of a tensor;
+of branches within one another the outermost.
 
 Changes of Python objects are taken back behind each side (`side_changes.py`), and joined (`joined_values.py`).
 
@@ -41,6 +42,7 @@ from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.data_values import (
     COPY_SEEN,
     GUARDED,
+    JOINED_FIRST,
     LATER,
     DataValues,
     Instruction,
@@ -188,8 +190,9 @@ def take_both_sides(
         ValueNeeded: if it fails; the next attempt breaks the graph.
     """
     s, here = frame.state, (frame.code, frame.at)
-    later = s.needed.get(here) in LATER
-    if s.needed.get(here, GUARDED) not in (GUARDED, *LATER) or s.function_modes:
+    need = s.needed.get(here, GUARDED)
+    later = need in LATER
+    if need not in (GUARDED, JOINED_FIRST, *LATER) or s.function_modes:
         return False
     if not isinstance(condition, Tensor) or not is_single(condition):
         return False
@@ -210,6 +213,8 @@ def take_both_sides(
         return False
     if later or not meetings:
         meetings = [len(frame.decoded)]
+    elif need == JOINED_FIRST:
+        meetings = meetings[:1]
     key = frame.number, frame.at, *[remaining(s, item) for item in frame.stack if isinstance(item, ITERATORS)]
     failed = ValueNeeded(here, past_step(frame), "they leave values that no tensor is, and that differ")
     if key in active or len(active) == MOST_NESTED:
@@ -218,6 +223,7 @@ def take_both_sides(
         raise NotNested(TOO_LONG)
     found.first = found.first if active else len(s.recorder.calls)
     active.add(key)
+    meeting = meetings[0]
     read_variables(frame)
     entry = AtJump(dict(frame.locals), list(frame.stack), list(frame.handled))
     began = versions_of_inputs(s)
@@ -240,6 +246,9 @@ def take_both_sides(
             return True
     except (NotNested, TraceBreak) as problem:
         failed.reason = problem.reason if isinstance(problem, TraceBreak) else str(problem)
+        if meeting != meetings[0]:
+            failed.reason = JOINED_FIRST
+            raise failed from problem
     finally:
         active.discard(key)
     if active and not may_be_finite:
@@ -263,7 +272,7 @@ def number_of_calls(calls: Calls) -> int:
 def condition_of(frame: SymbolicFrame, value: Symbolic) -> Value:
     """What a jump tests as a tensor: a comparison of numbers that data decide becomes one, others stay as they are."""
     s = frame.state
-    if (frame.code, frame.at) in s.needed or expected_truth(frame) is not None:
+    if s.needed.get((frame.code, frame.at), JOINED_FIRST) != JOINED_FIRST or expected_truth(frame) is not None:
         return value
     node: SymNode = value.node.node
     number = node.value

@@ -1,4 +1,4 @@
-"""What a side of a branch assumes of values, as a result of the `cond` that is assumed behind it.
+"""What a side of a branch, or a turn of a loop, assumes of values, as a result that is assumed behind it.
 
 if gate > 0:                       holds, y = cond(gate > 0, true=@0, false=@1)
     if x.isnan().any(): raise          @0 = not x.isnan().any(), f(x)       @1 = True, x
@@ -12,7 +12,7 @@ import operator
 import torch
 
 from kiln.capture.interpreter.core import CaptureState, Value
-from kiln.capture.interpreter.data_values import Assumption, DataValues
+from kiln.capture.interpreter.data_values import Assumption, DataValues, ValueNeeded
 from kiln.capture.interpreter.variables.tensor import Tensor, from_torch, record
 from kiln.graph.trace.nested_graphs import NotNested
 
@@ -55,8 +55,8 @@ def called(s: CaptureState, target: object, *args: object) -> Tensor:
     return found
 
 
-def assumed_behind(s: CaptureState, holds: Value, like: Assumption) -> None:
-    """Assume that a result of the `cond` is true."""
+def assumed_behind(s: CaptureState, holds: Value, like: Assumption, need: ValueNeeded | None = None) -> None:
+    """Assume that a result of the `cond` or loop is true."""
     assert isinstance(holds, Tensor)
     node = s.recorder.node_of(holds.fake)
-    s.part(DataValues).assumptions.append(Assumption(like.step, holds.fake, node))
+    s.part(DataValues).assumptions.append(Assumption(like.step, holds.fake, node, need=need))

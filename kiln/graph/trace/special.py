@@ -208,7 +208,7 @@ def local_scalar(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs
         found = known_sum(mode, node)
     if found is not None:
         return mode.symbols.sym(found)
-    made = unbacked_integer(mode, node)
+    made = unbacked_integer(mode, node, smallest(mode, node))
     mode.counts[key] = cast(Int, mode.value(made))
     return made
 
@@ -238,6 +238,12 @@ def known_sum(mode: RecordingMode, node: Node) -> Int | None:
     if found is None or step is None:
         return None
     return found + int(step) if node.op.name == "add" else found - int(step)
+
+
+def smallest(mode: RecordingMode, node: Node) -> int | None:
+    """What an integer is at least that is the larger of two (`clamp(min=0)`), if one is a constant."""
+    bounds = [constant_value(given, mode.constants.tensors) for given in node.inputs if node.op.name == "maximum"]
+    return max([int(bound) for bound in bounds if bound is not None], default=None)
 
 
 MOST_STEPS = 8
