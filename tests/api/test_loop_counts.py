@@ -1,4 +1,4 @@
-"""Loops over `range` of a number that changes: whole for the first numbers, then one variant whose loop breaks."""
+"""Loops that a changing number ends: whole for the first numbers, then one variant whose loop breaks."""
 
 from __future__ import annotations
 
@@ -42,12 +42,39 @@ def paired(x: Tensor, n: int) -> tuple[Any, ...]:
     return total, [2 * k for k in range(n)], list(reversed(range(n)))
 
 
+def counted(x: Tensor, n: int) -> tuple[Tensor, int]:
+    turns = 0
+    while turns < n:
+        x = torch.tanh(LAYER(x))
+        turns += 1
+    return x, turns
+
+
+def until_done(x: Tensor, n: int) -> tuple[Tensor, int]:
+    turns, done = 0, False
+    while not done:
+        x = torch.tanh(LAYER(x))
+        turns += 1
+        done = turns >= n
+    return x, turns
+
+
+def left_at_a_number(x: Tensor, n: int) -> tuple[Tensor, int]:
+    for turn in range(20):
+        if turn == n:
+            break
+        x = torch.tanh(LAYER(x))
+    return x, turn
+
+
 def asked(x: Tensor, n: int) -> tuple[Any, ...]:
     return x * n, len(range(n)), 3 in range(n), range(n + 1)[-1], range(n).stop, bool(range(n)), range(n) == range(4)
 
 
 @pytest.mark.parametrize(
-    ("program", "most"), [(iterated, 8), (nested, 17), (paired, 16), (asked, 14)], ids=lambda value: str(value)[:18]
+    ("program", "most"),
+    [(iterated, 8), (nested, 17), (paired, 16), (asked, 14), (counted, 9), (until_done, 8), (left_at_a_number, 9)],
+    ids=lambda value: str(value)[:18],
 )
 def test_one_variant_serves_all_numbers(program: Callable[..., Any], most: int) -> None:
     compiled: Any = kiln.compile(program)

@@ -53,21 +53,32 @@ def loops_at(decoded: DecodedCode, at: int) -> list[Loop]:
     """The loops that can be left from the instruction `at`, innermost first; a `while` from its first test, too."""
     if decoded.code.co_flags & SUSPENDS or CLASS_CELL in decoded.code.co_freevars:
         return []
-    ends: dict[int, list[int]] = {}
-    for index in range(len(decoded)):
-        inst = decoded.instruction(index)
-        if inst.name in JUMPS and inst.arg <= index:
-            ends.setdefault(inst.arg, []).append(index)
     found = list[Loop]()
-    before = predecessors(successors(decoded)) if ends else []
-    for head, jumps in ends.items():
-        body = _body(head, jumps, before)
+    for head, jumps, body in _bodies(decoded):
         branches = [index for index in body if decoded.instruction(index).name in CONDITIONAL]
         tests = [jump for jump in branches if jump in jumps or decoded.instruction(jump).arg not in body]
         is_first_test = at < head and any(decoded.line(jump) == decoded.line(at) for jump in tests)
         if at in body or is_first_test:
             found.extend(_loop(decoded, head, body))
     return sorted(found, key=lambda loop: len(loop.body))
+
+
+def ends_loop(decoded: DecodedCode, at: int) -> bool:
+    """Whether a loop is left, or goes on, as the conditional jump `at` decides."""
+    ways = decoded.instruction(at).arg, at + 1
+    return any([at in body and (ways[0] in body) is not (ways[1] in body) for _, _, body in _bodies(decoded)])
+
+
+def _bodies(decoded: DecodedCode) -> Iterator[tuple[int, list[int], frozenset[int]]]:
+    """The loops: head, jumps back to it, and all instructions."""
+    ends: dict[int, list[int]] = {}
+    for index in range(len(decoded)):
+        inst = decoded.instruction(index)
+        if inst.name in JUMPS and inst.arg <= index:
+            ends.setdefault(inst.arg, []).append(index)
+    before = predecessors(successors(decoded)) if ends else []
+    for head, jumps in ends.items():
+        yield head, jumps, _body(head, jumps, before)
 
 
 def _body(head: int, jumps: list[int], before: list[list[int]]) -> frozenset[int]:

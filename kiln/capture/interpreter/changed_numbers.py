@@ -10,7 +10,7 @@ that is a symbol in front of a graph break is one behind it, too, and so is a si
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import field
 from types import CodeType
 from typing import final
@@ -102,7 +102,11 @@ def note_made(s: CaptureState, name: str, at: Instruction) -> None:
 def has_many_values(s: CaptureState, number: Symbolic) -> bool:
     """Whether it is computed from a number from outside that was another one in each of several compiles."""
     value = number.node.node.value
-    symbols: frozenset[object] = value.free_symbols() if isinstance(value, Expr) else frozenset()
+    return isinstance(value, Expr) and have_many_values(s, value.free_symbols())
+
+
+def have_many_values(s: CaptureState, symbols: Collection[object]) -> bool:
+    """The same for what is computed from these symbols."""
     inputs = [(record.source, record.spec) for record in s.recorder.inputs]
     scalars = [(source, spec.value) for source, spec in inputs if isinstance(spec, ScalarSpec)]
     used = [source for source, symbol in scalars if symbol in symbols]

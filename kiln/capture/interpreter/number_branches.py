@@ -16,6 +16,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import cast, final
 
+from kiln.capture.bytecode.loops import ends_loop
+from kiln.capture.interpreter.breaks import AS_CONSTANT
+from kiln.capture.interpreter.changed_numbers import have_many_values
 from kiln.capture.interpreter.computed_numbers import value_of_number
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value
 from kiln.capture.interpreter.data_values import GUARDED, ValueNeeded, past_step
@@ -78,7 +81,7 @@ def take_both_numbers(frame: SymbolicFrame, condition: Symbolic, targets: tuple[
         ValueNeeded: if it fails and left what cannot be taken back; the next attempt guards the truth.
     """
     s, part = frame.state, frame.state.part(NumberBranches)
-    here, behind = (frame.code, frame.at), frame.ip
+    here, behind, saved = (frame.code, frame.at), frame.ip, (frame.saved, frame.consumed)
     if here in s.needed or list(s.needed.values()).count(GUARDED) >= MOST_FAILURES:
         return False
     if s.function_modes or part.depth >= MOST_NESTED or not s.policy.speculate:
@@ -116,7 +119,20 @@ def take_both_numbers(frame: SymbolicFrame, condition: Symbolic, targets: tuple[
         raise ValueNeeded(here, past_step(frame), GUARDED)
     entry.restore(frame, behind)
     frame.at = here[1]
+    frame.saved, frame.consumed = saved
     return False
+
+
+def refuse_counting(frame: SymbolicFrame, condition: Symbolic) -> None:
+    """Break where a number of the caller decides if a loop is left, and had another value in each of several compiles:
+    the body is compiled once then, and serves all turns. So does the resume function behind such a break."""
+    s = frame.state
+    truth = open_truth(s, condition)
+    if truth is None or s.policy.whole:
+        return
+    broken_here = frame.is_resumed and frame.begin in (frame.at + 1, frame.decoded.instruction(frame.at).arg)
+    if (broken_here or have_many_values(s, symbols_of(truth))) and ends_loop(frame.decoded, frame.at):
+        raise condition.unsupported(AS_CONSTANT, "it decides if a loop is left, and differs from call to call")
 
 
 def progress(s: CaptureState) -> tuple[object, ...]:

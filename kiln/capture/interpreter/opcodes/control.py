@@ -29,7 +29,7 @@ from kiln.capture.interpreter.frame import (
     push_callable,
 )
 from kiln.capture.interpreter.if_conversion import condition_of, take_both_sides
-from kiln.capture.interpreter.number_branches import take_both_numbers
+from kiln.capture.interpreter.number_branches import refuse_counting, take_both_numbers
 from kiln.capture.interpreter.opcodes.build import callee_text, require_iterable
 from kiln.capture.interpreter.opcodes.stack import load_const, prepare_const
 from kiln.capture.interpreter.operations import exception_matches, same, truth_value
@@ -89,6 +89,8 @@ def pop_jump_if(name: str, when: bool, test: Callable[[CaptureState, Value], boo
                 return
             if value is number and take_both_draws(frame, number, targets):
                 return
+            if value is number:
+                refuse_counting(frame, number)
             value = number
         try:
             truth = test(frame.state, value)
