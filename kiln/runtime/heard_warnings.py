@@ -15,7 +15,6 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from types import FrameType
 from typing import final
 
@@ -45,7 +44,7 @@ class Hearers(threading.local):
     """Those of this thread, the innermost last."""
 
     def __init__(self) -> None:
-        self.hear: list[Callable[[warnings.WarningMessage], None]] = []
+        self.stack: list[hearing] = []
 
 
 @final
@@ -76,8 +75,8 @@ class Replaced:
 
 def dispatch(given: warnings.WarningMessage) -> None:
     """To whom hears in this thread; else as the filters say that are put away."""
-    if HEARERS.hear:
-        HEARERS.hear[-1](given)
+    if HEARERS.stack:
+        HEARERS.stack[-1].hear(given)
         return
     put_away = REPLACED.filters if warnings.filters is EVERY else ()
     text, module = str(given.message), given.filename.removesuffix(".py")  # as `warn_explicit` names a module
@@ -91,22 +90,27 @@ def dispatch(given: warnings.WarningMessage) -> None:
 HEARERS, REPLACED = Hearers(), Replaced()
 
 
-@contextmanager
-def hearing() -> Iterator[list[HeardWarning]]:
+@final
+class hearing:
     """What is given within is not shown."""
-    heard: list[HeardWarning] = []
-    caller = sys._getframe(2)
 
-    def hear(given: warnings.WarningMessage) -> None:
-        heard.append(located(given, sys._getframe(2), caller))
+    __slots__ = ("caller", "heard")
 
-    REPLACED.begin()
-    HEARERS.hear.append(hear)
-    try:
-        yield heard
-    finally:
-        HEARERS.hear.remove(hear)
+    def __init__(self) -> None:
+        self.heard: list[HeardWarning] = []
+        self.caller = sys._getframe(1)
+
+    def __enter__(self) -> list[HeardWarning]:
+        REPLACED.begin()
+        HEARERS.stack.append(self)
+        return self.heard
+
+    def __exit__(self, *error: object) -> None:
+        HEARERS.stack.pop()
         REPLACED.end()
+
+    def hear(self, given: warnings.WarningMessage) -> None:
+        self.heard.append(located(given, sys._getframe(2), self.caller))
 
 
 def warn_like(call: Callable[[], object]) -> None:

@@ -66,24 +66,46 @@ def _made(cls: type, frozen: bool, slots: bool, eq: bool) -> type:
 
 def _compiled(cls: type, fields: Fields, frozen: bool, slots: bool, eq: bool) -> dict[str, Callable[..., object]]:
     """`__init__`, and with `eq` `__eq__`, and `__hash__` of a frozen class."""
+    methods = {"__init__": _init(cls, fields, frozen, slots)}
+    if eq:
+        left, right = (_tuple(owner, [field.compare for field in fields]) for owner in ("self", "other"))
+        same = f"{left} == {right} if other.__class__ is self.__class__ else NotImplemented"
+        methods["__eq__"] = _maker(f"def make():\n def __eq__(self, other):\n  return {same}\n return __eq__")()
+    if eq and frozen:
+        hashed = _tuple("self", [field.compare if field.hash is None else field.hash for field in fields])
+        methods["__hash__"] = _maker(f"def make():\n def __hash__(self):\n  return hash({hashed})\n return __hash__")()
+    real = {f"f{at}": field.name for at, field in enumerate(fields)}
+    return {name: _named(cls, name, method, real) for name, method in methods.items()}
+
+
+def _init(cls: type, fields: Fields, frozen: bool, slots: bool) -> types.FunctionType:
+    """`__init__`; the values of defaults are no part of its text."""
     scope: dict[str, object] = {"MISSING": dataclasses.MISSING, "set": object.__setattr__}
     parameters: list[str] = []
     named: list[str] = []
+    defaults: list[object] = []
+    named_defaults: dict[str, object] = {}
     body: list[str] = []
     for at, field in enumerate(fields):
         name = value = f"f{at}"
-        default = f"default_{at}"
-        if field.default is not dataclasses.MISSING:
-            scope[default] = field.default
-            value = name if field.init else default
-        elif field.default_factory is not dataclasses.MISSING:
-            scope[default] = field.default_factory
-            value = f"{default}() if {name} is MISSING else {name}" if field.init else f"{default}()"
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            scope[f"make_{at}"] = field.default_factory
+            value = f"make_{at}() if {name} is MISSING else {name}" if field.init else f"make_{at}()"
         elif not field.init:
-            continue
+            if default is dataclasses.MISSING:
+                continue
+            scope[f"value_{at}"] = default
+            value = f"value_{at}"
         if field.init:
-            given = f"={default}" if field.default is not dataclasses.MISSING else "=MISSING"
-            (named if field.kw_only else parameters).append(name + (given if default in scope else ""))
+            (named if field.kw_only else parameters).append(name)
+            has_default = default is not dataclasses.MISSING or f"make_{at}" in scope
+            if field.kw_only and has_default:
+                named_defaults[name] = default
+            elif has_default:
+                defaults.append(default)
+            elif defaults and not field.kw_only:
+                raise TypeError(f"non-default argument {field.name!r} follows default argument")
         if not frozen:
             body.append(f"self.{name} = {value}")
         elif slots:
@@ -93,27 +115,17 @@ def _compiled(cls: type, fields: Fields, frozen: bool, slots: bool, eq: bool) ->
             body.append(f"set(self, {name!r}, {value})")
     if hasattr(cls, "__post_init__"):
         body.append("self.__post_init__()")
-    lines = [f"def __init__({', '.join(['self', *parameters, *(['*'] if named else []), *named])}):"]
-    lines += [f" {line}" for line in body or ["pass"]]
-    names = ["__init__"]
-    if eq:
-        left, right = (_tuple(owner, [field.compare for field in fields]) for owner in ("self", "other"))
-        lines += ["def __eq__(self, other):"]
-        lines += [f" return {left} == {right} if other.__class__ is self.__class__ else NotImplemented"]
-        names += ["__eq__"]
-    if eq and frozen:
-        hashed = [field.compare if field.hash is None else field.hash for field in fields]
-        lines += ["def __hash__(self):", f" return hash({_tuple('self', hashed)})"]
-        names += ["__hash__"]
-    text = "\n ".join([f"def make({', '.join(scope)}):", *lines, f"return {', '.join(names)},"])
-    real = {f"f{at}": field.name for at, field in enumerate(fields)}
-    return {name: _named(cls, name, method, real) for name, method in zip(names, _maker(text)(**scope), strict=True)}
+    given = ", ".join(["self", *parameters, *(["*"] if named else []), *named])
+    lines = [f"def make({', '.join(scope)}):", f" def __init__({given}):", *[f"  {line}" for line in body or ["pass"]]]
+    made = _maker("\n".join([*lines, " return __init__"]))(**scope)
+    made.__defaults__, made.__kwdefaults__ = tuple(defaults) or None, named_defaults or None
+    return made
 
 
 @cache
-def _maker(text: str) -> Callable[..., tuple[types.FunctionType, ...]]:
+def _maker(text: str) -> Callable[..., types.FunctionType]:
     """The function `make` that `text` defines."""
-    space: dict[str, Callable[..., tuple[types.FunctionType, ...]]] = {}
+    space: dict[str, Callable[..., types.FunctionType]] = {}
     exec(text, {"__name__": __name__}, space)
     return space["make"]
 

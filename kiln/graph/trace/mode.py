@@ -186,14 +186,14 @@ class RecordingMode(DispatchMode):
 
     def write(self, target: object, value: Node, op: OpOverload | str, *, uniform: bool = False) -> None:
         """New contents of a tensor; only `uniform` ones may be written to overlapping elements."""
-        view = self.view_of(target)
+        view, name = self.view_of(target), str(op)
         if not uniform:
-            refuse_overlap(view.spec, self.symbols.env, str(op))
+            refuse_overlap(view.spec, self.symbols.env, name)
         self.mutations += 1
         self.taken.written(root_of(view.storage))
-        if isinstance(target, FakeTensor) and is_counted(target, op):
+        if isinstance(target, FakeTensor) and is_counted(target, name):
             self.versioned.add(id(root_of(view.storage)))
-        self.memory.write(view, value, str(op))
+        self.memory.write(view, value, name)
 
     def is_versioned(self, view: StorageView) -> bool:
         """Whether something has changed its memory that eager counts; some operators do not count on fakes."""
@@ -213,6 +213,6 @@ def real_in(mode: RecordingMode, node: Node) -> Real:
     return Real("given", (given,))
 
 
-def is_counted(target: FakeTensor, op: object) -> bool:
+def is_counted(target: FakeTensor, op: str) -> bool:
     """Whether eager raises the version of what `op` writes: not through `.data`, and not in its batch norm."""
-    return not is_apart(target) and "batch_norm" not in str(op)
+    return not is_apart(target) and "batch_norm" not in op

@@ -53,10 +53,13 @@ class Const:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Const) or self.dtype is not other.dtype:
             return False
-        return type(self.value) is type(other.value) and repr(self.value) == repr(other.value)
+        mine, theirs = self.value, other.value
+        if type(mine) is not type(theirs):
+            return False
+        return repr(mine) == repr(theirs) if mine == 0 or mine != mine else mine == theirs
 
     def __hash__(self) -> int:
-        return hash((repr(self.value), self.dtype))
+        return hash((self.value if self.value == self.value else "nan", self.dtype))
 
 
 @final

@@ -150,10 +150,15 @@ def _in_order(form: Affine | None) -> list[Symbol]:
 
 def row_length(group: Group, symbols: Collection[Symbol]) -> int:
     """How many neighbours in memory the largest access has along `symbols`."""
-    forms = [access.form for member in group.members for access in member.accesses() if access.form is not None]
-    largest = max(forms, key=lambda form: group.points_hint(form.strides), default=None)
-    if largest is None:
+    # Most accesses run over the same symbols: the first over each tuple of them is asked for its points.
+    forms: dict[tuple[Symbol, ...], Affine] = {}
+    for member in group.members:
+        for access in member.accesses():
+            if access.form is not None:
+                forms.setdefault(tuple(access.form.strides), access.form)
+    if not forms:
         return 1
+    largest = max(forms.values(), key=lambda form: group.points_hint(form.strides))
     steps = {size_hint(stride): symbol for symbol, stride in largest.strides.items() if symbol in symbols}
     length = 1
     while length in steps:
