@@ -35,6 +35,13 @@ def test_shifts_by_all_bits_and_more(dtype: torch.dtype) -> None:
     as_eager(lambda x, by: x >> by, x.repeat(1, 1), by)
 
 
+def test_shifts_of_single_bytes() -> None:
+    """One element at a time, as no vector computes it."""
+    x, by = torch.tensor([128, 255], dtype=torch.uint8), torch.tensor([0, 1, 6, 7, 8, 200], dtype=torch.uint8)
+    as_eager(lambda x, by: [(x[0] >> one, x[1] >> one) for one in by], x, by)
+    as_eager(lambda x, by: (x[:, None] >> by).cumsum(1), x, by)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_slices_beyond_the_ends(dynamic: bool) -> None:
     def ends(x: Tensor) -> tuple[Tensor, ...]:

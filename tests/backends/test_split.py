@@ -109,3 +109,16 @@ def test_random_graphs(share: float) -> None:
             assert isinstance(value, torch.Tensor) and torch.equal(value, other)
         parts += len(backend.parts)
     assert parts > 40
+
+
+def test_what_has_an_effect_stays_although_nothing_reads_it() -> None:
+    graph = parsed("""
+        graph(%0: f32[4] "x", %1: b8[] "c"):
+            %2: f32[4] = mul(%0, %0)
+            %3: f32[4] = add(%2, %0)
+            %4: f32[4] = tanh(%0)
+            %5: () = assert(%1, message="no")
+            return %3
+    """)
+    text = graph_text(with_calls(split(graph, OnlySums()), lambda part, symbols: 7))
+    assert "assert(%1" in text and "kiln_offload.run" in text and "tanh" not in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import kiln
+from kiln.capture.interpreter.joined_values import equal_constants
+from kiln.capture.interpreter.variables.constant import Constant
 
 
 def counts(x: Tensor, y: Tensor) -> Any:
@@ -132,3 +135,16 @@ def test_what_no_side_can_do_follows_where_they_meet_first() -> None:
         assert ratios[1] == pytest.approx(ratios[0])
         torch.testing.assert_close(*weights)
     assert compiled.report().compiles == 1
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "equal"),
+    [
+        *((2, 2, True), (2, 3, False), (2, 2.0, False), (1, True, False), (None, None, True), ("a", "a", True)),
+        *((0.0, -0.0, False), (0.5, 0.5, True), (float("nan"), float("nan"), True), (torch.int8, torch.int8, False)),
+    ],
+)
+def test_constants_are_equal_as_one_object_may_stand_for_both(left: Any, right: Any, equal: bool) -> None:
+    state: Any = SimpleNamespace(policy=SimpleNamespace(varying=frozenset()))
+    assert equal_constants(state, Constant(left, None), Constant(right, None)) == equal
+    assert not equal_constants(state, Constant(left, None), None)

@@ -12,7 +12,11 @@ import torch.utils.checkpoint
 from torch import nn
 
 from kiln.capture.interpreter.repeated_layers import repeat
+from kiln.capture.interpreter.repeated_layers.recorded_call import is_fixed_result
 from kiln.capture.interpreter.variables import module
+from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.sequence import List, Tuple
+from kiln.runtime.guards.source import LocalSource
 from tests.capture.conftest import Lab, assert_equal
 from tests.capture.texts import texts
 
@@ -514,3 +518,11 @@ def test_arrays_of_the_modules(repeats: Any) -> None:
             return super().forward(x) + torch.from_numpy(self.table)
 
     assert repeats(Stack(*[WithArray(index) for index in range(4)]).eval(), x()) == 0
+
+
+def test_what_a_repeated_layer_may_return() -> None:
+    given, made = Constant(3, LocalSource("n")), Constant(3, None)
+    assert is_fixed_result(made) and is_fixed_result(Constant(None, None)) and is_fixed_result(Tuple([made]))
+    assert (
+        not is_fixed_result(given) and not is_fixed_result(Tuple([made, given])) and not is_fixed_result(List([made]))
+    )

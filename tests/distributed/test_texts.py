@@ -13,7 +13,7 @@ import torch.distributed as dist
 import kiln
 from kiln.graph.passes.bucket_all_reduces import WORTH_A_MESSAGE, BucketAllReduces
 from kiln.graph.passes.pipeline import run_passes
-from kiln.graph.passes.sum_before_reduce import SumBeforeReduce
+from kiln.graph.passes.sum_before_reduce import SumBeforeReduce, next_total
 from kiln.loops.fusion.schedule import schedule
 from kiln.loops.kernel.launches.text import step_text
 from kiln.loops.lowering import lower
@@ -276,3 +276,15 @@ def test_what_is_not_joined() -> None:
             return %3, %6
         """,
     )
+
+
+def test_gradients_are_joined_only_where_their_sum_is_all_that_is_read() -> None:
+    text = two_sums("%5", "%6").replace('"0")', '"0")  # dist.all_reduce [0] at step.py:1, in step (backward)')
+    text = text.replace('"x"):', '"x"):\n        %5: f32[4] = sin(%0)').replace(
+        "return", "%6: f32[4] = add(%2, %4)\n        return"
+    )
+    assert next_total(parsed(text)) is not None
+    for read in ("%2", "%4"):
+        check_unchanged(SumBeforeReduce(), text.replace("return %6", f"return %6, {read}"))
+        more = f"%7: f32[4] = cos({read})\n        return %6, %7"
+        check_unchanged(SumBeforeReduce(), text.replace("return %6", more))

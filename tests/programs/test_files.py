@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 import kiln
 from kiln.programs.call.errors import DamagedProgram, NotSavable
 from kiln.programs.call.shapes import SymbolRange, rules_of
+from kiln.programs.call.signature import constant_from_json, constant_to_json
 from kiln.programs.call.tensors import read_tensors, write_tensors
 from kiln.programs.call.tree import LARGEST_DEPTH, flatten, tree_from_json
 from kiln.programs.file_reader import VERSION, program_from_bytes, read_members
@@ -553,3 +554,15 @@ def test_a_file_has_the_rights_of_the_umask_and_nothing_is_left_of_a_failure(tmp
         raise KeyError
     assert place.stat().st_mode & 0o777 == 0o644
     assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("f", b"new")]
+
+
+@pytest.mark.parametrize("data", [{}, {"plain": 1, "float": "0x1p0"}, [1], ["plain"], "plain", None, {"plain": [1]}])
+def test_a_constant_that_is_no_marked_value_is_refused(data: Any) -> None:
+    with pytest.raises(DamagedProgram):
+        constant_from_json(data)
+
+
+@pytest.mark.parametrize("value", [None, True, -3, "a", 0.1, float("inf"), torch.int8, torch.device("cpu")])
+def test_constants_are_read_as_they_were_written(value: Any) -> None:
+    found = constant_from_json(json.loads(json.dumps(constant_to_json(value, "here"))))
+    assert type(found) is type(value) and found == value

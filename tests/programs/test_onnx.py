@@ -216,9 +216,11 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], bool]] = {
     "exact":      (lambda x: functional.interpolate(x, (5, 20), mode="nearest-exact"), (IMAGE,), True),
     "affine":     (lambda x: [functional.affine_grid(x, (3, 2, 5, 7), corners) for corners in (False, True)],
                    (torch.randn(3, 2, 3),), False),
+    "one row":    (lambda x: functional.affine_grid(x, (3, 2, 1, 7), True), (torch.randn(3, 2, 3),), False),
     "distances":  (lambda x, y: [torch.cdist(x, y, p) for p in (0.0, 2.5, float("inf"))], (A, B), True),
     "one tensor": (lambda x: functional.scaled_dot_product_attention(x, x, x), (IMAGE,), True),
     "renorm":     (lambda x: (x.renorm(1, 1, 0.5), torch.ldexp(x, torch.tensor([1, -2, 0, 3]))), (A,), True),
+    "lengths":    (lambda x: x.renorm(2, 1, 0.5), (A,), True),
     "determinant": (lambda x: torch.linalg.det(x / 9 + torch.eye(8)), (IMAGE,), True),
     "quotients":  (lambda x: (x // 0.3, x % 0.3, x // -2), (A,), True),
 }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 import kiln
+from kiln.api.distributed import result_bytes
 from kiln.programs.parallel_plan import Degrees, Machine, StepFacts, estimate, ranked, ways
 from kiln.programs.stages import NoStages
 
@@ -103,3 +106,26 @@ def test_every_stage_has_work(count: int) -> None:
     torch.testing.assert_close(nn.Sequential(*stages)(x), model(x))
     with pytest.raises(NoStages, match="places at which only activations cross"):
         kiln.distributed.stages(model, (x,), 80)
+
+
+def test_tensor_and_pipeline_degrees_divide_the_parameters() -> None:
+    one, sixteen = (estimate(replace(LARGE, activations=0.0), degrees, GPU, 8) for degrees in (Degrees(), MANY))
+    assert sixteen.memory == one.memory / 16 and estimate(LARGE, MANY, GPU, 8).compute == one.compute / 16
+
+
+MANY = Degrees(tensor=4, pipeline=4)
+
+
+def test_results_of_products_with_named_parameters_are_counted() -> None:
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(4, 8, bias=False), nn.Linear(8, 4, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.down(self.up(x).relu())
+
+    program = kiln.export(Layers(), (torch.ones(3, 4),))
+    assert result_bytes(program, [".up.weight"]) == 3 * 8 * 4
+    assert result_bytes(program, [".down.weight"]) == 3 * 4 * 4
+    assert result_bytes(program, [".up.weight", ".down.weight"]) == 3 * 12 * 4 and not result_bytes(program, [".x"])

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import copy
 import io
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import sympy
 import torch
 from torch import Tensor, nn
 from torch._higher_order_ops import scan
@@ -16,6 +20,8 @@ from torch.testing import assert_close
 
 import kiln
 from kiln.programs.call.errors import NoTorchExport
+from kiln.programs.call.tree import Tree
+from kiln.programs.torch_export import classes_in, wanted_size
 from tests.packages.samples import Decoder, counted, shared
 from tests.programs.models import Classifier, Counter, Loss
 from tests.programs.test_files import Everything
@@ -407,3 +413,17 @@ def test_arguments_that_torch_does_not_keep_are_named() -> None:
     torch.testing.assert_close(program(torch.ones(4), slice(1, 3)), torch.full((2,), 2.0))
     with pytest.raises(NoTorchExport, match="its argument `part` is a slice"):
         program.to_torch_export()
+
+
+def test_classes_of_a_tree_are_those_of_dataclasses() -> None:
+    leaf = Tree()
+    own = Tree(Fraction, (Tree(dict, (leaf,), ("a",)), Tree(OrderedDict, (leaf,), ("a",)), leaf), ("a", "b", "c"))
+    assert [*classes_in(own)] == [Fraction] and [*classes_in(Tree(tuple, (own, own)))] == [Fraction] * 2
+
+
+def test_sizes_that_are_not_linear_in_a_symbol_have_no_name() -> None:
+    n = sympy.Symbol("n", integer=True)
+    exported: Any = SimpleNamespace(range_constraints={})
+    for expr in (n**2, n**2 + 1, n / 2 + 1, n * sympy.Symbol("m", integer=True), n**3 + n):
+        node: Any = SimpleNamespace(expr=expr)
+        assert wanted_size(torch.SymInt(node), exported) is kiln.Dim.AUTO

@@ -66,3 +66,12 @@ def test_classes() -> None:
 @pytest.mark.parametrize("number", [0.1, -3.4028e38, 3.5e38, -3.5e38, math.inf])
 def test_single_precision_is_that_of_torch(number: float) -> None:
     assert in_float32(number) == torch.tensor(number, dtype=torch.float64).float().item()
+
+
+def test_a_number_of_the_call_is_no_multiple_of_a_tag() -> None:
+    tags = Tags()
+    tag = tags.tag(EPS, 0.37)
+    assert tag is not None
+    for plain, known in (({3 * tag}, False), (set(), True)):
+        tags.begin(plain)
+        assert (tags.find_tag(3 * tag) is not None) == known

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 import kiln
 from kiln.graph.trace.composites import COMPOSITES, linear, matmul
+from tests.trace.harness import trace
 
 LEFT = ((4,), (3, 4), (2, 3, 4), (5, 1, 3, 4), (1, 2, 3, 4))
 RIGHT = ((4,), (4, 6), (2, 4, 6), (5, 2, 4, 6), (1, 4, 6))
@@ -98,3 +99,10 @@ def test_windows_that_do_not_cover_the_signal() -> None:
     compiled = kiln.compile(functools.partial(torch.istft, n_fft=16, window=torch.hann_window(16), center=False))
     with pytest.raises(RuntimeError, match="istft"):
         compiled(spectrum)
+
+
+@pytest.mark.parametrize("sizes", [(5,), (2, 4), (3, 3), (1, 2, 3), (2,)])
+def test_a_bias_that_does_not_fit_a_product_is_refused_while_tracing(sizes: tuple[int, ...]) -> None:
+    """No kernel behind the product relies on its sizes."""
+    with pytest.raises(RuntimeError):
+        trace(torch.addmm, [torch.ones(sizes), torch.ones(2, 4), torch.ones(4, 3)])

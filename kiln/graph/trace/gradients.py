@@ -70,7 +70,7 @@ def accumulated_gradients(
     before: OptionalTensors,
     retain_graph: bool,
     create_graph: bool,
-    partial: bool = False,
+    partial: bool,
 ) -> list[Tensor | None]:
     """The gradients of `leaves`, which had `before`, after a backward. With `partial` the engine goes to them only."""
     given = tuple([_tangent(root, tangent) for root, tangent in zip(roots, tangents, strict=True)])

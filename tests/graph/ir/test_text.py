@@ -160,3 +160,17 @@ def test_rewrite_and_dead_code() -> None:
     dropped, gone = without_dead_code(Graph(graph.inputs, graph.nodes, graph.outputs[1:]))
     assert gone == 6
     assert [node.op.name for node in dropped] == ["iota"]
+
+
+def test_nested_results_that_are_one_value_are_copied_for_torch() -> None:
+    graph = parse_graph("""\
+graph(%0: b8[] "c", %1: f32[2] "x"):
+    %2: (f32[2], f32[2], f32[2]) = cond(%0, %1, true=@0, false=@0, exist=())
+        @0 = graph(%0: f32[2] "x"):
+            %1: f32[2] = neg(%0)
+            return %1, %1, %0
+    %3: f32[2] = item(%2, index=0)
+    return %3""")
+    nested = [module for _, module in fx_view(graph).named_children()]
+    calls = [[str(node.target) for node in module.graph.nodes if node.op == "call_function"] for module in nested]
+    assert calls and all(names.count("aten.clone.default") == 2 for names in calls)
