@@ -80,10 +80,7 @@ def full(
     e: Emit, size: Sizes, fill_value: Number | Node, *, dtype: Dtype = None, layout: object = None,
     device: Device = None, pin_memory: object = None,
 ) -> Node:  # fmt: skip
-    if isinstance(fill_value, Node):
-        number = e.convert(fill_value, dtype or fill_value.tensor.dtype)
-        return e.node("full", number, sizes=tuple(size))
-    wanted = dtype or number_dtype(fill_value)
+    wanted = dtype or (fill_value.tensor.dtype if isinstance(fill_value, Node) else number_dtype(fill_value))
     return e.full(fill_value, tuple(size), wanted, eager_device(device))
 
 
@@ -140,7 +137,7 @@ def scalar_tensor(
         return e.node("scalar_tensor", s, dtype=_float(dtype), device=eager_device(device))
     if _float(dtype) not in (torch.float16, torch.bfloat16):  # in which a number too large is infinite
         e.require_fits(s, _float(dtype))
-    return e.number(s, _float(dtype), eager_device(device))
+    return e.moved(e.number(s, _float(dtype), eager_device(device)), eager_device(device))
 
 
 # Like another tensor: same dtype and device by default.
@@ -190,8 +187,7 @@ def new_empty_strided(
 
 @decompose("fill.Scalar", "fill.Tensor")
 def fill(e: Emit, x: Node, value: Number | Node) -> Node:
-    number = value if isinstance(value, Node) else e.element(value, x.tensor.dtype, x.tensor.device)
-    made = e.node("full", e.convert(number, x.tensor.dtype), sizes=x.tensor.sizes)
+    made = e.full(value, x.tensor.sizes, x.tensor.dtype, x.tensor.device)
     return relaid(e, made, e.preserved_strides(x.tensor))
 
 

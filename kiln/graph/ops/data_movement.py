@@ -15,7 +15,7 @@ from kiln.graph.ir.build import Number
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.breaks import DataDependentOp, UnsupportedOp
 from kiln.graph.ops.creation import eager_device, iota, packed, relaid, strides_for
-from kiln.graph.ops.emit import OVERFLOWING, Emit
+from kiln.graph.ops.emit import OVERFLOWING, Emit, check_fits
 from kiln.graph.ops.pointwise import copy
 from kiln.graph.ops.promotion import result_dtype
 from kiln.graph.ops.registry import DECOMPOSITIONS, Decomposition, decompose, library
@@ -410,7 +410,7 @@ def stored(e: Emit, op: str, value: Number | Node, spec: TensorSpec) -> Node:
         known = into in OVERFLOWING and torch.can_cast(given, into) and not given.is_complex
         if not known or value.tensor.device != CPU:
             raise UnsupportedOp(op=f"aten.{op}", reason=f"a number of {given} may not fit {into}")
-        e.check_fits(value, into)
+        check_fits(e, value, into)
     return e.convert(value, into)
 
 

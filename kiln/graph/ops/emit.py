@@ -76,7 +76,7 @@ class Emit(Builder):
         self._specialise = specialise
         self._compare = compare
         self.givens: dict[Given, Node] = {}
-        """The input nodes of the caller's floats."""
+        """Floats of the caller, and those read of tensors, which lie where those do."""
 
     def static(self, value: Int) -> int:
         """The value of a size in this call, with a guard: for what cannot be expressed with symbols."""
@@ -96,7 +96,8 @@ class Emit(Builder):
         return made
 
     def number(self, value: Number | Int | Real, dtype: torch.dtype, device: torch.device) -> Node:
-        """A number, a size or a real number over sizes, as a tensor of rank 0."""
+        """A number, a size or a real number over sizes, as a tensor of rank 0 beside those on `device`: there, or, of
+        real numbers for a GPU, on the CPU."""
         if isinstance(value, Real):
             return self.convert(self._real(value, device), dtype)
         return self.constant(value if isinstance(value, Expr) else as_dtype(value, dtype), dtype, device)
@@ -122,21 +123,8 @@ class Emit(Builder):
             return all([self._compare(*bound) is not False for bound in bounds])
         fits = self._compare(fits_within, value, torch.finfo(dtype).max)
         if fits is None:
-            self.check_fits(self._real(value, CPU), dtype)
+            check_fits(self, self._real(value, None), dtype)
         return fits is not False
-
-    def check_fits(self, x: Node, dtype: torch.dtype) -> None:
-        """A check in the region that the number in a CPU tensor becomes an element of a floating dtype."""
-        if x.op.name == "convert" and x.tensor.dtype is torch.float64:
-            x = x.inputs[0]
-        given = x.tensor.dtype
-        if given is dtype or (given.is_floating_point and torch.finfo(given).max <= torch.finfo(dtype).max):
-            return
-        size = self.pointwise("abs", self.convert(x, torch.float64))
-        inside = self.pointwise("le", size, torch.finfo(dtype).max)
-        for other in (self.pointwise("eq", size, math.inf), self.pointwise("ne", size, size)):
-            inside = self.pointwise("bitwise_or", inside, other)
-        self.node("assert", inside, message=f"value cannot be converted to type {OVERFLOWING[dtype]} without overflow")
 
     def _size_fits(self, value: Expr, dtype: torch.dtype) -> bool:
         if dtype.is_floating_point:
@@ -149,12 +137,13 @@ class Emit(Builder):
             return True
         return self.oracle.expect(rel_le(low, value)) and self.oracle.expect(rel_le(value, most))
 
-    def _real(self, value: Number | Int | Real, device: torch.device) -> Node:
-        """A real number over sizes, computed in float64."""
+    def _real(self, value: Number | Int | Real, device: torch.device | None) -> Node:
+        """A real number over sizes, computed in float64. Without a `device`, where the numbers lie that it reads."""
         if not isinstance(value, Real):
-            return self.number(value, torch.float64, device)
+            return self.number(value, torch.float64, device or CPU)
         if value.op == "given":
-            return self.givens[value.args[0]]  # type: ignore[index]
+            given = self.givens[value.args[0]]  # type: ignore[index]
+            return self.moved(given, CPU) if device == CPU else given
         parts = [self._real(arg, device) for arg in value.args]  # type: ignore[arg-type]
         if value.op in CHOICES:  # Python's: the first unless the second is better, of which NaN is neither
             return self.pointwise("where", self.pointwise(CHOICES[value.op], *reversed(parts)), *reversed(parts))
@@ -182,8 +171,17 @@ class Emit(Builder):
         """`x` in `dtype`."""
         return x if x.tensor.dtype is dtype else self.node("convert", x, dtype=dtype)
 
-    def full(self, value: Number, sizes: tuple[Int, ...], dtype: torch.dtype, device: torch.device) -> Node:
-        return self.node("full", self.element(value, dtype, device), sizes=sizes)
+    def moved(self, x: Node, device: torch.device) -> Node:
+        """The tensor of rank 0 in the memory of `device`."""
+        if x.tensor.device == device:
+            return x
+        spec = TensorSpec(x.tensor.dtype, (), (), 0, device)
+        return self.library("aten._to_copy.default", (x,), {"device": device}, spec)
+
+    def full(self, value: Operand, sizes: tuple[Int, ...], dtype: torch.dtype, device: torch.device) -> Node:
+        """A tensor of equal elements: of a number, or the one of a tensor of rank 0."""
+        element = self.convert(value, dtype) if isinstance(value, Node) else self.element(value, dtype, device)
+        return self.node("full", self.moved(element, device), sizes=sizes)
 
     def preserved_strides(self, spec: TensorSpec) -> tuple[Int, ...]:
         """Strides of a copy that preserves the format of `spec`."""
@@ -250,3 +248,17 @@ def require_fits(value: object, dtype: torch.dtype) -> None:
 def require(fits: bool, dtype: torch.dtype) -> None:
     if not fits:
         raise RuntimeError(f"value cannot be converted to type {dtype} without overflow")
+
+
+def check_fits(e: Emit, x: Node, dtype: torch.dtype) -> None:
+    """A check in the region that the number in a tensor becomes an element of a floating dtype."""
+    if x.op.name == "convert" and x.tensor.dtype is torch.float64:
+        x = x.inputs[0]
+    given = x.tensor.dtype
+    if given is dtype or (given.is_floating_point and torch.finfo(given).max <= torch.finfo(dtype).max):
+        return
+    size = e.pointwise("abs", e.convert(x, torch.float64))
+    inside = e.pointwise("le", size, torch.finfo(dtype).max)
+    for other in (e.pointwise("eq", size, math.inf), e.pointwise("ne", size, size)):
+        inside = e.pointwise("bitwise_or", inside, other)
+    e.node("assert", inside, message=f"value cannot be converted to type {OVERFLOWING[dtype]} without overflow")

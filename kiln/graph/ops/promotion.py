@@ -86,7 +86,8 @@ def promoted(e: Emit, *operands: Operand, floating: bool = False) -> tuple[Node,
     dtype = result_dtype(operands)
     if floating:
         dtype = float_dtype(dtype)
-    device = next((operand.tensor.device for operand in operands if isinstance(operand, Node)), CPU)
+    devices = [operand.tensor.device for operand in operands if isinstance(operand, Node)]
+    device = next((device for device in devices if device != CPU), CPU)
     return tuple([e.convert(x, dtype) if isinstance(x, Node) else e.number(x, dtype, device) for x in operands])
 
 

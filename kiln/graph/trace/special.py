@@ -68,11 +68,8 @@ def copy_(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> ob
 def fill_(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
     spec = mode.view_of(args[0]).spec
     value = mode.value(args[1]) if len(args) > 1 else 0
-    if isinstance(value, Node):
-        number = mode.emit.convert(value, spec.dtype)
-    else:
-        number = mode.emit.element(cast(float, value), spec.dtype, spec.device)
-    mode.write(args[0], mode.emit.node("full", number, sizes=spec.sizes), op, uniform=True)
+    filled = mode.emit.full(cast(Node | float, value), spec.sizes, spec.dtype, spec.device)
+    mode.write(args[0], filled, op, uniform=True)
     return args[0]
 
 
