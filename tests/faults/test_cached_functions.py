@@ -272,6 +272,22 @@ def handed_on(compile: Compile) -> Iterator[Any]:
         yield row.clone()
 
 
+def changed_in_a_later_variant(compile: Compile) -> Iterator[Any]:
+    @functools.lru_cache
+    def mask(n: int) -> Tensor:
+        return torch.ones(n, n).tril_()
+
+    def program(x: Tensor, first: int) -> Tensor:
+        found = mask(x.shape[0])
+        if first:
+            found[0, 0] = first
+        return x @ found
+
+    compiled = compile(program)
+    for size, first in ((2, 0), (3, 0), (4, 0), (3, 5), (3, 0), (2, 0), (2, 4), (2, 0), (4, 0)):
+        yield compiled(torch.ones(size, size), first)
+
+
 def compared(compile: Compile) -> Iterator[Any]:
     @functools.lru_cache
     def table(n: int) -> Tensor:
@@ -286,6 +302,7 @@ CHANGES = [
     changed_tensor_of_a_size,
     changed_list_of_a_size,
     handed_on,
+    changed_in_a_later_variant,
     compared,
     cleared_after_a_change,
     written_before,

@@ -22,7 +22,6 @@ from contextlib import contextmanager
 from functools import partial
 from operator import methodcaller
 from typing import TypeAlias, final
-from weakref import WeakSet
 
 import torch
 
@@ -37,8 +36,10 @@ from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor, here
 from kiln.graph.trace.fake import FakeTensor
 from kiln.runtime.guards.constant import is_constant
+from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import ObjectRef
 from kiln.runtime.guards.source import AnswerSource, CallSource, Source, StepSource, attribute_path
+from kiln.runtime.seen_results import SEEN_RESULTS, is_seen
 
 CACHED = functools._lru_cache_wrapper
 Cached: TypeAlias = "functools._lru_cache_wrapper[object]"
@@ -65,10 +66,12 @@ def call_cached(s: CaptureState, function: Cached, source: Source | None, args: 
     keeps = CACHED.cache_info(function).maxsize != 0
     if source is None or not all(is_plain(s, arg) for arg in (*rest, *kwargs.values())):
         kept = keeps and source is not None
-        if kept and function in SEEN_RESULTS:
+        if kept and is_seen(function):
             raise UnsupportedCall(function=name_of(function), why=SEEN)
         with reading_nothing(s, function, (*args, *kwargs.values()), kept):
             made = inlined(s, function, source, args, kwargs)
+        if kept and source is not None:
+            s.guard(AnswerSource(source, s.reference(is_seen)), GuardKind.EQUALS, False)
         if kept and not any(isinstance(arg, Tensor) for arg in (*args, *kwargs.values())):
             s.part(InlinedResults).keep(s, function, made, (*args, *kwargs.values()))
         return made
@@ -104,11 +107,13 @@ class InlinedResults:
     """What inlined calls have made that the cache would hold, and how to break in front of the call if that is seen."""
 
     def __init__(self) -> None:
+        self.functions: list[tuple[Cached, MakeBreak]] = []
         self.objects: list[tuple[Value, MakeBreak]] = []
         self.tensors: list[tuple[FakeTensor, int, MakeBreak]] = []
 
     def keep(self, s: CaptureState, function: Cached, result: Value, given: Iterable[Value]) -> None:
         make_break, known = partial(break_at_seen, function, here(s)), held(s, given)
+        self.functions.append((function, make_break))
         made = [value for value in held(s, [result]).values() if isinstance(value, Value) and id(value) not in known]
         for value in [value for value in made if value.source is None]:
             s.counters.lasting[id(value)] = value, make_break
@@ -118,7 +123,11 @@ class InlinedResults:
                 self.objects.append((value, make_break))
 
     def refuse_seen(self, is_built: Callable[[Value], bool], outputs: Iterable[FakeTensor]) -> None:
-        """Break in front of a call if its result was changed in place, is built, or shares memory with outputs."""
+        """Break in front of a call if its result was changed in place, is built, or shares memory with outputs, or if a
+        side that was given up has seen one."""
+        for function, make_break in self.functions:
+            if is_seen(function):
+                raise make_break()
         for value, make_break in self.objects:
             if is_built(value):
                 raise make_break()
@@ -127,10 +136,6 @@ class InlinedResults:
             storage = fake.storage_view.storage
             if storage.version != version or id(storage) in seen:
                 raise make_break()
-
-
-SEEN_RESULTS: WeakSet[Cached] = WeakSet()
-"""Functions of whose results the program may have changed some: they are not inlined any more."""
 
 
 def break_at_seen(function: Cached, call: PastStep) -> GraphBreak:
