@@ -550,3 +550,19 @@ def test_gradients_go_through_a_while_loop() -> None:
             grads.append(w.grad)
         torch.testing.assert_close(*grads)
     assert not report_of(compiled).breaks and report_of(compiled).compiles == 2
+
+
+@pytest.mark.parametrize("needs_gradient", [False, True])
+def test_an_argument_that_no_turn_changes_is_returned_itself(needs_gradient: bool) -> None:
+    def program(x: Tensor, limit: float) -> Tensor:
+        for _ in range(30):
+            if (x * 0.5).norm() > limit:
+                x = x * 0.5
+            if x.sum() > 4:
+                break
+        return x
+
+    compiled = kiln.compile(program)
+    for limit in (100.0, 0.1, 100.0):
+        x = torch.ones(3, requires_grad=needs_gradient)
+        assert (compiled(x, limit) is x) is (program(x, limit) is x)

@@ -19,12 +19,12 @@ from kiln.capture.interpreter.breaks import DataDependentBranch
 from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.data_values import ValueNeeded, is_needed, past_step
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
-from kiln.capture.interpreter.if_conversion import note_copy
 from kiln.capture.interpreter.nested_calls import is_single
 from kiln.capture.interpreter.short_circuits import operand_up_to
 from kiln.capture.interpreter.variables.choice import Choice
 from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.capture.interpreter.variables.tensor import Tensor, record
+from kiln.capture.interpreter.visible_copies import note_copy
 from kiln.tensor.spec import TensorSpec
 
 NUMBERS = (bool, int, float)

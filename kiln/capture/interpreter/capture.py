@@ -58,7 +58,7 @@ from kiln.capture.interpreter.data_values import (
 from kiln.capture.interpreter.findings import FINDINGS, WITHOUT_VALUES, Findings
 from kiln.capture.interpreter.frame import Computing, SymbolicFrame
 from kiln.capture.interpreter.host_draws import Draws, check_read_numbers, planned
-from kiln.capture.interpreter.if_conversion import refuse_varying_gradients, refuse_visible_copies
+from kiln.capture.interpreter.if_conversion import refuse_varying_gradients
 from kiln.capture.interpreter.native_calls import release
 from kiln.capture.interpreter.object_model import PythonObjectModel
 from kiln.capture.interpreter.region_results import write_states
@@ -97,6 +97,7 @@ from kiln.capture.interpreter.variables.made_matrix import register_made_matrice
 from kiln.capture.interpreter.variables.sparse_tensor import register_sparse
 from kiln.capture.interpreter.variables.tensor import Overrides, RegionInputs
 from kiln.capture.interpreter.variables.weak_references import refuse_late_callbacks
+from kiln.capture.interpreter.visible_copies import refuse_visible_copies
 from kiln.graph.autograd.dependencies import in_order_of_history
 from kiln.graph.autograd.errors import BackwardRaises
 from kiln.graph.autograd.own_leaves import mark_histories

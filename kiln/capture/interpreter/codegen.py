@@ -25,6 +25,7 @@ from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.data_values import DataValues, refuse_changed
 from kiln.capture.interpreter.identities import PlainReads
 from kiln.capture.interpreter.speculation import ComputedNumber
+from kiln.capture.interpreter.variables.choice import ChosenResults, chosen
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import Cell
 from kiln.capture.interpreter.variables.tensor import Tensor
@@ -124,9 +125,21 @@ class CodeWriter:
         return id(value) in self._names
 
     def tensor(self, fake: FakeTensor) -> None:
-        """Push an output of the region."""
-        self.body.op("LOAD_FAST", self.output(fake))
+        """Push an output of the region, or the tensor that it is a copy of."""
         self.for_numbers.discard(id(fake))
+        name, found = self.output(fake), self.state.part(ChosenResults).by_fake.get(id(fake))
+        if found is None:
+            self.body.op("LOAD_FAST", name)
+            return
+        _, condition, *sides = found
+        self.body.const(chosen)
+        self.emit(condition)
+        for side in sides:
+            if side is None:
+                self.body.op("LOAD_FAST", name)
+            else:
+                self.emit(side)
+        self.body.call(3)
 
     def number(self, value: object) -> None:
         """Push a number that depends on sizes and numbers of the caller, as an expression over their sources."""
@@ -214,7 +227,8 @@ class CodeWriter:
             return known
         if value.source is not None and not isinstance(value, Cell):
             return self.found(value, value.source)
-        if isinstance(value, Tensor) and not value.is_made_parameter:
+        chosen_results = self.state.part(ChosenResults).by_fake
+        if isinstance(value, Tensor) and not value.is_made_parameter and id(value.fake) not in chosen_results:
             return self.output(value.fake)
         self.emit(value)
         name = self.temporary()

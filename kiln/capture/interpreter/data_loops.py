@@ -37,8 +37,6 @@ from kiln.capture.interpreter.data_values import Assumption, DataValues, Instruc
 from kiln.capture.interpreter.frame import CODES, Heads, SymbolicFrame, read_variables, running_frame
 from kiln.capture.interpreter.if_conversion import (
     COMPARISONS,
-    Conversions,
-    Copy,
     has_varying_gradient,
     relation_in_region,
     unread,
@@ -62,6 +60,7 @@ from kiln.capture.interpreter.variables.function import Cell
 from kiln.capture.interpreter.variables.sequence import SequenceIterator, Tuple
 from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.capture.interpreter.variables.tensor import RegionInputs, Tensor, from_torch, record
+from kiln.capture.interpreter.visible_copies import Copies, Copy
 from kiln.graph.ops.breaks import TraceBreak
 from kiln.graph.prims.meta import same_strides
 from kiln.graph.trace.fake import FakeTensor
@@ -475,7 +474,7 @@ def recorded_loop(s: CaptureState, turn: Turn, changed: Sequence[Tensor], failed
     else:
         target = operator_of("while_loop", sides, [*fakes, *captured], run_while, carried=len(fakes))
         results = record_call(s, target, given)
-        note_copies(s, done, results, [*first, *states], failed)
+    note_copies(s, done, results, [*first, *states], failed)
     for holds in results[2 : turn.first]:
         assert turn.assumes is not None
         assumed_behind(s, holds, turn.assumes, failed)
@@ -515,7 +514,7 @@ def note_copies(
     s: CaptureState, done: Interpreted, results: Sequence[Value], before: Sequence[Tensor], failed: ValueNeeded
 ) -> None:
     """In eager, what turns leave may be memory from `before` the loop; the results of the call never are."""
-    copies = s.part(Conversions).copies
+    copies = s.part(Copies).made
     made_inside = [leaf for call in done.calls for leaf in leaves(call.result)]
     own = {id(leaf.storage_view.storage) for leaf in made_inside if type(leaf) is FakeTensor}
     for result, tensor in zip(results, done.result.tensors, strict=True):
@@ -524,6 +523,7 @@ def note_copies(
             continue
         made = cast(Tensor, result).fake.storage_view.storage
         sources = [storage, *[given.fake.storage_view.storage for given in before]]
+        sources += [other for each in sources if id(each) in copies for other in copies[id(each)].sources]
         copies[id(made)] = Copy(made, sources, [each.version for each in (made, *sources)], failed.made_at, failed.step)
 
 

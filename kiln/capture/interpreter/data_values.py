@@ -64,6 +64,10 @@ LATER = frozenset((OBJECT_READ, NUMBER_READ, COPY_SEEN, LENGTH_CHANGED, KEYS_CHA
 JOINED_FIRST = "what follows where its sides meet cannot be in them"
 """Why sides are joined where they meet first, though a value is one of two then."""
 
+COPY_CHOSEN = "the code behind the region chooses between a tensor and what is a copy of it"
+CHOOSING = frozenset((JOINED_FIRST, COPY_CHOSEN))
+"""Needs of jumps whose sides are joined all the same; their results are chosen behind the region."""
+
 GUARDED = "its sides leave other values than numbers"
 """Why a jump on numbers of the caller is not computed in front of the region."""
 

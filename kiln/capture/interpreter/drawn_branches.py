@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import final
 
 from kiln.capture.interpreter.core import CaptureState
-from kiln.capture.interpreter.data_values import GUARDED
+from kiln.capture.interpreter.data_values import CHOOSING, GUARDED
 from kiln.capture.interpreter.frame import SymbolicFrame
 from kiln.capture.interpreter.if_conversion import relation_in_region, take_both_sides
 from kiln.capture.interpreter.number_branches import NumberBranches, symbols_of
@@ -34,7 +34,7 @@ class DrawnBranches:
 def take_both_draws(frame: SymbolicFrame, condition: Symbolic, targets: tuple[int, int]) -> bool:
     """`take_both_sides` if drawn numbers decide the jump, and it is not the first one; False: its truth is guarded."""
     s = frame.state
-    if s.needed.get((frame.code, frame.at), GUARDED) != GUARDED or s.part(NumberBranches).depth:
+    if s.needed.get((frame.code, frame.at), GUARDED) not in (GUARDED, *CHOOSING) or s.part(NumberBranches).depth:
         return False
     truth = condition.node.node._truth() if condition.python_type() is not float else None
     if not isinstance(truth, Relation) or not is_drawn(s, truth):

@@ -12,8 +12,8 @@ from kiln.capture.interpreter.changed_numbers import NumberChanges
 from kiln.capture.interpreter.core import CaptureState
 from kiln.capture.interpreter.data_loops import DataLoops, LoopInGraph
 from kiln.capture.interpreter.data_values import (
+    CHOOSING,
     GUARDED,
-    JOINED_FIRST,
     LATER,
     LENGTH,
     DataSizes,
@@ -110,7 +110,7 @@ class Findings:
             self.needed[need.made_at] = (
                 f"{need.reason}, also where they return" if need.reason == before else need.reason
             )
-        elif before in (LENGTH, GUARDED, JOINED_FIRST) and before != need.reason:
+        elif before in (LENGTH, GUARDED, *CHOOSING) and before != need.reason:
             self.needed[need.made_at] = need.reason
         elif before is not None:
             stop = DataDependentValue(operation="a number that depends on data")

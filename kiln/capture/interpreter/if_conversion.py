@@ -16,9 +16,8 @@ of branches within one another the outermost.
 Changes of Python objects are taken back behind each side (`side_changes.py`), and joined (`joined_values.py`).
 
 Inputs that a side changes in place, such as running statistics, are results of the `cond` too, written back behind it.
-In eager a side may leave a tensor that existed before; a result of `cond` is a copy of it. Where a program could see
-the difference, the graph is broken too (`refuse_visible_copies`), and so it is where one side alone makes a result of
-the region require gradients.
+In eager a side may leave a tensor that existed before; a result of `cond` is a copy of it (`visible_copies.py`). Where
+one side alone makes a result of the region require gradients, the graph is broken, too.
 """
 
 from __future__ import annotations
@@ -35,17 +34,15 @@ import torch
 
 from kiln.capture.bytecode.liveness import live_locals
 from kiln.capture.bytecode.postdominators import RETURNS, meeting_points
-from kiln.capture.interpreter.breaks import PastStep
 from kiln.capture.interpreter.builtins.torch_functions import SETTERS, set_mode
 from kiln.capture.interpreter.copied_tensors import made_by, require_no_views, written_to_copies
 from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.data_values import (
-    COPY_SEEN,
+    CHOOSING,
     GUARDED,
     JOINED_FIRST,
     LATER,
     DataValues,
-    Instruction,
     ValueNeeded,
     answer_if_finite,
     expected_truth,
@@ -71,13 +68,14 @@ from kiln.capture.interpreter.nested_calls import (
 )
 from kiln.capture.interpreter.side_assumptions import Held, assumed_behind, assumptions_taken
 from kiln.capture.interpreter.side_changes import Meeting, SideChanges, changes_taken_back, met
-from kiln.capture.interpreter.variables.choice import Choice
+from kiln.capture.interpreter.variables.choice import Choice, ChosenResults
 from kiln.capture.interpreter.variables.function import Cell
 from kiln.capture.interpreter.variables.iterators import ITERATORS, remaining
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import List
 from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.capture.interpreter.variables.tensor import RegionInputs, Tensor, from_torch
+from kiln.capture.interpreter.visible_copies import choose_behind, is_choosable, note_copy
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.breaks import TraceBreak
 from kiln.graph.trace.autograd_edges import edge_of, edges_behind, leaf_of
@@ -85,7 +83,7 @@ from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.finish import counted_versions
 from kiln.graph.trace.log import ControlFlow
 from kiln.graph.trace.nested_graphs import NotNested
-from kiln.graph.trace.storage_view import FakeStorage, root_of
+from kiln.graph.trace.storage_view import root_of
 from kiln.runtime.control_flow import run_branch
 from kiln.support.records import dataclass
 from kiln.symbolic import Expr
@@ -109,29 +107,15 @@ MakeItem = Callable[[CaptureState], Value]
 
 
 @final
-@dataclass(frozen=True, eq=False)
-class Copy:
-    """A result of a `cond` that in eager may be memory of `sources`; `versions`: the result's, then theirs."""
-
-    result: FakeStorage
-    sources: list[FakeStorage]
-    versions: list[int]
-    made_at: Instruction
-    step: PastStep
-
-
-@final
 @dataclass
 class Conversions:
-    """The jumps of one capture that are being converted, and the copies that were made."""
+    """The jumps of one capture that are being converted."""
 
     active: set[object] = field(default_factory=set)
     first: int = 0
     """The number of torch calls in front of the outermost branch."""
     replayed: int = 0
     """The torch calls of branches within others."""
-    copies: dict[int, Copy] = field(default_factory=dict)
-    """By the `id` of the result's storage."""
     truths: dict[int, tuple[int, bool]] = field(default_factory=dict)
     """Version and truth of the conditions of the sides that are interpreted, by the `id` of the tensor."""
     varying: list[tuple[FakeTensor, ValueNeeded]] = field(default_factory=list)
@@ -192,7 +176,7 @@ def take_both_sides(
     s, here = frame.state, (frame.code, frame.at)
     need = s.needed.get(here, GUARDED)
     later = need in LATER
-    if need not in (GUARDED, JOINED_FIRST, *LATER) or s.function_modes:
+    if need not in (GUARDED, *CHOOSING, *LATER) or s.function_modes:
         return False
     if not isinstance(condition, Tensor) or not is_single(condition):
         return False
@@ -272,7 +256,7 @@ def number_of_calls(calls: Calls) -> int:
 def condition_of(frame: SymbolicFrame, value: Symbolic) -> Value:
     """What a jump tests as a tensor: a comparison of numbers that data decide becomes one, others stay as they are."""
     s = frame.state
-    if s.needed.get((frame.code, frame.at), JOINED_FIRST) != JOINED_FIRST or expected_truth(frame) is not None:
+    if s.needed.get((frame.code, frame.at), JOINED_FIRST) not in CHOOSING or expected_truth(frame) is not None:
         return value
     node: SymNode = value.node.node
     number = node.value
@@ -618,8 +602,14 @@ def joined_tensors(
     versions = ValueNeeded(failed.made_at, failed.step, "they raise the version of a tensor, which is read")
     for fake in (*changed, *[result.fake for result in results if isinstance(result, Tensor)]):
         s.part(RegionInputs).joined[id(fake.storage_view.storage)] = versions
+    choosing, kept = s.needed.get(failed.made_at) in CHOOSING, None
     for (a, b), result in zip(pairs, results, strict=True):
-        note_copy(s, [t for t in (a, b) if t is not None and id(t) not in own], result, captured, failed)
+        left = [t for t in (a, b) if t is not None and id(t) not in own]
+        can = len(left) == 2 and is_choosable(s, left, result, captured, changed)
+        note_copy(s, left, result, captured, failed, can and not choosing)
+        if can and choosing:
+            kept = kept or kept_condition(s, condition)
+            choose_behind(s, kept, left, result, captured)
         if a is not None and b is not None and a.fake.requires_grad is not b.fake.requires_grad:
             s.part(Conversions).varying.append((result.fake, failed))  # type: ignore[attr-defined]
     return results
@@ -670,45 +660,13 @@ def require_alike(a: Tensor, b: Tensor) -> None:
         raise NotNested(problem)
 
 
-# Results that are copies.
-
-
-def note_copy(
-    s: CaptureState, pair: Sequence[Tensor], result: Value, captured: Iterable[FakeTensor], failed: ValueNeeded
-) -> None:
-    assert isinstance(result, Tensor)
-    outside = {id(fake.storage_view.storage) for fake in captured}
-    copies, sources = s.part(Conversions).copies, list[FakeStorage]()
-    for tensor in pair:
-        storage = tensor.fake.storage_view.storage
-        sources += [storage] if id(storage) in outside else []
-        sources += copies[id(storage)].sources if id(storage) in copies else []
-    if sources:
-        made = result.fake.storage_view.storage
-        versions = [storage.version for storage in (made, *sources)]
-        copies[id(made)] = Copy(made, sources, versions, failed.made_at, failed.step)
-
-
-def refuse_visible_copies(s: CaptureState, outputs: Sequence[FakeTensor]) -> None:
-    """Break where a copy is made whose memory, or that of its source, is changed later, or where both are seen."""
-    copies = s.part(Conversions).copies
-    if not copies:
-        return
-    seen = {id(fake.storage_view.storage) for fake in outputs if type(fake) is FakeTensor}
-    given = {id(record.fake.storage_view.storage) for record in s.recorder.inputs if type(record.fake) is FakeTensor}
-    for copy in copies.values():
-        changed = [storage.version for storage in (copy.result, *copy.sources)] != copy.versions
-        sources = {id(storage) for storage in copy.sources}
-        if changed or (id(copy.result) in seen and not sources.isdisjoint(seen | given)):
-            raise ValueNeeded(copy.made_at, copy.step, COPY_SEEN)
-        if id(copy.result) in seen:
-            given |= sources  # another copy of them is seen, too
+# Results that require gradients after one side alone.
 
 
 def refuse_varying_gradients(s: CaptureState, outputs: Sequence[FakeTensor]) -> None:
     """Break where a result of the region requires gradients after one side of a branch alone."""
-    varying = s.part(Conversions).varying
-    if has_varying_gradient(s, outputs):
+    varying, chosen = s.part(Conversions).varying, s.part(ChosenResults).by_fake
+    if has_varying_gradient(s, [fake for fake in outputs if id(fake) not in chosen]):
         raise varying[0][1]
 
 

@@ -10,6 +10,7 @@ breaks the graph at the branch.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import field
 from typing import NoReturn, final
 
 from kiln.capture.bytecode.assemble import Label
@@ -64,6 +65,15 @@ class Choice(Value):
             g.emit(value if value is not None else Constant(None))
         g.body.call(3)
         g.remember(self)
+
+
+@final
+@dataclass
+class ChosenResults:
+    """The results of branches in place of which the program may get a tensor from before."""
+
+    by_fake: dict[int, tuple[Value, Value, Value | None, Value | None]] = field(default_factory=dict)
+    """The result, the condition and what the sides leave, None for the result; by the `id` of the result's fake."""
 
 
 def chosen(condition: object, left: object, right: object) -> object:

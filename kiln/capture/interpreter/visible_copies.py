@@ -1,0 +1,124 @@
+"""Results of branches and loops that in eager are tensors from before, and what the program sees of them.
+
+    if gate < 0.1:          %5 = cond(gate < 0.1, x, true=@0, false=@1)        @0 = layer(x)     @1 = x
+        y = layer(x)
+    return x, y             return x, chosen(gate < 0.1, %5, x)
+
+A result of the `cond` is a copy of `x` where the side leaves that. If both are seen, or one is changed, the program can
+tell the difference. Then the capture begins again, and the code behind the region chooses what it returns. What cannot
+be chosen there (a view of the copy is seen, one of both is changed) breaks the graph at the branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import field
+from typing import final
+
+from kiln.capture.interpreter.breaks import PastStep
+from kiln.capture.interpreter.core import CaptureState, Value
+from kiln.capture.interpreter.data_values import COPY_CHOSEN, COPY_SEEN, Instruction, ValueNeeded
+from kiln.capture.interpreter.variables.choice import ChosenResults
+from kiln.capture.interpreter.variables.tensor import Tensor
+from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.storage_view import FakeStorage
+from kiln.support.records import dataclass
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Copy:
+    """A result of a `cond` that in eager may be memory of `sources`; `versions`: the result's, then theirs."""
+
+    result: FakeStorage
+    sources: list[FakeStorage]
+    versions: list[int]
+    made_at: Instruction
+    step: PastStep
+    can_be_chosen: bool = False
+
+
+@final
+@dataclass
+class Copies:
+    """The copies that one capture has made."""
+
+    made: dict[int, Copy] = field(default_factory=dict)
+    """By the `id` of the result's storage."""
+
+
+def note_copy(
+    s: CaptureState,
+    pair: Sequence[Tensor],
+    result: Value,
+    captured: Iterable[FakeTensor],
+    failed: ValueNeeded,
+    can_be_chosen: bool = False,
+) -> None:
+    assert isinstance(result, Tensor)
+    outside = {id(fake.storage_view.storage) for fake in captured}
+    copies, sources = s.part(Copies).made, list[FakeStorage]()
+    for tensor in pair:
+        storage = tensor.fake.storage_view.storage
+        sources += [storage] if id(storage) in outside else []
+        sources += copies[id(storage)].sources if id(storage) in copies else []
+    if sources:
+        made = result.fake.storage_view.storage
+        versions = [storage.version for storage in (made, *sources)]
+        copies[id(made)] = Copy(made, sources, versions, failed.made_at, failed.step, can_be_chosen)
+
+
+def is_choosable(
+    s: CaptureState,
+    pair: Sequence[Tensor],
+    result: Value,
+    captured: Sequence[FakeTensor],
+    changed: Sequence[FakeTensor],
+) -> bool:
+    """Whether each side leaves a tensor from before as it is, or one that it has made and that requires a gradient as
+    the result does. `changed`: tensors that a side changes in place."""
+    assert isinstance(result, Tensor)
+    if any([tensor.fake is fake for tensor in pair for fake in changed]):
+        return False
+    given, outside = {id(fake) for fake in captured}, {id(fake.storage_view.storage) for fake in captured}
+    made = [tensor.fake for tensor in pair if id(tensor.fake) not in given]
+    copies = s.part(Copies).made
+    return not s.policy.whole and all(
+        [
+            id(fake.storage_view.storage) not in outside
+            and id(fake.storage_view.storage) not in copies
+            and fake.requires_grad is result.fake.requires_grad
+            for fake in made
+        ]
+    )
+
+
+def choose_behind(
+    s: CaptureState, condition: Value, pair: Sequence[Tensor], result: Value, captured: Sequence[FakeTensor]
+) -> None:
+    """Let the program get the tensor from before where the side that is taken leaves one."""
+    assert isinstance(result, Tensor)
+    given = {id(fake) for fake in captured}
+    left, right = [tensor if id(tensor.fake) in given else None for tensor in pair]
+    s.part(ChosenResults).by_fake[id(result.fake)] = result, condition, left, right
+
+
+def refuse_visible_copies(s: CaptureState, outputs: Sequence[FakeTensor]) -> None:
+    """Break where a copy is made whose memory, or that of its source, is changed later, or where both are seen; if the
+    code behind the region can choose, begin again."""
+    copies = s.part(Copies).made
+    if not copies:
+        return
+    chosen = s.part(ChosenResults).by_fake
+    fakes = [fake for fake in outputs if type(fake) is FakeTensor]
+    seen = {id(fake.storage_view.storage) for fake in fakes}
+    copied = {id(fake.storage_view.storage) for fake in fakes if id(fake) not in chosen}
+    given = {id(record.fake.storage_view.storage) for record in s.recorder.inputs if type(record.fake) is FakeTensor}
+    for copy in copies.values():
+        changed = [storage.version for storage in (copy.result, *copy.sources)] != copy.versions
+        sources = {id(storage) for storage in copy.sources}
+        if changed or (id(copy.result) in copied and not sources.isdisjoint(seen | given)):
+            again = copy.can_be_chosen and not changed
+            raise ValueNeeded(copy.made_at, copy.step, COPY_CHOSEN if again else COPY_SEEN)
+        if id(copy.result) in seen:
+            given |= sources  # another copy of them is seen, too

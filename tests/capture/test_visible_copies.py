@@ -1,0 +1,118 @@
+"""What a side of a branch leaves as it was is the same object behind the branch, as in eager."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+import kiln
+
+LAYERS = nn.ModuleList([nn.Linear(3, 3) for _ in range(3)])
+
+
+def clipped(x: Tensor, y: Tensor) -> list[Tensor]:
+    found = []
+    for grad in (x, y, x * 2):
+        if grad.norm() > 3:
+            grad = grad / grad.norm()
+        found.append(grad)
+    return found
+
+
+def drops_layers(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    states = (x,)
+    for number, layer in enumerate(LAYERS):
+        if y[0, number] > 0:
+            x = torch.tanh(layer(x))
+        states += (x,)
+    return states
+
+
+def best_of_several(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    best = x
+    for other in (y, x + y, x * 2):
+        if other.sum() > best.sum():
+            best = other
+    return best, x, y
+
+
+def either_of_two(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    first = x if x.sum() > 0 else y
+    second = x if y.sum() > 0 else y
+    return first, second
+
+
+class Keeps(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        kept = x
+        if y.sum() > 0:
+            kept = x * y
+        self.kept = kept
+        return kept, x, self.kept
+
+
+def a_view_of_it(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    if y.sum() > 0:
+        x = x * y
+    for _ in range(3):
+        if y.mean() < x.mean():
+            x = x + y
+    return x, x[0]
+
+
+def changed_later(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    before = x * 2
+    after = before
+    if y.sum() > 0:
+        after = before + y
+    after.add_(1)
+    return before, after
+
+
+def outcome(program: Any, x: Tensor, y: Tensor) -> tuple[list[Tensor], list[list[bool]]]:
+    given = x.clone(), y.clone()
+    found = tree_flatten(program(*given))[0]
+    return found, [[a is b for b in (*given, *found)] for a in found]
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(
+    ("program", "is_whole"),
+    [
+        *[(program, True) for program in (clipped, drops_layers, best_of_several, either_of_two, Keeps())],
+        *[(program, False) for program in (a_view_of_it, changed_later)],
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_results_are_the_objects_that_eager_gives(program: Any, is_whole: bool, grad: bool) -> None:
+    compiled = kiln.compile(program, options={"cache": False})
+    with torch.set_grad_enabled(grad):
+        for seed in range(8):
+            x, y = torch.randn(2, 2 + seed % 3, 3, generator=torch.Generator().manual_seed(seed))
+            found, same = outcome(compiled, x, y)
+            wanted, same_in_eager = outcome(program, x, y)
+            torch.testing.assert_close(found, wanted)
+            assert [each.requires_grad for each in found] == [each.requires_grad for each in wanted]
+            assert same == same_in_eager
+    report = kiln.report_of(compiled)
+    assert not report.eager and (not is_whole or (not report.breaks and report.compiles <= 2)), report.text()
+
+
+def test_gradients_flow_to_what_is_chosen() -> None:
+    compiled = kiln.compile(drops_layers, options={"cache": False})
+    for seed in range(6):
+        given = torch.randn(2, 2, 3, generator=torch.Generator().manual_seed(seed))
+        gradients = []
+        for function in (drops_layers, compiled):
+            x = given[0].clone().requires_grad_()
+            LAYERS.zero_grad()
+            sum(state.square().sum() for state in function(x, given[1])).backward()
+            gradients.append([x.grad, *[parameter.grad for parameter in LAYERS.parameters()]])
+        for found, wanted in zip(gradients[1], gradients[0], strict=True):
+            torch.testing.assert_close(
+                torch.zeros(1) if found is None else found, torch.zeros(1) if wanted is None else wanted
+            )
