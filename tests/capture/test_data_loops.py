@@ -188,10 +188,39 @@ def divides_by_zero(x: Tensor, limit: float) -> Any:
     return x, ratio
 
 
+def otherwise(x: Tensor, limit: float) -> Any:
+    for turn in range(12):
+        x = x * 0.7
+        if x.norm() < limit:
+            break
+    else:
+        x = x * 100
+    return x, turn
+
+
+def returns_or_goes_on(x: Tensor, limit: float) -> Any:
+    for turn in range(12):
+        x = x * 0.7
+        if x.norm() < limit:
+            return x, turn, True
+    return x * 2, -1, False
+
+
+def is_returned_inside(x: Tensor, limit: float) -> Any:
+    def settled(x: Tensor) -> Tensor:
+        for _ in range(12):
+            x = x * 0.7
+            if x.norm() < limit:
+                return x
+        return x + 5
+
+    return settled(x * 2) * 3
+
+
 WHOLE = [
     *(newton, bound_by_an_argument, while_on_a_tensor, while_true, best_is_none_at_first, patience, sets_a_flag),
     *(in_a_loop, state_is_a_tuple, variables_of_a_comprehension, bisection, no_turn_at_all, two_in_a_row),
-    *(a_module_of_the_program, searches, divides_by_zero),
+    *(a_module_of_the_program, searches, divides_by_zero, otherwise, returns_or_goes_on, is_returned_inside),
 ]
 
 
@@ -297,20 +326,20 @@ def closure_over_what_changes(x: Tensor, limit: float) -> Any:
     return y, error(), turn
 
 
-def otherwise(x: Tensor, limit: float) -> Any:
+def returns_in_two_places(x: Tensor, limit: float) -> Any:
     for turn in range(12):
         x = x * 0.7
         if x.norm() < limit:
-            break
-    else:
-        x = x * 100
-    return x, turn
+            return x, turn
+        if x.sum() < -3:
+            return x * 2, -turn
+    return x, 0
 
 
 BROKEN = [
     *(fills_a_list, integers_grow_beyond_64_bits, doubled_on_one_side, leaves_an_argument, leaves_columns),
     *(adds_large_numbers, begins_with_a_large_number, goes_through_large_numbers, grows_by_half),
-    *(closure_over_what_changes, otherwise),
+    *(closure_over_what_changes, returns_in_two_places),
 ]
 
 
@@ -425,7 +454,8 @@ def test_option_python_takes_the_turns_in_python() -> None:
         (newton, ("root", "turn")),
         (while_on_a_tensor, ("x", "count")),
         (variables_of_a_comprehension, ("nearest", "centres")),
-        (otherwise, None),
+        (otherwise, ("x", "turn")),
+        (returns_in_two_places, None),
     ],
 )
 def test_what_turns_change_is_read_in_the_bytecode(program: Program, changed: tuple[str, ...] | None) -> None:

@@ -43,6 +43,8 @@ class Loop:
     read_behind: frozenset[str]
     reads_number: bool
     """Whether the item of a FOR_ITER is read."""
+    exhausted: int | None = None
+    """Where a `for` goes on behind its last turn, if that is not `after`: to its `else`, or to another return."""
 
     @property
     def is_for(self) -> bool:
@@ -95,10 +97,11 @@ def _body(head: int, jumps: list[int], before: list[list[int]]) -> frozenset[int
 def _loop(decoded: DecodedCode, head: int, body: frozenset[int]) -> Iterator[Loop]:
     """The loop, if a turn of it can be a function."""
     is_for = decoded.instruction(head).name == "FOR_ITER"
-    begin, after = head + is_for, _behind(decoded, head, body)
-    if not 0 <= after < len(decoded) or (
-        is_for and _past_jumps(decoded, decoded.instruction(head).arg, after) != after
-    ):
+    begin, after, exhausted = head + is_for, _behind(decoded, head, body), None
+    meets = 0 <= after < len(decoded)
+    if is_for and not (meets and _past_jumps(decoded, decoded.instruction(head).arg, after) == after):
+        after, exhausted = _only_exit(decoded, head, body), decoded.instruction(head).arg
+    if not 0 <= after < len(decoded) or decoded.handlers[after] != decoded.handlers[head]:
         return
     if any(decoded.handlers[index] != decoded.handlers[head] for index in body):
         return
@@ -107,12 +110,13 @@ def _loop(decoded: DecodedCode, head: int, body: frozenset[int]) -> Iterator[Loo
     if any(inst.name in NOT_IN_TURNS for inst in turn) or not written.isdisjoint(decoded.code.co_freevars):
         return
     live = live_locals(decoded)
-    read = live[begin] | live[after]
+    behind = live[after] if exhausted is None else live[after] | live[exhausted]
+    read = live[begin] | behind
     names = dict.fromkeys((*decoded.code.co_varnames, *decoded.code.co_cellvars))
     changed = tuple([name for name in names if name in written and name in read])
     first = decoded.instruction(begin)
     reads_number = is_for and not (first.name == "STORE_FAST" and first.arg not in live[begin + 1])
-    yield Loop(decoded.code, head, begin, after, body, changed, live[begin], live[after], reads_number)
+    yield Loop(decoded.code, head, begin, after, body, changed, live[begin], behind, reads_number, exhausted)
 
 
 def _behind(decoded: DecodedCode, head: int, body: frozenset[int]) -> int:
@@ -122,6 +126,13 @@ def _behind(decoded: DecodedCode, head: int, body: frozenset[int]) -> int:
     while at in body:
         at = decoded.facts.meetings[at][0]
     return at
+
+
+def _only_exit(decoded: DecodedCode, head: int, body: frozenset[int]) -> int:
+    """Where a turn leaves the loop, if that is one place; else -1."""
+    following = successors(decoded)
+    found = {place for index in body if index != head for place in following[index] if place not in body}
+    return found.pop() if len(found) == 1 else -1
 
 
 def _past_jumps(decoded: DecodedCode, at: int, end: int) -> int:

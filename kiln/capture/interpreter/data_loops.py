@@ -6,8 +6,9 @@
 
 The graph breaks at the condition first, since no number of turns is known. The capture begins again, and where it comes
 to the head of that loop, a turn is interpreted as a function (`bytecode/loops.py`): of the tensors and numbers that
-turns change, which are tensors in the graph. An `if` that leaves the loop is a branch whose sides return. What a turn
-assumes of values (that a divisor is not zero) is one more tensor; the loop ends where it does not hold.
+turns change, which are tensors in the graph. An `if` that leaves the loop is a branch whose sides return. A `for` may
+go on elsewhere behind its last turn (an `else`, another return): a branch behind the loop decides. What a turn assumes
+of values (that a divisor is not zero) is one more tensor; the loop ends where it does not hold.
 
 What has another type or layout behind the first turn, such as a best loss that is None at first, is no reason to give
 up: the first turn is interpreted by itself, and the loop begins with the second. What cannot be a function of tensors
@@ -39,6 +40,7 @@ from kiln.capture.interpreter.if_conversion import (
     COMPARISONS,
     has_varying_gradient,
     relation_in_region,
+    take_both_sides,
     unread,
 )
 from kiln.capture.interpreter.joined_values import LARGEST, NUMBERS
@@ -158,7 +160,7 @@ def take_loop(frame: SymbolicFrame) -> bool:
         numbers = numbers_of(frame, loop)
         if numbers is None:
             return False
-        values = run_in_graph(frame, loop, numbers, failed)
+        values, left = run_in_graph(frame, loop, numbers, failed)
     except Unlike as problem:
         if skipped:
             raise failed from problem
@@ -172,9 +174,12 @@ def take_loop(frame: SymbolicFrame) -> bool:
             frame.locals[name] = values[name]
         else:
             frame.locals.pop(name, None)
-    if loop.is_for:
-        frame.stack.pop()
+    iterator = frame.stack.pop() if loop.is_for else None
     frame.ip = loop.after
+    if loop.exhausted is not None:
+        ways, push = (loop.after, loop.exhausted), lambda s: cast(Value, iterator)
+        if not take_both_sides(frame, left, ways, push, is_turn=False):
+            raise failed
     return True
 
 
@@ -390,8 +395,10 @@ def kinds_of(value: Flat) -> tuple[object, ...]:
 # The loop.
 
 
-def run_in_graph(frame: SymbolicFrame, loop: Loop, numbers: Numbers, failed: ValueNeeded) -> dict[str, Value]:
-    """Record the loop; the variables that are read behind it. Raises Unlike, NotNested."""
+def run_in_graph(
+    frame: SymbolicFrame, loop: Loop, numbers: Numbers, failed: ValueNeeded
+) -> tuple[dict[str, Value], Value]:
+    """Record the loop; the variables that are read behind it, and whether a turn left it. Raises Unlike, NotNested."""
     s, turn = frame.state, Turn(frame, loop, numbers)
     refuse_shared_cells(frame, loop)
     found = {name: variable(frame, name) if name in loop.read_inside else None for name in loop.changed}
@@ -403,9 +410,11 @@ def run_in_graph(frame: SymbolicFrame, loop: Loop, numbers: Numbers, failed: Val
         turn.values = {name: turn.values.get(name) or left[name] for name in loop.changed}
         begin.update({name: [unread_like(s, leaf) for leaf in turn.values[name].leaves] for name in turn.late})
     first = [tensor for name in loop.changed for tensor in begin[name]]
-    results = iter(recorded_loop(s, turn, first, failed))
+    is_left, *changed = recorded_loop(s, turn, first, failed)
+    results = iter(changed)
     parts = {name: [next(results) for _ in value.leaves] for name, value in turn.values.items()}
-    return {name: with_tensors(s, turn.values[name], parts[name]) for name in parts if name in loop.read_behind}
+    read = [name for name in parts if name in loop.read_behind]
+    return {name: with_tensors(s, turn.values[name], parts[name]) for name in read}, is_left
 
 
 def first_of(s: CaptureState, value: Value) -> Tensor:
@@ -442,7 +451,7 @@ def first_ends(s: CaptureState, turn: Turn, begin: Mapping[str, Sequence[Tensor]
 
 
 def recorded_loop(s: CaptureState, turn: Turn, changed: Sequence[Tensor], failed: ValueNeeded) -> list[Value]:
-    """The loop as one call in the log; its results in place of what turns change, which begins as `changed`."""
+    """The loop as one call in the log: whether a turn left it, and what turns change, which begins as `changed`."""
     first = [*turn.begin(s), *changed]
     states, asked = [state_like(s, tensor) for tensor in first], s.part(RegionInputs).asked_of_made
     test, done = [interpreted(s, function, [*states]) for function in (AnotherTurn(turn), turn)]
@@ -478,7 +487,7 @@ def recorded_loop(s: CaptureState, turn: Turn, changed: Sequence[Tensor], failed
     for holds in results[2 : turn.first]:
         assert turn.assumes is not None
         assumed_behind(s, holds, turn.assumes, failed)
-    return results[turn.first :]
+    return [results[1], *results[turn.first :]]
 
 
 def differentiated_loop(s: CaptureState, turn: Turn, first: Sequence[Tensor]) -> list[Value]:

@@ -163,12 +163,16 @@ class SideValues:
 
 
 def take_both_sides(
-    frame: SymbolicFrame, condition: Value, targets: tuple[int, int], pushed: MakeItem | None = None
+    frame: SymbolicFrame,
+    condition: Value,
+    targets: tuple[int, int],
+    pushed: MakeItem | None = None,
+    is_turn: bool = True,
 ) -> bool:
     """Go on where the sides of a jump meet, with their results; False if there are reasons not to try.
 
-    `targets`: where the frame goes on if the condition is true, and if it is false. `pushed` makes the item that a turn
-    of a loop begins with if the condition is true; the sides meet at the head of the loop.
+    `targets`: where the frame goes on if the condition is true, and if it is false. `pushed` makes what the
+    true side begins with on the stack; if that is the item of a turn, the sides meet at the head of the loop.
 
     Raises:
         ValueNeeded: if it fails; the next attempt breaks the graph.
@@ -188,7 +192,7 @@ def take_both_sides(
     option = s.policy.control_flow
     if option == "python" or (option == "cpu" and condition.fake.device.type != "cpu"):
         return False
-    meetings = meetings_of(frame, MOST_MEETINGS, option == "graph") if pushed is None else [frame.at]
+    meetings = meetings_of(frame, MOST_MEETINGS, option == "graph") if pushed is None or not is_turn else [frame.at]
     may_be_finite = answer_if_finite(s, condition.fake) is not None
     if not meetings and (may_be_finite and option != "graph"):
         return False
