@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
+from itertools import count
 from typing import NoReturn, cast
 
 import torch
@@ -30,7 +31,7 @@ from kiln.graph.trace.mutating import mutating_handler, registered_fake
 from kiln.graph.trace.shared_memory import by_storage, refuse_shared_memory
 from kiln.graph.trace.symbolic_probe import free_symbols, probe_symbols
 from kiln.plan.overloads import written_arguments
-from kiln.symbolic import Expr
+from kiln.symbolic import Expr, Symbol
 from kiln.symbolic.node import from_sym
 from kiln.tensor.spec import CPU, ScalarSpec, Spec, TensorSpec
 
@@ -49,6 +50,9 @@ _UNTAGGED = frozenset({
     "aten::_unique", "aten::_unique2", "aten::unique_consecutive", "aten::unique_dim", "aten::bincount",
 })  # fmt: skip
 """Data dependent, though some versions of torch lack the tag."""
+
+ANY_SIZES, UNLIKELY = frozenset({"aten::_fft_r2c", "aten::_fft_c2c"}), 53
+"""Ops that take all sizes, so that those which data decide are probed, too; the hint of the first of these."""
 
 
 def fallback_handler(op: OpOverload) -> Handler:
@@ -139,13 +143,18 @@ def _probed_with_symbols(mode: RecordingMode, op: OpOverload, args: Args, kwargs
     """Specs with symbolic sizes; None where these must be specialised."""
     env = mode.symbols.env
     given = _symbolic(mode, args), _symbolic(mode, tuple(sorted(kwargs.items())))
-    if not all(env.has_hint(symbol) for symbol in free_symbols(given)):
+    unknown = [symbol for symbol in free_symbols(given) if not env.has_hint(symbol)]
+    if unknown and op.name() not in ANY_SIZES:
         return None
+    made_up = {symbol: number for symbol, number in zip(unknown, count(UNLIKELY), strict=False)}
 
     def probe(arguments: object) -> Spec:
         return probed(op, *cast(tuple[Args, Named], arguments))
 
-    return probe_symbols(probe, given, env.hint, mode.symbols.decide, [guard.relation for guard in env.guards])
+    def hint_of(symbol: Symbol) -> int:
+        return made_up[symbol] if symbol in made_up else env.hint(symbol)
+
+    return probe_symbols(probe, given, hint_of, mode.symbols.decide, [guard.relation for guard in env.guards])
 
 
 def _symbolic(mode: RecordingMode, value: object) -> object:

@@ -191,7 +191,25 @@ def shaped(name: str) -> Callable[..., Tensor]:
     return call
 
 
+def transform(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A transform of `n` elements where data decide `n`: C++ asks whether to cut the input or to pad it; both work."""
+
+    def call(
+        input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None, *, out: Tensor | None = None
+    ) -> Tensor:
+        if not isinstance(n, torch.SymInt) or n.node.has_hint() or out is not None:
+            return function(input, n, dim, norm, out=out)
+        n.node.ge(n.node.wrap_int(1)).expect_true()
+        kept = torch.sym_min(n, input.shape[dim])
+        behind = input.dim() - 1 - dim % input.dim()
+        whole = torch.nn.functional.pad(input.narrow(dim, 0, kept), [*[0, 0] * behind, 0, n - kept])
+        return function(whole, None, dim, norm)
+
+    return call
+
+
 NUMBER_CALLS: Mapping[Target, Callable[..., Tensor]] = {
+    **{function: transform(function) for function in (torch.fft.fft, torch.fft.ifft, torch.fft.rfft)},
     torch.nn.functional.alpha_dropout: alpha_dropout,
     torch.normal: normal,
     "uniform_": uniform_,
