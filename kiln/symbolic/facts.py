@@ -13,6 +13,7 @@ purpose: what it misses costs a guard, never a wrong answer.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 
 import kiln.symbolic.terms as poly
 from kiln.symbolic.expr import Atom, Expr, Extremum, FloorDiv, Int, Min, Symbol, from_terms, map_atoms, terms_of
@@ -31,6 +32,8 @@ class SizeFacts:
         self.ranges: dict[Symbol, Range] = dict(ranges or {})
         self.replacements: dict[Symbol, Int] = {}
         self._below: dict[Expr, None] = {}
+        self._below_with: dict[tuple[poly.Monomial[Atom], bool], dict[Expr, int]] = {}
+        """The same by each monomial and whether its coefficient is above 0, with the magnitude of that."""
         self._unequal: dict[Expr, None] = {}
         self._bounds = BoundAnalysis(self.ranges)
         self._decided: dict[Relation, bool] = {}
@@ -126,7 +129,7 @@ class SizeFacts:
             self._learn_below(value - within.hi)
 
     def _rewrite(self, values: Mapping[Symbol, Int]) -> None:
-        below, self._below = self._below, {}
+        below, self._below, self._below_with = self._below, {}, {}
         unequal, self._unequal = self._unequal, {}
         for difference in below:
             self._learn_below(difference.substitute(values))
@@ -151,6 +154,8 @@ class SizeFacts:
     def _add_below(self, difference: Int) -> None:
         if isinstance(difference, Expr):
             self._below[difference] = None
+            for monomial, coefficient in difference.terms:
+                self._below_with.setdefault((monomial, coefficient > 0), {})[difference] = abs(coefficient)
 
     def _learn_unequal(self, difference: Int) -> None:
         """`d != 0`."""
@@ -234,16 +239,14 @@ class SizeFacts:
         return self._is_below(from_terms(poly.divide_all(difference.terms, common, 1)), steps - 1)
 
     def _is_below_by_facts(self, difference: Expr, steps: int) -> bool:
-        for fact in (*self._below, *_division_laws(difference)):
-            if fact.free_symbols().isdisjoint(difference.free_symbols()):
+        laws = [(law, dict(law.terms)) for law in _division_laws(difference)]
+        for monomial, coefficient in difference.terms:
+            if not monomial:
                 continue
-            known = dict(fact.terms)
-            for monomial, coefficient in difference.terms:
-                other = known.get(monomial, 0) if monomial else 0
-                if coefficient * other <= 0:
-                    continue
-                rest = abs(other) * difference - abs(coefficient) * fact
-                if self._is_below(rest, steps - 1):
+            facts = self._below_with.get((monomial, coefficient > 0), {})
+            fitting = {law: abs(of[monomial]) for law, of in laws if of.get(monomial, 0) * coefficient > 0}
+            for fact, other in chain(facts.items(), fitting.items()):
+                if self._is_below(other * difference - abs(coefficient) * fact, steps - 1):
                     return True
         return False
 
