@@ -20,12 +20,13 @@ from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Kwargs, V
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.object import Object
-from kiln.capture.interpreter.variables.sequence import Sequence
+from kiln.capture.interpreter.variables.sequence import List, Sequence
 from kiln.capture.interpreter.variables.tensor import Tensor
 from kiln.capture.interpreter.variables.weak_references import WeakProxy
+from kiln.runtime.guards.constant import reference
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import HEAP_TYPE
-from kiln.runtime.guards.source import CallSource, ModuleGlobalSource
+from kiln.runtime.guards.source import CallSource, ItemSource, ModuleGlobalSource
 
 
 @handles(isinstance)
@@ -171,3 +172,18 @@ def registered(s: CaptureState, cls: type, kind: type) -> bool:
     if cls not in kind.__mro__ and not final:  # no registry forgets: a built-in class that is `Iterable` remains it
         s.guard(CallSource(ASK_REGISTRY, (s.reference(cls), s.reference(kind))), GuardKind.EQUALS, answer)
     return answer
+
+
+CALL = ModuleGlobalSource("operator", "call")
+SUBCLASSES = reference(type.__subclasses__)
+
+
+@handles(type.__subclasses__)
+def subclasses(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    """The list of those that are alive, which the guards ask for again: plugins register themselves so."""
+    cls = args[0].constant(s)
+    source, found = CallSource(CALL, (SUBCLASSES, s.reference(cls))), type.__subclasses__(cls)
+    s.guard(source, GuardKind.LENGTH, len(found))
+    for position, kind in enumerate(found):
+        s.guard(ItemSource(source, position), GuardKind.IS, s.reference(kind))
+    return List([s.wrap(kind, s.classes.path(kind)) for kind in found])
