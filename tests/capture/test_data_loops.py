@@ -596,3 +596,22 @@ def test_an_argument_that_no_turn_changes_is_returned_itself(needs_gradient: boo
     for limit in (100.0, 0.1, 100.0):
         x = torch.ones(3, requires_grad=needs_gradient)
         assert (compiled(x, limit) is x) is (program(x, limit) is x)
+
+
+def steps_of_a_solver(x: Tensor, end: float) -> Tensor:
+    time, step = 0.0, 0.1
+    while time < end:
+        step = min(step, end - time)
+        x, time = x + step * torch.tanh(x), time + step
+        step *= 2.0 if x.norm().item() < 3 else 0.5
+        if step < 0.01:
+            step = 0.01
+    return x
+
+
+def test_other_back_ends_get_what_a_turn_computes_of_its_own_numbers_and_those_outside() -> None:
+    compiled = kiln.compile(steps_of_a_solver, backend="eager")
+    for end in (1.0, 2.0, 0.05):
+        x = torch.randn(3, generator=torch.Generator().manual_seed(3))
+        torch.testing.assert_close(compiled(x, end), steps_of_a_solver(x, end))
+    assert not report_of(compiled).eager and not report_of(compiled).breaks

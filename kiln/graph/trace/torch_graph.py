@@ -251,13 +251,24 @@ def free_in(value: Expr | Real) -> Iterable[Free]:
 
 
 def numbers_from_outside(calls: Sequence[TorchCall], inputs: Sequence[object]) -> list[Expr | Real]:
-    """The numbers that calls take and that neither `inputs` nor results of earlier calls determine."""
+    """The numbers that calls take and that neither `inputs` nor results of earlier calls determine. Of a formula that
+    these determine in part, the others that are in it."""
     bound = {free for value in inputs for free in _bound_by(value)}
     found: dict[Expr | Real, None] = {}
     for call in calls:
-        found.update(dict.fromkeys([value for value in numbers_in([call]) if not bound.issuperset(free_in(value))]))
+        for value in numbers_in([call]):
+            free = [*free_in(value)]
+            missing = [part for part in free if part not in bound]
+            if len(missing) < len(free):
+                found.update({as_number(part): None for part in missing})
+            elif missing:
+                found[value] = None
         bound.update(free for leaf in leaves(call.result) for free in _bound_by(leaf))
     return list(found)
+
+
+def as_number(free: Free) -> Expr | Real:
+    return Real("given", (free,)) if isinstance(free, Given) else free
 
 
 def plain_function(target: Callable[..., object]) -> Callable[..., object]:
