@@ -136,6 +136,21 @@ def test_a_size_that_the_gpu_decides_is_read_before_the_cpu_works_with_it(tmp_pa
     assert "u0" in plan_text(plan) and split_host_part(plan) is None
 
 
+WORKS_IN_WHAT_IS_SENT = """\
+graph scaled(%0: f64[2] "rates", %1: f32[4 @cuda:0] "x"):
+    %2: f32[2] = convert(%0, dtype=f32)
+    %3: f32[2 @cuda:0] = aten._to_copy.default(%2, device=cuda:0)
+    %4: f32[ @cuda:0] = sum(%1, axes=(0,))
+    %5: f32[2 @cuda:0] = mul(%3, %4)
+    return %5"""
+
+
+@pytest.mark.parametrize("text", [WORKS_IN_WHAT_IS_SENT, WORKS_IN_WHAT_IS_SENT.replace("return %5", "return %3, %5")])
+def test_what_is_sent_is_not_changed_and_does_not_leave_a_graph(text: str, tmp_path: Path) -> None:
+    """The graph would read it from memory of its own."""
+    assert split_host_part(plan_of(text, tmp_path, graphs=True)) is None
+
+
 def interpreted_values(folder: str) -> None:
     """In the process that interprets: the plans against the graph."""
     text = graph_of()

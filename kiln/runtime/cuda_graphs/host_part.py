@@ -17,8 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import final
 
+from kiln.plan.overloads import written_arguments
 from kiln.plan.plan import Kernel, Plan, PlanInput, PlanOutput, Slot, Step
-from kiln.plan.steps import AtenStep, ConstantStep, FreeStep, HostReadStep, LaunchStep
+from kiln.plan.steps import AllocateStep, AtenStep, ConstantStep, FreeStep, HostReadStep, LaunchStep, ViewStep
 from kiln.plan.verify import slot_specs
 from kiln.runtime.cuda_graphs.recording import Function
 from kiln.support.records import dataclass
@@ -127,6 +128,8 @@ class _Splitter:
         for binding in plan.symbols:
             if binding.kind == "unbacked" or (binding.kind != "scalar" and binding.slot in parts.on_host):
                 return None  # a size would be known only when the other part has run, or come from CPU memory
+        if self._keeps_sent():
+            return None  # a graph copies its arguments into memory of its own, which the next call fills again
         results, host_outputs, outputs = self._outputs()
         kept = len(host_outputs)
         host_outputs += [PlanOutput(slot=slot) for slot in parts.passed]
@@ -152,6 +155,23 @@ class _Splitter:
 
     def _renamed(self, slot: Slot) -> Slot:
         return slot if slot < 0 else self.slots.setdefault(slot, len(self.slots))
+
+    def _keeps_sent(self) -> bool:
+        """Whether the recorded part returns memory that the host part passes on, or works in it."""
+        sent, kernels = {*self.parts.passed}, {kernel.symbol: kernel for kernel in self.plan.kernels}
+        for step in self.parts.recorded:
+            if isinstance(step, ViewStep) and step.base in sent:
+                sent.add(step.out)
+            elif isinstance(step, AllocateStep) and step.reuse in sent:
+                return True
+            elif isinstance(step, LaunchStep):
+                params = kernels[step.kernel].params * (len(step.rows) or 1)
+                changed = [slot for slot, param in zip(step.tensors, params, strict=True) if param.access != "read"]
+                if not sent.isdisjoint(changed):
+                    return True
+            elif isinstance(step, AtenStep) and written_arguments(step.target) and not sent.isdisjoint(step.reads()):
+                return True
+        return any([output.slot in sent for output in self.plan.outputs])
 
     def _inputs_of(self, slots: Sequence[Slot], here: bool) -> Iterator[Slot]:
         for slot in slots:
