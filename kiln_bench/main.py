@@ -20,7 +20,9 @@ import contextlib
 import os
 import random
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -69,17 +71,32 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.suite in MEASURES:
         return MEASURES[arguments.suite](arguments, candidates)
     rows = chosen_rows(load_suite(arguments.suite, train=arguments.train).rows, arguments.models)
+    ended = end_on_sigterm()
     results = []
     for begin in range(0, len(rows), arguments.together):
+        if ended.is_set():
+            break
         done = measure(rows[begin : begin + arguments.together], candidates, arguments)
         results += done
         print("\n".join([line for result in done for line in rows_of(result)]), flush=True)
+        if arguments.json:
+            write_json(arguments.json, results)
     print(table(results, candidates))
-    if arguments.json:
-        write_json(arguments.json, results)
     if arguments.plot:
         plot(arguments.plot, results, candidates)
     return int(any([is_wrong(result.scores["kiln"]) for result in results]))
+
+
+def end_on_sigterm() -> threading.Event:
+    """Set once a limit of time has ended the process: as after Ctrl-C, what was found until then is shown."""
+    ended = threading.Event()
+
+    def interrupt(*_: object) -> None:
+        ended.set()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    return ended
 
 
 def chosen_rows(rows: Sequence[SuiteRow], models: str) -> list[SuiteRow]:
