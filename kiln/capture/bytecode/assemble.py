@@ -12,6 +12,7 @@ CPython takes (callable, first argument) for (method, self).
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from types import CodeType
 from typing import Any, final
@@ -149,11 +150,12 @@ def _parts(items: Bytecode) -> Iterator[object]:
             yield item
 
 
-SUSPENDS = 0x20 | 0x80
+SUSPENDS: int = inspect.CO_GENERATOR | inspect.CO_COROUTINE
 """Flags of generators and coroutines."""
 
 
 def arguments_of(code: CodeType) -> tuple[str, ...]:
     """The argument slots: positional, keyword-only, `*args`, `**kwargs`."""
-    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
+    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+    count += bool(code.co_flags & inspect.CO_VARKEYWORDS)
     return code.co_varnames[:count]

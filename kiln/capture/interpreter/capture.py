@@ -9,6 +9,7 @@ restarts, to break in front of an instruction further out.
 
 from __future__ import annotations
 
+import inspect
 import operator
 import pkgutil
 import traceback
@@ -131,7 +132,6 @@ REGISTERED = tuple(
 """Importing all kinds of values, handlers and opcodes fills their tables."""
 
 MAX_RESTARTS = 32
-ASYNC_GENERATOR = 0x200
 
 NoteChanging = Callable[[Mapping[str, tuple[int, ...]]], bool]
 """Is told the sources of numbers, and the dimensions of tensors, that the frame itself changes or passes on to a resume
@@ -403,7 +403,7 @@ def broken(stop: GraphBreak, s: CaptureState) -> Capture:
 
 def root_frame(s: CaptureState, function: types.FunctionType, locals: Mapping[str, object]) -> SymbolicFrame:
     code = function.__code__
-    if code.co_flags & ASYNC_GENERATOR:
+    if code.co_flags & inspect.CO_ASYNC_GENERATOR:
         raise SkippedCode(function=function.__qualname__, why="asynchronous generators are not captured")
     frame = SymbolicFrame(s, original_code(function), None, namespace(s, function.__globals__), None)
     origin = origin_of(function)

@@ -9,6 +9,7 @@ sys._getframe(1)           of a frame that is interpreted: its code, its globals
 from __future__ import annotations
 import __future__
 
+import ast
 import builtins
 import inspect
 import sys
@@ -47,10 +48,10 @@ FUTURE: int = sum(
     {getattr(__future__, name).compiler_flag for name in __future__.all_feature_names} - {inspect.CO_NESTED}
 )
 """The flags of code objects for `from __future__ import`."""
-ONLY_AST = 0x0400
+ONLY_AST: int = ast.PyCF_ONLY_AST
 NEWEST_COPIES = (3, 13)
 """From this version on, each `locals()` of a function is a dict of its own."""
-ASYNC_OR_GENERATOR = 0x20 | 0x80 | 0x200
+ASYNC_OR_GENERATOR: int = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 @final

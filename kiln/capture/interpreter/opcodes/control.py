@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import types
 from collections.abc import Callable, Iterable
@@ -46,8 +47,6 @@ from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.capture.interpreter.variables.tensor import Tensor
 
 NONE = Constant(None)
-ITERABLE_COROUTINE = 0x100
-"""The flag of generators that `types.coroutine` makes awaitable."""
 ITERABLES: tuple[Iterable[object], ...] = (
     *([], (), range(0), range(1 << 99), "", b"", set()),
     *({}, {}.values(), {}.items()),
@@ -413,7 +412,8 @@ def get_awaitable(frame: SymbolicFrame, arg: int) -> None:
 def awaited(s: CaptureState, value: Value) -> Value:
     """The coroutine, or the iterator of another awaitable."""
     code = value.frame.code if isinstance(value, Generator) else getattr(value.real(), "gi_code", None)
-    if value.python_type() is types.CoroutineType or (code is not None and code.co_flags & ITERABLE_COROUTINE):
+    is_awaitable = code is not None and code.co_flags & inspect.CO_ITERABLE_COROUTINE  # made by `types.coroutine`
+    if value.python_type() is types.CoroutineType or is_awaitable:
         return value
     if s.classes.lookup(value.python_type(), "__await__") is None:
         raise s.error(TypeError, f"object {value.type_name()} can't be used in 'await' expression")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -81,9 +82,6 @@ class Lazy(Value):
         g.make(self, self.make, *self.parts())
 
 
-COROUTINE = 0x80
-
-
 @final
 class Generator(Value):
     """A generator, whose frame runs to the next `yield` on demand."""
@@ -102,7 +100,7 @@ class Generator(Value):
         """What the body returned, until a StopIteration takes it."""
 
     def python_type(self) -> type:
-        return types.CoroutineType if self.frame.code.co_flags & COROUTINE else types.GeneratorType
+        return types.CoroutineType if self.frame.code.co_flags & inspect.CO_COROUTINE else types.GeneratorType
 
     def iterate(self, s: CaptureState, site: CallSite = NOT_RESUMABLE) -> Value:
         if self.python_type() is types.CoroutineType:
