@@ -42,3 +42,20 @@ def test_a_class_that_comes_or_goes_is_seen() -> None:
     gc.collect()
     assert torch.equal(compiled(x), weighted(x))
     assert report_of(compiled).eager == 0
+
+
+def makes_one_before_it_asks(x: Tensor, kept: list[type], name: str) -> tuple[Tensor, list[str]]:
+    if name:
+        kept.append(type(name, (Inner,), {"weight": 3.0}))
+    return x * len(kept), [kind.__name__ for kind in Inner.__subclasses__()]
+
+
+def test_a_class_that_the_frame_makes_is_listed() -> None:
+    gc.collect()
+    compiled, x, kept = kiln.compile(makes_one_before_it_asks, options={"cache": False}), torch.ones(3), list[type]()
+    expected = [kind.__name__ for kind in Inner.__subclasses__()]
+    for name in ("", "Made", "", "Other"):
+        expected += [name] if name else []
+        found, names = compiled(x, kept, name)
+        assert torch.equal(found, x * len(kept)) and names == expected
+    assert report_of(compiled).eager == 0, report_of(compiled).text()

@@ -183,6 +183,8 @@ def subclasses(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     """The list of those that are alive, which the guards ask for again: plugins register themselves so."""
     cls = args[0].constant(s)
     source, found = CallSource(CALL, (SUBCLASSES, s.reference(cls))), type.__subclasses__(cls)
+    if any([kind in s.classes.made for kind in found]):
+        raise UnsupportedCall(function="type.__subclasses__", why="the frame makes one of them")
     s.guard(source, GuardKind.LENGTH, len(found))
     for position, kind in enumerate(found):
         s.guard(ItemSource(source, position), GuardKind.IS, s.reference(kind))
