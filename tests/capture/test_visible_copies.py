@@ -73,8 +73,80 @@ def changed_later(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return before, after
 
 
-def outcome(program: Any, x: Tensor, y: Tensor) -> tuple[list[Tensor], list[list[bool]]]:
-    given = x.clone(), y.clone()
+def is_it(x: Tensor, y: Tensor) -> tuple[Tensor, bool]:
+    kept = x
+    if y.sum() > 0:
+        kept = x * y
+    return (kept + 1, True) if kept is x else (kept + 2, False)
+
+
+def finds_the_best(x: Tensor, y: Tensor) -> tuple[bool, ...]:
+    best = x
+    for other in (y, x + y):
+        if other.sum() > best.sum():
+            best = other
+    return best is x, id(best) == id(y), best in {y: 1}, len({best, x, y}) == 2
+
+
+def unchanged_by_turns(x: Tensor, y: Tensor) -> bool:
+    turned = x
+    while turned.abs().sum() > 3:
+        turned = turned * 0.5
+    return turned is x
+
+
+def asks_the_object(x: Tensor, y: Tensor) -> tuple[Any, ...]:
+    x.mark = 3  # type: ignore[attr-defined]
+    kept, row = x, x[0]
+    if y.sum() > 0:
+        kept, row = x * y, y[0] * 2
+    return kept + 1, getattr(kept, "mark", None), row._is_view()
+
+
+def marks_the_object(x: Tensor, y: Tensor) -> tuple[Any, ...]:
+    kept = x
+    if y.sum() > 0:
+        kept = x * y
+    kept.mark = 5  # type: ignore[attr-defined]
+    return kept, getattr(x, "mark", None)
+
+
+def is_a_leaf(x: Tensor, y: Tensor) -> tuple[Any, ...]:
+    x = x.detach().requires_grad_()
+    kept = x
+    if y.sum() > 0:
+        kept = x * y
+    return kept + 1, kept.is_leaf
+
+
+def requires_it(x: Tensor, y: Tensor) -> tuple[Any, ...]:
+    kept = x
+    if y.sum() > 0:
+        kept = x * y
+    kept.requires_grad_()
+    return kept, x
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(
+    "program",
+    [is_it, finds_the_best, unchanged_by_turns, asks_the_object, marks_the_object, is_a_leaf, requires_it],
+    ids=lambda program: program.__name__,
+)
+def test_what_only_the_object_knows_is_as_in_eager(program: Any, grad: bool) -> None:
+    compiled = kiln.compile(program, options={"cache": False})
+    for seed in range(8):
+        x, y = torch.randn(2, 2 + seed % 3, 3, generator=torch.Generator().manual_seed(seed)) / (1 + seed % 2 * 9)
+        (found, same), (wanted, same_in_eager) = [outcome(run, x, y, grad) for run in (compiled, program)]
+        torch.testing.assert_close(found, wanted)
+        assert same == same_in_eager
+        assert [getattr(each, "requires_grad", None) for each in found] == [
+            getattr(each, "requires_grad", None) for each in wanted
+        ]
+
+
+def outcome(program: Any, x: Tensor, y: Tensor, grad: bool = False) -> tuple[list[Tensor], list[list[bool]]]:
+    given = x.clone().requires_grad_(grad), y.clone()
     found = tree_flatten(program(*given))[0]
     return found, [[a is b for b in (*given, *found)] for a in found]
 

@@ -98,7 +98,7 @@ from kiln.capture.interpreter.variables.made_matrix import register_made_matrice
 from kiln.capture.interpreter.variables.sparse_tensor import register_sparse
 from kiln.capture.interpreter.variables.tensor import Overrides, RegionInputs
 from kiln.capture.interpreter.variables.weak_references import refuse_late_callbacks
-from kiln.capture.interpreter.visible_copies import refuse_visible_copies
+from kiln.capture.interpreter.visible_copies import refuse_asked_copies, refuse_visible_copies
 from kiln.graph.autograd.dependencies import in_order_of_history
 from kiln.graph.autograd.errors import BackwardRaises
 from kiln.graph.autograd.own_leaves import mark_histories
@@ -461,6 +461,7 @@ def attempt(
     else:
         write_break(s, writer, stop, callbacks.make_resume, origin_of(function) is not None)
     s.part(InlinedResults).refuse_seen(writer.is_built, seen_by_program(writer))
+    refuse_asked_copies(s)
     if callbacks.note_changing(dict.fromkeys(changed_numbers(s), ())):
         raise NumberChanges
     callbacks.note_changing(s.part(PassedNumbers).dims)

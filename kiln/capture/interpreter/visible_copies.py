@@ -6,7 +6,8 @@
 
 A result of the `cond` is a copy of `x` where the side leaves that. If both are seen, or one is changed, the program can
 tell the difference. Then the capture begins again, and the code behind the region chooses what it returns. What cannot
-be chosen there (a view of the copy is seen, one of both is changed) breaks the graph at the branch.
+be chosen there (a view of the copy is seen, one of both is changed, the program compares them by `is` or asks for an
+attribute of the object) breaks the graph at the branch.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from kiln.capture.interpreter.breaks import PastStep
 from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.data_values import COPY_CHOSEN, COPY_SEEN, Instruction, ValueNeeded
 from kiln.capture.interpreter.variables.choice import ChosenResults
-from kiln.capture.interpreter.variables.tensor import Tensor
-from kiln.graph.trace.fake import FakeTensor
+from kiln.capture.interpreter.variables.tensor import RegionInputs, Tensor
+from kiln.graph.trace.fake import FakeTensor, is_wrapped
 from kiln.graph.trace.storage_view import FakeStorage
 from kiln.support.records import dataclass
 
@@ -122,3 +123,21 @@ def refuse_visible_copies(s: CaptureState, outputs: Sequence[FakeTensor]) -> Non
             raise ValueNeeded(copy.made_at, copy.step, COPY_CHOSEN if again else COPY_SEEN)
         if id(copy.result) in seen:
             given |= sources  # another copy of them is seen, too
+
+
+def refuse_asked_copies(s: CaptureState) -> None:
+    """Break where a copy is made that was compared with its source, is a key, or was asked what only objects know."""
+    copies = s.part(Copies).made
+    asked = [(value, None) for value in (*s.identities.keys.values(), *s.part(RegionInputs).asked)] if copies else []
+    pairs = [pair for left, right in s.identities.distinct for pair in ((left, right), (right, left))] if copies else []
+    for value, other in (*asked, *pairs):
+        copy, compared = copies.get(id(storage_of(value))), storage_of(other)
+        if copy is None:
+            continue
+        known = [compared, *(copies[id(compared)].sources if id(compared) in copies else ())]
+        if other is None or not {id(source) for source in copy.sources}.isdisjoint([id(each) for each in known]):
+            raise ValueNeeded(copy.made_at, copy.step, COPY_SEEN)
+
+
+def storage_of(value: Value | None) -> FakeStorage | None:
+    return value.fake.storage_view.storage if isinstance(value, Tensor) and not is_wrapped(value.fake) else None

@@ -98,6 +98,7 @@ def requires_grad_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         if outer is None or outer.requires_grad != wanted:
             raise UnsupportedCall(function="Tensor.requires_grad_", why=f"it changes a {tensor.type_name()}")
         return tensor
+    s.part(RegionInputs).note_asked(tensor, "requires_grad_")
     real, before = tensor.original, tensor.fake.requires_grad
     result = record(s, "requires_grad_", args, kwargs)
     if before != tensor.fake.requires_grad and real is not None:
@@ -134,4 +135,6 @@ def is_view(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     """Of a tensor from outside this is not guarded."""
     if isinstance(args[0], Tensor) and args[0].original is not None:
         raise UnsupportedCall(function="Tensor._is_view", why="it may be a view in one call and none in another")
+    if isinstance(args[0], Tensor):
+        s.part(RegionInputs).note_asked(args[0], "_is_view")
     return record(s, "_is_view", args, kwargs)

@@ -172,6 +172,7 @@ class Tensor(Value):
         if name == "__class__":
             return s.wrap(self.python_type(), None)
         if name in READABLE and not is_wrapped(self.fake) and (self.fake.is_leaf or self.source is not None):
+            s.part(RegionInputs).note_asked(self, name)
             return READABLE[name](s, self)
         if name == "grad_fn" and self.fake.is_leaf:
             s.part(RegionInputs).note_asked(self, "is_leaf")
@@ -183,6 +184,7 @@ class Tensor(Value):
             return s.wrap(self.original.__dict__[name], DictAttrSource(self.source, name) if self.source else None)
         s.hides_nothing(self, name)
         if found is None:
+            s.part(RegionInputs).note_asked(self, name)
             raise s.error(AttributeError, f"'{self.type_name()}' object has no attribute '{name}'")
         if not callable(found[1]):
             if name == "_version":
@@ -194,6 +196,7 @@ class Tensor(Value):
         """Plain attributes, whose names torch does not define, and some of torch's."""
         if s.see is not None and hasattr(torch.Tensor, name):
             raise UnsupportedAttribute(name=name, type="Tensor", why="a mode of the program sees that it is set")
+        s.part(RegionInputs).note_asked(self, name)
         if name in SETTABLE and not replaced(s, self, name):
             SETTABLE[name](s, self, value)
             return
@@ -312,6 +315,8 @@ class RegionInputs:
     words: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """The words of a path (by `id` of its source), for the name of an input."""
     asked_is_leaf: set[int] = field(default_factory=set)
+    asked: list[Tensor] = field(default_factory=list)
+    """Those of which something was asked, or set, that a copy would answer otherwise."""
     asked_of_made: int = 0
     """How often it was asked whether a tensor that the region makes has a gradient."""
     joined: dict[int, ValueNeeded] = field(default_factory=dict)
@@ -325,6 +330,8 @@ class RegionInputs:
     def note_asked(self, tensor: Tensor, name: str) -> None:
         if name == "is_leaf":
             self.asked_is_leaf.add(id(tensor.fake))
+        if name not in METADATA_ATTRIBUTES or (name == "is_leaf" and tensor.fake.requires_grad):
+            self.asked.append(tensor)
         self.asked_of_made += name in ("is_leaf", "requires_grad") and tensor.original is None
 
     def refuse_joined(self, fake: FakeTensor) -> None:
