@@ -288,6 +288,33 @@ def changed_in_a_later_variant(compile: Compile) -> Iterator[Any]:
         yield compiled(torch.ones(size, size), first)
 
 
+def drawn_once(compile: Compile) -> Iterator[Any]:
+    @functools.lru_cache
+    def noise(n: int) -> Tensor:
+        return torch.rand(n)
+
+    program = compile(lambda x: x + noise(x.shape[0]))
+    for size in (2, 3, 4, 3, 4, 5):
+        once, again = program(torch.ones(size)), program(torch.ones(size))
+        yield torch.equal(once, again)
+
+
+def begins_to_require_gradients(compile: Compile) -> Iterator[Any]:
+    @functools.lru_cache
+    def scale(n: int) -> Tensor:
+        return torch.ones(n)
+
+    def program(x: Tensor, changes: bool) -> Tensor:
+        found = scale(x.shape[0])
+        if changes:
+            found.requires_grad_()
+        return x * found
+
+    compiled = compile(program)
+    for size, changes in ((2, False), (3, False), (4, True), (4, False), (3, False), (3, True), (3, False)):
+        yield compiled(torch.ones(size), changes).requires_grad
+
+
 def compared(compile: Compile) -> Iterator[Any]:
     @functools.lru_cache
     def table(n: int) -> Tensor:
@@ -302,6 +329,8 @@ CHANGES = [
     changed_tensor_of_a_size,
     changed_list_of_a_size,
     handed_on,
+    drawn_once,
+    begins_to_require_gradients,
     changed_in_a_later_variant,
     compared,
     cleared_after_a_change,

@@ -35,6 +35,7 @@ from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor, here
 from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.nested_graphs import draws_random
 from kiln.runtime.guards.constant import is_constant
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import ObjectRef
@@ -46,6 +47,7 @@ Cached: TypeAlias = "functools._lru_cache_wrapper[object]"
 MakeBreak = Callable[[], GraphBreak]
 BY_IDENTITY: object = object.__hash__
 SEEN = "its result is changed or handed on, which the next call would see in what the cache holds"
+DRAWS = "it draws random numbers, once for all calls that find its result"
 STALE = "it reads a variable from outside, which may have changed since its result was cached"
 PLAIN_TUPLES = (tuple, torch.Size)
 UNCHANGING = (
@@ -68,11 +70,14 @@ def call_cached(s: CaptureState, function: Cached, source: Source | None, args: 
         kept = keeps and source is not None
         if kept and is_seen(function):
             raise UnsupportedCall(function=name_of(function), why=SEEN)
+        call, first = here(s), len(s.recorder.nodes)
         with reading_nothing(s, function, (*args, *kwargs.values()), kept):
             made = inlined(s, function, source, args, kwargs)
         if kept and source is not None:
             s.guard(AnswerSource(source, s.reference(is_seen)), GuardKind.EQUALS, False)
         if kept and not any(isinstance(arg, Tensor) for arg in (*args, *kwargs.values())):
+            if draws_random(s.recorder.nodes[first:]):
+                raise UnsupportedCall(function=name_of(function), why=DRAWS).before(call)
             s.part(InlinedResults).keep(s, function, made, (*args, *kwargs.values()))
         return made
     plain = [plain_value(s, arg) for arg in rest]
@@ -109,7 +114,7 @@ class InlinedResults:
     def __init__(self) -> None:
         self.functions: list[tuple[Cached, MakeBreak]] = []
         self.objects: list[tuple[Value, MakeBreak]] = []
-        self.tensors: list[tuple[FakeTensor, int, MakeBreak]] = []
+        self.tensors: list[tuple[FakeTensor, tuple[int, bool], MakeBreak]] = []
 
     def keep(self, s: CaptureState, function: Cached, result: Value, given: Iterable[Value]) -> None:
         make_break, known = partial(break_at_seen, function, here(s)), held(s, given)
@@ -118,7 +123,7 @@ class InlinedResults:
         for value in [value for value in made if value.source is None]:
             s.counters.lasting[id(value)] = value, make_break
             if isinstance(value, Tensor) and type(value.fake) is FakeTensor:
-                self.tensors.append((value.fake, value.fake.storage_view.storage.version, make_break))
+                self.tensors.append((value.fake, state_of(value.fake), make_break))
             elif value.python_type() not in UNCHANGING:
                 self.objects.append((value, make_break))
 
@@ -132,10 +137,14 @@ class InlinedResults:
             if is_built(value):
                 raise make_break()
         seen = {id(fake.storage_view.storage) for fake in outputs} if self.tensors else ()
-        for fake, version, make_break in self.tensors:
-            storage = fake.storage_view.storage
-            if storage.version != version or id(storage) in seen:
+        for fake, state, make_break in self.tensors:
+            if state_of(fake) != state or id(fake.storage_view.storage) in seen:
                 raise make_break()
+
+
+def state_of(fake: FakeTensor) -> tuple[int, bool]:
+    """What calls in place change."""
+    return fake.storage_view.storage.version, fake.requires_grad
 
 
 def break_at_seen(function: Cached, call: PastStep) -> GraphBreak:
