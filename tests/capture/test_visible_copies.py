@@ -127,10 +127,19 @@ def requires_it(x: Tensor, y: Tensor) -> tuple[Any, ...]:
     return kept, x
 
 
+def detaches_it(x: Tensor, y: Tensor) -> tuple[Any, ...]:
+    before = x * 2
+    after = before
+    if y.sum() > 0:
+        after = before * y
+    after.detach_()
+    return after, before
+
+
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize(
     "program",
-    [is_it, finds_the_best, unchanged_by_turns, asks_the_object, marks_the_object, is_a_leaf, requires_it],
+    [detaches_it, is_it, finds_the_best, unchanged_by_turns, asks_the_object, marks_the_object, is_a_leaf, requires_it],
     ids=lambda program: program.__name__,
 )
 def test_what_only_the_object_knows_is_as_in_eager(program: Any, grad: bool) -> None:
@@ -188,3 +197,19 @@ def test_gradients_flow_to_what_is_chosen() -> None:
             torch.testing.assert_close(
                 torch.zeros(1) if found is None else found, torch.zeros(1) if wanted is None else wanted
             )
+
+
+def test_a_hook_on_what_a_side_leaves_sees_its_whole_gradient() -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        kept = x
+        if y.sum() > 0:
+            kept = x * y
+        kept.register_hook(lambda gradient: gradient * 10)  # type: ignore[no-untyped-call]
+        return kept + x
+
+    compiled = kiln.compile(program, options={"cache": False})
+    for sign in (1, -1, 1, -1):
+        x, other = [torch.ones(3, requires_grad=True) for _ in range(2)]
+        compiled(x, torch.full((3,), float(sign))).sum().backward()
+        program(other, torch.full((3,), float(sign))).sum().backward()
+        assert x.grad is not None and other.grad is not None and torch.equal(x.grad, other.grad)

@@ -70,14 +70,14 @@ def call_cached(s: CaptureState, function: Cached, source: Source | None, args: 
         kept = keeps and source is not None
         if kept and is_seen(function):
             raise UnsupportedCall(function=name_of(function), why=SEEN)
-        call, first = here(s), len(s.recorder.nodes)
+        place, first = here(s), len(s.recorder.nodes)
         with reading_nothing(s, function, (*args, *kwargs.values()), kept):
             made = inlined(s, function, source, args, kwargs)
         if kept and source is not None:
             s.guard(AnswerSource(source, s.reference(is_seen)), GuardKind.EQUALS, False)
         if kept and not any(isinstance(arg, Tensor) for arg in (*args, *kwargs.values())):
             if draws_random(s.recorder.nodes[first:]):
-                raise UnsupportedCall(function=name_of(function), why=DRAWS).before(call)
+                raise UnsupportedCall(function=name_of(function), why=DRAWS).before(place)
             s.part(InlinedResults).keep(s, function, made, (*args, *kwargs.values()))
         return made
     plain = [plain_value(s, arg) for arg in rest]

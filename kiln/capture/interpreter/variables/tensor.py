@@ -512,6 +512,8 @@ class TensorMethod(NamedMethod):
 
     def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
         name, tensor = self.name, self.owner
+        if name in ("register_hook", "detach_"):
+            s.part(RegionInputs).note_asked(tensor, name)
         if s.see is not None and (seen := s.see(s, name, [tensor, *args], kwargs, True)) is not None:
             return seen
         if name == "is_inference" and tensor.original is None and may_be_inference(s):
