@@ -213,3 +213,16 @@ def test_a_hook_on_what_a_side_leaves_sees_its_whole_gradient() -> None:
         compiled(x, torch.full((3,), float(sign))).sum().backward()
         program(other, torch.full((3,), float(sign))).sum().backward()
         assert x.grad is not None and other.grad is not None and torch.equal(x.grad, other.grad)
+
+
+def test_what_a_side_leaves_is_a_parameter() -> None:
+    def program(x: Tensor, y: Tensor) -> tuple[Tensor, bool]:
+        weight = LAYERS[0].weight if y.sum() > 0 else x * 2
+        return x @ weight, isinstance(weight, nn.Parameter)
+
+    compiled = kiln.compile(program, options={"cache": False})
+    for sign in (1, -1, 1):
+        x, y = torch.ones(3, 3), torch.full((3,), float(sign))
+        found, wanted = compiled(x, y), program(x, y)
+        torch.testing.assert_close(found[0], wanted[0])
+        assert found[1] is wanted[1]

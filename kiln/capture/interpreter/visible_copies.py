@@ -16,6 +16,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import field
 from typing import final
 
+from torch.nn import Parameter
+
 from kiln.capture.interpreter.breaks import PastStep
 from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.data_values import COPY_CHOSEN, COPY_SEEN, Instruction, ValueNeeded
@@ -127,8 +129,8 @@ def refuse_visible_copies(s: CaptureState, outputs: Sequence[FakeTensor]) -> Non
 
 def refuse_asked_copies(s: CaptureState) -> None:
     """Break where a copy is made that was compared with its source, is a key, or was asked what only objects know."""
-    copies = s.part(Copies).made
-    asked = [(value, None) for value in (*s.identities.keys.values(), *s.part(RegionInputs).asked)] if copies else []
+    copies, inputs = s.part(Copies).made, s.part(RegionInputs)
+    asked = [(value, None) for value in (*s.identities.keys.values(), *inputs.asked)] if copies else []
     pairs = [pair for left, right in s.identities.distinct for pair in ((left, right), (right, left))] if copies else []
     for value, other in (*asked, *pairs):
         copy, compared = copies.get(id(storage_of(value))), storage_of(other)
@@ -136,6 +138,12 @@ def refuse_asked_copies(s: CaptureState) -> None:
             continue
         known = [compared, *(copies[id(compared)].sources if id(compared) in copies else ())]
         if other is None or not {id(source) for source in copy.sources}.isdisjoint([id(each) for each in known]):
+            raise ValueNeeded(copy.made_at, copy.step, COPY_SEEN)
+    parameters = [each for each in inputs.by_fake.values() if each.python_type() is Parameter]
+    held = {id(storage_of(parameter)) for parameter in parameters}
+    for value in inputs.asked_kind:
+        copy = copies.get(id(storage_of(value)))
+        if copy is not None and not held.isdisjoint([id(source) for source in copy.sources]):
             raise ValueNeeded(copy.made_at, copy.step, COPY_SEEN)
 
 

@@ -21,7 +21,7 @@ from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Sequence
-from kiln.capture.interpreter.variables.tensor import Tensor
+from kiln.capture.interpreter.variables.tensor import RegionInputs, Tensor
 from kiln.capture.interpreter.variables.weak_references import WeakProxy
 from kiln.runtime.guards.constant import reference
 from kiln.runtime.guards.guard import GuardKind
@@ -96,6 +96,7 @@ def instance_of(s: CaptureState, value: Value, kind: type, cls: type) -> bool:
     check: object = type(cls).__instancecheck__
     if check is type.__instancecheck__ or value.real() is MISSING:
         if isinstance(value, Tensor) and cls is torch.nn.Parameter:
+            s.part(RegionInputs).asked_kind.append(value)
             return kind is torch.nn.Parameter or issubclass(kind, cls)
         return issubclass(kind, cls) or (
             isinstance(value, Object | WeakProxy) and issubclass(claimed_class(s, value), cls)

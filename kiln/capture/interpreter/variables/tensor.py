@@ -317,6 +317,8 @@ class RegionInputs:
     asked_is_leaf: set[int] = field(default_factory=set)
     asked: list[Tensor] = field(default_factory=list)
     """Those of which something was asked, or set, that a copy would answer otherwise."""
+    asked_kind: list[Tensor] = field(default_factory=list)
+    """Those of which it was asked whether they are parameters."""
     asked_of_made: int = 0
     """How often it was asked whether a tensor that the region makes has a gradient."""
     joined: dict[int, ValueNeeded] = field(default_factory=dict)
