@@ -16,6 +16,7 @@ The kinds of steps are in `kiln/plan/steps`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import cycle
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, final
 
 import torch
@@ -94,6 +95,10 @@ class Kernel:
     num_floats: int = 0
     scratch_bytes: int = 0  # static part; a LaunchStep may ask for more
     meta: tuple[tuple[str, Any], ...] = ()
+
+    def written(self, tensors: Sequence[Slot]) -> list[Slot]:
+        """Those of the arguments of a launch, row by row, that the kernel writes."""
+        return [slot for slot, param in zip(tensors, cycle(self.params), strict=False) if param.access != "read"]
 
     def passed_by_value(self) -> frozenset[int]:
         """Positions of the tensors whose element is passed, not its address."""

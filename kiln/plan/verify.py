@@ -134,9 +134,7 @@ class _Verifier:
         wanted = (rows * len(kernel.params), rows * kernel.num_ints, kernel.num_floats)
         if given != wanted:
             self.fail(f"P3: the kernel takes {wanted} tensors, ints and floats, not {given}", step)
-        params = kernel.params * rows
-        written = [slot for slot, param in zip(step.tensors, params, strict=True) if param.access != "read"]
-        self.check_input_writes(written, step)
+        self.check_input_writes(kernel.written(step.tensors), step)
         for slot in step.tensors if kernel.language == "cpp" else ():
             if slot in self.specs and self.specs[slot].device.type != "cpu":
                 self.fail(f"P7: %{slot} is not in CPU memory", step)

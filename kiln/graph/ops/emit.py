@@ -96,8 +96,8 @@ class Emit(Builder):
         return made
 
     def number(self, value: Number | Int | Real, dtype: torch.dtype, device: torch.device) -> Node:
-        """A number, a size or a real number over sizes, as a tensor of rank 0 beside those on `device`: there, or, of
-        real numbers for a GPU, on the CPU."""
+        """A number, a size or a real number over sizes, as a tensor of rank 0 that ops on `device` take. One for a GPU
+        may lie on the CPU: `moved` copies it."""
         if isinstance(value, Real):
             return self.convert(self._real(value, device), dtype)
         return self.constant(value if isinstance(value, Expr) else as_dtype(value, dtype), dtype, device)

@@ -160,16 +160,16 @@ class _Splitter:
         """Whether the recorded part returns memory that the host part passes on, or works in it."""
         sent, kernels = {*self.parts.passed}, {kernel.symbol: kernel for kernel in self.plan.kernels}
         for step in self.parts.recorded:
+            changed: Sequence[Slot | None] = ()
             if isinstance(step, ViewStep) and step.base in sent:
                 sent.add(step.out)
-            elif isinstance(step, AllocateStep) and step.reuse in sent:
-                return True
+            elif isinstance(step, AllocateStep):
+                changed = [step.reuse]
             elif isinstance(step, LaunchStep):
-                params = kernels[step.kernel].params * (len(step.rows) or 1)
-                changed = [slot for slot, param in zip(step.tensors, params, strict=True) if param.access != "read"]
-                if not sent.isdisjoint(changed):
-                    return True
-            elif isinstance(step, AtenStep) and written_arguments(step.target) and not sent.isdisjoint(step.reads()):
+                changed = kernels[step.kernel].written(step.tensors)
+            elif isinstance(step, AtenStep) and written_arguments(step.target):
+                changed = step.reads()
+            if not sent.isdisjoint(changed):
                 return True
         return any([output.slot in sent for output in self.plan.outputs])
 

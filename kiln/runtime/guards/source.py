@@ -275,6 +275,10 @@ class CallSource(StepSource, tag="call"):
         return f"{self.base.text()}({', '.join(given)})"
 
 
+CALL = ModuleGlobalSource("operator", "call")
+"""What calls its first argument, for callables that are no C functions, such as `contextvars.ContextVar.get`."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class ArraySource(StepSource, tag="array", form="torch.from_numpy({0.base})"):

@@ -31,9 +31,7 @@ from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.tensor import from_torch
 from kiln.capture.interpreter.variables.weak_references import WeakReference
 from kiln.runtime.guards.guard import GuardKind
-from kiln.runtime.guards.source import CallSource, ModuleGlobalSource, Source, attribute_path
-
-CALL = ModuleGlobalSource("operator", "call")
+from kiln.runtime.guards.source import CALL, CallSource, Source, attribute_path
 
 
 @handles(weakref.ref.__call__)

@@ -26,7 +26,7 @@ from kiln.capture.interpreter.variables.weak_references import WeakProxy
 from kiln.runtime.guards.constant import reference
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import HEAP_TYPE
-from kiln.runtime.guards.source import CallSource, ItemSource, ModuleGlobalSource
+from kiln.runtime.guards.source import CALL, CallSource, ItemSource, ModuleGlobalSource
 
 
 @handles(isinstance)
@@ -175,7 +175,6 @@ def registered(s: CaptureState, cls: type, kind: type) -> bool:
     return answer
 
 
-CALL = ModuleGlobalSource("operator", "call")
 SUBCLASSES = reference(type.__subclasses__)
 
 

@@ -19,13 +19,12 @@ from kiln.capture.interpreter.variables.builtin import Builtin
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.runtime.guards.constant import reference
 from kiln.runtime.guards.guard import GuardKind
-from kiln.runtime.guards.source import CallSource, ModuleGlobalSource
+from kiln.runtime.guards.source import CALL, CallSource
 from kiln.support.records import dataclass
 
 UNSET = "<no value of the context variable>"
 """What guards take as the default of a variable."""
 
-CALL = ModuleGlobalSource("operator", "call")
 GET = reference(contextvars.ContextVar.get)
 
 
