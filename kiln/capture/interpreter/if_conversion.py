@@ -22,8 +22,7 @@ one side alone makes a result of the region require gradients, the graph is brok
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import field, replace
 from functools import partial
@@ -34,6 +33,15 @@ import torch
 
 from kiln.capture.bytecode.liveness import live_locals
 from kiln.capture.bytecode.postdominators import RETURNS, meeting_points
+from kiln.capture.interpreter.branch_versions import (
+    Beyond,
+    SideVersions,
+    count_once,
+    counts_of,
+    differences,
+    versions_counted,
+    versions_of_inputs,
+)
 from kiln.capture.interpreter.builtins.torch_functions import SETTERS, set_mode
 from kiln.capture.interpreter.copied_tensors import made_by, require_no_views, written_to_copies
 from kiln.capture.interpreter.core import CaptureState, Value
@@ -80,7 +88,6 @@ from kiln.graph.ir.node import Node
 from kiln.graph.ops.breaks import TraceBreak
 from kiln.graph.trace.autograd_edges import edge_of, edges_behind, leaf_of
 from kiln.graph.trace.fake import FakeTensor
-from kiln.graph.trace.finish import counted_versions
 from kiln.graph.trace.log import ControlFlow
 from kiln.graph.trace.nested_graphs import NotNested
 from kiln.graph.trace.storage_view import root_of
@@ -158,8 +165,7 @@ class SideValues:
     """Modes of torch that it leaves with other values."""
     holds: Held | None
     """What it assumes of values."""
-    versions: Counter[int]
-    """How often it changes memory of inputs, by the `id` of its root."""
+    versions: SideVersions
 
 
 def take_both_sides(
@@ -214,7 +220,7 @@ def take_both_sides(
     meeting = meetings[0]
     read_variables(frame)
     entry = AtJump(dict(frame.locals), list(frame.stack), list(frame.handled))
-    began = versions_of_inputs(s)
+    began, versioned = versions_of_inputs(s), set(s.recorder.versioned)
     try:
         for exact, meeting in product((True, False)[len(meetings) == 1 :], meetings):
             sides = [
@@ -229,7 +235,7 @@ def take_both_sides(
                 values = joined(frame, entry, condition, sides, failed, exact, meeting)
             except Differs:
                 continue
-            count_once(s, began, sides)
+            count_once(s, began, versioned, [side.versions for side in sides])
             leave(frame, entry, meeting, sides, values)
             return True
     except (NotNested, TraceBreak) as problem:
@@ -334,8 +340,8 @@ def interpreted_side(
     entry.restore(frame, target)
     before = contents_of_inputs(s)
     held = [item for item in (*entry.locals.values(), *entry.stack) if item is not None and not is_short(s, item)]
-    done, modes, began = list[SideChanges](), mode_values(s), versions_of_inputs(s)
-    with knowing:
+    done, modes, versions = list[SideChanges](), mode_values(s), list[SideVersions]()
+    with knowing, versions_counted(s, versions):
         run = partial(run_side, frame, meeting, held, pushed)
         calls, left = taken_from_log(s, python_taken_back(s, done), run)
     if left[0]:  # the branch is recorded in the modes that it leaves
@@ -345,8 +351,7 @@ def interpreted_side(
     end, values = frame.ip, [returned(frame)] if meeting == len(frame.decoded) else None
     if values is None:
         end, values = meeting, [*[frame.locals.get(name) for name in live_names(frame, meeting)], *frame.stack]
-    versions = versions_of_inputs(s) - began
-    return SideValues(calls, values, end, restored_inputs(s, before), done[0], *left, versions)
+    return SideValues(calls, values, end, restored_inputs(s, before), done[0], *left, versions[0])
 
 
 def is_short(s: CaptureState, value: Value) -> bool:
@@ -444,16 +449,6 @@ def restored_inputs(s: CaptureState, before: Contents) -> list[FakeTensor]:
     return changed
 
 
-def versions_of_inputs(s: CaptureState) -> Counter[int]:
-    return counted_versions(s.recorder.inputs, s.recorder.counted_twice)
-
-
-def count_once(s: CaptureState, began: Mapping[int, int], sides: Sequence[SideValues]) -> None:
-    """Fakes count the changes of all sides that were interpreted since `began`, where one of them is to count."""
-    for root, now in versions_of_inputs(s).items():
-        s.recorder.counted_twice[root] += now - began.get(root, 0) - max([side.versions[root] for side in sides])
-
-
 def live_names(frame: SymbolicFrame, at: int) -> list[str]:
     names = live_locals(frame.decoded)[at]
     return [name for name in frame.code.co_varnames if name in names and name not in frame.cells]
@@ -524,11 +519,17 @@ def joined(
         joining.condition, joining.need = kept_condition(s, condition), failed
     own = {id(state) for meeting in written for state in (meeting.left, meeting.right)}
     sides, held = with_assumptions(s, sides)
-    results = joined_tensors(s, condition, sides, [*joining.all_pairs(), *held], failed, own)
+    beyond = differences(s, [side.versions for side in sides])
+    sides, counts = with_counts(s, sides, beyond)
+    results = joined_tensors(s, condition, sides, [*joining.all_pairs(), *held, *counts], failed, own)
+    found = [results.pop() for _ in beyond]
     if held:
         assumed_behind(s, results.pop(), next(side.holds[1] for side in sides if side.holds is not None))
     joining.take_results(results)
-    return joining.build_sides(s, values, meetings, changes)
+    done = joining.build_sides(s, values, meetings, changes)
+    for counted in beyond:
+        counted.note(s, cast(Tensor, found.pop()), len(s.part(Conversions).active) == 1)
+    return done
 
 
 def lasting(frame: SymbolicFrame, sides: Sequence[SideValues], meetings: list[Meeting], returns: bool) -> list[Meeting]:
@@ -566,6 +567,18 @@ def with_assumptions(s: CaptureState, sides: Sequence[SideValues]) -> tuple[list
             pair.append(side.holds[0])
         done.append(side)
     return done, [(pair[0], pair[1])]
+
+
+def with_counts(
+    s: CaptureState, sides: Sequence[SideValues], beyond: Sequence[Beyond]
+) -> tuple[list[SideValues], list[Pair]]:
+    """How often the sides change inputs as more results, where one does more often than the other."""
+    done, made = list[SideValues](), list[list[Tensor]]()
+    for number, side in enumerate(sides):
+        more, counts = taken_from_log(s, nullcontext(), partial(counts_of, s, beyond, number))
+        done.append(replace(side, calls=(*side.calls, *more)))
+        made.append(counts)
+    return done, list(zip(*made, strict=True))
 
 
 def kept_condition(s: CaptureState, condition: Tensor) -> Value:

@@ -77,8 +77,8 @@ def refuse_without_memory(nodes: Iterable[Node]) -> None:
 
 def counted_versions(records: Sequence[InputRecord], counted_twice: Mapping[int, int]) -> Counter[int]:
     """How often the inputs in one memory were changed in place, by the `id` of its root. Some operators do not count on
-    fakes: the version of what they change rises by at least one all the same. Of a branch it is the side that changes
-    it more."""
+    fakes: the version of what they change rises by at least one all the same. Of a branch it is what both sides count
+    (`branch_versions.py` of the interpreter has the rest)."""
     versions = Counter({root: -count for root, count in counted_twice.items()})
     for record in records:
         if isinstance(record.fake, FakeTensor):

@@ -182,7 +182,7 @@ class Recorder:
         self.inputs = self.table.records
         self.forgotten = self._mode.forgotten
         self.distinct, self.conjugates = self._mode.distinct, self._mode.conjugates
-        self.counted_twice = self._mode.counted_twice
+        self.counted_twice, self.versioned = self._mode.counted_twice, self._mode.versioned
         self.nodes = self.emit.nodes
         self._casts = Casts()
         self._names: dict[Target, str] = {}
