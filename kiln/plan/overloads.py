@@ -54,8 +54,11 @@ def is_collective(target: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def is_random(target: str) -> bool:
-    """Whether the overload draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in getattr(find_overload(target), "tags", ())
+    """Whether the overload draws random numbers. A backward of attention gets the seed that its forward drew."""
+    overload = find_overload(target)
+    if torch.Tag.nondeterministic_seeded not in getattr(overload, "tags", ()):
+        return False
+    return not any(argument.name == GIVEN_SEED for argument in overload._schema.arguments)
 
 
 def draws(target: str, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
@@ -71,6 +74,7 @@ def draws(target: str, args: Sequence[object], kwargs: Mapping[str, object]) -> 
 
 
 DROPPED_SHARE = "dropout_p"
+GIVEN_SEED = "philox_seed"
 
 
 @lru_cache(maxsize=1024)

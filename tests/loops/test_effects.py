@@ -12,6 +12,7 @@ from kiln.graph.ir.node import Node
 from kiln.graph.prims.rows import PRIMS
 from kiln.loops.fusion.schedule import schedule
 from kiln.loops.kernel.launches.interpret import run_kernel_program
+from kiln.loops.lowering.checks import checks_first
 from kiln.loops.lowering.errors import NoLowering
 from kiln.loops.program.interpret import run_program
 from kiln.loops.program.verify import verify_program
@@ -92,3 +93,20 @@ def test_complex_numbers_that_need_several_calls_are_refused_with_a_code() -> No
                          TensorSpec(torch.complex64, (), ()))  # fmt: skip
     with pytest.raises(NoLowering, match="is not a single ATen call"):
         lowered(g.done(g.builder.node("pad", z, one, low=(1,), high=(0,)))[0])
+
+
+def test_a_check_does_not_wait_for_a_backward_that_draws_nothing() -> None:
+    """Checks come first in a step that writes, with what draws random numbers in front of them: not a backward of
+    attention, which gets the seed of its forward, and with it the whole chain of gradients."""
+    g = Env()
+    upstream, q, k, v, out = [g.tensor(1, 2, 8, 16) for _ in range(5)]
+    lse, weight = g.tensor(1, 2, 8), g.tensor(16)
+    states = upstream, q, k, v, out, lse, *[g.tensor(make=lambda shape: torch.tensor(0)) for _ in range(2)]
+    target = "aten._scaled_dot_product_cudnn_attention_backward.default"
+    for dropped in (0.0, 0.5):
+        args = (*states, None, None, None, 8, 8, dropped, False)
+        attrs = {"target": target, "args": args, "kwargs": {}}
+        g.builder.add(PRIMS["aten"], states, attrs, (q.tensor, k.tensor, v.tensor))
+    g.builder.add(PRIMS["assert"], (g.all(g.gt(weight, 0.0), axes=(0,)),), {"message": "it is positive"}, ())
+    order = [node.op.name for node in checks_first(g.builder.nodes, writes=True)]
+    assert order.index("assert") < order.index("aten")

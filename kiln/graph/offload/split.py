@@ -28,7 +28,7 @@ from kiln.graph.ir.rewrite import has_effect, symbols_in, users_of
 from kiln.graph.ir.text import value_names
 from kiln.graph.offload.part import GraphBackend
 from kiln.graph.prims.table import Kind
-from kiln.plan.overloads import find_overload, is_random
+from kiln.plan.overloads import draws, is_random
 from kiln.support.records import dataclass
 from kiln.symbolic import Symbol
 from kiln.tensor.spec import ScalarSpec, Spec, TensorSpec
@@ -92,26 +92,18 @@ def split(graph: Graph, backend: GraphBackend) -> Split:
 
 def refusal(node: Node, backend: GraphBackend) -> str:
     """Why a node stays, be it for all backends; "" if it may go."""
-    if has_effect(node) and not drops_nothing(node):
-        return "an effect"
-    if is_random_node(node) and not drops_nothing(node):
-        return "random numbers are drawn in eager's order"
+    if keeps_order(node):
+        return "an effect" if has_effect(node) else "random numbers are drawn in eager's order"
     specs = [node.spec, *[value.spec for value in node.inputs]]
     return backend.refusal(node) if all(map(is_dense, specs)) else "a number of the host"
 
 
-def is_random_node(node: Node) -> bool:
-    return node.op.kind in (Kind.RANDOM, Kind.DRAW) or ("target" in node.attrs and is_random(node.attrs["target"]))
-
-
-def drops_nothing(node: Node) -> bool:
-    """Whether it is a call whose only random part is a dropout of probability 0."""
+def keeps_order(node: Node) -> bool:
+    """Whether it stays in order with others: it has an effect, or draws random numbers."""
     target = node.attrs.get("target")
-    if target is None or not is_random(target):
-        return False
-    arguments = enumerate(find_overload(target)._schema.arguments)
-    places = [place for place, argument in arguments if argument.name == "dropout_p"]
-    return bool(places) and (len(node.attrs["args"]) <= places[0] or node.attrs["args"][places[0]] == 0)
+    if target is not None and is_random(target):
+        return draws(target, node.attrs["args"], node.attrs["kwargs"])
+    return has_effect(node) or node.op.kind in (Kind.RANDOM, Kind.DRAW)
 
 
 def is_dense(spec: Spec | None) -> bool:
@@ -187,7 +179,7 @@ class Splitter:
             if node not in self.refused:
                 self.depth[node] = max([0, *[self.depth[value] + (value in self.refused) for value in before]])
                 continue
-            ordered = (has_effect(node) or is_random_node(node)) and not drops_nothing(node)
+            ordered = keeps_order(node)
             before += last_in_order if ordered else []
             self.depth[node] = max([-1, *[self.depth[value] for value in before]])
             if ordered:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import is_assumption
 from kiln.graph.prims.table import Kind
-from kiln.plan.overloads import is_random
+from kiln.plan.overloads import draws
 
 
 def last_check(nodes: Sequence[Node]) -> int:
@@ -46,5 +46,5 @@ def checks_first(nodes: list[Node], writes: bool) -> list[Node]:
 
 def _keeps_its_place(node: Node) -> bool:
     if node.op.kind is Kind.LIBRARY:
-        return is_random(str(node.attrs["target"]))
+        return draws(str(node.attrs["target"]), node.attrs["args"], node.attrs["kwargs"])
     return node.op.kind in (Kind.EFFECT, Kind.RANDOM, Kind.NESTED)
