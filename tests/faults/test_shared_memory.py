@@ -384,3 +384,48 @@ def test_results_of_a_whole_step_that_are_parts_of_one_tensor(form: str, order: 
         torch.testing.assert_close(found, expected)
         found[0].zero_(), expected[0].zero_()
         torch.testing.assert_close(found, expected)
+
+
+class Holder:
+    held: torch.Tensor
+
+
+def written_behind_a_break(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    y.unsqueeze_(0)
+    y.add_(3)
+    return x * 2
+
+
+def read_behind_a_write(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    y.add_(3)
+    return Holder.held * 2
+
+
+def read_as_bits(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    y.add_(3)
+    return Holder.held.view(torch.int32) + 1
+
+
+OVERLAPPING_PARTS: list[Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]] = [
+    lambda t: (torch.zeros(3, 4), t[:, 1:]),
+    lambda t: (t, t[:, 1:]),
+    lambda t: (t[:, :2], t[:, 1:]),
+    lambda t: (t[:2], t[1:]),
+    lambda t: (t[1:], t),
+]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("program", [written_behind_a_break, read_behind_a_write, read_as_bits])
+def test_a_write_is_seen_through_an_input_that_is_read_later(
+    program: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], dynamic: bool | None
+) -> None:
+    for first in range(len(OVERLAPPING_PARTS)):
+        compiled = kiln.compile(program, dynamic=dynamic, options={"cache": False})
+        for parts in (*OVERLAPPING_PARTS[first:], *OVERLAPPING_PARTS[:first]):
+            results = []
+            for function in (compiled, program):
+                x, y = parts(torch.zeros(3, 4))
+                Holder.held = x
+                results.append(function(x, y))
+            torch.testing.assert_close(*results)

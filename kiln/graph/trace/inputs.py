@@ -277,6 +277,7 @@ def refusal(real: torch.Tensor, subclass: bool) -> str:
 
 
 OVERLAPPING = "memory of partially overlapping inputs"
+WRITTEN = "its memory is partly that of an input which was written before this one is read"
 
 
 @final
@@ -284,7 +285,8 @@ class SharedMemory:
     """Which inputs share memory, so that a write to one changes the other.
 
     Of two that overlap, the one that contains the other is the root and the other a view of it, with an input node of
-    its own until the first write. If neither contains the other, writes break the graph.
+    its own until the first write. If neither contains the other, writes break the graph. So does a new input that a
+    written one does not contain: nothing in the graph would see the write through it.
     """
 
     def __init__(self) -> None:
@@ -298,6 +300,8 @@ class SharedMemory:
         if not real.numel():
             return view
         others = self._views.setdefault(real.untyped_storage()._cdata, [])
+        if any([other.storage.version and is_late(view, other) for other in others]):
+            raise UnsupportedInput(name=node.attrs["name"], reason=WRITTEN)
         for other in others:
             self._relate(view, other)
         others.append(view)
@@ -321,6 +325,15 @@ class SharedMemory:
             old.storage.root = new
         else:
             new.storage.unwritable = old.storage.unwritable = OVERLAPPING
+
+
+def is_late(new: StorageView, written: StorageView) -> bool:
+    """Whether memory of a new input may have been changed through another one that does not contain it."""
+    mine, theirs = extent(new.spec), extent(written.spec)
+    if mine is None or theirs is None:
+        return True
+    within = theirs[0] <= mine[0] and mine[1] <= theirs[1] and new.spec.dtype is written.spec.dtype
+    return not within and mine[0] < theirs[1] and theirs[0] < mine[1]
 
 
 def join(view: StorageView, storage: FakeStorage) -> None:
