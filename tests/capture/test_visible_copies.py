@@ -136,10 +136,52 @@ def detaches_it(x: Tensor, y: Tensor) -> tuple[Any, ...]:
     return after, before
 
 
+def moves_it(x: Tensor, y: Tensor) -> tuple[Any, ...]:
+    x = x.detach()
+    kept = x
+    if y.sum() > 0:
+        kept = x * y
+    kept.data = y * 3
+    return kept, x, kept is x
+
+
+def moves_the_one_before(x: Tensor, y: Tensor) -> tuple[Any, ...]:
+    x = x.detach()
+    kept = x
+    if y.sum() > 0:
+        kept = x * y
+    x.data = y * 3
+    return kept * 1, kept is x
+
+
+def requires_the_one_before(x: Tensor, y: Tensor) -> tuple[Any, ...]:
+    x = x.detach()
+    kept = x
+    if y.sum() > 0:
+        kept = x * y
+    x.requires_grad_()
+    return (kept * 1,)
+
+
+def detaches_the_one_before(x: Tensor, y: Tensor) -> tuple[Any, ...]:
+    before = x * 2
+    after = before
+    if y.sum() > 0:
+        after = before * y
+    before.detach_()
+    return (after * 1,)
+
+
+OF_OBJECTS = [
+    *(detaches_it, is_it, finds_the_best, unchanged_by_turns, asks_the_object, marks_the_object, is_a_leaf),
+    *(requires_it, moves_it, moves_the_one_before, requires_the_one_before, detaches_the_one_before),
+]
+
+
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize(
     "program",
-    [detaches_it, is_it, finds_the_best, unchanged_by_turns, asks_the_object, marks_the_object, is_a_leaf, requires_it],
+    OF_OBJECTS,
     ids=lambda program: program.__name__,
 )
 def test_what_only_the_object_knows_is_as_in_eager(program: Any, grad: bool) -> None:

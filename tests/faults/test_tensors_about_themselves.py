@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -63,3 +63,43 @@ def test_a_detached_result_is_no_view_of_its_argument() -> None:
         detached, viewed, part = compiled(x, x)
         assert not detached._is_view() and detached._base is None and detached.data_ptr() == x.data_ptr()
         assert viewed._is_view() and part._is_view()
+
+
+def item_of_its_dict(x: Tensor, y: Tensor) -> Any:
+    x.__dict__["mark"] = 3
+    return getattr(x, "mark", None), getattr(y, "mark", None)
+
+
+def dict_of_a_result(x: Tensor, y: Tensor) -> Any:
+    made = x * 2
+    made.__dict__["mark"] = 3
+    return getattr(made, "mark", None)
+
+
+def moved(x: Tensor, y: Tensor) -> Any:
+    x.data = torch.zeros(2)
+    return y + 1
+
+
+@pytest.mark.parametrize("program", [item_of_its_dict, dict_of_a_result, moved])
+@pytest.mark.parametrize("same", [(False, True), (True, False)])
+def test_a_tensor_that_is_set_may_be_another_argument(program: Callable[..., Any], same: tuple[bool, ...]) -> None:
+    compiled = kiln.compile(program)
+    for one in same:
+        results = []
+        for function in (compiled, program):
+            x = torch.ones(2)
+            results.append(function(x, x if one else torch.ones(2)))
+        torch.testing.assert_close(*results)
+
+
+def test_a_dict_of_the_program_may_be_that_of_a_tensor() -> None:
+    def program(x: Tensor, items: dict[str, int]) -> Any:
+        before = getattr(x, "mark", None)
+        items["mark"] = 3
+        return before, getattr(x, "mark", None)
+
+    compiled = kiln.compile(program)
+    for is_own in (False, True, False):
+        x = torch.ones(2)
+        assert compiled(x, x.__dict__ if is_own else {}) == ((None, 3) if is_own else (None, None))

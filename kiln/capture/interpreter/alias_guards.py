@@ -15,6 +15,7 @@ from collections.abc import Iterable
 
 import torch
 
+from kiln.capture.interpreter.builtins.tensor_data import DataEffect
 from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.effects import ContentsEffect
 from kiln.capture.interpreter.variables.function import CellEffect
@@ -37,6 +38,7 @@ def alias_guards(s: CaptureState) -> None:
         if isinstance(value, SHARED) and value.source is not None:
             one_group(s, [value.source, *sources])
     changed_objects(s)
+    moved_tensors(s)
     cells(s)
     for left, right in s.identities.distinct:
         if left.source is not None and right.source is not None and left.python_type() is right.python_type():
@@ -91,6 +93,12 @@ def changed_objects(s: CaptureState) -> None:
     instance_dicts(s, written)
 
 
+def moved_tensors(s: CaptureState) -> None:
+    """A tensor whose memory is set must not be the same as another input."""
+    if any(isinstance(effect, DataEffect) for effect in s.effects):
+        several_groups(s, [[tensor.source] for tensor in s.part(RegionInputs).tensors])
+
+
 def instance_dicts(s: CaptureState, written: set[int]) -> None:
     """A dict argument must not be the `__dict__` of an object that the program reads, if either is changed."""
     known = [
@@ -101,7 +109,8 @@ def instance_dicts(s: CaptureState, written: set[int]) -> None:
     compared = {id(value) for value in s.identities.owners.values()}
     used = [value for value in known if id(value) in written or id(value) in compared or was_read(value)]
     dicts = [value for value in used if isinstance(value, Dict) and type(value.source) is LocalSource]
-    owners = [value for value in used if isinstance(value, Object) and has_plain_dict(value)]
+    owners: list[Value] = [value for value in used if isinstance(value, Object) and has_plain_dict(value)]
+    owners += [value for value in s.identities.owners.values() if isinstance(value, Tensor)]
     if dicts and owners and any(id(value) in written for value in (*dicts, *owners)):
         paths = [value.source for value in dicts] + [
             AttrSource(owner.source, "__dict__") for owner in owners if owner.source

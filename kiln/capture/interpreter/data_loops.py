@@ -533,7 +533,8 @@ def note_copies(
         made = cast(Tensor, result).fake.storage_view.storage
         sources = [storage, *[given.fake.storage_view.storage for given in before]]
         sources += [other for each in sources if id(each) in copies for other in copies[id(each)].sources]
-        copies[id(made)] = Copy(made, sources, [each.version for each in (made, *sources)], failed.made_at, failed.step)
+        versions, first = [each.version for each in (made, *sources)], len(s.part(RegionInputs).set_on)
+        copies[id(made)] = Copy(made, sources, versions, failed.made_at, failed.step, first)
 
 
 def is_alike(s: CaptureState, a: TensorSpec, b: TensorSpec) -> bool:

@@ -38,6 +38,8 @@ class Copy:
     versions: list[int]
     made_at: Instruction
     step: PastStep
+    first_set: int
+    """How many settings of state were before it, see `RegionInputs.set_on`."""
     can_be_chosen: bool = False
 
 
@@ -68,7 +70,8 @@ def note_copy(
     if sources:
         made = result.fake.storage_view.storage
         versions = [storage.version for storage in (made, *sources)]
-        copies[id(made)] = Copy(made, sources, versions, failed.made_at, failed.step, can_be_chosen)
+        first = len(s.part(RegionInputs).set_on)
+        copies[id(made)] = Copy(made, sources, versions, failed.made_at, failed.step, first, can_be_chosen)
 
 
 def is_choosable(
@@ -128,7 +131,8 @@ def refuse_visible_copies(s: CaptureState, outputs: Sequence[FakeTensor]) -> Non
 
 
 def refuse_asked_copies(s: CaptureState) -> None:
-    """Break where a copy is made that was compared with its source, is a key, or was asked what only objects know."""
+    """Break where a copy is made that was compared with its source, is a key, or was asked what only objects know, or
+    where the memory or autograd's state of one of both was set behind it."""
     copies, inputs = s.part(Copies).made, s.part(RegionInputs)
     asked = [(value, None) for value in (*s.identities.keys.values(), *inputs.asked)] if copies else []
     pairs = [pair for left, right in s.identities.distinct for pair in ((left, right), (right, left))] if copies else []
@@ -138,6 +142,10 @@ def refuse_asked_copies(s: CaptureState) -> None:
             continue
         known = [compared, *(copies[id(compared)].sources if id(compared) in copies else ())]
         if other is None or not {id(source) for source in copy.sources}.isdisjoint([id(each) for each in known]):
+            raise ValueNeeded(copy.made_at, copy.step, COPY_SEEN)
+    for copy in copies.values():
+        changed = {id(storage) for storage in inputs.set_on[copy.first_set :]}
+        if not changed.isdisjoint([id(storage) for storage in (copy.result, *copy.sources)]):
             raise ValueNeeded(copy.made_at, copy.step, COPY_SEEN)
     parameters = [each for each in inputs.by_fake.values() if each.python_type() is Parameter]
     held = {id(storage_of(parameter)) for parameter in parameters}

@@ -19,6 +19,7 @@ from kiln.capture.interpreter.breaks import GraphBreak, PastStep, Raised, Unsupp
 from kiln.capture.interpreter.builtins.backward_reads import backward_frame
 from kiln.capture.interpreter.core import Args, CaptureState, Kwargs, Value
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
+from kiln.capture.interpreter.variables.input_names import InputNames
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Tuple
@@ -34,7 +35,7 @@ from kiln.capture.interpreter.variables.subclass import (
     run_dispatched,
     subclassed,
 )
-from kiln.capture.interpreter.variables.tensor import RegionInputs, Tensor, here, input_name
+from kiln.capture.interpreter.variables.tensor import Tensor, here
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.log import Target, target_name
 from kiln.graph.trace.outer import make_outer
@@ -154,7 +155,7 @@ class CapturedOuter:
         if value.source is not None:
             real = value.original
             record = s.recorder.table.find(real) or s.recorder.table.add_outer(
-                real, input_name(s.part(RegionInputs), value.source), value.source, part.outer
+                real, s.part(InputNames).name(value.source), value.source, part.outer
             )
             record.kept = True
             return

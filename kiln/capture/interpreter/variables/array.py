@@ -31,10 +31,11 @@ from kiln.capture.interpreter.core import (
 )
 from kiln.capture.interpreter.variables.bound_method import NamedMethod
 from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.input_names import InputNames
 from kiln.capture.interpreter.variables.object import wrap_object
 from kiln.capture.interpreter.variables.sequence import List, Slice, Tuple
 from kiln.capture.interpreter.variables.symbolic import Symbolic
-from kiln.capture.interpreter.variables.tensor import RegionInput, RegionInputs, Tensor, input_name, record
+from kiln.capture.interpreter.variables.tensor import RegionInput, RegionInputs, Tensor, record
 from kiln.runtime.guards.source import ArraySource, Source
 from kiln.support.optional import load
 from kiln.support.records import dataclass
@@ -326,7 +327,7 @@ def array_input(s: CaptureState, real: NumpyObject, source: Source) -> TracedArr
     inputs, path = s.part(RegionInputs), ArraySource(source)
     tensor = torch.from_numpy(real.__array__())
     dims = s.policy.dims(tensor, path) if tensor.numel() else None
-    fake = s.recorder.add_tensor(tensor, input_name(inputs, path), path, dims)
+    fake = s.recorder.add_tensor(tensor, s.part(InputNames).name(path), path, dims)
     for size in fake.shape:
         if isinstance(size, torch.SymInt):
             s.recorder.env.assume(rel_lt(0, size.node.value))  # NumPy's errors for empty arrays are others

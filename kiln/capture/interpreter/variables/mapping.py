@@ -470,6 +470,13 @@ def fresh(s: CaptureState, real: Any) -> Value:
     return s.wrap(real, None)
 
 
+def claim_dict(s: CaptureState, owner: Value, content: object) -> None:
+    """Let `owner` stand for its `__dict__`. Breaks the graph if that is a dict of the program, too."""
+    if id(content) in s.identities.objects:
+        raise owner.unsupported("access by attribute", "its `__dict__` is also reached on a path of its own")
+    s.identities.owners.setdefault(id(content), owner)
+
+
 @wraps(dict, OrderedDict, types.MappingProxyType, defaultdict)
 def wrap_dict(s: CaptureState, real: Mapping[Token, object], source: Source | None) -> Value:
     def make() -> Value:

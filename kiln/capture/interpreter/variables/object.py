@@ -68,7 +68,7 @@ from kiln.capture.interpreter.variables.foreign import ForeignPart, is_written
 from kiln.capture.interpreter.variables.function import handler_of
 from kiln.capture.interpreter.variables.hashed_key import guard_identity, hashed_key, refers_by_identity
 from kiln.capture.interpreter.variables.made_descriptor import MadeDescriptor, lacks_accessor
-from kiln.capture.interpreter.variables.mapping import Dict
+from kiln.capture.interpreter.variables.mapping import Dict, claim_dict
 from kiln.capture.interpreter.variables.sequence import List, Tuple
 from kiln.capture.interpreter.variables.sets import Set
 from kiln.native._frames import Dispatcher
@@ -165,10 +165,7 @@ class Object(Value):
             content: dict[str, object] = object.__getattribute__(self.original, "__dict__")
         except AttributeError:
             return None
-        if id(content) not in s.identities.owners:
-            s.identities.owners[id(content)] = self
-            if id(content) in s.identities.objects:
-                raise self.unsupported("access by attribute", "its `__dict__` is also reached on a path of its own")
+        claim_dict(s, self, content)
         return content
 
     def had_attr(self, name: str) -> bool:

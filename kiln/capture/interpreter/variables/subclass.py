@@ -35,6 +35,7 @@ from kiln.capture.interpreter.core import (
     Value,
 )
 from kiln.capture.interpreter.variables.builtin import Builtin
+from kiln.capture.interpreter.variables.input_names import InputNames
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple
@@ -48,7 +49,6 @@ from kiln.capture.interpreter.variables.tensor import (
     Tensor,
     TensorMethod,
     from_torch,
-    input_name,
     record,
 )
 from kiln.capture.interpreter.variables.tensor_names import (
@@ -218,14 +218,14 @@ def subclass_input(s: CaptureState, real: torch.Tensor, source: Source) -> Value
     s.guard_type(value)
     if not is_wrapper_class(cls):
         inputs = s.part(RegionInputs)
-        fake = s.recorder.add_tensor(real, input_name(inputs, source), source, s.policy.dims(real, source), True)
+        fake = s.recorder.add_tensor(real, s.part(InputNames).name(source), source, s.policy.dims(real, source), True)
         inner = inputs.by_fake[id(fake)] = Tensor(fake, source, real)
         inputs.tensors.append(RegionInput(inner.fake, source, real))
         return new_subclass(s, value, inner.fake, Tensor(fake))
     s.guard(source, GuardKind.TENSOR, tensor_expectation(real))
     if not real.requires_grad:
         return new_subclass(s, value, make_outer(real), None)
-    record = s.recorder.table.add_outer(real, input_name(s.part(RegionInputs), source), source)
+    record = s.recorder.table.add_outer(real, s.part(InputNames).name(source), source)
     assert isinstance(record.fake, FakeTensor)
     return new_subclass(s, value, record.fake, None)
 

@@ -8,7 +8,6 @@ x.item()         depends on the value                       ->  graph break
 from __future__ import annotations
 
 import operator
-import re
 import types
 from collections.abc import Callable, Hashable
 from dataclasses import field
@@ -66,7 +65,8 @@ from kiln.capture.interpreter.speculation import known_truth
 from kiln.capture.interpreter.variables.bound_method import NamedMethod
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.index_range import IndexRange
-from kiln.capture.interpreter.variables.mapping import Dict
+from kiln.capture.interpreter.variables.input_names import InputNames
+from kiln.capture.interpreter.variables.mapping import Dict, claim_dict
 from kiln.capture.interpreter.variables.sequence import List, Slice, Tuple
 from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.capture.interpreter.variables.tensor_names import (
@@ -87,8 +87,9 @@ from kiln.graph.trace.log import Target, target_name
 from kiln.graph.trace.mode import Conjugate
 from kiln.graph.trace.recorder import changes_state, recording
 from kiln.graph.trace.set_data import set_data
+from kiln.graph.trace.storage_view import FakeStorage
 from kiln.runtime.guards.guard import GuardKind
-from kiln.runtime.guards.source import DictAttrSource, ItemSource, LocalSource, OffsetSource, Source
+from kiln.runtime.guards.source import DictAttrSource, OffsetSource, Source
 from kiln.support.records import dataclass
 from kiln.symbolic import DataDependentSize, NoHint, Symbol
 from kiln.symbolic.expr import Expr
@@ -98,6 +99,7 @@ INDEX_DTYPES = (torch.int8, torch.int16, torch.int32, torch.int64)
 """Of a tensor of rank 0 that is an index like a number. One of bool or uint8 is a mask."""
 PLAIN_ENTRIES = (int, float, str, bool, type(None))
 """Types of constants that a program may keep on a tensor's class."""
+SETS_STATE = ("data", "requires_grad_", "detach_")
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -180,8 +182,10 @@ class Tensor(Value):
         if name in RECORDED_ATTRIBUTES:
             return record(s, getattr, [self, s.const(name)], {})
         found = s.classes.lookup(self.python_type(), name)
-        if self.original is not None and name in self.original.__dict__:
-            return s.wrap(self.original.__dict__[name], DictAttrSource(self.source, name) if self.source else None)
+        if self.original is not None:
+            claim_dict(s, self, content := self.original.__dict__)
+            if name in content:
+                return s.wrap(content[name], DictAttrSource(self.source, name) if self.source else None)
         s.hides_nothing(self, name)
         if found is None:
             s.part(RegionInputs).note_asked(self, name)
@@ -203,6 +207,8 @@ class Tensor(Value):
         if s.classes.lookup(self.python_type(), name) is not None or self.python_type() not in PLAIN_TYPES:
             raise UnsupportedAttribute(name=name, type="Tensor", why="setting torch's attributes is not supported")
         s.counters.unguarded += 1  # a repeated layer would write to another tensor
+        if self.original is not None:
+            claim_dict(s, self, self.original.__dict__)
         if value is None and (name not in self.attrs or self.attrs[name] is None):
             self.get_attr(s, name)
         self.attrs[name] = value
@@ -310,13 +316,11 @@ class RegionInputs:
     tensors: list[RegionInput] = field(default_factory=list)
     """In the order in which they were found."""
     by_fake: dict[int, Tensor] = field(default_factory=dict)
-    names: dict[str, int] = field(default_factory=dict)
-    """How often the name of an input was used."""
-    words: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """The words of a path (by `id` of its source), for the name of an input."""
     asked_is_leaf: set[int] = field(default_factory=set)
     asked: list[Tensor] = field(default_factory=list)
     """Those of which something was asked, or set, that a copy would answer otherwise."""
+    set_on: list[FakeStorage] = field(default_factory=list)
+    """What tensors held when their memory or autograd's state of them was set, in order."""
     asked_kind: list[Tensor] = field(default_factory=list)
     """Those of which it was asked whether they are parameters."""
     asked_of_made: int = 0
@@ -330,6 +334,8 @@ class RegionInputs:
     final_checks: list[FinalCheck] = field(default_factory=list)
 
     def note_asked(self, tensor: Tensor, name: str) -> None:
+        if name in SETS_STATE and not is_wrapped(tensor.fake):
+            self.set_on.append(tensor.fake.storage_view.storage)
         if name == "is_leaf":
             self.asked_is_leaf.add(id(tensor.fake))
         if name not in METADATA_ATTRIBUTES or (name == "is_leaf" and tensor.fake.requires_grad):
@@ -552,7 +558,7 @@ class TensorMethod(NamedMethod):
 def number_input(s: CaptureState, real: int | float, source: Source) -> Value:
     """A number from outside that becomes an input of the region."""
     s.guard(source, GuardKind.TYPE_IS, s.reference(type(real)))
-    name, is_truth = input_name(s.part(RegionInputs), source), type(real) is bool
+    name, is_truth = s.part(InputNames).name(source), type(real) is bool
     made = s.recorder.add_scalar(int(real) if is_truth else real, name, source)
     return Symbolic(made != 0, source, Symbolic(made)) if is_truth else Symbolic(made, source)
 
@@ -765,35 +771,7 @@ def _input(s: CaptureState, real: torch.Tensor, source: Source | None) -> Tensor
     if source is None:
         return Tensor(s.recorder.add_constant(real), None, real)
     inputs = s.part(RegionInputs)
-    fake = s.recorder.add_tensor(real, input_name(inputs, source), source, s.policy.dims(real, source))
+    fake = s.recorder.add_tensor(real, s.part(InputNames).name(source), source, s.policy.dims(real, source))
     value = inputs.by_fake[id(fake)] = Tensor(fake, source, real)
     inputs.tensors.append(RegionInput(value.fake, source, real))
     return value
-
-
-def input_name(inputs: RegionInputs, source: Source) -> str:
-    """The name of a placeholder: the argument's, or made from the path."""
-    if isinstance(source, LocalSource):
-        base = source.name
-    else:
-        base = "_".join(words_of(source, inputs.words))
-    taken = inputs.names
-    taken[base] = taken.get(base, -1) + 1
-    return f"{base}_{taken[base]}" if taken[base] else base
-
-
-def words_of(source: Source, known: dict[int, tuple[str, ...]]) -> tuple[str, ...]:
-    """The meaningful words of a path; `known` caches those of its bases, which many inputs share."""
-    found = known.get(id(source))
-    if found is None:
-        if isinstance(source, DictAttrSource | ItemSource):
-            own = source.name if isinstance(source, DictAttrSource) else repr(source.key)
-            before = words_of(source.base, known)
-        else:
-            own, before = source.text(), ()
-        found = known[id(source)] = (*before, *[part for part in WORDS.findall(own) if part not in NOISE])
-    return found
-
-
-WORDS = re.compile(r"\w+")
-NOISE = frozenset(("__dict__", "_parameters", "_modules", "_buffers"))
