@@ -313,6 +313,13 @@ def test_changing_numbers_that_an_operator_refuses() -> None:
         assert_like_eager(compiled, torch.celu_, X.clone(), number)
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_negative_pad_that_changes_may_not_cut_off_more_than_there_is(dynamic: bool | None) -> None:
+    compiled = kiln.compile(lambda x, a, b: F.pad(x, (a, -b)), dynamic=dynamic)
+    for low, cut in ((1, 2), (2, 1), (0, 3), (2, 5), (-1, 3), (3, 2)):
+        assert_like_eager(compiled, lambda x, a, b: F.pad(x, (a, -b)), X, low, cut)
+
+
 @pytest.mark.parametrize("sizes", [(3, 0), (0, 3, 0)])
 def test_reshape_of_no_elements_to_an_unknown_size(sizes: tuple[int, ...]) -> None:
     def program(x: torch.Tensor) -> torch.Tensor:

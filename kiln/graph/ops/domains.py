@@ -40,6 +40,7 @@ REFUSED_BY: Sequence[tuple[frozenset[str], tuple[str, ...]]] = (
         "relu.default", "relu6.default", "hardtanh.default",
         "threshold.default", "trace.default", "_safe_softmax.default")),
     (frozenset({BOOL, INTEGER, COMPLEX}), ("round.decimals",)),
+    (frozenset({INTEGER, FLOAT, COMPLEX}), ("_is_all_true.default", "_is_any_true.default")),
     (frozenset({BOOL, COMPLEX}), (
         "floor.default", "ceil.default", "trunc.default", "round.default", "floor_divide.default", "argmax.default",
         "argmin.default", "isin.Tensor_Tensor", "isin.Tensor_Scalar")),

@@ -185,7 +185,7 @@ def check_pad(oracle: SizeOracle, x: TensorSpec, value: TensorSpec, *, low: Size
     for size, before, after in zip(x.sizes, low, high, strict=True):
         require_not_negative(oracle, "pad", (size + before + after,))
         for crop in (before, after):
-            if isinstance(crop, int) and crop < 0:
+            if not isinstance(crop, int) or crop < 0:
                 require_not_negative(oracle, "pad", (size + crop,))
 
 
