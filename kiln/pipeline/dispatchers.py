@@ -18,6 +18,7 @@ from typing import final
 
 from kiln.capture.bytecode.resume import origin_of
 from kiln.native._frames import Dispatcher
+from kiln.runtime.guards.guard import Guard
 from kiln.runtime.variant import Fact
 from kiln.support.records import dataclass
 
@@ -36,7 +37,12 @@ IsKnown = Callable[[FunctionType], bool]
 @final
 @dataclass(frozen=True)
 class RunsInPython:
-    """What an entry says of itself whose function computes nothing up to the next resume function."""
+    """What an entry says of itself whose function computes nothing up to the next resume function.
+
+    `guards`: that the arguments are plain data, as they were when that was forecast; none if captures have shown it.
+    """
+
+    guards: tuple[Guard, ...] = ()
 
 
 def calling(function: Callable[..., object]) -> FunctionType:

@@ -14,10 +14,13 @@ from collections import Counter
 from types import FunctionType
 from typing import final
 
+from kiln.capture.bytecode.loops import lengthened_by_turns
 from kiln.capture.bytecode.resume import is_result, origin_of
 from kiln.capture.guards.explanation import FIXED, explain_failure
+from kiln.capture.interpreter.frame import CODES
 from kiln.native._frames import Dispatcher
 from kiln.pipeline.dispatchers import Arguments, original_of
+from kiln.pipeline.plain_code import is_plain
 from kiln.runtime.guards.guard import Guard, GuardKind, ShapeRelation
 from kiln.runtime.guards.source import ItemSource, LocalSource
 from kiln.runtime.guards.tree import build_tree
@@ -52,7 +55,8 @@ class SeenLengths:
 
 def varying_arguments(dispatcher: Dispatcher, arguments: Arguments) -> frozenset[str]:
     """What the next variant leaves open, since data decide it: the arguments of a resume function that its variants
-    have fixed, two to other values or one to another length, and histories, by the texts of their sources."""
+    have fixed, two to other values or one to another length, histories, and lists of numbers or texts that the loop
+    around its beginning makes longer; by the texts of their sources."""
     found: set[str] = dispatcher.__dict__.setdefault(VARYING, set())
     function, fixed = original_of(dispatcher), Counter[str]()
     for entry in dispatcher.entries if origin_of(function) is not None else ():
@@ -62,6 +66,9 @@ def varying_arguments(dispatcher: Dispatcher, arguments: Arguments) -> frozenset
             name = fixed_argument(guard)
             fixed[name] += 1 if guard.kind is not GuardKind.LENGTH else 0 if grows(guard, name, arguments) else 2
     found.update(name for name, count in fixed.items() if name and count > 1)
+    if not dispatcher.entries and (origin := origin_of(function)) is not None:
+        names = lengthened_by_turns(CODES.rows(origin.code)[0], origin.entry.target)
+        found.update(name for name in names if type(arguments.get(name)) is list and is_plain(arguments[name]))
     return frozenset(found)
 
 

@@ -52,7 +52,8 @@ class SeenInputs:
         self._sizes: dict[str, list[tuple[int, ...]]] = {}
         self._strides: dict[str, list[tuple[int, ...]]] = {}
         self._numbers: dict[str, list[int | float]] = {}
-        self._symbolic: dict[str, tuple[int, ...]] = {}
+        self.symbolic: dict[str, tuple[int, ...]] = {}
+        """Arguments that are known to change: a tensor in these dimensions, a number if there are none."""
         self._changed_sizes: set[int] = set()
         """What the sizes that have changed were and are."""
         self._likely: dict[str, tuple[int, ...]] = {}
@@ -68,18 +69,18 @@ class SeenInputs:
 
     def add_symbolic(self, inputs: Mapping[str, tuple[int, ...]]) -> None:
         """Arguments that are known to change: a tensor in these dimensions, a number if there are none."""
-        self._symbolic.update(inputs)
+        self.symbolic.update(inputs)
 
     def note_changing(self, inputs: Mapping[str, tuple[int, ...]]) -> bool:
         """Take what the program changes as inputs, as `add_symbolic` does; whether any was not one before, or
         items became inputs after others of their kind had not."""
-        known = {text: self._symbolic.get(text) for text in inputs}
+        known = {text: self.symbolic.get(text) for text in inputs}
         new = {text: tuple(sorted({*dims, *(known[text] or ())})) for text, dims in inputs.items()}
         new = {text: dims for text, dims in new.items() if dims != known[text]}
         late, self._static_kinds = self._static_kinds & self._changing_kinds, set()
         if self._scalars.dynamic == "never":
             return False
-        self._symbolic.update(new)
+        self.symbolic.update(new)
         return bool(new or late)
 
     def clear(self) -> None:
@@ -108,7 +109,7 @@ class SeenInputs:
         seen = self._sizes.setdefault(text, [])
         if not seen and self._changed_sizes:
             self._likely[text] = tuple([dim for dim, size in enumerate(sizes) if size in self._changed_sizes])
-        if changing := (*self._symbolic.get(text, ()), *self._likely.get(text, ())):
+        if changing := (*self.symbolic.get(text, ()), *self._likely.get(text, ())):
             marks = replace(marks, maybe_dynamic=marks.maybe_dynamic.union(changing))
         choices = self._dims.choose(sizes, seen, marks)
         if self._dims.dynamic == "auto":
@@ -170,13 +171,13 @@ class SeenInputs:
     def _is_changing(self, value: int | float, source: Source) -> bool:
         if type(value) in (int, float) and is_of_result(source) and self._scalars.dynamic != "never":
             return is_countable(value)  # data decide it
-        if not self._numbers and not self._symbolic and self._scalars.dynamic != "always":
+        if not self._numbers and not self.symbolic and self._scalars.dynamic != "always":
             return False
         if not is_countable(value):
             return False
         text = source.text()
         self._compiled.setdefault(text, set()).add(value)
-        if self._symbolic.get(text) == ():
+        if self.symbolic.get(text) == ():
             return True
         argument = type(source) is LocalSource
         if not argument and not self._numbers:

@@ -79,10 +79,12 @@ from kiln.support.torch_settings import warn_of_settings
 if TYPE_CHECKING:
     from kiln.graph.offload.part import OtherCompiler
     from kiln.pipeline.gradient_compile import compile_gradients
-    from kiln.pipeline.python_stretches import python_stretch
+    from kiln.pipeline.python_stretches import plain_beginning, plain_stretch, python_stretch
     from kiln.pipeline.variant_compile import compile_variant
 else:
     compile_gradients = late("kiln.pipeline.gradient_compile", "compile_gradients")
+    plain_beginning = late("kiln.pipeline.python_stretches", "plain_beginning")
+    plain_stretch = late("kiln.pipeline.python_stretches", "plain_stretch")
     python_stretch = late("kiln.pipeline.python_stretches", "python_stretch")
     compile_variant = late("kiln.pipeline.variant_compile", "compile_variant")
 
@@ -274,7 +276,7 @@ class CompileSession:
                 drop_tracebacks(fault)
             if entry is not None:
                 self._check_speed(dispatcher, entry)
-                others = [] if isinstance(entry.info, RunsInPython) else dispatcher.entries
+                others = dispatcher.entries if entry.tree or not isinstance(entry.info, RunsInPython) else []
                 dispatcher.set_entries([*others, entry])
             return entry
 
@@ -319,11 +321,8 @@ class CompileSession:
         breaks = breaks_before(dispatcher)
         if len(breaks) >= MOST_BREAKS:
             raise TooManyBreaks(function=self.name, count=MOST_BREAKS, place=breaks[-1][0])
-        if dispatcher.entries or side_exits(dispatcher):
-            make_resume = shared_resumes(dispatcher, self.dispatcher)
-            stretch = python_stretch(dispatcher, make_resume, partial(has_resume, dispatcher))
-            if stretch is not None:
-                return stretch
+        if (stretch := self._python_stretch(dispatcher, arguments)) is not None:
+            return stretch
         if len(dispatcher.entries) >= options.variants * max(len(self.owners), 1):
             failed = self._why_missed(dispatcher, arguments)
             raise TooManyVariants(
@@ -336,6 +335,22 @@ class CompileSession:
         self._report_recompile(dispatcher, arguments)
         entry = self._load(dispatcher, arguments)
         return entry if entry is not None else self._compile_for_ranks(dispatcher, arguments)
+
+    def _python_stretch(self, dispatcher: Dispatcher, arguments: Arguments) -> Entry | None:
+        """What runs in Python up to where the program computes; None if that is to be compiled."""
+        if not self.captures or self.settings.fullgraph:
+            return None
+        make_resume, is_known = shared_resumes(dispatcher, self.dispatcher), partial(has_resume, dispatcher)
+        found = None
+        if dispatcher.entries or side_exits(dispatcher):
+            found = python_stretch(dispatcher, make_resume, is_known)
+        if found is None and not side_exits(dispatcher):
+            found = plain_stretch(dispatcher, arguments, make_resume, is_known, self.seen)
+        if found is None and dispatcher.entries and not side_exits(dispatcher):
+            failed = self._nearest_failure(dispatcher, arguments)
+            guard = failed[0] if failed is not None else None
+            found = plain_beginning(dispatcher, arguments, make_resume, is_known, self.seen, guard)
+        return found
 
     def _compile_for_ranks(self, dispatcher: Dispatcher, arguments: Arguments) -> Entry | None:
         """A variant that another rank compiles, where there are others; else one compiled here."""
@@ -406,6 +421,10 @@ class CompileSession:
         )
 
     def _why_missed(self, dispatcher: Dispatcher, arguments: Arguments) -> Failure | None:
+        found, function = self._nearest_failure(dispatcher, arguments), original_of(dispatcher)
+        return None if found is None else explain_failure(*found, argument_names(function, arguments))
+
+    def _nearest_failure(self, dispatcher: Dispatcher, arguments: Arguments) -> tuple[Guard, str, object] | None:
         """Which guard fails, and on what: of the variant that is nearest to the call, the last of equal ones."""
         function = original_of(dispatcher)
         scope = [*arguments.values()], function.__globals__, function.__closure__
@@ -418,7 +437,7 @@ class CompileSession:
             near = failed[0] / len(entry.info.guards), -differences(guard, value)
             if near >= nearest:
                 nearest, found = near, (guard, failed[1], value)
-        return None if found is None else explain_failure(*found, argument_names(function, arguments))
+        return found
 
     def _report_recompile(self, dispatcher: Dispatcher, arguments: Arguments) -> None:
         """Say why no variant of the function fits."""

@@ -6,7 +6,8 @@ math.gamma(scale)       attempted(math.gamma, scale)    ->   1.772..., and None 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -31,3 +32,26 @@ def computed(kind: type[int | float], function: Callable[..., float], *numbers: 
     """`function(*numbers)`; None also where it is not of type `kind`."""
     result = attempted(function, *numbers)
     return result if type(result) is kind else None
+
+
+def tensor_of_numbers(items: object) -> torch.Tensor | None:
+    """`torch.tensor(items)` of a list of numbers of one type; None of anything else. Guards ask it, too."""
+    if type(items) is not list or not items or type(items[0]) not in (int, float, bool):
+        return None
+    kind = type(items[0])
+    if not all([type(item) is kind for item in items]):
+        return None
+    code, dtype = FORMATS[kind]
+    if kind is float and torch.get_default_dtype() is not dtype:
+        return torch.tensor(items, device="cpu")
+    try:
+        return torch.frombuffer(array(code, items), dtype=dtype)  # a third of the time that `torch.tensor` takes
+    except OverflowError:  # an integer of more than 64 bits
+        return None
+
+
+FORMATS: Mapping[type, tuple[str, torch.dtype]] = {
+    int: ("q", torch.int64),
+    float: ("f", torch.float32),
+    bool: ("b", torch.bool),
+}

@@ -53,7 +53,7 @@ def compiles(function: Callable[..., Any], *calls: tuple[Any, ...], **options: A
 
 @pytest.mark.parametrize("breaks", [4, 8, 16])
 def test_breaks(breaks: int) -> None:
-    assert compiles(breaking(breaks), (X,)) == breaks + 1
+    assert compiles(breaking(breaks), (X,)) == breaks  # what returns is not compiled
 
 
 @pytest.mark.parametrize("depth", [2, 8, 24])
@@ -169,7 +169,7 @@ def test_the_steps_of_the_interpreter_grow_linearly_with_breaks() -> None:
 def test_the_frame_is_decoded_once_for_all_breaks(breaks: int) -> None:
     function = breaking(breaks + 1)  # no other test has decoded it: equal code is decoded once
     decoded = CODES.decoded
-    assert compiles(function, (X,)) == breaks + 2
+    assert compiles(function, (X,)) == breaks + 1
     assert CODES.decoded - decoded == len(decode(function.__code__).instructions)
 
 

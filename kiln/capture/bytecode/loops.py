@@ -22,6 +22,7 @@ from kiln.capture.bytecode.postdominators import RETURNS, meeting_points, predec
 from kiln.capture.bytecode.resume import CLASS_CELL, set_depths
 from kiln.support.records import dataclass
 
+CHANGES_OF_LENGTH = frozenset(("append", "extend", "insert", "pop", "remove", "clear"))
 NOT_IN_TURNS = frozenset(("DELETE_FAST", "DELETE_DEREF", "SEND", "YIELD_VALUE"))
 
 
@@ -56,7 +57,7 @@ def loops_at(decoded: DecodedCode, at: int) -> list[Loop]:
     if decoded.code.co_flags & SUSPENDS or CLASS_CELL in decoded.code.co_freevars:
         return []
     found = list[Loop]()
-    for head, jumps, body in _bodies(decoded):
+    for head, jumps, body in loop_bodies(decoded):
         branches = [index for index in body if decoded.instruction(index).name in CONDITIONAL]
         tests = [jump for jump in branches if jump in jumps or decoded.instruction(jump).arg not in body]
         is_first_test = at < head and any(decoded.line(jump) == decoded.line(at) for jump in tests)
@@ -68,10 +69,30 @@ def loops_at(decoded: DecodedCode, at: int) -> list[Loop]:
 def ends_loop(decoded: DecodedCode, at: int) -> bool:
     """Whether a loop is left, or goes on, as the conditional jump `at` decides."""
     ways = decoded.instruction(at).arg, at + 1
-    return any([at in body and (ways[0] in body) is not (ways[1] in body) for _, _, body in _bodies(decoded)])
+    return any([at in body and (ways[0] in body) is not (ways[1] in body) for _, _, body in loop_bodies(decoded)])
 
 
-def _bodies(decoded: DecodedCode) -> Iterator[tuple[int, list[int], frozenset[int]]]:
+def around(decoded: DecodedCode, at: int) -> frozenset[int]:
+    """The instructions of all loops that the instruction is in."""
+    return frozenset().union(*[body for _, _, body in loop_bodies(decoded) if at in body])
+
+
+def set_by_turns(decoded: DecodedCode, at: int, target: int) -> set[str]:
+    """The variables that turns of the loops around `at` set, if the code goes on at `target` in one of them."""
+    inside = around(decoded, at)
+    stores = [decoded.instruction(index) for index in inside] if target in inside else []
+    return {inst.arg for inst in stores if inst.name == "STORE_FAST"}
+
+
+def lengthened_by_turns(decoded: DecodedCode, at: int) -> set[str]:
+    """The variables whose methods that change the length of a list are called in the loops around `at`."""
+    inside = [index for index in around(decoded, at) if decoded.instruction(index).name in ("LOAD_METHOD", "LOAD_ATTR")]
+    calls = [index for index in inside if decoded.instruction(index).arg in CHANGES_OF_LENGTH and index > 0]
+    owners = [decoded.instruction(index - 1) for index in calls]
+    return {inst.arg for inst in owners if inst.name == "LOAD_FAST"}
+
+
+def loop_bodies(decoded: DecodedCode) -> Iterator[tuple[int, list[int], frozenset[int]]]:
     """The loops: head, jumps back to it, and all instructions."""
     ends: dict[int, list[int]] = {}
     for index in range(len(decoded)):

@@ -39,6 +39,8 @@ from kiln.support.records import dataclass
 CLASS_CELL = "__class__"
 """`super()` needs this free variable, so the resume function keeps it in a closure."""
 NOWHERE: Mapping[int, Assembler] = MappingProxyType({})
+Items = list[Any]
+"""Instructions, labels, and begins and ends of exception regions."""
 NULL = None
 """A NULL on the stack: pushed again, not passed as an argument."""
 RESUMED = "_kiln_resumed"
@@ -220,7 +222,7 @@ def resume_code(
     return head.finish(code, entry.parameters(), cells, kept, depth, code.co_flags & SUSPENDS)
 
 
-def set_depths(items: list[Any], decoded: DecodedCode) -> None:
+def set_depths(items: Items, decoded: DecodedCode) -> None:
     """The library does not set the stack depth of exception regions; the exception table has it."""
     count = 0
     waiting: list[TryBegin] = []
@@ -236,7 +238,7 @@ def set_depths(items: list[Any], decoded: DecodedCode) -> None:
             waiting.clear()
 
 
-def _inner_call(head: Assembler, inner: InnerCall, items: list[Any], positions: list[int]) -> None:
+def _inner_call(head: Assembler, inner: InnerCall, items: Items, positions: list[int]) -> None:
     region = _region_of(items, positions[inner.at])
     begin = None
     if region is not None:
@@ -256,7 +258,7 @@ def _inner_call(head: Assembler, inner: InnerCall, items: list[Any], positions: 
             head.op("LOAD_FAST", inner.instead)
 
 
-def _region_of(items: list[Any], position: int) -> TryBegin | None:
+def _region_of(items: Items, position: int) -> TryBegin | None:
     region = None
     for item in items[:position]:
         if isinstance(item, TryBegin):
@@ -266,14 +268,12 @@ def _region_of(items: list[Any], position: int) -> TryBegin | None:
     return region
 
 
-def _without_cell_setup(
-    items: list[Any], position: int, target: Label, before: Mapping[int, Sequence[object]]
-) -> list[Any]:
+def _without_cell_setup(items: Items, position: int, target: Label, before: Mapping[int, Sequence[object]]) -> Items:
     """The original instructions with the label, without those that make the frame's cells: these come as arguments.
 
     An inlined comprehension of CPython 3.12 makes cells of its own, which stay.
     """
-    body: list[Any] = []
+    body: Items = []
     begun = False
     for index, item in enumerate(items):
         body.extend(before.get(index, ()))

@@ -19,7 +19,7 @@ from typing import final
 
 from kiln.capture.bytecode.assemble import SUSPENDS, Assembler, CellVar, Instr, parsed
 from kiln.capture.bytecode.decode import ENDS, JUMPS, DecodedCode
-from kiln.capture.bytecode.liveness import live_locals
+from kiln.capture.bytecode.liveness import leads_to, live_locals
 from kiln.capture.bytecode.resume import (
     CLASS_CELL,
     NULL,
@@ -75,8 +75,25 @@ def exits(
     computes: Callable[[int], bool],
     is_known: Callable[[Entry], bool],
 ) -> tuple[Entry, ...] | None:
-    """Where the code of `origin` is left so that no instruction runs in it that `computes`; None: it cannot be. If a
-    graph break leads to the beginning of the same turn of a loop (`is_known`), it is left there."""
+    """Where the code of `origin` is left so that no instruction runs in it that `computes`; None: it cannot be. Where
+    it lies in the same loop, or a graph break leads to the turn (`is_known`), it is left in front of the turn."""
+    places = leaving_places(decoded, origin, computes, is_known)
+    return None if places is None else in_order(places)
+
+
+def in_order(places: Mapping[int, Entry | None]) -> tuple[Entry, ...]:
+    """Each place once."""
+    return tuple({place.target: place for place in places.values() if place is not None}.values())
+
+
+def leaving_places(
+    decoded: DecodedCode,
+    origin: ResumeOrigin,
+    computes: Callable[[int], bool],
+    is_known: Callable[[Entry], bool],
+) -> dict[int, Entry | None] | None:
+    """Where the code is left in front of each instruction that `computes`: nowhere in the statement in which it begins.
+    None: it cannot be left."""
     entry = origin.entry
     code = decoded.code
     cells = {*code.co_cellvars, *code.co_freevars} - {CLASS_CELL}
@@ -84,27 +101,36 @@ def exits(
         return None
     reached = _fixed_point(decoded, origin)
     targets = {decoded.instruction(index).arg for index in reached if decoded.instruction(index).name in JUMPS}
-    found: dict[int, Entry] = {}
+    found: dict[int, Entry | None] = {}
     for index in reached:
         if not computes(index):
             continue
         at = _statement(decoded, index, reached, entry.target)
         if at == entry.target:
+            found[index] = None
             continue
         if at < 0 or (leaving := _left(decoded, origin, at, reached[at])) is None:
             return None
         begin = _turn(decoded, at, reached, targets | {entry.target})
         turn = _left(decoded, origin, begin, reached[begin], items=1) if begin >= 0 else None
-        if turn is not None and (begin == at - 1 or is_known(turn)):
+        if turn is not None and (begin == at - 1 or leads_to(decoded, begin, entry.target) or is_known(turn)):
             leaving = turn
-        found[leaving.target] = leaving
-    return tuple(found.values())
+        found[index] = leaving
+    return found
+
+
+def turn_of(decoded: DecodedCode, origin: ResumeOrigin, head: int) -> Entry | None:
+    """The place where a turn begins of the loop whose FOR_ITER is `head`; None if the code cannot be left there."""
+    state = _fixed_point(decoded, origin).get(head + 1)
+    return None if state is None else _left(decoded, origin, head + 1, state, items=1)
 
 
 def _left(decoded: DecodedCode, origin: ResumeOrigin, at: int, state: Reached, items: int = 0) -> Entry | None:
     """The place `at`, where so many `items` of loops lie on the stack; None where a variable may have no value."""
     entry, code = origin.entry, decoded.code
     live, cells = live_locals(decoded)[at], {*code.co_cellvars, *code.co_freevars} - {CLASS_CELL}
+    if not Reached(state.stack[: len(state.stack) - items], state.names).leaves:
+        return None
     names = [name for name in code.co_varnames if (name in live or name == entry.first) and name not in cells]
     if not state.names.issuperset(names):
         return None

@@ -22,6 +22,7 @@ import torch
 from kiln.capture.bytecode.assemble import Assembler, Instr, Label, TryBegin, TryEnd
 from kiln.capture.bytecode.decode import CONDITIONAL, OR_POP, Handler, Instruction
 from kiln.capture.bytecode.liveness import leads_to, live_locals
+from kiln.capture.bytecode.loops import set_by_turns
 from kiln.capture.bytecode.resume import (
     CLASS_CELL,
     Entry,
@@ -34,8 +35,15 @@ from kiln.capture.bytecode.resume import (
     unused_number,
 )
 from kiln.capture.bytecode.versions import TABLE
-from kiln.capture.interpreter.breaks import DebuggerCall, FrameInspection, GraphBreak, NotResumable, UnsupportedValue
-from kiln.capture.interpreter.changed_numbers import note_made, note_passed
+from kiln.capture.interpreter.breaks import (
+    DebuggerCall,
+    FrameInspection,
+    GraphBreak,
+    NotConstant,
+    NotResumable,
+    UnsupportedValue,
+)
+from kiln.capture.interpreter.changed_numbers import note_longer, note_made, note_passed, note_set_by_turns
 from kiln.capture.interpreter.codegen import CodeWriter
 from kiln.capture.interpreter.context_methods import method_of
 from kiln.capture.interpreter.control_flow import plain_operator
@@ -130,6 +138,8 @@ class BreakWriter:
         self.make_resume: MakeResume = assembled if self.debugging else make_resume
         self.resumed = resumed
         """The code is that of a resume function."""
+        self.of_varying = False
+        """The graph breaks at a value that differs from call to call."""
         self.landing: Label | None = None
         """Where exceptions of the program's instructions go, if not to the caller."""
         self.handling = False
@@ -311,10 +321,14 @@ class BreakWriter:
         loops = self.resumed and leads_to(root.decoded, resumption.target, root.begin)
         for name, value in resumption.values.items():
             note_passed(self.state, LocalSource(name), value, in_loop=loops)
+        set_in_loop = set_by_turns(root.decoded, root.at, resumption.target)
+        note_set_by_turns(self.state, {name: root.locals[name] for name in set_in_loop if name in root.locals})
         stopped = self.frames[0]
         for name in resumption.parameters if stopped.pending is None else ():
             if is_result(name):
                 note_made(self.state, name, (stopped.code, stopped.at))
+                if self.of_varying:
+                    note_longer(self.state, name)
         if self.handling:
             self.writer.body.op("POP_EXCEPT")
         as_data = self.resumed and not self.debugging
@@ -422,7 +436,8 @@ def is_plain(real: object) -> bool:
 def held_values(s: CaptureState, container: Sequence | Set | Dict) -> list[Value]:
     """The items of a container that was made in the frame."""
     if isinstance(container, Sequence):
-        return list(container.items(s))
+        unread = container.front if container._items is None else None
+        return list(container.items(s)) if unread is None else [unread, *container.appended]
     if isinstance(container, Set):
         return list(container.items(s).values())
     return [value for pair in container.items(s).values() for value in pair]
@@ -432,7 +447,9 @@ def write_break(s: CaptureState, writer: CodeWriter, stop: GraphBreak, make_resu
     """Write the transformed code from the break on; if a value cannot be rebuilt, break further out."""
     try:
         debugging = isinstance(stop, DebuggerCall)
-        write_resumption(s, writer, BreakWriter(s, writer, stop.frames, make_resume, resumed, debugging), stop)
+        breaking = BreakWriter(s, writer, stop.frames, make_resume, resumed, debugging)
+        breaking.of_varying = isinstance(stop, NotConstant)
+        write_resumption(s, writer, breaking, stop)
     except UnsupportedValue as problem:
         if len(stop.frames) > 1 and not problem.frames:
             problem.before(stop.frames[1], stop.at)

@@ -10,7 +10,7 @@ that is a symbol in front of a graph break is one behind it, too, and so is a si
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import field
 from types import CodeType
 from typing import final
@@ -84,6 +84,19 @@ def note_passed(s: CaptureState, source: Source, value: Value, *, in_loop: bool 
     elif isinstance(value, Sequence) and value.source is None:
         for index, item in enumerate(value._items or ()):
             note_passed(s, ItemSource(source, index), item)
+
+
+def note_longer(s: CaptureState, name: str) -> None:
+    """A resume function gets as the parameter `name` what is made of a list whose length changes: a tensor has as many
+    rows."""
+    s.part(PassedNumbers).dims.setdefault(LocalSource(name).text(), (0,))
+
+
+def note_set_by_turns(s: CaptureState, variables: Mapping[str, Value]) -> None:
+    """These variables are set in each turn of the loop that the graph breaks in: their numbers change."""
+    for name, value in variables.items():
+        if value.is_constant and type(value.real()) in (int, float):
+            s.part(PassedNumbers).dims[LocalSource(name).text()] = ()
 
 
 def is_open(s: CaptureState, size: torch.SymInt) -> bool:

@@ -542,6 +542,14 @@ def running_frame(s: CaptureState) -> SymbolicFrame:
     return s.frame
 
 
+def outermost_frame(s: CaptureState) -> SymbolicFrame:
+    """The frame of the function that is captured."""
+    frame = running_frame(s)
+    while frame.parent is not None:
+        frame = frame.parent
+    return frame
+
+
 def dropped_arguments(frame: SymbolicFrame) -> list[Value]:
     """The arguments of the resume function that runs that no frame holds any more: eager may have freed them."""
     held = set(map(id, frame.pending.arguments if frame.pending is not None else ()))  # else its callee has taken them

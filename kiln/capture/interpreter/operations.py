@@ -669,9 +669,8 @@ def concatenate(s: CaptureState, left: Value, right: Value) -> Value | None:
     assert isinstance(left, Sequence)
     if not isinstance(right, Sequence) or isinstance(left, List) != isinstance(right, List):
         return None
-    if left.cls is right.cls is tuple and isinstance(left, Tuple) and left._items is None and left.truth(s):
-        added = right.items(s)
-        return left.extended(added) if added else left
+    if left.cls is right.cls and (longer := left.followed_by(s, right)) is not None:
+        return longer
     if left.cls is right.cls is tuple and not (left.items(s) and right.items(s)):
         return right if not left.items(s) else left
     items = [*left.items(s), *right.items(s)]

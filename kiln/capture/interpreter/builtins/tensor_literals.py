@@ -2,6 +2,7 @@
 
 torch.tensor([x.max(), 2])      torch.stack([x.max().detach(), torch.tensor(2, dtype=x.dtype)])
 torch.tensor([done, True])      torch.tensor([n, 1], dtype=torch.bool), where n is 1 if done else 0
+torch.tensor(tokens)            an input of the region, of any length: a list that code behind a break gets
 
 The dtype is the common one of all numbers, of NumPy's their own; the result has no gradient.
 """
@@ -16,10 +17,13 @@ import torch
 from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.builtins.numpy_functions import of_tensor
 from kiln.capture.interpreter.core import Args, CaptureState, Handler, Kwargs, Value, handles
+from kiln.capture.interpreter.frame import outermost_frame
 from kiln.capture.interpreter.variables.array import TracedArray
-from kiln.capture.interpreter.variables.sequence import Sequence, Tuple
+from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple
 from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.capture.interpreter.variables.tensor import Tensor, record
+from kiln.runtime.guards.source import AnswerSource, ItemSource, LocalSource, Source
+from kiln.runtime.numbers import tensor_of_numbers
 from kiln.support.optional import load
 
 numpy = load("numpy")
@@ -35,8 +39,34 @@ def numbers_in(s: CaptureState, value: Value) -> Iterator[Value]:
         yield value
 
 
+def tensor_of_list(s: CaptureState, args: Args, kwargs: Kwargs) -> Value | None:
+    """The tensor of a list of numbers that a resume function gets, or whose length has changed: made in front of the
+    region, so that neither the numbers nor their count are guarded. None for other arguments."""
+    given = args[0] if len(args) == 1 and not kwargs.keys() - OPTIONS else None
+    if not isinstance(given, List) or given.source is None or given._items is not None or given.appended:
+        return None
+    is_passed = type(passed(given.source)) is LocalSource and outermost_frame(s).is_resumed
+    if not (is_passed or given.source.text() in s.policy.varying) or given.cls is not list or s.function_modes:
+        return None
+    real = tensor_of_numbers(given.original)
+    if real is None or s.policy.whole or torch.get_default_device().type != "cpu":
+        return None
+    real._dynamo_weak_dynamic_indices = {0}  # type: ignore[attr-defined]
+    made = s.wrap(real, AnswerSource(given.source, s.reference(tensor_of_numbers)))
+    return record(s, "to" if kwargs else "clone", [made], kwargs | ({"copy": s.const(True)} if kwargs else {}))
+
+
+def passed(source: Source) -> Source:
+    """What it is an item of, at any depth."""
+    while type(source) is ItemSource:
+        source = source.base
+    return source
+
+
 def literal(function: Callable[..., object], otherwise: Handler) -> Handler:
     def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        if (made := tensor_of_list(s, args, kwargs)) is not None:
+            return made
         numbers = list(numbers_in(s, args[0])) if args and isinstance(args[0], Sequence | Symbolic) else []
         if not any([isinstance(number, Tensor) or is_scalar(number) for number in numbers]):
             if any([isinstance(number, Symbolic) and number.number is not None for number in numbers]):

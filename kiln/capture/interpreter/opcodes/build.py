@@ -94,10 +94,12 @@ def push_text(frame: SymbolicFrame, value: Value, conversion: str = "", spec: st
 @opcode("LIST_EXTEND", pops=argument_plus(1), pushes=argument)
 def list_extend(frame: SymbolicFrame, depth: int) -> None:
     value = frame.pop()
-    require_iterable(frame.state, value, lambda: "Value")
-    items = listed(frame.state, value)
     target = frame.stack[-depth]
     assert isinstance(target, List)
+    if isinstance(value, List) and target.begins_with(frame.state, value):
+        return
+    require_iterable(frame.state, value, lambda: "Value")
+    items = listed(frame.state, value)
     target.change(frame.state).extend(items)
 
 

@@ -3,6 +3,7 @@
 x.shape[0]        Tuple of Size, item 0
 out.append(y)     changes the items of the List; if it is from outside, a side effect as well
 states + (y,)     if `states` is from outside, a Tuple with it in `front`: neither its items nor its length are guarded
+tokens + [n]      likewise, until the program changes `tokens`
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from kiln.support.records import dataclass
 class Sequence(Value):
     """A tuple or list of values; items from outside are wrapped when first read.
 
-    `appended` are new items of a list from outside, or behind the tuple in `front`, that the program has not read.
+    `appended` are new items of a list from outside, or behind the one in `front`, that the program has not read.
     """
 
     __slots__ = ("_items", "_read", "appended", "cls", "front", "original", "source")
@@ -164,6 +165,10 @@ class Sequence(Value):
             text = str(error).replace("list indices", f"{self.cls.__name__} indices", 1)
             raise s.error(TypeError, text if issubclass(self.cls, list | tuple) else str(error)) from None
 
+    def followed_by(self, s: CaptureState, other: Sequence) -> Sequence | None:
+        """`self + other` without a guard on what is unread; None where that cannot be."""
+        return None
+
     def sibling(self, items: list[Value]) -> Value:
         if isinstance(self, List):
             return List(items)
@@ -191,11 +196,13 @@ class Tuple(Sequence):
     ) -> None:
         super().__init__(items, cls, source, original)
 
-    def extended(self, items: list[Value]) -> Tuple:
-        """`self + items`, where this one is from outside and was not read."""
+    def followed_by(self, s: CaptureState, other: Sequence) -> Tuple | None:
+        """`self + other`, where this one is from outside and was not read; None where it was."""
+        if self.cls is not tuple or self._items is not None or not self.truth(s):
+            return None
         made = Tuple(None)
-        made.front, made.appended = self.front or self, [*self.appended, *items]
-        return made
+        made.front, made.appended = self.front or self, [*self.appended, *other.items(s)]
+        return made if other.items(s) else self
 
     def _load(self, s: CaptureState) -> list[Value]:
         return super()._load(s) if self.front is None else [*self.front.items(s), *self.appended]
@@ -231,18 +238,46 @@ class Tuple(Sequence):
 
 @final
 class List(Sequence, Container):
-    """A list."""
+    """A list. `longer` are those that have it in `front`."""
 
-    __slots__ = ()
+    __slots__ = ("longer",)
 
     def __init__(self, items: list[Value] | None, source: Source | None = None, original: Any = None) -> None:
         super().__init__(items, list, source, original)
+        self.longer: list[List] = []
+
+    def followed_by(self, s: CaptureState, other: Sequence) -> List | None:
+        """`self + other`, without a guard on the length; None where the frame has read or changed this list."""
+        made = List([])
+        if not made.begins_with(s, self):
+            return None
+        made.appended = list(other.items(s))
+        return made
+
+    def begins_with(self, s: CaptureState, front: List) -> bool:
+        """Fill this list with another one, unread; False where it is not empty, or the other was read or changed."""
+        unread = front._items is None and not front.appended and front.source is not None and front.cls is list
+        if not unread or self._items != [] or self.source is not None or s.counters.changed is not None:
+            return False
+        s.guard_type(front)
+        self._items, self.front = None, front
+        front.longer.append(self)
+        return True
+
+    def settle(self, s: CaptureState) -> None:
+        """Call before it is changed: what has it in `front` reads it now."""
+        for made in self.longer:
+            made.items(s)
+        self.longer.clear()
 
     def append(self, s: CaptureState, item: Value) -> None:
         """Without a guard on the length, so that a growing log does not recompile."""
+        self.settle(s)
         if self._items is None and self.source is not None and self.cls is list and s.counters.changed is None:
             s.guard_type(self)
             s.effects.note(AppendEffect(self))
+            self.appended.append(item)
+        elif self._items is None and self.front is not None and s.counters.changed is None:
             self.appended.append(item)
         else:
             self.change(s).append(item)
@@ -255,6 +290,8 @@ class List(Sequence, Container):
             self.append(s, item)
 
     def _load(self, s: CaptureState) -> list[Value]:
+        if self.front is not None:
+            return [*self.front.items(s), *self.appended]
         items = super()._load(s)
         if self.appended:
             items += self.appended
@@ -266,6 +303,7 @@ class List(Sequence, Container):
 
     def change(self, s: CaptureState) -> list[Value]:
         """The items, to be changed."""
+        self.settle(s)
         items = self.items(s)
         note_change(s, self)
         return items
@@ -298,7 +336,11 @@ class List(Sequence, Container):
 
     def emit_fill(self, g: Codegen) -> None:
         """Fill the empty list on the stack; its items may refer to it."""
-        for item in self.items(g.state):
+        unread = self.front if self._items is None else None
+        if unread is not None:
+            g.emit(unread)
+            g.body.op("LIST_EXTEND", 1)
+        for item in self.appended if unread is not None else self.items(g.state):
             g.emit(item)
             g.body.op("LIST_APPEND", 1)
 
