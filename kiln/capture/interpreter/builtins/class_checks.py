@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import abc
 import collections.abc
+import sys
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
-from kiln.capture.interpreter.builtins.functions import attribute
+from kiln.capture.interpreter.builtins.functions import attribute, guard_own_attr
 from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Kwargs, Value, handles
+from kiln.capture.interpreter.variables.class_entries import guard_lacks
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
-from kiln.capture.interpreter.variables.object import Object
+from kiln.capture.interpreter.variables.object import Object, find_attr
 from kiln.capture.interpreter.variables.sequence import List, Sequence
 from kiln.capture.interpreter.variables.tensor import RegionInputs, Tensor
 from kiln.capture.interpreter.variables.weak_references import WeakProxy
@@ -89,8 +91,8 @@ def instance_of(s: CaptureState, value: Value, kind: type, cls: type) -> bool:
     own = own_check(s, cls, "__instancecheck__")
     if own is not None:
         return own.call(s, [s.wrap(cls, s.classes.path(cls)), value], {}).truth(s)
-    if names := data_members(cls):
-        return all([attribute(s, value, name) is not None for name in names])
+    if members := protocol_members(s, cls):
+        return is_named_by(s, kind, cls, members) or all(has_member(s, value, cls, name) for name in members)
     if registers(cls):
         return registered(s, cls, kind)
     check: object = type(cls).__instancecheck__
@@ -104,13 +106,43 @@ def instance_of(s: CaptureState, value: Value, kind: type, cls: type) -> bool:
     return isinstance(value.real(), cls)
 
 
-def data_members(cls: type) -> frozenset[str]:
-    """The names that an instance of a protocol has to have, if not all of them are methods."""
-    if not (cls.__dict__.get("_is_protocol") and getattr(cls, "_is_runtime_protocol", False)):
-        return frozenset()
+def protocol_members(s: CaptureState, cls: type) -> Collection[str]:
+    """The names that an instance of a protocol has to have, in `typing`'s order; none where `cls` is another class."""
+    if not cls.__dict__.get("_is_protocol"):
+        return ()
+    if not getattr(cls, "_is_runtime_protocol", False):
+        raise s.error(TypeError, "Instance and class checks can only be used with @runtime_checkable protocols")
     asked = getattr(typing, "_get_protocol_attrs")  # noqa: B009
-    names: frozenset[str] = frozenset(getattr(cls, "__protocol_attrs__", None) or asked(cls))
-    return names if not all([callable(getattr(cls, name, None)) for name in names]) else frozenset()
+    members: Collection[str] = getattr(cls, "__protocol_attrs__", None) or asked(cls)
+    return members
+
+
+def is_named_by(s: CaptureState, kind: type, cls: type, members: Collection[str]) -> bool:
+    """Whether the class of an instance says that it has the members of `cls`: those of methods only are looked for."""
+    if all([callable(getattr(cls, name, None)) for name in members]):
+        return registered(s, cls, kind)
+    return cls in kind.__mro__
+
+
+def has_member(s: CaptureState, value: Value, cls: type, name: str) -> bool:
+    """Whether an instance has a member of the protocol `cls`: a method that is None blocks it."""
+    if STATIC_MEMBERS and s.classes.lookup(value.python_type(), "__getattr__") is not None:
+        found = find_attr(s, value, name)
+        if found is None:
+            s.guard_type(value)
+            guard_lacks(s, value, name)
+    else:
+        found = attribute(s, value, name)
+    if found is None:
+        return False
+    guard_own_attr(s, value, name)
+    if not callable(getattr(cls, name, None)):
+        return True
+    return not s.is_none(found if STATIC_MEMBERS else value.get_attr(s, name))
+
+
+STATIC_MEMBERS = sys.version_info >= (3, 12)
+"""Whether `isinstance` looks for members of protocols without asking `__getattr__`; before, it asks for methods twice."""
 
 
 def claimed_class(s: CaptureState, value: Value) -> type:
