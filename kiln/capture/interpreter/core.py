@@ -355,6 +355,9 @@ class ObjectModel(Protocol):
     def plain(self, s: CaptureState, value: Value) -> object:
         """The number or string that an instance of a derived class is, MISSING if it is none."""
 
+    def takes_calls(self, s: CaptureState, value: Value) -> bool:
+        """Whether an object that is no tensor answers torch calls itself: the call is begun again, and asks it."""
+
 
 SPECULATED_VALUES = 4
 """How many side exits may lead to a variant that speculates on the values of whole tensors."""

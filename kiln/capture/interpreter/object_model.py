@@ -11,6 +11,7 @@ from kiln.capture.interpreter.side_changes import state_of
 from kiln.capture.interpreter.variables import object as objects
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.sequence import List
+from kiln.capture.interpreter.variables.subclass import takes_calls
 
 
 @final
@@ -39,6 +40,9 @@ class PythonObjectModel:
 
     def plain(self, s: CaptureState, value: Value) -> object:
         return plain_value(s, value) if isinstance(value, objects.Object) else MISSING
+
+    def takes_calls(self, s: CaptureState, value: Value) -> bool:
+        return isinstance(value, objects.Object) and takes_calls(s, value)
 
     def sequence_iterator(self, s: CaptureState, value: Value) -> Value:
         """Over an object that has only `__getitem__`, or whose items are too many to be made at once."""

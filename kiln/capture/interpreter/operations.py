@@ -328,9 +328,10 @@ def is_number(value: Value) -> bool:
 
 
 def are_of_subclasses(*values: Value) -> bool:
-    """Tensors, of which one is the object of a subclass. A sparse tensor is no `Tensor` here."""
+    """Tensors, of which one is the object of a subclass, or has `__torch_function__` without being a tensor. A sparse
+    tensor is no `Tensor` here."""
     others = {value.python_type() for value in values if not isinstance(value, Tensor)}
-    return all(issubclass(kind, torch.Tensor) for kind in others) and not others <= {torch.Tensor}
+    return not others <= {torch.Tensor} and all(hasattr(kind, "__torch_function__") for kind in others)
 
 
 def by_kind(s: CaptureState, function: Function2, left: Value, right: Value) -> Value:

@@ -142,7 +142,7 @@ def has_member(s: CaptureState, value: Value, cls: type, name: str) -> bool:
 
 
 STATIC_MEMBERS = sys.version_info >= (3, 12)
-"""Whether `isinstance` looks for members of protocols without asking `__getattr__`; before, it asks for methods twice."""
+"""Whether `isinstance` does not ask `__getattr__` for members of protocols; before, it asks for methods twice."""
 
 
 def claimed_class(s: CaptureState, value: Value) -> type:

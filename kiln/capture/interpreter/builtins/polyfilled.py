@@ -31,6 +31,7 @@ from kiln.capture.interpreter.variables.builtin import call_unknown
 from kiln.capture.interpreter.variables.function import Function, inline
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor, record
+from kiln.graph.trace.log import Target
 from kiln.runtime.guards.guard import GuardKind
 
 POLYFILLS: dict[Hashable, object] = {
@@ -84,21 +85,22 @@ for _original, _replacement in POLYFILLS.items():
     handles(_original)(interpreted(_replacement))
 
 
-def asked(name: str, count: int) -> Handler:
+def asked(name: str, count: int, target: Target) -> Handler:
     """A question to `count` tensors whose answer is a bool: `polyfills.py` computes it for plain ones of one device."""
     replacement = interpreted(getattr(polyfills, name))
 
     def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         devices = [value.fake.device for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         if s.function_modes or len(devices) != count or len(set(devices)) != 1:
-            return record(s, name, args, kwargs)
+            return record(s, target, args, kwargs)
         return replacement(s, args, kwargs)
 
     return handler
 
 
 for _name, _count in {"equal": 2, "allclose": 2, "is_nonzero": 1}.items():
-    handles(getattr(torch, _name), getattr(torch.Tensor, _name))(asked(_name, _count))
+    handles(getattr(torch, _name))(asked(_name, _count, getattr(torch, _name)))
+    handles(getattr(torch.Tensor, _name))(asked(_name, _count, _name))
 
 
 @handles(polyfills.encode_padded)

@@ -13,6 +13,7 @@ from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.builtins.function_modes import EnteredModes
 from kiln.capture.interpreter.core import Args, CaptureState, Handler, Kwargs, Value, handles
 from kiln.capture.interpreter.variables.object import Object
+from kiln.capture.interpreter.variables.sequence import all_items
 from kiln.capture.interpreter.variables.subclass import (
     DEFAULT_FUNCTION,
     default_function,
@@ -75,7 +76,9 @@ def as_subclass(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 @handles(DEFAULT_FUNCTION)
 def inherited_function(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     """`super().__torch_function__(func, types, args, kwargs)`."""
-    cls, function, _, *rest = args
+    cls, function, kinds, *rest = args
+    if not all([issubclass(cls.constant(s), kind.constant(s)) for kind in all_items(s, kinds)]):
+        return s.const(NotImplemented)
     given = rest[0] if rest else kwargs.get("args", s.const(()))
     named = rest[1] if len(rest) > 1 else kwargs.get("kwargs")
     return default_function(s, cls.constant(s), function, given, named)

@@ -2,6 +2,7 @@
 
     class Scaled(torch.Tensor)          a wrapper: `__torch_dispatch__`, inner tensors in its attributes, no memory
     class Tagged(torch.Tensor)          a tensor of another class, maybe with `__torch_function__`
+    class Named                         an object that is no tensor, with `__torch_function__`: step 1 only
 
     torch.mm(a, w)                      1. `type(w).__torch_function__(torch.mm, types, (a, w), {})`, interpreted
                                         2. of a wrapper, `type(w).__torch_dispatch__(aten.mm, types, (a, w), {})`
@@ -235,14 +236,34 @@ def subclass_input(s: CaptureState, real: torch.Tensor, source: Source) -> Value
 
 def subclassed(s: CaptureState, values: Args) -> Iterator[Object]:
     """The tensors of subclasses among arguments, also in sequences, and in dicts made in the frame."""
+    return (value for value in asked(s, values) if part_of(value) is not None)
+
+
+def asked(s: CaptureState, values: Args) -> Iterator[Object]:
+    """The tensors of subclasses among arguments, and other objects whose class answers torch calls."""
     for value in values:
-        if part_of(value) is not None:
+        if part_of(value) is not None or answers_calls(value):
             assert isinstance(value, Object)
             yield value
         elif isinstance(value, List | Tuple):
-            yield from subclassed(s, value.items(s))
+            yield from asked(s, value.items(s))
         elif isinstance(value, Dict) and isinstance(value._items, dict):
-            yield from subclassed(s, [item for _, item in value._items.values()])
+            yield from asked(s, [item for _, item in value._items.values()])
+
+
+def answers_calls(value: Value) -> bool:
+    """Whether an object that is no tensor has a `__torch_function__`."""
+    return isinstance(value, Object) and part_of(value) is None and function_override(value.cls) is not None
+
+
+def takes_calls(s: CaptureState, value: Object) -> bool:
+    """Whether the class of an object, which is no tensor, is to be asked from now on."""
+    overrides = s.part(Overrides)
+    if overrides.call is not None or overrides.disabled or not answers_calls(value):
+        return False
+    overrides.call = call
+    s.counters.unguarded += 1  # as in `new_subclass`
+    return True
 
 
 INTERCEPTORS: list[Callable[[CaptureState, Target, Args, Kwargs], Value | None]] = []
@@ -250,18 +271,22 @@ INTERCEPTORS: list[Callable[[CaptureState, Target, Args, Kwargs], Value | None]]
 
 
 def call(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value | None:
-    """What a torch call on tensors of subclasses gives; None if there are none among the arguments."""
+    """What a torch call on tensors of subclasses, or objects with `__torch_function__`, gives; None without any."""
     for intercept in INTERCEPTORS:
         if (result := intercept(s, target, args, kwargs)) is not None:
             return result
-    found = list(subclassed(s, [*args, *kwargs.values()]))
+    found = list(asked(s, [*args, *kwargs.values()]))
+    shown = not s.part(Overrides).disabled and not is_never_shown(target)
+    if not shown:
+        found = [value for value in found if part_of(value) is not None]
     if not found:
         return None
     if not isinstance(target, str) and getattr(target, "__module__", None) == "_operator":
         target, args = behind_operator(s, target, args)
-    if not s.part(Overrides).disabled and not is_never_shown(target):
+    if shown:
         try:
-            result = by_torch_function(s, shown_function(target), args, kwargs, found)
+            probe = OperatorProbe if any(part_of(value) is not None for value in found) else ObjectProbe
+            result = by_torch_function(s, shown_function(target, probe), args, kwargs, found)
         except Raised as raised:
             if not issubclass(raised.value.python_type(), TypeError) or not hides_type_errors(target):
                 raise
@@ -330,16 +355,27 @@ class OperatorProbe(torch.Tensor):
         return func, args
 
 
+@final
+class ObjectProbe:
+    """The same of an object that is no tensor, which operators ask differently: `tensor == probe` is `Tensor.eq`."""
+
+    @classmethod
+    def __torch_function__(cls, func: object, types: object, args: object = (), kwargs: object = None) -> object:
+        return func, args
+
+
 @cache
-def shown_function(target: Target) -> Target:
+def shown_function(target: Target, kind: type[OperatorProbe | ObjectProbe]) -> Target:
     """What `__torch_function__` gets for a method of tensors: `Tensor.mul` for `__rmul__`, `numel` for `nelement`."""
     method = getattr(torch.Tensor, target) if isinstance(target, str) else target
     if getattr(method, "__objclass__", None) not in TENSOR_BASES or not callable(method):
         return target
-    probe = torch.empty(0, device="cpu").as_subclass(OperatorProbe)
-    for others in ((), (probe,)):
+    empty = torch.empty(0, device="cpu")
+    probe = empty.as_subclass(OperatorProbe)
+    calls = [(probe,), (probe, probe)] if kind is OperatorProbe else [(empty, ObjectProbe())]
+    for given in calls:
         with suppress(TypeError):
-            found = method(probe, *others)
+            found = method(*given)
             if isinstance(found, tuple):  # else NotImplemented
                 return cast(Target, found[0])
     return target
@@ -351,7 +387,7 @@ def behind_operator(s: CaptureState, target: Target, args: Args) -> tuple[Target
     values: dict[int, Value] = {}
     given: list[object] = []
     for arg in args:
-        tensor = isinstance(arg, Tensor) or part_of(arg) is not None
+        tensor = isinstance(arg, Tensor) or part_of(arg) is not None or answers_calls(arg)
         given.append(
             torch.Tensor._make_subclass(OperatorProbe, torch.empty(0, device="cpu")) if tensor else arg.torch_arg(s)
         )

@@ -164,7 +164,7 @@ class Tensor(Value):
             if written is None:
                 raise s.error(AttributeError, f"'Tensor' object has no attribute '{name}'")
             return written
-        if replaced(s, self, name):
+        if name == "__torch_function__" or replaced(s, self, name):
             return s.model.get_attr(s, self, name, site)
         if s.see is not None and (seen := seen_read(s, self, name)) is not None:
             return seen
@@ -359,7 +359,7 @@ def defined_by_program(raw: object) -> bool:
     """Whether an entry of a tensor class's dict is neither a C function nor a Python function of torch."""
     raw = raw.fget if type(raw) is property else raw
     if type(raw) in (staticmethod, classmethod):
-        raw = cast(classmethod[object, ..., object], raw).__func__
+        raw = cast("classmethod[object, ..., object]", raw).__func__
     if type(raw) is types.FunctionType:
         return str(raw.__globals__.get("__name__")).partition(".")[0] != "torch"
     return type(raw) is property or type(raw) in PLAIN_ENTRIES
