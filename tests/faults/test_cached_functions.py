@@ -315,6 +315,45 @@ def begins_to_require_gradients(compile: Compile) -> Iterator[Any]:
         yield compiled(torch.ones(size), changes).requires_grad
 
 
+def changed_where_few_are_kept(compile: Compile) -> Iterator[Any]:
+    @functools.lru_cache(maxsize=1)
+    def table(n: int) -> list[int]:
+        return [n]
+
+    @functools.lru_cache(maxsize=2)
+    def scale(n: int) -> Tensor:
+        return torch.ones(n)
+
+    def program(x: Tensor, changes: bool) -> Tensor:
+        found, factor = table(x.shape[0]), scale(x.shape[0])
+        if changes:
+            found.append(1)
+            factor.add_(1)
+        return x * factor + len(found)
+
+    compiled = compile(program)
+    for size, changes in ((2, False), (3, False), (4, False), (5, True), (5, False), (6, False), (6, True), (6, False)):
+        yield compiled(torch.ones(size), changes)
+    for size in (5, 6, 2, 5, 6):
+        yield compiled(torch.ones(size), False)
+
+
+def changed_by_its_size(compile: Compile) -> Iterator[Any]:
+    @functools.lru_cache(maxsize=1)
+    def scale(n: int) -> Tensor:
+        return torch.ones(n)
+
+    def program(x: Tensor) -> Tensor:
+        found = scale(x.shape[0])
+        if x.shape[0] > 4:
+            found.add_(1)
+        return x * found
+
+    compiled = compile(program)
+    for size in (2, 3, 4, 5, 5, 6, 6, 4, 5):
+        yield compiled(torch.ones(size))
+
+
 def compared(compile: Compile) -> Iterator[Any]:
     @functools.lru_cache
     def table(n: int) -> Tensor:
@@ -332,6 +371,8 @@ CHANGES = [
     drawn_once,
     begins_to_require_gradients,
     changed_in_a_later_variant,
+    changed_where_few_are_kept,
+    changed_by_its_size,
     compared,
     cleared_after_a_change,
     written_before,

@@ -6,7 +6,8 @@
     table(n)            anything else: the function behind the cache is inlined, unless it reads variables from outside
 
 A result is read by calling the cached function again, so `cache_clear()` is noticed, and a list or tensor is the one
-that the cache holds. A function that is inlined runs in each call: with side effects it breaks the graph, where
+that the cache holds. One that holds few results might lose one by that, in a guard of another variant: its function is
+inlined whatever it gets. A function that is inlined runs in each call: with side effects it breaks the graph, where
 it reads what may have changed since its result was cached, and where a later call could tell its result from the one
 that the cache holds: if the frame changes it, or hands it on. What a cache gave is taken to be as it was made, so that
 a cached recipe can be applied to sizes that change by another cached function, as einops does.
@@ -49,6 +50,8 @@ BY_IDENTITY: object = object.__hash__
 SEEN = "its result is changed or handed on, which the next call would see in what the cache holds"
 DRAWS = "it draws random numbers, once for all calls that find its result"
 STALE = "it reads a variable from outside, which may have changed since its result was cached"
+FEW_RESULTS = 8
+"""As many as variants may ask for in their guards."""
 PLAIN_TUPLES = (tuple, torch.Size)
 UNCHANGING = (
     *PLAIN_TUPLES,
@@ -65,8 +68,9 @@ def call_cached(s: CaptureState, function: Cached, source: Source | None, args: 
         why = "an argument may change, or have changed, after its result was cached"
         raise UnsupportedCall(function=name_of(function), why=why)
     rest = args if receiver is None else args[1:]
-    keeps = CACHED.cache_info(function).maxsize != 0
-    if source is None or not all(is_plain(s, arg) for arg in (*rest, *kwargs.values())):
+    most = CACHED.cache_info(function).maxsize
+    keeps, loses = most != 0, most is not None and 0 < most <= FEW_RESULTS
+    if source is None or loses or not all(is_plain(s, arg) for arg in (*rest, *kwargs.values())):
         kept = keeps and source is not None
         if kept and is_seen(function):
             raise UnsupportedCall(function=name_of(function), why=SEEN)
