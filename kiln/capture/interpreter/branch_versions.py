@@ -21,7 +21,7 @@ import torch
 from kiln.capture.interpreter.core import CaptureState, Codegen, Value
 from kiln.capture.interpreter.effects import SideEffect
 from kiln.capture.interpreter.side_assumptions import called
-from kiln.capture.interpreter.variables.tensor import RegionInputs, Tensor
+from kiln.capture.interpreter.variables.tensor import RegionInputs, Tensor, record
 from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.finish import counted_versions
 from kiln.graph.trace.inputs import InputRecord
@@ -121,10 +121,14 @@ def differences(s: CaptureState, sides: Sequence[SideVersions]) -> list[Beyond]:
     return [Beyond(roots, beyond) for beyond, roots in alike.items() if beyond != ((0, None), (0, None))]
 
 
-def counts_of(s: CaptureState, beyond: Sequence[Beyond], side: int) -> list[Tensor]:
+def counts_of(s: CaptureState, beyond: Sequence[Beyond], side: int, device: torch.device) -> list[Value]:
     """The counts of a side as tensors that it makes."""
+    options = {"device": s.const(device)}
     counts = [each.sides[side] for each in beyond]
-    return [called(s, torch.full, (), n) if more is None else called(s, torch.add, more, n) for n, more in counts]
+    return [
+        record(s, torch.full, [s.const(()), s.const(n)], options) if more is None else called(s, torch.add, more, n)
+        for n, more in counts
+    ]
 
 
 def count_once(s: CaptureState, began: Mapping[int, int], versioned: set[int], sides: Sequence[SideVersions]) -> None:

@@ -520,7 +520,7 @@ def joined(
     own = {id(state) for meeting in written for state in (meeting.left, meeting.right)}
     sides, held = with_assumptions(s, sides)
     beyond = differences(s, [side.versions for side in sides])
-    sides, counts = with_counts(s, sides, beyond)
+    sides, counts = with_counts(s, sides, beyond, condition.fake.device)
     results = joined_tensors(s, condition, sides, [*joining.all_pairs(), *held, *counts], failed, own)
     found = [results.pop() for _ in beyond]
     if held:
@@ -570,15 +570,15 @@ def with_assumptions(s: CaptureState, sides: Sequence[SideValues]) -> tuple[list
 
 
 def with_counts(
-    s: CaptureState, sides: Sequence[SideValues], beyond: Sequence[Beyond]
+    s: CaptureState, sides: Sequence[SideValues], beyond: Sequence[Beyond], device: torch.device
 ) -> tuple[list[SideValues], list[Pair]]:
     """How often the sides change inputs as more results, where one does more often than the other."""
-    done, made = list[SideValues](), list[list[Tensor]]()
+    done, made = list[SideValues](), list[list[Value]]()
     for number, side in enumerate(sides):
-        more, counts = taken_from_log(s, nullcontext(), partial(counts_of, s, beyond, number))
+        more, counts = taken_from_log(s, nullcontext(), partial(counts_of, s, beyond, number, device))
         done.append(replace(side, calls=(*side.calls, *more)))
         made.append(counts)
-    return done, list(zip(*made, strict=True))
+    return done, cast(list[Pair], list(zip(*made, strict=True)))
 
 
 def kept_condition(s: CaptureState, condition: Tensor) -> Value:
