@@ -50,6 +50,15 @@ def test_forward_and_backward(boxed: bool) -> None:
     assert torch.Size([5, 4]) in forward.seen[1][1]
 
 
+def test_reductions_of_scatters_take_what_is_there() -> None:
+    def program(x: torch.Tensor, index: torch.Tensor, source: torch.Tensor) -> list[torch.Tensor]:
+        return [x.scatter_reduce(1, index, source, kind) for kind in ("amax", "amin", "prod", "mean", "sum")]
+
+    arguments = torch.tensor([[5.0, -5.0, 0.5]]), torch.tensor([[0, 1, 2]]), torch.tensor([[1.0, 1.0, 3.0]])
+    compiled = kiln.compile(program, backend=aot(Graphs()))
+    torch.testing.assert_close(compiled(*arguments), program(*arguments))
+
+
 def test_one_operation_and_random_numbers() -> None:
     graphs = Graphs()
     backend = aot(graphs)
