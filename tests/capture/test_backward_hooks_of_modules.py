@@ -103,3 +103,32 @@ def test_the_rest_of_the_model_is_compiled() -> None:
     assert len(seen) == 1
     assert not report.eager
     assert {entry.code for entry in report.breaks} == {"KILN1002"}
+
+
+def test_modules_with_hooks_are_called_as_a_whole() -> None:
+    """The calls that torch makes around a `forward` are no graph breaks of their own."""
+
+    def stepped(compile: Callable[..., Any]) -> tuple[Any, Seen]:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        seen: Seen = []
+        for part in net:
+            part.register_full_backward_hook(noted(seen))
+
+        def step(x: Tensor) -> Any:
+            net.zero_grad()
+            loss = net(x).square().mean()
+            loss.backward()
+            return loss
+
+        compiled = compile(step)
+        for size in (4, 4, 5, 6):
+            compiled(torch.linspace(-1, 1, size * 3).view(size, 3))
+            seen.append([sums((parameter.grad,)) for parameter in net.parameters()])
+        return compiled, seen
+
+    expected = stepped(lambda step: step)[1]
+    compiled, seen = stepped(kiln.compile)
+    report = kiln.report_of(compiled)
+    assert seen == expected and not report.eager
+    assert report.compiles <= 12, str(report)

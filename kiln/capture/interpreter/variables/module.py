@@ -15,6 +15,7 @@ from typing import final
 import torch
 from torch.nn.modules import module as torch_module
 
+from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.core import (
     MISSING,
     NOT_RESUMABLE,
@@ -30,6 +31,7 @@ from kiln.capture.interpreter.effects import contents_key
 from kiln.capture.interpreter.repeated_layers.repeat import call_repeatable
 from kiln.capture.interpreter.variables.mapping import Dict, may_hold
 from kiln.capture.interpreter.variables.object import MODELLED_GETATTR, MODELLED_SETATTR, Object, guard_protocol
+from kiln.capture.interpreter.variables.tensor import Tensor
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import TWIN_OF, TwinOf
 from kiln.runtime.guards.source import AttrSource, DictAttrSource, ModuleGlobalSource, Source, TypeSource
@@ -107,9 +109,22 @@ def call_forward(s: CaptureState, module: Object, args: Args, kwargs: Kwargs, si
     """What `nn.Module.__call__` does."""
     if not has_hooks(s, module):
         return module.get_attr(s, "forward").call(s, args, kwargs, site)
+    if is_watched_leaf(module, args):
+        raise UnsupportedCall(function=module.type_name(), why="the backward calls its hooks")
     implementation = s.classes.lookup(module.python_type(), "_call_impl")
     assert implementation is not None
     return s.class_attr(module, "_call_impl", implementation[1]).call(s, [module, *args], kwargs, site)
+
+
+def is_watched_leaf(module: Object, args: Args) -> bool:
+    """Whether autograd will call hooks of a module without parts. Each of the calls that torch makes around its
+    `forward` would break the graph: it is called in Python as a whole."""
+    content = module.original.__dict__ if module.original is not MISSING else {}
+    if not (content.get("_backward_hooks") or content.get("_backward_pre_hooks")) or content.get("_modules"):
+        return False
+    given = [arg.fake for arg in args if isinstance(arg, Tensor)]
+    used = [tensor for tensor in (*given, *content["_parameters"].values()) if tensor is not None]
+    return torch.is_grad_enabled() and any([tensor.requires_grad for tensor in used])
 
 
 def has_hooks(s: CaptureState, module: Object) -> bool:
