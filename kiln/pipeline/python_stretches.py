@@ -117,7 +117,9 @@ class PlainStretch:
         breaks in; None if there is none. `loops_may_begin`: else all that computes behind it is known."""
         decoded, begin, found = self.decoded, self.origin.entry.target, self.found()
         computing = found.computing | (decoded.facts.computing & found.plain)
-        loops = list(loop_bodies(decoded))
+        loops, reached = loop_bodies(decoded), found.plain | computing
+        if computing and min(reached) >= begin and not any([head in found.plain for head, _, _ in loops]):
+            return None  # known at once: the time of a function with many breaks is linear in them
         begins = self.begins_of_loops(loops, computing | found.reads, found)
         if begins is None:
             return None

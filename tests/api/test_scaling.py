@@ -17,7 +17,7 @@ from kiln.api import report_of
 from kiln.api.compiler import session_of
 from kiln.capture.bytecode.decode import decode
 from kiln.capture.interpreter.frame import CODES
-from kiln.pipeline import session
+from kiln.pipeline import python_stretches, session
 from kiln.pipeline.session import KilnWarning
 
 X = torch.ones(3)
@@ -54,6 +54,15 @@ def compiles(function: Callable[..., Any], *calls: tuple[Any, ...], **options: A
 @pytest.mark.parametrize("breaks", [4, 8, 16])
 def test_breaks(breaks: int) -> None:
     assert compiles(breaking(breaks), (X,)) == breaks  # what returns is not compiled
+
+
+def test_straight_code_behind_breaks_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is left is found by a fixed point over the whole function, which is not for each break."""
+    searched = list[object]()
+    found = python_stretches.leaving_places
+    monkeypatch.setattr(python_stretches, "leaving_places", lambda *args: (searched.append(args), found(*args))[1])
+    compiles(breaking(16), (X,))
+    assert len(searched) <= 1
 
 
 @pytest.mark.parametrize("depth", [2, 8, 24])

@@ -69,6 +69,10 @@ class Handler:
     lasti: bool
 
 
+LoopBody = tuple[int, list[int], frozenset[int]]
+"""The head of a loop, the jumps back to it, and all its instructions."""
+
+
 @final
 class CodeFacts:
     """What is known of a code object: where its instructions are, and what was read of them on demand.
@@ -78,7 +82,7 @@ class CodeFacts:
 
     __slots__ = (
         *("computing", "copies", "handlers", "in_library", "instructions"),
-        *("lines", "live", "locations", "meetings", "units"),
+        *("lines", "live", "locations", "loops", "meetings", "units"),
     )
 
     def __init__(self, code: CodeType) -> None:
@@ -103,6 +107,8 @@ class CodeFacts:
         """Filled by `liveness.live_locals`."""
         self.meetings: list[tuple[int, bool]] = []
         """By instruction: its nearest postdominator, and whether several lead to it. Filled by `postdominators`."""
+        self.loops: list[LoopBody] | None = None
+        """Filled by `loops.loop_bodies`."""
         self.computing: set[int] = set()
         """The instructions at which a capture has recorded torch calls, in whatever they call."""
         self.copies: dict[int, int] = {}

@@ -16,7 +16,7 @@ from types import CodeType
 from typing import final
 
 from kiln.capture.bytecode.assemble import SUSPENDS, Assembler, CellVar, Instr, arguments_of, parsed
-from kiln.capture.bytecode.decode import CONDITIONAL, JUMPS, DecodedCode
+from kiln.capture.bytecode.decode import CONDITIONAL, JUMPS, DecodedCode, LoopBody
 from kiln.capture.bytecode.liveness import live_locals
 from kiln.capture.bytecode.postdominators import RETURNS, meeting_points, predecessors, successors
 from kiln.capture.bytecode.resume import CLASS_CELL, set_depths
@@ -92,16 +92,18 @@ def lengthened_by_turns(decoded: DecodedCode, at: int) -> set[str]:
     return {inst.arg for inst in owners if inst.name == "LOAD_FAST"}
 
 
-def loop_bodies(decoded: DecodedCode) -> Iterator[tuple[int, list[int], frozenset[int]]]:
-    """The loops: head, jumps back to it, and all instructions."""
-    ends: dict[int, list[int]] = {}
-    for index in range(len(decoded)):
-        inst = decoded.instruction(index)
-        if inst.name in JUMPS and inst.arg <= index:
-            ends.setdefault(inst.arg, []).append(index)
-    before = predecessors(successors(decoded)) if ends else []
-    for head, jumps in ends.items():
-        yield head, jumps, _body(head, jumps, before)
+def loop_bodies(decoded: DecodedCode) -> list[LoopBody]:
+    """The loops: head, jumps back to it, and all instructions. Computed once."""
+    known = decoded.facts.loops
+    if known is None:
+        ends: dict[int, list[int]] = {}
+        for index in range(len(decoded)):
+            inst = decoded.instruction(index)
+            if inst.name in JUMPS and inst.arg <= index:
+                ends.setdefault(inst.arg, []).append(index)
+        before = predecessors(successors(decoded)) if ends else []
+        known = decoded.facts.loops = [(head, jumps, _body(head, jumps, before)) for head, jumps in ends.items()]
+    return known
 
 
 def _body(head: int, jumps: list[int], before: list[list[int]]) -> frozenset[int]:
