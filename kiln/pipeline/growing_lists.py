@@ -11,6 +11,7 @@ to print or to compare with, and behind a break one of numbers or texts: where i
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sized
 from types import FunctionType
 from typing import final
 
@@ -22,7 +23,7 @@ from kiln.native._frames import Dispatcher
 from kiln.pipeline.dispatchers import Arguments, original_of
 from kiln.pipeline.plain_code import is_plain
 from kiln.runtime.guards.guard import Guard, GuardKind, ShapeRelation
-from kiln.runtime.guards.source import ItemSource, LocalSource
+from kiln.runtime.guards.source import ItemSource, LocalSource, Source
 from kiln.runtime.guards.tree import build_tree
 from kiln.support.errors import KilnError
 
@@ -79,13 +80,17 @@ def grows(guard: Guard, name: str, arguments: Arguments) -> bool:
     return of_list and not is_result(name) and len(value) > guard.expected  # type: ignore[arg-type,operator]
 
 
-def is_history(guard: Guard, function: FunctionType, values: list[object]) -> bool:
+def value_at(source: Source, function: FunctionType, values: list[object]) -> object:
+    """What a call has at a place; None where that is not found."""
+    reader = build_tree((), collect=(source,), function=function)
+    found = reader.check(values, function.__globals__, function.__closure__)
+    return reader.bindings[0] if found and reader.bindings else None
+
+
+def is_history(guard: Guard, function: FunctionType, found: object) -> bool:
     """Whether the list that has another length is longer than the guard expects, and of floats; behind a break, where
     a loop may have filled it, also of other numbers or texts."""
-    reader = build_tree((), collect=(guard.source,), function=function)
-    if not reader.check(values, function.__globals__, function.__closure__) or not reader.bindings:
-        return False
-    found, expected = reader.bindings[0], guard.expected
+    expected = guard.expected
     assert isinstance(expected, int), "it is a length"
     kinds = (float,) if origin_of(function) is None else (float, int, str)
     return type(found) is list and len(found) > expected and all(type(item) in kinds for item in found)
@@ -105,6 +110,14 @@ def fixed_argument(guard: Guard) -> str:
     return source.name if isinstance(source, LocalSource) else ""
 
 
+def has_variant(dispatcher: Dispatcher, source: Source, length: int) -> bool:
+    """Whether a variant expects this length, and is left for another reason."""
+    guards = [guard for entry in dispatcher.entries if entry.tree is not None for guard in entry.info.guards]
+    return any(
+        guard.kind is GuardKind.LENGTH and guard.source == source and guard.expected == length for guard in guards
+    )
+
+
 def wait_for_length(dispatcher: Dispatcher, arguments: Arguments) -> GrowingList | None:
     """Why this call is not compiled; None if it is to be."""
     if not dispatcher.entries:
@@ -117,9 +130,12 @@ def wait_for_length(dispatcher: Dispatcher, arguments: Arguments) -> GrowingList
     guard: Guard = entry.info.guards[failed[0]]
     if guard.kind is not GuardKind.LENGTH or fixed_argument(guard) in varying_arguments(dispatcher, arguments):
         return None
+    found = value_at(guard.source, function, values)
+    if isinstance(found, Sized) and has_variant(dispatcher, guard.source, len(found)):
+        return None
     seen: SeenLengths = dispatcher.__dict__.setdefault(GROWING, {}).setdefault(guard.source.text(), SeenLengths())
     seen.calls[failed[1]] += 1
-    if (seen.compiled >= HISTORY or origin_of(function) is not None) and is_history(guard, function, values):
+    if (seen.compiled >= HISTORY or origin_of(function) is not None) and is_history(guard, function, found):
         dispatcher.__dict__[VARYING].add(guard.source.text())
         return None
     if seen.compiled < LENGTHS or seen.calls[failed[1]] >= CALLS:

@@ -45,6 +45,24 @@ def test_lengths_that_recur_are_compiled() -> None:
     assert compiled.report().compiles == 6
 
 
+class Optional(nn.Module):
+    """Is called with one, two or three arguments."""
+
+    def forward(self, x: Tensor, shift: Tensor | None = None, doubled: bool = False) -> Tensor:
+        x = x * 3 if doubled else x + 1
+        return x if shift is None else x + shift
+
+
+def test_a_length_that_has_a_variant_is_no_new_one() -> None:
+    module = Optional()
+    compiled: Any = kiln.compile(module, backend="eager")
+    for given in ((4,), (4, X[:1]), (5,), (5, None, True), (6, X[:1]), (7,), (7, X[:1], True), (8, None)):
+        size, *rest = given
+        x = torch.ones(size)
+        assert torch.equal(compiled(x, *rest), module(x, *rest))
+    assert compiled.report().eager == 0, str(compiled.report())
+
+
 def test_with_fullgraph_each_length_is_compiled() -> None:
     compiled: Any = kiln.compile(added, backend="eager", fullgraph=True)
     for length in range(7):

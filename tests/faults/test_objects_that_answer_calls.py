@@ -57,6 +57,9 @@ CALLS: dict[str, Callable[[Tensor, Any], Any]] = {
     "nested": lambda x, n: torch.mul(n, 2)[-1],
     "question": lambda x, n: (torch.equal(n, x), torch.is_tensor(n)),
     "refused": lambda x, n: torch.cumsum(n, 0),
+    "wrong arguments": lambda x, n: torch.sum(n, dim="a"),
+    "too few": lambda x, n: torch.gather(n, 0),
+    "a list of them": lambda x, n: torch.cat([n, n], dim=x.dim() - 1),
     "data": lambda x, n: torch.tensor(n),
 }
 

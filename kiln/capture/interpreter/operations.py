@@ -24,6 +24,7 @@ from kiln.capture.interpreter.core import MISSING, OPERATORS, CaptureState, Oper
 from kiln.capture.interpreter.data_values import assume, assume_integer, is_needed, likely_truth
 from kiln.capture.interpreter.hashing import set_element
 from kiln.capture.interpreter.native_calls import natives
+from kiln.capture.interpreter.operands import are_of_subclasses, is_unknown, refuses
 from kiln.capture.interpreter.speculation import (
     Number,
     comparison_in_region,
@@ -136,7 +137,7 @@ def torch_binary(s: CaptureState, function: Function2, left: Value, right: Value
             return text if text is not None else natives(s).call(PLAIN.get(function, function), [left, right], {})
         names = SPECIAL[function]
         replacing = any(replaced(s, left, name) for name in names[:-1]) or replaced(s, right, names[-1])
-        if replacing or are_of_subclasses(left, right):
+        if replacing or are_of_subclasses(left, right) or is_unknown(s, left) or is_unknown(s, right):
             return dispatch(s, function, left, right)
         # `0 += tensor` makes a new tensor: only tensors are changed in place.
         return record(s, function if isinstance(left, Tensor) else PLAIN.get(function, function), [left, right], {})
@@ -327,13 +328,6 @@ def is_number(value: Value) -> bool:
     return isinstance(value, Symbolic) or (value.is_constant and value.python_type() in (int, float, bool))
 
 
-def are_of_subclasses(*values: Value) -> bool:
-    """Tensors, of which one is the object of a subclass, or has `__torch_function__` without being a tensor. A sparse
-    tensor is no `Tensor` here."""
-    others = {value.python_type() for value in values if not isinstance(value, Tensor)}
-    return not others <= {torch.Tensor} and all(hasattr(kind, "__torch_function__") for kind in others)
-
-
 def by_kind(s: CaptureState, function: Function2, left: Value, right: Value) -> Value:
     """By the handler for the left operand's kind, or by special methods if there is none or it does not apply."""
     handler = OPERATORS.get((function, type(left)))
@@ -361,8 +355,10 @@ def dispatch(s: CaptureState, function: Function2, left: Value, right: Value) ->
         if found is None or found[0] is object or is_of_sequence(function, owner.python_type(), found[0]):
             continue
         is_number = owner.is_constant and isinstance(owner.real(), (int, float, complex))
-        if is_number and not special_of_program(s, owner, name):
-            continue  # numbers return NotImplemented for other types
+        if (is_number and not special_of_program(s, owner, name)) or (
+            isinstance(owner, Tensor) and refuses(s, name, other)
+        ):
+            continue  # numbers and tensors return NotImplemented for other types
         result = s.call_special(owner, name, [other], {})
         if not s.is_none(result, NotImplemented):
             return Constant(not result.truth(s)) if opposite else result

@@ -312,7 +312,7 @@ class Object(Value):
             return self.native.torch_arg(s)
         if isinstance(number := s.model.plain(s, self), PLAIN_ARGUMENTS):
             return number
-        return None if s.model.takes_calls(s, self) else super().torch_arg(s)
+        return NotImplemented if s.model.takes_calls(s, self) else super().torch_arg(s)  # which torch takes nowhere
 
     def call(self, s: CaptureState, args: Args, kwargs: Kwargs, site: CallSite = NOT_RESUMABLE) -> Value:
         found = s.classes.lookup(self.cls, "__call__")

@@ -20,12 +20,13 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import field
 from functools import cache
+from types import FunctionType
 from typing import cast, final
 
 import torch
 from torch._ops import OpOverload
 
-from kiln.capture.interpreter.breaks import Raised, TorchCallFailed, UnsupportedAttribute, UnsupportedCall
+from kiln.capture.interpreter.breaks import NotConstant, Raised, TorchCallFailed, UnsupportedAttribute, UnsupportedCall
 from kiln.capture.interpreter.core import (
     NOT_RESUMABLE,
     SUBCLASS_WRAPPERS,
@@ -259,10 +260,11 @@ def answers_calls(value: Value) -> bool:
 def takes_calls(s: CaptureState, value: Object) -> bool:
     """Whether the class of an object, which is no tensor, is to be asked from now on."""
     overrides = s.part(Overrides)
-    if overrides.call is not None or overrides.disabled or not answers_calls(value):
+    if overrides.disabled or not answers_calls(value):
         return False
-    overrides.call = call
-    s.counters.unguarded += 1  # as in `new_subclass`
+    if overrides.call is None:
+        overrides.call = call
+        s.counters.unguarded += 1  # as in `new_subclass`
     return True
 
 
@@ -286,6 +288,8 @@ def call(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value |
     if shown:
         try:
             probe = OperatorProbe if any(part_of(value) is not None for value in found) else ObjectProbe
+            if any(map(answers_calls, found)):
+                check_arguments(s, target, args, kwargs, found[0])
             result = by_torch_function(s, shown_function(target, probe), args, kwargs, found)
         except Raised as raised:
             if not issubclass(raised.value.python_type(), TypeError) or not hides_type_errors(target):
@@ -379,6 +383,34 @@ def shown_function(target: Target, kind: type[OperatorProbe | ObjectProbe]) -> T
             if isinstance(found, tuple):  # else NotImplemented
                 return cast(Target, found[0])
     return target
+
+
+def check_arguments(s: CaptureState, target: Target, args: Args, kwargs: Kwargs, first: Object) -> None:
+    """Raise what a function written in C raises for arguments that it takes of no one, before it asks a class."""
+    method = getattr(torch.Tensor, target) if isinstance(target, str) else target
+    if isinstance(method, FunctionType):
+        return
+    try:
+        given = [stand_in(s, arg) for arg in args]
+        named = {name: stand_in(s, arg) for name, arg in kwargs.items()}
+    except NotConstant:
+        return
+    try:
+        method(*given, **named)
+    except TypeError as error:
+        text = str(error).replace(ObjectProbe.__name__, first.cls.__name__)
+        raise s.error(TypeError, text) from None
+
+
+def stand_in(s: CaptureState, value: Value) -> object:
+    """A value of the kind of an argument."""
+    if isinstance(value, List | Tuple):
+        return value.python_type()([stand_in(s, item) for item in value.items(s)])
+    if answers_calls(value):
+        return ObjectProbe()
+    if isinstance(value, Tensor) or part_of(value) is not None:
+        return torch.empty(0, device="cpu")
+    return value.constant(s) if value.is_constant or isinstance(value, Object) else value.python_type()(1)
 
 
 def behind_operator(s: CaptureState, target: Target, args: Args) -> tuple[Target, Args]:
