@@ -143,6 +143,20 @@ class Readers:
             product.node for product in products if forms(product, owner) == {padding}
         }
 
+    def only_sums_of_columns(self, padding: Padding) -> bool:
+        """Whether the loops that read the value sum its columns: loops of their own, since others go along a row."""
+        value, views = padding.base, [padding.base]
+        readers: list[Node] = []
+        while views:
+            users = self._users[views.pop()]
+            views += [user for user in users if user.op.kind is Kind.VIEW]
+            readers += [user for user in users if user.op.kind in IN_LOOPS]
+        last = value.tensor.rank - 1
+        return bool(readers) and all(
+            reader.op.name == "sum" and reader.inputs[0] is value and last not in reader.attrs["axes"]
+            for reader in readers
+        )
+
     def slice_is_free(self, product: Product) -> bool:
         old = product.node.tensor.sizes
         return product.sizes[1:] == old[1:] or self.in_memory(product.node) == frozenset()

@@ -14,9 +14,10 @@
     %5: bf16[50257, 768] = slice(%9, axis=0, start=0, stop=50257, step=1)
 
 `misaligned.py` finds the products, `align_costs.py` decides where it pays. A loop writes its value into its part of
-the padded tensor (`cat`); if the padding adds rows, that part is the value for all readers. The result is sliced, and a
-`clone` restores eager's strides: a copy only if it is needed in memory. All products share a padding. A large result
-that is only returned is computed in blocks instead (`products_in_blocks.py`).
+the padded tensor (`cat`); if the padding adds rows, or if the other readers are the sums of a bias's gradient, that part
+is the value for all readers. The result is sliced, and a `clone` restores eager's strides: a copy only if it is needed
+in memory. All products share a padding. A large result that is only returned is computed in blocks instead
+(`products_in_blocks.py`).
 
 Both factors are padded along the contracted dimension: zeros times NaN or infinity would not be zero.
 Needs: a partitioned graph, or padded values would be saved for the backward.
@@ -36,6 +37,7 @@ from kiln.graph.passes.align_costs import Costs, Rates, Readers, adds_rows, wort
 from kiln.graph.passes.manager import PassContext
 from kiln.graph.passes.misaligned import Operand, Padding, Product, misaligned_product, swap
 from kiln.graph.passes.products_in_blocks import in_blocks, takes_blocks
+from kiln.graph.prims.table import Kind
 from kiln.support.records import dataclass
 from kiln.symbolic import Int
 
@@ -66,8 +68,12 @@ class ProductAligner:
         self.products = {product.node: product for product in products}
         self.new: dict[Node, Node] = {node: node for node in graph.inputs}
         self.joining = frozenset([padding for padding in paddings if readers.joins(padding, products)])
-        self.followed = {padding.base: padding for padding in self.joining if adds_rows(padding)}
-        """Values that become the first rows of their padding."""
+        self.followed = {
+            padding.base: padding
+            for padding in self.joining
+            if adds_rows(padding) or (padding.base.op.kind is not Kind.VIEW and readers.only_sums_of_columns(padding))
+        }
+        """Values that become a part of their padding, the first rows or columns."""
         self.returned = frozenset([product.node for product in products if readers.is_only_returned(product.node)])
         self._padded: dict[Padding, Node] = {}
 

@@ -173,6 +173,54 @@ def test_a_value_with_rows_behind_it_is_the_first_part_for_all_readers() -> None
     )
 
 
+def test_sums_over_the_rows_of_a_padded_value_read_its_part() -> None:
+    """No loop over a row can compute the gradient of a bias along: it would be stored twice."""
+    check(
+        """
+        graph(%0: bf16[16, 11] "t", %1: bf16[11, 8] "w"):
+            %2: bf16[16, 11] = neg(%0)
+            %3: bf16[16, 8] = aten.mm.default(%2, %1)
+            %4: bf16[11] = sum(%2, axes=(0,))
+            return %3, %4
+        """,
+        """
+        graph(%0: bf16[16, 11] "t", %1: bf16[11, 8] "w"):
+            %2: bf16[16, 11] = neg(%0)
+            %3: bf16[] = constant(value=0.0, dtype=bf16, device=cpu)
+            %4: bf16[16, 5] = full(%3, sizes=(16, 5))
+            %5: bf16[16, 16] = cat(%2, %4, axis=1)
+            %6: bf16[16, 11 | 16, 1] = slice(%5, axis=1, start=0, stop=11, step=1)
+            %7: bf16[16, 8] = pad(%1, %3, low=(0, 0), high=(5, 0))
+            %8: bf16[16, 8] = aten.mm.default(%5, %7)
+            %9: bf16[11] = sum(%6, axes=(0,))
+            return %8, %9
+        """,
+    )
+
+
+def test_sums_of_rows_are_computed_along_with_the_value_that_is_padded() -> None:
+    check(
+        """
+        graph(%0: bf16[16, 11] "t", %1: bf16[11, 8] "w"):
+            %2: bf16[16, 11] = neg(%0)
+            %3: bf16[16, 8] = aten.mm.default(%2, %1)
+            %4: bf16[16] = sum(%2, axes=(1,))
+            return %3, %4
+        """,
+        """
+        graph(%0: bf16[16, 11] "t", %1: bf16[11, 8] "w"):
+            %2: bf16[16, 11] = neg(%0)
+            %3: bf16[] = constant(value=0.0, dtype=bf16, device=cpu)
+            %4: bf16[16, 5] = full(%3, sizes=(16, 5))
+            %5: bf16[16, 16] = cat(%2, %4, axis=1)
+            %6: bf16[16, 8] = pad(%1, %3, low=(0, 0), high=(5, 0))
+            %7: bf16[16, 8] = aten.mm.default(%5, %6)
+            %8: bf16[16] = sum(%2, axes=(1,))
+            return %7, %8
+        """,
+    )
+
+
 def test_bias() -> None:
     check(
         """
