@@ -27,8 +27,8 @@ NUMERICS: Mapping[str, tuple[str, ...]] = {
     "fast": (),
     "rounded": ("fast-math",),
     "strict": (
-        "add-embedding", "align-products", "channels-last", "fast-math", "fuse-erf", "one-hot-sums", "online-softmax",
-        "resample-in-steps", "sum-before-reduce", "unfuse-bias",
+        "add-embedding", "align-products", "channels-last", "convolution-bias", "fast-math", "fuse-erf", "one-hot-sums",
+        "online-softmax", "resample-in-steps", "sum-before-reduce", "unfuse-bias",
     ),
 }  # fmt: skip
 """What a contract switches off: other orders of sums, other functions, other algorithms of libraries."""

@@ -14,10 +14,10 @@
     %5: bf16[50257, 768] = slice(%9, axis=0, start=0, stop=50257, step=1)
 
 `misaligned.py` finds the products, `align_costs.py` decides where it pays. A loop writes its value into its part of
-the padded tensor (`cat`); if the padding adds rows, or if the other readers are the sums of a bias's gradient, that part
-is the value for all readers. The result is sliced, and a `clone` restores eager's strides: a copy only if it is needed
-in memory. All products share a padding. A large result that is only returned is computed in blocks instead
-(`products_in_blocks.py`).
+the padded tensor (`cat`); if the padding adds rows, or if the other readers are sums of columns (the gradient of a
+bias), that part is the value for all readers. The result is sliced, and a `clone` restores eager's strides: a copy only
+if it is needed in memory. All products share a padding. A large result that is only returned is computed in blocks
+instead (`products_in_blocks.py`).
 
 Both factors are padded along the contracted dimension: zeros times NaN or infinity would not be zero.
 Needs: a partitioned graph, or padded values would be saved for the backward.

@@ -18,6 +18,7 @@ from kiln.graph.passes.arithmetic import ARITHMETIC
 from kiln.graph.passes.bucket_all_reduces import BucketAllReduces
 from kiln.graph.passes.channels_last import ChannelsLast
 from kiln.graph.passes.constant_fold import ConstantFold
+from kiln.graph.passes.convolution_bias import ConvolutionBias
 from kiln.graph.passes.cse import Cse
 from kiln.graph.passes.dead_code import DeadCode
 from kiln.graph.passes.manager import GraphPass, KeepsStrides, PassContext
@@ -42,6 +43,7 @@ JOINT_PASSES: tuple[GraphPass, ...] = (
     ConstantFold(),
     Simplify((ARITHMETIC, VIEWS)),
     Cse(),
+    ConvolutionBias(),
     ChannelsLast(),
     UnusedStates(),
     DeadCode(),
@@ -68,6 +70,7 @@ GRAPH_PASSES: tuple[GraphPass, ...] = (
     AddEmbedding(),
     UnfuseBias(),
     AlignProducts(),
+    ConvolutionBias(),
     ChannelsLast(),
     PoolSlices(),
     ResampleInSteps(),
@@ -98,6 +101,9 @@ check_order(
     before("unfuse-bias",   "align-products",   because="a bias added in a loop needs no padding"),
     before("align-products", "dead-code",       because="a padded value may have no other reader"),
     before("align-products", "separate-outputs", because="an output that it copies has its own memory"),
+    before("cse",           "convolution-bias", because="it needs all readers of a convolution"),
+    before("convolution-bias", "channels-last", because="what adds a bias takes the layout of the convolution"),
+    before("convolution-bias", "dead-code",     because="the replaced convolution has no reader"),
     before("cse",           "channels-last",    because="each value is copied once"),
     before("simplify",      "channels-last",    because="a rule may drop a view that would become a copy"),
     before("channels-last", "pool-slices", because="pools between convolutions take their layout"),

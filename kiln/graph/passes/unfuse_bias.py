@@ -49,8 +49,13 @@ def is_candidate(node: Node, users: Users) -> bool:
         and attrs["args"] == (Arg(0), Arg(1), Arg(2))
         and attrs["kwargs"] == ()
         and node.tensor.dtype.is_floating_point
-        and (any(user.op.kind in FUSIBLE for user in users[node]) or only_fusible(node, users))
+        and is_added_by_readers(node, users)
     )
+
+
+def is_added_by_readers(node: Node, users: Users) -> bool:
+    """Whether a loop that reads `node` can add a bias to it, so that the sum need not be in memory."""
+    return any(user.op.kind in FUSIBLE for user in users[node]) or only_fusible(node, users)
 
 
 def only_fusible(node: Node, users: Users) -> bool:

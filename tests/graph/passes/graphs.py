@@ -39,6 +39,15 @@ def parsed(text: str) -> Graph:
     return graph
 
 
+def on_gpu(text: str) -> Graph:
+    """The graph with all values on a GPU; `text` leaves the device out."""
+    return parsed(text.replace("]", " @cuda:0]").replace("device=cpu", "device=cuda:0"))
+
+
+def on_cpu(graph: Graph) -> Graph:
+    return parse_graph(graph_text(graph).replace(" @cuda:0", "").replace("@cuda:0", "").replace("cuda:0", "cpu"))
+
+
 def check_pass(
     step: GraphPass, before: str, after: str, inputs: Sequence[torch.Tensor] | None = None, tolerance: float = 1e-5
 ) -> None:

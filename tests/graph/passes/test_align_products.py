@@ -12,7 +12,6 @@ import torch
 
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.interpret import interpret
-from kiln.graph.ir.parse import parse_graph
 from kiln.graph.ir.size_oracle import GuardFreeOracle
 from kiln.graph.ir.text import graph_text
 from kiln.graph.ir.verify import verify
@@ -42,7 +41,7 @@ from tests.codegen_triton.check import GPU
 from tests.gpu_graphs.test_null_device import cpu_attention, inputs_of
 from tests.gpu_graphs.test_recorded import graph_of as recorded
 from tests.gpu_graphs.test_values import run_alone
-from tests.graph.passes.graphs import parsed
+from tests.graph.passes.graphs import on_cpu, on_gpu
 from tests.graph.passes.graphs import same_values as same_values_of
 from tests.runtime.test_null_device import fake_libraries, null_device
 
@@ -52,15 +51,6 @@ ALWAYS = AlignProducts(rates=Rates(odd=1.0, even=1.0))
 """Everything is worth aligning."""
 NO_SYMBOLS: Mapping[Symbol, int] = MappingProxyType({})
 PASSES = tuple([ALWAYS if step.name == ALWAYS.name else step for step in GRAPH_PASSES])
-
-
-def on_gpu(text: str) -> Graph:
-    """The graph with all values on a GPU; the texts of tests leave the device out."""
-    return parsed(text.replace("]", " @cuda:0]").replace("device=cpu", "device=cuda:0"))
-
-
-def on_cpu(graph: Graph) -> Graph:
-    return parse_graph(graph_text(graph).replace(" @cuda:0", "").replace("@cuda:0", "").replace("cuda:0", "cpu"))
 
 
 def body(graph: Graph) -> list[str]:

@@ -1,0 +1,82 @@
+"""Adds the bias of a convolution on a GPU, and sums its gradient, in loops that others are fused with.
+
+    %3 = aten.convolution.default(%x, %w, %b, ...)              %3 = aten.convolution.default(%x, %w, None, ...)
+    %4 = tanh(%3)                                       =>      %4 = add(%3, view(%b, sizes=(8, 1, 1)))
+                                                                %5 = tanh(%4)       a kernel with the add
+
+    %6, %7, %8 = aten.convolution_backward.default(             %6, %7, _ = aten.convolution_backward.default(
+        %g, %x, %w, ..., (True, True, True))            =>          %g, %x, %w, ..., (True, True, False))
+                                                                %8 = sum(%g, axes=(0, 2, 3))
+
+cuDNN's convolutions have no bias: ATen adds it, and sums its gradient, in kernels of their own, with the same rounding.
+The libraries of a CPU do both along the way. The bias stays where a library op reads the result, or where it leaves the
+graph, as the sum would be another tensor to write.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from kiln.graph.ir.build import Builder
+from kiln.graph.ir.graph import Graph
+from kiln.graph.ir.interpret import node_arguments
+from kiln.graph.ir.node import Node, base_of
+from kiln.graph.ir.rewrite import Users, rewrite, users_of
+from kiln.graph.passes.channels_last import BACKWARD, CONVOLUTION
+from kiln.graph.passes.manager import PassContext
+from kiln.graph.passes.unfuse_bias import is_added_by_readers
+from kiln.graph.prims.table import Kind
+from kiln.support.records import dataclass
+
+BIAS = 2
+"""The place of the bias among the arguments, and of its gradient among the results."""
+
+
+@final
+@dataclass(frozen=True)
+class ConvolutionBias:
+    name: str = "convolution-bias"
+
+    def run(self, graph: Graph, context: PassContext) -> tuple[Graph, int]:
+        library = [node for node in graph.nodes if node.op.kind is Kind.LIBRARY]
+        if all(node.attrs["target"] not in (CONVOLUTION, BACKWARD) for node in library):
+            return graph, 0
+        users = users_of(graph)
+        leaving = {base_of(root) for root in graph.roots()}
+        added = {
+            node for node in library if has_bias(node) and node not in leaving and is_added_by_readers(node, users)
+        }
+        backwards = {node for node in library if sums_bias(node)}
+        return rewrite(graph, separated, context.oracle, only=added | backwards | bias_gradients(backwards, users))
+
+
+def is_on_gpu(node: Node) -> bool:
+    return node.inputs[0].tensor.device.type == "cuda"
+
+
+def has_bias(node: Node) -> bool:
+    return node.attrs["target"] == CONVOLUTION and node.attrs["args"][BIAS] is not None and is_on_gpu(node)
+
+
+def sums_bias(node: Node) -> bool:
+    return node.attrs["target"] == BACKWARD and node.attrs["args"][-1][BIAS] and is_on_gpu(node)
+
+
+def bias_gradients(backwards: set[Node], users: Users) -> set[Node]:
+    return {item for node in backwards for item in users[node] if item.attrs["index"] == BIAS}
+
+
+def separated(builder: Builder, node: Node) -> Node:
+    """The call without its bias, with the sum behind it; for the gradient of the bias, the sum."""
+    if node.op.name == "item":
+        tangent = node.inputs[0].inputs[0]
+        return builder.node("sum", tangent, axes=(0, *range(2, tangent.tensor.rank)))
+    args, kwargs = node_arguments(node, node.inputs)
+    if node.attrs["target"] == BACKWARD:
+        wanted = (*node.attrs["args"][-1][:BIAS], False)
+        return builder.aten(BACKWARD, [*args[:-1], wanted], kwargs, (*node.spec[:BIAS], None))  # type: ignore[index, misc]
+    bias = args[BIAS]
+    assert isinstance(bias, Node)
+    made = builder.aten(CONVOLUTION, [*args[:BIAS], None, *args[BIAS + 1 :]], kwargs, node.spec)
+    sizes = (*bias.tensor.sizes, *[1] * (node.tensor.rank - 2))
+    return builder.node("add", made, builder.node("view", bias, sizes=sizes))
