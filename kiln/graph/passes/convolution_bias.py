@@ -9,8 +9,8 @@
                                                                 %8 = sum(%g, axes=(0, 2, 3))
 
 cuDNN's convolutions have no bias: ATen adds it, and sums its gradient, in kernels of their own, with the same rounding.
-The libraries of a CPU do both along the way. The bias stays where a library op reads the result, or where it leaves the
-graph, as the sum would be another tensor to write.
+The libraries of a CPU do both along the way. The bias stays where only library ops read the result, or where it leaves
+the graph, as the sum would be another tensor to write.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.interpret import node_arguments
 from kiln.graph.ir.node import Node, base_of
 from kiln.graph.ir.rewrite import Users, rewrite, users_of
+from kiln.graph.passes.align_costs import IN_LOOPS
 from kiln.graph.passes.channels_last import BACKWARD, CONVOLUTION
 from kiln.graph.passes.manager import PassContext
 from kiln.graph.passes.unfuse_bias import is_added_by_readers
@@ -42,10 +43,8 @@ class ConvolutionBias:
         if all(node.attrs["target"] not in (CONVOLUTION, BACKWARD) for node in library):
             return graph, 0
         users = users_of(graph)
-        leaving = {base_of(root) for root in graph.roots()}
-        added = {
-            node for node in library if has_bias(node) and node not in leaving and is_added_by_readers(node, users)
-        }
+        added = {node for node in library if has_bias(node) and is_added_by_readers(node, users, IN_LOOPS)}
+        added.difference_update([base_of(root) for root in graph.roots()])
         backwards = {node for node in library if sums_bias(node)}
         return rewrite(graph, separated, context.oracle, only=added | backwards | bias_gradients(backwards, users))
 

@@ -53,19 +53,19 @@ def is_candidate(node: Node, users: Users) -> bool:
     )
 
 
-def is_added_by_readers(node: Node, users: Users) -> bool:
-    """Whether a loop that reads `node` can add a bias to it, so that the sum need not be in memory."""
-    return any(user.op.kind in FUSIBLE for user in users[node]) or only_fusible(node, users)
+def is_added_by_readers(node: Node, users: Users, kinds: frozenset[Kind] = FUSIBLE) -> bool:
+    """Whether an op of `kinds` that reads `node` can add a bias to it, so that the sum need not be in memory."""
+    return any(user.op.kind in kinds for user in users[node]) or only_read_by(node, users, kinds)
 
 
-def only_fusible(node: Node, users: Users) -> bool:
-    """Whether `node` has readers, looking through views, and all are fusible."""
+def only_read_by(node: Node, users: Users, kinds: frozenset[Kind]) -> bool:
+    """Whether `node` has readers, looking through views, and all are of these `kinds`."""
     pending, found = [node], False
     while pending:
         for user in users[pending.pop()]:
             if user.op.kind is Kind.VIEW:
                 pending.append(user)
-            elif user.op.kind in FUSIBLE:
+            elif user.op.kind in kinds:
                 found = True
             else:
                 return False

@@ -64,6 +64,21 @@ def test_the_gradient_of_a_bias_is_a_sum() -> None:
     )
 
 
+def test_a_copy_adds_it() -> None:
+    """As behind a convolution whose result is laid out channels last."""
+    check(
+        FORWARD.replace("tanh(%3)", "clone(%3, strides=None)"),
+        """
+        graph(%0: f32[2, 3, 5, 5] "x", %1: f32[4, 3, 3, 3] "w", %2: f32[4] "b"):
+            %3: f32[2, 4, 5, 5] = aten.convolution.default(%0, %1, None, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)
+            %4: f32[4, 1, 1] = view(%2, sizes=(4, 1, 1))
+            %5: f32[2, 4, 5, 5] = add(%3, %4)
+            %6: f32[2, 4, 5, 5] = clone(%5, strides=None)
+            return %6
+        """,
+    )
+
+
 LEAVES = FORWARD.replace("return %4", "return %4, %3")
 READ_BY_A_LIBRARY = """
 graph(%0: f32[2, 3, 5, 5] "x", %1: f32[3, 3, 1, 1] "w", %2: f32[3] "b"):
