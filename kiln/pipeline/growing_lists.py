@@ -15,10 +15,10 @@ from collections.abc import Sized
 from types import FunctionType
 from typing import final
 
+from kiln.capture.bytecode.decode import decode
 from kiln.capture.bytecode.loops import lengthened_by_turns
 from kiln.capture.bytecode.resume import is_result, origin_of
 from kiln.capture.guards.explanation import FIXED, explain_failure
-from kiln.capture.interpreter.frame import CODES
 from kiln.native._frames import Dispatcher
 from kiln.pipeline.dispatchers import Arguments, original_of
 from kiln.pipeline.plain_code import is_plain
@@ -68,7 +68,7 @@ def varying_arguments(dispatcher: Dispatcher, arguments: Arguments) -> frozenset
             fixed[name] += 1 if guard.kind is not GuardKind.LENGTH else 0 if grows(guard, name, arguments) else 2
     found.update(name for name, count in fixed.items() if name and count > 1)
     if not dispatcher.entries and (origin := origin_of(function)) is not None:
-        names = lengthened_by_turns(CODES.rows(origin.code)[0], origin.entry.target)
+        names = lengthened_by_turns(decode(origin.code), origin.entry.target)
         found.update(name for name in names if type(arguments.get(name)) is list and is_plain(arguments[name]))
     return frozenset(found)
 

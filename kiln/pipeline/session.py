@@ -321,6 +321,9 @@ class CompileSession:
         breaks = breaks_before(dispatcher)
         if len(breaks) >= MOST_BREAKS:
             raise TooManyBreaks(function=self.name, count=MOST_BREAKS, place=breaks[-1][0])
+        is_first = not dispatcher.entries
+        if is_first and (loaded := self._load(dispatcher, arguments)) is not None:
+            return loaded  # the compiler need not be loaded
         if (stretch := self._python_stretch(dispatcher, arguments)) is not None:
             return stretch
         if len(dispatcher.entries) >= options.variants * max(len(self.owners), 1):
@@ -333,7 +336,7 @@ class CompileSession:
                 more=options.variants * 2,
             )
         self._report_recompile(dispatcher, arguments)
-        entry = self._load(dispatcher, arguments)
+        entry = None if is_first else self._load(dispatcher, arguments)
         return entry if entry is not None else self._compile_for_ranks(dispatcher, arguments)
 
     def _python_stretch(self, dispatcher: Dispatcher, arguments: Arguments) -> Entry | None:

@@ -2,7 +2,7 @@
 
 find_overload("aten.mm.default")     torch.ops.aten.mm.default
 is_random("aten.rand.default")       True
-draws("aten._scaled_dot_product_flash_attention.default", (q, k, v, 0.0), {})     False: nothing is dropped
+draws("aten._scaled_dot_product_flash_attention.default", (q, k, v, 0.0), ())     False: nothing is dropped
 is_collective("_c10d_functional.all_reduce.default")     True
 written_arguments("aten.add_.Tensor")    {0, "self"}
 number_arguments("aten.add.Tensor")      {2, "alpha"}
@@ -10,7 +10,7 @@ number_arguments("aten.add.Tensor")      {2, "alpha"}
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -61,7 +61,7 @@ def is_random(target: str) -> bool:
     return not any(argument.name == GIVEN_SEED for argument in overload._schema.arguments)
 
 
-def draws(target: str, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
+def draws(target: str, args: Sequence[object], kwargs: Iterable[tuple[str, object]]) -> bool:
     """Whether a call of the overload draws random numbers: attention does only where it drops something."""
     if not is_random(target):
         return False
@@ -69,7 +69,7 @@ def draws(target: str, args: Sequence[object], kwargs: Mapping[str, object]) -> 
     place = next((place for place, argument in enumerate(arguments) if argument.name == DROPPED_SHARE), None)
     if place is None:
         return True
-    given = args[place] if place < len(args) else kwargs.get(DROPPED_SHARE, arguments[place].default_value)
+    given = args[place] if place < len(args) else dict(kwargs).get(DROPPED_SHARE, arguments[place].default_value)
     return given != 0
 
 

@@ -108,11 +108,11 @@ def test_kernels_run_on_torchs_threads(libraries: Libraries) -> None:
     torch.set_num_threads(2)
     try:
         torch.randn(1 << 20).exp()
-        before = len(os.listdir("/proc/self/task"))
+        before = set(os.listdir("/proc/self/task"))
         plan = add_norm()
         steps = (plan.steps[0], replace(plan.steps[1], grain=1), *plan.steps[2:])
         x = torch.randn(1000, 8)
         make_executor(replace(plan, steps=steps), libraries)(x, x, torch.randn(8, 4))
-        assert len(os.listdir("/proc/self/task")) == before
+        assert set(os.listdir("/proc/self/task")) <= before
     finally:
         torch.set_num_threads(1)

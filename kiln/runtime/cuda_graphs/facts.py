@@ -88,7 +88,7 @@ def _unrecordable(step: AtenStep, specs: Mapping[int, TensorSpec]) -> Iterator[s
     name = rest.partition(".")[0]
     if is_collective(step.target):
         yield f"{step.target} is a collective"
-    if draws(step.target, step.args, dict(step.kwargs)):
+    if draws(step.target, step.args, step.kwargs):
         yield f"{step.target} draws from torch's generator"
     if namespace == "aten" and name in WAITING:
         yield f"{step.target} waits for the device"
