@@ -38,6 +38,7 @@ def run_cases(*modules: str, size: int = 2, backend: str = "gloo", seconds: floa
             for rank in range(size)
         ]
         environment = {"PYTHONPATH": search_path(), "KILN_OPTIONS": f"cache_dir={folder}/cache", "OMP_NUM_THREADS": "1"}
+        environment["PYTHONFAULTHANDLER"] = "1"  # where a rank crashes is seen
         end, found = time.monotonic() + seconds, dict[str, str]()
         with ExitStack() as files:
             outputs = [files.enter_context((Path(folder) / f"errors{rank}").open("w+")) for rank in range(size)]
@@ -46,16 +47,17 @@ def run_cases(*modules: str, size: int = 2, backend: str = "gloo", seconds: floa
                 for command, output in zip(commands, outputs, strict=True)
             ]
             for number, (rank, output) in enumerate(zip(ranks, outputs, strict=True)):
-                why = "ended"
+                why = ""
                 try:
                     rank.wait(max(end - time.monotonic(), 0.1))
                 except subprocess.TimeoutExpired:
-                    why = f"was stopped after {seconds} seconds"
+                    why = f"stopped after {seconds} seconds, "
                     rank.kill()
                     rank.wait()
                 if rank.returncode:
                     output.seek(0)
-                    found["all"] = found.get("all", "") + f"rank {number} {why}: {output.read()[-3000:]}\n"
+                    text = f"rank {number}: {why}exit status {rank.returncode}: {output.read()[-3000:]}\n"
+                    found["all"] = found.get("all", "") + text
         for rank in range(size):
             path = Path(folder) / f"result{rank}"
             for name, problem in json.loads(path.read_text()).items() if path.exists() else ():

@@ -54,7 +54,11 @@ def is_on_gpu(node: Node) -> bool:
 
 
 def has_bias(node: Node) -> bool:
-    return node.attrs["target"] == CONVOLUTION and node.attrs["args"][BIAS] is not None and is_on_gpu(node)
+    """Whether it has one that ATen accepts: of any other, ATen raises, where a sum would be broadcast or promoted."""
+    if node.attrs["target"] != CONVOLUTION or node.attrs["args"][BIAS] is None or not is_on_gpu(node):
+        return False
+    bias, result = node.inputs[node.attrs["args"][BIAS].index].tensor, node.tensor
+    return (bias.sizes, bias.dtype, bias.device) == ((result.sizes[1],), result.dtype, result.device)
 
 
 def sums_bias(node: Node) -> bool:

@@ -88,8 +88,15 @@ graph(%0: f32[2, 3, 5, 5] "x", %1: f32[3, 3, 1, 1] "w", %2: f32[3] "b"):
 """
 
 
-@pytest.mark.parametrize("text", [LEAVES, READ_BY_A_LIBRARY])
-def test_a_bias_stays_where_the_sum_would_be_in_memory(text: str) -> None:
+OF_ANOTHER_DTYPE, OF_ONE_ELEMENT = (
+    FORWARD.replace('f32[4] "b"', 'f64[4] "b"'),
+    FORWARD.replace('f32[4] "b"', 'f32[1] "b"'),
+)
+
+
+@pytest.mark.parametrize("text", [LEAVES, READ_BY_A_LIBRARY, OF_ANOTHER_DTYPE, OF_ONE_ELEMENT])
+def test_a_bias_stays(text: str) -> None:
+    """Where the sum would be in memory, and where ATen refuses it."""
     graph = on_gpu(text)
     assert ConvolutionBias().run(graph, CONTEXT) == (graph, 0)
 
