@@ -23,7 +23,7 @@ from kiln.native._frames import Dispatcher
 from kiln.pipeline.dispatchers import Arguments, original_of
 from kiln.pipeline.plain_code import is_plain
 from kiln.runtime.guards.guard import Guard, GuardKind, ShapeRelation
-from kiln.runtime.guards.source import ItemSource, LocalSource, Source
+from kiln.runtime.guards.source import LocalSource, Source, argument_of
 from kiln.runtime.guards.tree import build_tree
 from kiln.support.errors import KilnError
 
@@ -105,9 +105,7 @@ def fixed_argument(guard: Guard) -> str:
         source = relation.names[0][1]
     elif guard.kind not in (GuardKind.EQUALS, GuardKind.LENGTH, GuardKind.SET_ITEMS):
         return ""
-    while isinstance(source, ItemSource):
-        source = source.base
-    return source.name if isinstance(source, LocalSource) else ""
+    return argument_of(source)
 
 
 def has_variant(dispatcher: Dispatcher, source: Source, length: int) -> bool:

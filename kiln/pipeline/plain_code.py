@@ -300,7 +300,7 @@ class Execution:
         if isinstance(found, type) and found in MODES:
             return MODE
         is_of_math = isinstance(found, BuiltinFunctionType) and found.__module__ == "math"
-        return PLAIN if is_of_math or (callable(found) and is_in(found, FUNCTIONS)) else None
+        return PLAIN if is_of_math or is_in(found, FUNCTIONS) else None
 
     def is_plain_function(self, kind: Kind) -> bool:
         return isinstance(kind, CodeType) and is_plain_function(kind, self.namespace)

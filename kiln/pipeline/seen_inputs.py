@@ -19,7 +19,7 @@ import torch
 
 from kiln.capture.bytecode.resume import is_result
 from kiln.runtime.guards.guard import Guard, GuardKind
-from kiln.runtime.guards.source import ItemSource, LocalSource, Source, SourceTexts
+from kiln.runtime.guards.source import LocalSource, Source, SourceTexts, argument_of
 from kiln.symbolic.expr import LARGEST_NUMBER
 from kiln.symbolic.policy import NO_MARKS, DimChoice, DimKind, DimPolicy, ScalarPolicy, read_marks
 
@@ -37,9 +37,7 @@ def is_countable(value: int | float) -> bool:
 
 def is_of_result(source: Source) -> bool:
     """Whether it is what the instruction at a graph break has left, or an item of that."""
-    while type(source) is ItemSource:
-        source = source.base
-    return type(source) is LocalSource and is_result(source.name)
+    return is_result(argument_of(source))
 
 
 class SeenInputs:

@@ -146,6 +146,8 @@ class Readers:
     def only_sums_of_columns(self, padding: Padding) -> bool:
         """Whether the loops that read the value sum its columns: loops of their own, since others go along a row."""
         value, views = padding.base, [padding.base]
+        if value.op.kind is Kind.VIEW:
+            return False
         readers: list[Node] = []
         while views:
             users = self._users[views.pop()]

@@ -37,7 +37,6 @@ from kiln.graph.passes.align_costs import Costs, Rates, Readers, adds_rows, wort
 from kiln.graph.passes.manager import PassContext
 from kiln.graph.passes.misaligned import Operand, Padding, Product, misaligned_product, swap
 from kiln.graph.passes.products_in_blocks import in_blocks, takes_blocks
-from kiln.graph.prims.table import Kind
 from kiln.support.records import dataclass
 from kiln.symbolic import Int
 
@@ -71,7 +70,7 @@ class ProductAligner:
         self.followed = {
             padding.base: padding
             for padding in self.joining
-            if adds_rows(padding) or (padding.base.op.kind is not Kind.VIEW and readers.only_sums_of_columns(padding))
+            if adds_rows(padding) or readers.only_sums_of_columns(padding)
         }
         """Values that become a part of their padding, the first rows or columns."""
         self.returned = frozenset([product.node for product in products if readers.is_only_returned(product.node)])

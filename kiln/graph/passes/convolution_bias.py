@@ -8,7 +8,7 @@
         %g, %x, %w, ..., (True, True, True))            =>          %g, %x, %w, ..., (True, True, False))
                                                                 %8 = sum(%g, axes=(0, 2, 3))
 
-cuDNN's convolutions have no bias: ATen adds it, and sums its gradient, in kernels of their own, with the same rounding.
+cuDNN's convolutions have no bias: ATen adds it, to a rounded result as here, and sums its gradient, by further kernels.
 The libraries of a CPU do both along the way. The bias stays where only library ops read the result, or where it leaves
 the graph, as the sum would be another tensor to write.
 """
@@ -21,9 +21,9 @@ from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.interpret import node_arguments
 from kiln.graph.ir.node import Node, base_of
-from kiln.graph.ir.rewrite import Users, rewrite, users_of
+from kiln.graph.ir.rewrite import rewrite, users_of
 from kiln.graph.passes.align_costs import IN_LOOPS
-from kiln.graph.passes.channels_last import BACKWARD, CONVOLUTION
+from kiln.graph.passes.channels_last import BACKWARD, CONVOLUTION, on_cpu
 from kiln.graph.passes.manager import PassContext
 from kiln.graph.passes.unfuse_bias import is_added_by_readers
 from kiln.graph.prims.table import Kind
@@ -39,34 +39,27 @@ class ConvolutionBias:
     name: str = "convolution-bias"
 
     def run(self, graph: Graph, context: PassContext) -> tuple[Graph, int]:
-        library = [node for node in graph.nodes if node.op.kind is Kind.LIBRARY]
-        if all(node.attrs["target"] not in (CONVOLUTION, BACKWARD) for node in library):
+        calls = [node for node in graph.nodes if node.op.kind is Kind.LIBRARY and is_convolution_on_gpu(node)]
+        if not calls:
             return graph, 0
         users = users_of(graph)
-        added = {node for node in library if has_bias(node) and is_added_by_readers(node, users, IN_LOOPS)}
+        added = {node for node in calls if has_bias(node) and is_added_by_readers(node, users, IN_LOOPS)}
         added.difference_update([base_of(root) for root in graph.roots()])
-        backwards = {node for node in library if sums_bias(node)}
-        return rewrite(graph, separated, context.oracle, only=added | backwards | bias_gradients(backwards, users))
+        summed = {node for node in calls if node.attrs["target"] == BACKWARD and node.attrs["args"][-1][BIAS]}
+        gradients = {item for node in summed for item in users[node] if item.attrs["index"] == BIAS}
+        return rewrite(graph, separated, context.oracle, only=added | summed | gradients)
 
 
-def is_on_gpu(node: Node) -> bool:
-    return node.inputs[0].tensor.device.type == "cuda"
+def is_convolution_on_gpu(node: Node) -> bool:
+    return node.attrs["target"] in (CONVOLUTION, BACKWARD) and not on_cpu(node)
 
 
 def has_bias(node: Node) -> bool:
     """Whether it has one that ATen accepts: of any other, ATen raises, where a sum would be broadcast or promoted."""
-    if node.attrs["target"] != CONVOLUTION or node.attrs["args"][BIAS] is None or not is_on_gpu(node):
+    if node.attrs["target"] != CONVOLUTION or node.attrs["args"][BIAS] is None:
         return False
     bias, result = node.inputs[node.attrs["args"][BIAS].index].tensor, node.tensor
     return (bias.sizes, bias.dtype, bias.device) == ((result.sizes[1],), result.dtype, result.device)
-
-
-def sums_bias(node: Node) -> bool:
-    return node.attrs["target"] == BACKWARD and node.attrs["args"][-1][BIAS] and is_on_gpu(node)
-
-
-def bias_gradients(backwards: set[Node], users: Users) -> set[Node]:
-    return {item for node in backwards for item in users[node] if item.attrs["index"] == BIAS}
 
 
 def separated(builder: Builder, node: Node) -> Node:

@@ -152,6 +152,13 @@ class ItemSource(StepSource, tag="item", form="{0.base}[{0.key!r}]"):
         object.__setattr__(self, "key_type", type(self.key))
 
 
+def argument_of(source: Source) -> str:
+    """The name of the argument that it is, or is an item of at any depth; "" of others."""
+    while isinstance(source, ItemSource):
+        source = source.base
+    return source.name if isinstance(source, LocalSource) else ""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class DefaultSource(StepSource, tag="default"):

@@ -163,16 +163,19 @@ def test_a_value_with_rows_behind_it_is_the_first_part_for_all_readers() -> None
     )
 
 
+PADDED_AND_SUMMED = """
+graph(%0: bf16[16, 11] "t", %1: bf16[11, 8] "w"):
+    %2: bf16[16, 11] = neg(%0)
+    %3: bf16[16, 8] = aten.mm.default(%2, %1)
+    %4: bf16[{sums}] = sum(%2, axes=({axis},))
+    return %3, %4
+"""
+
+
 def test_sums_over_the_rows_of_a_padded_value_read_its_part() -> None:
     """No loop over a row can compute the gradient of a bias along: it would be stored twice."""
     check(
-        """
-        graph(%0: bf16[16, 11] "t", %1: bf16[11, 8] "w"):
-            %2: bf16[16, 11] = neg(%0)
-            %3: bf16[16, 8] = aten.mm.default(%2, %1)
-            %4: bf16[11] = sum(%2, axes=(0,))
-            return %3, %4
-        """,
+        PADDED_AND_SUMMED.format(sums=11, axis=0),
         """
         graph(%0: bf16[16, 11] "t", %1: bf16[11, 8] "w"):
             %2: bf16[16, 11] = neg(%0)
@@ -190,13 +193,7 @@ def test_sums_over_the_rows_of_a_padded_value_read_its_part() -> None:
 
 def test_sums_of_rows_are_computed_along_with_the_value_that_is_padded() -> None:
     check(
-        """
-        graph(%0: bf16[16, 11] "t", %1: bf16[11, 8] "w"):
-            %2: bf16[16, 11] = neg(%0)
-            %3: bf16[16, 8] = aten.mm.default(%2, %1)
-            %4: bf16[16] = sum(%2, axes=(1,))
-            return %3, %4
-        """,
+        PADDED_AND_SUMMED.format(sums=16, axis=1),
         """
         graph(%0: bf16[16, 11] "t", %1: bf16[11, 8] "w"):
             %2: bf16[16, 11] = neg(%0)

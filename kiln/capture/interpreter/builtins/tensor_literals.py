@@ -22,7 +22,7 @@ from kiln.capture.interpreter.variables.array import TracedArray
 from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple
 from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.capture.interpreter.variables.tensor import Tensor, record
-from kiln.runtime.guards.source import AnswerSource, ItemSource, LocalSource, Source
+from kiln.runtime.guards.source import AnswerSource, argument_of
 from kiln.runtime.numbers import tensor_of_numbers
 from kiln.support.optional import load
 
@@ -45,7 +45,7 @@ def tensor_of_list(s: CaptureState, args: Args, kwargs: Kwargs) -> Value | None:
     given = args[0] if len(args) == 1 and not kwargs.keys() - OPTIONS else None
     if not isinstance(given, List) or given.source is None or given._items is not None or given.appended:
         return None
-    is_passed = type(passed(given.source)) is LocalSource and outermost_frame(s).is_resumed
+    is_passed = argument_of(given.source) != "" and outermost_frame(s).is_resumed
     if not (is_passed or given.source.text() in s.policy.varying) or given.cls is not list or s.function_modes:
         return None
     real = tensor_of_numbers(given.original)
@@ -54,13 +54,6 @@ def tensor_of_list(s: CaptureState, args: Args, kwargs: Kwargs) -> Value | None:
     real._dynamo_weak_dynamic_indices = {0}  # type: ignore[attr-defined]
     made = s.wrap(real, AnswerSource(given.source, s.reference(tensor_of_numbers)))
     return record(s, "to" if kwargs else "clone", [made], kwargs | ({"copy": s.const(True)} if kwargs else {}))
-
-
-def passed(source: Source) -> Source:
-    """What it is an item of, at any depth."""
-    while type(source) is ItemSource:
-        source = source.base
-    return source
 
 
 def literal(function: Callable[..., object], otherwise: Handler) -> Handler:
