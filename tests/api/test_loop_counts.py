@@ -99,3 +99,33 @@ def test_with_fullgraph_each_number_is_compiled() -> None:
     for n in range(7):
         compiled(torch.ones(2, 4), n)
     assert compiled.report().compiles == 7
+
+
+def settled(x: Tensor, n: int) -> Tensor:
+    for turn in range(n):
+        x = x * 0.7 - turn
+        if x.norm().item() < 0.5:
+            break
+    return x
+
+
+def chosen_rows(x: Tensor, n: int) -> Tensor:
+    kept = torch.zeros(10, *x.shape)
+    for turn in range(n):
+        x = x * 0.7
+        kept[turn] = x
+        if x.norm() < 0.5:
+            break
+    return kept
+
+
+@pytest.mark.parametrize(("program", "most"), [(settled, 2), (chosen_rows, 4)])
+def test_a_short_loop_that_data_may_end_is_one_of_the_graph_for_all_numbers(
+    program: Callable[..., Any], most: int
+) -> None:
+    """The turns of a number that has not changed are branches within one another, as are those of in-place changes."""
+    compiled = kiln.compile(program)
+    for number, n in enumerate((3, 4, 5, 6)):
+        x = torch.full((4,), float(number))
+        assert same(program(x, n), compiled(x, n))
+    assert kiln.report_of(compiled).compiles == most and not kiln.report_of(compiled).breaks

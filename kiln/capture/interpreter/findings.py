@@ -24,7 +24,7 @@ from kiln.capture.interpreter.data_values import (
 )
 from kiln.capture.interpreter.host_draws import Outline, call_outlined
 from kiln.capture.interpreter.late_finalizers import BreakBehind
-from kiln.capture.interpreter.variables.counted_range import Loops, LoopsLeft
+from kiln.capture.interpreter.variables.counted_range import Loops, LoopsLeft, loop_of
 from kiln.capture.interpreter.variables.function import Outlined
 from kiln.capture.interpreter.variables.weak_references import WatchLifetimes, watch_lifetimes
 from kiln.support.records import dataclass
@@ -105,6 +105,7 @@ class Findings:
 
     def keep_value(self, need: ValueNeeded) -> None:
         """Let the next attempt read the number that Python needs, or break in front of what makes it."""
+        self.counted = frozenset([made_at for made_at in self.counted if loop_of(made_at) != need.made_at])
         before = self.needed.get(need.made_at)
         if before in LATER:
             self.needed[need.made_at] = (

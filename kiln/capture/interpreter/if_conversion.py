@@ -77,6 +77,7 @@ from kiln.capture.interpreter.nested_calls import (
 from kiln.capture.interpreter.side_assumptions import Held, assumed_behind, assumptions_taken
 from kiln.capture.interpreter.side_changes import Meeting, SideChanges, changes_taken_back, met
 from kiln.capture.interpreter.variables.choice import Choice, ChosenResults
+from kiln.capture.interpreter.variables.counted_range import may_be_counted
 from kiln.capture.interpreter.variables.function import Cell
 from kiln.capture.interpreter.variables.iterators import ITERATORS, remaining
 from kiln.capture.interpreter.variables.mapping import Dict
@@ -357,7 +358,7 @@ def interpreted_side(
 def is_short(s: CaptureState, value: Value) -> bool:
     """Whether the side may take the items of an iterator from before it."""
     left = remaining(s, value)
-    return left is not None and left <= MOST_NESTED
+    return left is not None and left <= MOST_NESTED and not may_be_counted(s, value)
 
 
 def run_side(

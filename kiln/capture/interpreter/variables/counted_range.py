@@ -80,6 +80,17 @@ def loops_left(s: CaptureState, frames: Iterable[object]) -> LoopsLeft | None:
     return LoopsLeft(frozenset(new)) if new else None
 
 
+def may_be_counted(s: CaptureState, iterator: Value) -> bool:
+    """Whether it goes through a range that has fixed a number, and its loop may be one of the graph for all numbers."""
+    found = s.part(Loops).fixed.get(id(iterator))
+    return found is not None and loop_of(found[1]) not in s.needed
+
+
+def loop_of(made_at: Instruction) -> Instruction:
+    """The head of the loop over the range that is made there: behind it stands GET_ITER, then FOR_ITER."""
+    return made_at[0], made_at[1] + 2
+
+
 @final
 class CountedRange(Value):
     """A `range` of a loop, and its iterator: the numbers from `start` on, up to `end`."""
