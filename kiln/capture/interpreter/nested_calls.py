@@ -31,6 +31,7 @@ from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.sequence import List, Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor, from_torch, note_data_sizes
 from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.gradients import hooked_values
 from kiln.graph.trace.log import ControlFlow, NestedLog, OperatorKind, RegisterHook, TorchCall, leaves
 from kiln.graph.trace.nested_graphs import NotNested
 from kiln.graph.trace.recorder import forget_effects
@@ -40,8 +41,8 @@ from kiln.support.records import dataclass
 from kiln.symbolic import Expr
 from kiln.symbolic.values import Real
 
-OUTSIDE = frozenset(("requires_grad_", "retain_grad", "backward", "detach_"))
-"""Methods that act on the autograd state of a tensor, which a nested graph does not have."""
+OUTSIDE = frozenset(("requires_grad_", "retain_grad", "backward", "detach_", set_data, hooked_values))
+"""Methods and functions that act on the autograd state of a tensor, which a nested graph does not have."""
 Made = TypeVar("Made")
 Calls = tuple[TorchCall, ...]
 
@@ -130,9 +131,7 @@ def taken_from_log(
         except Raised as raised:
             raise NotNested("it raises an exception") from raised
     calls = tuple(recorder.calls[mark:])
-    if any(
-        isinstance(call.target, RegisterHook) or call.target in OUTSIDE or call.target is set_data for call in calls
-    ):
+    if any(isinstance(call.target, RegisterHook) or call.target in OUTSIDE for call in calls):
         raise NotNested("it changes how autograd sees a tensor")
     del recorder.calls[mark:]
     forget_effects(recorder._mode, first)

@@ -466,6 +466,23 @@ def hooks_of_leaf(leaf: object, hooks: dict[int, Callable[[object], object]], cr
                 raise RuntimeError("Tensor post accumulate grad hooks should return None.")
 
 
+NodeHook = Callable[[object, object], object]
+
+
+def hook_of_node(hook: NodeHook, given: tuple[object, ...], seen: tuple[object, ...], create_graph: bool) -> object:
+    """Call a hook of a node of autograd's graph, in a frame for each that eager has there: its warnings count them."""
+    return called_by_backward(hook, given, seen, create_graph)
+
+
+def called_by_backward(hook: NodeHook, given: tuple[object, ...], seen: tuple[object, ...], create: bool) -> object:
+    return called_by_engine(hook, given, seen, create)
+
+
+def called_by_engine(hook: NodeHook, given: tuple[object, ...], seen: tuple[object, ...], create: bool) -> object:
+    with torch.set_grad_enabled(create):
+        return hook(given, seen)
+
+
 def launch_kernel(
     kernel: str, call: str, written: list[torch.Tensor], read: list[torch.Tensor], ints: list[int]
 ) -> None:

@@ -8,10 +8,14 @@ The operations join the graph of the forward. In the log a backward is a functio
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node as Function
+from torch.nn.modules._functions import BackwardHookFunction
 
 from kiln.graph.trace.fake import FakeTensor
 
@@ -70,12 +74,31 @@ def accumulated_gradients(
     before: OptionalTensors,
     retain_graph: bool,
     create_graph: bool,
-    partial: bool,
+    limited: bool,
+    hooked: Sequence[Sequence[Tensor]] = (),
+    of_results: Sequence[bool] = (),
+) -> list[object]:
+    """The gradients of `leaves`, which had `before`, after a backward. With `limited` the engine goes to them only.
+
+    Behind these, for each node of `hooked_values`: the gradients of what it got, and of what it gave, or None. Those
+    `of_results` of a module leave out gradients that nothing gives, as its hooks do; others make zeros of them.
+    """
+    with observed(hooked, of_results) as seen:
+        return [*_accumulated_in(roots, tangents, leaves, before, retain_graph, create_graph, limited), *seen]
+
+
+def _accumulated_in(
+    roots: Sequence[Tensor],
+    tangents: OptionalTensors,
+    leaves: Sequence[Tensor],
+    before: OptionalTensors,
+    retain_graph: bool,
+    create_graph: bool,
+    limited: bool,
 ) -> list[Tensor | None]:
-    """The gradients of `leaves`, which had `before`, after a backward. With `partial` the engine goes to them only."""
     given = tuple([_tangent(root, tangent) for root, tangent in zip(roots, tangents, strict=True)])
     if all(type(leaf) is FakeTensor for leaf in leaves):
-        wanted = tuple(leaves) if partial else ()
+        wanted = tuple(leaves) if limited else ()
         _run_backward(
             tuple(roots), given, retain_graph, create_graph, wanted, allow_unreachable=True, accumulate_grad=True
         )
@@ -85,6 +108,32 @@ def accumulated_gradients(
     )
     with torch.set_grad_enabled(create_graph):
         return [_accumulated(*each) for each in zip(leaves, before, found, strict=True)]
+
+
+def hooked_values(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors behind a node of autograd's graph whose hooks see their gradients, as torch makes it for a module."""
+    made: tuple[Tensor, ...] = super(torch.autograd.Function, BackwardHookFunction).apply(*tensors)  # type: ignore[misc]
+    return made
+
+
+def node_of(tensors: Sequence[Tensor]) -> Function:
+    """The node that made them."""
+    return next(tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None)
+
+
+@contextmanager
+def observed(hooked: Sequence[Sequence[Tensor]], of_results: Sequence[bool]) -> Iterator[list[OptionalTensors | None]]:
+    """The gradients that the nodes get and give while this is open; None for those that the engine does not reach."""
+    seen: list[OptionalTensors | None] = [None] * len(hooked)
+
+    def see(number: int, given: OptionalTensors, back: OptionalTensors) -> OptionalTensors | None:
+        seen[number] = (*given, *back)
+        return tuple(back) if of_results[number] else None
+
+    with ExitStack() as stack:
+        for number, tensors in enumerate(hooked):
+            stack.callback(node_of(tensors).register_hook(partial(see, number)).remove)
+        yield seen
 
 
 def _accumulated(leaf: Tensor, before: Tensor | None, new: Tensor | None) -> Tensor | None:

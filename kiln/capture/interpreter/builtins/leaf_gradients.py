@@ -28,6 +28,7 @@ from kiln.capture.interpreter.core import Args, CaptureState, Codegen, Handler, 
 from kiln.capture.interpreter.effects import SideEffect
 from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.transform_polyfills import batched_grad
+from kiln.capture.interpreter.variables.hooked_nodes import CALLS_HOOKS, HookedNodes
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Tuple, all_items
@@ -230,6 +231,8 @@ def autograd_grad(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     roots, wanted = one_or_several(s, given.get("outputs")), named or one_or_several(s, inputs)
     if all(isinstance(value, Tensor) and not is_wrapped(value.fake) for value in (*roots, *wanted)):
         refuse_outer_history(s, roots, wanted, "torch.autograd.grad")  # type: ignore[arg-type]
+    for node in s.part(HookedNodes).waiting():
+        raise UnsupportedCall(function="BackwardHook", why=CALLS_HOOKS).before(node.made_at)
     return record(s, torch.autograd.grad, list(args), kwargs)
 
 
@@ -283,12 +286,13 @@ def run_backward(s: CaptureState, roots: list[Value], tangents: Value | None, gi
     s.counters.unguarded += 1  # a repeated layer would write other gradients
     gradients = s.part(LeafGradients)
     hooks = [gradients.hooks.get(id(leaf.fake), LeafHooks(leaf, None, None)) for leaf in targets]
-    called = any(hooks_.gradient is not None or hooks_.accumulated is not None for hooks_ in hooks)
+    nodes = s.part(HookedNodes).waiting()
+    called = nodes != [] or any(hooks_.gradient is not None or hooks_.accumulated is not None for hooks_ in hooks)
     reductions = s.part(Replicas).reductions(targets)
     for replica in reductions:
         if why := "its gradients have hooks or a graph" if create or called else replica.why_not(s, targets):
             raise unsupported(f"{why}, and they are reduced over ranks")
-    hooked = HookedBackward(s, running_frame(s), here(s), hooks if called else ())
+    hooked = HookedBackward(s, running_frame(s), here(s), hooks if called else (), nodes)
     if called and not all(is_hookable(leaf.fake) for leaf in targets):
         raise unsupported("a tensor that gets a gradient has a hook, and another is of a subclass")
     for leaf in targets:
@@ -298,13 +302,15 @@ def run_backward(s: CaptureState, roots: list[Value], tangents: Value | None, gi
         assert isinstance(wrapper, Object)
         outer_tensors(s).define(wrapper)
     with hooked.running() as order:
-        record(
+        found = record(
             s,
             accumulated_gradients,
             [
                 *(Tuple(list(tensors)), Tuple(given_tangents), Tuple(list(targets))),
                 Tuple([value if (fake := fake_of(value)) is None else from_torch(s, fake) for value in before]),
                 *(s.const(retain), s.const(create), s.const(wanted is not None)),
+                *([Tuple([Tuple([*node.tensors]) for node in nodes])] if nodes else []),
+                *([Tuple([s.const(node.of_results) for node in nodes])] if nodes else []),
             ],
             {},
         )
@@ -313,7 +319,10 @@ def run_backward(s: CaptureState, roots: list[Value], tangents: Value | None, gi
     note_accumulated(s, targets, before)
     for replica in reductions:
         replica.reduce(hooked, targets)
-    hooked.call_accumulated(order, gradients.pending, create)
+    seen = list(found.items(s))[len(targets) :] if isinstance(found, List) else []
+    hooked.call_behind(order, gradients.pending, seen, create)
+    for node in nodes:
+        node.freed = node.freed or (id(node) in order and not retain)
     return NONE
 
 

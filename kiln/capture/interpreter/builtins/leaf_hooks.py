@@ -1,9 +1,10 @@
-"""Hooks of leaves from outside, which `loss.backward()` inside of a region calls.
+"""Hooks of leaves from outside, and of modules, which `loss.backward()` inside of a region calls.
 
     w.register_hook(lambda g: g.clamp(-1, 1))          called by the engine on the fake of the gradient
     w.register_post_accumulate_grad_hook(step)         called behind the backward, in the order of the engine
+    layer.register_full_backward_hook(save)            likewise
 
-The first are interpreted in the middle of the backward, as in eager, where they only compute. The second may do
+The first are interpreted in the middle of the backward, as in eager, where they only compute. The others may do
 anything that the frame may. Eager calls them as soon as a leaf has its gradient: a hook that asks for the gradient of
 a leaf whose turn is later breaks the graph. So does whatever breaks or raises in a hook, in front of the backward.
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import final
 
 import torch
@@ -24,8 +26,11 @@ from kiln.capture.interpreter.builtins.backward_reads import backward_frame
 from kiln.capture.interpreter.core import Args, CaptureState, Value
 from kiln.capture.interpreter.effects import changes
 from kiln.capture.interpreter.frame import SymbolicFrame
+from kiln.capture.interpreter.variables.hooked_nodes import HookedNode, HookedNodes
+from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor, from_torch
 from kiln.graph.trace.fake import FakeTensor
+from kiln.graph.trace.storage_view import FakeStorage
 from kiln.support.location import Location
 from kiln.support.records import dataclass
 
@@ -49,10 +54,12 @@ class HookedBackward:
     frame: SymbolicFrame
     call: PastStep
     hooks: Sequence[LeafHooks]
+    nodes: Sequence[HookedNode] = ()
 
     @contextmanager
     def running(self) -> Iterator[list[int]]:
-        """Set the hooks on the fakes. Gives the leaves (by `id` of the fake), in the order in which they get one."""
+        """Set the hooks on the fakes. Gives the leaves (by `id` of the fake) in the order in which they get one,
+        with the nodes in between."""
         order: list[int] = []
         with ExitStack() as stack:
             for hooks in self.hooks:
@@ -62,22 +69,41 @@ class HookedBackward:
                 if hooks.gradient is not None:
                     seen = GradientHooks(self, hooks.gradient)
                     stack.callback(fake.register_hook(seen).remove)  # type: ignore[no-untyped-call]
+            for node in self.nodes:
+                note = partial(note_reached, order, node)
+                stack.callback(node.function.register_hook(note).remove)
             yield order
 
-    def call_accumulated(self, order: Sequence[int], pending: set[int], create_graph: bool) -> None:
-        """Call the hooks that see the leaves. `pending`: the leaves that have no gradient yet in eager."""
-        s = self.state
+    def call_behind(self, order: Sequence[int], pending: set[int], seen: Sequence[Value], create_graph: bool) -> None:
+        """Call the hooks that see the leaves, and those of the nodes, which have `seen` these gradients. `pending`: the
+        leaves that have no gradient yet in eager."""
+        s, nodes = self.state, {id(node): (node, found) for node, found in zip(self.nodes, seen, strict=True)}
+        first, memory = len(s.recorder.calls), s.part(HookedNodes).memory(s) if nodes else []
         pending.update(order)
         hooks = {id(hooks.leaf.fake): hooks for hooks in self.hooks}
         try:
-            for leaf in order:
-                pending.discard(leaf)
-                found = hooks[leaf]
-                if found.accumulated is not None:
-                    call = [found.leaf, found.accumulated, s.const(create_graph)]
+            for reached in order:
+                pending.discard(reached)
+                if reached in nodes:
+                    self.call_node(*nodes[reached], memory, create_graph)
+                elif (accumulated := hooks[reached].accumulated) is not None:
+                    call = [hooks[reached].leaf, accumulated, s.const(create_graph)]
                     self.interpret(polyfills.hooks_of_leaf, call)
         finally:
             pending.clear()
+        s.part(HookedNodes).own.append((first, len(s.recorder.calls)))
+
+    def call_node(self, node: HookedNode, seen: Value, memory: Sequence[FakeStorage], create_graph: bool) -> None:
+        """Call the hooks of a node that the backward has reached. Eager lets them change gradients, and `memory`."""
+        assert isinstance(seen, Tuple)
+        s, gradients, count = self.state, list(seen.items(self.state)), len(node.tensors)
+        given, back = Tuple(gradients[:-count]), Tuple(gradients[-count:])
+        before = [storage.version for storage in memory]
+        for hook in node.hooks:
+            result = self.interpret(polyfills.hook_of_node, [hook, given, back, s.const(create_graph)])
+            unchanged = s.is_none(result) or are_same(s, result, back if node.of_results else given)
+            if not unchanged or [storage.version for storage in memory] != before:
+                raise UnsupportedCall(function="BackwardHook", why="a hook changes gradients").before(node.made_at)
 
     def interpret(self, function: object, args: Args) -> Value:
         """Break in front of the backward if a hook breaks or raises."""
@@ -108,6 +134,17 @@ class GradientHooks:
         if not isinstance(result, Tensor):
             raise self.backward.stop(f"it returns a {result.type_name()}")
         return result.fake
+
+
+def note_reached(order: list[int], node: HookedNode, *gradients: object) -> None:
+    order.append(id(node))
+
+
+def are_same(s: CaptureState, result: Value, given: Tuple) -> bool:
+    """Whether a hook has returned the gradients that it was given."""
+    returned = list(result.items(s)) if isinstance(result, Tuple) else []
+    pairs = zip(returned, given.items(s), strict=False)
+    return len(returned) == given.length(s) and all([a is b or (s.is_none(a) and s.is_none(b)) for a, b in pairs])
 
 
 HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")

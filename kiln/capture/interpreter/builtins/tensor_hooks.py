@@ -19,7 +19,7 @@ from functools import partial
 from typing import final
 
 import torch
-from torch.utils.hooks import BackwardHook, RemovableHandle
+from torch.utils.hooks import RemovableHandle
 
 from kiln.capture.interpreter.breaks import GraphBreak, PastStep, Raised, UnsupportedCall
 from kiln.capture.interpreter.builtins.backward_reads import LATER, backward_frame
@@ -27,10 +27,8 @@ from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, Capture
 from kiln.capture.interpreter.effects import changes
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.variables.builtin import PythonModule
-from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.function import Function
 from kiln.capture.interpreter.variables.made_namespace import MadeNamespace
-from kiln.capture.interpreter.variables.sequence import Tuple, all_items
 from kiln.capture.interpreter.variables.tensor import FinalCheck, RegionInputs, Tensor, from_torch, here, record
 from kiln.graph.autograd.linear import note_nonlinear
 from kiln.graph.trace.fake import FakeTensor, is_wrapped
@@ -122,15 +120,6 @@ def plain(content: Value | None) -> Value:
     if content is None or not (isinstance(content, Tensor) or content.is_constant):
         raise UnsupportedCall(function=HOOK, why="the hook reads a variable that is neither a tensor nor a constant")
     return content
-
-
-@handles(BackwardHook._apply_on_tensors)
-def hook_module(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    """Torch puts a node into autograd's graph, which calls the hooks of a module, unless no tensor needs a gradient."""
-    fakes = [value.fake for value in all_items(s, args[2]) if isinstance(value, Tensor)]
-    if torch.is_grad_enabled() and any(fake.requires_grad for fake in fakes):
-        raise UnsupportedCall(function="BackwardHook", why="the backward calls the hooks of a module")
-    return Tuple([args[2], Constant(None)])
 
 
 @final

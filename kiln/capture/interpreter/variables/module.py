@@ -29,9 +29,10 @@ from kiln.capture.interpreter.core import (
 )
 from kiln.capture.interpreter.effects import contents_key
 from kiln.capture.interpreter.repeated_layers.repeat import call_repeatable
+from kiln.capture.interpreter.variables.hooked_nodes import HookedNodes, may_run_backward
 from kiln.capture.interpreter.variables.mapping import Dict, may_hold
 from kiln.capture.interpreter.variables.object import MODELLED_GETATTR, MODELLED_SETATTR, Object, guard_protocol
-from kiln.capture.interpreter.variables.tensor import Tensor
+from kiln.capture.interpreter.variables.tensor import Tensor, here
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import TWIN_OF, TwinOf
 from kiln.runtime.guards.source import AttrSource, DictAttrSource, ModuleGlobalSource, Source, TypeSource
@@ -109,11 +110,15 @@ def call_forward(s: CaptureState, module: Object, args: Args, kwargs: Kwargs, si
     """What `nn.Module.__call__` does."""
     if not has_hooks(s, module):
         return module.get_attr(s, "forward").call(s, args, kwargs, site)
-    if is_watched_leaf(module, args):
+    nodes, watched = s.part(HookedNodes), is_watched_leaf(module, args)
+    if watched and not may_run_backward(s):
         raise UnsupportedCall(function=module.type_name(), why="the backward calls its hooks")
     implementation = s.classes.lookup(module.python_type(), "_call_impl")
     assert implementation is not None
-    return s.class_attr(module, "_call_impl", implementation[1]).call(s, [module, *args], kwargs, site)
+    outer, nodes.whole = nodes.whole, here(s) if watched else None
+    result = s.class_attr(module, "_call_impl", implementation[1]).call(s, [module, *args], kwargs, site)
+    nodes.whole = outer
+    return result
 
 
 def is_watched_leaf(module: Object, args: Args) -> bool:
