@@ -545,14 +545,18 @@ class EagerTakesLong(BaseException):
 
 def in_time(action: Callable[[], Outcome]) -> Outcome | None:
     """The outcome, if it takes less than half a second."""
+    stopped = False
 
     def stop(*_: object) -> None:
+        nonlocal stopped
+        stopped = True
         raise EagerTakesLong
 
     before = signal.signal(signal.SIGVTALRM, stop)
-    signal.setitimer(signal.ITIMER_VIRTUAL, 0.5)
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0.5, 0.1)  # once more, where an error in a `finally` takes its place
     try:
-        return action()
+        outcome = action()
+        return None if stopped else outcome
     except (EagerTakesLong, MemoryError):
         return None
     finally:

@@ -15,7 +15,7 @@ from tests.sweeps.canonical import canonical, difference
 from tests.sweeps.cpython import CPythonSweep
 from tests.sweeps.modules import ModuleSweep, OptimizerSweep
 from tests.sweeps.operators import OperatorSweep
-from tests.sweeps.python_programs import PythonSweep
+from tests.sweeps.python_programs import PythonSweep, check
 from tests.sweeps.rules import RuleSweep
 from tests.sweeps.runner import Finding, Note, Sweep, lines_of, parser, run
 from tests.sweeps.shrink import Block, Statement, shrunk, text_of
@@ -42,6 +42,12 @@ def test_what_differs() -> None:
     assert difference(canonical([items, items]), canonical([items, [1]])) is not None
     assert difference(canonical({1: 2, 3: 4}), canonical({3: 4, 1: 2})) is not None
     assert difference(canonical(1), canonical(True)) is not None
+
+
+def test_a_program_that_does_not_end_is_left_out() -> None:
+    """Also if another error takes the place of the one that stops it."""
+    endless = "def f(*args):\n    try:\n        while True: pass\n    finally:\n        del args[0].missing\n"
+    assert check(endless) is None
 
 
 class Counting:
