@@ -4,12 +4,13 @@
                           EagerSaves(inputs={}, outputs={})
     z = y.relu()          z is saved: EagerSaves(inputs={}, outputs={0: SavedUse(tangents=1, gradients=1)})
 
-It is read off the joint graph before the passes: formulas of autograd read what eager saves.
+It is read off the joint graph before the passes: formulas of autograd read what eager saves. What they do not read, its
+functions say (`function_saves.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from operator import or_
 from typing import final
@@ -40,9 +41,16 @@ class EagerSaves:
     outputs: Mapping[int, SavedUse]
 
 
-def eager_saves(graph: Graph, num_inputs: int, num_outputs: int, grads: Sequence[int | None]) -> EagerSaves:
+def eager_saves(
+    graph: Graph,
+    num_inputs: int,
+    num_outputs: int,
+    grads: Sequence[int | None],
+    kept: Iterable[tuple[Node, SavedUse]] = (),
+) -> EagerSaves:
     """Of the first inputs and outputs of a joint graph before its passes; its other inputs are the tangents, its other
-    outputs the gradients. `grads`: for each input the number of its gradient, or None."""
+    outputs the gradients. `grads`: for each input the number of its gradient, or None. `kept`: what is saved for other
+    reasons than that the graph reads it."""
     owners: dict[Node, int] = {}
     for number, grad in enumerate(grads):
         if grad is not None:
@@ -54,9 +62,9 @@ def eager_saves(graph: Graph, num_inputs: int, num_outputs: int, grads: Sequence
             continue
         own = read.get(node, UNUSED)
         use = SavedUse(tangents.get(node) or own.tangents, own.gradients | owners.get(node, 0))
-        for value in {*node.inputs, *map(base_of, node.inputs)}:
-            other = read.get(value, UNUSED)
-            read[value] = SavedUse(other.tangents | use.tangents, other.gradients | use.gradients)
+        note(read, node.inputs, use)
+    for node, use in kept:
+        note(read, (node,), use)
     inputs = {number: read[node] for number, node in enumerate(graph.inputs[:num_inputs]) if node in read}
     outputs = {
         number: read[base_of(output.value)]
@@ -64,6 +72,16 @@ def eager_saves(graph: Graph, num_inputs: int, num_outputs: int, grads: Sequence
         if output.alias is None and base_of(output.value) in read
     }
     return EagerSaves(inputs, outputs)
+
+
+def note(read: dict[Node, SavedUse], values: Iterable[Node], use: SavedUse) -> None:
+    for value in {found for value in values for found in (value, base_of(value))}:
+        other = read.get(value, UNUSED)
+        read[value] = SavedUse(other.tangents | use.tangents, other.gradients | use.gradients)
+
+
+def renumbered(bits: int, numbers: Sequence[int]) -> int:
+    return reduce(or_, [1 << number for place, number in enumerate(numbers) if bits >> place & 1], 0)
 
 
 def tangents_behind(graph: Graph, num_inputs: int) -> dict[Node, int]:

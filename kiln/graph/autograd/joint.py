@@ -23,8 +23,9 @@ from typing import cast, final
 import torch
 
 from kiln.graph.autograd.dependencies import Dependencies, dependencies
-from kiln.graph.autograd.eager_saves import EagerSaves, eager_saves
+from kiln.graph.autograd.eager_saves import EagerSaves, SavedUse, eager_saves, renumbered
 from kiln.graph.autograd.errors import BackwardOfOutside, BackwardRaises
+from kiln.graph.autograd.function_saves import function_saves
 from kiln.graph.ir.graph import Graph, Output, Write
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import live_nodes, symbols_read, without_dead_code
@@ -106,6 +107,7 @@ def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
     given = [tangents.make(root) for root in roots]
     wanted = [record for record in trace.used_inputs if record.requires_grad]
     leaves = [record.leaf for record in wanted]
+    kept = function_saves(recorder, roots, leaves)
     found, order = gradients_of(recorder, roots, given, leaves) if roots and leaves else ([], [])
     pairs = [(record, grad) for record, grad in zip(wanted, found, strict=False) if grad is not None]
     made, wrapped = gradient_nodes(recorder, trace, pairs)
@@ -119,7 +121,9 @@ def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
     refuse_late_checks(recorder.env, graph.nodes)
     grads = tuple([at.get(index) for index in range(len(positions))])
     counts = zip(tangent_of, tangents.counts, strict=True)
-    saves = eager_saves(graph, len(positions), len(outputs), grads)
+    inputs = [positions[id(record)] for record in wanted]
+    uses = [(node, SavedUse(tangents.of_roots(starts), renumbered(ends, inputs))) for node, starts, ends in kept]
+    saves = eager_saves(graph, len(positions), len(outputs), grads, uses)
     outer = [(grad, [positions[id(record)] for record in records]) for grad, records in wrapped]
     wrappers = region_wrappers(recorder, trace, results, given, outer)
     return JointGraph(
@@ -156,6 +160,14 @@ class Tangents:
             made = self.fresh(root)
         self.counts.append(len(self.nodes) - before)
         return made
+
+    def of_roots(self, roots: int) -> int:
+        """The tangents of roots; both as bits."""
+        first, found = 0, 0
+        for number, count in enumerate(self.counts):
+            found |= ((1 << count) - 1) << first if roots >> number & 1 else 0
+            first += count
+        return found
 
     def fresh(self, like: FakeTensor) -> FakeTensor:
         spec = spec_of_real(like) if like.is_outer else like.storage_view.spec
