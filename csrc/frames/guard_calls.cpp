@@ -11,9 +11,12 @@
 namespace kiln {
 namespace {
 
+bool is_cached(PyObject* value) {
+  return std::strcmp(Py_TYPE(value)->tp_name, "functools._lru_cache_wrapper") == 0;
+}
+
 bool is_c_function(PyObject* value) {
-  return PyCFunction_Check(value) || PyWeakref_CheckRefExact(value) ||
-         std::strcmp(Py_TYPE(value)->tp_name, "functools._lru_cache_wrapper") == 0;
+  return PyCFunction_Check(value) || PyWeakref_CheckRefExact(value) || is_cached(value);
 }
 
 }  // namespace
@@ -34,10 +37,28 @@ PyObject* GuardTree::callable_of(int node, const Scope& scope) {
   return value != nullptr && is_c_function(value) ? own(value) : nullptr;
 }
 
-void GuardTree::run_calls(const Scope& scope) {
+// Whether a function of the program may run: one under lru_cache, or a method of that kind.
+bool GuardTree::asks_program(const Node& node) {
+  if (node.access == Access::kCall) return true;
+  return node.access == Access::kAnswer &&
+         std::strcmp(Py_TYPE(node.key)->tp_name, "operator.methodcaller") == 0;
+}
+
+// Whether all guards hold that no call decides.
+bool GuardTree::holds_without_calls(const Scope& scope) {
+  leave_calls_ = true;
+  bool holds = settle(scope) == Verdict::kPass;
+  leave_calls_ = false;
+  return holds;
+}
+
+// False: one of them answers otherwise, and those behind it are not called.
+bool GuardTree::run_calls(const Scope& scope) {
+  if (!asks_methods_) may_ask_ = false;
   for (Call& call : calls_) {
     call.function = callable_of(call.node, scope);
     if (call.function == nullptr) continue;
+    may_ask_ |= is_cached(call.function);
     PyObject* key = nodes_[call.node].key;
     PyObject* keywords = PyTuple_GET_ITEM(key, 1);
     PyObject* arguments = own(PyTuple_GET_ITEM(key, 0));
@@ -48,10 +69,12 @@ void GuardTree::run_calls(const Scope& scope) {
     Py_XDECREF(named);
     if (calls_.empty()) {  // the tree was cleared meanwhile
       Py_XDECREF(result);
-      return;
+      return false;
     }
     call.result = result;
+    if (result != nullptr && !evaluate_node(call.node, result)) return false;
   }
+  return true;
 }
 
 // Between checks nothing is kept alive: a weak reference answers with the object of the program.

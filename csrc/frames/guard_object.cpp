@@ -143,6 +143,7 @@ bool GuardTree::parse(PyObject* nodes, PyObject* checks, PyObject* collect) {
     if (!fits) return false;
     calls_.push_back({static_cast<int>(i), nullptr, nullptr});
   }
+  note_calls();
   for (const Node& node : nodes_) {
     bool found = node.access == Access::kAttr || node.access == Access::kDictAttr ||
                  node.access == Access::kClassField || node.access == Access::kArray ||
@@ -161,6 +162,23 @@ bool GuardTree::parse(PyObject* nodes, PyObject* checks, PyObject* collect) {
   on_death_ = capsule ? PyCFunction_New(&owner_died_def, capsule) : nullptr;
   Py_XDECREF(capsule);
   return on_death_ != nullptr;
+}
+
+// Which checks of several nodes read what a call answers.
+void GuardTree::note_calls() {
+  std::vector<bool> below(nodes_.size());
+  for (size_t i = 0; i < nodes_.size(); i++) {
+    int parent = nodes_[i].parent;
+    below[i] = asks_program(nodes_[i]) || (parent >= 0 && below[parent]);
+    may_ask_ |= below[i];
+    asks_methods_ |= below[i] && nodes_[i].access == Access::kAnswer;
+  }
+  for (Check& check : tree_checks_) {
+    for (int node : check.nodes) check.on_calls |= below[node];
+    if (!check.relation) continue;
+    for (const ShapeOperand& operand : check.relation->operands)
+      check.on_calls |= below[operand.node];
+  }
 }
 
 GuardTree::~GuardTree() { clear(); }

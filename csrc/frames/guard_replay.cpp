@@ -120,9 +120,10 @@ bool GuardTree::aliases_hold(const AliasWord& word, PyObject* const* values) {
 Verdict GuardTree::run_tree_checks(const Replay& replay) {
   size_t alias = 0;
   for (const Check& check : tree_checks_) {
-    bool holds = check.kind == Kind::kAliases
-                     ? aliases_hold(replay.aliases[alias++], replay.values.data())
-                     : evaluate_tree_check(check, replay.values.data());
+    const AliasWord* aliases = check.kind == Kind::kAliases ? &replay.aliases[alias++] : nullptr;
+    if (leave_calls_ && check.on_calls) continue;
+    bool holds = aliases ? aliases_hold(*aliases, replay.values.data())
+                         : evaluate_tree_check(check, replay.values.data());
     if (!holds) return failed_ = check.guard, failed_node_ = -1, Verdict::kFail;
   }
   return Verdict::kPass;
@@ -146,7 +147,7 @@ Verdict GuardTree::replay(Replay& replay, const Scope& scope) {
   }
   Verdict verdict = run_tensors(replay);
   if (verdict == Verdict::kPass) verdict = run_tree_checks(replay);
-  if (verdict != Verdict::kPass) return verdict;
+  if (verdict != Verdict::kPass || leave_calls_) return verdict;
   replayed++;
   if (!is_bound()) bind(replay.values.data());
   return Verdict::kPass;

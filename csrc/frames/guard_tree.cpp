@@ -370,6 +370,12 @@ bool GuardTree::evaluate_node(int at, PyObject* value) {
 bool GuardTree::walk(int begin, int end, const Scope& scope, PyObject** values, Via* via) {
   for (int i = begin; i < end; i++) {
     const Node& node = nodes_[i];
+    if (C10_UNLIKELY(leave_calls_ && asks_program(node))) {
+      std::fill(values + i, values + node.end, nullptr);
+      std::fill(via + i, via + node.end, Via::kTemporary);
+      i = node.end - 1;
+      continue;
+    }
     Found found = fetch(node, node.parent < 0 ? nullptr : values[node.parent], scope);
     if (found.via == Via::kTemporary) temporaries_.push_back(found.value);
     values[i] = found.value;
@@ -406,6 +412,7 @@ bool GuardTree::joins_group(const void* key, int group) {
 }
 
 bool GuardTree::evaluate_tree_check(const Check& check, PyObject* const* values) {
+  if (leave_calls_ && check.on_calls) return true;
   bool holds;
   if (check.kind == Kind::kAliases) {
     holds = aliases_hold(check, values);
@@ -484,11 +491,7 @@ void GuardTree::recycle(PyObject* bindings) {
   spare_ = bindings;
 }
 
-bool GuardTree::check(const Scope& scope) {
-  if (busy_) return false;
-  if (spare_ == nullptr && !is_bound() && !prepare_bindings()) return false;
-  busy_ = true;
-  if (C10_UNLIKELY(!calls_.empty())) run_calls(scope);
+Verdict GuardTree::settle(const Scope& scope) {
   GcPause pause(false);
   pause_ = &pause;
   Verdict verdict = Verdict::kUnknown;
@@ -502,11 +505,23 @@ bool GuardTree::check(const Scope& scope) {
   if (verdict == Verdict::kUnknown) {
     pause.begin();
     bool passed = full_check(scope);
-    if (passed) record();
-    if (passed && !is_bound()) bind(values_.data());
+    if (passed && !leave_calls_) {
+      record();
+      if (!is_bound()) bind(values_.data());
+    }
     verdict = passed ? Verdict::kPass : Verdict::kFail;
   }
   pause.end();
+  return verdict;
+}
+
+bool GuardTree::check(const Scope& scope) {
+  if (busy_) return false;
+  if (spare_ == nullptr && !is_bound() && !prepare_bindings()) return false;
+  busy_ = true;
+  bool fits = !may_ask_ || holds_without_calls(scope);
+  if (fits && C10_UNLIKELY(!calls_.empty())) fits = run_calls(scope);
+  Verdict verdict = fits ? settle(scope) : Verdict::kFail;
   busy_ = false;
   if (C10_UNLIKELY(!calls_.empty())) release_calls();
   if (!temporaries_.empty()) {
@@ -523,10 +538,13 @@ int GuardTree::failure(const Scope& scope, PyObject** value) {
   *value = nullptr;
   if (busy_) return -1;
   busy_ = true;
-  run_calls(scope);
+  failed_ = failed_node_ = -1;
+  leave_calls_ = may_ask_ && !holds_without_calls(scope);
+  if (!leave_calls_) run_calls(scope);
   GcPause pause(true);
   failed_ = failed_node_ = -1;
   bool passed = full_check(scope);
+  leave_calls_ = false;
   if (!passed && failed_node_ >= 0) *value = own(values_[failed_node_]);
   // A missing node fails the first guard in its subtree.
   for (int at = failed_node_; !passed && failed_ < 0 && at >= 0 && at < (int)nodes_.size(); at++) {

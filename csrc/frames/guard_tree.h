@@ -12,7 +12,8 @@
 // instance words that, if equal, prove that every stable node is unchanged. Nothing here runs
 // Python code of the user or allocates, except for results and new replays. C functions that the
 // program asks for a setting or a cached result are called first (guard_calls.cpp): a miss of a
-// cache runs Python, so nothing may be borrowed then.
+// cache runs Python, so nothing may be borrowed then. Cached functions of the program are asked
+// only where everything else holds, so that a variant that does not fit leaves no result.
 #pragma once
 
 #include <climits>
@@ -87,6 +88,7 @@ struct Check {
   std::unique_ptr<TensorExpectation> tensor;
   std::unique_ptr<ShapeProgram> relation;
   std::vector<int> nodes, groups;  // of kAliases
+  bool on_calls = false;           // reads what a call answers
 };
 
 // What a check is evaluated on; all borrowed.
@@ -217,6 +219,7 @@ class GuardTree {
   bool aliases_hold(const Check& check, PyObject* const* values);
   bool joins_group(const void* key, int group);
   bool full_check(const Scope& scope);
+  Verdict settle(const Scope& scope);
   bool allocates(int begin, int end) const;
   // The empty tuple of a tree that collects nothing is made once.
   bool is_bound() const { return collect_.empty() && bindings_ != nullptr; }
@@ -225,7 +228,10 @@ class GuardTree {
   void drop_temporaries();
 
   // guard_calls.cpp
-  void run_calls(const Scope& scope);
+  bool run_calls(const Scope& scope);
+  static bool asks_program(const Node& node);
+  void note_calls();
+  bool holds_without_calls(const Scope& scope);
   void release_calls();
   PyObject* callable_of(int node, const Scope& scope);
   Found result_of(const Node& node, PyObject* function);
@@ -250,6 +256,9 @@ class GuardTree {
   std::vector<Check> tree_checks_;  // aliases, relations, global state
   std::vector<int> collect_;
   std::vector<Call> calls_;
+  bool may_ask_ = false;       // some node asks a function of the program, as far as is known
+  bool asks_methods_ = false;  // it is a method
+  bool leave_calls_ = false;   // nodes below calls are left out for now
 
   std::vector<PyObject*> values_;  // scratch of a full check, by node
   std::vector<Via> via_;

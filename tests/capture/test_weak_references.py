@@ -113,6 +113,18 @@ def dictionaries(x: Tensor) -> Any:
     return before, after, values["node"].value
 
 
+def tensors_as_weak_keys(x: Tensor) -> Any:
+    """Another reference to a tensor is equal if its values are, of which there must be one."""
+    keys, found, single = weakref.WeakKeyDictionary(), [], x.sum()  # type: ignore[var-annotated]
+    keys[x] = keys[single] = 1
+    for key in (x, single, x + 1):
+        try:
+            found.append(key in keys)
+        except RuntimeError as error:
+            found.append(str(error))
+    return x + 1, found, weakref.ref(x) in {weakref.ref(x)}
+
+
 def returned(x: Tensor) -> Any:
     node = Node(x + 1)
     return node, weakref.ref(node), weakref.proxy(node)
@@ -186,7 +198,9 @@ def test_one_graph(program: Callable[[Tensor], Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "program", [in_a_cycle, at_the_end, addresses_used_again], ids=lambda program: program.__name__
+    "program",
+    [in_a_cycle, at_the_end, addresses_used_again, tensors_as_weak_keys],
+    ids=lambda program: program.__name__,
 )
 def test_what_is_not_known_breaks(program: Callable[[Tensor], Any]) -> None:
     compiled = kiln.compile(program, backend="eager", options={"cache": False})

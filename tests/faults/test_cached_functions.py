@@ -364,7 +364,73 @@ def compared(compile: Compile) -> Iterator[Any]:
         yield compiled(torch.ones(size))
 
 
+class Setting:
+    name = "a"
+
+
+def called_by_one_of_several_variants(compile: Compile) -> Iterator[Any]:
+    called: list[str] = []
+
+    @functools.lru_cache(maxsize=9)
+    def scale(name: str) -> int:
+        called.append(name)
+        return len(name) + 1
+
+    compiled = compile(lambda x: x * scale(Setting.name))
+    for name in ("a", "bb", "ccc", "a", "bb"):
+        Setting.name = name
+        yield compiled(torch.ones(2)), list(map(len, called))
+        if name == "ccc":
+            scale.cache_clear()
+
+
+def called_on_one_side(compile: Compile) -> Iterator[Any]:
+    called: list[str] = []
+
+    @functools.lru_cache(maxsize=9)
+    def scale(name: str) -> int:
+        called.append(name)
+        return len(name)
+
+    def by_data(x: Tensor, k: int) -> Tensor:
+        if x.sum() > 0:
+            return x * scale("data")
+        return x + scale("other data")
+
+    def by_number(x: Tensor, k: int) -> Tensor:
+        factor = scale("number") if k > 3 else scale("other number")
+        return x * factor
+
+    for function in (by_data, by_number):
+        compiled = compile(function)
+        for k in (2, 3, 4, 5, -6):
+            yield compiled(torch.ones(2) * k, k), list(map(len, called))
+
+
+def called_with_one_of_several_objects(compile: Compile) -> Iterator[Any]:
+    called: list[int] = []
+
+    class Scale:
+        def __init__(self, factor: int) -> None:
+            self.factor = factor
+
+        @functools.lru_cache(maxsize=9)  # noqa: B019
+        def of(self, number: int) -> int:
+            called.append(self.factor)
+            return self.factor * number
+
+    small, large = Scale(2), Scale(9)
+    compiled = compile(lambda x: x * (small.of(3) if Setting.name == "a" else large.of(4)))
+    for name in "aabbab":
+        Setting.name = name
+        yield compiled(torch.ones(2)), list(called)
+        Scale.of.cache_clear()
+
+
 CHANGES = [
+    called_by_one_of_several_variants,
+    called_on_one_side,
+    called_with_one_of_several_objects,
     changed_tensor_of_a_size,
     changed_list_of_a_size,
     handed_on,

@@ -133,7 +133,7 @@ def test_what_eager_has_not_saved_may_change(name: str) -> None:
 
 
 SAVED_FOR_NOTHING: dict[str, Callable[..., Tensor]] = {
-    "sgn": lambda x, w: (x.sgn() * w),
+    "sgn": lambda x, w: x.sgn() * w,
     "gather": lambda x, w: x.gather(0, torch.tensor([0, 2])) * w[:2],
     "prelu": lambda x, w: torch.nn.functional.prelu(x, w[:1]),
     "layer_norm": lambda x, w: layer_norm(x, (6,), None, w),

@@ -431,6 +431,8 @@ class Counters:
     repeated_steps: int = 0
     unguarded: int = 0
     checkpoints: int = 0
+    nested: int = 0
+    """Of the calls that are interpreted, those that may not run, or run several times: sides and bodies of loops."""
     changed: dict[tuple[int, str], StateChange] | None = None
     """What was changed since, by the `id` of the value and the name of the attribute, where that is asked for."""
     lasting: dict[int, tuple[Value, Callable[[], Exception]]] = field(default_factory=dict)

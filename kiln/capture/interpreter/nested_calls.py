@@ -122,6 +122,7 @@ def taken_from_log(
     recorder = s.recorder
     mark, first = recorder.mark(), len(recorder.nodes)
     with gradients_kept(s), effects:
+        s.counters.nested += 1
         try:
             result = interpret()
         except GraphBreak as stop:
@@ -130,6 +131,8 @@ def taken_from_log(
             raise NotNested(f"{where}{str(inner).rpartition(': ')[2] or stop.reason}") from stop
         except Raised as raised:
             raise NotNested("it raises an exception") from raised
+        finally:
+            s.counters.nested -= 1
     calls = tuple(recorder.calls[mark:])
     if any(isinstance(call.target, RegisterHook) or call.target in OUTSIDE for call in calls):
         raise NotNested("it changes how autograd sees a tensor")

@@ -74,8 +74,8 @@ def eager_saves(
     return EagerSaves(inputs, outputs)
 
 
-def note(read: dict[Node, SavedUse], values: Iterable[Node], use: SavedUse) -> None:
-    for value in {found for value in values for found in (value, base_of(value))}:
+def note(read: dict[Node, SavedUse], values: Sequence[Node], use: SavedUse) -> None:
+    for value in {*values, *map(base_of, values)}:
         other = read.get(value, UNUSED)
         read[value] = SavedUse(other.tangents | use.tangents, other.gradients | use.gradients)
 

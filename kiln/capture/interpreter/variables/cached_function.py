@@ -36,7 +36,7 @@ from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor, here
 from kiln.graph.trace.fake import FakeTensor
-from kiln.graph.trace.nested_graphs import draws_random
+from kiln.graph.trace.nested_graphs import NotNested, draws_random
 from kiln.runtime.guards.constant import is_constant
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.reference import ObjectRef
@@ -68,6 +68,8 @@ def call_cached(s: CaptureState, function: Cached, source: Source | None, args: 
         why = "an argument may change, or have changed, after its result was cached"
         raise UnsupportedCall(function=name_of(function), why=why)
     rest = args if receiver is None else args[1:]
+    if s.counters.nested:
+        raise NotNested("it calls a cached function, which must run where the program calls it only")
     most = CACHED.cache_info(function).maxsize
     keeps, loses = most != 0, most is not None and 0 < most <= FEW_RESULTS
     if source is None or loses or not all(is_plain(s, arg) for arg in (*rest, *kwargs.values())):

@@ -16,6 +16,8 @@ from dataclasses import field
 from functools import partial
 from typing import final
 
+import torch
+
 import kiln.capture.interpreter.polyfills as polyfills
 from kiln.capture.interpreter.breaks import GraphBreak, PastStep, Raised, UnsupportedCall
 from kiln.capture.interpreter.core import (
@@ -86,13 +88,33 @@ class Weak(Value):
 
 
 @final
+class TensorReference:
+    """The token of a reference to a tensor, which is equal to another one if the tensors have equal values."""
+
+    __slots__ = ("hash", "tensor")
+
+    def __init__(self, tensor: Value, hash_: int) -> None:
+        self.tensor = tensor
+        self.hash = hash_
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        raise self.tensor.unsupported("compare", "weak references to tensors compare their values")
+
+
+@final
 class WeakReference(Object, Weak):
     """`weakref.ref(referent, callback)`, or an instance of a class that derives from it."""
 
-    __slots__ = ("callback", "made_at", "made_by", "referent")
+    __slots__ = ("callback", "made_at", "made_by", "referent", "token")
 
     def __init__(self, s: CaptureState, cls: type, referent: Value, callback: Value | None) -> None:
         super().__init__(cls)
+        self.token: Token = None
         self.referent = referent
         self.callback = callback
         self.made_by, self.made_at = this_instruction(s)
@@ -101,6 +123,9 @@ class WeakReference(Object, Weak):
         """Equal to references from outside that refer to the same object."""
         token, real = self.referent.key(s), self.referent.real()
         guard_identity(s, self.referent)  # what other references refer to has no path
+        if issubclass(self.referent.python_type(), torch.Tensor):
+            self.token = self.token or TensorReference(self.referent, hash(token))
+            return self.token
         return weakref.ref(real) if real is not MISSING and token is real else (weakref.ref, token)
 
     def emit(self, g: Codegen) -> None:
