@@ -77,6 +77,12 @@ BODIES = {
     "text of divmod of a string": "for k in d0: divmod(k, 1)",
     "divmod of a number that changes and a string": "try: divmod(i0, s0)\n    except TypeError as e: l0.append(e.args)",
     "rounding a tensor": "i0 = round(t0 / 3)",
+    "return in a loop through a `finally` with a `match`": (
+        "t1 = t1.view(-1)[:1] + t0; w3 = 0\n    while w3 < 2 and pause(t1).shape == t0.shape: w3 += 1\n"
+        "    for i4 in range(COUNT % 4):\n        try: return o0\n"
+        "        except Exception: return t1.mul(i0), max(i4, 7)\n"
+        "        finally:\n            match l0:\n                case 2 | 7: o0.double = (i4 % i0)"
+    ),
     "iteration over a scalar tensor": "try:\n        for v in t0.sum(): pass\n    finally: i0 = pause(1)",
 }
 

@@ -217,6 +217,8 @@ def _successors(decoded: DecodedCode, item: Instr, index: int, before: Reached) 
 
 
 def _after(name: str, arg: int, item: Instr, stack: tuple[str, ...], *, jumps: bool) -> tuple[str, ...]:
+    if name == "JUMP":  # also where the item is the first of some that are read elsewhere, as in copies of a `finally`
+        return stack
     if name == "FOR_ITER":
         return stack[:-1] if jumps else (*stack, OTHER)
     if name == "GET_ITER":
