@@ -204,6 +204,14 @@ void read_outputs(Reader& in, Program& program) {
   }
 }
 
+void mark_early_outputs(Program& program) {
+  for (const Step& step : program.steps) {
+    const auto* hand_over = std::get_if<HandOverStep>(&step.data);
+    if (!hand_over) continue;
+    for (int32_t n : hand_over->outputs) program.outputs.at(static_cast<size_t>(n)).is_early = true;
+  }
+}
+
 std::unique_ptr<Program> read_program(Reader in, const std::vector<std::string>& strings) {
   auto program = std::make_unique<Program>();
   program->strings = strings;
@@ -215,6 +223,7 @@ std::unique_ptr<Program> read_program(Reader in, const std::vector<std::string>&
   read_kernels(in, *program);
   for (size_t n = in.count(); n > 0; n--) read_step(in, *program);
   read_outputs(in, *program);
+  if (program->hands_over) mark_early_outputs(*program);
   read_registers(in, *program);
   program->mutated = in.list();
   program->donated = in.list();

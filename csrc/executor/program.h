@@ -82,8 +82,9 @@ struct Step {
 struct Output {
   OutputKind kind;
   int32_t operand;
-  LayoutIndex layout;  // of a rebuilt view
-  Register shift;      // its offset, counted from the offset of the base
+  LayoutIndex layout;     // of a rebuilt view
+  Register shift;         // its offset, counted from the offset of the base
+  bool is_early = false;  // does a step hand it over?
 };
 
 struct Program {

@@ -119,7 +119,9 @@ class Run {
   void begin();
   const HandOverStep* advance();
   void end();
+  // Without a step that hands over, all of them; `last_results` leaves out those of such steps.
   void results(Value* outputs);
+  void last_results(Value* outputs);
   void hand_over(const HandOverStep& step, Value* outputs);
   void pause() {
     device_.reset();
@@ -640,6 +642,13 @@ void Run::results(Value* outputs) {
   }
 }
 
+void Run::last_results(Value* outputs) {
+  for (size_t n = 0; n < program_.outputs.size(); n++) {
+    outputs[n].clear();
+    if (!program_.outputs[n].is_early) make_output(program_.outputs[n], outputs, outputs[n]);
+  }
+}
+
 // The caller gets the only reference to a result, so that it may keep its memory.
 void Run::hand_over(const HandOverStep& step, Value* outputs) {
   for (int32_t n : step.outputs) make_output(program_.outputs[n], outputs, outputs[n]);
@@ -747,7 +756,7 @@ void Executor::Paused::go_on(Value* outputs) {
     run.hand_over(*step, outputs);
   } else {
     run.end();
-    run.results(outputs);
+    run.last_results(outputs);
   }
   run.pause();
 }

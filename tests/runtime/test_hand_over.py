@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 
+from kiln.api import compile
 from kiln.plan.hand_over import with_hand_overs
 from kiln.plan.plan import Plan, PlanInput, PlanOutput, Ref
 from kiln.plan.steps import AtenStep, FreeStep, HandOverStep, ViewStep
@@ -70,3 +72,27 @@ def test_who_does_not_ask_for_parts_gets_all_at_the_end() -> None:
     x = torch.randn(4)
     first, second = make_executor(plan, Libraries({}, (), {}))(x)
     torch.testing.assert_close((first, second), ((-x).exp().abs(), -x))
+
+
+def test_a_view_of_a_result_that_left_before_the_end_leaves_with_it() -> None:
+    """The gradients of two vectors that were joined are parts of one tensor, large enough for a part of their own."""
+
+    class Joined(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = (torch.nn.Parameter(torch.randn(300)) for _ in range(2))
+            self.weight = torch.nn.Parameter(torch.randn(600, 300) / 25)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.linear(x, self.weight, torch.cat((self.first, self.second))).relu()[:, :300]
+
+    model = torch.nn.Sequential(Joined(), Joined(), Joined())
+    x = torch.randn(8, 300)
+
+    def gradients(call: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor | None]:
+        model.zero_grad()
+        call(x).square().mean().backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    expected = gradients(model)
+    torch.testing.assert_close(gradients(compile(model, fullgraph=True)), expected)
