@@ -100,3 +100,15 @@ def test_layers(layers_on_a_cpu: None, kind: Any, options: dict[str, Any], dynam
             torch.testing.assert_close(compiled(x)[0], theirs(x)[0])
     report = compiled.report()
     assert report.compiles == (2 if dynamic else 4), str(report)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_autocast_casts_layers_to_half(layers_on_a_cpu: None, monkeypatch: pytest.MonkeyPatch, dtype: Any) -> None:
+    """Eager's kernel for autocast asks for float16, whatever dtype autocast is asked for."""
+    layer, x = nn.GRU(4, 5), torch.randn(6, 3, 4, dtype=dtype)
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        output, _ = kiln.compile(layer, fullgraph=True)(x)
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+    torch.testing.assert_close(output, layer.half()(x.half())[0], rtol=1e-2, atol=1e-2)

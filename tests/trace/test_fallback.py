@@ -9,7 +9,7 @@ import torch
 
 from kiln.graph.ops.breaks import DataDependentOp
 from kiln.graph.trace.fallback import fallback_handler, integers_to_try, probed
-from kiln.tensor.spec import TensorSpec
+from kiln.tensor.spec import CPU, TensorSpec
 
 GPU = torch.device("cuda", 0)
 
@@ -80,3 +80,27 @@ def test_internal_operators_get_no_indices_made_up() -> None:
     )
     found = probed(torch.ops.aten._embedding_bag_backward.default, (weight, *numbers, 5, False, 0, False, None), ())
     assert found == spec(torch.float32, 5, 3, device=cpu)
+
+
+def test_large_tensors_are_probed_with_smaller_sizes() -> None:
+    """A table of 100 MB of a recommender; tensors that do not have the large size keep theirs."""
+    table, indices, offsets = (
+        spec(torch.float32, 400_000, 64, device=CPU),
+        spec(torch.int64, 8192, device=CPU),
+        spec(torch.int64, 2048, device=CPU),
+    )
+    embedding_bag = torch.ops.aten._embedding_bag.default
+    output, *others = probed(embedding_bag, (table, indices, offsets, False, 0, False, None, False, -1), ())
+    assert output == spec(torch.float32, 2048, 64, device=CPU)
+    small = probed(
+        embedding_bag, (spec(torch.float32, 5, 64, device=CPU), indices, offsets, False, 0, False, None, False, -1), ()
+    )
+    assert others == list(small[1:])
+
+
+def test_sizes_that_belong_together_become_one() -> None:
+    """A symmetric matrix is probed as one."""
+    big = spec(torch.float32, 4096, 4096, device=CPU)
+    values, vectors = probed(torch.ops.aten._linalg_eigh.default, (big, "L", True), ())
+    assert values == spec(torch.float32, 4096, device=CPU)
+    assert vectors.sizes == (4096, 4096) and vectors.strides == (1, 4096)

@@ -26,6 +26,7 @@ from kiln.graph.ir.node import Node
 from kiln.graph.ops.breaks import DataDependentOp, UnsupportedOp
 from kiln.graph.ops.registry import Results
 from kiln.graph.ops.sizes import matching_sizes
+from kiln.graph.trace.large_probe import probe_with_small_sizes
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
 from kiln.graph.trace.mutating import mutating_handler, registered_fake
 from kiln.graph.trace.shared_memory import by_storage, refuse_shared_memory
@@ -36,11 +37,11 @@ from kiln.symbolic.node import from_sym
 from kiln.tensor.spec import CPU, ScalarSpec, Spec, TensorSpec
 
 Named = tuple[tuple[str, object], ...]
+Both = tuple[Args, Named]
 SpecOf = Callable[[torch.Tensor], TensorSpec]
 
-LARGEST = {"cpu": 1 << 22}
-LARGEST_ELSEWHERE = 1 << 28
-"""Elements of the largest tensors that a probe makes; accelerators fill them quickly."""
+LARGEST, LARGEST_ELSEWHERE = 1 << 22, 1 << 28
+"""Elements of the largest tensors that a probe makes on the CPU; accelerators fill them quickly."""
 
 COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 _exclude = torch._C._SetExcludeDispatchKeyGuard
@@ -149,7 +150,7 @@ def _probed_with_symbols(mode: RecordingMode, op: OpOverload, args: Args, kwargs
     made_up = {symbol: number for symbol, number in zip(unknown, count(UNLIKELY), strict=False)}
 
     def probe(arguments: object) -> Spec:
-        return probed(op, *cast(tuple[Args, Named], arguments))
+        return probed(op, *cast(Both, arguments))
 
     def hint_of(symbol: Symbol) -> int:
         return made_up[symbol] if symbol in made_up else env.hint(symbol)
@@ -202,6 +203,10 @@ def probed(op: OpOverload, args: Args, kwargs: Named) -> Spec:
 @lru_cache(maxsize=1024)
 def _probed(op: OpOverload, args: Args, kwargs: Named, default: torch.dtype) -> Spec:
     given = [leaf for leaf in (*_flat(args), *_flat(kwargs)) if isinstance(leaf, TensorSpec)]
+    if not all(_is_small(spec, LARGEST) for spec in given):
+        made = probe_with_small_sizes(lambda few: _probed(op, *cast(Both, few), default), (args, kwargs), LARGEST)
+        if made is not None:
+            return made
     devices = {spec.device for spec in given}
     trusts = op.name().startswith(TRUSTING) and any(_is_integral(spec.dtype) for spec in given)
     found = _without_data(op, args, kwargs) if trusts and len(devices) == 1 else None
@@ -361,7 +366,7 @@ def _materialised(op: str, value: object, integer: int, phase: int | None) -> ob
         return [_materialised(op, part, integer, phase) for part in value]
     if not isinstance(value, TensorSpec):
         return value
-    if not _is_small(value):
+    if not _is_small(value, LARGEST if value.device.type == "cpu" else LARGEST_ELSEWHERE):
         raise UnsupportedOp(op=op, reason=f"it has no rule, and {value} is too large for a probe")
     made = torch.empty_strided(value.sizes, value.strides, dtype=value.dtype, device=value.device)  # type: ignore[arg-type]
     made.fill_(integer if _is_integral(value.dtype) else 0)
@@ -375,9 +380,9 @@ def _materialised(op: str, value: object, integer: int, phase: int | None) -> ob
     return made
 
 
-def _is_small(spec: TensorSpec) -> bool:
+def _is_small(spec: TensorSpec, most: int) -> bool:
     number = spec.numel()
-    return isinstance(number, int) and number <= LARGEST.get(spec.device.type, LARGEST_ELSEWHERE)
+    return isinstance(number, int) and number <= most
 
 
 def _part_spec(part: torch.Tensor | int | None, spec_of: SpecOf) -> TensorSpec | ScalarSpec | None:

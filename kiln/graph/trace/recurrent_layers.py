@@ -167,16 +167,20 @@ MODES: Mapping[Callable[..., State], int] = {torch.rnn_relu: 0, torch.rnn_tanh: 
 
 def is_on_cudnn(x: Tensor) -> bool:
     library = torch.backends.cudnn
-    dtypes = (torch.float32, torch.float16, torch.float64)
+    dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
     return x.device.type == "cuda" and x.dtype in dtypes and bool(library.enabled) and library.is_available()
+
+
+def lowered(x: Tensor) -> Tensor:
+    """As autocast casts the arguments of `_cudnn_rnn`: to float16, whatever its own dtype is."""
+    return x if x.dtype is torch.float64 else x.to(torch.float16)
 
 
 def by_cudnn(
     mode: int, x: Tensor, states: Sequence[Tensor], params: Sequence[Tensor], given: RecurrentOptions
 ) -> tuple[Tensor, ...]:
     if torch.is_autocast_enabled("cuda"):
-        dtype = torch.get_autocast_dtype("cuda")
-        x, states, params = x.to(dtype), [part.to(dtype) for part in states], [part.to(dtype) for part in params]
+        x, states, params = lowered(x), list(map(lowered, states)), list(map(lowered, params))
     stride, directions = 4 if given.has_biases else 2, 2 if given.bidirectional else 1
     together = 1 if given.dropout and given.train else given.num_layers
     last: list[list[Tensor]] = [[] for _ in states]

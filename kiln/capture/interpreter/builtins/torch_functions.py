@@ -169,8 +169,9 @@ QUERIES = (
     *(torch._C._get_flash_sdp_enabled, torch._C._get_mem_efficient_sdp_enabled, torch._C._get_math_sdp_enabled),
     *(torch._C._is_torch_function_enabled, torch.are_deterministic_algorithms_enabled, torch.cuda.is_available),
     *(torch.get_default_device, torch._C._len_torch_function_stack, torch._C._is_torch_function_mode_enabled),
-    *(torch._C._is_autocast_available, torch._C._get_privateuse1_backend_name, torch.cuda.is_bf16_supported),
+    *(torch._C._is_any_autocast_enabled, torch._C._is_autocast_available, torch.cuda.is_bf16_supported),
     *(torch.cuda.device_count, torch.cuda.get_device_capability, torch.cuda.get_device_name),
+    torch._C._get_privateuse1_backend_name,
     *[
         function
         for name, function in vars(torch.cpu).items()
@@ -181,7 +182,7 @@ QUERIES = (
 IN_THE_STATE = frozenset((
     torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_default_dtype, torch.is_autocast_enabled,
     torch._C._get_flash_sdp_enabled, torch._C._get_mem_efficient_sdp_enabled, torch._C._get_math_sdp_enabled,
-    torch._C._is_torch_function_enabled, torch.are_deterministic_algorithms_enabled,
+    torch._C._is_any_autocast_enabled, torch._C._is_torch_function_enabled, torch.are_deterministic_algorithms_enabled,
     torch._C._len_torch_function_stack, torch._C._is_torch_function_mode_enabled,
 ))  # fmt: skip
 """Those that the guard on the global state covers."""
