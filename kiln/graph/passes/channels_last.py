@@ -18,6 +18,7 @@ outputs and saved values keep eager's strides. A value written to an input is co
 It is done if the copies move at most half of what the library would reorder. For channels-last images the library
 copies the weight into that layout in every call: on the CPU, a convolution whose weight is much larger than its images
 keeps the old layout, between two small copies; on the GPU the weight is copied here (under autocast, by the cast).
+Depthwise convolutions with several results for a channel keep it on the GPU: cuDNN would run a kernel for each group.
 
 Training: a partitioned graph saves the argument of each convolution in eager's layout and gains nothing. On the GPU,
 whose tensor cores need this layout for half precision, the joint graph is laid out before the partition, backward
@@ -109,7 +110,7 @@ def on_cpu(node: Node) -> bool:
 
 def is_candidate(node: Node) -> bool:
     """Whether it is a 2-d convolution, not transposed, in a dtype for this layout."""
-    if node.attrs["target"] not in IMAGES:
+    if node.attrs["target"] not in IMAGES or runs_by_group(node):
         return False
     specs = [image.tensor for image in images_of(node)]
     spec, transposed = specs[-1], node.attrs["args"][5 + IMAGES[node.attrs["target"]]]
@@ -120,6 +121,16 @@ def is_candidate(node: Node) -> bool:
         and 0 not in spec.sizes
         and any(image.strides != format_strides(image.sizes, "channels_last") for image in specs)
     )
+
+
+def runs_by_group(node: Node) -> bool:
+    """Whether cuDNN has only kernels of one group: one channel makes several. ATen has a kernel for the old layout."""
+    count = IMAGES.get(node.attrs["target"])
+    if count is None or on_cpu(node):
+        return False
+    made, taken, *_ = node.inputs[count].tensor.sizes
+    groups = node.attrs["args"][7 + count]
+    return taken == 1 and groups != 1 and made != groups
 
 
 def wants_weight(node: Node) -> bool:
@@ -230,7 +241,8 @@ def rule_of(node: Node) -> NodeRule | None:
     """How `node` is made on inputs of other strides; None if it cannot be."""
     name, kind = node.op.name, node.op.kind
     if name == "aten":
-        return library_step if node.attrs["target"] in FOLLOWING and not is_heavy(node) else None
+        follows = node.attrs["target"] in FOLLOWING and not is_heavy(node) and not runs_by_group(node)
+        return library_step if follows else None
     if name == "view":
         return view_or_copy
     if kind is Kind.VIEW:

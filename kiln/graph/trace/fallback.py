@@ -204,9 +204,9 @@ def probed(op: OpOverload, args: Args, kwargs: Named) -> Spec:
 def _probed(op: OpOverload, args: Args, kwargs: Named, default: torch.dtype) -> Spec:
     given = [leaf for leaf in (*_flat(args), *_flat(kwargs)) if isinstance(leaf, TensorSpec)]
     if not all(_is_small(spec, LARGEST) for spec in given):
-        made = probe_with_small_sizes(lambda few: _probed(op, *cast(Both, few), default), (args, kwargs), LARGEST)
-        if made is not None:
-            return made
+        likely = probe_with_small_sizes(lambda few: _probed(op, *cast(Both, few), default), (args, kwargs), LARGEST)
+        if likely is not None:
+            return likely
     devices = {spec.device for spec in given}
     trusts = op.name().startswith(TRUSTING) and any(_is_integral(spec.dtype) for spec in given)
     found = _without_data(op, args, kwargs) if trusts and len(devices) == 1 else None

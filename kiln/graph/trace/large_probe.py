@@ -22,7 +22,7 @@ HINTS = (37, 41, 43, 47)
 
 
 def probe_with_small_sizes(probe: Callable[[object], Spec], arguments: object, most: int) -> Spec | None:
-    """The specs of the results of `probe(arguments)`, whose sizes are numbers, without a tensor of over `most` elements.
+    """The specs of the results of `probe(arguments)`, whose sizes are numbers, by tensors of at most `most` elements.
 
     None where the results do not follow from the sizes, or too many of these are large.
     """

@@ -265,3 +265,24 @@ def test_a_joint_graph_on_the_gpu_is_laid_out_before_the_partition() -> None:
     assert [out.value.tensor.strides for out in made.outputs] == [out.value.tensor.strides for out in graph.outputs]
     layouts = [node.inputs[1].tensor.strides[1] for node in made.nodes if node.op.name == "aten"]
     assert layouts == [1, 1]
+
+
+def test_several_results_for_each_channel_are_left_alone_on_the_gpu() -> None:
+    """Between two layers that are laid out anew, a depthwise one reads a copy in the old layout."""
+    image, wide = "bf16[4, 8, 64, 64 @cuda:0]", "bf16[4, 16, 64, 64 @cuda:0]"
+    layers = "bf16[8, 8, 3, 3 @cuda:0]", "bf16[16, 1, 3, 3 @cuda:0]", "bf16[16, 16, 3, 3 @cuda:0]"
+    graph = parsed(f"""
+        graph(%0: {image} "x", %1: {layers[0]} "a", %2: {layers[1]} "b", %3: {layers[2]} "c"):
+            %4: {image} = aten.convolution.default(%0, %1, None, {SAME})
+            %5: {image} = aten.convolution.default(%4, %1, None, {SAME})
+            %6: {wide} = aten.convolution.default(%5, %2, None, {SAME[:-1]}8)
+            %7: {wide} = aten.convolution.default(%6, %3, None, {SAME})
+            %8: {wide} = aten.convolution.default(%7, %3, None, {SAME})
+            %9: bf16[4, 16 @cuda:0] = sum(%8, axes=(2, 3))
+            return %9
+    """)
+    made, changes = ChannelsLast().run(graph, CONTEXT)
+    verify(made, "test")
+    assert changes
+    images = [node.inputs[0].tensor.strides[1] for node in made.nodes if node.op.name == "aten"]
+    assert images == [1, 1, 64 * 64, 1, 1]
