@@ -429,3 +429,68 @@ def test_a_write_is_seen_through_an_input_that_is_read_later(
                 Holder.held = x
                 results.append(function(x, y))
             torch.testing.assert_close(*results)
+
+
+PLACES: dict[str, Callable[[Tensor], object]] = {
+    "a view": lambda x: x.as_strided((2, 2), (1, 3), 1),
+    "a change": lambda x: (x.as_strided((2, 2), (1, 3), 1).add_(10), x.sum()),
+    "a change behind another": lambda x: (x.add_(1), x.as_strided((2,), (1,), 3).zero_(), x * 1),
+    "a copy": lambda x: torch.as_strided_copy(x, (2, 2), (1, 3), 1),
+    "a store": lambda x: torch.as_strided_scatter(x, torch.zeros(2), (2,), (1,), 4),
+    "the first element": lambda x: x.as_strided((2,), (1,), 0),
+    "where the tensor begins": lambda x: (x.as_strided((2,), (1,)).mul_(2), x.sum()),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", PLACES)
+def test_places_in_memory_are_counted_from_its_beginning(name: str, dynamic: bool | None) -> None:
+    """Not from the beginning of the tensor, which may be another in each call."""
+    compiled = kiln.compile(PLACES[name], dynamic=dynamic)
+    for begin in (0, 2, 3, 0, 2):
+        expected, found = torch.arange(12.0), torch.arange(12.0)
+        assert_same(compiled(found[begin:]), PLACES[name](expected[begin:]))
+        assert torch.equal(found, expected)
+
+
+def changed_first(a: Tensor, b: Tensor) -> Tensor:
+    a.mul_(2)
+    return (a * b).sum() + b.sin().sum()
+
+
+def changed_last(a: Tensor, b: Tensor) -> Tensor:
+    y = b.sin()
+    a.mul_(2)
+    return y.sum() + a.sum()
+
+
+def changed_without_gradients(a: Tensor, b: Tensor) -> Tensor:
+    y = b.sin()
+    with torch.no_grad():
+        a.mul_(2)
+    return y.sum() + (a * b).sum()
+
+
+@pytest.mark.parametrize("detached", ["", "a", "b", "ab"])
+@pytest.mark.parametrize("function", [changed_first, changed_last, changed_without_gradients])
+def test_parts_of_one_tensor_have_one_version(function: Callable[[Tensor, Tensor], Tensor], detached: str) -> None:
+    """A backward that has saved one of them sees whether the other was changed before or after that."""
+
+    def outcome(function: Callable[[Tensor, Tensor], Tensor]) -> object:
+        leaf = torch.arange(6.0, requires_grad=True)
+        whole = leaf * 1
+        a, b = [(whole.detach() if name in detached else whole)[place] for name, place in PARTS.items()]
+        result = function(a, b)
+        try:
+            (gradient,) = torch.autograd.grad(result, leaf) if result.requires_grad else (None,)
+        except RuntimeError as error:
+            assert "inplace operation" in str(error)
+            return "changed"
+        return result.detach(), gradient, a.detach(), b.detach(), a._version
+
+    compiled = kiln.compile(function)
+    for _ in range(2):
+        assert_same(outcome(compiled), outcome(function))
+
+
+PARTS = {"a": slice(3), "b": slice(3, 6)}

@@ -24,6 +24,7 @@ from kiln.capture.interpreter.variables.object import AttributeEffect, Object
 from kiln.capture.interpreter.variables.sequence import AppendEffect, List
 from kiln.capture.interpreter.variables.sets import Set
 from kiln.capture.interpreter.variables.tensor import RegionInput, RegionInputs, Tensor
+from kiln.graph.trace.fake import is_wrapped
 from kiln.graph.trace.gradients import BACKWARDS
 from kiln.runtime.guards.guard import AliasExpectation, GuardKind, ShapeRelation
 from kiln.runtime.guards.source import AttrSource, KeysSource, LocalSource, OffsetSource, Source
@@ -142,7 +143,8 @@ def cells(s: CaptureState) -> None:
 
 def memory(s: CaptureState) -> None:
     """Guard which inputs share a storage, and their offsets, if an input is written or some overlap: a result that is
-    a view of one may be a view of the other. On a GPU `as_strided` takes the offset as given."""
+    a view of one may be a view of the other; so they are where the program names a place in memory. On a GPU
+    `as_strided` takes the offset as given."""
     inputs = [tensor for tensor in s.part(RegionInputs).tensors if has_storage(tensor.real)]
     groups: dict[int, list[RegionInput]] = {}
     for tensor in inputs:
@@ -150,7 +152,8 @@ def memory(s: CaptureState) -> None:
     viewed = {node.inputs[0] for node in s.recorder.nodes if node.op.name == "as_strided"}
     for tensor in inputs:
         record = s.recorder.table.find(tensor.real)
-        if tensor.real.is_cuda and record is not None and record.node in viewed:
+        placed = not is_wrapped(tensor.fake) and tensor.fake.storage_view.storage.is_addressed
+        if placed or (tensor.real.is_cuda and record is not None and record.node in viewed):
             guard_offset(s, tensor)
     written = any(is_written(tensor) for tensor in inputs)
     if written:

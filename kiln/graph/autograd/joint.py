@@ -124,6 +124,7 @@ def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
     inputs = [positions[id(record)] for record in wanted]
     uses = [(node, SavedUse(tangents.of_roots(starts), renumbered(ends, inputs))) for node, starts, ends in kept]
     saves = eager_saves(graph, len(positions), len(outputs), grads, uses)
+    refuse_parts_of_changed_memory(trace.used_inputs, [trace.used_inputs[number] for number in saves.inputs])
     outer = [(grad, [positions[id(record)] for record in records]) for grad, records in wrapped]
     wrappers = region_wrappers(recorder, trace, results, given, outer)
     return JointGraph(
@@ -272,6 +273,23 @@ def outputs_reached(root: Edge, wanted: object) -> list[int]:
     """The numbers of the outputs of an autograd function on which `root` depends."""
     edges = edges_behind([root], lambda function: function is wanted)
     return [number for function, number in edges if function is wanted]
+
+
+def memory_of(record: InputRecord) -> int:
+    real = record.real
+    return real.untyped_storage()._cdata if real is not None and real.layout is torch.strided else -id(record)
+
+
+def refuse_parts_of_changed_memory(inputs: Sequence[InputRecord], saved: Sequence[InputRecord]) -> None:
+    """Refuse to save an input beside one that is changed in place, if both are parts of one tensor: they have one
+    version, and the region does not raise it where the program does."""
+    changed = {memory_of(record): record for record in inputs if record.version != record.first_version}
+    for record in saved if changed else ():
+        other = changed.get(memory_of(record))
+        if other is not None and other.own_view and record.own_view and record.view.storage is not other.view.storage:
+            raise BackwardRaises(
+                problem=f"{record.name!r} shares memory with {other.name!r}, which is changed in place"
+            )
 
 
 def use_for_backward(recorder: Recorder, trace: Trace, gradients: Sequence[Node]) -> None:

@@ -143,6 +143,7 @@ class Functionaliser:
                     op=op, reason="it writes memory outside of the tensor that `as_strided` views"
                 )
             attrs = self._rebased(attrs, old, parent)
+            target.storage.is_addressed = True
         return inverse(self.emit, old, value, attrs)
 
     def _relaid(self, value: Node, spec: TensorSpec) -> Node:

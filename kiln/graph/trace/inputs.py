@@ -339,6 +339,7 @@ def is_late(new: StorageView, written: StorageView) -> bool:
 def join(view: StorageView, storage: FakeStorage) -> None:
     """Move a root without views into another storage; it is stale if that has been written."""
     storage.unwritable = storage.unwritable or view.storage.unwritable
+    storage.is_addressed |= view.storage.is_addressed
     view.storage = storage
     view.version = 0
 

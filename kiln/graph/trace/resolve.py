@@ -36,6 +36,23 @@ from kiln.tensor.spec import TensorSpec
 
 def resolve(op: OpOverload, kernels: EagerKernels = OWN_KERNELS) -> Handler:
     """The handler of `op`; raises a `TraceBreak` where there is none."""
+    found = handler_of(op, kernels)
+    return noting_place(found) if str(op).startswith("aten.as_strided") else found
+
+
+def noting_place(handler: Handler) -> Handler:
+    """A place is counted from where the memory begins, not from where the tensor does."""
+
+    def noting(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
+        place = kwargs.get("storage_offset", args[-1])
+        if isinstance(place, int | torch.SymInt):
+            mode.view_of(args[0]).storage.is_addressed = True
+        return handler(mode, op, args, kwargs)
+
+    return noting
+
+
+def handler_of(op: OpOverload, kernels: EagerKernels) -> Handler:
     name = str(op)
     find = partial(functional_rule, kernels=kernels)
     if handler := SPECIAL.get(name.removeprefix("aten.")):
