@@ -22,6 +22,33 @@ class Named:
 NAMED = Named()
 
 
+class Meter:
+    """The average of a number over the steps of a training, as many training scripts have it."""
+
+    def __init__(self, name: str, spec: str) -> None:
+        self.name, self.spec, self.val, self.avg, self.sum, self.count = name, spec, 0, 0, 0, 0
+
+    def update(self, val: Any, count: int = 1) -> None:
+        self.val = val
+        self.sum += val * count
+        self.count += count
+        self.avg = self.sum / self.count  # type: ignore[assignment]
+
+    def __str__(self) -> str:
+        return ("{name} {val" + self.spec + "} ({avg" + self.spec + "})").format(**self.__dict__)
+
+
+class Point:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"Point({self.value:.2f})"
+
+    def __format__(self, spec: str) -> str:
+        return f"<{self.value:{spec or '.1f'}}>"
+
+
 def appended(x: Tensor, n: int) -> Tensor:
     LINES.append("step %d of %s" % (n, "x"))  # noqa: UP031
     return x * 2
@@ -39,11 +66,15 @@ def logged(x: Tensor, n: int) -> Tensor:
     return x + n
 
 
+TEMPLATE = "{n:03d}-{a} {p.real}"
 KEPT: dict[str, Any] = {
     "f-string": lambda x, n: (x * n, f"step {n}, {n / 3:.2f}, {n!r:>4}, {x.shape[0]}x{n}"),
     "percent": lambda x, n: (x, "%s %5.2f" % (n, n / 3), "%d%%" % n),  # noqa: UP031
     "format": lambda x, n: (x, "{:03d}-{}".format(n, "a"), format(n, "05d")),
     "str": lambda x, n: (x, str(n) + "/" + str(n + 1), repr(n), ",".join([str(n), "b"])),
+    "format by name": lambda x, n: (x, TEMPLATE.format(n=n, a="a", p=n, b=object())),
+    "methods": lambda x, n: (x, f"{n}".ljust(4) + str(n).zfill(3), f"a{n}".upper().replace("A", "b")),
+    "own texts": lambda x, n: (x, str(Point(n)), repr(Point(n)), f"{Point(n)} {Point(n):.2f} {Point(n)!r}"),
     "appended": appended,
     "attribute": attribute,
     "logged": logged,
@@ -51,7 +82,7 @@ KEPT: dict[str, Any] = {
 READ: dict[str, Any] = {
     "length": lambda x, n: x * len(f"{n}"),
     "key": lambda x, n: x * {"step 3": 1}.get(f"step {n}", 5),
-    "comparison": lambda x, n: (x, f"{n}" == "4", "1" in str(n), f"{n}".zfill(3)),
+    "comparison": lambda x, n: (x, f"{n}" == "4", "1" in str(n), f"{n},1".split(","), f"{Point(n)!r:>20}"),
 }
 
 
@@ -90,3 +121,41 @@ def test_a_format_that_raises() -> None:
     for n in (2, 3, 4):
         with pytest.raises(ValueError, match="Unknown format code"):
             compiled(torch.zeros(1), n)
+
+
+def metered(make: Any) -> tuple[Any, list[object]]:
+    loss, part = Meter("loss", ":.3f"), Meter("part", ":6.2f")
+
+    def step(x: Tensor) -> tuple[str, Tensor]:
+        loss.update(x.square().mean().item(), x.shape[0])
+        part.update((x > 0).float().mean().item() * 100)
+        return "\t".join(["[1]", *[str(meter) for meter in (loss, part)]]), x + 1
+
+    compiled = make(step)
+    return compiled, [compiled(torch.arange(n) - 2.0)[0] for n in (3, 4, 5, 3)]
+
+
+def test_meters_of_a_training_are_written_without_a_break() -> None:
+    compiled, got = metered(kiln.compile)
+    assert got == metered(lambda step: step)[1]
+    assert not kiln.report_of(compiled).breaks and kiln.report_of(compiled).compiles <= 3
+
+
+ROUNDED: dict[str, Any] = {
+    "kept": lambda loss: ({"loss": round(loss, 3), "all": [round(loss * 2, 1)]}, f"{round(loss, 2)}", round(loss, -1)),
+    "read": lambda loss: (round(loss, 2) + 1, round(loss, 2) > 3, int(round(loss, 1)), {round(loss, 2): 1}),
+    "in a tensor": lambda loss: torch.ones(2) * round(loss, 2),
+    "in a condition": lambda loss: torch.ones(2) if round(loss, 2) > 4 else torch.zeros(2),
+}
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_numbers_that_data_decide_are_rounded_where_they_are_kept(name: str) -> None:
+    def step(x: Tensor) -> Any:
+        return ROUNDED[name](x.square().mean().item())
+
+    compiled = kiln.compile(step)
+    for n in (3, 4, 5):
+        x = torch.arange(n) - 1.3
+        assert str(compiled(x)) == str(step(x))
+    assert bool(kiln.report_of(compiled).breaks) is (name != "kept")

@@ -21,6 +21,7 @@ from kiln.capture.interpreter.core import CaptureState, Effect, Value
 from kiln.capture.interpreter.data_values import DataSizes, Instruction
 from kiln.capture.interpreter.effects import ContentsEffect
 from kiln.capture.interpreter.variables.class_changes import ClassAttributeEffect
+from kiln.capture.interpreter.variables.deferred_text import Deferred
 from kiln.capture.interpreter.variables.function import CellEffect
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import AttributeEffect
@@ -75,7 +76,8 @@ def note_passed(s: CaptureState, source: Source, value: Value, *, in_loop: bool 
     """A resume function gets `value` as the parameter `source`."""
     if in_loop:
         s.part(PassedNumbers).in_loops[source.text()] = value
-    if isinstance(value, Symbolic) and value.python_type() is not bool:
+    is_number = isinstance(value, Symbolic) and value.python_type() is not bool
+    if is_number or (isinstance(value, Deferred) and value.cls is float):
         s.part(PassedNumbers).dims[source.text()] = ()
     elif isinstance(value, Tensor):
         sizes = enumerate(value.fake.shape)

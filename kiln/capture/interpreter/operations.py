@@ -582,29 +582,32 @@ CONVERTERS: dict[str, Callable[[object], object]] = {"s": str, "r": repr, "a": a
 """By the letter behind the `!` of an f-string."""
 
 
-def format_value(s: CaptureState, value: Value, conversion: str, spec: str) -> str:
+def format_value(s: CaptureState, value: Value, conversion: str, spec: str) -> Value:
     """One field of an f-string."""
     printed = conversion in ("r", "a")
     own = s.classes.lookup(value.python_type(), "__format__")
     formats = not conversion and (spec != "" or (own is not None and own[0] is not object))
     method = "__repr__" if printed else "__format__" if formats else "__str__"
     custom = s.classes.lookup(value.python_type(), method)
+    if method == "__str__" and custom is not None and custom[0] is object:
+        custom, method = s.classes.lookup(value.python_type(), "__repr__"), "__repr__"
     if isinstance(value, Object | Class) and custom is not None and hasattr(custom[1], "__code__"):
         made = s.call_special(value, method, [s.const(spec)] if method == "__format__" else [], {})
         if not issubclass(made.python_type(), str):
             end = "must return a str, not {}" if method == "__format__" else "returned non-string (type {})"
             raise s.error(TypeError, f"{method} {end.format(made.type_name())}")
+        if not made.is_constant and (method == "__format__" or not (spec or conversion == "a")):
+            return made
         text = str(made.constant(s))
-        if method == "__format__":
-            return text
-        return format(text if conversion != "a" else text.encode("ascii", "backslashreplace").decode(), spec)
+        text = text if conversion != "a" else text.encode("ascii", "backslashreplace").decode()
+        return Constant(text if method == "__format__" else format(text, spec))
     try:
         plain = printable(s, value)
     except NotConstant:
         converted = natives(s).call(CONVERTERS[conversion], [value], {}) if conversion else value
-        return str(natives(s).call(format, [converted, s.const(spec)], {}).constant(s))
+        return Constant(str(natives(s).call(format, [converted, s.const(spec)], {}).constant(s)))
     try:
-        return format(CONVERTERS[conversion](plain) if conversion else plain, spec)
+        return Constant(format(CONVERTERS[conversion](plain) if conversion else plain, spec))
     except ERRORS as error:
         raise s.error(type(error), *error.args) from None
 

@@ -56,7 +56,7 @@ from kiln.capture.interpreter.variables.array import TracedArray, as_python_numb
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.counted_range import counted_range, note_fixed
-from kiln.capture.interpreter.variables.deferred_text import Deferred, text_of
+from kiln.capture.interpreter.variables.deferred_text import Deferred, rounded_later, text_of
 from kiln.capture.interpreter.variables.index_range import index_range
 from kiln.capture.interpreter.variables.iterators import (
     Generator,
@@ -302,7 +302,7 @@ def index(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 def str_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if len(args) != 1 or kwargs:
         return natives(s).call(str, args, kwargs)
-    return text_of(s, str, args) or Constant(format_value(s, args[0], "s", ""))
+    return text_of(s, str, args) or format_value(s, args[0], "s", "")
 
 
 @handles(repr)
@@ -632,7 +632,7 @@ def round_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(args[0], Symbolic) and args[0].python_type() is float and len(args) == 1 and not kwargs:
         return rounded(s, round, args[0])
     if len(args) == 2 and not kwargs:
-        computed = computed_in_front(s, "round", args)
+        computed = computed_in_front(s, "round", args) or rounded_later(s, *args)
         if computed is not None:
             return computed
     named = {name: arg.constant(s) for name, arg in kwargs.items()}

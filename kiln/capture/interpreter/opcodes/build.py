@@ -88,7 +88,7 @@ def format_with_spec(frame: SymbolicFrame, arg: int) -> None:
 
 def push_text(frame: SymbolicFrame, value: Value, conversion: str = "", spec: str = "") -> None:
     text = deferred_text(frame.state, value, conversion, spec)
-    frame.push(text or frame.state.const(format_value(frame.state, value, conversion, spec)))
+    frame.push(text or format_value(frame.state, value, conversion, spec))
 
 
 @opcode("LIST_EXTEND", pops=argument_plus(1), pushes=argument)

@@ -46,7 +46,7 @@ from kiln.capture.interpreter.pure import (
 )
 from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.cached_function import CACHED, call_cached
-from kiln.capture.interpreter.variables.deferred_text import text_of
+from kiln.capture.interpreter.variables.deferred_text import text_of, text_of_format
 from kiln.capture.interpreter.variables.function import handler_of, namespace
 from kiln.capture.interpreter.variables.mapping import fresh
 from kiln.capture.interpreter.variables.tensor import record
@@ -141,6 +141,9 @@ class Builtin(Unique):
         return call_unknown(s, function, args, kwargs)
 
 
+FORMAT = str.format
+
+
 def call_unknown(s: CaptureState, function: Callable[..., object], args: Args, kwargs: Kwargs) -> Value:
     """Pure functions of constants are computed, confined ones called on stand-ins; anything else breaks."""
     name = getattr(function, "__qualname__", None) or repr(function)
@@ -156,6 +159,8 @@ def call_unknown(s: CaptureState, function: Callable[..., object], args: Args, k
     if (item := iterator_slot(s, function, args)) is not None:
         return item
     makes_text = function is format or getattr(function, "__objclass__", None) is str
+    if function is FORMAT and kwargs and (text := text_of_format(s, args, kwargs)) is not None:
+        return text
     if makes_text and not kwargs and (text := text_of(s, function, args)) is not None:
         return text
     if not is_pure(function) or any(isinstance(arg, Container) for arg in args):

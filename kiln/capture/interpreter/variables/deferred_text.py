@@ -1,10 +1,11 @@
 """The text of a tensor or of a number that is not known while tracing, which is made only if the program uses it.
-A list of the numbers in a tensor whose size data decide is likewise.
+A list of the numbers in a tensor whose size data decide is likewise, and so is a number rounded to some digits.
 
     check(n == m, f"{n} tokens, {m} features")       the text is for an error that is not raised
     self.log.append("step %d" % n)                   transformed code makes the text: no number is fixed
     print("loss", loss)                              transformed code makes the text of the tensor of the region
     return rows.tolist()                             transformed code makes the list
+    return {"loss": round(loss.item(), 4)}           transformed code rounds the number
 
 While nothing reads the text, the call stays in the graph and no size is fixed. Where it is only kept or written,
 transformed code makes it behind the region, of the numbers of each call and of tensors that were not changed since.
@@ -14,7 +15,8 @@ Where something reads it, the capture begins again, and makes the text where the
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+import string
+from collections.abc import Callable, Mapping, Sequence
 from typing import final
 
 import torch
@@ -23,6 +25,7 @@ from kiln.capture.interpreter.breaks import PastStep, SideEffectCall
 from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Codegen, Token, Value
 from kiln.capture.interpreter.data_values import LENGTH, Instruction, ValueNeeded, is_needed, past_step
 from kiln.capture.interpreter.frame import running_frame
+from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Tuple
@@ -33,6 +36,23 @@ from kiln.graph.trace.fake import is_wrapped
 from kiln.support.records import dataclass
 
 CONVERTERS: dict[str, Callable[[object], str]] = {"s": str, "r": repr, "a": ascii}
+KEEP_TEXTS = frozenset(
+    (
+        "center",
+        "expandtabs",
+        "ljust",
+        "lower",
+        "lstrip",
+        "replace",
+        "rjust",
+        "rstrip",
+        "strip",
+        "title",
+        "upper",
+        "zfill",
+    )
+)
+"""Methods of texts that make texts of them."""
 PRINTING = ("__format__", "__repr__", "__str__")
 
 
@@ -64,6 +84,8 @@ class Deferred(Value):
         raise self.needed()
 
     def get_attr(self, s: CaptureState, name: str, site: CallSite = NOT_RESUMABLE) -> Value:
+        if self.cls is str and name in KEEP_TEXTS:
+            return BoundMethod(s.wrap(getattr(str, name), None), self)
         raise self.needed()
 
     def get_item(self, s: CaptureState, key: Value, site: CallSite = NOT_RESUMABLE) -> Value:
@@ -122,6 +144,35 @@ def text_of(s: CaptureState, make: Callable[..., object], args: Sequence[Value])
         return None
     frame = running_frame(s)
     return Deferred((frame.code, frame.at), past_step(frame), make, given, readings_of(s, found))
+
+
+def text_of_format(s: CaptureState, args: Sequence[Value], named: Mapping[str, Value]) -> Value | None:
+    """`args[0].format(*args[1:], **named)` likewise. What no field names need not be known."""
+    if not args or not args[0].is_constant or type(args[0].real()) is not str:
+        return None
+    text = args[0].constant(s)
+    try:
+        fields = [str(field) for _, field, _, _ in string.Formatter().parse(str(text)) if field is not None]
+    except ValueError:  # which the program sees
+        return None
+    used = {name: value for name, value in named.items() if any([field.startswith(name) for field in fields])}
+    given = Dict({key.key(s): (key, value) for name, value in used.items() for key in [s.const(name)]})
+    return text_of(s, formatted, [args[0], Tuple(list(args[1:])), given]) if used else text_of(s, str.format, args)
+
+
+def formatted(text: str, args: Sequence[object], named: Mapping[str, object]) -> str:
+    """Called by transformed code."""
+    return text.format(*args, **named)
+
+
+def rounded_later(s: CaptureState, number: Value, digits: Value) -> Value | None:
+    """`round(number, digits)` of a float that data decide; None where Python needs it."""
+    if not isinstance(number, Symbolic) or number.python_type() is not float or is_needed(s):
+        return None
+    if not digits.is_constant or type(digits.real()) is not int:
+        return None
+    frame = running_frame(s)
+    return Deferred((frame.code, frame.at), past_step(frame), round, [number, digits], cls=float)
 
 
 def text_of_known(s: CaptureState, make: Callable[..., object], args: Sequence[Value]) -> Value | None:
