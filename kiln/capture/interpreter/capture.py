@@ -90,6 +90,7 @@ from kiln.capture.interpreter.suspension_codegen import write_returned, write_su
 from kiln.capture.interpreter.variables.cached_function import InlinedResults
 from kiln.capture.interpreter.variables.counted_range import loops_left
 from kiln.capture.interpreter.variables.dtensor import register_dtensors
+from kiln.capture.interpreter.variables.early_inputs import EarlyInputs
 from kiln.capture.interpreter.variables.function import forget_globals, namespace, shared_cell, unguarded_modules
 from kiln.capture.interpreter.variables.hashed_key import KeyComparisons
 from kiln.capture.interpreter.variables.iterators import forget_callers, is_dropped_late, suspended_generator
@@ -103,7 +104,7 @@ from kiln.graph.autograd.dependencies import in_order_of_history
 from kiln.graph.autograd.errors import BackwardRaises
 from kiln.graph.autograd.own_leaves import mark_histories
 from kiln.graph.trace.fake import FakeTensor
-from kiln.graph.trace.history import leaves_of_results
+from kiln.graph.trace.history import freed_input, leaves_of_results
 from kiln.graph.trace.inputs import Dims, InputRecord
 from kiln.graph.trace.nested_graphs import draws_random
 from kiln.graph.trace.recorder import Recorder
@@ -428,6 +429,7 @@ def attempt(
     writer = CodeWriter(s, function.__code__)
     result: Value | None = None
     stop: GraphBreak | None = None
+    s.part(EarlyInputs).read(s)
     try:
         result = frame.run()
     except GraphBreak as raised:
@@ -511,7 +513,7 @@ def finish(
         mark_histories(recorder, trace)
         refuse_unchecked(s, trace.graph)
         refuse_own_leaves(s, trace)
-        refuse_shared_history(s, trace)
+        refuse_histories(s, trace)
         make_final_checks(s, seen_by_program(writer))
         refuse_visible_copies(s, writer.outputs)
         refuse_varying_gradients(s, writer.outputs)
@@ -653,6 +655,12 @@ def make_final_checks(s: CaptureState, outputs: list[FakeTensor]) -> None:
             raise UnsupportedCall(function=check.function, why=why).before(check.step)
 
 
+def refuse_histories(s: CaptureState, trace: Trace) -> None:
+    """Break before in-place calls that give inputs a history which nothing outside of the region can give them."""
+    refuse_shared_history(s, trace)
+    refuse_freed_history(s, trace)
+
+
 def refuse_shared_history(s: CaptureState, trace: Trace) -> None:
     """Break before an in-place call that changes the autograd history of several inputs in one memory."""
     found: dict[int, list[FakeTensor]] = {}
@@ -662,6 +670,14 @@ def refuse_shared_history(s: CaptureState, trace: Trace) -> None:
     if any(record.has_history and id(record.fake) in shared for record in trace.inputs):
         why = "another input of the region has its memory"
         raise UnsupportedCall(function="in-place operation", why=why).before(s.part(RegionInputs).in_place[0])
+
+
+def refuse_freed_history(s: CaptureState, trace: Trace) -> None:
+    """Break where an input is changed whose history a backward in the region frees."""
+    if (fake := freed_input(s.recorder, trace)) is not None:
+        why = "a backward in the region frees what an input that it changes is computed from"
+        step = s.part(RegionInputs).changed_at[id(fake.storage_view.storage)]
+        raise UnsupportedCall(function="in-place operation", why=why).before(step)
 
 
 def has_effects(recorder: Recorder) -> bool:

@@ -6,6 +6,8 @@ import types
 from dataclasses import field
 from typing import TypeAlias, final
 
+import torch
+
 from kiln.capture.interpreter.breaks import DataDependentValue, GraphBreak
 from kiln.capture.interpreter.builtins.numpy_sizes import ConstantSizes, SizedArrays
 from kiln.capture.interpreter.changed_numbers import NumberChanges
@@ -25,8 +27,10 @@ from kiln.capture.interpreter.data_values import (
 from kiln.capture.interpreter.host_draws import Outline, call_outlined
 from kiln.capture.interpreter.late_finalizers import BreakBehind
 from kiln.capture.interpreter.variables.counted_range import Loops, LoopsLeft, loop_of
+from kiln.capture.interpreter.variables.early_inputs import EarlyInputs, ReadEarlier
 from kiln.capture.interpreter.variables.function import Outlined
 from kiln.capture.interpreter.variables.weak_references import WatchLifetimes, watch_lifetimes
+from kiln.runtime.guards.source import Source
 from kiln.support.records import dataclass
 from kiln.symbolic.relation import Relation
 
@@ -39,11 +43,12 @@ Finding: TypeAlias = (
     | BreakBehind
     | ConstantSizes
     | SizesMatch
+    | ReadEarlier
     | ValueNeeded
 )
 FINDINGS = (
     *(Outline, NumberChanges, LoopsLeft, LoopInGraph, WatchLifetimes, BreakBehind, ConstantSizes, SizesMatch),
-    ValueNeeded,
+    *(ReadEarlier, ValueNeeded),
 )
 """They end an attempt; the next one begins with them."""
 WITHOUT_VALUES = (Outline, NumberChanges, LoopsLeft, WatchLifetimes, BreakBehind, ConstantSizes)
@@ -64,6 +69,8 @@ class Findings:
     counted: frozenset[Instruction] = frozenset()
     loops: dict[Instruction, LoopInGraph] = field(default_factory=dict)
     """The loops to have in the graph, by their heads."""
+    early: list[tuple[torch.Tensor, Source]] = field(default_factory=list)
+    """The tensors to read at the beginning."""
     watching: bool = False
     sized_arrays: bool = True
     """Whether arrays of changing sizes are tensors of the region."""
@@ -73,6 +80,7 @@ class Findings:
         s.recorder.env.matching = self.matching
         s.part(Outlined).codes, s.part(Outlined).call = self.outlined, call_outlined
         s.part(Loops).counted = self.counted
+        s.part(EarlyInputs).found = self.early
         for found in self.loops.values():
             s.part(DataLoops).add(s, found.loop, found.skipped)
         s.part(DataSizes).known = self.sizes
@@ -88,6 +96,8 @@ class Findings:
             self.sizes.update({at: sizes for at, sizes in s.part(DataSizes).made.items() if at == found.made_at})
         elif isinstance(found, SizesMatch):
             self.matching |= {found.relation}
+        elif isinstance(found, ReadEarlier):
+            self.early.append((found.real, found.source))
         elif isinstance(found, WatchLifetimes):
             self.watching = True
         elif isinstance(found, ConstantSizes):

@@ -84,6 +84,15 @@ def mark_freed(recorder: Recorder, trace: Trace) -> None:
         trace.renumber_inputs()
 
 
+def freed_input(recorder: Recorder, trace: Trace) -> FakeTensor | None:
+    """An input that is written, if a backward in the recording has freed its history."""
+    if not any(call.target in BACKWARDS for call in trace.calls):
+        return None
+    carried = [cast(FakeTensor, trace.used_inputs[number].fake) for number in trace.carried_inputs]
+    with forgetting_nodes(recorder):
+        return next((fake for fake in carried if error_of_backward(recorder, fake)), None)
+
+
 @contextmanager
 def forgetting_nodes(recorder: Recorder) -> Iterator[None]:
     """What is recorded within has no effect."""

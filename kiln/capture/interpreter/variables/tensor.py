@@ -64,6 +64,7 @@ from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.speculation import known_truth
 from kiln.capture.interpreter.variables.bound_method import NamedMethod
 from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.early_inputs import reading
 from kiln.capture.interpreter.variables.index_range import IndexRange
 from kiln.capture.interpreter.variables.input_names import InputNames
 from kiln.capture.interpreter.variables.mapping import Dict, claim_dict
@@ -329,6 +330,8 @@ class RegionInputs:
     """Memory (by `id`) that sides of an `if` have written: what is raised where its version is read."""
     in_place: list[PastStep] = field(default_factory=list)
     """Where calls changed tensors."""
+    changed_at: dict[int, PastStep] = field(default_factory=dict)
+    """Where memory (by `id`) was changed first."""
     leaves: list[tuple[torch.Tensor, PastStep]] = field(default_factory=list)
     """Leaves that were made in the region, and where."""
     final_checks: list[FinalCheck] = field(default_factory=list)
@@ -611,10 +614,11 @@ def record(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> Value
         note_data_numbers(s, args, result, unbacked)
     if needed_now and not all([speculated_size(s, symbol) for symbol in s.recorder.env.unbacked[unbacked:]]):
         raise DataDependentValue(operation=target_name(target)).of_recorded_call()
-    if before is not None and before != needing_gradients(s, first):
-        why = "it makes an input of the region require gradients"
+    after = needing_gradients(s, first) if before is not None else before
+    if before != after and (s.policy.carries is not None or ceases(before, after)):
+        why = "it makes an input of the region require gradients, or ceases to"
         raise UnsupportedCall(function=target_name(target), why=why).of_recorded_call()
-    note_for_region(s, target, kwargs, result, changes, conjugates)
+    note_for_region(s, target, kwargs, result, first if changes else None, changes, conjugates)
     return from_torch(s, result)
 
 
@@ -629,7 +633,13 @@ def intercepted(s: CaptureState, target: Target, args: Args, kwargs: Kwargs) -> 
 
 
 def note_for_region(
-    s: CaptureState, target: Target, kwargs: Kwargs, result: object, changes: bool, conjugates: int
+    s: CaptureState,
+    target: Target,
+    kwargs: Kwargs,
+    result: object,
+    first: Tensor | None,
+    changes: bool,
+    conjugates: int,
 ) -> None:
     """Note what the end of the region checks of a call: the conjugates made since there were `conjugates`, whether it
     changed tensors, and a leaf that it made."""
@@ -639,6 +649,8 @@ def note_for_region(
         inputs.final_checks.append(FinalCheck(check, target_name(target), here(s)))
     if changes:
         inputs.in_place.append(here(s))
+        if first is not None and not is_wrapped(first.fake):
+            inputs.changed_at.setdefault(id(first.fake.storage_view.storage), here(s))
     sets_need = target in ("requires_grad_", torch.nn.Parameter) or "requires_grad" in kwargs
     if sets_need and isinstance(result, torch.Tensor) and result.requires_grad and not is_wrapped(result):
         inputs.leaves.append((result, here(s)))
@@ -710,6 +722,11 @@ def needing_gradients(s: CaptureState, changed: Tensor | None = None) -> list[bo
     return found
 
 
+def ceases(before: list[bool] | None, after: list[bool] | None) -> bool:
+    """Whether an input does not require gradients any more."""
+    return any([was and not now for was, now in zip(before or (), after or (), strict=True)])
+
+
 def guard_offsets(s: CaptureState, tensor: Tensor) -> None:
     """Guard where the inputs that share the tensor's storage begin."""
     if is_wrapped(tensor.fake):
@@ -770,8 +787,9 @@ def wrap_uninitialised(s: CaptureState, real: torch.Tensor, source: Source | Non
 def _input(s: CaptureState, real: torch.Tensor, source: Source | None) -> Tensor:
     if source is None:
         return Tensor(s.recorder.add_constant(real), None, real)
-    inputs = s.part(RegionInputs)
-    fake = s.recorder.add_tensor(real, s.part(InputNames).name(source), source, s.policy.dims(real, source))
+    inputs, name = s.part(RegionInputs), s.part(InputNames).name(source)
+    with reading(real, source):
+        fake = s.recorder.add_tensor(real, name, source, s.policy.dims(real, source))
     value = inputs.by_fake[id(fake)] = Tensor(fake, source, real)
     inputs.tensors.append(RegionInput(value.fake, source, real))
     return value
