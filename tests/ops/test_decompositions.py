@@ -173,6 +173,11 @@ MOVES = {
     "atleast_3d": (torch.atleast_3d, [g(3)]),
     "searchsorted": (torch.searchsorted, [torch.arange(5.0), r(3)]),
     "bucketize": (torch.bucketize, [r(3), torch.arange(5.0)]),
+    "segment_reduce": (lambda x: torch.segment_reduce(x, "mean", lengths=torch.tensor([2, 1])), [g(3, 4)]),
+    "segment_reduce offsets": (
+        lambda x: torch.segment_reduce(x, "max", offsets=torch.tensor([[0, 3], [1, 3]]), axis=1, initial=0.0),
+        [g(2, 3, 4)],
+    ),
     "sort": (lambda x: x.sort(1), [g(3, 4)]),
     "argsort": (lambda x: x.argsort(dim=1, stable=True), [r(3, 4)]),
     "topk": (lambda x: x.topk(2, 1), [g(3, 4)]),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from kiln.graph.ir.node import Node
+from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.ops.creation import packed
 from kiln.graph.ops.data_movement import not_negative
 from kiln.graph.ops.emit import Emit
@@ -90,6 +91,34 @@ def bucketize(e: Emit, x: Node, boundaries: Node, *, out_int32: bool = False, ri
 def affine_grid(e: Emit, theta: Node, size: tuple[Int, ...], align_corners: bool) -> TensorSpec:
     """A point for each element of an image of `size`: [rows, channels, height, width]."""
     return fresh(theta.tensor, (size[0], *size[2:], len(size) - 2))
+
+
+@library("segment_reduce.default")
+def segment_reduce(
+    e: Emit,
+    x: Node,
+    reduce: str,
+    *,
+    lengths: Node | None = None,
+    indices: Node | None = None,
+    offsets: Node | None = None,
+    axis: int = 0,
+    unsafe: bool = False,
+    initial: object = None,
+) -> TensorSpec:
+    """A row for each segment. The operator raises where the lengths do not fit, as in eager."""
+    sizes = x.tensor.sizes[axis + 1 :]
+    if lengths is not None:
+        return fresh(x.tensor, (*lengths.tensor.sizes, *sizes))
+    if offsets is None:
+        raise UnsupportedOp(op="segment_reduce", reason="it has neither lengths nor offsets")
+    *front, ends = offsets.tensor.sizes
+    return fresh(x.tensor, (*front, ends - 1, *sizes))
+
+
+@library("_segment_reduce_backward.default")
+def segment_reduce_backward(e: Emit, grad: Node, output: Node, x: Node, reduce: str, **_: object) -> TensorSpec:
+    return fresh(x.tensor, x.tensor.sizes)
 
 
 # Embedding.
