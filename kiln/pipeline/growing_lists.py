@@ -31,6 +31,8 @@ GROWING, VARYING = "growing", "varying"
 """The keys in the `__dict__` of a dispatcher."""
 HISTORY = 1
 """How many variants for other lengths a list of floats gets; none in a resume function, be they numbers or texts."""
+MOST_OF_DATA = 4
+"""So many variants a resume function gets for what it asks of plain data, then one that leaves open what they ask."""
 LENGTHS, CALLS = 3, 3
 """How many lengths besides the first have a variant at once, and in which of its calls a later one gets a variant."""
 
@@ -55,22 +57,38 @@ class SeenLengths:
 
 
 def varying_arguments(dispatcher: Dispatcher, arguments: Arguments) -> frozenset[str]:
-    """What the next variant leaves open, since data decide it: the arguments of a resume function that its variants
-    have fixed, two to other values or one to another length, histories, and lists of numbers or texts that the loop
-    around its beginning makes longer; by the texts of their sources."""
+    """What the next variant leaves open, since data decide it, by the texts of their sources: the arguments of a resume
+    function that its variants have fixed, two to other values or one to another length, what many have asked of plain
+    data, histories, and lists of numbers or texts that the loop around its beginning makes longer."""
     found: set[str] = dispatcher.__dict__.setdefault(VARYING, set())
     function, fixed = original_of(dispatcher), Counter[str]()
+    is_last = len(dispatcher.entries) >= MOST_OF_DATA
     for entry in dispatcher.entries if origin_of(function) is not None else ():
         scope = [*arguments.values()], function.__globals__, function.__closure__
         if entry.tree is not None and (failed := entry.tree.explain(*scope)) is not None:
             guard: Guard = entry.info.guards[failed[0]]
+            found.update([name for name in arguments_asked(guard) if is_last and is_plain(arguments.get(name, found))])
             name = fixed_argument(guard)
+            if guard.kind is GuardKind.DICT_KEYS and not is_plain_dict(arguments.get(name)):
+                continue
             fixed[name] += 1 if guard.kind is not GuardKind.LENGTH else 0 if grows(guard, name, arguments) else 2
     found.update(name for name, count in fixed.items() if name and count > 1)
     if not dispatcher.entries and (origin := origin_of(function)) is not None:
         names = lengthened_by_turns(decode(origin.code), origin.entry.target)
         found.update(name for name in names if type(arguments.get(name)) is list and is_plain(arguments[name]))
     return frozenset(found)
+
+
+def arguments_asked(guard: Guard) -> list[str]:
+    """The arguments of which a guard asks something."""
+    relation = guard.expected
+    sources = [source for _, source in relation.names] if isinstance(relation, ShapeRelation) else [guard.source]
+    return [argument_of(source) for source in sources]
+
+
+def is_plain_dict(value: object) -> bool:
+    """Whether it is a dict of plain data, whatever it makes of absent keys."""
+    return isinstance(value, dict) and is_plain(list(value.items()))
 
 
 def grows(guard: Guard, name: str, arguments: Arguments) -> bool:
@@ -103,7 +121,7 @@ def fixed_argument(guard: Guard) -> str:
         if not FIXED.fullmatch(relation.relation):
             return ""
         source = relation.names[0][1]
-    elif guard.kind not in (GuardKind.EQUALS, GuardKind.LENGTH, GuardKind.SET_ITEMS):
+    elif guard.kind not in (GuardKind.EQUALS, GuardKind.LENGTH, GuardKind.SET_ITEMS, GuardKind.DICT_KEYS):
         return ""
     return argument_of(source)
 

@@ -12,7 +12,10 @@ in Python because of it is right for all others.
 
 from __future__ import annotations
 
+import bisect
 import builtins
+import collections
+import heapq
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
@@ -60,12 +63,13 @@ class MethodOf:
 
 
 NUMBERS_AND_TEXTS = (int, float, bool, str, bytes, complex, type(None), range, slice)
-CONTAINERS = (list, tuple, set, frozenset, dict)
+CONTAINERS = (list, tuple, set, frozenset, dict, collections.deque, collections.OrderedDict, collections.Counter)
 EMPTY: dict[object, object] = {}
 BUILTIN_ITERABLES: tuple[Iterable[object], ...] = ([], (), range(0), "", set(), EMPTY, EMPTY.values(), EMPTY.items())
 ITERATORS = (
     *(enumerate, zip, reversed, type(reversed([]))),
     *(type(iter(made)) for made in BUILTIN_ITERABLES),
+    *(type(iter(collections.deque())), type(iter(collections.OrderedDict()))),
 )
 SCALARS, HELD = frozenset(NUMBERS_AND_TEXTS), frozenset(CONTAINERS)
 MOST_ITEMS = 256
@@ -74,9 +78,14 @@ FUNCTIONS = frozenset(
     (
         *(abs, all, any, bool, bytes, chr, dict, divmod, enumerate, float, frozenset, int, isinstance, len, list, max),
         *(min, ord, pow, print, range, repr, reversed, round, set, slice, sorted, str, sum, tuple, type, zip),
+        *(collections.deque, collections.OrderedDict, collections.Counter),
+        *(heapq.heappush, heapq.heappop, heapq.heapify, heapq.heappushpop, heapq.heapreplace),
+        *(bisect.bisect_left, bisect.bisect_right, bisect.insort_left, bisect.insort_right),
     )
 )
 """Of plain data they give plain data."""
+MODULES = (math, torch, collections, heapq, bisect)
+"""Their attributes are looked up."""
 MODES = frozenset((torch.no_grad, torch.enable_grad, torch.inference_mode))
 READ_OF_TENSORS = frozenset(("tolist", "item"))
 KNOWN_OF_TENSORS = frozenset(("dim", "numel", "size"))
@@ -262,7 +271,7 @@ class Execution:
     def attribute(self, stack: list[Kind], name: str) -> Kind | None:
         """The attribute of what is popped, None if reading it may compute."""
         owner = stack.pop()
-        if isinstance(owner, KnownObject) and owner.found in (math, torch):
+        if isinstance(owner, KnownObject) and is_module(owner.found):
             return kind_of_object(vars(owner.found).get(name))
         if isinstance(owner, TensorOf) and name in ("shape", "ndim"):
             return PLAIN
@@ -304,6 +313,10 @@ class Execution:
 
     def is_plain_function(self, kind: Kind) -> bool:
         return isinstance(kind, CodeType) and is_plain_function(kind, self.namespace)
+
+
+def is_module(found: object) -> bool:
+    return any([found is module for module in MODULES])
 
 
 def is_in(found: object, functions: frozenset[object]) -> bool:

@@ -38,6 +38,13 @@ it in CPython 3.14; an operand, what a handler keeps; what a comprehension in th
 puts away of a variable, which may have had no value."""
 
 
+INTO_CONTAINERS = {
+    **dict.fromkeys(("LIST_APPEND", "LIST_EXTEND", "SET_ADD", "SET_UPDATE", "DICT_UPDATE", "DICT_MERGE"), 1),
+    "MAP_ADD": 2,
+}
+"""What puts so many values into a container that lies below them."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Reached:
@@ -221,6 +228,8 @@ def _after(name: str, arg: int, item: Instr, stack: tuple[str, ...], *, jumps: b
         return stack
     if name == "FOR_ITER":
         return stack[:-1] if jumps else (*stack, OTHER)
+    if name in INTO_CONTAINERS:
+        return stack[: -INTO_CONTAINERS[name]]
     if name == "GET_ITER":
         return (*stack[:-1], KEPT)
     if name == "LOAD_FAST_AND_CLEAR":

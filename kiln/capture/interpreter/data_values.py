@@ -227,7 +227,7 @@ def value_needed(s: CaptureState, error: KilnError) -> ValueNeeded | None:
 def will_fix(s: CaptureState, number: Value, value: object) -> None:
     """Call before the value of a number is read, which a guard then fixes: the guard names the line that runs."""
     simple = s.recorder.env.simplify(value) if s.policy.varying and isinstance(value, Expr) else value
-    symbols = simple.free_symbols() if s.policy.varying and isinstance(simple, Expr) else ()
+    symbols = simple.free_symbols() if s.policy.varying and isinstance(simple, Expr | Relation) else ()
     for record in s.recorder.inputs if symbols else ():
         if isinstance(record.spec, ScalarSpec) and record.spec.value in symbols:
             refuse_varying(s, number, record.source)

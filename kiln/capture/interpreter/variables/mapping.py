@@ -26,6 +26,7 @@ from kiln.capture.interpreter.core import (
     Codegen,
     Token,
     Value,
+    refuse_varying,
     will_change,
     wraps,
 )
@@ -113,6 +114,7 @@ class Dict(Container):
             self.items(s)
             pair = self._items.get(token) if self._items else None
             return pair[1] if pair else ABSENT
+        refuse_varying(s, self, self.source)
         item = dict_get(self.original, token)
         source = ItemSource(self.source, token) if self.source is not None else None
         if item is MISSING:
@@ -128,6 +130,7 @@ class Dict(Container):
         return self._items
 
     def _load(self, s: CaptureState) -> dict[Token, tuple[Value, Value]]:
+        refuse_varying(s, self, self.source)
         s.guard_type(self)
         refuse_other_mapping(self)
         base = base_of(self.original)
@@ -216,6 +219,7 @@ class Dict(Container):
     def length(self, s: CaptureState) -> int:
         resolve_stores(s, self)
         if self._items is None and self.original is not None and not self._stored:
+            refuse_varying(s, self, self.source)
             s.guard_type(self)
             refuse_other_mapping(self)
             size: int = base_of(self.original).__len__(self.original)
