@@ -180,3 +180,23 @@ def test_with_symbolic_sizes() -> None:
         x = torch.ones(size)
         assert torch.equal(compiled(w, x), doubles(v, x)) and torch.equal(w, v)
     assert compiled.report().compiles == 1 and not compiled.report().breaks
+
+
+def test_data_of_sizes_that_must_be_equal_is_set() -> None:
+    """One size is known from the image, one from its classes; a loss wants them equal."""
+    layer = torch.nn.Linear(4, 3)
+
+    def attacked(x: Tensor, y: Tensor) -> Tensor:
+        change = torch.zeros_like(x).requires_grad_()
+        for _ in range(2):
+            loss = torch.nn.functional.cross_entropy(layer(x + change), y)
+            (gradient,) = torch.autograd.grad(loss, change)
+            with torch.no_grad():
+                change.data = (change + 0.1 * gradient.sign()).clamp(-0.2, 0.2)
+        return (x + change).detach()
+
+    compiled = kiln.compile(attacked)
+    for size in (2, 3, 4):
+        x, y = torch.linspace(-1, 1, 4 * size).view(size, 4), torch.arange(size) % 3
+        torch.testing.assert_close(compiled(x, y), attacked(x, y))
+    assert not kiln.report_of(compiled).breaks

@@ -20,6 +20,7 @@ from kiln.capture.interpreter.effects import SideEffect
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.tensor import SETTABLE, RegionInputs, Tensor, record
 from kiln.graph.trace.fake import is_wrapped
+from kiln.graph.trace.recorder import same_layout
 from kiln.graph.trace.set_data import set_data
 from kiln.support.records import dataclass
 from kiln.symbolic import is_static
@@ -55,7 +56,8 @@ def assign_data(s: CaptureState, tensor: Tensor, value: Value | None) -> None:
     if (old.dtype, old.device) != (new.dtype, new.device):
         raise refused("data", "it is set to a tensor of another dtype or device")
     numbers = (*old.sizes, *old.strides, *new.sizes, *new.strides)
-    if (old.sizes, old.strides) != (new.sizes, new.strides) and not all(map(is_static, numbers)):
+    placed = new.with_view(new.sizes, new.strides, old.offset)
+    if not same_layout(old, placed, s.recorder.env) and not all(map(is_static, numbers)):
         raise refused("data", "it is set to a tensor of other sizes, which are symbols")
     if tensor.fake.requires_grad and tensor.source is not None and old.sizes != new.sizes:
         raise refused("data", "it is set to a tensor of other sizes, and the region may return a gradient for it")
