@@ -333,14 +333,6 @@ def repeated(call: NumpyCall) -> Value:
     return call.call(torch.repeat_interleave, call.tensor("a"), call.given("repeats"), dim=call.given("axis"))
 
 
-@written_as("diff")
-def differences(call: NumpyCall) -> Value:
-    call.refuse("prepend", "append")
-    if call.given("n", 1) == 0:
-        raise UnsupportedCall(function="numpy.diff", why="with n=0 it returns its argument")
-    return call.call(torch.diff, call.tensor("a"), n=call.given("n", 1), dim=call.given("axis", -1))
-
-
 @written_as("round", "around")
 def rounded(call: NumpyCall) -> Value:
     decimals = call.given("decimals", 0)
@@ -363,10 +355,15 @@ def quantile(call: NumpyCall) -> Value:
     call.refuse("out", "overwrite_input", "weights", "interpolation")
     share, axis = 0.5 if call.name == "median" else call.given("q"), call.given("axis")
     plain_axis = axis is None or isinstance(axis, int)
-    if not isinstance(share, int | float) or not plain_axis or call.given("method", "linear") != "linear":
-        raise UnsupportedCall(function=f"numpy.{call.name}", why="it gets a method, several shares or several axes")
-    share = share / 100 if call.name == "percentile" else float(share)
-    tensor = call.computed("a")
+    shares = share if isinstance(share, list | tuple) else [share]
+    plain_shares = all(type(each) in (int, float) for each in shares) and plain_axis
+    if not plain_shares or call.given("method", "linear") != "linear":
+        raise UnsupportedCall(function=f"numpy.{call.name}", why="it gets a method, an array of shares or several axes")
+    shares = [each / 100 if call.name == "percentile" else float(each) for each in shares]
+    tensor: Value = call.computed("a")
+    share = shares[0]
+    if not isinstance(call.given("q"), int | float | None):
+        share = call.call(torch.tensor, shares, dtype=DTYPES[call.expected.dtype.name])
     return call.call(torch.quantile, tensor, share, dim=axis, keepdim=bool(call.given("keepdims")))
 
 
