@@ -162,6 +162,41 @@ def explained(compile: Callable[..., Any]) -> tuple[Any, list[Tensor]]:
     return compiled, [compiled(torch.linspace(-1, 1, size * 36).view(size, 1, 6, 6)) for size in (2, 2, 3)]
 
 
+class Trainer:
+    """The backward is in another method than the call of the model."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+        self.norms: dict[str, Tensor] = {}
+        for name, part in self.model.named_children():
+            part.register_full_backward_hook(lambda module, inputs, outputs, at=name: self.note(at, outputs))
+
+    def note(self, name: str, gradients: tuple[Tensor, ...]) -> None:
+        self.norms[name] = gradients[0].norm()
+
+    def step(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        loss = self.model(x).square().mean()
+        self.train(loss)
+        return loss.detach(), dict(self.norms)
+
+    def train(self, loss: Tensor) -> None:
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook")
+def test_the_backward_may_be_in_a_method_that_is_called_behind_the_model() -> None:
+    compiled = kiln.compile(Trainer().step)
+    plain = Trainer().step
+    for size in (2, 2, 3):
+        x = torch.linspace(-1, 1, size * 3).view(size, 3)
+        torch.testing.assert_close(compiled(x), plain(x))
+    assert not kiln.report_of(compiled).breaks
+
+
 @pytest.mark.parametrize("options", [{}, {"backend": lambda graph, inputs: graph}])
 def test_hooks_store_what_the_code_behind_the_backward_reads(options: dict[str, Any]) -> None:
     compiled, got = explained(lambda function: kiln.compile(function, **options))

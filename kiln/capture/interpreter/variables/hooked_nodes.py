@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import field
 from functools import partial
+from types import CodeType, FunctionType
 from typing import final
 
 import torch
@@ -22,6 +23,7 @@ from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, Capture
 from kiln.capture.interpreter.frame import SymbolicFrame
 from kiln.capture.interpreter.variables.bound_method import NamedMethod
 from kiln.capture.interpreter.variables.constant import Constant
+from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.tensor import FinalCheck, RegionInputs, Tensor
 from kiln.graph.trace.autograd_edges import edge_of, edges_behind
 from kiln.graph.trace.fake import FakeTensor
@@ -106,10 +108,24 @@ def reached_later(s: CaptureState, node: HookedNode, outputs: list[FakeTensor]) 
 
 
 def may_run_backward(s: CaptureState) -> bool:
-    """Whether code of the program that runs names a backward: else hooks of modules are called later, if at all."""
+    """Whether code of the program that runs, or a function that it names, names a backward: else hooks of modules are
+    called later, if at all."""
     frame: object = s.frame
     while isinstance(frame, SymbolicFrame):
-        if not frame.decoded.in_library and any([name.endswith("backward") for name in frame.code.co_names]):
+        if not frame.decoded.in_library and any(map(names_backward, (frame.code, *functions_named(frame)))):
             return True
         frame = frame.parent
     return False
+
+
+def names_backward(code: CodeType) -> bool:
+    return any([name.endswith("backward") for name in code.co_names])
+
+
+def functions_named(frame: SymbolicFrame) -> list[CodeType]:
+    """Functions among the globals that the code of a frame names, and methods of its first argument."""
+    first = frame.locals.get(frame.code.co_varnames[0]) if frame.code.co_argcount else None
+    spaces = [vars(cls) for cls in first.cls.__mro__] if isinstance(first, Object) else []
+    spaces.append(frame.globals.dictionary)
+    found = [space.get(name) for name in frame.code.co_names for space in spaces]
+    return [function.__code__ for function in found if type(function) is FunctionType]
