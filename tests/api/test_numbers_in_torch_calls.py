@@ -158,3 +158,28 @@ def test_a_number_that_is_divided_by_a_size() -> None:
         x = torch.randn(4, classes, generator=torch.Generator().manual_seed(classes), requires_grad=True)
         torch.testing.assert_close(compiled(x, smoothing), program(x, smoothing))
     assert kiln.report_of(compiled).compiles <= 3
+
+
+POWERS: dict[str, Any] = {
+    "an exponent": lambda x, n: x**n,
+    "an exponent in place": lambda x, n: (x * 1).pow_(n),
+    "a base": lambda x, n: n**x,
+    "a base of torch.pow": lambda x, n: torch.pow(n, x) + torch.pow(x, n),
+    "a power mean": lambda x, n: F.lp_pool1d(x, n, 2),
+    "a largest norm": lambda x, n: x.renorm(n, 0, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", POWERS)
+def test_gradients_of_powers_that_change(name: str) -> None:
+    compiled = kiln.compile(POWERS[name], options={"cache": False})
+    for n in (2, 3, 4, 1, 0 if "mean" not in name and "norm" not in name else 5, 2, 2.5, 0.5):
+        x, y = X.abs().requires_grad_(), X.abs().requires_grad_()
+        expected = POWERS[name](x, n)
+        found = compiled(y, n)
+        assert found.dtype == expected.dtype
+        torch.testing.assert_close(found, expected)
+        expected.sum().backward()
+        found.sum().backward()
+        torch.testing.assert_close(y.grad, x.grad)
+    assert kiln.report_of(compiled).eager == 0

@@ -9,7 +9,9 @@ The random numbers are those that eager would draw.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import cast
 
 import torch
@@ -165,6 +167,39 @@ def normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: 
     return x / vector_norm(x, p, dim, True).clamp_min(eps)
 
 
+def power(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """With gradients: their formulas compare the exponent with 0, and take the logarithm of the base."""
+
+    def call(first: Tensor | float, second: Tensor | float, **named: object) -> Tensor:
+        tensor, number = (first, second) if isinstance(first, Tensor) else (second, first)
+        if not (isinstance(tensor, Tensor) and tensor.requires_grad and torch.is_grad_enabled()):
+            return function(first, second, **named)
+        if tensor is first:
+            return function(first, number * 1.0, **named)
+        base = number if isinstance(number, Tensor) else torch.scalar_tensor(number, dtype=tensor.dtype)
+        return function(base.to(tensor.device), second, **named)
+
+    return call
+
+
+def power_mean(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A pool of powers, of an order that changes."""
+
+    def call(input: Tensor, norm_type: float, *args: object, **named: object) -> Tensor:
+        return function(input, norm_type * 1.0, *args, **named)
+
+    return call
+
+
+def renorm(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Its gradient is that of a norm, whose algorithm the order chooses."""
+
+    def call(x: Tensor, p: float, *args: object, **named: object) -> Tensor:
+        return function(x, float(p), *args, **named)
+
+    return call
+
+
 def rounded(x: Tensor, *, decimals: int = 0) -> Tensor:
     if x.dtype not in WIDE or not (0 < decimals < 10):
         return torch.round(x, decimals=int(decimals))
@@ -208,6 +243,8 @@ def transform(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
+LP_POOLS = ("lp_pool1d", "lp_pool2d", "lp_pool3d")
+
 NUMBER_CALLS: Mapping[Target, Callable[..., Tensor]] = {
     **{function: transform(function) for function in (torch.fft.fft, torch.fft.ifft, torch.fft.rfft)},
     torch.nn.functional.alpha_dropout: alpha_dropout,
@@ -224,6 +261,12 @@ NUMBER_CALLS: Mapping[Target, Callable[..., Tensor]] = {
     torch.norm: norm,
     "norm": norm,
     torch.nn.functional.normalize: normalize,
+    **{function: power(function) for function in (torch.pow, operator.pow, operator.ipow)},
+    **{function: power_mean(function) for function in map(partial(getattr, torch.nn.functional), LP_POOLS)},
+    **{name: power(getattr(torch.Tensor, name)) for name in ("pow", "pow_", "__pow__", "__ipow__", "__rpow__")},
+    torch.renorm: renorm(torch.renorm),
+    "renorm": renorm(torch.Tensor.renorm),
+    "renorm_": renorm(torch.Tensor.renorm_),
     torch.round: rounded,
     "round": rounded,
     torch.nn.functional.interpolate: interpolate,
