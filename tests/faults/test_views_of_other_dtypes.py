@@ -11,6 +11,7 @@ from torch import Tensor
 
 import kiln
 from kiln.tensor.strided_view import strided_view
+from tests.faults.outcome import assert_like_eager
 
 FLOATS = torch.arange(24.0).reshape(3, 4, 2)
 NUMBERS = torch.view_as_complex(FLOATS)
@@ -105,3 +106,22 @@ def test_an_exported_program_shares_memory() -> None:
 def test_a_strided_view_of_bytes_that_do_not_fill_a_number() -> None:
     x = torch.arange(7, dtype=torch.int32)
     torch.testing.assert_close(strided_view(x, torch.int64, (2,), (1,), 1), x[2:6].view(torch.int64))
+
+
+LARGER: dict[str, Callable[[Tensor], object]] = {
+    "a view": lambda x: x.view(torch.float64),
+    "a value": lambda x: x.view(torch.int64) + 1,
+    "of a part": lambda x: x[1:5].view(torch.int64) + 1,
+    "complex numbers": lambda x: torch.view_as_complex(x.view(-1, 2)) * 2,
+    "of smaller elements": lambda x: x.view(torch.int16).view(torch.int64) + 1,
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", LARGER)
+def test_larger_elements_begin_at_multiples_of_their_size(name: str, dynamic: bool | None) -> None:
+    program, compiled = LARGER[name], kiln.compile(LARGER[name], dynamic=dynamic)
+    for begin in (0, 1, 4, 3, 2, 1):
+        x = torch.arange(20.0)[begin : begin + 8]
+        assert_like_eager(compiled, program, x)
+    assert compiled.report().compiles <= 3

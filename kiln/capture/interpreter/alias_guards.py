@@ -152,9 +152,12 @@ def memory(s: CaptureState) -> None:
     viewed = {node.inputs[0] for node in s.recorder.nodes if node.op.name == "as_strided"}
     for tensor in inputs:
         record = s.recorder.table.find(tensor.real)
-        placed = not is_wrapped(tensor.fake) and tensor.fake.storage_view.storage.is_addressed
+        storage = None if is_wrapped(tensor.fake) else tensor.fake.storage_view.storage
+        placed = storage is not None and storage.is_addressed
         if placed or (tensor.real.is_cuda and record is not None and record.node in viewed):
             guard_offset(s, tensor)
+        elif storage is not None and storage.alignment > tensor.real.itemsize:
+            guard_offset(s, tensor, storage.alignment // tensor.real.itemsize)
     written = any(is_written(tensor) for tensor in inputs)
     if written:
         several_groups(s, ([tensor.source for tensor in group] for group in groups.values()), "storage")
@@ -177,10 +180,11 @@ def differentiated(s: CaptureState) -> None:
         several_groups(s, [[tensor.source] for tensor in inputs])
 
 
-def guard_offset(s: CaptureState, tensor: RegionInput) -> None:
-    """Guard where in its storage an input begins."""
-    offset = ("o", OffsetSource(tensor.source))
-    expected = ShapeRelation(f"o == {tensor.real.storage_offset()}", (offset,))
+def guard_offset(s: CaptureState, tensor: RegionInput, multiples: int = 0) -> None:
+    """Guard where in its storage an input begins: how far behind one of `multiples` of its elements."""
+    offset, place = ("o", OffsetSource(tensor.source)), tensor.real.storage_offset()
+    relation = f"o % {multiples} == {place % multiples}" if multiples else f"o == {place}"
+    expected = ShapeRelation(relation, (offset,))
     s.guards.add(tensor.source, GuardKind.SHAPE_RELATION, expected)
 
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast, final
 
+import torch
+
 from kiln.graph.ir.node import Attr, Node
 from kiln.graph.ops import Emit, ViewStep
 from kiln.graph.ops.breaks import UnsupportedMutation
@@ -93,6 +95,8 @@ class Functionaliser:
     def step_view(self, view: StorageView, step: ViewStep) -> StorageView:
         """The result of a view step on `view`."""
         parent = root_of(view.storage) if step[0] == "as_strided" else view
+        if step[0] == "view_dtype":
+            view.storage.alignment = max(view.storage.alignment, cast(torch.dtype, step[1]["dtype"]).itemsize)
         source = self.read(parent)
         node = self._apply(step, source, parent)
         spec = node.tensor if source.spec is parent.spec else self._spec(step, parent.spec)

@@ -340,6 +340,7 @@ def join(view: StorageView, storage: FakeStorage) -> None:
     """Move a root without views into another storage; it is stale if that has been written."""
     storage.unwritable = storage.unwritable or view.storage.unwritable
     storage.is_addressed |= view.storage.is_addressed
+    storage.alignment = max(storage.alignment, view.storage.alignment)
     view.storage = storage
     view.version = 0
 

@@ -31,12 +31,14 @@ class FakeStorage:
     """Memory that views share. `version` counts the writes.
 
     `unwritable`: why a write cannot be recorded, or ""; where it may overlap another storage, both would change.
-    `is_addressed`: a call names a place in it, counted from its beginning.
+    `is_addressed`: a call names a place in it, counted from its beginning. `alignment`: of the largest elements, in
+    bytes, as which a call sees it.
     """
 
-    __slots__ = ("is_addressed", "root", "unwritable", "version")
+    __slots__ = ("alignment", "is_addressed", "root", "unwritable", "version")
 
     def __init__(self) -> None:
+        self.alignment = 1
         self.is_addressed = False
         self.version = 0
         self.root: StorageView | None = None
