@@ -474,3 +474,30 @@ def test_sides_meet_behind_a_branch_or_at_the_head_of_a_loop() -> None:
     decoded = decode(three_sides.__code__)
     (jump,) = [at for at, found in enumerate(decoded.instructions) if found.name.startswith("POP_JUMP_IF")][:1]
     assert decoded.line(meeting_points(decoded, jump, 3)[0]) == three_sides.__code__.co_firstlineno + 8
+
+
+def endless(numbers: list[int]) -> int:
+    for number in numbers:
+        numbers.append(number)
+    return len(numbers)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_side_that_does_not_end_need_not_be_taken(dynamic: bool | None) -> None:
+    def by_data(x: Tensor, numbers: list[int], n: int) -> Tensor:
+        if x.sum() > 0:
+            return x * 2
+        for number in numbers:
+            numbers.append(number)
+        return x
+
+    def in_a_callee(x: Tensor, numbers: list[int], n: int) -> Tensor:
+        return x * 2 if x.sum() > 0 else x + endless(numbers)
+
+    def by_number(x: Tensor, numbers: list[int], n: int) -> Tensor:
+        return x * (2 if n > 1 else endless([n]))
+
+    for program in (by_data, in_a_callee, by_number):
+        compiled = kiln.compile(program, dynamic=dynamic)
+        for n in (3, 4, 5):
+            assert torch.equal(compiled(torch.ones(n), [1], n), torch.full((n,), 2.0))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import field
+from math import inf
 from types import CodeType, MappingProxyType
 from typing import Any, final
 from weakref import ref
@@ -101,6 +102,10 @@ def argument_plus(extra: int) -> Callable[[int], int]:
     """As many as the argument says, and `extra` more."""
     return lambda count: count + extra
 
+
+MOST_STEPS = 50_000
+"""Of code that the program may not come to."""
+ENDLESS = "it takes too many steps"
 
 HANDLED_BEFORE = Constant(None)
 """On the stack of a frame that handles an exception: what was handled before, which POP_EXCEPT restores."""
@@ -342,7 +347,7 @@ class SymbolicFrame:
                 try:
                     if self.pending is not None:
                         self._call_pending(self.pending)
-                    if state.stops or state.watch is not None:
+                    if state.stops or state.watch is not None or state.counters.nested:
                         self._checked_steps()
                     else:
                         self._steps()
@@ -395,10 +400,12 @@ class SymbolicFrame:
             handler(self, arg)
 
     def _checked_steps(self) -> None:
-        rows, watch = self.rows, self.state.watch
+        rows, watch, last = self.rows, self.state.watch, last_step(self)
         while self.running:
             at = self.at = self.ip
             handler, arg, _ = rows[at]
+            if self.step > last:
+                raise NotNested(ENDLESS)
             self.saved = self.stack.copy()  # the graph may be broken here, also where no attempt came before
             self.consumed = self.state.counters.consumed
             self.step += 1
@@ -491,6 +498,11 @@ def push_callable(frame: SymbolicFrame, value: Value) -> None:
     frame.stack += (value, None) if NULL_ABOVE else (None, value)
 
 
+def last_step(frame: SymbolicFrame) -> float:
+    """Up to which step a frame may go: code that the program does not come to need not end."""
+    return frame.step + MOST_STEPS if frame.state.counters.nested else inf
+
+
 def run_to(frame: SymbolicFrame, end: int, held: Sequence[Value | None]) -> None:
     """Execute the instructions in front of `end`, behind the last: in front of a return; `held` are the values from
     before.
@@ -499,9 +511,12 @@ def run_to(frame: SymbolicFrame, end: int, held: Sequence[Value | None]) -> None
         NotNested: if the frame is left, or advances an iterator that it had before.
     """
     state, iterators, copies = frame.state, {id(value) for value in held}, frame.decoded.facts.copies
+    last = last_step(frame)
     returning = end == len(frame.decoded)
     while frame.ip != end and not (returning and frame.decoded.instruction(frame.ip).name in RETURNS):
         at = frame.at = frame.ip
+        if frame.step > last:
+            raise NotNested(ENDLESS)
         if at in copies:  # its row may be older than that the copy was found
             frame.ip = copies[at]
             continue
