@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -48,6 +49,15 @@ def test_slices_beyond_the_ends(dynamic: bool) -> None:
         return x[-100:2], x[1:-100], x[-3:-1], x[50:], x[:100], x[0:-1:2], x.narrow(0, 1, 2), x[-4:], x[:-4]
 
     as_eager(lambda x: tuple(part + 1 for part in ends(x)), X, dynamic=dynamic)
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 4, 6), (1, 4, 2, 2), (2, 8, 2, 2)])
+def test_moved_channels_keep_the_format_of_images(shape: tuple[int, ...]) -> None:
+    functions = (torch.pixel_shuffle, torch.pixel_unshuffle, torch.channel_shuffle)
+    for program in [partial(lambda function, x: function(x, 2), function) for function in functions]:
+        for x in (torch.rand(shape), torch.rand(shape).to(memory_format=torch.channels_last)):
+            assert kiln.compile(program)(x).stride() == program(x).stride()
+            as_eager(program, x)
 
 
 def test_images_without_a_batch() -> None:

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.ops.convolution import Sizes, at, format_of, input_gradient, laid_out, pooled
+from kiln.graph.ops.creation import relaid
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.registry import decompose, library
 from kiln.graph.ops.sizes import is_empty
-from kiln.graph.prims.meta import matches
+from kiln.graph.prims.meta import format_strides, matches
 from kiln.symbolic import Int
 from kiln.tensor.spec import TensorSpec
 
@@ -49,6 +50,13 @@ def require_image(e: Emit, op: str, x: TensorSpec, factor: int) -> None:
         raise RuntimeError(f"{op} expects a positive factor, but got {factor}")
 
 
+def in_format_of(e: Emit, made: Node, x: TensorSpec) -> Node:
+    """Eager's kernels for the CPU keep channels last; on other devices it permutes, as is done here."""
+    if x.device.type != "cpu":
+        return made
+    return relaid(e, made, format_strides(made.tensor.sizes, format_of(e, x)))
+
+
 @decompose("pixel_shuffle.default")
 def pixel_shuffle(e: Emit, x: Node, upscale_factor: int) -> Node:
     spec, r = x.tensor, upscale_factor
@@ -59,7 +67,8 @@ def pixel_shuffle(e: Emit, x: Node, upscale_factor: int) -> Node:
     k = len(lead)
     split = e.node("reshape", x, sizes=(*lead, c // (r * r), r, r, h, w))
     order = (*range(k), k, k + 3, k + 1, k + 4, k + 2)
-    return e.node("reshape", e.node("permute", split, dims=order), sizes=(*lead, c // (r * r), h * r, w * r))
+    made = e.node("reshape", e.node("permute", split, dims=order), sizes=(*lead, c // (r * r), h * r, w * r))
+    return in_format_of(e, made, spec)
 
 
 @decompose("pixel_unshuffle.default")
@@ -74,7 +83,8 @@ def pixel_unshuffle(e: Emit, x: Node, downscale_factor: int) -> Node:
     k = len(lead)
     split = e.node("reshape", x, sizes=(*lead, c, h // r, r, w // r, r))
     order = (*range(k), k, k + 2, k + 4, k + 1, k + 3)
-    return e.node("reshape", e.node("permute", split, dims=order), sizes=(*lead, c * r * r, h // r, w // r))
+    made = e.node("reshape", e.node("permute", split, dims=order), sizes=(*lead, c * r * r, h // r, w // r))
+    return in_format_of(e, made, spec)
 
 
 # Padding that repeats the image.
@@ -130,4 +140,4 @@ def channel_shuffle(e: Emit, x: Node, groups: int) -> Node:
         raise RuntimeError(f"Number of channels must be divisible by groups. Got {sizes[1]} channels, {groups} groups")
     split = e.node("reshape", x, sizes=(sizes[0], groups, sizes[1] // groups, *sizes[2:]))
     order = (0, 2, 1, *range(3, len(sizes) + 1))
-    return e.node("reshape", e.node("permute", split, dims=order), sizes=sizes)
+    return in_format_of(e, e.node("reshape", e.node("permute", split, dims=order), sizes=sizes), x.tensor)
