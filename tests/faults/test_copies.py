@@ -77,3 +77,18 @@ def test_numbers_that_change_are_copied() -> None:
         found, expected = compiled(x, number, number / 4), program(x, number, number / 4)
         assert torch.equal(found[0], expected[0]) and found[1:] == expected[1:]  # type: ignore[arg-type]
     assert compiled.report().compiles == 2
+
+
+def test_views_of_dicts_cannot_be_copied() -> None:
+    def program(views: list[Any]) -> list[str]:
+        found = []
+        for view in views:
+            for copying in (copy.copy, copy.deepcopy):
+                try:
+                    copying(view)
+                except TypeError as error:
+                    found.append(str(error))
+        return found
+
+    views = [{1: 2}.keys(), {1: 2}.values(), {1: 2}.items()]
+    assert kiln.compile(program)(views) == program(views)

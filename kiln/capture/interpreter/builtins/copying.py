@@ -232,6 +232,7 @@ def modelled(s: CaptureState, deep: bool, function: Callable[..., object], args:
 
 @handles(object.__reduce_ex__)
 def reduce_ex(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    if not isinstance(args[0], Object) or args[0].foreign is not None:
+    own = isinstance(args[0], Object) and args[0].foreign is None
+    if not own or (is_written_in_c(args[0].python_type()) and not can_be_bare(args[0].python_type())):
         return call_unknown(s, object.__reduce_ex__, args, kwargs)
     return s.wrap(polyfills.reduce_ex, None).call(s, args, kwargs)
