@@ -208,6 +208,15 @@ def tuples() -> object:
     )
 
 
+class Couple(tuple):
+    pass
+
+
+def whole_slices_of_tuples() -> object:
+    pair = Couple((1, 2))
+    return type(pair[:]), type(pair[0:2]), type(pair.__getitem__(slice(None))), pair[:] == pair, type(pair + ()), pair
+
+
 def constructors_of_tuples() -> object:
     a = Pair(1, 2) + Pair(3, 4)
     a.z = 5

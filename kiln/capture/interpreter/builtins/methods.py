@@ -76,10 +76,15 @@ def on_native(kind: type[K], function: Callable[..., object], method: Method[K])
             return natives(s).call(function, args, kwargs)
         result = method(s, target, args[1:], kwargs)
         if result is target:
-            return args[0]
+            return args[0] if args[0] is target or not isinstance(result, Tuple) else plain_tuple(s, result)
         return NONE if result is None else result
 
     return handler
+
+
+def plain_tuple(s: CaptureState, inner: Tuple) -> Tuple:
+    """What is inside of an object whose class derives from `tuple`, as a tuple."""
+    return Tuple([*inner.items(s)])
 
 
 def methods(kind: type[K], types_: tuple[type, ...], handlers: Mapping[str, Method[K]]) -> None:
