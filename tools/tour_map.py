@@ -128,6 +128,7 @@ MAP = {
         ),
         ("What is a resume function?", "kiln/capture/bytecode/resume.py", "ResumeOrigin"),
         ("Which code behind a break runs in Python?", "kiln/pipeline/python_stretches.py", "python_stretch"),
+        ("Which code touches plain data only?", "kiln/pipeline/plain_code.py", "plain_code"),
         (
             "What becomes of a class statement?",
             "kiln/capture/interpreter/builtins/class_statements.py",
@@ -228,6 +229,7 @@ MAP = {
         ("In which order do graph passes run, and why?", "kiln/graph/passes/pipeline.py", "GRAPH_PASSES"),
         ("Which algebraic rewrites are there?", "kiln/graph/passes/arithmetic.py", "ARITHMETIC"),
         ("When are convolutions channels-last?", "kiln/graph/passes/channels_last.py", "ChannelsLast"),
+        ("Who adds the bias of a convolution?", "kiln/graph/passes/convolution_bias.py", "ConvolutionBias"),
         ("When is a matrix product padded?", "kiln/graph/passes/align_products.py", "AlignProducts"),
         ("Which values does the forward save for the backward?", "kiln/graph/autograd/min_cut.py", "values_to_save"),
         (

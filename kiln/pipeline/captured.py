@@ -25,7 +25,15 @@ from kiln.native._frames import Dispatcher
 from kiln.pipeline.backend import run_backend, uncompiled
 from kiln.pipeline.compiled_region import CompiledRegion
 from kiln.pipeline.context import CompileContext
-from kiln.pipeline.dispatchers import Arguments, MakeDispatcher, collecting, original_of, remember_break, side_exits
+from kiln.pipeline.dispatchers import (
+    Arguments,
+    MakeDispatcher,
+    assumes_likely,
+    collecting,
+    original_of,
+    remember_break,
+    side_exits,
+)
 from kiln.pipeline.growing_lists import varying_arguments
 from kiln.pipeline.modes import mode_guards
 from kiln.pipeline.offload import Offload
@@ -135,6 +143,7 @@ class FrameCapture:
                 control_flow=branches(context.options),
                 own_regions=self.backend is None,
                 varying=varying_arguments(self.dispatcher, self.arguments),
+                assumes=assumes_likely(self.dispatcher),
             )
         finally:
             stop()

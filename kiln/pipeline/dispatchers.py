@@ -23,8 +23,9 @@ from kiln.runtime.variant import Fact
 from kiln.support.records import dataclass
 
 SIDE_EXITS, BREAKS, RESUMES, SIDE_EXIT = "side_exits", "breaks", "resumes", "side_exit"
-CALLED = "called"
-"""Keys in the `__dict__` of a dispatcher; the last of one that was called under the stance `eager_then_compile`."""
+CALLED, CAREFUL = "called", "careful"
+"""Keys in the `__dict__` of a dispatcher: of one that was called under the stance `eager_then_compile`, and of one
+variants of which assume nothing of values any more."""
 
 Arguments = Mapping[str, object]
 """Those of a call, by name."""
@@ -67,6 +68,16 @@ def side_exits(dispatcher: Dispatcher) -> int:
     """How many side exits lead to it."""
     count: int = dispatcher.__dict__.get(SIDE_EXITS, 0)
     return count
+
+
+def assumes_likely(dispatcher: Dispatcher) -> bool:
+    """Whether variants may assume what is likely of values that their regions find."""
+    return CAREFUL not in dispatcher.__dict__
+
+
+def standing(dispatcher: Dispatcher) -> tuple[int, bool]:
+    """What decides, beside guards, how variants are compiled: how many side exits lead to it, what they may assume."""
+    return side_exits(dispatcher), assumes_likely(dispatcher)
 
 
 def breaks_before(dispatcher: Dispatcher) -> tuple[BreakLines, ...]:
@@ -118,8 +129,8 @@ def has_resume(origin: Dispatcher, function: FunctionType) -> bool:
 
 
 def forget_calls(dispatcher: Dispatcher) -> None:
-    """Drop what earlier calls left: its resume functions, its side exit, and that it was called."""
-    for key in (RESUMES, SIDE_EXIT, CALLED):
+    """Drop what earlier calls left: its resume functions, its side exit, that it was called, and what failed."""
+    for key in (RESUMES, SIDE_EXIT, CALLED, CAREFUL):
         dispatcher.__dict__.pop(key, None)
 
 

@@ -29,9 +29,11 @@ from kiln.pipeline.compile_budget import CompileBudget, CompileBudgetSpent
 from kiln.pipeline.compile_key import compile_key, compiler_contents
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.dispatchers import (
+    CAREFUL,
     Arguments,
     MakeDispatcher,
     RunsInPython,
+    assumes_likely,
     breaks_before,
     collecting,
     forget_calls,
@@ -41,6 +43,7 @@ from kiln.pipeline.dispatchers import (
     shared_resumes,
     side_exit_maker,
     side_exits,
+    standing,
 )
 from kiln.pipeline.eager_callees import CalleeCompiler
 from kiln.pipeline.growing_lists import wait_for_length
@@ -58,6 +61,7 @@ from kiln.pipeline.variant_sections import load_part
 from kiln.pipeline.variant_store import VariantStore
 from kiln.runtime.cache.key_builder import KeyBuilder
 from kiln.runtime.cache.store import DiskStore, default_folder
+from kiln.runtime.checked_region import Applies
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
 from kiln.runtime.guards.guard import Guard, GuardKind, ShapeRelation
 from kiln.runtime.guards.reference import TWIN_OF
@@ -110,6 +114,8 @@ class KilnWarning(UserWarning):
     """A region runs eager; the text gives code and reason."""
 
 
+FEWEST_FAILURES, MOST_CALLS_PER_FAILURE = 3, 8
+"""A variant is given up whose checks of values have failed so often, and in one of so many calls at least."""
 MOST_BREAKS = 512
 """How many different breaks may follow one another: each costs a compile. Loops lead back to theirs."""
 
@@ -275,6 +281,7 @@ class CompileSession:
                 entry = self._run_eager(dispatcher, internal, cause=fault)
                 drop_tracebacks(fault)
             if entry is not None:
+                self._count_failures(dispatcher, entry)
                 self._check_speed(dispatcher, entry)
                 others = dispatcher.entries if entry.tree or not isinstance(entry.info, RunsInPython) else []
                 dispatcher.set_entries([*others, entry])
@@ -297,6 +304,23 @@ class CompileSession:
             Turns(entry, eager, is_fit=self._is_same_in_eager, on_slow=on_slow, clock=self.clock).start(
                 dispatcher, entry
             )
+
+    def _count_failures(self, dispatcher: Dispatcher, entry: Entry) -> None:
+        """Have failed checks of a new variant counted, which may then be given up."""
+        if self.settings.fullgraph or not isinstance(entry.info, Variant):
+            return
+        for constant in entry.info.function.__code__.co_consts:
+            if isinstance(constant, Applies):
+                constant.on_failure = partial(self._check_failed, dispatcher, entry)
+
+    def _check_failed(self, dispatcher: Dispatcher, entry: Entry, failures: int) -> None:
+        """Give up a variant whose checks often fail: the next is compiled without what this one assumes."""
+        if failures < FEWEST_FAILURES or failures * MOST_CALLS_PER_FAILURE < entry.hits:
+            return
+        with self._lock:
+            if entry in dispatcher.entries and assumes_likely(dispatcher):
+                dispatcher.__dict__[CAREFUL] = True
+                dispatcher.set_entries([other for other in dispatcher.entries if other is not entry])
 
     def _is_same_in_eager(self) -> bool:
         """Whether a call of any variant may run in eager instead."""
@@ -362,7 +386,7 @@ class CompileSession:
         if ranks is None or self.stored is None:
             return compile_here()
         stored, function = self.stored, original_of(dispatcher)
-        key = stored.key(function, side_exits(dispatcher), arguments).digest()
+        key = stored.key(function, standing(dispatcher), arguments).digest()
         load = partial(self._load, dispatcher, arguments)
         return ranks.compiled(function.__qualname__, key, load, compile_here, lambda: stored.outcome)
 
@@ -396,7 +420,7 @@ class CompileSession:
             side_exit=self._side_exit_maker(dispatcher) or self.dispatcher,
         )
         with self.events.stage("warm"):
-            entry = self.stored.load(function, side_exits(dispatcher), arguments, makers)
+            entry = self.stored.load(function, standing(dispatcher), arguments, makers)
         if entry is not None:
             remember_break(dispatcher, resumes, entry.info.facts)
             self.events.emit("loaded", function=function.__qualname__)

@@ -16,12 +16,12 @@ from kiln.native._frames import BoundCall, Dispatcher, Entry, ExpectedToRaise
 from kiln.pipeline.captured import Captured, FrameCapture
 from kiln.pipeline.compiled_region import finish_regions
 from kiln.pipeline.context import CompileContext
-from kiln.pipeline.dispatchers import Arguments, MakeDispatcher, original_of, side_exits
+from kiln.pipeline.dispatchers import Arguments, MakeDispatcher, original_of, standing
 from kiln.pipeline.original import taking_slots
 from kiln.pipeline.repeatable import is_same_in_eager, second_run
 from kiln.pipeline.seen_inputs import SeenInputs
 from kiln.pipeline.variant_sections import part_writer
-from kiln.pipeline.variant_store import VariantStore
+from kiln.pipeline.variant_store import Standing, VariantStore
 from kiln.runtime.guards.tree import build_tree, tree_rows
 from kiln.runtime.variant import Variant
 from kiln.support.errors import KilnError
@@ -65,9 +65,10 @@ def compile_variant(
         raise capture.skipped
     if capture.breaks and (fullgraph or capture.breaks[0].forbidden):
         raise as_raised(capture.breaks[0])
-    exits = side_exits(dispatcher)
     try:
-        return compiled_entry(function, capture.function, captured, arguments, context, seen, stored, exits)
+        return compiled_entry(
+            function, capture.function, captured, arguments, context, seen, stored, standing(dispatcher)
+        )
     except FalseGuard:
         if len(sys.modules) == imported:
             raise
@@ -84,7 +85,7 @@ def compiled_entry(
     context: CompileContext,
     seen: SeenInputs,
     stored: VariantStore | None,
-    exits: int,
+    standing: Standing,
 ) -> Entry:
     """The entry that runs `transformed`, the code of the capture. Raises FalseGuard."""
     capture, events = captured.capture, context.events
@@ -104,7 +105,7 @@ def compiled_entry(
     )
     if stored is not None:
         with events.stage("save"):
-            stored.save(function, exits, arguments, variant, rows, part_writer(captured.regions))
+            stored.save(function, standing, arguments, variant, rows, part_writer(captured.regions))
     finish_regions(transformed, captured.regions)
     run: Callable[..., object] = BoundCall(tree, transformed) if capture.collect else transformed
     return Entry(tree, run, variant)  # not the capture, which holds the arguments of this call

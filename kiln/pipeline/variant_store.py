@@ -38,6 +38,10 @@ SLOTS = 16
 """The most variants kept per key."""
 
 
+Standing = tuple[int, bool]
+"""See `dispatchers.standing`."""
+
+
 @final
 class VariantStore:
     """The variants of one `kiln.compile` call on disk. `start_key(label)`: the key that all of them share."""
@@ -50,9 +54,9 @@ class VariantStore:
         self.outcome = ""
         """SAVED, or why the last variant was not."""
 
-    def load(self, function: FunctionType, exits: int, arguments: Arguments, makers: Makers) -> Entry | None:
-        """The first stored variant that fits the call. `exits`: how many side exits lead to it."""
-        key = self.key(function, exits, arguments)
+    def load(self, function: FunctionType, standing: Standing, arguments: Arguments, makers: Makers) -> Entry | None:
+        """The first stored variant that fits the call."""
+        key = self.key(function, standing, arguments)
         base = key.digest()
         reasons: list[str] = []
         for slot in range(SLOTS):
@@ -74,7 +78,7 @@ class VariantStore:
     def save(
         self,
         function: FunctionType,
-        exits: int,
+        standing: Standing,
         arguments: Arguments,
         variant: Variant,
         tree: TreeRows,
@@ -88,7 +92,7 @@ class VariantStore:
             self.events.emit("not_saved", code=problem.code, reason=problem.reason)
             self.outcome = f"{problem.code} {problem.reason}"
             return
-        key = self.key(function, exits, arguments)
+        key = self.key(function, standing, arguments)
         base = key.digest()
         free = (slot for slot in range(SLOTS) if not self.store.has("variant", slot_key(base, slot)))
         self.store.put("variant", slot_key(base, next(free, SLOTS - 1)), data)
@@ -96,11 +100,13 @@ class VariantStore:
         self.events.emit("saved", bytes=len(data))
         self.outcome = SAVED
 
-    def key(self, function: FunctionType, exits: int, arguments: Arguments) -> KeyBuilder:
+    def key(self, function: FunctionType, standing: Standing, arguments: Arguments) -> KeyBuilder:
         """What candidates share with the call."""
         name = f"{function.__globals__.get('__name__')}.{function.__qualname__}"
         key = self.start_key(name).add("function", name).add("code", self.code_text(function))
-        key.add("side exits before it", exits).add("torch's modes", str(_frames.global_state()))
+        exits, assumes = standing
+        key.add("side exits before it", exits).add("assumes what is likely", assumes)
+        key.add("torch's modes", str(_frames.global_state()))
         for number, (argument, value) in enumerate(arguments.items()):
             key.add(f"argument {number} {argument}", sketch(value))
         return key

@@ -12,6 +12,9 @@ assumed something of values. One that changes inputs is not replaced where anyth
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import final
+
 import torch
 
 from kiln.plan.errors import CheckFailed, IndexOutOfRange, IntegerDivisionByZero
@@ -46,6 +49,30 @@ def is_of_hook(error: BaseException) -> bool:
 def is_behind_checks(error: BaseException) -> bool:
     """Either, on a CPU; also of a region with assumptions, where an operator behind a check may fail first."""
     return is_of_values(error) or is_of_operator(error)
+
+
+@final
+class Applies:
+    """`asked(error)`, as transformed code calls it; failed checks are counted.
+
+    A check that often fails, such as that a mask selects something, costs each time what ran before it.
+    """
+
+    __slots__ = ("asked", "failures", "on_failure")
+
+    def __init__(self, asked: Callable[[BaseException], bool]) -> None:
+        self.asked = asked
+        self.failures = 0
+        self.on_failure: Callable[[int], None] | None = None
+        """Gets the number of failures so far."""
+
+    def __call__(self, error: BaseException) -> bool:
+        applies = self.asked(error)
+        if applies and is_failed_check(error):
+            self.failures += 1
+            if self.on_failure is not None:
+                self.on_failure(self.failures)
+        return applies
 
 
 def random_states(devices: tuple[str, ...]) -> list[tuple[object, object]]:

@@ -41,6 +41,7 @@ INTERPRETED_PARTS = {
         *("_dense_to_ordered", "_ordered_to_dense", "_transpose_ordered", "_broadcast_to_dim"),
         *("_round_up_to_multiple", "_get_mod_type", "noop_mask", "and_masks", "or_masks"),
     )),
+    "torch.jit._trace": frozenset(("is_tracing", "_script_if_tracing")),
     "torch._higher_order_ops.invoke_subgraph": frozenset(("mark_compile_region",)),
     "torch.export._unlift": frozenset(("_create_stateful_graph_module", "_check_input_constraints_pre_hook")),
     "torch._export.non_strict_utils": frozenset((
@@ -67,6 +68,7 @@ def why_opaque(function: FunctionType) -> str:
         return "it reads the registry of all finalizers"  # in which the compiler has some
     if not module.startswith(("torch.", "kiln.")) or module in INTERPRETED:
         return ""
-    if function.__qualname__.partition(".")[0] in INTERPRETED_PARTS.get(module, ()):
+    names = function.__qualname__, function.__code__.co_qualname  # a wrapper has the former from what it wraps
+    if not INTERPRETED_PARTS.get(module, frozenset()).isdisjoint(name.partition(".")[0] for name in names):
         return ""
     return next((why for package, why in OPAQUE.items() if f"{module}.".startswith(f"{package}.")), "")

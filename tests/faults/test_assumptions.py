@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 import kiln
+from kiln.pipeline.session import FEWEST_FAILURES, MOST_CALLS_PER_FAILURE
 from kiln.plan.errors import CheckFailed, InputMismatch
 from kiln.runtime.checked_region import is_behind_checks, is_of_values
 from tests.faults.outcome import assert_like_eager
@@ -103,3 +105,31 @@ def test_a_check_on_a_size_that_data_decide_in_the_graph_of_a_backend() -> None:
     for number in (3, 4, 7, 1):
         assert_like_eager(compiled, program, torch.arange(6.0), torch.tensor(number))
     assert kiln.report_of(compiled).eager == 0
+
+
+def largest(x: Tensor) -> Tensor:
+    """Of what is selected; nothing has no largest element, so that the capture assumes there is something."""
+    chosen = x[x > 0]
+    return chosen.max() if chosen.numel() else chosen.sum() - 1
+
+
+def test_a_variant_whose_assumption_often_fails_is_given_up(tmp_path: Path) -> None:
+    """The region ran each time, in vain, and then the function in eager."""
+    full, empty = torch.ones(4), -torch.ones(4)
+    for _ in range(2):  # the second variant comes from disk
+        compiled: Any = kiln.compile(largest, options={"cache_dir": str(tmp_path)})
+        for x in (full, *[empty] * FEWEST_FAILURES):
+            assert compiled(x) == largest(x)
+        assert not compiled.report().breaks
+        for x in (empty, full, empty):
+            assert compiled(x) == largest(x)
+        assert len(compiled.report().breaks) == 1
+
+
+def test_a_variant_whose_assumption_seldom_fails_stays() -> None:
+    full, empty = torch.ones(4), -torch.ones(4)
+    compiled: Any = kiln.compile(largest)
+    for _ in range(2 * FEWEST_FAILURES):
+        for x in (*[full] * MOST_CALLS_PER_FAILURE, empty):
+            assert compiled(x) == largest(x)
+    assert not compiled.report().breaks and compiled.report().compiles == 1

@@ -109,6 +109,7 @@ from kiln.graph.trace.inputs import Dims, InputRecord
 from kiln.graph.trace.nested_graphs import draws_random
 from kiln.graph.trace.recorder import Recorder
 from kiln.graph.trace.trace import Trace
+from kiln.runtime.checked_region import Applies
 from kiln.runtime.guards.guard import Guard
 from kiln.runtime.guards.source import CellObjectSource, CellSource, LocalSource, Source
 from kiln.runtime.leaf_gradients import drop_gradients
@@ -210,6 +211,7 @@ class Callbacks:
     note_changing: NoteChanging = lambda dims: False
     varies: Callable[[Source], bool] = lambda source: False
     varying: frozenset[str] = frozenset()
+    assumes: bool = True
 
 
 def capture_frame(
@@ -233,6 +235,7 @@ def capture_frame(
     note_changing: NoteChanging = lambda dims: False,
     varies: Callable[[Source], bool] = lambda source: False,
     varying: frozenset[str] = frozenset(),
+    assumes: bool = True,
     until_values: bool = False,
 ) -> Capture:
     """Capture a call of `function` with the arguments `locals` (by name, `*args` and `**kwargs` as they are bound).
@@ -249,12 +252,13 @@ def capture_frame(
         control_flow: which `if` on a tensor becomes a branch in the graph, see `Policy`.
         own_regions: regions run Kiln's kernels and torch's operators, so that what an operator raises eager raises.
         carries: the graph leaves the process with these tensors: it checks itself what was assumed of values.
+        assumes: what the region finds may be taken to be as it most likely is, which it checks.
         until_values: give up where values are needed and the program has asked `is_compiling`, see `gave_up`.
     """
     sink = events or EventSink()
     callbacks = Callbacks(
         *(compile_region, recorder_factory, make_resume, dims, scalars, make_exit, compile_speculation, check_time),
-        *(speculate_values, control_flow, own_regions, carries, note_changing, varies, varying),
+        *(speculate_values, control_flow, own_regions, carries, note_changing, varies, varying, assumes),
     )
     found = Findings()
     stops = found.stops
@@ -324,7 +328,7 @@ def new_state(
         (speculate and callbacks.speculate_values) or int(callbacks.carries is not None),
         callbacks.check_time,
         callbacks.control_flow,
-        *(callbacks.own_regions, callbacks.carries, callbacks.varies, callbacks.varying),
+        *(callbacks.own_regions, callbacks.carries, callbacks.varies, callbacks.varying, callbacks.assumes),
     )
     collectives.register_functional()
     register_fully_sharded()
@@ -538,7 +542,7 @@ def finish(
     for made_region in regions:
         dropped = exits is None and write_dropped_gradients(s, head, writer, made_region.trace.used_inputs)
         errors = None if dropped else errors_of(made_region.trace.graph, exits is not None, callbacks.own_regions)
-        fallback = Fallback(errors, exits or partial(leave, function)) if errors is not None else None
+        fallback = None if errors is None else Fallback(Applies(errors), exits or partial(leave, function))
         write_region_call(head, writer, made_region, len(collect), fallback)
     for name, expected in checks:
         assert exits is not None

@@ -393,6 +393,8 @@ class Policy:
     varying: frozenset[str] = frozenset()
     """Arguments of a resume function that several variants have fixed, and lists that grow from call to call, by the
     texts of their sources."""
+    assumes_likely: bool = True
+    """Not after checks of an earlier variant often failed."""
 
     @property
     def whole(self) -> bool:
@@ -401,7 +403,7 @@ class Policy:
     @property
     def assumes(self) -> bool:
         """Whether something may be assumed of values that the region finds."""
-        return self.speculate or self.whole
+        return (self.speculate and self.assumes_likely) or self.whole
 
 
 @final

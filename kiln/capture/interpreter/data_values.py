@@ -310,7 +310,8 @@ def finite_truth(s: CaptureState, fake: torch.Tensor) -> bool | None:
 
 
 def answer_if_finite(s: CaptureState, fake: torch.Tensor) -> bool | None:
-    if not (isinstance(fake, FakeTensor) and s.policy.speculate and all(size == 1 for size in fake.shape)):
+    asked = s.policy.speculate and s.policy.assumes_likely
+    if not (isinstance(fake, FakeTensor) and asked and all(size == 1 for size in fake.shape)):
         return None  # a wrapper of a transform is no fake
     return truth_if_finite(s.recorder.node_of(fake))
 

@@ -27,6 +27,7 @@ from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.rewrite import all_nodes
 from kiln.graph.prims.table import Kind
 from kiln.runtime.checked_region import (
+    Applies,
     is_behind_checks,
     is_failed_check,
     is_of_operator,
@@ -43,9 +44,9 @@ STATES, ERROR = "_kiln_random_states", "_kiln_error"
 @final
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """What runs instead of a region: `leave` is written for errors for which `applies` is true at run time."""
+    """What runs instead of a region: `leave` is written for errors to which it `applies` at run time."""
 
-    applies: Callable[[BaseException], bool]
+    applies: Applies
     leave: Callable[[], None]
 
 
