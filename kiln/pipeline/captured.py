@@ -16,7 +16,7 @@ from functools import partial
 from typing import final
 
 from kiln.capture.interpreter.breaks import TorchCallFailed
-from kiln.capture.interpreter.capture import Capture, capture_frame
+from kiln.capture.interpreter.capture import Callbacks, Capture, capture_frame
 from kiln.capture.interpreter.core import SPECULATED_VALUES
 from kiln.graph.offload.part import GraphBackend, OtherCompiler
 from kiln.graph.ops.eager_kernels import EagerKernels
@@ -124,18 +124,14 @@ class FrameCapture:
 
         stop = events.listen(keep_fact)
         try:
-            capture = capture_frame(
-                original_of(self.dispatcher),
-                self.arguments,
+            callbacks = Callbacks(
                 compile_region=compile_trace,
                 recorder_factory=lambda: Recorder(env=ShapeEnv(prover=prove), events=events, kernels=kernels),
-                events=events,
                 make_resume=collecting(self.make_dispatcher, resumes),
                 dims=self.seen.dims,
                 scalars=self.seen.is_symbol,
                 note_changing=self.seen.note_changing,
                 varies=partial(self.seen.varies, is_last=len(self.dispatcher.entries) + 1 >= context.options.variants),
-                is_compiling=is_compiling,
                 make_exit=self.make_exit,
                 speculate_values=max(0, SPECULATED_VALUES - side_exits(self.dispatcher)),
                 compile_speculation=lambda graph, constants: compile_speculation(graph, constants, context),
@@ -143,8 +139,10 @@ class FrameCapture:
                 control_flow=branches(context.options),
                 own_regions=self.backend is None,
                 varying=varying_arguments(self.dispatcher, self.arguments),
-                assumes=assumes_likely(self.dispatcher),
+                assumes_likely=assumes_likely(self.dispatcher),
             )
+            function = original_of(self.dispatcher)
+            capture = capture_frame(function, self.arguments, callbacks, events=events, is_compiling=is_compiling)
         finally:
             stop()
         remember_break(self.dispatcher, resumes, facts)

@@ -29,11 +29,9 @@ from kiln.pipeline.compile_budget import CompileBudget, CompileBudgetSpent
 from kiln.pipeline.compile_key import compile_key, compiler_contents
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.dispatchers import (
-    CAREFUL,
     Arguments,
     MakeDispatcher,
     RunsInPython,
-    assumes_likely,
     breaks_before,
     collecting,
     forget_calls,
@@ -46,6 +44,7 @@ from kiln.pipeline.dispatchers import (
     standing,
 )
 from kiln.pipeline.eager_callees import CalleeCompiler
+from kiln.pipeline.failed_checks import count_failures
 from kiln.pipeline.growing_lists import wait_for_length
 from kiln.pipeline.modes import UnknownMode, mode_to_run_eager, watch_current_device, without_autograd_observers
 from kiln.pipeline.original import in_python, taking_slots
@@ -61,7 +60,6 @@ from kiln.pipeline.variant_sections import load_part
 from kiln.pipeline.variant_store import VariantStore
 from kiln.runtime.cache.key_builder import KeyBuilder
 from kiln.runtime.cache.store import DiskStore, default_folder
-from kiln.runtime.checked_region import Applies
 from kiln.runtime.cuda_graphs.graphs import CudaGraphs
 from kiln.runtime.guards.guard import Guard, GuardKind, ShapeRelation
 from kiln.runtime.guards.reference import TWIN_OF
@@ -114,8 +112,6 @@ class KilnWarning(UserWarning):
     """A region runs eager; the text gives code and reason."""
 
 
-FEWEST_FAILURES, MOST_CALLS_PER_FAILURE = 3, 8
-"""A variant is given up whose checks of values have failed so often, and in one of so many calls at least."""
 MOST_BREAKS = 512
 """How many different breaks may follow one another: each costs a compile. Loops lead back to theirs."""
 
@@ -281,7 +277,8 @@ class CompileSession:
                 entry = self._run_eager(dispatcher, internal, cause=fault)
                 drop_tracebacks(fault)
             if entry is not None:
-                self._count_failures(dispatcher, entry)
+                if not self.settings.fullgraph:
+                    count_failures(dispatcher, entry, self._lock)
                 self._check_speed(dispatcher, entry)
                 others = dispatcher.entries if entry.tree or not isinstance(entry.info, RunsInPython) else []
                 dispatcher.set_entries([*others, entry])
@@ -304,23 +301,6 @@ class CompileSession:
             Turns(entry, eager, is_fit=self._is_same_in_eager, on_slow=on_slow, clock=self.clock).start(
                 dispatcher, entry
             )
-
-    def _count_failures(self, dispatcher: Dispatcher, entry: Entry) -> None:
-        """Have failed checks of a new variant counted, which may then be given up."""
-        if self.settings.fullgraph or not isinstance(entry.info, Variant):
-            return
-        for constant in entry.info.function.__code__.co_consts:
-            if isinstance(constant, Applies):
-                constant.on_failure = partial(self._check_failed, dispatcher, entry)
-
-    def _check_failed(self, dispatcher: Dispatcher, entry: Entry, failures: int) -> None:
-        """Give up a variant whose checks often fail: the next is compiled without what this one assumes."""
-        if failures < FEWEST_FAILURES or failures * MOST_CALLS_PER_FAILURE < entry.hits:
-            return
-        with self._lock:
-            if entry in dispatcher.entries and assumes_likely(dispatcher):
-                dispatcher.__dict__[CAREFUL] = True
-                dispatcher.set_entries([other for other in dispatcher.entries if other is not entry])
 
     def _is_same_in_eager(self) -> bool:
         """Whether a call of any variant may run in eager instead."""

@@ -28,7 +28,7 @@ NUMERICS: Mapping[str, tuple[str, ...]] = {
     "rounded": ("fast-math",),
     "strict": (
         "add-embedding", "align-products", "channels-last", "convolution-bias", "fast-math", "fuse-erf", "one-hot-sums",
-        "online-softmax", "resample-in-steps", "sum-before-reduce", "unfuse-bias",
+        "online-softmax", "resample-in-steps", "sum-before-reduce", "unfuse-bias", "wide-sums",
     ),
 }  # fmt: skip
 """What a contract switches off: other orders of sums, other functions, other algorithms of libraries."""

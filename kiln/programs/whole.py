@@ -21,7 +21,7 @@ from torch import nn
 
 from kiln.capture.interpreter.breaks import DataDependentBranch, DataDependentValue, SideEffectCall, TorchCallFailed
 from kiln.capture.interpreter.builtins.torch_functions import ModeEffect
-from kiln.capture.interpreter.capture import Capture, capture_frame
+from kiln.capture.interpreter.capture import Callbacks, Capture, capture_frame
 from kiln.capture.interpreter.core import MISSING, Effect
 from kiln.capture.interpreter.effects import ContentsEffect
 from kiln.capture.interpreter.host_draws import DRAWN
@@ -317,16 +317,9 @@ def _attempt(
     is_compiling: bool,
     until_values: bool = False,
 ) -> Capture:
+    callbacks = Callbacks(keeper.keep, keeper.make_recorder, dims=keeper.dims, carries=keeper.carries)
     return capture_frame(
-        function,
-        slots,
-        compile_region=keeper.keep,
-        recorder_factory=keeper.make_recorder,
-        events=keeper.events,
-        dims=keeper.dims,
-        is_compiling=is_compiling,
-        carries=keeper.carries,
-        until_values=until_values,
+        function, slots, callbacks, events=keeper.events, is_compiling=is_compiling, until_values=until_values
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from kiln.capture.interpreter import Capture, capture_frame
+from kiln.capture.interpreter import Callbacks, Capture, capture_frame
 from kiln.graph.trace.recorder import Recorder
 from kiln.native._frames import BoundCall, Dispatcher, Entry
 from kiln.runtime.guards.guard import Guard
@@ -56,15 +56,9 @@ class Lab:
         return run
 
     def capture(self, function: Any, locals: dict[str, Any], **options: Any) -> Capture:
-        got = capture_frame(
-            function,
-            locals,
-            compile_region=self.compile_region,
-            recorder_factory=lambda: Recorder(env=ShapeEnv(), events=EventSink()),
-            make_resume=self.compile,
-            is_compiling=self.is_compiling,
-            **options,
-        )
+        recorder_factory = lambda: Recorder(env=ShapeEnv(), events=EventSink())  # noqa: E731
+        callbacks = Callbacks(self.compile_region, recorder_factory, self.compile, **options)
+        got = capture_frame(function, locals, callbacks, is_compiling=self.is_compiling)
         self.captures.append(got)
         return got
 

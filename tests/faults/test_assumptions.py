@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import kiln
-from kiln.pipeline.session import FEWEST_FAILURES, MOST_CALLS_PER_FAILURE
+from kiln.pipeline.failed_checks import FEWEST_FAILURES, MOST_CALLS_PER_FAILURE
 from kiln.plan.errors import CheckFailed, InputMismatch
 from kiln.runtime.checked_region import is_behind_checks, is_of_values
 from tests.faults.outcome import assert_like_eager

@@ -1,6 +1,6 @@
 """The symbolic interpreter: from a call of a Python function to guards, regions and transformed code.
 
-    capture_frame(function, locals, compile_region=..., recorder_factory=...)  ->  Capture
+    capture_frame(function, locals, Callbacks(compile_region, recorder_factory, ...))  ->  Capture
 
 How to add an opcode: a row in the version table (`capture/bytecode/v3xx.py`) gives its normal name; a handler with
 `@opcode("NAME", pops=2, pushes=1)` in `opcodes/` executes it. `pops` means that it may break the graph, and gives the
@@ -14,6 +14,6 @@ How to add a reason to break: a class in `breaks.py` with the next code.
 
 from __future__ import annotations
 
-from kiln.capture.interpreter.capture import Capture, Region, capture_frame
+from kiln.capture.interpreter.capture import Callbacks, Capture, Region, capture_frame
 
-__all__ = ["Capture", "Region", "capture_frame"]
+__all__ = ["Callbacks", "Capture", "Region", "capture_frame"]

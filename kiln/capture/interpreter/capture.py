@@ -1,6 +1,6 @@
 """Captures a frame: interprets it, collects guards, writes the transformed code.
 
-    capture_frame(f, {"x": x}, compile_region=..., recorder_factory=...)  ->  Capture
+    capture_frame(f, {"x": x}, Callbacks(compile_region, recorder_factory, ...))  ->  Capture
 
 An attempt interprets the frame up to its return (one region) or to a graph break. If every frame on the stack can be
 resumed, the code is the region so far, the instruction itself, and a call of resume functions. Otherwise the capture
@@ -194,72 +194,52 @@ class Capture:
 @final
 @dataclass(frozen=True)
 class Callbacks:
-    """Functions given by the caller of the capture."""
+    """Functions given by the caller of the capture, and what it may do."""
 
     compile_region: Callable[[Recorder, Trace], Callable[..., object]]
+    """(recorder, finished trace) -> callable that runs the region: used inputs -> tuple of outputs."""
     recorder_factory: Callable[[], Recorder]
-    make_resume: Callable[[types.FunctionType], Callable[..., object]]
-    dims: Callable[[torch.Tensor, Source], Dims]
+    """Makes a recorder for each attempt."""
+    make_resume: Callable[[types.FunctionType], Callable[..., object]] = lambda function: function
+    """Makes a dispatcher of a resume function."""
+    dims: Callable[[torch.Tensor, Source], Dims] = lambda real, source: None
+    """Which sizes of a new input become symbols."""
     scalars: Callable[[int | float, Source], bool] | None = None
+    """Which Python numbers become inputs; None: none."""
     make_exit: Callable[[types.FunctionType], Callable[..., object]] | None = None
+    """Makes the function to call if a speculation fails; None: do not speculate."""
     compile_speculation: CompileSpeculation = run_eagerly
+    """Compiles the graph of the speculated conditions, given its constants."""
     check_time: Callable[[], None] = lambda: None
+    """Called often; raises a KilnError, which ends the capture."""
     speculate_values: int = SPECULATED_VALUES
+    """For so many side exits, speculate on the values of small integer tensors, too."""
     control_flow: Branches = "auto"
+    """Which `if` on a tensor becomes a branch in the graph, see `Policy`; so are the next four."""
     own_regions: bool = True
     carries: Callable[[torch.Tensor, bool], bool] | None = None
     note_changing: NoteChanging = lambda dims: False
     varies: Callable[[Source], bool] = lambda source: False
     varying: frozenset[str] = frozenset()
-    assumes: bool = True
+    assumes_likely: bool = True
 
 
 def capture_frame(
     function: types.FunctionType,
     locals: Mapping[str, object],
+    callbacks: Callbacks,
     *,
-    compile_region: Callable[[Recorder, Trace], Callable[..., object]],
-    recorder_factory: Callable[[], Recorder],
     events: EventSink | None = None,
-    make_resume: Callable[[types.FunctionType], Callable[..., object]] = lambda function: function,
-    dims: Callable[[torch.Tensor, Source], Dims] = lambda real, source: None,
-    scalars: Callable[[int | float, Source], bool] | None = None,
     is_compiling: bool = False,
-    make_exit: Callable[[types.FunctionType], Callable[..., object]] | None = None,
-    compile_speculation: CompileSpeculation = run_eagerly,
-    check_time: Callable[[], None] = lambda: None,
-    speculate_values: int = SPECULATED_VALUES,
-    control_flow: Branches = "auto",
-    own_regions: bool = True,
-    carries: Callable[[torch.Tensor, bool], bool] | None = None,
-    note_changing: NoteChanging = lambda dims: False,
-    varies: Callable[[Source], bool] = lambda source: False,
-    varying: frozenset[str] = frozenset(),
-    assumes: bool = True,
     until_values: bool = False,
 ) -> Capture:
     """Capture a call of `function` with the arguments `locals` (by name, `*args` and `**kwargs` as they are bound).
 
     Args:
-        compile_region: (recorder, finished trace) -> callable that runs the region: used inputs -> tuple of outputs.
-        recorder_factory, make_resume: make a recorder for each attempt, and a dispatcher of a resume function.
-        dims, scalars: which sizes of a new input become symbols, and which Python numbers inputs (None: none).
         is_compiling: what `torch.compiler.is_compiling()` answers.
-        make_exit: makes the function to call if a speculation fails; None: do not speculate.
-        compile_speculation: compiles the graph of the speculated conditions, given its constants.
-        check_time: called often; raises a KilnError, which ends the capture. varies, varying: see `Policy`.
-        speculate_values: for so many side exits, speculate on the values of small integer tensors, too.
-        control_flow: which `if` on a tensor becomes a branch in the graph, see `Policy`.
-        own_regions: regions run Kiln's kernels and torch's operators, so that what an operator raises eager raises.
-        carries: the graph leaves the process with these tensors: it checks itself what was assumed of values.
-        assumes: what the region finds may be taken to be as it most likely is, which it checks.
         until_values: give up where values are needed and the program has asked `is_compiling`, see `gave_up`.
     """
     sink = events or EventSink()
-    callbacks = Callbacks(
-        *(compile_region, recorder_factory, make_resume, dims, scalars, make_exit, compile_speculation, check_time),
-        *(speculate_values, control_flow, own_regions, carries, note_changing, varies, varying, assumes),
-    )
     found = Findings()
     stops = found.stops
     with sink.stage("capture", function=function.__qualname__):
@@ -278,8 +258,8 @@ def capture_frame(
             except GraphBreak as stop:
                 drop_tracebacks(stop)
                 key = (stop.frames[0].number, stop.frames[0].step) if stop.frames else None
-                if carries is not None or key is None or key in stops:
-                    return skip(function, stop, state) if carries is None else broken(stop, state)
+                if callbacks.carries is not None or key is None or key in stops:
+                    return skip(function, stop, state) if callbacks.carries is None else broken(stop, state)
                 stops[key] = stop
             except Raised as raised:
                 drop_tracebacks(raised)
@@ -328,7 +308,7 @@ def new_state(
         (speculate and callbacks.speculate_values) or int(callbacks.carries is not None),
         callbacks.check_time,
         callbacks.control_flow,
-        *(callbacks.own_regions, callbacks.carries, callbacks.varies, callbacks.varying, callbacks.assumes),
+        *(callbacks.own_regions, callbacks.carries, callbacks.varies, callbacks.varying, callbacks.assumes_likely),
     )
     collectives.register_functional()
     register_fully_sharded()

@@ -32,6 +32,7 @@ from kiln.graph.passes.unfuse_bias import UnfuseBias
 from kiln.graph.passes.unused_states import UnusedStates
 from kiln.graph.passes.unused_vectors import UnusedVectors
 from kiln.graph.passes.view_rules import VIEWS
+from kiln.graph.passes.wide_sums import WideSums
 from kiln.support import passes as runner
 from kiln.support.events import EventSink
 from kiln.support.passes import before, check_order
@@ -72,6 +73,7 @@ GRAPH_PASSES: tuple[GraphPass, ...] = (
     AlignProducts(),
     ChannelsLast(),
     ConvolutionBias(),
+    WideSums(),
     PoolSlices(),
     ResampleInSteps(),
     UnusedStates(),
@@ -106,6 +108,8 @@ check_order(
     before("convolution-bias", "dead-code",     because="the replaced convolution has no reader"),
     before("cse",           "channels-last",    because="each value is copied once"),
     before("simplify",      "channels-last",    because="a rule may drop a view that would become a copy"),
+    before("one-hot-sums",  "wide-sums",        because="it matches sums of rows as they were"),
+    before("wide-sums",     "dead-code",        because="the replaced sum has no reader"),
     before("channels-last", "pool-slices", because="pools between convolutions take their layout"),
     before("pool-slices", "dead-code",   because="the replaced call has no reader"),
     before("channels-last", "resample-in-steps", because="images between convolutions take their layout"),

@@ -18,6 +18,8 @@ import torch
 from kiln.graph.ir.node import Node
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.table import Column, Kind
+from kiln.loops.kernel.atomics import is_atomic
+from kiln.loops.program.nodes import ReduceOp
 from kiln.support.target import Target
 from kiln.tensor.spec import TensorSpec
 
@@ -36,21 +38,26 @@ NO_LOOPS = frozenset({Kind.VIEW, Kind.STRUCTURE, Kind.LIBRARY, Kind.EFFECT, Kind
 
 
 def without_loops(nodes: Iterable[Node], target: Target) -> frozenset[Node]:
-    """The nodes that are left to ATen because of a dtype, or because their sums must have a fixed order."""
+    """The nodes that are left to ATen because of a dtype, or because of the order in which they combine elements."""
     return frozenset([
         node
         for node in nodes
         if (node.op.kind not in NO_LOOPS and not all(map(_has_loops, (node, *node.inputs))))
-        or _adds_in_any_order(node, target)
+        or (target.is_gpu and node.op.kind is Kind.SCATTER and not _combines_in_any_order(node, target))
     ])  # fmt: skip
 
 
-def _adds_in_any_order(node: Node, target: Target) -> bool:
-    """Would atomic additions round differently in each call, though the program must be deterministic?"""
-    if not (target.is_gpu and target.deterministic and node.op.kind is Kind.SCATTER):
-        return False
-    adds = node.attrs["accumulate"] if node.op.name == "index_put" else node.attrs["reduce"] == "sum"
-    return bool(adds) and node.tensor.dtype.is_floating_point
+def combination(node: Node) -> ReduceOp | None:
+    """How a scatter combines what meets in one element; None: any of the values stays."""
+    if node.op.name == "index_put":
+        return ReduceOp.SUM if node.attrs["accumulate"] else None
+    return None if node.attrs["reduce"] is None else ReduceOp(node.attrs["reduce"])
+
+
+def _combines_in_any_order(node: Node, target: Target) -> bool:
+    """Can the points of a scatter run at once, by atomic operations, and may its sums be rounded in any order?"""
+    op, dtype = combination(node), node.tensor.dtype
+    return op is None or (is_atomic(op, dtype) and not (target.deterministic and dtype.is_floating_point))
 
 
 def _has_loops(node: Node) -> bool:

@@ -14,7 +14,7 @@ from kiln.graph.ir.node import Node
 from kiln.loops.body.body import Index
 from kiln.loops.body.indexing import Axis, symbols_of
 from kiln.loops.lowering.body import Body
-from kiln.loops.lowering.column import STATEMENT
+from kiln.loops.lowering.column import STATEMENT, combination
 from kiln.loops.lowering.data_movement import indexed, picked_sizes
 from kiln.loops.lowering.errors import NoLowering
 from kiln.loops.lowering.indexing import loop_axes, loop_symbol
@@ -91,7 +91,6 @@ def _initialised(lowering: Lowering, node: Node) -> Buffer:
 @STATEMENT("scatter")
 def scatter(lowering: Lowering, node: Node) -> None:
     x, indices, source = node.inputs
-    combine = None if node.attrs["reduce"] is None else ReduceOp(node.attrs["reduce"])
 
     def written(body: Body, at: Index) -> tuple[Index, int]:
         index = at
@@ -101,27 +100,25 @@ def scatter(lowering: Lowering, node: Node) -> None:
             index = (*at[:axis], chosen, *at[axis + 1 :])
         return index, body.element(source, at if source.tensor.rank else ())
 
-    _scattered(lowering, node, indices.tensor.sizes, combine, written)
+    _scattered(lowering, node, indices.tensor.sizes, written)
 
 
 @STATEMENT("index_put")
 def index_put(lowering: Lowering, node: Node) -> None:
     x, *indices, values = node.inputs
-    combine = ReduceOp.SUM if node.attrs["accumulate"] else None
     sizes = _indexed_sizes(x.tensor, indices, node.attrs["axes"], lowering.env)
 
     def written(body: Body, at: Index) -> tuple[Index, int]:
         index = indexed(body, node, x.tensor.sizes, indices, at, None)
         return index, body.broadcast_element(values, at, sizes, None)
 
-    _scattered(lowering, node, sizes, combine, written)
+    _scattered(lowering, node, sizes, written)
 
 
 def _scattered(
     lowering: Lowering,
     node: Node,
     sizes: tuple[Int, ...],
-    combine: ReduceOp | None,
     written: Callable[[Body, Index], tuple[Index, int]],
 ) -> None:
     """A loop over `sizes`; at each point, `written` gives an index into the result and the value that goes there."""
@@ -132,7 +129,8 @@ def _scattered(
             body = lowering.body(axes)
             index, value = written(body, own_index(axes))
             loop = body.finish(value, used=symbols_of(*index))
-        lowering.emit(Scatter(out, out.base or out.name, axes, index, combine, loop, lowering.loop_origin(node)))
+        origin = lowering.loop_origin(node)
+        lowering.emit(Scatter(out, out.base or out.name, axes, index, combination(node), loop, origin))
     lowering.buffers[node] = out
 
 
