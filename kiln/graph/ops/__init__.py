@@ -7,6 +7,7 @@ from kiln.graph.ops import (  # noqa: F401  (they fill the tables)
     convolution,
     creation,
     data_movement,
+    grouped_products,
     interpolation,
     library,
     linear,
