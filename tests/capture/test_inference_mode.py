@@ -61,6 +61,32 @@ def leaving(net: nn.Module, x: Tensor) -> Any:
     return y, y.is_inference()
 
 
+def returned(net: nn.Module, x: Tensor) -> Any:
+    with torch.inference_mode():
+        y = net(x)
+        y.add_(1)
+        return y, y[0], y.t()
+
+
+@torch.inference_mode()
+def views(net: nn.Module, x: Tensor) -> Any:
+    return x.t(), x[0], net(x[:3]).flatten(), x.view(-1)
+
+
+def generated(net: nn.Module, x: Tensor) -> Any:
+    with torch.inference_mode():
+        for _ in range(3):
+            x = torch.cat([x, net(x[-3:]).mean(1, keepdim=True).expand(-1, 4)])
+        return x
+
+
+def kept(net: nn.Module, x: Tensor) -> Any:
+    state = {}
+    with torch.inference_mode():
+        state["hidden"] = net(x)
+    return state, x * 2
+
+
 def breaking(net: nn.Module, x: Tensor) -> Any:
     with torch.inference_mode():
         y = net(x)
@@ -76,11 +102,39 @@ def results(program: Program, run: Program) -> list[Any]:
     return [*found, copy.deepcopy(net.state_dict())]
 
 
+PROGRAMS = [taught, decorated, writing, raising, leaving, returned, views, generated, kept, breaking]
+
+
 @pytest.mark.parametrize("options", [{}, {"dynamic": True}, {"backend": "eager"}], ids=str)
-@pytest.mark.parametrize("program", [taught, decorated, writing, raising, leaving, breaking])
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_programs(program: Program, options: dict[str, Any], tmp_path: Path) -> None:
     for _ in range(2):  # the second time from disk
         fast = kiln.compile(program, **options, options={"cache_dir": str(tmp_path)})
         torch.testing.assert_close(results(program, fast), results(program, program))
         report = fast.report()
         assert not report.eager and (program in (leaving, breaking) or not report.breaks), report
+
+
+def states(program: Program, run: Program, needs_gradient: bool) -> list[tuple[object, ...]]:
+    """What autograd knows of the results."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
+    x = torch.randn(5, 4, requires_grad=needs_gradient)
+    found = run(net, x)
+    tensors = [*found.values()] if isinstance(found, dict) else [found] if isinstance(found, Tensor) else found
+    tensors = [tensor for tensor in tensors if isinstance(tensor, Tensor)]
+    seen: list[tuple[object, ...]] = [(each.is_inference(), each.requires_grad, each.stride()) for each in tensors]
+    for each in tensors:
+        try:
+            each.add_(1)
+            seen.append((True,))
+        except RuntimeError:
+            seen.append((False,))
+    return [*seen, (x._version,)]
+
+
+@pytest.mark.parametrize("needs_gradient", [False, True])
+@pytest.mark.parametrize("program", [returned, views, generated])
+def test_results_are_inference_tensors_but_for_views_of_others(program: Program, needs_gradient: bool) -> None:
+    fast = kiln.compile(program, options={"cache": False})
+    assert states(program, fast, needs_gradient) == states(program, program, needs_gradient)

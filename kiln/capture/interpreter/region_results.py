@@ -2,6 +2,7 @@
 
 y = x * 2                      outputs = region(x)
 d = y.data             =>      d = with_own_version(outputs[1], 0)      same memory, another counter of changes
+i = y + 1  # inference         i = as_inference_tensor(outputs[3])
 v = leaf()                     v = outputs[2].detach().requires_grad_()
 """
 
@@ -14,6 +15,7 @@ import torch
 from kiln.capture.bytecode.assemble import Assembler
 from kiln.graph.trace.fake import FakeTensor, is_apart
 from kiln.graph.trace.trace import Trace
+from kiln.runtime.inference_results import as_inference_tensor
 from kiln.runtime.leaf_gradients import with_freed_history, with_own_history
 from kiln.runtime.own_version import with_own_version
 
@@ -29,6 +31,14 @@ def write_states(head: Assembler, trace: Trace, names: list[str], fakes: Sequenc
         head.op("STORE_FAST", names[number])
     for name, method in leaf_methods(trace, names):
         head.op("LOAD_FAST", name).op("LOAD_ATTR", method).call(0).op("STORE_FAST", name)
+    for name in made_in_inference_mode(names, fakes):
+        head.const(as_inference_tensor).op("LOAD_FAST", name).call(1).op("STORE_FAST", name)
+
+
+def made_in_inference_mode(names: Sequence[str], fakes: Sequence[FakeTensor]) -> list[str]:
+    """The results of a mode that the program enters inside."""
+    inside = not torch.is_inference_mode_enabled()
+    return [name for name, fake in zip(names, fakes, strict=True) if inside and fake.is_inference()]
 
 
 def counted_apart(trace: Trace, fakes: Sequence[FakeTensor]) -> Iterator[int]:

@@ -171,6 +171,9 @@ class RecordingMode(DispatchMode):
 
     def fake(self, view: StorageView, requires_grad: bool = False) -> FakeTensor:
         """A fake tensor of `view`."""
+        if torch.is_inference_mode_enabled() and not view.storage.is_inference:
+            with torch._C._InferenceMode(False):
+                return self.fake(view, requires_grad)
         spec = view.spec
         if self.symbolic and (is_symbolic(spec.sizes) or is_symbolic(spec.strides) or isinstance(spec.offset, Expr)):
             return make_symbolic_fake(view, self.symbols, requires_grad)

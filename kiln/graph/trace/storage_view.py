@@ -32,14 +32,16 @@ class FakeStorage:
 
     `unwritable`: why a write cannot be recorded, or ""; where it may overlap another storage, both would change.
     `is_addressed`: a call names a place in it, counted from its beginning. `alignment`: of the largest elements, in
-    bytes, as which a call sees it.
+    bytes, as which a call sees it. `is_inference`: it was made in inference mode; a view of other memory is a normal
+    tensor in that mode, too.
     """
 
-    __slots__ = ("alignment", "is_addressed", "root", "unwritable", "version")
+    __slots__ = ("alignment", "is_addressed", "is_inference", "root", "unwritable", "version")
 
     def __init__(self) -> None:
         self.alignment = 1
         self.is_addressed = False
+        self.is_inference = torch.is_inference_mode_enabled()
         self.version = 0
         self.root: StorageView | None = None
         self.unwritable = ""

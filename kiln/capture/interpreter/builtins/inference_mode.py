@@ -4,8 +4,8 @@
         t = teacher(x)                   autograd refuses to save `t` for a backward, as in eager
     loss = (student(x) - t).mean()
 
-The plan runs in the mode of the caller, so a tensor that is made within may not leave the region. Then, and where the
-graph ends within, it breaks in front of the mode.
+The plan runs in the mode of the caller: a result that is made within becomes an inference tensor behind the region.
+Where the graph ends within, it breaks in front of the mode.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from kiln.capture.interpreter.builtins.collectives import Unfinished
 from kiln.capture.interpreter.builtins.torch_functions import NONE, TorchModes
 from kiln.capture.interpreter.core import HANDLERS, Args, CaptureState, Kwargs, Value, handles
 from kiln.capture.interpreter.variables.constant import Constant
-from kiln.capture.interpreter.variables.tensor import FinalCheck, RegionInputs, here
-from kiln.graph.trace.fake import FakeTensor
+from kiln.capture.interpreter.variables.tensor import here
 from kiln.support.records import dataclass
 
 ENTER, EXIT = "inference_mode.__enter__", "inference_mode.__exit__"
@@ -59,7 +58,6 @@ def enter(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         guard = torch._C._InferenceMode(True)
         guard.__enter__()
         s.part(TorchModes).leave.append(guard)
-        s.part(RegionInputs).final_checks.append(FinalCheck(makes_result, ENTER, call))
     unfinished = s.part(Unfinished)
     unfinished.call = call
     unfinished.begin(context, ENTER, "the graph ends within")
@@ -79,7 +77,3 @@ def leave(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         last.guard.__exit__(None, None, None)
         set_grad_enabled(s, last.grad)
     return NONE
-
-
-def makes_result(outputs: list[FakeTensor]) -> str:
-    return "a tensor that is made within leaves the region" if any(fake.is_inference() for fake in outputs) else ""
