@@ -10,6 +10,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch import cov as torch_cov
+from torch import istft as torch_istft
+from torch import stft as torch_stft
+from torch.nn.functional import affine_grid as torch_affine_grid
+from torch.nn.functional import ctc_loss as torch_ctc_loss
+from torch.nn.functional import leaky_relu as torch_leaky_relu
+from torch.nn.functional import max_pool2d_with_indices as torch_max_pool2d_with_indices
+from torch.nn.functional import one_hot as torch_one_hot
+from torch.nn.functional import pad as torch_pad
+from torch.nn.functional import rrelu as torch_rrelu
 
 from kiln.graph.trace.gradients import gradients
 from kiln.graph.trace.log import Target
@@ -29,7 +39,7 @@ def checked_one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
     if num_classes == 0:
         raise RuntimeError("Class values must be smaller than num_classes.")
     assert_classes(x, num_classes)
-    return torch.nn.functional.one_hot(x, num_classes)
+    return torch_one_hot(x, num_classes)
 
 
 def assert_classes(x: Tensor, num_classes: int) -> None:
@@ -43,8 +53,8 @@ def rrelu(
 ) -> Tensor:
     """Without training it is a leaky_relu; eager calls the operator that writes its noise all the same."""
     if training or inplace or lower > upper:
-        return torch.nn.functional.rrelu(x, lower, upper, training, inplace)
-    return torch.nn.functional.leaky_relu(x, (lower + upper) / 2)
+        return torch_rrelu(x, lower, upper, training, inplace)
+    return torch_leaky_relu(x, (lower + upper) / 2)
 
 
 WIDE = (torch.float32, torch.float64)
@@ -56,7 +66,7 @@ def cov(x: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweig
     rows = x if x.dim() == 2 else x.view(1, -1)
     count = rows.shape[1]
     if weighted or x.dim() > 2 or x.dtype not in WIDE or not count > correction:
-        return torch.cov(x, correction=int(correction), fweights=fweights, aweights=aweights)
+        return torch_cov(x, correction=int(correction), fweights=fweights, aweights=aweights)
     away = rows - rows.mean(1, keepdim=True)
     return (away @ away.t() / (count - correction)).squeeze()
 
@@ -67,7 +77,7 @@ NORMS = {False: "backward", True: "ortho"}
 
 def centred(window: Tensor, length: int) -> Tensor:
     rest = length - window.shape[0]
-    return torch.nn.functional.pad(window, [rest // 2, rest - rest // 2]) if rest else window
+    return torch_pad(window, [rest // 2, rest - rest // 2]) if rest else window
 
 
 def stft(
@@ -91,14 +101,14 @@ def stft(
     plain = real and return_complex is not None and 0 < width <= n_fft and hop > 0
     fits = wave.shape == (width,) and not wave.is_complex()
     if not plain or options or not fits:
-        made: Tensor = torch.stft(
+        made: Tensor = torch_stft(
             *(input, n_fft, hop_length, win_length, window, center, pad_mode, normalized, onesided, return_complex),
             **options,  # type: ignore[arg-type]
         )
         return made
     signal = input.view(1, -1) if input.dim() == 1 else input
     if center:
-        signal = torch.nn.functional.pad(signal[:, None], [n_fft // 2, n_fft // 2], pad_mode)[:, 0]
+        signal = torch_pad(signal[:, None], [n_fft // 2, n_fft // 2], pad_mode)[:, 0]
     frames = signal.unfold(-1, n_fft, hop)
     if window is not None or width < n_fft:
         frames = frames * centred(wave, n_fft)
@@ -131,7 +141,7 @@ def istft(
     plain = input.is_complex() and spectrum.dim() == 3 and not return_complex and input.device.type == "cpu"
     fits = 0 < hop <= width <= n_fft and wave.shape == (width,) and not wave.is_complex()
     if not (plain and fits and onesided is not False and spectrum.shape[1] == n_fft // 2 + 1 and start < end <= whole):
-        made: Tensor = torch.istft(
+        made: Tensor = torch_istft(
             *(input, n_fft, hop_length, win_length, window, center, normalized, onesided, length, return_complex)
         )
         return made
@@ -150,7 +160,7 @@ def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None =
     dims = len(size) - 2
     are_open = any(isinstance(count, torch.SymInt) for count in size) and all(count > 1 for count in size)
     checked = [2] * len(size) if are_open else size  # eager asks which size is the smallest
-    made: Tensor = torch.nn.functional.affine_grid(theta.detach(), checked, align_corners)  # type: ignore[arg-type]
+    made: Tensor = torch_affine_grid(theta.detach(), checked, align_corners)  # type: ignore[arg-type]
     if are_open:
         made = torch.affine_grid_generator(theta.detach(), size, bool(align_corners))
     if not theta.requires_grad or theta.dtype not in WIDE:
@@ -191,7 +201,7 @@ def max_pool1d(
     stride = kernel_size if stride in (None, (), []) else stride
     kernel, step, spacing = (of_row(given, 1) for given in (kernel_size, stride, dilation))  # type: ignore[arg-type]
     options = (kernel, step, of_row(padding, 0), spacing, ceil_mode)
-    rows, indices = torch.nn.functional.max_pool2d_with_indices(input.unsqueeze(-2), *options)
+    rows, indices = torch_max_pool2d_with_indices(input.unsqueeze(-2), *options)
     return (rows.squeeze(-2), indices.squeeze(-2)) if return_indices else rows.squeeze(-2)
 
 
@@ -250,7 +260,7 @@ def ctc_loss(
         else given
         for given in (input_lengths, target_lengths)
     ]
-    return torch.nn.functional.ctc_loss(log_probs, targets, *lengths, *options, **named)  # type: ignore[arg-type]
+    return torch_ctc_loss(log_probs, targets, *lengths, *options, **named)  # type: ignore[arg-type]
 
 
 CHECKED: Mapping[Target, Callable[..., object]] = {

@@ -16,6 +16,14 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from torch import arange as torch_arange
+from torch import linspace as torch_linspace
+from torch import norm as torch_norm
+from torch import normal as torch_normal
+from torch import round as torch_round
+from torch.nn.functional import alpha_dropout as torch_alpha_dropout
+from torch.nn.functional import normalize as torch_normalize
+from torch.nn.functional import pad as torch_pad
 
 from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.trace.composites import WIDE, assert_classes, checked_one_hot
@@ -28,7 +36,7 @@ SELU_SLOPE = 1.7580993408473766
 
 def alpha_dropout(input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Tensor:
     if not training or inplace or not 0 < p < 1:
-        return torch.nn.functional.alpha_dropout(input, p, training, inplace)  # type: ignore[arg-type]
+        return torch_alpha_dropout(input, p, training, inplace)  # type: ignore[arg-type]
     keep = 1 - p
     scale = ((SELU_SLOPE * SELU_SLOPE * p + 1) * keep) ** -0.5
     noise = torch.empty_like(input).bernoulli_(keep)  # type: ignore[call-overload]
@@ -49,7 +57,7 @@ def normal(
     if size is None or out is not None or isinstance(mean, Tensor) or isinstance(std, Tensor):
         given = {"generator": generator, "out": out, **options}
         sized = () if size is None else (size,)
-        made: Tensor = torch.normal(mean, std, *sized, **given)  # type: ignore[call-overload]
+        made: Tensor = torch_normal(mean, std, *sized, **given)  # type: ignore[call-overload]
         return made
     return torch.empty(size, **options).normal_(mean, std, generator=generator)  # type: ignore[call-overload,no-any-return]
 
@@ -69,10 +77,10 @@ def linspace(start: float | Tensor, end: float | Tensor, steps: int, **options: 
     dtype = options.get("dtype") or torch.get_default_dtype()
     tensors = isinstance(start, Tensor) or isinstance(end, Tensor)
     if tensors or dtype not in WIDE or steps < 2:
-        return torch.linspace(start, end, steps, **options)  # type: ignore[arg-type,call-overload,no-any-return]
+        return torch_linspace(start, end, steps, **options)  # type: ignore[arg-type,call-overload,no-any-return]
     require_within(dtype, start, end)
     step = (end - start) / (steps - 1)
-    up = torch.arange(steps, **{**options, "dtype": dtype})  # type: ignore[call-overload]
+    up = torch_arange(steps, **{**options, "dtype": dtype})  # type: ignore[call-overload]
     made: Tensor = torch.where(up < steps // 2, up * step + start, end - (steps - 1 - up) * step)
     return made
 
@@ -91,13 +99,13 @@ def arange(*bounds: float, dtype: torch.dtype | None = None, **options: object) 
     made: Tensor
     wanted = dtype or torch.get_default_dtype()
     if is_integral(start, end, step) or wanted not in WIDE or options.keys() - {"device"}:
-        made = torch.arange(*bounds, dtype=dtype, **options)  # type: ignore[call-overload]
+        made = torch_arange(*bounds, dtype=dtype, **options)  # type: ignore[call-overload]
         return made
     distance, length = (end - start) / step, 0
     if not (distance >= 0 and (length := math.ceil(distance)) >= 0):
-        made = torch.arange(*map(float, bounds), dtype=dtype, **options)  # type: ignore[call-overload]
+        made = torch_arange(*map(float, bounds), dtype=dtype, **options)  # type: ignore[call-overload]
         return made
-    made = torch.arange(length, dtype=torch.float64, **options)  # type: ignore[call-overload]
+    made = torch_arange(length, dtype=torch.float64, **options)  # type: ignore[call-overload]
     return (made * step + start).to(wanted)
 
 
@@ -109,7 +117,7 @@ def one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
     if x.dtype is not torch.int64 or not num_classes > 0:
         return checked_one_hot(x, num_classes)
     assert_classes(x, num_classes)
-    return (x.unsqueeze(-1) == torch.arange(num_classes, device=x.device)).to(torch.int64)
+    return (x.unsqueeze(-1) == torch_arange(num_classes, device=x.device)).to(torch.int64)
 
 
 def spread(name: str) -> Callable[..., Tensor]:
@@ -156,14 +164,14 @@ def norm(
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     if not isinstance(p, torch.SymInt | torch.SymFloat):
-        made: Tensor = torch.norm(x, p, dim, keepdim, dtype=dtype)  # type: ignore[call-overload]
+        made: Tensor = torch_norm(x, p, dim, keepdim, dtype=dtype)  # type: ignore[call-overload]
         return made
     return vector_norm(x, p, dim, keepdim, dtype=dtype)
 
 
 def normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Tensor | None = None) -> Tensor:
     if not isinstance(p, torch.SymInt | torch.SymFloat):
-        return torch.nn.functional.normalize(x, p, dim, eps, out)
+        return torch_normalize(x, p, dim, eps, out)
     return x / vector_norm(x, p, dim, True).clamp_min(eps)
 
 
@@ -202,7 +210,7 @@ def renorm(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def rounded(x: Tensor, *, decimals: int = 0) -> Tensor:
     if x.dtype not in WIDE or not (0 < decimals < 10):
-        return torch.round(x, decimals=int(decimals))
+        return torch_round(x, decimals=int(decimals))
     scale = 10.0**decimals
     return (x * scale).round() / scale
 
@@ -237,7 +245,7 @@ def transform(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         n.node.ge(n.node.wrap_int(1)).expect_true()
         kept = torch.sym_min(n, input.shape[dim])
         behind = input.dim() - 1 - dim % input.dim()
-        whole = torch.nn.functional.pad(input.narrow(dim, 0, kept), [*[0, 0] * behind, 0, n - kept])
+        whole = torch_pad(input.narrow(dim, 0, kept), [*[0, 0] * behind, 0, n - kept])
         return function(whole, None, dim, norm)
 
     return call

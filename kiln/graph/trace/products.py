@@ -11,8 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
+from torch import bmm as torch_bmm
+from torch import matmul as torch_matmul
+from torch.nn.functional import linear as torch_linear
 
 from kiln.graph.prims.meta.layout import is_canonical
 from kiln.graph.trace.fake import FakeTensor
@@ -21,7 +23,7 @@ from kiln.graph.trace.fake import FakeTensor
 def matmul(x: Tensor, y: Tensor) -> Tensor:
     """torch.matmul: `x` [*batch, n, k], `y` [k], [k, m] or [*batch, k, m]; a vector `x` is a row."""
     if x.dim() <= 2 and y.dim() <= 2:
-        return torch.matmul(x, y)
+        return torch_matmul(x, y)
     if y.dim() <= 2:
         return (x.reshape(math.prod(x.shape[:-1]), x.size(-1)) @ y).view(*x.shape[:-1], *y.shape[1:])
     if x.dim() == 1:
@@ -31,7 +33,7 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
     count = math.prod(batch)  # not -1, which is ambiguous where another size is 0
     left = x.expand(*batch, n, k).reshape(count, n, k)
     right = y.expand(*batch, y.size(-2), m).reshape(count, y.size(-2), m)
-    return torch.bmm(left, right).view(*batch, n, m)
+    return torch_bmm(left, right).view(*batch, n, m)
 
 
 def _broadcast(left: Sequence[int], right: Sequence[int]) -> list[int]:
@@ -54,7 +56,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """torch.nn.functional.linear; with a bias and contiguous rows torch handles symbols itself, but not in `vmap`."""
     plain = bias is not None and all([isinstance(each, FakeTensor) for each in (input, weight, bias)])
     if input.dim() <= 2 or (plain and is_packed(input)):
-        return torch.nn.functional.linear(input, weight, bias)
+        return torch_linear(input, weight, bias)
     product = matmul(input, weight.t())
     return product if bias is None else product + bias
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate as torch_interpolate
 
 from kiln.graph.trace.log import Target
 
@@ -52,7 +53,7 @@ def interpolate(
         or (recompute_scale_factor and size is not None)
         or (nearest and align_corners is not None)
     ):
-        return torch.nn.functional.interpolate(
+        return torch_interpolate(
             *(input, size, scale_factor, mode, align_corners, recompute_scale_factor), antialias=antialias
         )
     given = size is None and not recompute_scale_factor
