@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import kiln
 from tests.faults.outcome import assert_like_eager
@@ -112,8 +112,8 @@ class Observer(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.low = torch.nn.Buffer(torch.zeros(1))
-        self.high = torch.nn.Buffer(torch.zeros(1))
+        self.low = nn.Buffer(torch.zeros(1))
+        self.high = nn.Buffer(torch.zeros(1))
 
     def forward(self, x: Tensor) -> Tensor:
         if self.low.min() > -1e-5 and self.high.max() < 1e-5:
@@ -185,3 +185,24 @@ def test_subclasses_of_property() -> None:
     whole(lambda x: x * held.plain + Properties.plain.note, (X,))  # type: ignore[attr-defined]
     compiled = kiln.compile(lambda x: x * held.doubled, backend="eager", options={"cache": False})
     torch.testing.assert_close(compiled(X), X * 4)
+
+
+class Kinds(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = nn.Buffer(torch.ones(2))
+        self.register_buffer("registered", torch.ones(2))
+        self.parameter = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor, given: Tensor) -> tuple[Tensor, list[bool]]:
+        tensors = [self.made, self.registered, self.parameter, x, given, x + 1, given.detach(), nn.Buffer(x + 1)]
+        return x + 1, [isinstance(tensor, kind) for tensor in tensors for kind in (nn.Buffer, nn.Parameter, Tensor)]
+
+
+def test_instances_of_buffers() -> None:
+    """Tensors that say so themselves."""
+    model, x, given = Kinds(), torch.ones(2), nn.Buffer(torch.ones(2))
+    compiled = kiln.compile(model)
+    for _ in range(2):
+        assert compiled(x, given)[1] == model(x, given)[1]
+    assert compiled(given, x)[1] == model(given, x)[1]

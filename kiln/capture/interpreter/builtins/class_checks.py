@@ -95,6 +95,8 @@ def instance_of(s: CaptureState, value: Value, kind: type, cls: type) -> bool:
         return is_named_by(s, kind, cls, members) or all(has_member(s, value, cls, name) for name in members)
     if registers(cls):
         return registered(s, cls, kind)
+    if cls is torch.nn.Buffer and isinstance(value, Tensor):
+        return s.wrap(getattr, None).call(s, [value, Constant("_is_buffer"), Constant(False)], {}).truth(s)
     check: object = type(cls).__instancecheck__
     if check is type.__instancecheck__ or value.real() is MISSING:
         if isinstance(value, Tensor) and cls is torch.nn.Parameter:
