@@ -183,6 +183,14 @@ CALLS: dict[str, list[Call]] = {
         call(aten.index_fill.int_Tensor, WHOLE, 0, numbers(0), torch.tensor(value, dtype=dtype))
         for value, dtype in ((6j, torch.complex64), (300, torch.int64), (2.5, torch.float32), (True, torch.bool))
     ],
+    "draws of complex numbers": [
+        call(aten.bernoulli_.float, torch.ones(3, dtype=torch.complex64), 0.5),
+    ],
+    "factors that are not above 0": [
+        call(op, torch.randn(1, 2, 4, 4), [2, 3], *rest, factor, 0.6)
+        for op, rest in ((aten.upsample_bilinear2d, (False,)), (aten.upsample_bicubic2d, (False,)))
+        for factor in (-0.0, 0.0, -1.0, 0.5, None)
+    ],
     "overlapping elements": [
         call(aten.triu_, EXPANDED), call(aten.masked_fill_.Scalar, EXPANDED, EXPANDED > 0, 0),
         call(aten.index_fill_.int_Scalar, EXPANDED, 0, numbers(0), 2.0), call(aten.neg_, EXPANDED),

@@ -223,7 +223,9 @@ def _interpolation(name: str, taps: Rule) -> Decomposition:
 
 
 def each_factor(sizes: Sizes, factors: Sequence[Factor]) -> Sequence[Factor]:
-    return factors or [None] * len(sizes)
+    """Of each dimension; eager goes by the sizes where one is not above 0."""
+    given = factors or [None] * len(sizes)
+    return [None if isinstance(factor, float) and not factor > 0 else factor for factor in given]
 
 
 DECOMPOSITIONS["upsample_linear1d.default"] = _interpolation("aten.upsample_linear1d.default", linear_taps)

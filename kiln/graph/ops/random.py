@@ -20,7 +20,7 @@ from kiln.graph.ir.build import Number
 from kiln.graph.ir.node import Attr, Node
 from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.ops.creation import device_like, eager_device, relaid, strides_for
-from kiln.graph.ops.emit import Emit
+from kiln.graph.ops.emit import Emit, refuse_complex
 from kiln.graph.ops.pointwise import copy, require_chances
 from kiln.graph.ops.registry import DECOMPOSITIONS, INPLACE, Decomposition, decompose
 from kiln.symbolic import Int
@@ -93,6 +93,8 @@ def draw_by_numbers(
 def _filling(distribution: str, *defaults: Attr) -> Decomposition:
     def rule(e: Emit, x: Node, *params: Attr, generator: object = None) -> Node:
         refuse_generator(distribution, generator)
+        if distribution == "bernoulli":
+            refuse_complex(distribution, x)
         return draw_like(e, x.tensor, distribution, *params, *defaults[len(params) :])
 
     return rule
