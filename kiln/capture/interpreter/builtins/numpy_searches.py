@@ -22,7 +22,7 @@ from kiln.capture.interpreter.variables.tensor import Tensor
 def contained(call: NumpyCall) -> Value:
     call.refuse("kind")
     one, others = [call.tensor(name) for name in ("element", "test_elements")]
-    dtype = torch.result_type(*[torch.empty(1, dtype=tensor.fake.dtype) for tensor in (one, others)])
+    dtype = torch.promote_types(one.fake.dtype, others.fake.dtype)
     pair = [call.call("to", tensor, dtype) for tensor in (one, others)]
     return call.call(torch.isin, *pair, invert=bool(call.given("invert", False)))
 
