@@ -527,11 +527,33 @@ def narrow_cases() -> list[Case]:
     return cases
 
 
+def drawn_cases() -> list[Case]:
+    """Random numbers of one element and of many: one was the contents of freed memory, most often 0."""
+    dtypes = {"i64": torch.int64, "f32": F32, "f64": torch.float64}
+    ops = [("random_bits", "i64"), *product(("random_uniform", "random_normal"), ("f32", "f64"))]
+    cases = []
+    for op, dtype in ops:
+        one = f"""
+            kernel one(seed: i64[] -> out: {dtype}[]) units ()
+                phase ():
+                    out[] = {op}(load seed[], 0, {dtype})
+        """
+        many = f"""
+            kernel many(seed: i64[] -> out: {dtype}[s0]; s0) units (i0: s0)
+                phase ():
+                    out[i0] = {op}(load seed[], i0, {dtype})
+        """
+        seed = torch.tensor(4711)
+        cases.append(Case.of(one, {"seed": seed, "out": torch.zeros((), dtype=dtypes[dtype])}))
+        cases.append(Case.of(many, {"seed": seed, "out": torch.zeros(90, dtype=dtypes[dtype])}, s0=90))
+    return cases
+
+
 def all_cases() -> list[Case]:
     groups = [
         pointwise_cases(), transposed_cases(), padded_cases(), reduction_cases(), row_cases(), blocked_sum_cases(),
         data_cases(), lane_cases(), scan_cases(), narrow_cases(), few_rows_cases(), part_cases(), tiles_of_sums_cases(),
-        backward_cases(), cut_cases(),
+        backward_cases(), cut_cases(), drawn_cases(),
     ]  # fmt: skip
     return [norm(48), norm(100), norm(300), norm(1000), *(case for group in groups for case in group)]
 
@@ -553,6 +575,7 @@ def test_kernels_equal_the_interpreter(tmp_path: Path) -> None:
             *pointwise_cases(),
             *backward_cases(),
             *tiles_of_sums_cases(),
+            *drawn_cases(),
             *(case for cases in some for case in cases),
         ],
         tmp_path,

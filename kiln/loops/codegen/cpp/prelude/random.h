@@ -59,9 +59,9 @@ KILN_INLINE f64v unit53(u64v low, u64v high) {
 
 //@ random_uniform: philox unit
 template <class T> KILN_INLINE T random_uniform(i64 seed, i64 counter) {
-  auto w = philox((u64)seed, (u64)counter).w;
-  if constexpr (sizeof(T) == 8) return unit53(w[0], w[1]);
-  else return unit24(w[0]);
+  auto r = philox((u64)seed, (u64)counter);
+  if constexpr (sizeof(T) == 8) return unit53(r.w[0], r.w[1]);
+  else return unit24(r.w[0]);
 }
 template <class T> KILN_INLINE vec<T> random_uniform(i64 seed, i64v counter) {
   auto r = philox((u64)seed, (u64v)counter);
