@@ -39,6 +39,7 @@ from kiln.plan.steps import AtenStep, LaunchStep
 from kiln.plan.text import plan_text
 from kiln.support.events import EventSink
 from kiln.support.records import dataclass
+from kiln.tensor.size_hint import seen_in, sizes_seen
 
 
 @final
@@ -134,7 +135,7 @@ def run_stages(graph: Graph, context: CompileContext, label: Direction = "") -> 
     context.dump.write(f"{prefix}graph", lambda: graph_text(graph))
     for stage in (OFFLOAD, *GRAPH_TO_PLAN) if context.offload is not None else GRAPH_TO_PLAN:
         context.check_time()
-        with context.events.stage(stage.name):
+        with context.events.stage(stage.name), sizes_seen(seen_in(context.env)):
             made.append(stage.run(made[-1], context))
             if stage.verify is not None and context.dump.folder is not None:
                 stage.verify(made[-1])
