@@ -177,10 +177,6 @@ class ShapeEnv:
         parts = [self._facts.simplify(symbol) for symbol in value.free_symbols()]
         return [symbol for part in parts if isinstance(part, Expr) for symbol in part.free_symbols()]
 
-    def hints(self) -> dict[str, int]:
-        """The sizes in this call, by the names of their symbols."""
-        return {symbol.name: hint for symbol, hint in self._hints.items()}
-
     def hint(self, value: Int) -> int:
         """Its number in this call. Raises KILN2102 if it depends on data."""
         if not isinstance(value, Expr):

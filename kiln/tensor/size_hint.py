@@ -58,7 +58,7 @@ def seen_in(env: ShapeEnv | None) -> dict[str, int]:
     """The sizes of the call that an environment describes."""
     if env is None:
         return {}
-    return {**{symbol.name: SIZE_OF_DATA for symbol in env.unbacked}, **env.hints()}
+    return {size.name: env.hint(size) if env.has_hint(size) else SIZE_OF_DATA for size in env.declared}
 
 
 def size_hint(value: Int) -> int:

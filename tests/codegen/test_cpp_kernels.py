@@ -553,7 +553,7 @@ def all_cases() -> list[Case]:
     groups = [
         pointwise_cases(), transposed_cases(), padded_cases(), reduction_cases(), row_cases(), blocked_sum_cases(),
         data_cases(), lane_cases(), scan_cases(), narrow_cases(), few_rows_cases(), part_cases(), tiles_of_sums_cases(),
-        backward_cases(), cut_cases(), drawn_cases(),
+        backward_cases(), cut_cases(),
     ]  # fmt: skip
     return [norm(48), norm(100), norm(300), norm(1000), *(case for group in groups for case in group)]
 
@@ -587,4 +587,4 @@ def test_kernels_equal_the_interpreter(tmp_path: Path) -> None:
 def test_all_kernels_equal_the_interpreter(vector_bytes: int, tmp_path: Path) -> None:
     if vector_bytes > host_cpu().vector_bytes:
         pytest.skip("this machine has shorter vectors")
-    check(all_cases(), tmp_path, replace(host_cpu(), vector_bytes=vector_bytes))
+    check([*all_cases(), *drawn_cases()], tmp_path, replace(host_cpu(), vector_bytes=vector_bytes))

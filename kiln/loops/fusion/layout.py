@@ -88,8 +88,9 @@ def layout(group: Group, stored: frozenset[str], buffers: Mapping[str, Buffer], 
         in_strips, vector = False, None
     # A short axis beside the vector's is the outermost, for the others may be one.
     order = sorted(group.sizes, key=lambda symbol: (symbol is vector, symbol is not short, -strides.get(symbol, 0.0)))
-    if target.is_gpu:
-        return LoopLayout(order, None, 0, 1)  # its passes choose blocks, strips and vectors
+    if target.is_gpu:  # its passes choose blocks, strips and vectors
+        on_host = group.members[0].node.out.spec.device.type == "cpu"
+        return LoopLayout(order, None, 0, _grain(group, buffers) if on_host else 1)
     strip = _strip(group, target) if in_strips and group.units else 0
     return LoopLayout(order, vector if not in_strips else None, strip, _grain(group, buffers))
 
