@@ -13,10 +13,10 @@ from functools import partial
 
 from kiln.native._frames import Dispatcher, Entry
 from kiln.pipeline.dispatchers import CAREFUL, assumes_likely
-from kiln.runtime.checked_region import Applies
+from kiln.runtime.checked_region import FallbackErrors
 from kiln.runtime.variant import Variant
 
-FEWEST_FAILURES, MOST_CALLS_PER_FAILURE = 3, 8
+FEWEST_FAILURES, MOST_CALLS_PER_FAILURE = 4, 8
 """A variant is given up whose checks of values have failed so often, and in one of so many calls at least."""
 
 
@@ -25,7 +25,7 @@ def count_failures(dispatcher: Dispatcher, entry: Entry, lock: AbstractContextMa
     if not isinstance(entry.info, Variant):
         return
     for constant in entry.info.function.__code__.co_consts:
-        if isinstance(constant, Applies):
+        if isinstance(constant, FallbackErrors):
             constant.on_failure = partial(check_failed, dispatcher, entry, lock)
 
 

@@ -4,7 +4,7 @@
     LOAD_CONST <resume function>   {"resume": 1}                      where it enters which code
     LOAD_CONST <side exit>         {"exit": null}                     a dispatcher of the same function
     LOAD_CONST <the function>      {"root": null}                     itself, to run eager
-    LOAD_CONST Applies(is_...)     {"applies": "kiln.runtime...."}    counts anew
+    LOAD_CONST FallbackErrors(f)   {"errors": "kiln.runtime...:f"}   counts anew
     LOAD_CONST torch.nn.Linear     {"object": "torch.nn.modules.linear:Linear@type "}
     LOAD_CONST vars(module)        {"globals": "package.module"}      "": those of the function itself
 
@@ -22,7 +22,7 @@ from typing import Any, cast, final
 
 from kiln.capture.bytecode.resume import CLASS_CELL, Entry, InnerCall, ResumeOrigin, origin_of, resume_function
 from kiln.native._frames import Dispatcher, Driven
-from kiln.runtime.checked_region import Applies
+from kiln.runtime.checked_region import FallbackErrors
 from kiln.runtime.guards.constant import Json, NotSerialisable, constant_from_json, constant_to_json
 from kiln.runtime.guards.reference import load_named, named_path, resolve
 from kiln.support.errors import KilnError
@@ -158,7 +158,7 @@ class CodeFile:
         Driven: lambda self, value: {"driven": self.resume(value.function)},
         dict: globals,
         ModuleType: module,
-        Applies: lambda self, value: {"applies": named_path(value.asked)},
+        FallbackErrors: lambda self, value: {"errors": named_path(value.includes)},
     }
 
 
@@ -253,7 +253,7 @@ class CodeReader:
         "globals": dictionary,
         "module": lambda self, name: resolve(f"{name}:"),
         "object": lambda self, path: load_named(path),
-        "applies": lambda self, path: Applies(cast("Callable[[BaseException], bool]", load_named(path))),
+        "errors": lambda self, path: FallbackErrors(cast("Callable[[BaseException], bool]", load_named(path))),
     }
 
 

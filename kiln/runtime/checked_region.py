@@ -52,27 +52,27 @@ def is_behind_checks(error: BaseException) -> bool:
 
 
 @final
-class Applies:
-    """`asked(error)`, as transformed code calls it; failed checks are counted.
+class FallbackErrors:
+    """The errors of a region that lead to the original, as transformed code asks for them; failed checks are counted.
 
     A check that often fails, such as that a mask selects something, costs each time what ran before it.
     """
 
-    __slots__ = ("asked", "failures", "on_failure")
+    __slots__ = ("failures", "includes", "on_failure")
 
-    def __init__(self, asked: Callable[[BaseException], bool]) -> None:
-        self.asked = asked
+    def __init__(self, includes: Callable[[BaseException], bool]) -> None:
+        self.includes = includes
         self.failures = 0
         self.on_failure: Callable[[int], None] | None = None
-        """Gets the number of failures so far."""
+        """Gets the number of failed checks so far."""
 
     def __call__(self, error: BaseException) -> bool:
-        applies = self.asked(error)
-        if applies and is_failed_check(error):
+        included = self.includes(error)
+        if included and is_failed_check(error):
             self.failures += 1
             if self.on_failure is not None:
                 self.on_failure(self.failures)
-        return applies
+        return included
 
 
 def random_states(devices: tuple[str, ...]) -> list[tuple[object, object]]:

@@ -27,7 +27,7 @@ from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.rewrite import all_nodes
 from kiln.graph.prims.table import Kind
 from kiln.runtime.checked_region import (
-    Applies,
+    FallbackErrors,
     is_behind_checks,
     is_failed_check,
     is_of_operator,
@@ -44,9 +44,9 @@ STATES, ERROR = "_kiln_random_states", "_kiln_error"
 @final
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """What runs instead of a region: `leave` is written for errors to which it `applies` at run time."""
+    """What runs instead of a region: `leave` is written for the `errors` that lead there at run time."""
 
-    applies: Applies
+    errors: FallbackErrors
     leave: Callable[[], None]
 
 
@@ -86,7 +86,7 @@ def falling_back(head: Assembler, fallback: Fallback | None) -> Iterator[None]:
     head.items.append(TryEnd(begin))
     head.op("JUMP_FORWARD", passed)
     head.label(landing)
-    head.op("STORE_FAST", ERROR).const(fallback.applies).op("LOAD_FAST", ERROR).call(1)
+    head.op("STORE_FAST", ERROR).const(fallback.errors).op("LOAD_FAST", ERROR).call(1)
     head.jump_if(True, mine)
     head.op("LOAD_FAST", ERROR).op("DELETE_FAST", ERROR).op("RERAISE", 0)
     head.label(mine)

@@ -97,6 +97,8 @@ def nodes_saved(recorder: Recorder, function: Function) -> Iterator[Node]:
             value = getattr(function, name)
         except RuntimeError:  # it has changed since: the backward raises
             continue
+        except AttributeError:  # a result of a function of wrappers, of which C++ has a bare copy: it has no storage
+            continue
         for part in value if isinstance(value, tuple) else (value,):
             if isinstance(part, FakeTensor) and not part.is_outer:
                 yield recorder.node_of(part)

@@ -184,8 +184,9 @@ def power(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
             return function(first, second, **named)
         if tensor is first:
             return function(first, number * 1.0, **named)
-        base = number if isinstance(number, Tensor) else torch.scalar_tensor(number, dtype=tensor.dtype)
-        return function(base.to(tensor.device), second, **named)
+        if isinstance(number, Tensor):
+            return function(number.to(tensor.device), second, **named)
+        return function(torch.scalar_tensor(number, dtype=tensor.dtype, device=tensor.device), second, **named)
 
     return call
 
