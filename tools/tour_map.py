@@ -109,6 +109,7 @@ MAP = {
         ("How is `torch.utils.checkpoint` traced?", "kiln/capture/interpreter/builtins/checkpoint.py", ""),
         ("What is compiled of a function that runs eager?", "kiln/pipeline/eager_callees.py", "CalleeCompiler"),
         ("How many variants may a function have?", "kiln/pipeline/session.py", "TooManyVariants"),
+        ("When is a variant given up whose checks fail?", "kiln/pipeline/failed_checks.py", "check_failed"),
         ("What is remembered of the sizes of earlier calls?", "kiln/pipeline/seen_inputs.py", "SeenInputs"),
         ("Which of torch's modes run eager?", "kiln/pipeline/modes.py", "unknown_mode"),
         ("How long may a program be compiled?", "kiln/pipeline/compile_budget.py", "CompileBudget"),
@@ -223,6 +224,7 @@ MAP = {
         ("In which dtype does an op compute?", "kiln/graph/ops/promotion.py", "result_dtype"),
         ("Which ops are left to ATen, with which shapes?", "kiln/graph/ops/library.py", ""),
         ("What happens to an op without a rule?", "kiln/graph/trace/fallback.py", "fallback_handler"),
+        ("And to one with large tensors?", "kiln/graph/trace/large_probe.py", "probe_with_small_sizes"),
         ("How does an in-place op become functional?", "kiln/graph/trace/functionalise.py", "Functionaliser"),
         ("Where does autocast insert casts?", "kiln/graph/trace/autocast.py", "Casts"),
         ("Where do random numbers come from?", "kiln/graph/ops/random.py", "draw"),
@@ -230,6 +232,7 @@ MAP = {
         ("Which algebraic rewrites are there?", "kiln/graph/passes/arithmetic.py", "ARITHMETIC"),
         ("When are convolutions channels-last?", "kiln/graph/passes/channels_last.py", "ChannelsLast"),
         ("Who adds the bias of a convolution?", "kiln/graph/passes/convolution_bias.py", "ConvolutionBias"),
+        ("In which type are scattered values summed?", "kiln/graph/passes/wide_sums.py", "WideSums"),
         ("When is a matrix product padded?", "kiln/graph/passes/align_products.py", "AlignProducts"),
         ("Which values does the forward save for the backward?", "kiln/graph/autograd/min_cut.py", "values_to_save"),
         (
