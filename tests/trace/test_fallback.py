@@ -104,3 +104,13 @@ def test_sizes_that_belong_together_become_one() -> None:
     values, vectors = probed(torch.ops.aten._linalg_eigh.default, (big, "L", True), ())
     assert values == spec(torch.float32, 4096, device=CPU)
     assert vectors.sizes == (4096, 4096) and vectors.strides == (1, 4096)
+
+
+LIB.define("doubled(Tensor x) -> Tensor")
+LIB.impl("doubled", lambda x: x * 2, "CompositeExplicitAutograd")
+
+
+def test_one_size_in_many_axes() -> None:
+    """Some of the small sizes make a tensor that is still too large: they are left out."""
+    big = spec(torch.float32, 100, 100, 100, 100, 100, device=CPU)
+    assert probed(torch.ops.kiln_trials.doubled.default, (big,), ()) == big

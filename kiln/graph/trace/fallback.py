@@ -204,9 +204,17 @@ def probed(op: OpOverload, args: Args, kwargs: Named) -> Spec:
 def _probed(op: OpOverload, args: Args, kwargs: Named, default: torch.dtype) -> Spec:
     given = [leaf for leaf in (*_flat(args), *_flat(kwargs)) if isinstance(leaf, TensorSpec)]
     if not all(_is_small(spec, LARGEST) for spec in given):
-        likely = probe_with_small_sizes(lambda few: _probed(op, *cast(Both, few), default), (args, kwargs), LARGEST)
+        likely = probe_with_small_sizes(
+            lambda few: _probed_as_they_are(op, *cast(Both, few), default), (args, kwargs), LARGEST
+        )
         if likely is not None:
             return likely
+    return _probed_as_they_are(op, args, kwargs, default)
+
+
+def _probed_as_they_are(op: OpOverload, args: Args, kwargs: Named, default: torch.dtype) -> Spec:
+    """By tensors of these sizes."""
+    given = [leaf for leaf in (*_flat(args), *_flat(kwargs)) if isinstance(leaf, TensorSpec)]
     devices = {spec.device for spec in given}
     trusts = op.name().startswith(TRUSTING) and any(_is_integral(spec.dtype) for spec in given)
     found = _without_data(op, args, kwargs) if trusts and len(devices) == 1 else None

@@ -57,12 +57,12 @@ def numbers(sizes: tuple[Int, ...]) -> tuple[int, ...]:
 
 
 def largest_size(tensors: list[TensorSpec], replaced: Mapping[int, Symbol], most: int) -> int | None:
-    """The largest size that is not `replaced` in a tensor of more than `most` elements."""
-    found = []
+    """The largest size that is not `replaced` in a tensor of more than `most` elements; none where all are."""
+    found: list[int] = []
     for tensor in tensors:
         sizes = numbers(tensor.sizes)
         if prod([HINTS[-1] if size in replaced else size for size in sizes]) > most:
-            found.append(max([size for size in sizes if size not in replaced]))
+            found += [size for size in sizes if size not in replaced]
     return max(found, default=None)
 
 
