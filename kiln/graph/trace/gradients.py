@@ -83,31 +83,17 @@ def accumulated_gradients(
     Behind these, for each node of `hooked_values`: the gradients of what it got, and of what it gave, or None. Those
     `of_results` of a module leave out gradients that nothing gives, as its hooks do; others make zeros of them.
     """
-    with observed(hooked, of_results) as seen:
-        return [*_accumulated_in(roots, tangents, leaves, before, retain_graph, create_graph, limited), *seen]
-
-
-def _accumulated_in(
-    roots: Sequence[Tensor],
-    tangents: OptionalTensors,
-    leaves: Sequence[Tensor],
-    before: OptionalTensors,
-    retain_graph: bool,
-    create_graph: bool,
-    limited: bool,
-) -> list[Tensor | None]:
     given = tuple([_tangent(root, tangent) for root, tangent in zip(roots, tangents, strict=True)])
-    if all(type(leaf) is FakeTensor for leaf in leaves):
-        wanted = tuple(leaves) if limited else ()
-        _run_backward(
-            tuple(roots), given, retain_graph, create_graph, wanted, allow_unreachable=True, accumulate_grad=True
+    by_engine = all(type(leaf) is FakeTensor for leaf in leaves)
+    wanted = tuple(leaves) if limited or not by_engine else ()
+    with observed(hooked, of_results) as seen:
+        found = _run_backward(
+            tuple(roots), given, retain_graph, create_graph, wanted, allow_unreachable=True, accumulate_grad=by_engine
         )
-        return [leaf.grad for leaf in leaves]
-    found = _run_backward(
-        tuple(roots), given, retain_graph, create_graph, tuple(leaves), allow_unreachable=True, accumulate_grad=False
-    )
+    if by_engine:
+        return [*[leaf.grad for leaf in leaves], *seen]
     with torch.set_grad_enabled(create_graph):
-        return [_accumulated(*each) for each in zip(leaves, before, found, strict=True)]
+        return [*[_accumulated(*each) for each in zip(leaves, before, found, strict=True)], *seen]
 
 
 def hooked_values(*tensors: Tensor) -> tuple[Tensor, ...]:
