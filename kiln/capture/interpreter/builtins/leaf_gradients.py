@@ -110,7 +110,9 @@ def fake_of(value: Value) -> FakeTensor | None:
 
 
 def value_of(s: CaptureState, fake: torch.Tensor) -> Value:
-    return s.part(Subclassed).objects.get(id(fake)) or from_torch(s, fake)
+    """The wrapper, or the plain tensor, also where `grad.add_(w)` gave the same memory the class of `w`."""
+    is_outer = isinstance(fake, FakeTensor) and fake.is_outer
+    return s.part(Subclassed).objects[id(fake)] if is_outer else from_torch(s, fake)
 
 
 def write_gradient(s: CaptureState, leaf: Tensor, value: Value | None) -> None:
@@ -274,14 +276,14 @@ def run_backward(s: CaptureState, roots: list[Value], tangents: Value | None, gi
     wanted = None if s.is_none(given.get("inputs")) else one_or_several(s, given.get("inputs"))
     if wanted == [] or len(given_tangents) != len(roots):
         raise unsupported("eager raises an error")
-    plain = [tensor_of(value) for value in (*roots, *(wanted or ()))]
+    plain = [tensor_of(s, value) for value in (*roots, *(wanted or ()))]
     tensors = plain[: len(roots)]
     refuse_outer_history(s, tensors, plain[len(roots) :], BACKWARD)
     leaves = [as_leaf(s, fake) for fake in reached(s, tensors)] if wanted is None else plain[len(roots) :]
     flags = [given.get(name) for name in ("retain_graph", "create_graph")]
     create = flags[1] is not None and bool(flags[1].constant(s))
     retain = create if flags[0] is None or s.is_none(flags[0]) else bool(flags[0].constant(s))
-    targets = [accept(s, tensor_of(leaf)) for leaf in leaves]
+    targets = [accept(s, tensor_of(s, leaf)) for leaf in leaves]
     before = [leaf.get_attr(s, "grad") for leaf in targets]
     s.counters.unguarded += 1  # a repeated layer would write other gradients
     gradients = s.part(LeafGradients)
@@ -334,7 +336,10 @@ def note_accumulated(s: CaptureState, targets: Sequence[Tensor], before: Sequenc
             note_written(s, known)
 
 
-def tensor_of(value: Value) -> Tensor:
+def tensor_of(s: CaptureState, value: Value) -> Tensor:
+    part = part_of(value)
+    if part is not None and part.inner is not None:  # of a class that is no wrapper
+        value = as_leaf(s, part.outer)
     if not isinstance(value, Tensor) or is_wrapped(value.fake):
         raise unsupported(f"it is given a {value.type_name()}")
     return value

@@ -97,12 +97,13 @@ class TensorPart:
         s = self.state
         value = s.part(Subclassed).objects[id(self.outer)]
         override = function_override(value.cls)
-        own = override is not None and getattr(override, "__func__", None) is not DEFAULT_FUNCTION
-        if own and not s.part(Overrides).disabled:
+        if self.asks(value):
             getter = Builtin(getattr(torch.Tensor, name).__get__)
             result = by_torch_function(s, getter.callable, [value], {}, [value])
             assert result is not None
             return result
+        if name == "grad" and value.source is not None:  # the leaf knows what it had; `inner` has no source
+            return READABLE[name](s, as_leaf(s, self.outer))
         if self.inner is not None:
             found = self.inner.get_attr(s, name)
             keeps = override is None or name == "grad" or s.part(Overrides).disabled
@@ -111,17 +112,22 @@ class TensorPart:
             raise UnsupportedAttribute(name=name, type=value.type_name(), why="it cannot be guarded")
         if name in METADATA_ATTRIBUTES:
             return Tensor(self.outer).get_attr(s, name)
-        if name == "grad" and value.source is not None:
-            return READABLE[name](s, as_leaf(s, self.outer))
         if name == "grad_fn" and self.outer.grad_fn is None:
             return s.const(None)
         if name not in RECORDED_ATTRIBUTES:
             raise UnsupportedAttribute(name=name, type=value.type_name(), why="it is not read of a wrapper")
         return dispatched(s, getattr, [value, s.const(name)], {})
 
+    def asks(self, value: Object) -> bool:
+        """Whether its class has a `__torch_function__` of its own, which is to be asked."""
+        override = function_override(value.cls)
+        own = override is not None and getattr(override, "__func__", None) is not DEFAULT_FUNCTION
+        return own and not self.state.part(Overrides).disabled
+
     def write(self, name: str, value: Value | None) -> bool:
-        wrapper = self.state.part(Subclassed).objects[id(self.outer)]
-        known = name == "grad" and self.inner is None and wrapper.source is not None
+        """Set an attribute of torch; False if that is not known."""
+        written = self.state.part(Subclassed).objects[id(self.outer)]
+        known = name == "grad" and written.source is not None and not self.asks(written)
         if known:
             SETTABLE[name](self.state, as_leaf(self.state, self.outer), value)
         return known
