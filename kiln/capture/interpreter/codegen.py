@@ -57,7 +57,8 @@ class CodeWriter:
         self.for_numbers: set[int] = set()
         """The outputs (by `id`) that the program does not see, but a number."""
         self._output_names: dict[int, str] = {}
-        self._names: dict[int, str] = {}
+        self.built: dict[int, str] = {}
+        """The temporaries of what was built, by the `id` of the value."""
         self.sources: dict[str, str] = {}
         """The temporaries of what was loaded, by the text of its source."""
         self._kept: list[Value] = []
@@ -87,7 +88,7 @@ class CodeWriter:
         if not isinstance(value, Value):
             self.body.const(value)
             return
-        name = self._names.get(id(value))
+        name = self.built.get(id(value))
         if name is not None:
             self.body.op("LOAD_FAST", name)
         elif value.source is not None and not isinstance(value, Cell):
@@ -122,7 +123,7 @@ class CodeWriter:
 
     def is_built(self, value: Value) -> bool:
         """Whether a temporary holds it."""
-        return id(value) in self._names
+        return id(value) in self.built
 
     def tensor(self, fake: FakeTensor) -> None:
         """Push an output of the region, or the tensor that it is a copy of."""
@@ -217,12 +218,12 @@ class CodeWriter:
         """Keep the value on the stack in a temporary, to load it instead of building it again."""
         name = self.temporary()
         self._kept.append(value)
-        self._names[id(value)] = name
+        self.built[id(value)] = name
         self.body.op("COPY", 1).op("STORE_FAST", name)
 
     def store(self, value: Value) -> str:
         """Build `value` into a temporary."""
-        known = self._names.get(id(value))
+        known = self.built.get(id(value))
         if known is not None:
             return known
         if value.source is not None and not isinstance(value, Cell):

@@ -77,6 +77,10 @@ class Codegen(Protocol):
     def body(self) -> Assembler:
         """Where the code goes."""
 
+    @property
+    def built(self) -> dict[int, str]:
+        """The temporaries of what was built, by the `id` of the value."""
+
     def emit(self, value: object) -> None: ...
     def make(self, value: Value | None, function: object, *arguments: object, names: tuple[str, ...] = ()) -> None: ...
     def run(self, function: object, *arguments: object, names: tuple[str, ...] = ()) -> None: ...
@@ -126,6 +130,8 @@ class Value:
     takes_symbols: ClassVar[bool] = False
     """Its operators take symbolic numbers."""
     is_constant: ClassVar[bool] = False
+    is_deferred: ClassVar[bool] = False
+    """Transformed code computes it where it is used, and may do so twice."""
 
     source: Source | None = None
     cls: type

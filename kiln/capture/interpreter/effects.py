@@ -10,10 +10,11 @@ they are built in their last state.
 from __future__ import annotations
 
 import types
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import field
-from typing import ClassVar, final
+from typing import ClassVar, TypeAlias, final
 
+from kiln.capture.bytecode.assemble import Label
 from kiln.capture.interpreter.core import CaptureState, Codegen, Value, will_change
 from kiln.graph.trace.fake import FakeTensor
 from kiln.support.records import dataclass
@@ -98,14 +99,64 @@ def emit_deletion(g: Codegen, value: Value, name: str) -> None:
 @final
 @dataclass(frozen=True)
 class CallEffect(SideEffect):
-    """A call whose result is not used (logging) is made when the region is done."""
+    """A call whose result is not used (logging) is made when the region is done.
+
+    One of a `message` changes nothing that the frame can read: a side of a branch may have it.
+    """
 
     function: Value
     args: tuple[object, ...]
     kwargs: dict[str, Value] = field(default_factory=dict)
+    message: bool = False
+
+    def values(self) -> Iterator[Value]:
+        """What it is called with."""
+        yield from [value for value in (*self.args, *self.kwargs.values()) if isinstance(value, Value)]
+
+    def replaced(self, replace: Callable[[Value], Value]) -> CallEffect:
+        """The same call with other values."""
+        args = [replace(arg) if isinstance(arg, Value) else arg for arg in self.args]
+        kwargs = {name: replace(value) for name, value in self.kwargs.items()}
+        return CallEffect(self.function, tuple(args), kwargs, self.message)
 
     def emit(self, g: Codegen) -> None:
         g.run(self.function, *self.args, *self.kwargs.values(), names=tuple(self.kwargs))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class OneSided(SideEffect):
+    """A message of one side of a branch, written where its `condition`, a tensor of one element, is `taken`."""
+
+    condition: Value
+    taken: bool
+    effect: Message
+
+    message: ClassVar[bool] = True
+
+    def values(self) -> Iterator[Value]:
+        yield self.condition
+        yield from self.effect.values()
+
+    def replaced(self, replace: Callable[[Value], Value]) -> OneSided:
+        return OneSided(replace(self.condition), self.taken, self.effect.replaced(replace))
+
+    def emit(self, g: Codegen) -> None:
+        """What only the message needs is built where it is written: a text may raise for the numbers of other calls."""
+        for value in self.values():
+            if not value.is_deferred:
+                g.emit(value)
+                g.body.op("POP_TOP")
+        before, end = dict(g.built), Label()
+        g.emit(self.condition)
+        g.body.jump_if(not self.taken, end)
+        self.effect.emit(g)
+        g.body.label(end)
+        g.built.clear()
+        g.built.update(before)
+
+
+Message: TypeAlias = CallEffect | OneSided
 
 
 def note_change(s: CaptureState, value: Container) -> None:

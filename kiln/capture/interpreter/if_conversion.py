@@ -57,7 +57,16 @@ from kiln.capture.interpreter.data_values import (
     past_step,
 )
 from kiln.capture.interpreter.frame import SymbolicFrame, read_variables, run_to, running_frame
-from kiln.capture.interpreter.joined_values import Differs, Joining, Pair, hold_formula, read_by, unlike
+from kiln.capture.interpreter.joined_values import (
+    Differs,
+    Joining,
+    Pair,
+    hold_formula,
+    note_messages,
+    read_by,
+    unlike,
+    write_messages,
+)
 from kiln.capture.interpreter.nested_calls import (
     Calls,
     Modes,
@@ -75,7 +84,7 @@ from kiln.capture.interpreter.nested_calls import (
     without_progress,
 )
 from kiln.capture.interpreter.side_assumptions import Held, assumed_behind, assumptions_taken
-from kiln.capture.interpreter.side_changes import Meeting, SideChanges, changes_taken_back, met
+from kiln.capture.interpreter.side_changes import Meeting, SideChanges, changes_taken_back, messages_since, met
 from kiln.capture.interpreter.variables.choice import Choice, ChosenResults
 from kiln.capture.interpreter.variables.counted_range import may_be_counted
 from kiln.capture.interpreter.variables.function import Cell
@@ -367,7 +376,7 @@ def run_side(
     """What it leaves besides values."""
     s = frame.state
     modes, data, first = mode_values(s), s.part(DataValues), len(s.recorder.calls)
-    assumptions = len(data.assumptions)
+    assumptions, told_before = len(data.assumptions), s.effects.snapshot()
     for name, value in frame.locals.items():
         frame.locals[name] = known_side(s, value) or value
     frame.stack[:] = [known_side(s, value) for value in frame.stack]
@@ -375,7 +384,8 @@ def run_side(
         frame.push(pushed(s))
     run_to(frame, meeting, held)
     read = read_by(s.recorder.calls[first:])
-    for left_value in [*frame.locals.values(), *frame.stack] if read else ():
+    told = [value for message in messages_since(s, told_before) for value in message.values()] if read else []
+    for left_value in [*frame.locals.values(), *frame.stack, *told] if read else ():
         hold_formula(s, left_value, read)
     holds, left = assumptions_taken(s, assumptions), changed_modes(s, modes)
     for (setter, scope), before in modes_before(s, left, modes).items():
@@ -516,6 +526,7 @@ def joined(
     joining.read = read_by(left.calls), read_by(right.calls)
     values = [left.values, right.values]
     joining.note_sides(s, values, meetings, exact)
+    note_messages(s, joining, changes)
     if joining.chooses:
         joining.condition, joining.need = kept_condition(s, condition), failed
     own = {id(state) for meeting in written for state in (meeting.left, meeting.right)}
@@ -528,6 +539,7 @@ def joined(
         assumed_behind(s, results.pop(), next(side.holds[1] for side in sides if side.holds is not None))
     joining.take_results(results)
     done = joining.build_sides(s, values, meetings, changes)
+    write_messages(s, joining, changes)
     for counted in beyond:
         counted.note(s, cast(Tensor, found.pop()), len(s.part(Conversions).active) == 1)
     return done

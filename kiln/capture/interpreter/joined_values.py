@@ -11,6 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
+from functools import partial
 from typing import cast, final
 
 import torch
@@ -24,8 +25,10 @@ from kiln.capture.interpreter.data_values import (
     DataValues,
     ValueNeeded,
 )
-from kiln.capture.interpreter.side_changes import Meeting, Position, SideChanges, may_be_absent, note_joined
+from kiln.capture.interpreter.effects import OneSided
+from kiln.capture.interpreter.side_changes import CHANGES, Meeting, Position, SideChanges, may_be_absent, note_joined
 from kiln.capture.interpreter.variables.choice import Choice
+from kiln.capture.interpreter.variables.deferred_text import Deferred
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, Tuple
@@ -139,7 +142,7 @@ class Joining:
         held = self._held_numbers(s, a, b)
         for side, value in enumerate(held or (a, b)):
             if held is None or isinstance(value, Tensor):
-                self._note_alone(s, value, side)
+                self.note_alone(s, value, side)
 
     def _can_be_one(self, a: Tensor, b: Tensor) -> bool:
         own = id(a.fake) in self.made[LEFT] and id(b.fake) in self.made[RIGHT]
@@ -161,7 +164,8 @@ class Joining:
         if self.choose_number is None or a is None or b is None:
             return False
         made: Value | None
-        if self._is_new_list(a) and self._is_new_list(b) and len(a.items(s)) == len(b.items(s)):  # type: ignore[attr-defined]
+        new = [isinstance(value, List) and value.cls is list and not self._is_outer(value) for value in (a, b)]
+        if all(new) and len(a.items(s)) == len(b.items(s)):  # type: ignore[attr-defined]
             pairs = list(zip(a.items(s), b.items(s), strict=True))  # type: ignore[attr-defined]
             for both in pairs:
                 self.note(s, *both, exact=True)
@@ -172,24 +176,31 @@ class Joining:
             self.numbers[id(a), id(b)] = made
         return made is not None
 
-    def _is_new_list(self, value: Value) -> bool:
-        return isinstance(value, List) and value.cls is list and not self._is_outer(value)
-
-    def _note_alone(self, s: CaptureState, value: Value | None, side: int) -> None:
-        for tensor in self._tensors_in(s, value, set()):
+    def note_alone(self, s: CaptureState, value: Value | None, side: int) -> None:
+        """What one side alone leaves."""
+        for tensor in self._tensors_in(s, value, side, set()):
             if id(tensor.fake) in self.made[side]:
                 self.alone[side][id(tensor.fake)] = tensor
 
-    def _tensors_in(self, s: CaptureState, value: Value | None, seen: set[int]) -> Iterator[Tensor]:
+    def _tensors_in(self, s: CaptureState, value: Value | None, side: int, seen: set[int]) -> Iterator[Tensor]:
         """The tensors in a value that a side may have made."""
         if value is None or id(value) in seen:
             return
         seen.add(id(value))
         if isinstance(value, Tensor):
             yield value
+        elif isinstance(value, Symbolic):
+            yield from [held for held in (self._number_alone(s, value, side),) if held is not None]
         elif not self._is_outer(value):
             for part in parts(s, value):
-                yield from self._tensors_in(s, part, seen)
+                yield from self._tensors_in(s, part, side, seen)
+
+    def _number_alone(self, s: CaptureState, value: Symbolic, side: int) -> Tensor | None:
+        """The tensor that has a number which the side has read; None if the number is known without it."""
+        held = None if self._is_outer(value) else held_number(s, value, self.made[side], self.read[side])
+        if held is None and not self._is_outer(value):
+            raise NotNested("it leaves a number that is not in the graph")
+        return held if isinstance(held, Tensor) else None
 
     def _is_outer(self, value: Value) -> bool:
         return value.is_constant or value.source is not None or id(value) in self.known
@@ -252,7 +263,7 @@ class Joining:
         if (held := self._held_numbers(s, a, b)) is not None:
             sides = [self._result(value, n) if isinstance(value, Tensor) else value for n, value in enumerate(held)]
             return chosen_number(s, self.condition, sides, NUMBERS[cast(Value, a).python_type()], self.need)
-        return Choice(self.condition, self._of_side(s, a, LEFT), self._of_side(s, b, RIGHT), self.need)
+        return Choice(self.condition, self.of_side(s, a, LEFT), self.of_side(s, b, RIGHT), self.need)
 
     def build_state(self, s: CaptureState, meeting: Meeting) -> None:
         left, right = meeting.left, meeting.right
@@ -271,7 +282,7 @@ class Joining:
             if isinstance(tensor, Tensor) and isinstance(state, Tensor):
                 stand_in(s, tensor, state.fake)
 
-    def _of_side(self, s: CaptureState, value: Value | None, side: int) -> Value | None:
+    def of_side(self, s: CaptureState, value: Value | None, side: int) -> Value | None:
         """The value of one side with results of the `cond` in place of tensors that the side has made."""
         if value is None:
             return None
@@ -282,10 +293,15 @@ class Joining:
         found = self.rebuilt.get(id(value))
         if found is None:
             if isinstance(value, Tuple):
-                items = [self._of_side(s, item, side) for item in value.items(s)]
+                items = [self.of_side(s, item, side) for item in value.items(s)]
                 found = Tuple(items, value.cls)  # type: ignore[arg-type]
+            elif isinstance(value, Symbolic):
+                held = self._number_alone(s, value, side)
+                found = value if held is None else number_in(s, self._result(held, side), value.python_type())
+            elif isinstance(value, Deferred):
+                found = value.replaced(s, partial(held_by_side, self, s, side))
             elif isinstance(value, Choice):
-                left, right = self._of_side(s, value.left, side), self._of_side(s, value.right, side)
+                left, right = self.of_side(s, value.left, side), self.of_side(s, value.right, side)
                 found = Choice(self._result(value.condition, side), left, right, value.need)
             else:
                 found = value
@@ -303,15 +319,15 @@ class Joining:
     def _fill(self, s: CaptureState, value: Value, side: int) -> None:
         """Replace the parts of an object or container that the side has made."""
         if isinstance(value, List):
-            value._items = [part for item in value.items(s) if (part := self._of_side(s, item, side)) is not None]
+            value._items = [part for item in value.items(s) if (part := self.of_side(s, item, side)) is not None]
         elif isinstance(value, Dict):
             for token, (key, item) in list(value.items(s).items()):
-                part = self._of_side(s, item, side)
+                part = self.of_side(s, item, side)
                 assert part is not None
                 value.items(s)[token] = key, part
         elif isinstance(value, Object):
-            value.attrs.update({name: self._of_side(s, item, side) for name, item in value.attrs.items()})
-            self._of_side(s, value.native, side)
+            value.attrs.update({name: self.of_side(s, item, side) for name, item in value.attrs.items()})
+            self.of_side(s, value.native, side)
 
 
 NUMBERS = {int: torch.int64, float: torch.float64, bool: torch.bool}
@@ -343,8 +359,9 @@ def held_number(s: CaptureState, value: Value | None, made: set[int], read: set[
 
 def hold_formula(s: CaptureState, value: Value | None, read: set[object]) -> None:
     """Let a tensor have a number that is computed from one that the side has `read`, or a size; call it in the side.
-    The same for items of tuples, which a side may return."""
-    for item in value.items(s) if isinstance(value, Tuple) else ():
+    The same for items of tuples, which a side may return, and for texts."""
+    held_by = value.items(s) if isinstance(value, Tuple) else value.args if isinstance(value, Deferred) else ()
+    for item in held_by:
         hold_formula(s, item, read)
     number = value.number or value if isinstance(value, Symbolic) else None
     if number is None or number.python_type() is bool:
@@ -393,6 +410,36 @@ def chosen_number(
     return found
 
 
+def number_in(s: CaptureState, tensor: Value, kind: type) -> Value:
+    """The number that a result of the `cond` has, which one side alone leaves."""
+    plain = record(s, "to", [record(s, "detach", [tensor], {}), s.const(NUMBERS[kind])], {})
+    return record(s, "reshape", [plain, s.const(())], {}).get_attr(s, "item").call(s, [], {})
+
+
+def held_by_side(joining: Joining, s: CaptureState, side: int, value: Value) -> Value:
+    """`of_side` of a value that exists."""
+    return cast(Value, joining.of_side(s, value, side))
+
+
+def note_messages(s: CaptureState, joining: Joining, sides: Sequence[SideChanges]) -> None:
+    """The values of what the sides print, log or warn of."""
+    if s.policy.whole and any(side.messages for side in sides):
+        raise NotNested(CHANGES)
+    for number, side in enumerate(sides):
+        for message in side.messages:
+            joining.chooses = True
+            for value in message.values():
+                joining.note_alone(s, value, number)
+
+
+def write_messages(s: CaptureState, joining: Joining, sides: Sequence[SideChanges]) -> None:
+    """Behind the region, that of the side which was taken is written."""
+    for number, side in enumerate(sides):
+        for message in side.messages:
+            made = message.replaced(partial(held_by_side, joining, s, number))
+            s.effects.note(OneSided(cast(Value, joining.condition), number == LEFT, made))
+
+
 def parts(s: CaptureState, value: Value) -> list[Value | None]:
     """What a value that one side has made consists of. Raises NotNested where that is not known."""
     if isinstance(value, Tuple | List):
@@ -401,6 +448,8 @@ def parts(s: CaptureState, value: Value) -> list[Value | None]:
         return [item for _, item in value.items(s).values()]
     if isinstance(value, Choice):
         return [value.condition, value.left, value.right]
+    if isinstance(value, Deferred):
+        return list(value.args)
     if isinstance(value, Object) and value.original is MISSING and type(value.attrs) is dict and value.foreign is None:
         return [*value.attrs.values(), value.native]
     raise NotNested("it leaves a new object in one that existed before")

@@ -203,6 +203,8 @@ def joined(
     if left.holds or right.holds or left.modes or right.modes:
         raise NotNested("it assumes something of tensors, or changes a mode")
     changes = [side.changes for side in sides]
+    if any(found.messages for found in changes):
+        raise NotNested("it writes a message")
     known = reachable(all_values(s))
     meetings = lasting(frame, sides, met(s, changes, known, (set(), set())), returns)
     joining = Joining(known, (set(), set()), set(), choose_number=partial(chosen, s, truth))

@@ -12,15 +12,16 @@ The state of a tensor is the one that stands for it, see `copied_tensors.py`.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias, cast, final
 
 from kiln.capture.interpreter.builtins.torch_functions import ModeEffect
 from kiln.capture.interpreter.core import MISSING, CaptureState, Effect, StateChange, Token, Value
-from kiln.capture.interpreter.effects import CallEffect, ContentsEffect
+from kiln.capture.interpreter.effects import CallEffect, ContentsEffect, Message, OneSided
 from kiln.capture.interpreter.variables.attribute_tables import AttributeTables
 from kiln.capture.interpreter.variables.class_entries import is_slot
+from kiln.capture.interpreter.variables.deferred_text import Deferred
 from kiln.capture.interpreter.variables.function import Cell, CellEffect
 from kiln.capture.interpreter.variables.iterators import ITERATORS
 from kiln.capture.interpreter.variables.mapping import Dict
@@ -89,11 +90,12 @@ def set_state(value: Value, name: str, state: State) -> None:
 @final
 @dataclass(frozen=True, eq=False)
 class SideChanges:
-    """What a side changes: the states behind it, and its effects."""
+    """What a side changes: the states behind it, and its effects; what it prints, logs or warns of."""
 
     changes: dict[Place, StateChange]
     after: dict[Place, object]
     effects: dict[Hashable, Effect]
+    messages: list[Message]
 
 
 @contextmanager
@@ -106,6 +108,7 @@ def changes_taken_back(s: CaptureState, done: list[SideChanges]) -> Iterator[Non
         yield
         after = {place: state_of(s, change.value, change.name) for place, change in changes.items()}
         effects = s.effects.snapshot()
+        messages = messages_since(s, before)
     finally:
         s.counters.changed = outer
         for change in reversed(changes.values()):
@@ -116,14 +119,28 @@ def changes_taken_back(s: CaptureState, done: list[SideChanges]) -> Iterator[Non
         effect = effects.get(key)
         if isinstance(effect or before[key], ModeEffect):
             continue  # modes are what they were, see `without_progress`
-        if s.policy.carries is not None and isinstance(effect, CallEffect) and not effect.writes:
-            effects = {each: kept for each, kept in effects.items() if each != key or key in before}
+        if key not in before and (effect in messages or (s.policy.carries is not None and is_call(effect))):
+            del effects[key]
             continue  # an export leaves out what is printed
         if effect is not before.get(key) and (
             not isinstance(effect, TAKEN_BACK) or place_of(effect) not in changes or getattr(effect, "recreated", False)
         ):
             raise NotNested(CHANGES)
-    done.append(SideChanges(changes, after, effects))
+    done.append(SideChanges(changes, after, effects, [] if s.policy.carries is not None else messages))
+
+
+def messages_since(s: CaptureState, before: Mapping[Hashable, Effect]) -> list[Message]:
+    """What was printed, logged or warned of since, of values that are the same now."""
+    found = [effect for effect in s.effects if isinstance(effect, CallEffect | OneSided) and effect.key not in before]
+    messages = [effect for effect in found if effect.message]
+    values = [value for effect in messages for value in effect.values()]
+    if not all([value.is_unchanged(s) for value in values if isinstance(value, Deferred)]):
+        raise NotNested("it changes a tensor after its text was printed")
+    return messages
+
+
+def is_call(effect: object) -> bool:
+    return isinstance(effect, CallEffect) and not effect.writes
 
 
 def place_of(effect: AttributeEffect | ContentsEffect | CellEffect) -> Place:

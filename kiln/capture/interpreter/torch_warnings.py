@@ -121,4 +121,4 @@ def note_warning(s: CaptureState, target: Target, warning: HeardWarning, once: b
     if once or s.policy.whole:
         warn_in(*given, line.namespace)
     else:
-        s.effects.mention(CallEffect(s.wrap(warn_in, None), (*given, line.namespace)))
+        s.effects.mention(CallEffect(s.wrap(warn_in, None), (*given, line.namespace), message=True))

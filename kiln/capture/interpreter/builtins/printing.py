@@ -66,7 +66,7 @@ def print_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 
 def note(s: CaptureState, parts: list[Value], named: Kwargs) -> None:
-    s.effects.note(CallEffect(Builtin(print), tuple(parts), named))
+    s.effects.note(CallEffect(Builtin(print), tuple(parts), named, message=True))
 
 
 def replaced_output(s: CaptureState) -> Value | None:
@@ -137,7 +137,8 @@ def writing(function: Callable[..., object]) -> None:
         if len(args) == 2 and text.python_type() is not str:
             raise SideEffectCall(function=function.__qualname__, why="it raises")
         refuse_repeated(s, function.__qualname__)
-        s.effects.note(CallEffect(Builtin(function), tuple([stream, *([text] if len(args) == 2 else [])])))
+        written_to = (stream, text) if len(args) == 2 else (stream,)
+        s.effects.note(CallEffect(Builtin(function), written_to, message=True))
         if isinstance(text, Deferred):
             return Deferred(text.made_at, text.step, len, [text], text.readings, int)
         return Constant(None if len(args) == 1 else len(text.constant(s)))
@@ -167,9 +168,10 @@ def warn(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if s.policy.carries is None and not (s.policy.speculate and line.passes(s, known, kind)):  # an export leaves it out
         raise SideEffectCall(function="warnings.warn", why="a filter turns it into an error")
     if frame is None:  # a caller of the compiled function, found when it is given
-        s.effects.note(CallEffect(Builtin(warnings.warn), (text, kind, outer + 1)))
+        s.effects.note(CallEffect(Builtin(warnings.warn), (text, kind, outer + 1), message=True))
     else:
-        s.effects.note(CallEffect(s.wrap(warn_in, None), (text, kind, line.file, line.number, line.namespace)))
+        warning = text, kind, line.file, line.number, line.namespace
+        s.effects.note(CallEffect(s.wrap(warn_in, None), warning, message=True))
     return Constant(None)
 
 

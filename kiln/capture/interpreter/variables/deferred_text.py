@@ -76,6 +76,7 @@ class Deferred(Value):
     args: Sequence[Value]
     readings: Sequence[Reading] = ()
     cls: type = str
+    is_deferred = True
 
     def needed(self) -> ValueNeeded:
         return ValueNeeded(self.made_at, self.step, LENGTH if self.cls is list else "")
@@ -106,6 +107,11 @@ class Deferred(Value):
     def is_unchanged(self, s: CaptureState) -> bool:
         """Whether the tensors have the values that they had."""
         return all([s.recorder.node_of(found.tensor.fake) is found.node for found in self.readings])
+
+    def replaced(self, s: CaptureState, replace: Callable[[Value], Value]) -> Deferred:
+        """The same of other values, which are read as they are now."""
+        args, found = [replace(arg) for arg in self.args], [replace(reading.tensor) for reading in self.readings]
+        return Deferred(self.made_at, self.step, self.make, args, readings_of(s, found), self.cls)
 
     def emit(self, g: Codegen) -> None:
         if not self.is_unchanged(g.state):

@@ -63,7 +63,7 @@ class LogMethod(NamedMethod):
             raise SideEffectCall(function=function, why="it logs the exception that is handled, or the stack")
         given = [kept(s, arg, function) for arg in args]
         named = {name: kept(s, arg, function) for name, arg in kwargs.items()}
-        s.effects.note(CallEffect(self, tuple(given), named))
+        s.effects.note(CallEffect(self, tuple(given), named, message=True))
         return Constant(None)
 
 

@@ -31,6 +31,7 @@ class Symbolic(Value):
     """Of the truth value in a tensor: 1 where it is true, else 0."""
 
     is_torch = True
+    is_deferred = True
     kinds: ClassVar[dict[type, type[int | float]]] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
     def python_type(self) -> type[int | float]:
