@@ -10,7 +10,8 @@ Where Python needs a number that is symbolic, the capture begins again, and brea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import field
 from functools import partial
 from types import CodeType
@@ -188,6 +189,17 @@ def is_needed(s: CaptureState) -> bool:
     """Whether an earlier attempt found that Python needs the number which the current instruction makes."""
     frame = running_frame(s)
     return bool(s.needed) and s.needed.get((frame.code, frame.at), LENGTH) != LENGTH
+
+
+@contextmanager
+def none_needed(s: CaptureState) -> Iterator[None]:
+    """What is recorded inside is not what the current instruction makes: where the sides of a branch meet, that is the
+    last one of a side."""
+    needed, s.needed = s.needed, {}
+    try:
+        yield
+    finally:
+        s.needed = needed
 
 
 def number_made(s: CaptureState, number: Symbol | Given, tensor: Value, fake: torch.Tensor, dim: int | None) -> None:

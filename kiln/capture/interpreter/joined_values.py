@@ -24,6 +24,7 @@ from kiln.capture.interpreter.data_values import (
     NUMBER_READ,
     DataValues,
     ValueNeeded,
+    none_needed,
 )
 from kiln.capture.interpreter.effects import OneSided
 from kiln.capture.interpreter.side_changes import CHANGES, Meeting, Position, SideChanges, may_be_absent, note_joined
@@ -40,7 +41,8 @@ from kiln.graph.trace.nested_graphs import NotNested
 from kiln.graph.trace.nested_logs import new_symbols
 from kiln.support.records import dataclass
 from kiln.symbolic import Expr, Symbol
-from kiln.symbolic.values import Given, Real
+from kiln.symbolic.relation import Relation
+from kiln.symbolic.values import AllOf, AnyOf, Given, Real
 
 EXACT = (bool, int, float, complex, str, bytes, type(None))
 """Constants of these types are equal if their texts are."""
@@ -197,8 +199,11 @@ class Joining:
 
     def _number_alone(self, s: CaptureState, value: Symbolic, side: int) -> Tensor | None:
         """The tensor that has a number which the side has read; None if the number is known without it."""
-        held = None if self._is_outer(value) else held_number(s, value, self.made[side], self.read[side])
-        if held is None and not self._is_outer(value):
+        is_truth = value.python_type() is bool
+        if self._is_outer(value) or (is_truth and self.read[side].isdisjoint(numbers_of_truth(value))):
+            return None
+        held = held_number(s, value, self.made[side], self.read[side])
+        if held is None:
             raise NotNested("it leaves a number that is not in the graph")
         return held if isinstance(held, Tensor) else None
 
@@ -380,6 +385,18 @@ def read_by(calls: Sequence[TorchCall]) -> set[object]:
     return numbers.union(*map(new_symbols, calls))
 
 
+def numbers_of_truth(value: Symbolic) -> set[object]:
+    """The numbers that decide a truth value."""
+    truths, found = [value.node.node.value], set[object]()
+    while truths:
+        truth = truths.pop()
+        if isinstance(truth, AllOf | AnyOf):
+            truths += truth.parts
+        elif isinstance(truth, Relation):
+            found |= truth.free_symbols()
+    return found
+
+
 def numbers_in(value: object) -> Iterator[Symbol | Given]:
     if isinstance(value, Real):
         yield from value.givens()
@@ -394,6 +411,13 @@ def chosen_number(
 
     `sides`: numbers, and tensors that hold them.
     """
+    with none_needed(s):
+        return number_by_condition(s, condition, sides, dtype, need)
+
+
+def number_by_condition(
+    s: CaptureState, condition: Value, sides: Sequence[Value], dtype: torch.dtype, need: ValueNeeded
+) -> Value:
     assert isinstance(condition, Tensor)
     if condition.fake.dtype is not torch.bool:
         condition = record(s, operator.ne, [condition, s.const(0)], {})  # type: ignore[assignment]
@@ -412,8 +436,9 @@ def chosen_number(
 
 def number_in(s: CaptureState, tensor: Value, kind: type) -> Value:
     """The number that a result of the `cond` has, which one side alone leaves."""
-    plain = record(s, "to", [record(s, "detach", [tensor], {}), s.const(NUMBERS[kind])], {})
-    return record(s, "reshape", [plain, s.const(())], {}).get_attr(s, "item").call(s, [], {})
+    with none_needed(s):
+        plain = record(s, "to", [record(s, "detach", [tensor], {}), s.const(NUMBERS[kind])], {})
+        return record(s, "reshape", [plain, s.const(())], {}).get_attr(s, "item").call(s, [], {})
 
 
 def held_by_side(joining: Joining, s: CaptureState, side: int, value: Value) -> Value:
