@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from kiln.graph.ir.parse import NAMED
 from kiln.programs.call.errors import BadDynamicShapes
-from kiln.programs.call.tree import fields_of, flatten
+from kiln.programs.call.tree import fields_of, flatten, present_fields
 from kiln.programs.dims import AnyDim, DerivedDim, Dim, DimHint, DimTable, Examples
 from kiln.programs.naming import CallNames
 
@@ -130,6 +130,8 @@ def _by_name(value: object, wish: object) -> tuple[object, object]:
     if node is None:
         return value, wish
     parts, context = node.flatten_fn(value)
+    if isinstance(wish, Mapping) and is_dataclass(kind) and present_fields(kind, context) is not None:
+        return {field.name: getattr(value, field.name) for field in fields(kind)}, wish
     if isinstance(wish, Mapping) and isinstance(context, list | tuple) and len(context) == len(parts):
         return dict(zip(context, parts, strict=True)), wish
     return parts, node.flatten_fn(wish)[0] if type(wish) is kind else wish

@@ -28,10 +28,11 @@ from kiln.programs.dims import DimTable
 from kiln.programs.dynamic_shapes import dim_table, examples_in
 from kiln.programs.naming import CallNames, StateNames, call_names, state_names
 from kiln.programs.number_results import Result, with_numbers
+from kiln.programs.output_mark import OutputMark
 from kiln.programs.program import LEVELS, NUMERICS, Level, Numerics, Program
 from kiln.programs.single_rows import with_more_rows
 from kiln.programs.training import training_graph
-from kiln.programs.whole import Kinds, OutputMark, WholeCapture, capture_whole, name_of, user_signature
+from kiln.programs.whole import Kinds, WholeCapture, capture_whole, name_of, user_signature
 from kiln.support.errors import KilnError
 from kiln.support.records import dataclass
 from kiln.symbolic.node import from_sym

@@ -34,10 +34,12 @@ from kiln.graph.ops.emit import Emit
 from kiln.graph.trace import InputRecord, Recorder, Trace
 from kiln.graph.trace.condition import inputs_of
 from kiln.pipeline.modes import UnknownMode, unknown_mode, watch_current_device, without_autograd_observers
-from kiln.programs.call.errors import BadExportArgument, ExportChangesObject, UnknownResult
+from kiln.programs.call.errors import BadExportArgument, ExportChangesObject
 from kiln.programs.call.tree import flatten
 from kiln.programs.dims import DimTable
+from kiln.programs.memos import ComparedCall, is_same_program, undone
 from kiln.programs.number_results import on_symbols, read
+from kiln.programs.output_mark import OutputMark
 from kiln.runtime.guards.source import DictAttrSource, Source
 from kiln.support.errors import KilnError
 from kiln.support.events import EventSink
@@ -47,37 +49,6 @@ from kiln.symbolic import DimChoice, ShapeEnv
 from kiln.symbolic.node import to_sym
 from kiln.symbolic.reference import prove
 from kiln.tensor.spec import ScalarSpec, TensorSpec
-
-
-@final
-class OutputMark:
-    """Stands for an output of the region while the results are put together; no dataclass, which would be a container.
-
-    `sizes`: of a tensor; `value`: the symbol for its number, if the graph reads it; `read` makes one of a float.
-    """
-
-    def __init__(
-        self,
-        number: int,
-        sizes: tuple[int | torch.SymInt, ...],
-        value: torch.SymInt | None = None,
-        read: Callable[[], torch.SymFloat] | None = None,
-    ) -> None:
-        self.number, self.sizes, self.value, self.read = number, sizes, value, read
-
-    def size(self, dim: int) -> int | torch.SymInt:
-        return self.sizes[dim]
-
-    def item(self) -> torch.SymInt | torch.SymFloat:
-        if self.value is None and self.read is None:
-            raise UnknownResult(function="the program", type="number read from a tensor")
-        return self.value if self.value is not None else self.read()  # type: ignore[misc]
-
-    def detach(self) -> OutputMark:
-        return self
-
-    def requires_grad_(self) -> OutputMark:
-        return self
 
 
 @final
@@ -233,32 +204,116 @@ def capture_whole(
     watch_current_device()
     if mode := unknown_mode():
         raise UnknownMode(function=name_of(target), mode=mode)
-    function, first = entry_of(target)
-    slots = slots_of(function, (*first, *args), kwargs)
-    fused = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # nn.MultiheadAttention and the like by their parts
-    try:
-        with GC_PAUSE(), without_autograd_observers():
-            given = frozenset(map(id, flatten((args, dict(kwargs)))[1]))
-            keeper, capture = _captured_in_mode(function, slots, RegionKeeper(table, kinds, given))
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
-    assert keeper.recorder is not None and capture.function is not None
-    known = {id(buffers) for buffers in buffer_dicts(first)}
-    if keeper.trace is None:
-        keeper.trace = keeper.recorder.finish([])
-    own = own_variables(capture, keeper.trace, modules_of(first))
-    others = [effect for effect in capture.effects if effect not in own and not is_store_of_buffers(effect, known)]
-    refuse_effects(name_of(target), others)
-    with unchanged(own):
-        result, stored = _result(capture, slots, keeper.trace, buffer_dicts(first))
-    buffers = [stored_buffer(old, new, keeper.trace, name_of(target)) for old, new in stored]
-    refuse_moving(capture.speculations, keeper, buffers, name_of(target))
-    if kinds.training and buffers:
-        raise ExportChangesObject(function=name_of(target), what_changes="a buffer, which it stores anew")
-    return WholeCapture(
-        keeper.trace, keeper.recorder.emit, result, capture.steps, keeper.joint, keeper.torch_module, buffers
-    )
+    call = WholeCall(target, args, kwargs, table, kinds)
+    first = call.capture()
+    changes = call.refused(first)
+    if changes and (whole := call.second_capture(first)) is not None:
+        return whole
+    if changes:
+        raise ExportChangesObject(function=name_of(target), what_changes=described(changes[0]))
+    return call.whole(first, *call.results(first))
+
+
+@final
+@dataclass
+class CapturedCall:
+    """`own`: variables of the call that are attributes of modules."""
+
+    keeper: RegionKeeper
+    capture: Capture
+    trace: Trace
+    own: list[AttributeEffect]
+
+
+@final
+class WholeCall:
+    """A call that is captured, twice if it remembers something (see `memos.py`)."""
+
+    def __init__(
+        self, target: object, args: tuple[object, ...], kwargs: Mapping[str, object], table: DimTable, kinds: Kinds
+    ) -> None:
+        self.target, self.args, self.kwargs, self.table, self.kinds = target, args, kwargs, table, kinds
+        self.function, self.first = entry_of(target)
+        self.slots = slots_of(self.function, (*self.first, *args), kwargs)
+        self.given = frozenset(map(id, flatten((args, dict(kwargs)))[1]))
+        self.name = name_of(target)
+
+    def capture(self) -> CapturedCall:
+        fused = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)  # nn.MultiheadAttention and the like by their parts
+        try:
+            with GC_PAUSE(), without_autograd_observers():
+                keeper = RegionKeeper(self.table, self.kinds, self.given)
+                keeper, capture = _captured_in_mode(self.function, self.slots, keeper)
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fused)
+        assert keeper.recorder is not None and capture.function is not None
+        if keeper.trace is None:
+            keeper.trace = keeper.recorder.finish([])
+        own = own_variables(capture, keeper.trace, modules_of(self.first))
+        return CapturedCall(keeper, capture, keeper.trace, own)
+
+    def refused(self, call: CapturedCall) -> list[Effect]:
+        """The changes that a program cannot make."""
+        known = {id(buffers) for buffers in buffer_dicts(self.first)}
+        effects = [each for each in call.capture.effects if each not in call.own]
+        effects = [each for each in effects if not is_store_of_buffers(each, known)]
+        return [each for each in effects if (each.writes and not is_restored(each)) or isinstance(each, ModeEffect)]
+
+    def results(self, call: CapturedCall) -> tuple[object, list[tuple[torch.Tensor | None, object]]]:
+        with unchanged(call.own):
+            return _result(call.capture, self.slots, call.trace, buffer_dicts(self.first))
+
+    def whole(
+        self, call: CapturedCall, result: object, stored: list[tuple[torch.Tensor | None, object]]
+    ) -> WholeCapture:
+        keeper, trace = call.keeper, call.trace
+        assert keeper.recorder is not None
+        buffers = [stored_buffer(old, new, trace, self.name) for old, new in stored]
+        refuse_moving(call.capture.speculations, keeper, buffers, self.name)
+        if self.kinds.training and buffers:
+            raise ExportChangesObject(function=self.name, what_changes="a buffer, which it stores anew")
+        return WholeCapture(
+            trace, keeper.recorder.emit, result, call.capture.steps, keeper.joint, keeper.torch_module, buffers
+        )
+
+    def second_capture(self, first: CapturedCall) -> WholeCapture | None:
+        """The program of the call after an eager one, if it is the same, and what `first` changes was remembered."""
+        written = [record.real for record in first.trace.inputs if is_written(record, first.trace)]
+        tensors = [tensor for tensor in written if tensor is not None]
+        effects = [each for each in first.capture.effects if each.writes or isinstance(each, ModeEffect)]
+        with undone(effects, tensors) as changes:
+            if changes is None:
+                return None
+            try:
+                before = ComparedCall(first.trace, *self.results(first))
+                if changes.are_none():
+                    return self.whole(first, before.result, [*before.stored])
+                changes.undo()
+                self.run_eager()
+                second = self.capture()
+                if self.refused(second):
+                    return None
+                after = ComparedCall(second.trace, *self.results(second))
+                same = is_same_program(before, after, self.given)
+            except Exception:
+                return None  # it is refused for what it changes
+            return self.whole(second, after.result, [*after.stored]) if same else None
+
+    def run_eager(self) -> None:
+        """One call on copies of the arguments."""
+        tree, leaves = flatten((tuple(self.args), dict(self.kwargs)))
+        copies = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        args, kwargs = cast(tuple[tuple[object, ...], dict[str, object]], tree.build(copies))
+        buffers = buffer_dicts(self.first)
+        before = [dict(each) for each in buffers]
+        try:
+            with torch.set_grad_enabled(self.kinds.training):
+                cast(Callable[..., object], self.target)(*args, **kwargs)
+        finally:
+            for kept, now in zip(before, buffers, strict=True):
+                now.clear()
+                now.update(kept)
 
 
 def _captured_in_mode(
@@ -321,12 +376,6 @@ def _attempt(
     return capture_frame(
         function, slots, callbacks, events=keeper.events, is_compiling=is_compiling, until_values=until_values
     )
-
-
-def refuse_effects(function: str, effects: list[Effect]) -> None:
-    for effect in effects:
-        if (effect.writes and not is_restored(effect)) or isinstance(effect, ModeEffect):
-            raise ExportChangesObject(function=function, what_changes=described(effect))
 
 
 def modules_of(arguments: tuple[object, ...]) -> list[nn.Module]:

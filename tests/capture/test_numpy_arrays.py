@@ -48,6 +48,9 @@ EXPRESSIONS = (
     "np.linalg.cholesky(a @ a.T + np.eye(2))", "np.linalg.eigvalsh(a @ a.T)", "np.ascontiguousarray(a[:, ::-1])",
     "np.array([a, a * 2])", "np.array([a[0], b[1]], dtype=np.float32)", "np.asarray((a.sum(), 2, b.mean()))",
     "np.array([[a.max(), 1.5], [2, b.min()]])", "np.float32(a.mean())",
+    "np.array(torch.from_numpy(a))", "np.asarray(torch.from_numpy(a)) * 2", "np.array(a, dtype=np.float32)",
+    "np.array(torch.from_numpy(a) * 2, dtype=np.float32) + 1", "np.asarray(a, dtype='float64')",
+    "np.concatenate([np.array(torch.ones(2, 3)), np.array([[0.5, 1, 2]])])",
     "torch.zeros(3) + a.mean()", "torch.ones(3, 4)[np.array([0, 2])]",
 )  # fmt: skip
 
@@ -109,6 +112,21 @@ def test_functions(kind: str) -> None:
             if compiled.report().breaks or compiled.report().eager_reasons:
                 broken.append(text)
     assert len(broken) <= {"float32": 2, "int64": 4, "bool": 29}[kind], broken
+
+
+def test_an_array_of_a_tensor_is_a_copy() -> None:
+    def changed(x: torch.Tensor) -> Any:
+        copy, alias, other = np.array(x), np.asarray(x), np.array(x, dtype=np.float64)
+        same_dtype = np.array(x, dtype=np.float32)
+        copy += 1
+        alias += 10
+        other += 100
+        same_dtype += 1000
+        return copy, alias, other, same_dtype, x
+
+    compiled = kiln.compile(changed, options={"cache": False})
+    for _ in range(2):
+        assert same(compiled(torch.ones(3)), changed(torch.ones(3)))
 
 
 def written_to(result: Any, array: Any) -> Any:

@@ -347,6 +347,18 @@ def test_dynamic_shapes_of_a_registered_dataclass_have_its_fields() -> None:
     assert_close(found.ids, torch.full((7, 3), 2.0))
 
 
+def test_dynamic_shapes_of_a_registered_dataclass_as_a_dict(tmp_path: Path) -> None:
+    """One without a name for files is saved by its fields."""
+    shapes: Any = {"batch": {"ids": {0: BATCH}, "mask": None}}
+    program = kiln.export(
+        lambda batch: Tagged(batch.ids * 2), (Tagged(torch.randn(4, 3), tag="x"),), dynamic_shapes=shapes
+    )
+    program.save(tmp_path / "tagged.kp")
+    found: Any = kiln.load_program(tmp_path / "tagged.kp")(Tagged(torch.ones(7, 3), tag="x"))
+    assert type(found) is Tagged and found.tag is None and found.mask is None
+    assert_close(found.ids, torch.full((7, 3), 2.0))
+
+
 HALF = kiln.Dim("half", min=1, max=50)
 
 

@@ -106,6 +106,9 @@ class Tree:
         known = registered.serialized_type_name if registered is not None else None
         # Classes that are registered without a name share one.
         unnamed = not isinstance(known, str) or known == pytree.NO_SERIALIZED_TYPE_NAME_FOUND
+        present = present_fields(self.type, self.context) if unnamed else None
+        if present is not None and class_of_fields(name) is self.type:
+            return {"type": f"fields {name}", "keys": list(present), "children": children}
         if unnamed or not is_json(self.context):
             raise NotSavable(place="a result or argument", type=self.type.__qualname__)
         return {"type": f"registered {known}", "keys": cast(Json, self.context), "children": children}
@@ -126,11 +129,37 @@ def fields_of(kind: type) -> tuple[str, ...]:
 
 def class_named(name: str) -> type | None:
     """A class of a module that is imported already, if its objects are only their fields."""
+    found = object_named(name)
+    return found if isinstance(found, type) and (found in TUPLES or fields_of(found)) else None
+
+
+def object_named(name: str) -> object:
+    """What `module:path` means, if the module is imported already."""
     module, _, path = name.partition(":")
     found: object = sys.modules.get(module)
     for part in path.split("."):
         found = getattr(found, "__dict__", {}).get(part)
-    return found if isinstance(found, type) and (found in TUPLES or fields_of(found)) else None
+    return found
+
+
+def init_fields(kind: type) -> list[str]:
+    """The fields of a dataclass that its constructor takes; of others none."""
+    return [field.name for field in dataclasses.fields(kind) if field.init] if dataclasses.is_dataclass(kind) else []
+
+
+def present_fields(kind: type, context: object) -> list[str] | None:
+    """The fields that are not None, if `torch.utils._pytree.register_dataclass` has registered a class."""
+    if not isinstance(context, list) or len(context) != 2 or not all(isinstance(names, list) for names in context):
+        return None
+    present, absent = context
+    names = present + absent
+    return present if all(type(name) is str for name in names) and sorted(names) == sorted(init_fields(kind)) else None
+
+
+def class_of_fields(name: str) -> type | None:
+    """A dataclass of a module that is imported already, which pytree knows."""
+    found = object_named(name)
+    return found if isinstance(found, type) and init_fields(found) and found in pytree.SUPPORTED_NODES else None
 
 
 def is_json(value: object, depth: int = 0) -> bool:
@@ -186,14 +215,15 @@ def tree_from_json(data: Json, depth: int = 0, *, plain: bool = False) -> Tree:
         fields.finish()
         return Tree(found, children, keys)
     how, _, name = name.partition(" ")
-    if how not in ("registered", "class"):
+    if how not in ("registered", "class", "fields"):
         raise DamagedProgram(problem=f"unknown container {how!r}")
     if plain:
         names = fields.take("keys")
         fields.finish()
         texts = tuple([key for key in names if isinstance(key, str)]) if isinstance(names, list) else ()
         return Tree(dict, children, texts) if len(set(texts)) == len(texts) == len(children) else Tree(tuple, children)
-    kind = class_named(name) if how == "class" else pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name)
+    named = {"class": class_named, "fields": class_of_fields}
+    kind = named.get(how, pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get)(name)
     if kind is None or kind in PLAIN:
         raise DamagedProgram(problem=f"the class {name!r} is not known here; import its library first")
     context = fields.take("keys")
@@ -201,7 +231,11 @@ def tree_from_json(data: Json, depth: int = 0, *, plain: bool = False) -> Tree:
     members = fields_of(kind) if how == "class" else ()
     if how == "class" and context == list(members) and (kind in TUPLES or len(members) == len(children)):
         return Tree(kind, children, members)
-    if how == "class" or not is_json(context):
+    if how == "fields" and isinstance(context, list) and len(context) == len(children):
+        absent = [field for field in init_fields(kind) if field not in context]
+        if present_fields(kind, [context, absent]) is not None:
+            return Tree(kind, children, (), [context, absent])
+    if how != "registered" or not is_json(context):
         raise DamagedProgram(problem=f"the class {name!r} has fields of another kind")
     return Tree(kind, children, (), context)
 

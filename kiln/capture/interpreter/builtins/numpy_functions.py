@@ -551,14 +551,18 @@ def product(name: str) -> Callable[[CaptureState, Args, Kwargs], Value]:
 
 
 def taken_over(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    """`np.asarray(a)` and `np.array(a)` of an array, or of a list of arrays and numbers."""
+    """`np.asarray(a)` and `np.array(a)` of an array, of a tensor, or of a list of arrays and numbers."""
     value = args[0]
     if isinstance(value, Sequence) and len(args) <= 2 and kwargs.keys() <= {"dtype"}:
         expected = asked(s, numpy.array, args, kwargs)
         return of_result(s, stacked(s, value, expected.dtype), expected)
-    if len(args) > 1 or kwargs or not isinstance(value, TracedArray) or value.is_scalar:
+    if isinstance(value, Tensor):
+        value = tensor_as_array(s, [value], {})
+    if len(args) > 1 or kwargs.keys() - {"dtype"} or not isinstance(value, TracedArray) or value.is_scalar:
         raise UnsupportedCall(function="numpy.array", why="it gets more than an array")
-    return value
+    wanted = plain(s, kwargs["dtype"]) if kwargs else None
+    tensor = value.tensor if wanted is None else converted(s, value.tensor, numpy.dtype(wanted))
+    return value if tensor is value.tensor else TracedArray(tensor)
 
 
 def stacked(s: CaptureState, value: Value, dtype: NumpyObject) -> Value:
@@ -569,8 +573,9 @@ def stacked(s: CaptureState, value: Value, dtype: NumpyObject) -> Value:
 
 
 def copied(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    kept = taken_over(s, args, kwargs)
-    if kept is not args[0] or not isinstance(kept, TracedArray):
+    kept, given = taken_over(s, args, kwargs), args[0]
+    of = given if isinstance(given, Tensor) else given.tensor if isinstance(given, TracedArray) else None
+    if of is None or not isinstance(kept, TracedArray) or kept.tensor.fake.dtype is not of.fake.dtype:
         return kept
     return kept.view(record(s, "clone", [kept.tensor], {}))
 
