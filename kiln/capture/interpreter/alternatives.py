@@ -2,6 +2,7 @@
 
     max(1, mask.sum())             Choice(mask.sum() > 1, mask.sum(), 1)
     x / max(1, mask.sum())         div(x, where(mask.sum() > 1, mask.sum(), 1))
+    exp(min(loss.item(), 20))      exp(where(20 < loss, 20.0, loss)), but `min` alone may be an int
     min(a.sum(), b.sum())          where(b.sum() < a.sum(), b.sum(), a.sum())
     ok = a.any() and b.any()       logical_and(a.any(), b.any())
 
@@ -11,19 +12,21 @@ A tensor or a number: Python may ask which it is, so it stays open until a tenso
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Sequence
 
 import torch
 
 import kiln.capture.interpreter.polyfills as polyfills
 from kiln.capture.interpreter.breaks import DataDependentBranch
 from kiln.capture.interpreter.core import CaptureState, Value
-from kiln.capture.interpreter.data_values import ValueNeeded, is_needed, past_step
+from kiln.capture.interpreter.data_values import NUMBER_READ, DataValues, ValueNeeded, is_needed, none_needed, past_step
 from kiln.capture.interpreter.frame import SymbolicFrame, running_frame
 from kiln.capture.interpreter.nested_calls import is_single
 from kiln.capture.interpreter.short_circuits import operand_up_to
+from kiln.capture.interpreter.speculation import comparison_in_region
 from kiln.capture.interpreter.variables.choice import Choice
 from kiln.capture.interpreter.variables.symbolic import Symbolic
-from kiln.capture.interpreter.variables.tensor import Tensor, record
+from kiln.capture.interpreter.variables.tensor import Tensor, from_torch, record
 from kiln.capture.interpreter.visible_copies import note_copy
 from kiln.tensor.spec import TensorSpec
 
@@ -65,6 +68,67 @@ def either(s: CaptureState, condition: Value, left: Value, right: Value, need: V
     return made
 
 
+MOST_EXACT = 2**53
+
+
+def extreme_number(s: CaptureState, function: Callable[..., object], items: Sequence[Value]) -> Value | None:
+    """`max` or `min` of floats that data decide and integers: which type it has stays open. None of others."""
+    of_data = [item for item in items if isinstance(item, Symbolic) and item.python_type() is float]
+    whole = [item for item in items if item.is_constant and type(item.real()) is int and abs(item.real()) < MOST_EXACT]
+    if is_needed(s) or s.function_modes or not whole or len(of_data) + len(whole) < len(items):
+        return None
+    if not s.policy.assumes or s.policy.whole or any([item.node.node.has_hint() for item in of_data]):
+        return None
+    frame = running_frame(s)
+    need = ValueNeeded((frame.code, frame.at), past_step(frame))
+    best = items[0]
+    for item in items[1:]:
+        follows = from_torch(s, comparison_in_region(s, function, item, as_float(s, best)))
+        best = Choice(follows, item, best, need)
+    return best
+
+
+def as_float(s: CaptureState, value: Value) -> Value:
+    """A choice of numbers as the float that is equal to it; other values as they are."""
+    if not isinstance(value, Choice) or value.left is None or value.right is None:
+        return value
+    sides = [as_float(s, side) for side in (value.left, value.right)]
+    numbers = [side for side in sides if isinstance(side, Symbolic) or type(side.real()) in (int, float)]
+    if len(numbers) < 2 or not all(side.python_type() in (int, float) for side in numbers):
+        return value
+    return chosen_number(s, value.condition, sides, torch.float64, value.need)
+
+
+def chosen_number(
+    s: CaptureState, condition: Value, sides: Sequence[Value], dtype: torch.dtype, need: ValueNeeded
+) -> Value:
+    """One of two numbers as a number that the region finds. Where Python needs it, `need` breaks the graph.
+
+    `sides`: numbers, and tensors that hold them.
+    """
+    with none_needed(s):
+        return number_by_condition(s, condition, sides, dtype, need)
+
+
+def number_by_condition(
+    s: CaptureState, condition: Value, sides: Sequence[Value], dtype: torch.dtype, need: ValueNeeded
+) -> Value:
+    assert isinstance(condition, Tensor)
+    if condition.fake.dtype is not torch.bool:
+        condition = record(s, operator.ne, [condition, s.const(0)], {})  # type: ignore[assignment]
+    options, steps, scalars = {"dtype": s.const(dtype)}, s.part(DataValues).steps, list[Value]()
+    for side in sides:
+        if isinstance(side, Tensor):
+            plain = record(s, "reshape", [record(s, "detach", [side], {}), s.const(())], {})
+            scalars.append(record(s, "to", [plain, s.const(dtype)], {}))
+        else:
+            scalars.append(record(s, torch.full, [s.const(()), side], options))
+    known = set(steps)
+    found = record(s, torch.where, [condition, *scalars], {}).get_attr(s, "item").call(s, [], {})
+    steps.update({number: (need.made_at, need.step, NUMBER_READ) for number in steps if number not in known})
+    return found
+
+
 def as_tensor(s: CaptureState, value: Value) -> Value:
     """A choice of tensors and numbers as a tensor; other values as they are."""
     like = layout_of(parts_of(value)) if isinstance(value, Choice) else None
@@ -95,6 +159,8 @@ def joined_tensor(s: CaptureState, value: Value, like: TensorSpec) -> Value:
 
 def operand(s: CaptureState, value: Value, other: Value) -> Value:
     """What a tensor is computed with: a choice of tensors and numbers as a tensor, if the result is the same."""
+    if isinstance(value, Choice) and isinstance(other, Symbolic) and other.python_type() is float:
+        return as_float(s, value)
     if not isinstance(value, Choice) or not isinstance(other, Tensor):
         return value
     parts = parts_of(value)

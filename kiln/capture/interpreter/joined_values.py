@@ -8,7 +8,6 @@ Where other values differ in an object or container, the joined value is a `Choi
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
 from functools import partial
@@ -16,12 +15,12 @@ from typing import cast, final
 
 import torch
 
+from kiln.capture.interpreter.alternatives import chosen_number
 from kiln.capture.interpreter.copied_tensors import stand_in
 from kiln.capture.interpreter.core import MISSING, CaptureState, Value
 from kiln.capture.interpreter.data_values import (
     KEYS_CHANGED,
     LENGTH_CHANGED,
-    NUMBER_READ,
     DataValues,
     ValueNeeded,
     none_needed,
@@ -402,36 +401,6 @@ def numbers_in(value: object) -> Iterator[Symbol | Given]:
         yield from value.givens()
     if isinstance(value, Real | Expr):
         yield from value.free_symbols()
-
-
-def chosen_number(
-    s: CaptureState, condition: Value, sides: Sequence[Value], dtype: torch.dtype, need: ValueNeeded
-) -> Value:
-    """One of two numbers as a number that the region finds. Where Python needs it, `need` breaks the graph.
-
-    `sides`: numbers, and tensors that hold them.
-    """
-    with none_needed(s):
-        return number_by_condition(s, condition, sides, dtype, need)
-
-
-def number_by_condition(
-    s: CaptureState, condition: Value, sides: Sequence[Value], dtype: torch.dtype, need: ValueNeeded
-) -> Value:
-    assert isinstance(condition, Tensor)
-    if condition.fake.dtype is not torch.bool:
-        condition = record(s, operator.ne, [condition, s.const(0)], {})  # type: ignore[assignment]
-    options, steps, scalars = {"dtype": s.const(dtype)}, s.part(DataValues).steps, list[Value]()
-    for side in sides:
-        if isinstance(side, Tensor):
-            plain = record(s, "reshape", [record(s, "detach", [side], {}), s.const(())], {})
-            scalars.append(record(s, "to", [plain, s.const(dtype)], {}))
-        else:
-            scalars.append(record(s, torch.full, [s.const(()), side], options))
-    known = set(steps)
-    found = record(s, torch.where, [condition, *scalars], {}).get_attr(s, "item").call(s, [], {})
-    steps.update({number: (need.made_at, need.step, NUMBER_READ) for number in steps if number not in known})
-    return found
 
 
 def number_in(s: CaptureState, tensor: Value, kind: type) -> Value:

@@ -17,7 +17,7 @@ from typing import Any, final
 
 import torch
 
-from kiln.capture.interpreter.alternatives import alternative, as_tensor, open_truth
+from kiln.capture.interpreter.alternatives import alternative, as_tensor, extreme_number, open_truth
 from kiln.capture.interpreter.breaks import DataDependentBranch, DebuggerCall, Raised, UnsupportedCall
 from kiln.capture.interpreter.builtins.class_statements import type_new
 from kiln.capture.interpreter.builtins.math_functions import computed_in_front
@@ -545,6 +545,8 @@ def extreme(function: Function2) -> Callable[[CaptureState, Args, Kwargs], Value
                 return functools.reduce(functools.partial(extreme_of_floats, s, function), items)
             pick = torch.sym_max if function is operator.gt else torch.sym_min
             return s.wrap(functools.reduce(pick, [item.torch_arg(s) for item in items]), None)
+        if key is None and (open_number := extreme_number(s, function, items)) is not None:
+            return open_number
         iterator = consumed(s, args[0]) if len(args) == 1 and key is not None else List(items).iterate(s)
         best = iterator.next(s)
         if best is None:

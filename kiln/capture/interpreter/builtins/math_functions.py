@@ -15,6 +15,7 @@ from typing import final
 
 import torch
 
+from kiln.capture.interpreter.alternatives import as_float
 from kiln.capture.interpreter.computed_numbers import computed_number
 from kiln.capture.interpreter.core import Args, CaptureState, Handler, Kwargs, Value, handles
 from kiln.capture.interpreter.operations import (
@@ -74,7 +75,7 @@ ROUNDINGS = ("ceil", "floor", "trunc", "round")
 
 def function_of_number(function: Callable[..., float]) -> Handler:
     def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-        args = list(map(as_python_number, args))
+        args = [as_float(s, as_python_number(arg)) for arg in args]
         if len(args) == 2 and function is math.log and any(isinstance(arg, Symbolic) for arg in args):
             return binary(s, operator.truediv, *(handler(s, [arg], {}) for arg in args))
         if len(args) == 1 and isinstance(args[0], Symbolic) and in_domain(s, function, args[0]):
@@ -107,7 +108,7 @@ for _function in DOMAINS:
 @handles(math.pow)
 def pow_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     if len(args) == 2 and any(isinstance(arg, Symbolic) for arg in args):
-        left, right = [as_float(s, arg) for arg in args]
+        left, right = [float_of(s, arg) for arg in args]
         if is_symbolic(s, operator.pow, left, right):  # else `math.pow` itself decides: it has errors of its own
             return binary(s, operator.pow, left, right)
     return fold(s, math.pow, *(arg.constant(s) for arg in args))
@@ -167,7 +168,7 @@ def in_parts(function: Callable[..., tuple[object, object]], *rows: str) -> Hand
 handles(math.modf)(in_parts(math.modf, "fraction", "whole"))
 
 
-def as_float(s: CaptureState, value: Value) -> Value:
+def float_of(s: CaptureState, value: Value) -> Value:
     if isinstance(value, Symbolic):
         return s.wrap(torch.sym_float(value.node), None)
     return fold(s, float, value.constant(s))

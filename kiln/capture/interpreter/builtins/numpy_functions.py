@@ -18,6 +18,7 @@ from typing import final
 import torch
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
+from kiln.capture.interpreter.builtins.numpy_lists import array_in_front
 from kiln.capture.interpreter.builtins.numpy_numbers import OPERATORS, of_numbers
 from kiln.capture.interpreter.builtins.numpy_sizes import of_sizes
 from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Handler, Kwargs, Value, handles
@@ -612,6 +613,7 @@ def call_function(s: CaptureState, function: NumpyObject, args: Args, kwargs: Kw
         made = of_sizes(s, function, args, kwargs)
     if made is not None:
         return made
+    args = array_in_front(s, args)
     if all(map(is_plain, (*args, *kwargs.values()))):
         return computed(s, function, args, kwargs)
     args = [seen(s, arg) for arg in args]

@@ -14,6 +14,8 @@ import math
 import operator
 from collections.abc import Callable
 
+import torch
+
 from kiln.capture.interpreter.builtins.math_functions import DOMAINS, in_domain
 from kiln.capture.interpreter.core import HANDLERS, MISSING, Args, CaptureState, Kwargs, Value
 from kiln.capture.interpreter.operations import COMPARISONS, DIVISIONS, ERRORS, Function2, binary, compare, unary
@@ -21,6 +23,7 @@ from kiln.capture.interpreter.variables.array import NumpyObject, as_python_numb
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.known_array import lifted
 from kiln.capture.interpreter.variables.symbolic import Symbolic
+from kiln.capture.interpreter.variables.tensor import record
 from kiln.support.optional import load
 
 numpy: NumpyObject = load("numpy")
@@ -119,9 +122,14 @@ def rounding(function: Callable[[float], int]) -> Row:
 
 
 def extreme(function: Callable[..., object]) -> Row:
-    """Of numbers that are not NaN, which a check holds."""
+    """Of numbers that are not NaN, which a check holds; of those that data decide, in the region, where NaN stays."""
 
     def row(s: CaptureState, numbers: list[Value]) -> Value | None:
+        of_data = [number for number in numbers if isinstance(number, Symbolic) and not number.node.node.has_hint()]
+        if any([number.python_type() is float for number in of_data]):
+            options = {"dtype": s.const(torch.float64)}
+            held = [record(s, torch.scalar_tensor, [number], options) for number in numbers]
+            return record(s, IN_REGION[function], held, {}).get_attr(s, "item").call(s, [], {})
         if float in [number.python_type() for number in numbers]:
             numbers = [HANDLERS[float](s, [number], {}) for number in numbers]
             if not all([compare(s, operator.eq, number, number).truth(s) for number in numbers]):
@@ -129,6 +137,9 @@ def extreme(function: Callable[..., object]) -> Row:
         return HANDLERS[function](s, numbers, {})
 
     return row
+
+
+IN_REGION: dict[Callable[..., object], Callable[..., torch.Tensor]] = {max: torch.maximum, min: torch.minimum}
 
 
 def clipped(s: CaptureState, numbers: list[Value]) -> Value | None:

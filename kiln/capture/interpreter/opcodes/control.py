@@ -35,6 +35,7 @@ from kiln.capture.interpreter.opcodes.build import callee_text, require_iterable
 from kiln.capture.interpreter.opcodes.stack import load_const, prepare_const
 from kiln.capture.interpreter.operations import exception_matches, same, truth_value
 from kiln.capture.interpreter.short_circuits import takes_both_operands
+from kiln.capture.interpreter.variables.array import TracedArray
 from kiln.capture.interpreter.variables.choice import Choice
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
@@ -72,6 +73,7 @@ def pop_jump_if(name: str, when: bool, test: Callable[[CaptureState, Value], boo
     def handler(frame: SymbolicFrame, target: int) -> None:
         value = frame.pop()
         copied = is_copy_of_operand(frame, value)
+        value = value if copied else condition_of_scalar(value)
         if isinstance(value, Choice) and (decided := condition_of_choice(frame.state, value, test)) is not None:
             condition, direct = decided
             targets = (target, frame.ip) if when is direct else (frame.ip, target)
@@ -105,6 +107,12 @@ def pop_jump_if(name: str, when: bool, test: Callable[[CaptureState, Value], boo
             truth = found
         if truth is when:
             frame.ip = target
+
+
+def condition_of_scalar(value: Value) -> Value:
+    """A truth value of NumPy that data decide as the tensor of the region."""
+    is_truth = isinstance(value, TracedArray) and value.is_scalar and value.number is None
+    return value.tensor if is_truth else value  # type: ignore[attr-defined]
 
 
 def is_copy_of_operand(frame: SymbolicFrame, value: Value) -> bool:

@@ -25,6 +25,7 @@ from kiln.capture.interpreter.breaks import PastStep, SideEffectCall
 from kiln.capture.interpreter.core import NOT_RESUMABLE, CallSite, CaptureState, Codegen, Token, Value
 from kiln.capture.interpreter.data_values import LENGTH, Instruction, ValueNeeded, is_needed, past_step
 from kiln.capture.interpreter.frame import running_frame
+from kiln.capture.interpreter.variables.array import TracedArray
 from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import Object
@@ -121,10 +122,20 @@ class Deferred(Value):
 
 def deferred_text(s: CaptureState, value: Value, conversion: str = "", spec: str = "") -> Value | None:
     """A field of an f-string whose text is not that of a constant; None where it is, or where Python needs it."""
-    made: Value | None = value
-    if conversion:
-        made = text_of(s, CONVERTERS[conversion], [value])
+    made: Value | None = plain_number(s, value) if conversion in ("", "s") else value
+    if conversion and made is not None:
+        made = text_of(s, CONVERTERS[conversion], [made])
     return None if made is None else text_of(s, format, [made, s.const(spec)])
+
+
+def plain_number(s: CaptureState, value: Value) -> Value:
+    """A scalar of NumPy as the number of Python with the same text (`repr` has another); other values as they are."""
+    if not isinstance(value, TracedArray) or not value.is_scalar or is_needed(s):
+        return value
+    if value.number is not None:
+        return value.number
+    like_python = value.tensor.fake.dtype in (torch.float64, torch.int64)
+    return value.tensor.get_attr(s, "item").call(s, [], {}) if like_python else value
 
 
 def text_of(s: CaptureState, make: Callable[..., object], args: Sequence[Value]) -> Value | None:
@@ -276,6 +287,7 @@ def written(s: CaptureState, value: Value) -> Value | None:
     An object with the text that `object` gives is written by its name and address.
     """
     found: list[Value] = []
+    value = plain_number(s, value)
     made = snapshot(s, value, found)
     if made is None and isinstance(value, Object) and not is_needed(s):
         own = [s.classes.lookup(value.cls, name) for name in PRINTING]
