@@ -216,10 +216,10 @@ def early(x: Tensor, w: Tensor) -> Any:
     return x * 2
 
 
-def lists(x: Tensor, w: Tensor) -> Any:
-    found = []
+def keys(x: Tensor, w: Tensor) -> Any:
+    found = {}
     if x.sum() > 0:
-        found.append(x @ w)
+        found["product"] = x @ w
     return x + 1, found
 
 
@@ -253,7 +253,7 @@ BROKEN = [
     changes_an_argument,
     changes_what_a_gradient_needs,
     two_copies_of_one,
-    lists,
+    keys,
     repeats,
 ]
 
@@ -354,7 +354,7 @@ def test_no_branch_is_in_the_graph_if_asked_for() -> None:
 
 @pytest.mark.parametrize(
     ("program", "says"),
-    [(lists, "it changes the length of a list"), (repeats, ""), (two_copies_of_one, "would be seen")],
+    [(keys, "it changes the keys of a dict"), (repeats, ""), (two_copies_of_one, "would be seen")],
 )
 def test_a_break_says_why_not_both_sides_are_in_the_graph(program: Program, says: str) -> None:
     compiled = kiln.compile(program, backend="eager")

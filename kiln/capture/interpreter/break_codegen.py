@@ -64,7 +64,7 @@ from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import Object
-from kiln.capture.interpreter.variables.sequence import Sequence
+from kiln.capture.interpreter.variables.sequence import List, Sequence
 from kiln.capture.interpreter.variables.sets import Set
 from kiln.native._frames import Driven, TailCall
 from kiln.runtime.guards.source import LocalSource
@@ -437,6 +437,8 @@ def held_values(s: CaptureState, container: Sequence | Set | Dict) -> list[Value
     """The items of a container that was made in the frame."""
     if isinstance(container, Sequence):
         unread = container.front if container._items is None else None
+        if isinstance(container, List) and container.tail:
+            return [*(container._items or ([] if unread is None else [unread])), *container.appended, *container.tail]
         return list(container.items(s)) if unread is None else [unread, *container.appended]
     if isinstance(container, Set):
         return list(container.items(s).values())

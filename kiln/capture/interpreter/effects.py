@@ -142,18 +142,25 @@ class OneSided(SideEffect):
         return OneSided(replace(self.condition), self.taken, self.effect.replaced(replace))
 
     def emit(self, g: Codegen) -> None:
-        """What only the message needs is built where it is written: a text may raise for the numbers of other calls."""
-        for value in self.values():
-            if not value.is_deferred:
-                g.emit(value)
-                g.body.op("POP_TOP")
-        before, end = dict(g.built), Label()
-        g.emit(self.condition)
-        g.body.jump_if(not self.taken, end)
-        self.effect.emit(g)
-        g.body.label(end)
-        g.built.clear()
-        g.built.update(before)
+        emit_on_one_side(g, self.condition, self.taken, self.values(), lambda: self.effect.emit(g))
+
+
+def emit_on_one_side(
+    g: Codegen, condition: Value, taken: bool, values: Iterable[Value], write: Callable[[], object]
+) -> None:
+    """`write()` in calls in which the condition is `taken`; it uses `values`. What is computed for it alone is computed
+    there: a text may raise in other calls."""
+    for value in values:
+        if not value.is_deferred:
+            g.emit(value)
+            g.body.op("POP_TOP")
+    before, end = dict(g.built), Label()
+    g.emit(condition)
+    g.body.jump_if(not taken, end)
+    write()
+    g.body.label(end)
+    g.built.clear()
+    g.built.update(before)
 
 
 Message: TypeAlias = CallEffect | OneSided

@@ -26,12 +26,20 @@ from kiln.capture.interpreter.data_values import (
     none_needed,
 )
 from kiln.capture.interpreter.effects import OneSided
-from kiln.capture.interpreter.side_changes import CHANGES, Meeting, Position, SideChanges, may_be_absent, note_joined
+from kiln.capture.interpreter.side_changes import (
+    CHANGES,
+    Growth,
+    Meeting,
+    Position,
+    SideChanges,
+    may_be_absent,
+    note_joined,
+)
 from kiln.capture.interpreter.variables.choice import Choice
 from kiln.capture.interpreter.variables.deferred_text import Deferred
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import Object
-from kiln.capture.interpreter.variables.sequence import List, Tuple
+from kiln.capture.interpreter.variables.sequence import List, OneSidedItem, Tuple
 from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.capture.interpreter.variables.tensor import Tensor, record
 from kiln.graph.trace.fake import FakeTensor
@@ -46,6 +54,8 @@ from kiln.symbolic.values import AllOf, AnyOf, Given, Real
 EXACT = (bool, int, float, complex, str, bytes, type(None))
 """Constants of these types are equal if their texts are."""
 LEFT, RIGHT = 0, 1
+NO_VALUES = (list, dict, Position, Growth)
+"""States of containers and iterators."""
 
 ChooseNumber = Callable[[Value, Value], Value | None]
 """(what the sides leave) -> what stands for both; None: they are no numbers, or cannot be computed in front."""
@@ -214,18 +224,18 @@ class Joining:
         if isinstance(left, Position) or isinstance(right, Position):
             if left != right:
                 raise NotNested("it takes items from an iterator of the program")
-        elif isinstance(left, list) and isinstance(right, list):
-            if len(left) != len(right):
-                raise NotNested(LENGTH_CHANGED)
+        elif isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
             for both in zip(left, right, strict=True):
                 self.note(s, *both, exact=False)
+        elif isinstance(left, list | Growth) and isinstance(right, list | Growth):
+            note_added(self, s, *added_by_sides(meeting))
         elif isinstance(left, dict) and isinstance(right, dict):
             if list(left) != list(right):
                 raise NotNested(KEYS_CHANGED)
             for token in left:
                 self.note(s, left[token][1], right[token][1], exact=False)
         else:
-            assert not isinstance(left, list | dict | Position) and not isinstance(right, list | dict | Position)
+            assert not isinstance(left, NO_VALUES) and not isinstance(right, NO_VALUES)
             partial = (left is None) is not (right is None)
             if partial and not may_be_absent(s, meeting.change.value, meeting.change.name):
                 raise NotNested("it sets an attribute that does not exist after the other side")
@@ -273,14 +283,16 @@ class Joining:
         left, right = meeting.left, meeting.right
         if isinstance(left, Position):
             meeting.settle(left)
-        elif isinstance(left, list) and isinstance(right, list):
+        elif isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
             items = [self.build(s, *both) for both in zip(left, right, strict=True)]
             meeting.settle([item for item in items if item is not None])
+        elif isinstance(left, list | Growth) and isinstance(right, list | Growth):
+            meeting.settle(as_growth(meeting.change.before).followed_by(items_added(self, s, *added_by_sides(meeting))))
         elif isinstance(left, dict) and isinstance(right, dict):
             pairs = {token: (left[token][0], self.build(s, left[token][1], right[token][1])) for token in left}
             meeting.settle({token: (key, item) for token, (key, item) in pairs.items() if item is not None})
         else:
-            assert not isinstance(left, list | dict | Position) and not isinstance(right, list | dict | Position)
+            assert not isinstance(left, NO_VALUES) and not isinstance(right, NO_VALUES)
             state, tensor = self.build(s, left, right), meeting.change.value
             meeting.settle(state)
             if isinstance(tensor, Tensor) and isinstance(state, Tensor):
@@ -302,6 +314,9 @@ class Joining:
             elif isinstance(value, Symbolic):
                 held = self._number_alone(s, value, side)
                 found = value if held is None else number_in(s, self._result(held, side), value.python_type())
+            elif isinstance(value, OneSidedItem):
+                inner = held_by_side(self, s, side, value.item)
+                found = OneSidedItem(self._result(value.condition, side), value.taken, inner, value.need)
             elif isinstance(value, Deferred):
                 found = value.replaced(s, partial(held_by_side, self, s, side))
             elif isinstance(value, Choice):
@@ -415,6 +430,50 @@ def held_by_side(joining: Joining, s: CaptureState, side: int, value: Value) -> 
     return cast(Value, joining.of_side(s, value, side))
 
 
+def as_growth(state: object) -> Growth:
+    return state if isinstance(state, Growth) else Growth(cast(list[Value], state), [], [])
+
+
+def added_by_sides(meeting: Meeting) -> tuple[list[Value], list[Value]]:
+    """What each of the sides has added to a list. Raises NotNested where they did something else."""
+    before = as_growth(meeting.change.before)
+    left, right = [as_growth(state).added_to(before) for state in (meeting.left, meeting.right)]
+    if left is None or right is None:
+        raise NotNested(LENGTH_CHANGED)
+    return left, right
+
+
+def are_pairs(left: Sequence[Value], right: Sequence[Value]) -> bool:
+    return len(left) == len(right) and not any(isinstance(item, OneSidedItem) for item in (*left, *right))
+
+
+def note_added(joining: Joining, s: CaptureState, left: Sequence[Value], right: Sequence[Value]) -> None:
+    """What the sides add to a list."""
+    if are_pairs(left, right):
+        for both in zip(left, right, strict=True):
+            joining.note(s, *both, exact=False)
+    elif joining.choose_number is not None or s.policy.whole:
+        raise NotNested(LENGTH_CHANGED)
+    else:
+        joining.chooses = True
+        for side, items in enumerate((left, right)):
+            for item in items:
+                joining.note_alone(s, item, side)
+
+
+def items_added(joining: Joining, s: CaptureState, left: Sequence[Value], right: Sequence[Value]) -> list[Value]:
+    """What stands behind the branch for what the sides add to a list."""
+    if are_pairs(left, right):
+        return [cast(Value, joining.build(s, *both)) for both in zip(left, right, strict=True)]
+    assert joining.need is not None and joining.condition is not None
+    need = ValueNeeded(joining.need.made_at, joining.need.step, LENGTH_CHANGED)
+    return [
+        OneSidedItem(joining.condition, side == LEFT, held_by_side(joining, s, side, item), need)
+        for side, items in enumerate((left, right))
+        for item in items
+    ]
+
+
 def note_messages(s: CaptureState, joining: Joining, sides: Sequence[SideChanges]) -> None:
     """The values of what the sides print, log or warn of."""
     if s.policy.whole and any(side.messages for side in sides):
@@ -444,6 +503,8 @@ def parts(s: CaptureState, value: Value) -> list[Value | None]:
         return [value.condition, value.left, value.right]
     if isinstance(value, Deferred):
         return list(value.args)
+    if isinstance(value, OneSidedItem):
+        return [value.condition, value.item]
     if isinstance(value, Object) and value.original is MISSING and type(value.attrs) is dict and value.foreign is None:
         return [*value.attrs.values(), value.native]
     raise NotNested("it leaves a new object in one that existed before")

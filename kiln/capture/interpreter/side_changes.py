@@ -26,7 +26,7 @@ from kiln.capture.interpreter.variables.function import Cell, CellEffect
 from kiln.capture.interpreter.variables.iterators import ITERATORS
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import AttributeEffect, Object
-from kiln.capture.interpreter.variables.sequence import List
+from kiln.capture.interpreter.variables.sequence import AppendEffect, List, OneSidedItem
 from kiln.capture.interpreter.variables.tensor import Tensor
 from kiln.graph.trace.nested_graphs import NotNested
 from kiln.support.records import dataclass
@@ -43,8 +43,37 @@ class Position:
     of: tuple[int, ...]
 
 
-State: TypeAlias = Value | list[Value] | dict[Token, tuple[Value, Value]] | Position | None
-TAKEN_BACK = (AttributeEffect, ContentsEffect, CellEffect)
+@final
+@dataclass(frozen=True)
+class Growth:
+    """A list with items that were not read, or that it has after one side of a branch alone."""
+
+    items: list[Value] | None
+    appended: list[Value]
+    tail: list[Value]
+
+    def added_to(self, before: Growth) -> list[Value] | None:
+        """What it has behind the items of `before`; None if other items changed."""
+        if (self.items is None) is not (before.items is None):
+            return None
+        parts, front = self.parts(), before.parts()
+        behind = parts[len(front) :]
+        same = len(parts) >= len(front) and all(a is b for a, b in zip(parts, front, strict=False))
+        return behind if same and len(self.tail) >= len(before.tail) else None
+
+    def parts(self) -> list[Value]:
+        return [*(self.appended if self.items is None else self.items), *self.tail]
+
+    def followed_by(self, added: Sequence[Value]) -> State:
+        if self.tail or any(isinstance(item, OneSidedItem) for item in added):
+            return Growth(self.items, self.appended, [*self.tail, *added])
+        if self.items is None:
+            return Growth(None, [*self.appended, *added], [])
+        return [*self.items, *added]
+
+
+State: TypeAlias = Value | list[Value] | dict[Token, tuple[Value, Value]] | Position | Growth | None
+TAKEN_BACK = (AppendEffect, AttributeEffect, ContentsEffect, CellEffect)
 CHANGES = "it changes objects of the program"
 
 
@@ -55,7 +84,8 @@ def state_of(s: CaptureState, value: Value, name: str) -> object:
             return value.attrs.get(name)
         return value.instance_attr(s, name) if not is_slot(value.cls, name) else MISSING
     if isinstance(value, List):
-        return list(value.items(s))
+        grows = value._items is None or value.tail
+        return growth_of(value) if grows else list(value.items(s))
     if isinstance(value, Dict) and not name:
         items = value.items(s)
         return dict(items) if type(items) is dict else MISSING
@@ -66,15 +96,22 @@ def state_of(s: CaptureState, value: Value, name: str) -> object:
     return Tensor(value.fake) if isinstance(value, Tensor) and not name else MISSING
 
 
+def growth_of(value: List) -> Growth:
+    return Growth(None if value._items is None else list(value._items), list(value.appended), list(value.tail))
+
+
 def set_state(value: Value, name: str, state: State) -> None:
     if isinstance(value, Object):
-        assert not isinstance(state, list | dict | Position)
+        assert not isinstance(state, list | dict | Position | Growth)
         if state is None and not value.had_attr(name):
             value.attrs.pop(name, None)
         else:
             value.attrs[name] = state
+    elif isinstance(value, List) and isinstance(state, Growth):
+        value._items = None if state.items is None else list(state.items)
+        value.appended, value.tail = list(state.appended), list(state.tail)
     elif isinstance(value, List):
-        value._items = list(cast(list[Value], state))
+        value._items, value.tail = list(cast(list[Value], state)), []
     elif isinstance(value, Dict):
         value._items = dict(cast(dict[Token, tuple[Value, Value]], state))
         value._pending = []
@@ -143,7 +180,7 @@ def is_call(effect: object) -> bool:
     return isinstance(effect, CallEffect) and not effect.writes
 
 
-def place_of(effect: AttributeEffect | ContentsEffect | CellEffect) -> Place:
+def place_of(effect: AppendEffect | AttributeEffect | ContentsEffect | CellEffect) -> Place:
     if isinstance(effect, CellEffect):
         return id(effect.cell), ""
     return id(effect.value), effect.name if isinstance(effect, AttributeEffect) else ""

@@ -43,7 +43,9 @@ def tensor_of_list(s: CaptureState, args: Args, kwargs: Kwargs) -> Value | None:
     """The tensor of a list of numbers that a resume function gets, or whose length has changed: made in front of the
     region, so that neither the numbers nor their count are guarded. None for other arguments."""
     given = args[0] if len(args) == 1 and not kwargs.keys() - OPTIONS else None
-    if not isinstance(given, List) or given.source is None or given._items is not None or given.appended:
+    if not isinstance(given, List) or given.source is None or given._items is not None:
+        return None
+    if given.appended or given.tail:
         return None
     is_passed = argument_of(given.source) != "" and outermost_frame(s).is_resumed
     if not (is_passed or given.source.text() in s.policy.varying) or given.cls is not list or s.function_modes:

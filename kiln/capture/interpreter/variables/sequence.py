@@ -11,7 +11,8 @@ from __future__ import annotations
 import operator
 import sys
 import types
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -29,7 +30,14 @@ from kiln.capture.interpreter.core import (
     will_change,
     wraps,
 )
-from kiln.capture.interpreter.effects import Container, ContentsEffect, SideEffect, contents_key, note_change
+from kiln.capture.interpreter.effects import (
+    Container,
+    ContentsEffect,
+    SideEffect,
+    contents_key,
+    emit_on_one_side,
+    note_change,
+)
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import ItemSource, Source
 from kiln.support.records import dataclass
@@ -238,13 +246,37 @@ class Tuple(Sequence):
 
 @final
 class List(Sequence, Container):
-    """A list. `longer` are those that have it in `front`."""
+    """A list. `longer` are those that have it in `front`.
 
-    __slots__ = ("longer",)
+    `tail` are its last items, from the first one on that it has after one side of a branch alone. They are not read.
+    """
+
+    __slots__ = ("longer", "tail")
 
     def __init__(self, items: list[Value] | None, source: Source | None = None, original: Any = None) -> None:
         super().__init__(items, list, source, original)
         self.longer: list[List] = []
+        self.tail: list[Value] = []
+
+    def require_known(self) -> None:
+        """Call before the items or their number are read. Raises what breaks the graph at the branch."""
+        for item in self.tail:
+            if isinstance(item, OneSidedItem):
+                raise item.need
+
+    def items(self, s: CaptureState) -> list[Value]:
+        self.require_known()
+        return super().items(s)
+
+    def truth(self, s: CaptureState) -> bool:
+        if self.tail and (self._items or self.appended):
+            return True
+        self.require_known()
+        return super().truth(s)
+
+    def _from_end(self, s: CaptureState, index: int) -> Value | None:
+        self.require_known()
+        return super()._from_end(s, index)
 
     def followed_by(self, s: CaptureState, other: Sequence) -> List | None:
         """`self + other`, without a guard on the length; None where the frame has read or changed this list."""
@@ -256,7 +288,8 @@ class List(Sequence, Container):
 
     def begins_with(self, s: CaptureState, front: List) -> bool:
         """Fill this list with another one, unread; False where it is not empty, or the other was read or changed."""
-        unread = front._items is None and not front.appended and front.source is not None and front.cls is list
+        has_new = front.appended or front.tail
+        unread = front._items is None and not has_new and front.source is not None and front.cls is list
         if not unread or self._items != [] or self.source is not None or s.counters.changed is not None:
             return False
         s.guard_type(front)
@@ -273,7 +306,11 @@ class List(Sequence, Container):
     def append(self, s: CaptureState, item: Value) -> None:
         """Without a guard on the length, so that a growing log does not recompile."""
         self.settle(s)
-        if self._items is None and self.source is not None and self.cls is list and s.counters.changed is None:
+        if self.tail:
+            note_change(s, self)
+            self.tail.append(item)
+        elif self._items is None and self.source is not None and self.cls is list:
+            will_change(s, self)
             s.guard_type(self)
             s.effects.note(AppendEffect(self))
             self.appended.append(item)
@@ -283,7 +320,7 @@ class List(Sequence, Container):
             self.change(s).append(item)
 
     def extend(self, s: CaptureState, items: list[Value]) -> None:
-        if self._items is not None:
+        if self._items is not None and not self.tail:
             self.change(s).extend(items)
             return
         for item in items:
@@ -299,6 +336,7 @@ class List(Sequence, Container):
         return items
 
     def length(self, s: CaptureState) -> int:
+        self.require_known()
         return len(self.items(s)) if self.appended else super().length(s)
 
     def change(self, s: CaptureState) -> list[Value]:
@@ -332,7 +370,9 @@ class List(Sequence, Container):
 
     def emit_contents(self, g: Codegen) -> None:
         """By list's own method, which a subclass may override."""
-        g.run(list.__setitem__, self, slice(None), List(list(self.items(g.state))))
+        contents = List(list(super().items(g.state)))
+        contents.tail = self.tail
+        g.run(list.__setitem__, self, slice(None), contents)
 
     def emit_fill(self, g: Codegen) -> None:
         """Fill the empty list on the stack; its items may refer to it."""
@@ -340,9 +380,45 @@ class List(Sequence, Container):
         if unread is not None:
             g.emit(unread)
             g.body.op("LIST_EXTEND", 1)
-        for item in self.appended if unread is not None else self.items(g.state):
-            g.emit(item)
-            g.body.op("LIST_APPEND", 1)
+        known = self.appended if unread is not None else super().items(g.state)
+        for item in (*known, *self.tail):
+            emit_item(g, item, partial(append_to_built, g))
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class OneSidedItem(Value):
+    """An item that a list has if `condition`, a tensor of one element, is `taken`.
+
+    Where the list is read, `need` breaks the graph at the branch.
+    """
+
+    condition: Value
+    taken: bool
+    item: Value
+    need: Exception
+
+    def values(self) -> Iterator[Value]:
+        yield self.condition
+        if isinstance(self.item, OneSidedItem):
+            yield from self.item.values()
+        else:
+            yield self.item
+
+
+def append_to_built(g: Codegen, item: Value) -> None:
+    """To the list on the stack."""
+    g.emit(item)
+    g.body.op("LIST_APPEND", 1)
+
+
+def emit_item(g: Codegen, item: Value, write: Callable[[Value], object]) -> None:
+    """`write(item)`, where the list has it."""
+    if isinstance(item, OneSidedItem):
+        inner = item.item
+        emit_on_one_side(g, item.condition, item.taken, item.values(), lambda: emit_item(g, inner, write))
+    else:
+        write(item)
 
 
 @final
@@ -361,8 +437,8 @@ class AppendEffect(SideEffect):
         if self.value._items is not None:  # read in a side of a branch, whose effects were taken back
             self.value.emit_contents(g)
             return
-        for item in self.value.appended:
-            g.run(list.append, self.value, item)
+        for item in (*self.value.appended, *self.value.tail):
+            emit_item(g, item, partial(g.run, list.append, self.value))
 
 
 @final
