@@ -6,6 +6,7 @@ tensors are those of the graph. A file that fails a check raises KILN6102. `file
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import zipfile
@@ -23,7 +24,7 @@ from kiln.programs.call.errors import DamagedProgram
 from kiln.programs.call.fields import Fields, Json, read_json
 from kiln.programs.call.shapes import rules_from_fields
 from kiln.programs.call.signature import signature_from_json
-from kiln.programs.call.tensors import read_tensors
+from kiln.programs.call.tensors import in_memory_of, is_within_memory, read_tensors
 from kiln.programs.file_writer import CONSTANTS, FORMAT, GRAPH, MANIFEST, MEMBERS, STATE, VERSION
 from kiln.programs.operators import called_overloads, refusal
 from kiln.programs.program import LEVELS, Level, Program, interface_of
@@ -124,14 +125,12 @@ def placed(name: str, tensor: torch.Tensor | None, spec: object) -> torch.Tensor
         raise DamagedProgram(problem=f"there is no tensor {name[:40]!r}")
     if tensor.dtype != spec.dtype or tuple(tensor.shape) != spec.sizes:
         raise DamagedProgram(problem=f"tensor {name[:40]!r} is not {spec}")
-    strides = [stride for stride in spec.strides if isinstance(stride, int) and stride >= 0]
-    reach = spec.storage_elements()
-    if len(strides) != spec.rank or spec.offset != 0 or not isinstance(reach, int) or reach > 4 * tensor.numel() + 4096:
-        raise DamagedProgram(problem=f"tensor {name[:40]!r} has the layout {spec}")
-    if spec.device.type == "cpu" and list(tensor.stride()) == strides:
-        return tensor
-    made = torch.empty_strided(tensor.shape, strides, dtype=spec.dtype, device=spec.device)
-    return made.copy_(tensor)
+    if is_within_memory(spec):
+        if spec.device.type == "cpu" and tuple(tensor.stride()) == spec.strides and spec.offset == 0:
+            return tensor
+        with contextlib.suppress(RuntimeError):  # elements that share memory
+            return in_memory_of(tensor, spec)
+    raise DamagedProgram(problem=f"tensor {name[:40]!r} has the layout {spec}")
 
 
 def check_constants(graph: Graph, constants: Mapping[str, torch.Tensor]) -> None:

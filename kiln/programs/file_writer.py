@@ -18,7 +18,7 @@ import zipfile
 from kiln.graph.ir.text import graph_text
 from kiln.programs.call.errors import NotSavable
 from kiln.programs.call.fields import Json
-from kiln.programs.call.tensors import write_tensors
+from kiln.programs.call.tensors import is_within_memory, write_tensors
 from kiln.programs.operators import called_overloads, refusal
 from kiln.programs.program_parts import ProgramParts
 from kiln.support.replaced_file import replaced_file
@@ -34,6 +34,9 @@ def program_bytes(program: ProgramParts) -> bytes:
     for target in called_overloads(program.graph):
         if target.startswith("aten.") and (problem := refusal(target, ())):
             raise NotSavable(place=f"the graph (`{target}`: {problem})", type="call")
+    for row, node in zip(program.interface.signature.states, program.graph.inputs, strict=False):
+        if not is_within_memory(node.tensor):
+            raise NotSavable(place=f"tensor `{row.name}`", type=f"{node.spec}, a small part of a large tensor")
     members = {
         MANIFEST: json.dumps(manifest(program), indent=1).encode(),
         GRAPH: graph_text(program.graph).encode(),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from typing import final
+from typing import cast, final
 
 import torch
 
@@ -21,6 +21,7 @@ from kiln.programs.call.errors import DamagedProgram, NotSavable
 from kiln.programs.call.fields import LARGEST, LARGEST_RANK, Fields, Json, read_json
 from kiln.support.records import dataclass
 from kiln.tensor.content import element_view
+from kiln.tensor.spec import TensorSpec
 
 # fmt: off
 NAMES: dict[torch.dtype, str] = {
@@ -77,6 +78,35 @@ def tensor_file(tensors: Mapping[str, torch.Tensor], alignment: int = 1) -> Iter
 
 def place_to_json(place: TensorPlace) -> Json:
     return {"dtype": NAMES[place.dtype], "shape": list(place.shape), "data_offsets": [place.start, place.end]}
+
+
+def is_within_memory(spec: TensorSpec) -> bool:
+    """Whether a file may ask for this layout: one that takes memory in proportion to its elements."""
+    numbers = [number for number in (*spec.sizes, *spec.strides, spec.offset) if isinstance(number, int)]
+    reach, count = spec.storage_elements(), spec.numel()
+    if (
+        len(numbers) != 2 * spec.rank + 1
+        or min(numbers) < 0
+        or not isinstance(reach, int)
+        or not isinstance(count, int)
+    ):
+        return False
+    offset = numbers[-1]
+    return offset <= 64 * count + (1 << 20) and reach - offset <= 4 * count + 4096
+
+
+def in_memory_of(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """A copy in the layout of `spec`, in memory of its own. Raises RuntimeError where elements share memory, but
+    for repetitions."""
+    sizes, strides = cast(tuple[int, ...], spec.sizes), cast(tuple[int, ...], spec.strides)
+    flat = torch.zeros(cast(int, spec.storage_elements()), dtype=tensor.dtype, device=spec.device)
+    made = flat.as_strided(sizes, strides, cast(int, spec.offset))
+    once = made
+    for axis, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
+        if stride == 0 and size:
+            once, tensor = once.narrow(axis, 0, 1), tensor.narrow(axis, 0, 1)
+    once.copy_(tensor)
+    return made
 
 
 def read_tensors(data: bytes) -> dict[str, torch.Tensor]:
