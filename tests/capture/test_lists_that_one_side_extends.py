@@ -235,3 +235,14 @@ def test_items_have_gradients() -> None:
             assert len(found) in (0, 2)
         torch.testing.assert_close(*gradients)
     assert not compiled.report().breaks
+
+
+def test_a_list_that_is_read_breaks_the_graph_where_it_is_read() -> None:
+    compiled: Any = kiln.compile(read_behind_a_loop, options={"cache": False})
+    for rows in (4, 4, 8, 8):
+        for shift in (0.5, -4.0, -0.5, 3.0):
+            x = torch.arange(rows * 2.0).view(rows, 2) / 8 - 0.75 + shift
+            torch.testing.assert_close(compiled(x, []), read_behind_a_loop(x, []))
+    report = compiled.report()
+    assert len({found.where for found in report.breaks}) == 1
+    assert report.compiles <= 6

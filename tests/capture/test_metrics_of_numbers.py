@@ -118,3 +118,20 @@ def test_arrays_that_python_needs_break_the_graph_once() -> None:
         got, expected = compiled(x), program(x)
         assert got[0].tolist() == expected[0].tolist()
         torch.testing.assert_close(got[1], expected[1])
+
+
+def test_a_list_that_grows_from_call_to_call_breaks_the_graph_once() -> None:
+    def program(x: Tensor, losses: list[float]) -> Any:
+        loss = (x * 2).pow(2).mean()
+        losses.append(loss.item())
+        return x + float(np.mean(losses))
+
+    compiled: Any = kiln.compile(program, options={"cache": False})
+    lists: tuple[list[float], list[float]] = ([], [])
+    for rows in (4, 4, 8, 8, 4, 8):
+        x = torch.arange(rows * 2.0).view(rows, 2)
+        torch.testing.assert_close(compiled(x, lists[1]), program(x, lists[0]))
+        assert [type(loss) for loss in lists[1]] == [float] * len(lists[0])
+    report = compiled.report()
+    assert {found.code for found in report.breaks} == {"KILN1002"}
+    assert report.compiles <= 4 and not report.eager_reasons

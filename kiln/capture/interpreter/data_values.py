@@ -66,7 +66,10 @@ JOINED_FIRST = "what follows where its sides meet cannot be in them"
 """Why sides are joined where they meet first, though a value is one of two then."""
 
 COPY_CHOSEN = "the code behind the region chooses between a tensor and what is a copy of it"
-CHOOSING = frozenset((JOINED_FIRST, COPY_CHOSEN))
+LENGTH_READ = "Python reads a list that one of its sides extends"
+"""Why the graph breaks where the list is read, and not at the branch."""
+
+CHOOSING = frozenset((JOINED_FIRST, COPY_CHOSEN, LENGTH_READ))
 """Needs of jumps whose sides are joined all the same; their results are chosen behind the region."""
 
 GUARDED = "its sides leave other values than numbers"

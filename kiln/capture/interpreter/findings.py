@@ -18,6 +18,8 @@ from kiln.capture.interpreter.data_values import (
     GUARDED,
     LATER,
     LENGTH,
+    LENGTH_CHANGED,
+    LENGTH_READ,
     DataSizes,
     Instruction,
     Place,
@@ -117,7 +119,11 @@ class Findings:
         """Let the next attempt read the number that Python needs, or break in front of what makes it."""
         self.counted = frozenset([made_at for made_at in self.counted if loop_of(made_at) != need.made_at])
         before = self.needed.get(need.made_at)
-        if before in LATER:
+        if before == LENGTH_CHANGED:
+            self.needed[need.made_at] = LENGTH_READ
+        elif before == LENGTH_READ:
+            self.needed[need.made_at] = f"{LENGTH_CHANGED} that is read"
+        elif before in LATER:
             self.needed[need.made_at] = (
                 f"{need.reason}, also where they return" if need.reason == before else need.reason
             )

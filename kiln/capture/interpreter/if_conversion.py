@@ -47,9 +47,11 @@ from kiln.capture.interpreter.copied_tensors import made_by, require_no_views, w
 from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.data_values import (
     CHOOSING,
+    COPY_CHOSEN,
     GUARDED,
     JOINED_FIRST,
     LATER,
+    LENGTH_CHANGED,
     DataValues,
     ValueNeeded,
     answer_if_finite,
@@ -195,7 +197,6 @@ def take_both_sides(
     """
     s, here = frame.state, (frame.code, frame.at)
     need = s.needed.get(here, GUARDED)
-    later = need in LATER
     if need not in (GUARDED, *CHOOSING, *LATER) or s.function_modes:
         return False
     if not isinstance(condition, Tensor) or not is_single(condition):
@@ -213,7 +214,8 @@ def take_both_sides(
     if not meetings and (may_be_finite and option != "graph"):
         return False
     active = found.active
-    if later and (pushed is not None or len(active) >= MOST_REPEATED or not ends_in_return(frame)):
+    later = need in LATER and pushed is None and len(active) < MOST_REPEATED and ends_in_return(frame)
+    if need in LATER and not later and need != LENGTH_CHANGED:  # the graph breaks where the list is read
         return False
     if later or not meetings:
         meetings = [len(frame.decoded)]
@@ -276,7 +278,8 @@ def number_of_calls(calls: Calls) -> int:
 def condition_of(frame: SymbolicFrame, value: Symbolic) -> Value:
     """What a jump tests as a tensor: a comparison of numbers that data decide becomes one, others stay as they are."""
     s = frame.state
-    if s.needed.get((frame.code, frame.at), JOINED_FIRST) not in CHOOSING or expected_truth(frame) is not None:
+    need = s.needed.get((frame.code, frame.at), JOINED_FIRST)
+    if need not in (*CHOOSING, LENGTH_CHANGED) or expected_truth(frame) is not None:
         return value
     node: SymNode = value.node.node
     number = node.value
@@ -632,7 +635,7 @@ def joined_tensors(
     versions = ValueNeeded(failed.made_at, failed.step, "they raise the version of a tensor, which is read")
     for fake in (*changed, *[result.fake for result in results if isinstance(result, Tensor)]):
         s.part(RegionInputs).joined[id(fake.storage_view.storage)] = versions
-    choosing, kept = s.needed.get(failed.made_at) in CHOOSING, None
+    choosing, kept = s.needed.get(failed.made_at) in (JOINED_FIRST, COPY_CHOSEN), None
     for (a, b), result in zip(pairs, results, strict=True):
         left = [t for t in (a, b) if t is not None and id(t) not in own]
         can = len(left) == 2 and is_choosable(s, left, result, captured, changed)

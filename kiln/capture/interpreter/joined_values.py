@@ -21,6 +21,7 @@ from kiln.capture.interpreter.core import MISSING, CaptureState, Value
 from kiln.capture.interpreter.data_values import (
     KEYS_CHANGED,
     LENGTH_CHANGED,
+    LENGTH_READ,
     DataValues,
     ValueNeeded,
     none_needed,
@@ -466,7 +467,9 @@ def items_added(joining: Joining, s: CaptureState, left: Sequence[Value], right:
     if are_pairs(left, right):
         return [cast(Value, joining.build(s, *both)) for both in zip(left, right, strict=True)]
     assert joining.need is not None and joining.condition is not None
-    need = ValueNeeded(joining.need.made_at, joining.need.step, LENGTH_CHANGED)
+    made_at, step = joining.need.made_at, joining.need.step
+    was_read = s.needed.get(made_at) in (LENGTH_CHANGED, LENGTH_READ)
+    need = None if was_read else ValueNeeded(made_at, step, LENGTH_CHANGED)
     return [
         OneSidedItem(joining.condition, side == LEFT, held_by_side(joining, s, side, item), need)
         for side, items in enumerate((left, right))

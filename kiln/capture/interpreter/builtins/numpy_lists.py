@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
+from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.core import Args, CaptureState, Value
 from kiln.capture.interpreter.variables.array import TracedArray, as_python_number
 from kiln.capture.interpreter.variables.sequence import List, Tuple
@@ -22,19 +23,31 @@ MOST_NUMBERS = 256
 
 def array_in_front(s: CaptureState, args: Args) -> Args:
     """The arguments of a function of NumPy, with an array in place of a list in front. Other lists may be shapes."""
-    return [array_of_list(s, args[0]), *args[1:]] if args else args
+    if not args:
+        return args
+    front = args[0]
+    unread = isinstance(front, List) and front.source is not None and front._items is None
+    if unread and any(map(is_of_data, front.appended)):  # type: ignore[attr-defined]
+        raise UnsupportedCall(
+            function="numpy", why="it gets a list from outside to which numbers of tensors were added"
+        )
+    return [array_of_list(s, front), *args[1:]]
 
 
 def array_of_list(s: CaptureState, value: Value) -> Value:
     """The array that NumPy makes of a list; other values as they are."""
     numbers = list(leaves(value)) if is_list(value) else []
-    of_data = [number for number in numbers if isinstance(number, Symbolic) and not number.node.node.has_hint()]
     kinds = {None if number is None else number.python_type() for number in numbers}
-    if not of_data or len(numbers) > MOST_NUMBERS or not kinds <= {int, float}:
+    if not any(map(is_of_data, numbers)) or len(numbers) > MOST_NUMBERS or not kinds <= {int, float}:
         return value
     options = {"dtype": s.const(torch.float64 if float in kinds else torch.int64)}
     made = s.wrap(torch.tensor, None).call(s, [of_numbers(value)], options)
     return TracedArray(made) if isinstance(made, Tensor) else value
+
+
+def is_of_data(value: Value | None) -> bool:
+    """Whether it is a number that data decide."""
+    return isinstance(value, Symbolic) and not value.node.node.has_hint()
 
 
 def is_list(value: Value) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, final
 
 import torch
 
-from kiln.capture.interpreter.breaks import Raised
+from kiln.capture.interpreter.breaks import DataDependentValue, Raised
 from kiln.capture.interpreter.core import (
     NOT_RESUMABLE,
     WRAPPERS,
@@ -259,10 +259,10 @@ class List(Sequence, Container):
         self.tail: list[Value] = []
 
     def require_known(self) -> None:
-        """Call before the items or their number are read. Raises what breaks the graph at the branch."""
+        """Call before the items or their number are read. Raises where data decide them."""
         for item in self.tail:
             if isinstance(item, OneSidedItem):
-                raise item.need
+                raise item.need or DataDependentValue(operation="the length of a list")
 
     def items(self, s: CaptureState) -> list[Value]:
         self.require_known()
@@ -390,13 +390,13 @@ class List(Sequence, Container):
 class OneSidedItem(Value):
     """An item that a list has if `condition`, a tensor of one element, is `taken`.
 
-    Where the list is read, `need` breaks the graph at the branch.
+    Where the list is read, `need` lets the capture begin again; without one, the graph breaks there.
     """
 
     condition: Value
     taken: bool
     item: Value
-    need: Exception
+    need: Exception | None
 
     def values(self) -> Iterator[Value]:
         yield self.condition
