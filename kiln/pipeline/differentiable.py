@@ -22,6 +22,7 @@ from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import nodes_between, without_dead_code
 from kiln.graph.ir.text import graph_text
 from kiln.graph.passes import JOINT_PASSES, run_passes
+from kiln.graph.passes.equal_sizes import with_one_symbol
 from kiln.graph.passes.known_values import Definitions
 from kiln.graph.trace import Recorder, Trace
 from kiln.pipeline.backward import BackwardCompiler
@@ -32,7 +33,7 @@ from kiln.pipeline.eager_replay_writer import write_eager_replay
 from kiln.pipeline.redraw import Redraw
 from kiln.pipeline.region_file import defined_sections, join_plans
 from kiln.pipeline.saved_layout import saved_as_made
-from kiln.pipeline.stages import graph_to_plan
+from kiln.pipeline.stages import graph_to_plan, other_names
 from kiln.pipeline.targets import region_target
 from kiln.plan.plan import Plan, PlanOutput, SymbolBinding
 from kiln.plan.region import RegionSpec, Saved
@@ -43,7 +44,7 @@ from kiln.runtime.cache.bundle import pack
 from kiln.runtime.eager_replay import EagerReplayData
 from kiln.runtime.executor import Executable
 from kiln.runtime.subclasses import RegionWrappers
-from kiln.symbolic import symbol
+from kiln.symbolic import Symbol, symbol
 
 
 def compile_differentiable(recorder: Recorder, trace: Trace, context: CompileContext) -> tuple[CompiledRegion, Graph]:
@@ -120,11 +121,11 @@ def differentiable_region(
 ) -> CompiledRegion:
     """Compiles the forward; the backward is compiled when it is first needed, or started now beside the forward."""
     signature = replace(partitioned.signature, hidden_outputs=hidden_outputs)
-    plan = forward_plan(graph_to_plan(partitioned.forward, context, "forward"), signature)
+    names = other_names(partitioned.forward, context)
+    plan = forward_plan(graph_to_plan(partitioned.forward, context, "forward"), signature, names)
     forward = compile_plan(plan, constants, context)
-    backward = BackwardCompiler(
-        lambda: partitioned.backward, signature, partitioned.grads, constants, context, bool(replay.data)
-    )
+    derivative = with_one_symbol(partitioned.backward, other_names(partitioned.backward, context))
+    backward = BackwardCompiler(lambda: derivative, signature, partitioned.grads, constants, context, bool(replay.data))
     if region_target(partitioned.forward, context.host).is_gpu and compiles_elsewhere(context.options.compile_workers):
         backward.precompile()
     results = partitioned.forward.outputs[: signature.num_outputs]
@@ -159,9 +160,10 @@ def differentiable_region(
     return CompiledRegion(finish, write if wrappers is None and not replay.functions else None)
 
 
-def forward_plan(plan: Plan, signature: Signature) -> Plan:
-    """Sizes that the backward needs are returned behind everything else."""
-    sizes = [PlanOutput(value=symbol(saved.name)) for saved in signature.saved if isinstance(saved, SymbolBinding)]
+def forward_plan(plan: Plan, signature: Signature, names: Mapping[Symbol, Symbol]) -> Plan:
+    """Sizes that the backward needs are returned behind everything else. `names`: what the plan calls them instead."""
+    symbols = [symbol(saved.name) for saved in signature.saved if isinstance(saved, SymbolBinding)]
+    sizes = [PlanOutput(value=names.get(size, size)) for size in symbols]
     return replace(plan, outputs=(*plan.outputs, *sizes)) if sizes else plan
 
 

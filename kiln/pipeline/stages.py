@@ -7,7 +7,7 @@ KILN_DUMP writes the text of each stage. A stage gets what it needs from the con
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, final
 
@@ -16,6 +16,7 @@ from kiln.graph.ir.rewrite import with_nested
 from kiln.graph.ir.text import graph_text
 from kiln.graph.offload.part import Direction
 from kiln.graph.passes import run_passes
+from kiln.graph.passes.equal_sizes import equal_symbols, with_one_symbol
 from kiln.graph.passes.repeated_layers import short_graph
 from kiln.loops.codegen.plan_writer import write_plan
 from kiln.loops.codegen.print_kernel import print_kernel
@@ -39,6 +40,7 @@ from kiln.plan.steps import AtenStep, LaunchStep
 from kiln.plan.text import plan_text
 from kiln.support.events import EventSink
 from kiln.support.records import dataclass
+from kiln.symbolic import Symbol
 from kiln.tensor.size_hint import seen_in, sizes_seen
 
 
@@ -107,6 +109,7 @@ GRAPH_TO_PLAN: tuple[Stage, ...] = (
 
 def graph_to_plan(graph: Graph, context: CompileContext, label: Direction = "") -> Plan:
     """Run all stages, on equal layers once; `label`: forward or backward, for dumps."""
+    graph = with_one_symbol(graph, other_names(graph, context))
     if context.offload is not None:
         context = replace(context, offload=replace(context.offload, direction=label))
     elif context.dump.folder is None and "repeated-layers" not in context.without:
@@ -116,6 +119,11 @@ def graph_to_plan(graph: Graph, context: CompileContext, label: Direction = "") 
     *_, plan = run_stages(graph, context, label)
     assert isinstance(plan, Plan)
     return with_versions(plan, graph)
+
+
+def other_names(graph: Graph, context: CompileContext) -> Mapping[Symbol, Symbol]:
+    """The sizes that the plan of `graph` calls by the name of another one, which is equal."""
+    return {} if context.env is None or "equal-sizes" in context.without else equal_symbols(graph, context.env)
 
 
 def with_versions(plan: Plan, graph: Graph) -> Plan:

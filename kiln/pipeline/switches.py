@@ -25,6 +25,7 @@ OTHERS: Mapping[str, str] = {
     "overlap-collectives": "collectives start early and are waited for late",
     "launch-tables": "launches of one kernel become one",
     "split-step": "a region that holds a backward is lowered in two parts, with recomputation in between",
+    "equal-sizes": "sizes that guards make equal have one symbol",
     "repeated-layers": "equal layers are compiled once",
     "compile": "regions are compiled; without, eager runs the torch calls that were captured",
     "capture": "functions are captured; without, they run eager",

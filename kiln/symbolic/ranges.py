@@ -50,10 +50,14 @@ UNKNOWN = Interval(None, None)
 
 
 class BoundAnalysis:
-    """Intervals of expressions under `ranges`, memoised; a symbol without a range is unknown."""
+    """Intervals of expressions under `ranges`, memoised; a symbol without a range is unknown.
 
-    def __init__(self, ranges: Mapping[Symbol, Range]) -> None:
+    `ends`: the largest value of symbols, where it depends on others: `s0 - 1` for a loop over `s0`.
+    """
+
+    def __init__(self, ranges: Mapping[Symbol, Range], ends: Mapping[Symbol, Int] | None = None) -> None:
         self._ranges = ranges
+        self._ends = ends or {}
         self._done: dict[Expr, Interval] = {}
 
     def of(self, value: Int) -> Interval:
@@ -68,6 +72,24 @@ class BoundAnalysis:
     def is_nonnegative(self, value: Int) -> bool:
         lo = self.of(value).lo
         return lo is not None and lo >= 0
+
+    def is_below(self, value: Int, limit: Int) -> bool:
+        """Whether `value < limit`, as far as the bounds tell."""
+        if (lo := self.of(limit - value).lo) is not None and lo > 0:
+            return True
+        ended = self._at_ends(value) if self._ends and isinstance(value, Expr) else value
+        return ended is not value and (lo := self.of(limit - ended).lo) is not None and lo > 0
+
+    def _at_ends(self, value: Expr) -> Int:
+        """At least `value`: the symbols that it grows with are at their ends."""
+        fixed: set[Symbol] = set()
+        for monomial, coefficient in value.terms:
+            inner = [atom.free_symbols() for atom in monomial if not isinstance(atom, Symbol)]
+            fixed.update(*inner)
+            if coefficient < 0 or len(set(monomial)) != len(monomial) or not all(map(self.is_nonnegative, monomial)):
+                fixed.update(value.free_symbols().intersection(monomial))
+        grown = {name: end for name, end in self._ends.items() if name in value.free_symbols() and name not in fixed}
+        return value.substitute(grown) if grown else value
 
     def _compute(self, value: Expr) -> Interval:
         if isinstance(value, Symbol):

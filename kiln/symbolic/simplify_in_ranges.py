@@ -44,8 +44,8 @@ def _simplify_atom(atom: Atom, bounds: BoundAnalysis) -> Int:
 
 def _division(atom: FloorDiv | Mod, bounds: BoundAnalysis) -> Int:
     a, b = atom.dividend, atom.divisor
-    dividend, divisor, difference = bounds.of(a), bounds.of(b), bounds.of(b - a)
-    if dividend.lo is not None and dividend.lo >= 0 and difference.lo is not None and difference.lo > 0:
+    divisor = bounds.of(b)
+    if bounds.is_nonnegative(a) and bounds.is_below(a, b):
         return 0 if isinstance(atom, FloorDiv) else a
     whole = bounds.of(atom)
     if whole.lo is not None and whole.lo == whole.hi:

@@ -11,7 +11,8 @@ from typing import final
 
 from kiln.loops.body.body import Index
 from kiln.support.records import dataclass
-from kiln.symbolic import BoundAnalysis, Expr, FloorDiv, Int, Range, Symbol, product, substituted
+from kiln.symbolic import BoundAnalysis, Expr, FloorDiv, Int, Range, Symbol, is_static, product, substituted
+from kiln.symbolic.simplify_in_ranges import fold_remainders
 from kiln.tensor.spec import TensorSpec
 
 
@@ -47,11 +48,14 @@ def points(axes: Sequence[Axis]) -> Int:
 
 
 def linear_index(spec: TensorSpec, index: Index) -> Int:
-    """Elements from the start of the tensor, its offset not counted."""
+    """Elements from the start of the tensor, its offset not counted.
+
+    An axis that is taken apart and put together again is itself, before it is written as the sum of its parts.
+    """
     total: Int = 0
     for at, stride in zip(index, spec.strides, strict=True):
         total = total + at * stride
-    return total
+    return fold_remainders(total)
 
 
 def stride_of(value: Int, symbol: Symbol) -> Int | None:
@@ -85,4 +89,4 @@ def axis_bounds(axes: Sequence[Axis]) -> BoundAnalysis:
     of_sizes = BoundAnalysis(ranges)
     for axis in axes:
         ranges[axis.symbol] = axis_range(axis.size, of_sizes)
-    return BoundAnalysis(ranges)
+    return BoundAnalysis(ranges, {axis.symbol: axis.size - 1 for axis in axes if not is_static(axis.size)})
