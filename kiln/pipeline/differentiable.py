@@ -44,7 +44,7 @@ from kiln.runtime.cache.bundle import pack
 from kiln.runtime.eager_replay import EagerReplayData
 from kiln.runtime.executor import Executable
 from kiln.runtime.subclasses import RegionWrappers
-from kiln.symbolic import Symbol, symbol
+from kiln.symbolic import Int, Symbol, symbol
 
 
 def compile_differentiable(recorder: Recorder, trace: Trace, context: CompileContext) -> tuple[CompiledRegion, Graph]:
@@ -160,7 +160,7 @@ def differentiable_region(
     return CompiledRegion(finish, write if wrappers is None and not replay.functions else None)
 
 
-def forward_plan(plan: Plan, signature: Signature, names: Mapping[Symbol, Symbol]) -> Plan:
+def forward_plan(plan: Plan, signature: Signature, names: Mapping[Symbol, Int]) -> Plan:
     """Sizes that the backward needs are returned behind everything else. `names`: what the plan calls them instead."""
     symbols = [symbol(saved.name) for saved in signature.saved if isinstance(saved, SymbolBinding)]
     sizes = [PlanOutput(value=names.get(size, size)) for size in symbols]

@@ -40,7 +40,7 @@ from kiln.plan.steps import AtenStep, LaunchStep
 from kiln.plan.text import plan_text
 from kiln.support.events import EventSink
 from kiln.support.records import dataclass
-from kiln.symbolic import Symbol
+from kiln.symbolic import Int, Symbol
 from kiln.tensor.size_hint import seen_in, sizes_seen
 
 
@@ -121,8 +121,8 @@ def graph_to_plan(graph: Graph, context: CompileContext, label: Direction = "") 
     return with_versions(plan, graph)
 
 
-def other_names(graph: Graph, context: CompileContext) -> Mapping[Symbol, Symbol]:
-    """The sizes that the plan of `graph` calls by the name of another one, which is equal."""
+def other_names(graph: Graph, context: CompileContext) -> Mapping[Symbol, Int]:
+    """The sizes that the plan of `graph` calls by the name of another one, which is equal, or a number."""
     return {} if context.env is None or "equal-sizes" in context.without else equal_symbols(graph, context.env)
 
 

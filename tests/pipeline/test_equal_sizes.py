@@ -69,6 +69,21 @@ def test_as_eager(program: Callable[[Tensor, Tensor], Any], gradients: bool) -> 
     assert kiln.report_of(compiled).compiles == 1 and not kiln.report_of(compiled).eager
 
 
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_sizes_that_are_one(program: Callable[[Tensor, Tensor], Any]) -> None:
+    compiled = kiln.compile(program, options={"cache": False})
+    for shape in ((3, 4, 5), (1, 7, 6), (1, 2, 9), (5, 1, 3), (1, 1, 1), (2, 3, 3)):
+        ours = [torch.randn(shape, requires_grad=True) for _ in range(2)]
+        eagers = [t.detach().clone().requires_grad_() for t in ours]
+        results, expected = tensors(compiled(*ours)), tensors(program(*eagers))
+        for result, other in zip(results, expected, strict=True):
+            torch.testing.assert_close(result, other, check_stride=isinstance(other, Tensor))
+        results[0].pow(2).sum().backward()
+        expected[0].pow(2).sum().backward()
+        torch.testing.assert_close([t.grad for t in ours], [t.grad for t in eagers])
+    assert not kiln.report_of(compiled).eager
+
+
 def test_number_that_equals_a_size() -> None:
     def rows(x: Tensor, n: int) -> Tensor:
         assert x.shape[0] == n

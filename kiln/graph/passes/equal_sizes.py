@@ -6,8 +6,8 @@
 
 Two arguments of one size have a symbol each when they are captured, and that they are equal is found out on the way
 (`x + y`). Index arithmetic over both stays long: `view` of one into the shape of the other divides, where with one
-symbol it is nothing. Only guards count, which hold before the region runs: what the region itself checks must stay a
-question of two numbers.
+symbol it is nothing. A size that must be 1 is 1. Only guards count, which hold before the region runs: what the region
+itself checks must stay a question of two numbers.
 Needs: no nested graphs, which name sizes of their own.  Keeps: the order of inputs, nodes and outputs.
 """
 
@@ -20,23 +20,25 @@ from typing import Any
 from kiln.graph.ir.graph import Graph, Output, Write
 from kiln.graph.ir.node import Node
 from kiln.graph.prims.table import Kind
-from kiln.symbolic import Expr, Relation, ShapeEnv, Symbol, substituted
+from kiln.symbolic import Expr, Int, Relation, ShapeEnv, Symbol, substituted
 from kiln.tensor.spec import ScalarSpec, Spec, TensorSpec
 
+Names = Mapping[Symbol, Int]
 
-def equal_symbols(graph: Graph, env: ShapeEnv) -> Mapping[Symbol, Symbol]:
-    """The symbols of arguments that a guard makes equal to another one, which stands for them in `graph`."""
+
+def equal_symbols(graph: Graph, env: ShapeEnv) -> Names:
+    """The symbols of arguments that a guard makes equal to another one, or a number, which `graph` has instead."""
     if any(node.op.kind is Kind.NESTED for node in graph.nodes):
         return {}
     decided = {*env.unbacked, *env.conditional}
     return {
         symbol: other
         for symbol, other in env.replacements.items()
-        if isinstance(other, Symbol) and symbol not in decided and other not in decided
+        if isinstance(other, Symbol | int) and symbol not in decided and other not in decided and other != 0
     }
 
 
-def with_one_symbol(graph: Graph, names: Mapping[Symbol, Symbol]) -> Graph:
+def with_one_symbol(graph: Graph, names: Names) -> Graph:
     """`graph` with the symbols of `names` replaced."""
     if not names:
         return graph
@@ -51,7 +53,7 @@ def with_one_symbol(graph: Graph, names: Mapping[Symbol, Symbol]) -> Graph:
     return Graph(inputs, nodes, outputs, writes, graph.name)
 
 
-def renamed(value: Any, names: Mapping[Symbol, Symbol]) -> Any:
+def renamed(value: Any, names: Names) -> Any:
     """An attribute of a node."""
     if isinstance(value, tuple):
         return tuple([renamed(item, names) for item in value])
@@ -60,20 +62,25 @@ def renamed(value: Any, names: Mapping[Symbol, Symbol]) -> Any:
     return renamed_spec(value, names) if isinstance(value, TensorSpec | ScalarSpec) else value
 
 
-def renamed_spec(spec: Spec, names: Mapping[Symbol, Symbol]) -> Spec:
+def renamed_spec(spec: Spec, names: Names) -> Spec:
+    if isinstance(spec, tuple):
+        return tuple([None if part is None else renamed_part(part, names) for part in spec])
+    return renamed_part(spec, names)
+
+
+def renamed_part(spec: TensorSpec | ScalarSpec, names: Names) -> TensorSpec | ScalarSpec:
     if isinstance(spec, TensorSpec):
         return renamed_tensor(spec, names)
-    if isinstance(spec, ScalarSpec):
-        return spec if spec.value is None else replace(spec, value=substituted(spec.value, names))
-    return tuple([renamed_spec(part, names) for part in spec]) if isinstance(spec, tuple) else spec
+    value = None if spec.value is None else substituted(spec.value, names)
+    return replace(spec, value=value) if isinstance(value, Symbol) else spec  # a number stays an argument
 
 
-def renamed_tensor(spec: TensorSpec, names: Mapping[Symbol, Symbol]) -> TensorSpec:
+def renamed_tensor(spec: TensorSpec, names: Names) -> TensorSpec:
     sizes, strides = [tuple([substituted(value, names) for value in part]) for part in (spec.sizes, spec.strides)]
     return spec.with_view(sizes, strides, substituted(spec.offset, names))
 
 
-def renamed_output(output: Output, value: Node, names: Mapping[Symbol, Symbol]) -> Output:
+def renamed_output(output: Output, value: Node, names: Names) -> Output:
     alias = output.alias
     if alias is not None and alias.view is not None:
         alias = replace(alias, view=renamed_tensor(alias.view, names))
