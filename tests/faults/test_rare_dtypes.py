@@ -50,3 +50,26 @@ def test_random_numbers_in_double_precision() -> None:
     uniform, normal, dropped = compiled(torch.ones(1000, dtype=torch.float64))
     assert 0.45 < uniform.mean() < 0.55 and 0.9 < normal.var() < 1.1 and set(dropped.tolist()) == {0.0, 2.0}
     assert not kiln.report_of(compiled).eager_reasons
+
+
+COMPLEX: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "product": torch.prod,
+    "product of an axis": lambda x: x.prod(1),
+    "filtered": lambda x: torch.fft.ifft(torch.fft.fft(x).tanh()),
+}
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_gradients_of_complex_numbers(name: str) -> None:
+    program = COMPLEX[name]
+    compiled = kiln.compile(program, fullgraph=True, options={"cache": False})
+    x = torch.randn(4, 3, dtype=torch.complex128, generator=torch.Generator().manual_seed(0))
+    ours, eagers = x.clone().requires_grad_(), x.clone().requires_grad_()
+    result, expected = compiled(ours), program(eagers)
+    torch.testing.assert_close(result, expected)
+    result.abs().sum().backward()
+    expected.abs().sum().backward()
+    torch.testing.assert_close(ours.grad, eagers.grad)
+    assert not kiln.report_of(compiled).eager

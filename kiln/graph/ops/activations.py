@@ -13,7 +13,7 @@ from kiln.graph.ir.build import Number
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.creation import relaid
 from kiln.graph.ops.emit import Emit, refuse_complex
-from kiln.graph.ops.pointwise import clamped, times
+from kiln.graph.ops.pointwise import clamped, conj, times
 from kiln.graph.ops.promotion import elementwise, widened
 from kiln.graph.ops.registry import decompose
 from kiln.graph.ops.sizes import axis_of
@@ -122,15 +122,16 @@ def silu_backward(e: Emit, grad: Node, x: Node) -> Node:
 @decompose("sigmoid_backward.default")
 @elementwise
 def sigmoid_backward(e: Emit, grad: Node, y: Node) -> Node:
-    refuse_complex("sigmoid_backward", grad)
+    if y.tensor.dtype.is_complex:
+        return e.pointwise("mul", grad, conj(e, e.pointwise("mul", one_minus(e, y), y)))
     return e.pointwise("mul", e.pointwise("mul", grad, one_minus(e, y)), y)
 
 
 @decompose("tanh_backward.default")
 @elementwise
 def tanh_backward(e: Emit, grad: Node, y: Node) -> Node:
-    refuse_complex("tanh_backward", grad)
-    return e.pointwise("mul", grad, one_minus(e, e.pointwise("mul", y, y)))
+    slope = one_minus(e, e.pointwise("mul", y, y))
+    return e.pointwise("mul", grad, conj(e, slope) if y.tensor.dtype.is_complex else slope)
 
 
 @decompose("elu.default")

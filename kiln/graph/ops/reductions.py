@@ -69,7 +69,12 @@ def sum_(e: Emit, x: Node, dim: Dims = None, keepdim: bool = False, *, dtype: to
 
 @decompose("prod.default", "prod.dim_int")
 def prod(e: Emit, x: Node, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Node:
-    return reduce(e, "prod", e.convert(x, _sum_dtype(x, dtype)), axes_of(dim, x.tensor.rank), keepdim)
+    x, axes = e.convert(x, _sum_dtype(x, dtype)), axes_of(dim, x.tensor.rank)
+    if x.tensor.dtype.is_complex and dim is None:  # ATen's kernel, which takes one axis
+        for axis in reversed(axes[1:]):
+            x = reduce(e, "prod", x, (axis,), False)
+        axes = axes[:1]
+    return reduce(e, "prod", x, axes, keepdim)
 
 
 def divided(e: Emit, x: Node, by: Int) -> Node:
