@@ -41,7 +41,7 @@ from kiln.capture.interpreter.variables.exception import GROUPS, fields_of, nati
 from kiln.capture.interpreter.variables.hashed_key import guard_identity
 from kiln.capture.interpreter.variables.mapping import Dict, DictView, fresh, has_key
 from kiln.capture.interpreter.variables.object import ALIASES, Object, guard_protocol
-from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items, held_items, listed
+from kiln.capture.interpreter.variables.sequence import List, Sequence, Tuple, all_items, held_items, one_by_one
 from kiln.capture.interpreter.variables.sets import Set, holds_constant
 from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.capture.interpreter.variables.tensor import Tensor, from_torch, record, replaced, settled, tensor_truth
@@ -564,8 +564,9 @@ def contains(s: CaptureState, container: Value, item: Value) -> bool:
         if s.function_modes or not (isinstance(item, Tensor) or is_number(item)):
             return record(s, "__contains__", [native, item], {}).truth(s)
         return record(s, "any", [record(s, operator.eq, [native, item], {})], {}).truth(s)
-    if isinstance(native, (Sequence, DictView)) or s.classes.lookup(native.python_type(), "__contains__") is None:
-        return any(equal(s, other, item) for other in held_items(s, native))
+    is_held = isinstance(native, (Sequence, DictView))
+    if is_held or s.classes.lookup(native.python_type(), "__contains__") is None:
+        return any(equal(s, other, item) for other in (held_items if is_held else one_by_one)(s, native))
     return s.call_special(native, "__contains__", [item], {}).truth(s)
 
 
@@ -712,7 +713,7 @@ def extend_in_place(s: CaptureState, left: Value, right: Value) -> Value | None:
     reflected = s.classes.lookup(right.python_type(), "__radd__")
     if left.cls is list and reflected is not None and reflected[0] is not torch.Size:
         return None
-    left.extend(s, listed(s, right))
+    left.extend(s, right)
     return left
 
 

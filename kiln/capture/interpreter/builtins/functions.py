@@ -80,6 +80,7 @@ from kiln.capture.interpreter.variables.sequence import (
     all_items,
     consumed,
     listed,
+    one_by_one,
     tuple_items,
 )
 from kiln.capture.interpreter.variables.sets import Set
@@ -348,7 +349,7 @@ def fill(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> None:
             for key in all_items(s, arg.get_attr(s, "keys").call(s, [], {})):
                 target.set_item(s, key, arg.get_item(s, key))
         else:
-            for number, pair in enumerate(all_items(s, arg)):
+            for number, pair in enumerate(one_by_one(s, arg)):
                 if s.classes.lookup(pair.python_type(), "__iter__") is None:
                     reason = f"cannot convert dictionary update sequence element #{number} to a sequence"
                     raise s.error(TypeError, reason)

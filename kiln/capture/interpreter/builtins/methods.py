@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import types
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
@@ -31,7 +31,7 @@ from kiln.capture.interpreter.variables.sequence import (
     all_items,
     held_items,
     is_plain_tuple,
-    listed,
+    one_by_one,
     tuple_items,
 )
 from kiln.capture.interpreter.variables.sets import Set, tokens_of
@@ -156,8 +156,8 @@ methods(Dict, DICTS, {
     **{name: view(name) for name in ("keys", "values", "items")},
 })
 methods(Set, SETS, {
-    "isdisjoint":   lambda s, items, args, kwargs: Constant(not tokens_of(s, args[0]).keys() & items.items(s).keys()),
-    "issuperset":   lambda s, items, args, kwargs: Constant(tokens_of(s, args[0]).keys() <= items.items(s).keys()),
+    "isdisjoint":   lambda s, items, args, kwargs: Constant(not any(held_of(s, items, args[0]))),
+    "issuperset":   lambda s, items, args, kwargs: Constant(all(held_of(s, items, args[0]))),
     "issubset":     lambda s, items, args, kwargs: Constant(items.items(s).keys() <= tokens_of(s, args[0]).keys()),
     "copy":         lambda s, items, args, kwargs: items if items.cls is frozenset else items.combine(s, "copy", args),
     **{name: new_set(name) for name in COMBINATIONS},
@@ -173,7 +173,7 @@ methods(Set, (set,), {
 
 @method(List, (list,), "extend")
 def list_extend(s: CaptureState, target: List, args: Args, kwargs: Kwargs) -> None:
-    target.extend(s, listed(s, args[0]))
+    target.extend(s, args[0])
 
 
 @method(List, (list,), "__iadd__")
@@ -363,11 +363,16 @@ def dict_fromkeys(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return Dict({dict_key(s, key): (key, value) for key in all_items(s, args[0])})
 
 
+def held_of(s: CaptureState, items: Set, other: Value) -> Iterator[bool]:
+    """For each item of an iterable whether the set holds it; it may be asked for some of them only."""
+    if isinstance(other, Set):
+        return (token in items.items(s) for token in other.items(s))
+    return (set_element(s, item) in items.items(s) for item in one_by_one(s, other))
+
+
 @method(Set, (set,), "add")
 def set_add(s: CaptureState, target: Set, args: Args, kwargs: Kwargs) -> None:
-    key = set_element(s, args[0])
-    if key not in target.items(s):
-        target.change(s)[key] = args[0]
+    target.add(s, args[0])
 
 
 @method(Set, (set,), "discard")
@@ -399,12 +404,12 @@ def container_init(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -
         kind = "list" if isinstance(target, List) else "set"
         raise s.error(TypeError, f"{kind} expected at most 1 argument, got {len(args)}")
     if isinstance(target, Set):
-        items: Args = [List(all_items(s, arg)) for arg in args]
         target.change(s).clear()
-        target.combine_in_place(s, "update", items)
+        target.combine_in_place(s, "update", args)
     elif isinstance(target, List):
-        found = listed(s, args[0]) if args else []
-        target.change(s)[:] = found
+        target.change(s).clear()
+        for arg in args:
+            target.extend(s, arg)
 
 
 @handles(tuple.__new__)

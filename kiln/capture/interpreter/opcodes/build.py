@@ -99,8 +99,7 @@ def list_extend(frame: SymbolicFrame, depth: int) -> None:
     if isinstance(value, List) and target.begins_with(frame.state, value):
         return
     require_iterable(frame.state, value, lambda: "Value")
-    items = listed(frame.state, value)
-    target.change(frame.state).extend(items)
+    target.extend(frame.state, value)
 
 
 @opcode("SET_UPDATE", pops=argument_plus(1), pushes=argument)

@@ -319,11 +319,12 @@ class List(Sequence, Container):
         else:
             self.change(s).append(item)
 
-    def extend(self, s: CaptureState, items: list[Value]) -> None:
-        if self._items is not None and not self.tail:
-            self.change(s).extend(items)
+    def extend(self, s: CaptureState, added: Value) -> None:
+        """`list.extend`: the code that an iterator runs finds the items before in the list."""
+        if self._items is not None and not self.tail and isinstance(added, Sequence) and added.cls in PLAIN:
+            self.change(s).extend(added.items(s))
             return
-        for item in items:
+        for item in listed_one_by_one(s, added):
             self.append(s, item)
 
     def _load(self, s: CaptureState) -> list[Value]:
@@ -600,9 +601,14 @@ def as_index(s: CaptureState, key: Value) -> Any:
 
 def all_items(s: CaptureState, value: Value) -> list[Value]:
     """Everything an iterable yields."""
+    return list(one_by_one(s, value))
+
+
+def one_by_one(s: CaptureState, value: Value) -> Iterator[Value]:
+    """The same, for a caller whose use of an item is seen by what the iterator runs for the next one."""
     if isinstance(value, Sequence) and value.cls in (list, tuple, torch.Size):
-        return list(value.items(s))
-    return rest(s, consumed(s, value))
+        return iter(list(value.items(s)))
+    return remaining(s, consumed(s, value))
 
 
 def held_items(s: CaptureState, value: Value) -> list[Value]:
@@ -610,20 +616,26 @@ def held_items(s: CaptureState, value: Value) -> list[Value]:
     return list(value.items(s)) if isinstance(value, Sequence) else all_items(s, value)
 
 
-def rest(s: CaptureState, iterator: Value) -> list[Value]:
-    items = []
+def remaining(s: CaptureState, iterator: Value) -> Iterator[Value]:
     while (item := iterator.next(s)) is not None:
-        items.append(item)
-    return items
+        yield item
+
+
+def rest(s: CaptureState, iterator: Value) -> list[Value]:
+    return list(remaining(s, iterator))
 
 
 def listed(s: CaptureState, value: Value) -> list[Value]:
     """The items of a list or tuple made of an iterable, whose length Python asks for before it takes them."""
+    return list(listed_one_by_one(s, value))
+
+
+def listed_one_by_one(s: CaptureState, value: Value) -> Iterator[Value]:
     if isinstance(value, Sequence) and value.cls in PLAIN:
-        return list(value.items(s))
+        return iter(list(value.items(s)))
     iterator = consumed(s, value)
     ask_length(s, value)
-    return rest(s, iterator)
+    return remaining(s, iterator)
 
 
 def tuple_items(s: CaptureState, value: Value) -> list[Value]:

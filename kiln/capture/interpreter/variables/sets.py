@@ -34,7 +34,7 @@ from kiln.capture.interpreter.variables.hashed_key import (
 )
 from kiln.capture.interpreter.variables.key_iterator import KeyIterator
 from kiln.capture.interpreter.variables.mapping import Dict, emit_refill
-from kiln.capture.interpreter.variables.sequence import List, Tuple, all_items
+from kiln.capture.interpreter.variables.sequence import List, Tuple, all_items, one_by_one
 from kiln.capture.interpreter.variables.set_tables import (
     Table,
     alike,
@@ -186,8 +186,26 @@ class Set(Container):
         made._table, made.origins = set(self.table(s)), self.origins
         return made
 
+    def add(self, s: CaptureState, item: Value) -> None:
+        token = set_element(s, item)
+        if token not in self.items(s):
+            self.change(s)[token] = item
+
+    def _drop(self, s: CaptureState, item: Value) -> None:
+        if set_element(s, item) in self.items(s):
+            del self.change(s)[set_element(s, item)]
+
     def combine_in_place(self, s: CaptureState, operation: str, others: Args) -> None:
         """`update`, `intersection_update`, `difference_update` or `symmetric_difference_update`."""
+        change = {"update": self.add, "difference_update": self._drop}.get(operation)
+        if change is not None and len(others) > 1:
+            for other in others:
+                self.combine_in_place(s, operation, [other])
+            return
+        if change is not None and any(map(runs_for_items, others)):
+            for item in one_by_one(s, others[0]):
+                change(s, item)
+            return
         others, own = iterated(s, others), self.own_table(s)
         table = own if isinstance(own, set) else set(self.items(s))
         getattr(table, operation)(*[real_items(s, other) for other in others])
@@ -267,6 +285,11 @@ def emit_table(value: Set, g: Codegen, function: Callable[..., object], target: 
     guard_hashes(g.state, items)
     g.make(None, function, *target, Tuple([items[token] for token in order]), slots(table))
     return True
+
+
+def runs_for_items(value: Value) -> bool:
+    """Whether its items come from an iterator, or from what makes one, which may run code for each."""
+    return not isinstance(value, (Set, Dict, Constant, Tuple, List))
 
 
 def iterated(s: CaptureState, values: Args) -> list[Value]:
