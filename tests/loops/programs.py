@@ -445,6 +445,15 @@ def a_scale_for_each_group(g: Env) -> Made:
 
 
 @program
+def sums_of_neighbours(g: Env) -> Made:
+    """Two layers of a graph network, whose scatters share the targets: these are the same along a row of channels."""
+    x, y, total = g.tensor(1100, 16), g.tensor(1100, 16), g.full(g.const(0.0), sizes=(7, 16))
+    n = g.expand(g.tensor(1100, 1, make=lambda s: torch.randint(0, 7, s)), sizes=(1100, 16))
+    targets = g.where(g.lt(n, 0), g.add(n, 7), n)
+    return g.done(*[g.scatter(total, targets, values, axis=0, reduce="sum") for values in (x, y)])
+
+
+@program
 def cross_entropy(g: Env) -> Made:
     x = g.tensor(6, 11)
     n = g.tensor(6, make=lambda s: torch.randint(0, 11, s))

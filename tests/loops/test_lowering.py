@@ -58,6 +58,10 @@ def test_why_a_value_has_a_buffer(name: str, op: str, rule: str) -> None:
     assert (op, rule) in reasons(name)
 
 
+def test_what_is_the_same_along_a_row_is_computed_by_each_reader() -> None:
+    assert not [op for op, rule in reasons("sums_of_neighbours") if op == "where"]
+
+
 def test_copies_of_whole_buffers_are_left_out() -> None:
     text = program_text(lowered(PROGRAMS["copies_of_copies"]()[0]))
     assert text.count("pointwise") == 2  # exp, and the copy that the caller gets

@@ -78,6 +78,8 @@ class Cost:
     """Of computing one element when everything below with a single user is inlined.
 
     `spread`: neighbours are read from one place, as in `x.repeat_interleave(4)`; a vector would be put together.
+    `same_along`: so many of the last dimensions make no difference. `once_per_row`: these are a long row, along which a
+    loop computes the value once.
     """
 
     flops: int = 0
@@ -85,6 +87,12 @@ class Cost:
     depth: int = 0
     indirect: bool = False
     spread: bool = False
+    same_along: int = 0
+    once_per_row: bool = False
+
+    @property
+    def is_free(self) -> bool:
+        return self.once_per_row and self.flops < VERY_EXPENSIVE
 
 
 @final
@@ -94,6 +102,11 @@ class RealiseRule:
 
     name: str
     applies: Callable[[Node, Use, Cost], bool]
+
+
+def is_shared(use: Use, cost: Cost) -> bool:
+    """Whether several loops would compute it for each of their elements."""
+    return len(use.readers) > 1 and not cost.is_free
 
 
 # Absent on purpose: "is large". A value with one reader is never stored, however large.
@@ -109,8 +122,8 @@ REALISE_RULES = (
     ),
     RealiseRule("pieces", lambda node, use, cost: node.op.name == "cat" and cost.flops >= VERY_EXPENSIVE),
     RealiseRule("many_copies", lambda node, use, cost: (use.copies - 1) * cost.flops >= VERY_EXPENSIVE),
-    RealiseRule("shared_work", lambda node, use, cost: len(use.readers) > 1 and cost.flops >= EXPENSIVE),
-    RealiseRule("shared_reads", lambda node, use, cost: len(use.readers) > 1 and cost.loads > 1),
+    RealiseRule("shared_work", lambda node, use, cost: is_shared(use, cost) and cost.flops >= EXPENSIVE),
+    RealiseRule("shared_reads", lambda node, use, cost: is_shared(use, cost) and cost.loads > 1),
     RealiseRule("shared_gather", lambda node, use, cost: len(use.readers) > 1 and cost.indirect),
 )
 
@@ -225,6 +238,8 @@ def _costs(nodes: Sequence[Node], inlinable: set[Node]) -> dict[Node, Cost]:
 def _cost(node: Node, costs: dict[Node, Cost], users: Mapping[Node, int]) -> Cost:
     flops = 0 if node.op.kind is Kind.CREATE else node.op.flops  # an index is a counter of a loop
     loads, depth, indirect, spread = 0, 0, node.op.name in BY_DATA, _spreads(node)
+    same_along = _same_along(node, costs)
+    once_per_row = _is_long_row(node.tensor.sizes[node.tensor.rank - same_along :])
     if node.op.name in MASKING:
         flops += MASK_COST * (len(node.inputs) - 1)
     for operand in node.inputs:
@@ -239,9 +254,32 @@ def _cost(node: Node, costs: dict[Node, Cost], users: Mapping[Node, int]) -> Cos
         if shared or cost.depth >= MAX_DEPTH or cost.loads >= MOST_LOADS:
             loads += _is_worth_a_load(operand)
         else:
-            flops, loads = flops + cost.flops, loads + cost.loads
+            if once_per_row or not cost.is_free:
+                flops, loads = flops + cost.flops, loads + cost.loads
             indirect, spread = indirect or cost.indirect, spread or cost.spread
-    return Cost(flops, loads, depth + 1, indirect, spread)
+    return Cost(flops, loads, depth + 1, indirect, spread, same_along, once_per_row)
+
+
+def _same_along(node: Node, costs: Mapping[Node, Cost]) -> int:
+    """How many of the last dimensions make no difference to what a pointwise op or a broadcast gives."""
+    rank = node.tensor.rank
+    if node.op.kind is not Kind.POINTWISE and node.op.name != "expand":
+        return rank if node.op.name == "full" else 0
+    same = rank
+    for operand in node.inputs:
+        if operand.tensor.numel() == 1:
+            continue
+        own = costs[operand].same_along if operand in costs else 0
+        sizes, wanted = operand.tensor.sizes[::-1], node.tensor.sizes[::-1]
+        same = min(same, next((k for k in range(own, len(sizes)) if not (sizes[k] == 1 != wanted[k])), rank))
+    return same
+
+
+def _is_long_row(sizes: Sequence[Int]) -> bool:
+    count: Int = 1
+    for size in sizes:
+        count = count * size
+    return bool(sizes) and is_static(count) and count >= LONG_ROW
 
 
 def _spreads(node: Node) -> bool:
