@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -87,10 +88,8 @@ def up_to_an_error(x: Tensor) -> object:
     held: set[int] = set()
     stored: dict[int, int] = {}
     for take in (listed.extend, held.update, lambda items: stored.update((k, k) for k in items)):
-        try:
+        with contextlib.suppress(KeyError, RuntimeError):
             take(two_and_an_error())
-        except (KeyError, RuntimeError):
-            pass
     return x, listed, sorted(held), stored
 
 
