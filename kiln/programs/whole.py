@@ -22,11 +22,14 @@ from torch import nn
 from kiln.capture.interpreter.breaks import DataDependentBranch, DataDependentValue, SideEffectCall, TorchCallFailed
 from kiln.capture.interpreter.builtins.torch_functions import ModeEffect
 from kiln.capture.interpreter.capture import Callbacks, Capture, capture_frame
-from kiln.capture.interpreter.core import MISSING, Effect
+from kiln.capture.interpreter.core import MISSING, Effect, Value
 from kiln.capture.interpreter.effects import ContentsEffect
 from kiln.capture.interpreter.host_draws import DRAWN
 from kiln.capture.interpreter.speculation import Speculation
+from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.object import AttributeEffect
+from kiln.capture.interpreter.variables.sequence import Tuple
+from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.graph.autograd.joint import JointGraph, make_joint
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.eager_kernels import EagerKernels
@@ -388,14 +391,25 @@ def buffer_dicts(arguments: tuple[object, ...]) -> list[dict[str, torch.Tensor |
 
 
 def own_variables(capture: Capture, trace: Trace, modules: list[nn.Module]) -> list[AttributeEffect]:
-    """Attributes of modules that the call stores and then reads, but not before: the weight that a hook of
-    `torch.nn.utils.weight_norm` or `prune` computes. No later call depends on them."""
+    """Attributes of modules that the call stores, but does not read before: the weight that a hook of
+    `torch.nn.utils.weight_norm` or `prune` computes, the sizes of the last call. No later call depends on them.
+
+    A tensor that the call itself does not read is stored for the user, who would miss it.
+    """
     known = set(map(id, modules))
     found = [effect for effect in capture.effects if isinstance(effect, AttributeEffect)]
-    found = [effect for effect in found if effect.is_read and id(effect.value.real()) in known]
+    found = [effect for effect in found if id(effect.value.real()) in known]
+    found = [effect for effect in found if effect.is_read or are_numbers(effect.value.attrs.get(effect.name))]
     sources = [guard.source for guard in capture.guards] + [record.source for record in trace.inputs] if found else []
     before = {step for source in sources for step in steps_of(source)}
     return [effect for effect in found if DictAttrSource(source_of(effect), effect.name) not in before]
+
+
+def are_numbers(value: Value | None) -> bool:
+    """Whether it is a number or another constant, or a tuple of such."""
+    if isinstance(value, Tuple):
+        return value._items is not None and all(map(are_numbers, value._items))
+    return isinstance(value, Constant | Symbolic)
 
 
 def source_of(effect: AttributeEffect) -> Source:

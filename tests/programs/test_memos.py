@@ -128,6 +128,22 @@ def test_an_export_leaves_statistics_and_random_numbers() -> None:
     assert_close(kiln.export(model, (x,))(x), model(x))
 
 
+class Sized(nn.Module):
+    """Says which sizes the last call had."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.rows, self.sizes, self.mode = x.shape[0], tuple(x.shape), "sum"
+        return x.sum(0)
+
+
+def test_numbers_that_a_call_only_stores_are_left_out() -> None:
+    model = Sized()
+    program = kiln.export(model, (torch.randn(3, 4),), dynamic_shapes=({0: "rows"},))
+    assert not hasattr(model, "rows") and not hasattr(model, "sizes")
+    x = torch.randn(7, 4)
+    assert_close(program(x), model(x))
+
+
 class Counts(nn.Module):
     calls = 0
 
