@@ -57,14 +57,15 @@ def to_exported_program(program: ProgramParts) -> ExportedProgram:
 
 
 def example_sizes(rules: ShapeRules, symbols: Sequence[Symbol]) -> dict[Symbol, int]:
-    """Sizes that satisfy the rules. Raises NoTorchExport."""
+    """Sizes that satisfy the rules: those of the call that was exported, if they are known. Raises NoTorchExport."""
     ends = {within.name: (within.low, within.high) for within in rules.ranges}
+    known = {within.name: [within.example] for within in rules.ranges if within.example is not None}
     choices = []
     for each in symbols:
         low, high = ends.get(each.name, (0, None))
         last = max(low, USUAL_SIZE) + SPREAD if high is None else min(high, low + USUAL_SIZE + SPREAD)
         first = min(max(low, USUAL_SIZE), last)
-        choices.append([*range(first, last + 1), *range(low, first)])
+        choices.append([*known.get(each.name, ()), *range(first, last + 1), *range(low, first)])
     for sizes in itertools.islice(itertools.product(*choices), MOST_TRIES):
         found = dict(zip(symbols, sizes, strict=True))
         if all(constraint.relation.evaluate(found) for constraint in rules.constraints):

@@ -263,6 +263,24 @@ class Moving(nn.Module):
         return x + self.w.add_(1)
 
 
+def frames(x: Tensor) -> Tensor:
+    return x[:, : x.shape[1] // 16 * 16].reshape(x.shape[0], -1, 16).sum(-1)
+
+
+def mirrored(x: Tensor) -> Tensor:
+    return nn.functional.pad(x, (32, 32), mode="reflect")
+
+
+@pytest.mark.parametrize("target", [frames, mirrored])
+def test_torch_gets_the_sizes_of_the_example(target: Any) -> None:
+    """With small ones it would take other sides of questions about sizes, or raise."""
+    x = torch.randn(3, 480)
+    program = kiln.export(target, (torch.randn(2, 400),), dynamic_shapes=({0: kiln.Dim.AUTO, 1: kiln.Dim.AUTO},))
+    exported = program.to_torch_export()
+    torch.testing.assert_close(exported.module()(x), target(x))
+    torch.testing.assert_close(kiln.Program.from_torch_export(exported)(x), target(x))
+
+
 def test_what_has_no_form_there_says_so() -> None:
     with pytest.raises(NoTorchExport, match="changes the parameter or constant `w`"):
         kiln.export(Moving(), (torch.ones(2),)).to_torch_export()

@@ -8,6 +8,7 @@ on x of 12 x 16                       WrongProgramInput: batch % 8 == 0 does not
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import field
 from typing import final
 
 import torch
@@ -32,6 +33,8 @@ class SymbolRange:
     name: str
     low: int
     high: int | None = None
+    example: int | None = field(default=None, compare=False)
+    """Its number in the call that was exported; a file does not have it."""
 
     def text(self) -> str:
         return f"{self.low} <= {self.name}" + ("" if self.high is None else f" <= {self.high}")
@@ -128,7 +131,7 @@ def rules_of(env: ShapeEnv, used: frozenset[Symbol]) -> ShapeRules:
         within = env.range_of(made)
         if made in used and env.has_hint(made):
             high = within.hi if within.hi is not None and within.hi < END else None
-            ranges.append(SymbolRange(made.name, within.lo or 0, high))
+            ranges.append(SymbolRange(made.name, within.lo or 0, high, env.hint(made)))
     stated = [guard for guard in env.guards if not is_bound(guard)]
     return ShapeRules(tuple(ranges), tuple(stated))
 
