@@ -7,6 +7,7 @@ import math
 import operator
 import types
 from collections import OrderedDict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -179,3 +180,10 @@ def test_objects_without_a_path_keep_guards_from_being_written() -> None:
     ):
         with pytest.raises(NotSerialisable):
             write_tree(tree_rows([guard], function=lambda self: None), [guard])
+
+
+def test_a_module_whose_import_raises_has_no_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "without_a_backend.py").write_text("raise RuntimeError('no backend')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(NotSerialisable, match="cannot be imported"):
+        resolve("without_a_backend:layer")

@@ -82,6 +82,8 @@ REDUCTIONS = {
     "cosine": (lambda x, y: F.cosine_similarity(x, y), [g(3, 4), g(3, 4)]),
     "dist": (torch.dist, [g(3, 4), g(3, 4)]),
     "cdist": (torch.cdist, [r(3, 4), r(5, 4)]),
+    "cdist of many points": (torch.cdist, [g(30, 4), g(27, 4)]),
+    "cdist of many points in batches": (torch.cdist, [g(2, 30, 4), g(2, 27, 4)]),
     "cdist batches": (lambda x, y: torch.cdist(x, y, p=1.0), [g(1, 3, 4), g(2, 1, 5, 4)]),
     "max of truth": (lambda x: x.max(1), [ints(3, 4) > 2]),
     "min of truth": (lambda x: x.min(1, keepdim=True), [ints(3, 4) > 2]),

@@ -82,6 +82,18 @@ def test_functions_in_float32_stay_there():
     assert got[0].dtype == want.dtype and torch.allclose(got[0], want, rtol=1e-2)
 
 
+def test_distances_of_many_points_stay_in_float32():
+    """They are computed by a product, which eager does not cast there."""
+    codes = torch.randn(40, 8)
+
+    def nearest(x):
+        return torch.cdist(x @ x.mT @ x, codes).argmin(1)
+
+    x = torch.randn(30, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(kiln.compile(nearest, fullgraph=True)(x), nearest(x))
+
+
 def test_two_types_in_turn():
     """The second cast is that of the weight, not of its first cast."""
 

@@ -120,6 +120,23 @@ def cross(e: Emit, x: Node, y: Node, *, dim: int = -1) -> TensorSpec:
     return x.tensor.with_sizes(sizes)
 
 
+@decompose("_euclidean_dist.default")
+def euclidean_distances(e: Emit, x: Node, y: Node) -> Node:
+    """`cdist` of many points by one product, |x|^2 - 2xy + |y|^2, of matrices with the norms and ones as columns."""
+    _same_dtype("cdist", x.tensor, y.tensor)
+    rank, p = x.tensor.rank, e.pointwise
+    if rank not in (2, 3):
+        raise UnsupportedOp(op="_euclidean_dist", reason=f"its points have {rank} dimensions")
+    norms = [e.node("unsqueeze", e.node("sum", p("mul", z, z), axes=(rank - 1,)), axis=rank - 1) for z in (x, y)]
+    ones = [e.full(1.0, norm.tensor.sizes, norm.tensor.dtype, norm.tensor.device) for norm in norms]
+    left = e.node("cat", p("mul", x, -2.0), norms[0], ones[0], axis=rank - 1)
+    right = e.node("cat", y, ones[1], norms[1], axis=rank - 1)
+    turned = e.node("permute", right, dims=(*range(rank - 2), rank - 1, rank - 2))
+    name, product = ("mm", mm) if rank == 2 else ("bmm", bmm)
+    squares = e.library(f"aten.{name}.default", (left, turned), {}, product(e, left, turned))
+    return p("sqrt", p("maximum", squares, 0.0))
+
+
 @library("_cdist_forward.default")
 def cdist(e: Emit, x: Node, y: Node, p: float, compute_mode: int | None) -> TensorSpec:
     batch = broadcast(e.oracle, (x.tensor.sizes[:-2], y.tensor.sizes[:-2]), "cdist")

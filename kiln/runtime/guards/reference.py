@@ -85,13 +85,16 @@ class Nameless:
 
 
 def resolve(path: str) -> object:
-    """The object at `module:qualname`; raises `NotSerialisable` where there is none."""
+    """The object at `module:qualname`; raises `NotSerialisable` where there is none.
+
+    An import, and a module's `__getattr__`, run code of libraries: it may raise anything.
+    """
     module, _, qualname = path.partition(":")
     try:
         value: object = sys.modules.get(module) or importlib.import_module(module)
         for name in qualname.split(".") if qualname else ():
             value = getattr(value, name)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:
         raise NotSerialisable(f"`{path}` cannot be imported") from error
     return value
 
