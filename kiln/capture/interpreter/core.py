@@ -130,9 +130,8 @@ class Value:
     takes_symbols: ClassVar[bool] = False
     """Its operators take symbolic numbers."""
     is_constant: ClassVar[bool] = False
-    is_deferred: ClassVar[bool] = False
+    is_deferred: bool = False
     """Transformed code computes it where it is used, and may do so twice."""
-
     source: Source | None = None
     cls: type
 

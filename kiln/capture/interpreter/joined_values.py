@@ -40,7 +40,7 @@ from kiln.capture.interpreter.variables.choice import Choice
 from kiln.capture.interpreter.variables.deferred_text import Deferred
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import Object
-from kiln.capture.interpreter.variables.sequence import List, OneSidedItem, Tuple
+from kiln.capture.interpreter.variables.sequence import List, OneSidedItem, Spread, Tuple
 from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.capture.interpreter.variables.tensor import Tensor, record
 from kiln.graph.trace.fake import FakeTensor
@@ -318,6 +318,8 @@ class Joining:
             elif isinstance(value, OneSidedItem):
                 inner = held_by_side(self, s, side, value.item)
                 found = OneSidedItem(self._result(value.condition, side), value.taken, inner, value.need)
+            elif isinstance(value, Spread):
+                found = Spread(held_by_side(self, s, side, value.made), value.need)
             elif isinstance(value, Deferred):
                 found = value.replaced(s, partial(held_by_side, self, s, side))
             elif isinstance(value, Choice):
@@ -445,7 +447,7 @@ def added_by_sides(meeting: Meeting) -> tuple[list[Value], list[Value]]:
 
 
 def are_pairs(left: Sequence[Value], right: Sequence[Value]) -> bool:
-    return len(left) == len(right) and not any(isinstance(item, OneSidedItem) for item in (*left, *right))
+    return len(left) == len(right) and not any(isinstance(item, OneSidedItem | Spread) for item in (*left, *right))
 
 
 def note_added(joining: Joining, s: CaptureState, left: Sequence[Value], right: Sequence[Value]) -> None:
@@ -508,6 +510,8 @@ def parts(s: CaptureState, value: Value) -> list[Value | None]:
         return list(value.args)
     if isinstance(value, OneSidedItem):
         return [value.condition, value.item]
+    if isinstance(value, Spread):
+        return [value.made]
     if isinstance(value, Object) and value.original is MISSING and type(value.attrs) is dict and value.foreign is None:
         return [*value.attrs.values(), value.native]
     raise NotNested("it leaves a new object in one that existed before")

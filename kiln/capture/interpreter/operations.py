@@ -36,7 +36,7 @@ from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.builtin import Builtin
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
-from kiln.capture.interpreter.variables.deferred_text import joined
+from kiln.capture.interpreter.variables.deferred_text import extend_list, joined
 from kiln.capture.interpreter.variables.exception import GROUPS, fields_of, native_class
 from kiln.capture.interpreter.variables.hashed_key import guard_identity
 from kiln.capture.interpreter.variables.mapping import Dict, DictView, fresh, has_key
@@ -713,7 +713,7 @@ def extend_in_place(s: CaptureState, left: Value, right: Value) -> Value | None:
     reflected = s.classes.lookup(right.python_type(), "__radd__")
     if left.cls is list and reflected is not None and reflected[0] is not torch.Size:
         return None
-    left.extend(s, right)
+    extend_list(s, left, right)
     return left
 
 

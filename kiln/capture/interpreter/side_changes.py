@@ -26,7 +26,7 @@ from kiln.capture.interpreter.variables.function import Cell, CellEffect
 from kiln.capture.interpreter.variables.iterators import ITERATORS
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import AttributeEffect, Object
-from kiln.capture.interpreter.variables.sequence import AppendEffect, List, OneSidedItem
+from kiln.capture.interpreter.variables.sequence import AppendEffect, List, OneSidedItem, Spread
 from kiln.capture.interpreter.variables.tensor import Tensor
 from kiln.graph.trace.nested_graphs import NotNested
 from kiln.support.records import dataclass
@@ -65,7 +65,7 @@ class Growth:
         return [*(self.appended if self.items is None else self.items), *self.tail]
 
     def followed_by(self, added: Sequence[Value]) -> State:
-        if self.tail or any(isinstance(item, OneSidedItem) for item in added):
+        if self.tail or any(isinstance(item, OneSidedItem | Spread) for item in added):
             return Growth(self.items, self.appended, [*self.tail, *added])
         if self.items is None:
             return Growth(None, [*self.appended, *added], [])

@@ -18,7 +18,7 @@ from kiln.capture.interpreter.pure import is_written_in_c
 from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.classes import Class, refuse_finalizer, refuse_in_init, refuse_in_new
 from kiln.capture.interpreter.variables.constant import Constant
-from kiln.capture.interpreter.variables.deferred_text import text_of
+from kiln.capture.interpreter.variables.deferred_text import extend_list, text_of
 from kiln.capture.interpreter.variables.iterators import Generator
 from kiln.capture.interpreter.variables.mapping import Dict, DictView, dict_iterator, found_at, token_in
 from kiln.capture.interpreter.variables.native_object import PLAIN as BUILT_IN_BASES
@@ -173,7 +173,7 @@ methods(Set, (set,), {
 
 @method(List, (list,), "extend")
 def list_extend(s: CaptureState, target: List, args: Args, kwargs: Kwargs) -> None:
-    target.extend(s, args[0])
+    extend_list(s, target, args[0])
 
 
 @method(List, (list,), "__iadd__")

@@ -92,10 +92,9 @@ def nested_numbers(s: CaptureState, value: Value, sizes: list[int]) -> Value:
 
 
 def deferred_list(s: CaptureState, value: Tensor) -> Value | None:
-    """The list of a tensor whose size data decide, which is made behind the region; None of other values."""
-    unknown = [size for size in value.fake.shape if isinstance(size, torch.SymInt) and not size.node.has_hint()]
-    if not unknown or not is_printed(s, value):
+    """The list of a tensor, which is made behind the region; None where that is not torch's own."""
+    if value.fake.dim() == 0 or not is_printed(s, value):
         return None
     frame = running_frame(s)
     made_at = (frame.code, frame.at)
-    return Deferred(made_at, past_step(frame), torch.Tensor.tolist, [value], readings_of(s, [value]), list)
+    return Deferred(made_at, past_step(frame), torch.Tensor.tolist, [value], readings_of(s, [value]), list, False)

@@ -29,7 +29,7 @@ from kiln.capture.interpreter.variables.array import TracedArray
 from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import Object
-from kiln.capture.interpreter.variables.sequence import List, Tuple
+from kiln.capture.interpreter.variables.sequence import List, Spread, Tuple
 from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.capture.interpreter.variables.tensor import Overrides, Tensor, replaced
 from kiln.graph.ir.node import Node
@@ -77,7 +77,8 @@ class Deferred(Value):
     args: Sequence[Value]
     readings: Sequence[Reading] = ()
     cls: type = str
-    is_deferred = True
+    is_deferred: bool = True
+    """Not a list, which may be changed behind the region."""
 
     def needed(self) -> ValueNeeded:
         return ValueNeeded(self.made_at, self.step, LENGTH if self.cls is list else "")
@@ -112,7 +113,7 @@ class Deferred(Value):
     def replaced(self, s: CaptureState, replace: Callable[[Value], Value]) -> Deferred:
         """The same of other values, which are read as they are now."""
         args, found = [replace(arg) for arg in self.args], [replace(reading.tensor) for reading in self.readings]
-        return Deferred(self.made_at, self.step, self.make, args, readings_of(s, found), self.cls)
+        return Deferred(self.made_at, self.step, self.make, args, readings_of(s, found), self.cls, self.is_deferred)
 
     def emit(self, g: Codegen) -> None:
         if not self.is_unchanged(g.state):
@@ -305,6 +306,14 @@ def written(s: CaptureState, value: Value) -> Value | None:
 def unchanged(value: object) -> object:
     """Called by transformed code."""
     return value
+
+
+def extend_list(s: CaptureState, target: List, items: Value) -> None:
+    """`target.extend(items)`. What is made behind the region is added there."""
+    if isinstance(items, Deferred) and items.cls is list and not s.policy.whole:
+        target.append(s, Spread(items, items.needed()))
+    else:
+        target.extend(s, items)
 
 
 def refuse_repeated(s: CaptureState, function: str) -> None:

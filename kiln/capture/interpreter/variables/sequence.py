@@ -261,6 +261,8 @@ class List(Sequence, Container):
     def require_known(self) -> None:
         """Call before the items or their number are read. Raises where data decide them."""
         for item in self.tail:
+            if isinstance(item, Spread):
+                raise item.need
             if isinstance(item, OneSidedItem):
                 raise item.need or DataDependentValue(operation="the length of a list")
 
@@ -306,10 +308,16 @@ class List(Sequence, Container):
     def append(self, s: CaptureState, item: Value) -> None:
         """Without a guard on the length, so that a growing log does not recompile."""
         self.settle(s)
-        if self.tail:
+        unread = self._items is None and self.source is not None and self.cls is list
+        if isinstance(item, Spread) and unread and not self.tail:
+            will_change(s, self)
+            s.guard_type(self)
+            s.effects.note(AppendEffect(self))
+            self.tail.append(item)
+        elif self.tail or isinstance(item, Spread):
             note_change(s, self)
             self.tail.append(item)
-        elif self._items is None and self.source is not None and self.cls is list:
+        elif unread:
             will_change(s, self)
             s.guard_type(self)
             s.effects.note(AppendEffect(self))
@@ -404,13 +412,30 @@ class OneSidedItem(Value):
         if isinstance(self.item, OneSidedItem):
             yield from self.item.values()
         else:
-            yield self.item
+            yield self.item.made if isinstance(self.item, Spread) else self.item
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Spread(Value):
+    """The items of a list that is made behind the region. Where they are read, `need` breaks the graph there."""
+
+    made: Value
+    need: Exception
 
 
 def append_to_built(g: Codegen, item: Value) -> None:
     """To the list on the stack."""
-    g.emit(item)
-    g.body.op("LIST_APPEND", 1)
+    g.emit(item.made if isinstance(item, Spread) else item)
+    g.body.op("LIST_EXTEND" if isinstance(item, Spread) else "LIST_APPEND", 1)
+
+
+def append_to(g: Codegen, value: List, item: Value) -> None:
+    """To a list from outside."""
+    if isinstance(item, Spread):
+        g.run(list.extend, value, item.made)
+    else:
+        g.run(list.append, value, item)
 
 
 def emit_item(g: Codegen, item: Value, write: Callable[[Value], object]) -> None:
@@ -439,7 +464,7 @@ class AppendEffect(SideEffect):
             self.value.emit_contents(g)
             return
         for item in (*self.value.appended, *self.value.tail):
-            emit_item(g, item, partial(g.run, list.append, self.value))
+            emit_item(g, item, partial(append_to, g, self.value))
 
 
 @final
