@@ -51,7 +51,9 @@ EXPRESSIONS = (
     "np.array(torch.from_numpy(a))", "np.asarray(torch.from_numpy(a)) * 2", "np.array(a, dtype=np.float32)",
     "np.array(torch.from_numpy(a) * 2, dtype=np.float32) + 1", "np.asarray(a, dtype='float64')",
     "np.concatenate([np.array(torch.ones(2, 3)), np.array([[0.5, 1, 2]])])",
-    "torch.zeros(3) + a.mean()", "torch.ones(3, 4)[np.array([0, 2])]",
+    "torch.zeros(3) + a.mean()", "torch.ones(3, 4)[np.array([0, 2])]", "np.asanyarray(a) + 1",
+    "np.asanyarray([1.0, 2]).sum() * a", "np.asanyarray(a, dtype=np.float32)", "np.asanyarray(torch.from_numpy(a))",
+    "np.atleast_2d([1, 2]) + a[0, 0]",
 )  # fmt: skip
 
 

@@ -595,6 +595,7 @@ IN_C: dict[str, Callable[[CaptureState, Args, Kwargs], Value]] = {
     "dot": product("dot"),
     "matmul": product("matmul"),
     "asarray": taken_over,
+    "asanyarray": taken_over,
     "ascontiguousarray": contiguous,
     "array": copied,
 }
@@ -780,7 +781,7 @@ def register() -> None:
     handles(numpy.ufunc.__call__, type(numpy.prod).__call__)(called)
     handles(torch.from_numpy)(as_tensor)
     handles(torch.Tensor.numpy)(tensor_as_array)
-    for name in ("array", "asarray", "ascontiguousarray"):
+    for name in ("array", "asarray", "asanyarray", "ascontiguousarray"):
         if not isinstance(getattr(numpy, name), type(numpy.prod)):
             handles(getattr(numpy, name))(of_function(getattr(numpy, name)))
     handles(numpy.dtype.__eq__)(same_dtype)
