@@ -214,6 +214,7 @@ MAP = {
         ("How is it guarded that two inputs share memory?", "kiln/capture/interpreter/alias_guards.py", ""),
         ("When does a size that changes between calls become a symbol?", "kiln/symbolic/policy.py", "DimPolicy"),
         ("When does a question about sizes become a guard?", "kiln/symbolic/env.py", "ShapeEnv"),
+        ("When do two sizes get one symbol?", "kiln/graph/passes/equal_sizes.py", "equal_symbols"),
         ("How are index expressions simplified?", "kiln/symbolic/simplify_in_ranges.py", ""),
     ),
     "Graph": (

@@ -57,9 +57,10 @@ def to_exported_program(program: ProgramParts) -> ExportedProgram:
 
 
 def example_sizes(rules: ShapeRules, symbols: Sequence[Symbol]) -> dict[Symbol, int]:
-    """Sizes that satisfy the rules: those of the call that was exported, if they are known. Raises NoTorchExport."""
+    """Sizes that satisfy the rules: those of the call that was exported, if they are known, but 0 and 1, which are
+    special. Raises NoTorchExport."""
     ends = {within.name: (within.low, within.high) for within in rules.ranges}
-    known = {within.name: [within.example] for within in rules.ranges if within.example is not None}
+    known = {each.name: [each.example] for each in rules.ranges if each.example is not None and each.example > 1}
     choices = []
     for each in symbols:
         low, high = ends.get(each.name, (0, None))
