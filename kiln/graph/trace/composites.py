@@ -21,6 +21,7 @@ from torch.nn.functional import one_hot as torch_one_hot
 from torch.nn.functional import pad as torch_pad
 from torch.nn.functional import rrelu as torch_rrelu
 
+from kiln.graph.trace.attention import scaled_dot_product_attention
 from kiln.graph.trace.gradients import gradients
 from kiln.graph.trace.log import Target
 from kiln.graph.trace.product_gradient import cumprod, prod
@@ -292,6 +293,7 @@ COMPOSITES: Mapping[Target, Callable[..., object]] = {
     "matmul": matmul,
     "__matmul__": matmul,
     torch.nn.functional.linear: linear,
+    torch.nn.functional.scaled_dot_product_attention: scaled_dot_product_attention,
     "fill_diagonal_": fill_diagonal_,
     torch.nn.functional.interpolate: interpolate,
     **UPSAMPLE_OVERLOADS,
@@ -302,6 +304,7 @@ aten = torch.ops.aten
 PUBLIC: Mapping[Target, Target] = {
     aten.matmul.default: torch.matmul,
     aten.linear.default: torch.nn.functional.linear,
+    aten.scaled_dot_product_attention.default: torch.nn.functional.scaled_dot_product_attention,
     aten.one_hot.default: torch.nn.functional.one_hot,
     aten.istft.default: torch.istft,
     aten.max_pool1d.default: torch.max_pool1d,
