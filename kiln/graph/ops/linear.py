@@ -147,3 +147,16 @@ def cdist(e: Emit, x: Node, y: Node, p: float, compute_mode: int | None) -> Tens
 def cdist_backward(e: Emit, grad: Node, x: Node, y: Node, p: float, cdist: Node) -> TensorSpec:
     batch = broadcast(e.oracle, (x.tensor.sizes[:-2], y.tensor.sizes[:-2]), "cdist")
     return x.tensor.with_sizes((*batch, *x.tensor.sizes[-2:]))
+
+
+@library("_pdist_forward.default")
+def distances_of_pairs(e: Emit, x: Node, p: float = 2.0) -> TensorSpec:
+    if x.tensor.rank != 2:
+        raise RuntimeError("pdist: expected a matrix")
+    rows = x.tensor.sizes[0]
+    return x.tensor.with_sizes((rows * (rows - 1) // 2,))
+
+
+@library("_pdist_backward.default")
+def distances_of_pairs_backward(e: Emit, grad: Node, x: Node, p: float, pdist: Node) -> TensorSpec:
+    return x.tensor.with_sizes(x.tensor.sizes)

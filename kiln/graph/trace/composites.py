@@ -23,9 +23,10 @@ from torch.nn.functional import rrelu as torch_rrelu
 
 from kiln.graph.trace.attention import scaled_dot_product_attention
 from kiln.graph.trace.gradients import gradients
+from kiln.graph.trace.index_pairs import combinations
 from kiln.graph.trace.log import Target
 from kiln.graph.trace.product_gradient import cumprod, prod
-from kiln.graph.trace.products import linear, matmul
+from kiln.graph.trace.products import einsum, kron, linear, matmul
 from kiln.graph.trace.recurrent_layers import ALWAYS, RECURRENT
 from kiln.graph.trace.resampling import UPSAMPLE_OVERLOADS, interpolate
 
@@ -294,6 +295,9 @@ COMPOSITES: Mapping[Target, Callable[..., object]] = {
     "__matmul__": matmul,
     torch.nn.functional.linear: linear,
     torch.nn.functional.scaled_dot_product_attention: scaled_dot_product_attention,
+    torch.einsum: einsum,
+    torch.kron: kron,
+    torch.combinations: combinations,
     "fill_diagonal_": fill_diagonal_,
     torch.nn.functional.interpolate: interpolate,
     **UPSAMPLE_OVERLOADS,

@@ -27,6 +27,7 @@ from torch.nn.functional import pad as torch_pad
 
 from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.trace.composites import WIDE, assert_classes, checked_one_hot
+from kiln.graph.trace.index_pairs import tril_indices, triu_indices
 from kiln.graph.trace.log import Target
 from kiln.graph.trace.resampling import interpolate
 
@@ -279,6 +280,8 @@ NUMBER_CALLS: Mapping[Target, Callable[..., Tensor]] = {
     torch.round: rounded,
     "round": rounded,
     torch.nn.functional.interpolate: interpolate,
+    torch.tril_indices: tril_indices,
+    torch.triu_indices: triu_indices,
     torch.reshape: shaped("reshape"),
     "reshape": shaped("reshape"),
     "view": shaped("view"),

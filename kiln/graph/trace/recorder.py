@@ -71,7 +71,7 @@ _run_backward = torch.autograd.Variable._execution_engine.run_backward
 def _call(target: Target, args: Sequence[object], kwargs: Kwargs, strict: bool) -> object:
     target = PUBLIC.get(target, target)
     composite = COMPOSITES.get(target)
-    if composite is not None and has_symbols(args):
+    if composite is not None and has_symbols((*args, *kwargs.values())):
         return composite(*args, **kwargs)
     numbered = NUMBER_CALLS.get(target)
     if numbered is not None and has_symbols_among((*args, *kwargs.values())):
