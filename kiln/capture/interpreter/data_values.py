@@ -213,6 +213,13 @@ def number_made(s: CaptureState, number: Symbol | Given, tensor: Value, fake: to
     found.steps[number] = (frame.code, frame.at), step, ""
 
 
+def constants_decide(s: CaptureState, number: Expr | Relation) -> bool:
+    """Whether a formula or relation of numbers from data is computed from constants alone."""
+    numbers = s.part(DataValues).numbers
+    found = [numbers.get(symbol) for symbol in number.free_symbols()]
+    return bool(found) and all([made is not None and not inputs_of(s.recorder, made.node) for made in found])
+
+
 def size_made(s: CaptureState, place: Place, dim: int) -> None:
     """Note that data decide a size of the tensor at `place` in what the current instruction makes."""
     frame = running_frame(s)

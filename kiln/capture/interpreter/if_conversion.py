@@ -55,6 +55,7 @@ from kiln.capture.interpreter.data_values import (
     DataValues,
     ValueNeeded,
     answer_if_finite,
+    constants_decide,
     expected_truth,
     past_step,
 )
@@ -284,6 +285,8 @@ def condition_of(frame: SymbolicFrame, value: Symbolic) -> Value:
     node: SymNode = value.node.node
     number = node.value
     if node.has_hint() or isinstance(number, Real):
+        return value
+    if need == LENGTH_CHANGED and isinstance(number, Expr | Relation) and constants_decide(s, number):
         return value
     relation = compare(node.env, "ne", number, 0, None) if isinstance(number, Expr) else number
     if not isinstance(relation, Relation) or known_truth(node.env, relation) is not None:
