@@ -1,4 +1,4 @@
-"""FallbackErrors rewrite rules to every node until none matches.
+"""Applies rewrite rules to every node until none matches.
 
     %2 = neg(%0); %3 = neg(%2); %4 = mul(%3, 1.0)      =>      %0
 
