@@ -19,6 +19,7 @@ import torch
 from kiln.plan import (
     collective_operators,
     host_operators,
+    numpy_operators,
     packed_operators,
     recurrent_operators,
     sparse_operators,
@@ -38,8 +39,8 @@ def find_overload(target: str) -> Any:
 
 
 OWN = (
-    collective_operators.LIBRARY, host_operators.LIBRARY, packed_operators.LIBRARY,
-    recurrent_operators.LIBRARY, sparse_operators.LIBRARY, triton_operator.LIBRARY,
+    collective_operators.LIBRARY, host_operators.LIBRARY, numpy_operators.LIBRARY,
+    packed_operators.LIBRARY, recurrent_operators.LIBRARY, sparse_operators.LIBRARY, triton_operator.LIBRARY,
 )  # fmt: skip
 """Operators that Kiln registers."""
 COLLECTIVES = frozenset(("c10d", "_c10d_functional", "c10d_functional", "_dtensor", collective_operators.NAMESPACE))

@@ -18,6 +18,7 @@ import torch
 from kiln.capture.interpreter.builtins.tensor_data import DataEffect
 from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.effects import ContentsEffect
+from kiln.capture.interpreter.variables.array import OuterArrays
 from kiln.capture.interpreter.variables.function import CellEffect
 from kiln.capture.interpreter.variables.mapping import Dict
 from kiln.capture.interpreter.variables.object import AttributeEffect, Object
@@ -47,6 +48,8 @@ def alias_guards(s: CaptureState) -> None:
     keys(s)
     memory(s)
     differentiated(s)
+    if s.part(OuterArrays).written:
+        several_groups(s, [[array.source] for array in s.part(OuterArrays).found if array.source is not None])
 
 
 def one_group(s: CaptureState, paths: list[Source]) -> None:

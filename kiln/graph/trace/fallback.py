@@ -52,7 +52,8 @@ _UNTAGGED = frozenset({
 })  # fmt: skip
 """Data dependent, though some versions of torch lack the tag."""
 
-ANY_SIZES, UNLIKELY = frozenset({"aten::_fft_r2c", "aten::_fft_c2c"}), 53
+ANY_SIZES = frozenset({"aten::_fft_r2c", "aten::_fft_c2c", "kiln_numpy::call", "kiln_numpy::padded"})
+UNLIKELY = 53
 """Ops that take all sizes, so that those which data decide are probed, too; the hint of the first of these."""
 
 

@@ -26,6 +26,7 @@ from kiln.graph.trace.fake import QUERIES, FakeTensor
 from kiln.graph.trace.fallback import fallback_handler, fitted, written_names
 from kiln.graph.trace.foreach import foreach_handler
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode
+from kiln.graph.trace.numpy_calls import numpy_call  # noqa: F401  (registers it)
 from kiln.graph.trace.shared_memory import by_storage, refuse_shared_memory
 from kiln.graph.trace.special import SPECIAL
 from kiln.graph.trace.storage_view import StorageView, reaches_outside

@@ -18,19 +18,20 @@ from typing import final
 import torch
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
+from kiln.capture.interpreter.builtins.numpy_arguments import asked, tensor_of
+from kiln.capture.interpreter.builtins.numpy_calls import called_itself
 from kiln.capture.interpreter.builtins.numpy_lists import array_in_front
 from kiln.capture.interpreter.builtins.numpy_numbers import OPERATORS, of_numbers
 from kiln.capture.interpreter.builtins.numpy_sizes import of_sizes
 from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Handler, Kwargs, Value, handles
-from kiln.capture.interpreter.operations import ERRORS
 from kiln.capture.interpreter.polyfills import running_sum
 from kiln.capture.interpreter.variables.array import (
     ARRAY_METHODS,
     DTYPES,
-    ArrayValue,
     NumpyObject,
     TracedArray,
     converted,
+    has_open_size,
     number_of,
     of_result,
 )
@@ -123,59 +124,29 @@ class NumpyCall:
         return self
 
 
-def tensor_of(s: CaptureState, value: Value, dtype: NumpyObject = None) -> Tensor:
-    """An argument as a tensor, in one of NumPy's dtypes."""
-    if isinstance(value, KnownArray) and not value.memory.is_known:
-        value = value.traced(s)
-    if isinstance(value, TracedArray):
-        return value.tensor if dtype is None else converted(s, value.tensor, dtype)
-    array = numpy.asarray(plain(s, value), dtype)
-    wanted = DTYPES.get(array.dtype.name)
-    if wanted is None:
-        raise UnsupportedCall(function="numpy", why=f"it gets the dtype {array.dtype}")
-    made = record(s, torch.tensor, [s.const(array.tolist())], {"dtype": s.const(wanted)})
-    assert isinstance(made, Tensor)
-    return made
-
-
-def example(s: CaptureState, value: Value) -> NumpyObject:
-    """What stands for an argument when NumPy is asked for the dtype and shape of the result in this call."""
-    if isinstance(value, ArrayValue):
-        return value.example_of_call()
-    if isinstance(value, Symbolic) and value.node.node.has_hint():
-        return value.node.node.hint
-    if isinstance(value, Sequence):
-        items = [example(s, item) for item in value.items(s)]
-        return tuple(items) if isinstance(value, Tuple) else items
-    return plain(s, value)
-
-
 Implementation = Callable[[NumpyCall], Value]
 written_as = FUNCTIONS = Cells[Implementation]("numpy")
 
 
-def asked(s: CaptureState, function: NumpyObject, args: Args, kwargs: Kwargs) -> NumpyObject:
-    """What NumPy returns, or raises, for arrays of these dtypes and shapes. Other calls may have other shapes."""
-    examples = [example(s, arg) for arg in args]
-    named = {key: example(s, arg) for key, arg in kwargs.items()}
-    if getattr(numpy.linalg, function.__name__, None) is function:
-        examples = [regular(array) for array in examples]
-    try:
-        with numpy.errstate(all="ignore"):
-            return function(*examples, **named)
-    except ERRORS as error:
-        raise s.error(type(error), *error.args) from None
-
-
-def regular(array: NumpyObject) -> NumpyObject:
-    """Square matrices that have an inverse, in place of those of ones."""
-    if getattr(array, "ndim", 0) < 2 or array.shape[-1] != array.shape[-2]:
-        return array
-    return array + numpy.eye(array.shape[-1], dtype=array.dtype)
-
-
 def traced(s: CaptureState, function: NumpyObject, args: Args, kwargs: Kwargs) -> Value:
-    """A call with an array that is not known."""
+    """A call with an array that is not known: torch calls, or a call of NumPy by the region.
+
+    NumPy comes first where an array may turn out to be empty: its errors and warnings for these are its own.
+    """
+    universal = isinstance(function, numpy.ufunc)
+    if not universal and any(has_open_size(value) for value in (*args, *kwargs.values())):
+        made = called_itself(s, function, args, kwargs)
+        return as_torch_calls(s, function, args, kwargs) if made is None else made
+    try:
+        return as_torch_calls(s, function, args, kwargs)
+    except UnsupportedCall as refused:
+        made = called_itself(s, function, args, kwargs)
+        if made is None:
+            raise refused from None
+        return made
+
+
+def as_torch_calls(s: CaptureState, function: NumpyObject, args: Args, kwargs: Kwargs) -> Value:
     name: str = function.__name__
     universal = isinstance(function, numpy.ufunc)
     written = None if universal else written_form(function)
@@ -281,6 +252,16 @@ def along_one_axis(call: NumpyCall) -> Value:
     if call.name == "cumsum" and call.expected.dtype.kind == "f":
         return call.s.wrap(running_sum, None).call(call.s, [tensor, call.s.const(axis)], {})
     return call.call(getattr(torch, call.name), tensor, dim=axis, **named)
+
+
+@written_as("diag", "diagonal")
+def diagonal(call: NumpyCall) -> Value:
+    """A view of the elements of a matrix."""
+    if call.name == "diagonal":
+        axes = [call.given(f"axis{number}", number - 1) for number in (1, 2)]
+        return call.call(torch.diagonal, call.tensor("a"), call.given("offset", 0), *axes)
+    function = torch.diag if call.tensor("v").fake.dim() == 1 else torch.diagonal
+    return call.call(function, call.tensor("v"), call.given("k", 0))
 
 
 @written_as("reshape", "ravel")
@@ -526,8 +507,10 @@ def concatenated(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 
 
 def chosen(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    if len(args) == 1 and not kwargs:
+        return call_function(s, numpy.nonzero, args, kwargs)
     if len(args) != 3 or kwargs:
-        raise UnsupportedCall(function="numpy.where", why="the shape of its result depends on data")
+        raise UnsupportedCall(function="numpy.where", why="it gets two arguments")
     expected = asked(s, numpy.where, args, {})
     operands = [tensor_of(s, arg, expected.dtype) for arg in args[1:]]
     condition = tensor_of(s, args[0], numpy.dtype(bool))
@@ -649,7 +632,7 @@ def in_place(function: NumpyObject) -> Handler:
             return target
         if not isinstance(target, TracedArray):
             raise UnsupportedCall(function=f"numpy.{function.__name__}", why="it writes to a scalar")
-        target.refuse_write()
+        target.may_write(s)
         made = call_function(s, function, args, kwargs)
         assert isinstance(made, TracedArray)
         if made.dtype.kind != target.dtype.kind:
@@ -713,10 +696,12 @@ def method(name: str) -> Callable[[CaptureState, TracedArray, Args, Kwargs], Val
 
 def cast(s: CaptureState, array: TracedArray, args: Args, kwargs: Kwargs) -> Value:
     """`a.astype(dtype)`, which copies."""
-    if len(args) != 1 or kwargs:
+    if len(args) != 1 or kwargs.keys() - {"copy"}:
         raise UnsupportedCall(function="ndarray.astype", why="it gets more than a dtype")
     dtype = numpy.dtype(plain(s, args[0]))
     made = converted(s, array.tensor, dtype)
+    if made is array.tensor and "copy" in kwargs and not kwargs["copy"].truth(s):
+        return array
     tensor = record(s, "clone", [made], {}) if made is array.tensor else made
     assert isinstance(tensor, Tensor)
     return TracedArray(tensor, array.is_scalar)
@@ -792,6 +777,7 @@ def register() -> None:
     for name in (
         *("sum", "mean", "max", "min", "any", "all", "var", "std", "prod", "cumsum", "argmax", "argmin", "reshape"),
         *("ravel", "squeeze", "transpose", "swapaxes", "clip", "repeat", "round", "copy", "trace", "dot"),
+        *("argsort", "argpartition", "nonzero", "searchsorted", "take", "compress", "cumprod", "diagonal"),
     ):
         ARRAY_METHODS[name] = method(name)
     ARRAY_METHODS.update(astype=cast, flatten=flattened, item=as_python("item"), tolist=as_python("tolist"))

@@ -14,7 +14,9 @@ import torch
 from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.builtins.numpy_functions import NumpyCall, dtype_of, numpy, written_as
 from kiln.capture.interpreter.core import Value
+from kiln.capture.interpreter.variables.array import TracedArray
 from kiln.capture.interpreter.variables.known_array import KnownArray
+from kiln.capture.interpreter.variables.sequence import Tuple
 from kiln.capture.interpreter.variables.tensor import Tensor
 
 
@@ -125,3 +127,31 @@ def gradient(call: NumpyCall) -> Value:
         raise UnsupportedCall(function="numpy.gradient", why="it gets spacings, or more than one dimension")
     made = call.call(torch.gradient, tensor, edge_order=call.given("edge_order", 1))
     return call.call(operator.getitem, made, 0)
+
+
+@written_as("nonzero")
+def places(call: NumpyCall) -> Value:
+    """An array of places for each axis, views of one."""
+    tensor = call.tensor("a")
+    rank = tensor.fake.dim()
+    if not rank:
+        raise UnsupportedCall(function="numpy.nonzero", why="it gets a scalar")
+    rows = call.tensor_made("contiguous", call.call(torch.nonzero, tensor))
+    return Tuple([as_array(call.call("select", rows, 1, axis)) for axis in range(rank)])
+
+
+@written_as("flatnonzero")
+def flat_places(call: NumpyCall) -> Value:
+    found = call.call(torch.nonzero, call.call("reshape", call.tensor("a"), (-1,)))
+    return as_array(call.call("select", found, 1, 0))
+
+
+@written_as("argwhere")
+def rows_of_places(call: NumpyCall) -> Value:
+    return as_array(call.call(torch.nonzero, call.tensor("a")))
+
+
+def as_array(tensor: Value) -> TracedArray:
+    """A result whose size data decide."""
+    assert isinstance(tensor, Tensor)
+    return TracedArray(tensor)

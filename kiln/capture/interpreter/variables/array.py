@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from dataclasses import field
 from typing import Any, TypeAlias, final
 
 import torch
@@ -33,12 +34,15 @@ from kiln.capture.interpreter.variables.bound_method import NamedMethod
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.input_names import InputNames
 from kiln.capture.interpreter.variables.object import wrap_object
-from kiln.capture.interpreter.variables.sequence import List, Slice, Tuple
+from kiln.capture.interpreter.variables.sequence import List, Sequence, Slice, Tuple
 from kiln.capture.interpreter.variables.symbolic import Symbolic
 from kiln.capture.interpreter.variables.tensor import RegionInput, RegionInputs, Tensor, record
-from kiln.runtime.guards.source import ArraySource, Source
+from kiln.runtime.guards.guard import GuardKind
+from kiln.runtime.guards.source import AnswerSource, ArraySource, Source
 from kiln.support.optional import load
 from kiln.support.records import dataclass
+from kiln.symbolic.env import ShapeEnv
+from kiln.symbolic.expr import Expr, Symbol, evaluate
 from kiln.symbolic.relation import rel_lt
 
 NumpyObject: TypeAlias = Any
@@ -151,15 +155,18 @@ class TracedArray(ArrayValue):
         try:
             found = self.example_of_call()[index]
         except (IndexError, TypeError, ValueError) as error:
+            if has_open_size(self):
+                raise self.unsupported("indexing", "its sizes come from data") from None
             raise s.error(type(error), *error.args) from None
         made = record(s, operator.getitem, [self.tensor, tensor_index(s, key)], {})
         assert isinstance(made, Tensor)
-        if shape_in_call(made) != found.shape:
+        fits = made.fake.dim() == found.ndim if has_mask(index) else shape_in_call(made) == found.shape
+        if not fits:
             raise self.unsupported("indexing", f"torch gives the shape {tuple(made.fake.shape)}")
         return TracedArray(made, isinstance(found, numpy.generic))
 
     def set_item(self, s: CaptureState, key: Value, value: Value, site: CallSite = NOT_RESUMABLE) -> None:
-        self.refuse_write()
+        self.may_write(s)
         if is_reversed(plain_index(s, key)):
             raise self.unsupported("item assignment", "a slice has a negative step")
         new = value.tensor if isinstance(value, TracedArray) else value
@@ -167,13 +174,15 @@ class TracedArray(ArrayValue):
             raise self.unsupported("item assignment", f"it is set to a {value.type_name()}")
         record(s, operator.setitem, [self.tensor, tensor_index(s, key), new], {})
 
-    def refuse_write(self) -> None:
-        """Break for an array from outside, which may share memory with others unseen, and for a scalar."""
+    def may_write(self, s: CaptureState) -> None:
+        """Break for an array that may share memory with others unseen, and for a scalar."""
         if self.reversed_view is not None:
             raise self.unsupported("item assignment", "a slice with a negative step is a copy in torch")
         root = self.tensor.fake.storage_view.storage.root
-        if self.is_scalar or root is None or root.node.op.name == "input":
-            raise self.unsupported("item assignment", "an array from outside may share memory with others")
+        if self.is_scalar or root is None:
+            raise self.unsupported("item assignment", "it is a scalar")
+        if root.node.op.name == "input":
+            s.part(OuterArrays).write(s, self)
 
     def length(self, s: CaptureState) -> int:
         if self.is_scalar or self.tensor.fake.dim() == 0:
@@ -237,26 +246,82 @@ class TracedMethod(NamedMethod):
         return ARRAY_METHODS[self.name](s, self.owner, args, kwargs)
 
 
+@final
+@dataclass
+class OuterArrays:
+    """Arrays from outside. Once one of them is written, each must have memory of its own, and be another object."""
+
+    found: list[TracedArray] = field(default_factory=list)
+    written: bool = False
+
+    def add(self, s: CaptureState, array: TracedArray) -> None:
+        self.found.append(array)
+        if self.written:
+            require_own_memory(s, array)
+
+    def write(self, s: CaptureState, view: TracedArray) -> None:
+        storage = view.tensor.fake.storage_view.storage
+        if not any(array.tensor.fake.storage_view.storage is storage for array in self.found):
+            raise view.unsupported("item assignment", "its memory is that of a tensor from outside")
+        if not self.written:
+            self.written = True
+            for array in self.found:
+                require_own_memory(s, array)
+
+
+def owns_memory(array: NumpyObject) -> bool:
+    return isinstance(array, numpy.generic) or (type(array) is numpy.ndarray and array.base is None)
+
+
+def require_own_memory(s: CaptureState, array: TracedArray) -> None:
+    if array.source is None or not owns_memory(array.original):
+        raise array.unsupported("item assignment", "an array from outside may share memory with others")
+    s.guard(AnswerSource(array.source, s.reference(owns_memory)), GuardKind.EQUALS, True)
+
+
 def shape_in_call(tensor: Tensor) -> tuple[int, ...]:
     """The sizes in the call that is captured."""
-    return tuple([size.node.hint if isinstance(size, torch.SymInt) else size for size in tensor.fake.shape])
+    return tuple([size_in_call(size) if isinstance(size, torch.SymInt) else size for size in tensor.fake.shape])
+
+
+MADE_UP = 5
+"""What stands for a number of elements that data decide, where it is not known to be at least another."""
+
+
+def size_in_call(size: torch.SymInt) -> int:
+    node = size.node
+    if node.has_hint():
+        return int(node.hint)
+    env, value = node.env, node.env.simplify(node.value)
+    symbols = value.free_symbols() if isinstance(value, Expr) else ()
+    return evaluate(value, {symbol: typical(env, symbol) for symbol in symbols})
+
+
+def typical(env: ShapeEnv, symbol: Symbol) -> int:
+    """Of `np.bincount(a, minlength=n)`, n."""
+    return env.hint(symbol) if env.has_hint(symbol) else int(env.range_of(symbol).lo or MADE_UP)
+
+
+def has_open_size(value: Value) -> bool:
+    """Whether it is an array, or a list of arrays, with a size that data decide."""
+    if isinstance(value, Sequence):
+        return any([has_open_size(item) for item in value._items or ()])
+    if not isinstance(value, TracedArray) or value.number is not None:
+        return False
+    return any([isinstance(size, torch.SymInt) and not size.node.has_hint() for size in value.tensor.fake.shape])
 
 
 def plain_index(s: CaptureState, key: Value) -> NumpyObject:
-    """An index, with examples for arrays of integers."""
+    """An index, with examples for arrays of integers and masks."""
     if isinstance(key, Tuple):
         index = tuple([plain_index(s, part) for part in key.items(s)])
-        kinds = [
-            isinstance(part, numpy.ndarray) for part in index if isinstance(part, numpy.ndarray | numpy.integer | int)
-        ]
-        if any(kinds) and not all(kinds):  # NumPy broadcasts the numbers with the arrays, torch selects first
-            raise UnsupportedCall(function="ndarray.__getitem__", why="numbers and arrays of indices are mixed")
+        refuse_apart(index)
         return index
     if isinstance(key, ArrayValue):
         example = key.example_of_call()
-        if example.dtype.kind not in "iu" or not example.ndim:
-            raise UnsupportedCall(function="ndarray.__getitem__", why="the shape of the result depends on data")
-        return example * 0
+        if example.dtype.kind not in "iub" or not example.ndim:
+            raise UnsupportedCall(function="ndarray.__getitem__", why=f"it gets a scalar, or a {example.dtype}")
+        return example if example.dtype.kind == "b" else example * 0
     if isinstance(key, Slice):
         return slice(*[plain_index(s, part) for part in key.parts])
     if isinstance(key, Symbolic) and key.node.node.has_hint():
@@ -264,6 +329,20 @@ def plain_index(s: CaptureState, key: Value) -> NumpyObject:
     if not key.is_constant:
         raise UnsupportedCall(function="ndarray.__getitem__", why=f"the index is a {key.type_name()}")
     return key.constant(s)
+
+
+def refuse_apart(index: tuple[NumpyObject, ...]) -> None:
+    """Break for numbers and arrays with something in between: NumPy puts what they select first, torch selects by the
+    numbers first."""
+    places = [place for place, part in enumerate(index) if isinstance(part, numpy.ndarray | numpy.integer | int)]
+    arrays = [place for place in places if isinstance(index[place], numpy.ndarray)]
+    if arrays and len(arrays) < len(places) and places[-1] - places[0] >= len(places):
+        raise UnsupportedCall(function="ndarray.__getitem__", why="numbers and arrays of indices are mixed")
+
+
+def has_mask(index: NumpyObject) -> bool:
+    parts = index if isinstance(index, tuple) else (index,)
+    return any([isinstance(part, numpy.ndarray) and part.dtype.kind == "b" for part in parts])
 
 
 @final
@@ -292,6 +371,10 @@ def reversed_view(s: CaptureState, array: TracedArray, index: NumpyObject) -> Tr
         raise array.unsupported("indexing", "a slice has a negative step")
     ordered, turned = list[slice](), list[int]()
     for dim, (part, size) in enumerate(zip(parts, array.tensor.fake.shape, strict=False)):
+        if part == slice(None, None, -1):  # of any size
+            turned.append(dim)
+            ordered.append(slice(None))
+            continue
         places = range(int(size))[part]
         if places.step < 0:
             turned.append(dim)
@@ -335,6 +418,7 @@ def array_input(s: CaptureState, real: NumpyObject, source: Source) -> TracedArr
     inputs.tensors.append(RegionInput(value.fake, path, tensor))
     made = TracedArray(value, isinstance(real, numpy.generic), source, real)
     s.guard_type(made)
+    s.part(OuterArrays).add(s, made)
     return made
 
 
