@@ -13,7 +13,6 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FunctionType
@@ -44,7 +43,7 @@ from kiln.pipeline.dispatchers import (
     standing,
 )
 from kiln.pipeline.eager_callees import CalleeCompiler
-from kiln.pipeline.failed_checks import count_failures
+from kiln.pipeline.failed_checks import run_in_place, watch_failures
 from kiln.pipeline.growing_lists import wait_for_length
 from kiln.pipeline.modes import UnknownMode, mode_to_run_eager, watch_current_device, without_autograd_observers
 from kiln.pipeline.original import in_python, taking_slots
@@ -277,8 +276,7 @@ class CompileSession:
                 entry = self._run_eager(dispatcher, internal, cause=fault)
                 drop_tracebacks(fault)
             if entry is not None:
-                if not self.settings.fullgraph:
-                    count_failures(dispatcher, entry, self._lock)
+                watch_failures(dispatcher, entry, self._lock, not self.settings.fullgraph, self.report_eager)
                 self._check_speed(dispatcher, entry)
                 others = dispatcher.entries if entry.tree or not isinstance(entry.info, RunsInPython) else []
                 dispatcher.set_entries([*others, entry])
@@ -311,14 +309,8 @@ class CompileSession:
         self, describe: Callable[[str, Round], KilnError], dispatcher: Dispatcher, slow: Entry, shortest: Round
     ) -> None:
         """Replace an entry that is slower than eager."""
-        function = original_of(dispatcher)
-        with self._lock:
-            if slow not in dispatcher.entries:
-                return  # another thread was faster
-            info = replace(slow.info, function=function, second_run=None)
-            eager = Entry(slow.tree, taking_slots(in_python(function)), info)
-            dispatcher.set_entries([eager if entry is slow else entry for entry in dispatcher.entries])
-        self.report_eager(describe(shown_name(function, self.name), shortest))
+        if run_in_place(dispatcher, slow, self._lock):
+            self.report_eager(describe(shown_name(original_of(dispatcher), self.name), shortest))
 
     def _new_variant(self, dispatcher: Dispatcher, arguments: Arguments) -> Entry | None:
         function, options = original_of(dispatcher), self.settings.options

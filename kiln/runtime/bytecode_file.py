@@ -4,7 +4,7 @@
     LOAD_CONST <resume function>   {"resume": 1}                      where it enters which code
     LOAD_CONST <side exit>         {"exit": null}                     a dispatcher of the same function
     LOAD_CONST <the function>      {"root": null}                     itself, to run eager
-    LOAD_CONST FallbackErrors(f)   {"errors": "kiln.runtime...:f"}   counts anew
+    LOAD_CONST FallbackErrors(f)   {"errors": ["kiln.runtime...:f", true]}   counts anew
     LOAD_CONST torch.nn.Linear     {"object": "torch.nn.modules.linear:Linear@type "}
     LOAD_CONST vars(module)        {"globals": "package.module"}      "": those of the function itself
 
@@ -158,7 +158,7 @@ class CodeFile:
         Driven: lambda self, value: {"driven": self.resume(value.function)},
         dict: globals,
         ModuleType: module,
-        FallbackErrors: lambda self, value: {"errors": named_path(value.includes)},
+        FallbackErrors: lambda self, value: {"errors": [named_path(value.includes), value.is_exact]},
     }
 
 
@@ -253,7 +253,7 @@ class CodeReader:
         "globals": dictionary,
         "module": lambda self, name: resolve(f"{name}:"),
         "object": lambda self, path: load_named(path),
-        "errors": lambda self, path: FallbackErrors(cast("Callable[[BaseException], bool]", load_named(path))),
+        "errors": lambda self, row: FallbackErrors(cast("Callable[[BaseException], bool]", load_named(row[0])), row[1]),
     }
 
 

@@ -1,7 +1,8 @@
 """Regions in which something fails: the original runs in their place.
 
     try: outputs = region(x, n)
-    except (error for which `is_of_values(error)`): return f(x, n)      which raises what eager raises, at its line
+    except (error for which `is_of_values(error)`): return f(x, n)      which raises what eager raises, at its line;
+                                                                        if it does not, the fault is reported
 
 What fails is a check of the values of tensors, or one of torch's operators, which checks its arguments when it runs.
 
@@ -12,6 +13,7 @@ assumed something of values. One that changes inputs is not replaced where anyth
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from typing import final
 
@@ -51,28 +53,57 @@ def is_behind_checks(error: BaseException) -> bool:
     return is_of_values(error) or is_of_operator(error)
 
 
+def is_of_circumstances(error: BaseException) -> bool:
+    """What may come or not when the same is computed again: memory, and matrices that are nearly singular."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError | torch.linalg.LinAlgError)
+
+
+@final
+class RegionFailure:
+    """An error of a region in place of which the original runs: its text, and whether eager must raise it, too."""
+
+    __slots__ = ("expected", "text")
+
+    def __init__(self, text: str, expected: bool) -> None:
+        self.text = text
+        self.expected = expected
+
+
 @final
 class FallbackErrors:
     """The errors of a region that lead to the original, as transformed code asks for them; failed checks are counted.
 
-    A check that often fails, such as that a mask selects something, costs each time what ran before it.
+    A check that often fails, such as that a mask selects something, costs each time what ran before it. In a region
+    that `is_exact`, which assumes nothing of values and draws no random numbers, where nothing handles errors, eager
+    must raise what the region raises: where it does not, the compiler is at fault.
     """
 
-    __slots__ = ("failures", "includes", "on_failure")
+    __slots__ = ("failures", "includes", "is_exact", "on_failure", "on_fault")
 
-    def __init__(self, includes: Callable[[BaseException], bool]) -> None:
+    def __init__(self, includes: Callable[[BaseException], bool], is_exact: bool) -> None:
         self.includes = includes
+        self.is_exact = is_exact
         self.failures = 0
         self.on_failure: Callable[[int], None] | None = None
         """Gets the number of failed checks so far."""
+        self.on_fault: Callable[[str], None] | None = None
+        """Gets the text of an error that eager does not raise."""
 
-    def __call__(self, error: BaseException) -> bool:
-        included = self.includes(error)
-        if included and is_failed_check(error):
+    def __call__(self, error: BaseException) -> RegionFailure | None:
+        """What is to be told to `succeeded` when the original has returned; None: the error is raised."""
+        if not self.includes(error):
+            return None
+        if is_failed_check(error):
             self.failures += 1
             if self.on_failure is not None:
                 self.on_failure(self.failures)
-        return included
+        text = "".join(traceback.format_exception_only(error)).strip()
+        return RegionFailure(text, self.is_exact and not is_of_circumstances(error))
+
+    def succeeded(self, failure: RegionFailure) -> None:
+        """The original has returned in place of the region."""
+        if failure.expected and self.on_fault is not None:
+            self.on_fault(failure.text)
 
 
 def random_states(devices: tuple[str, ...]) -> list[tuple[object, object]]:

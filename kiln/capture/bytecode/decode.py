@@ -34,6 +34,7 @@ ENDS = frozenset(["JUMP", "RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERA
 
 _ROWS, _PAIRS = TABLE.rows, TABLE.pairs
 EXTENDED_ARG = dis.EXTENDED_ARG
+PUSH_EXC_INFO, WITH_EXCEPT_START = dis.opmap["PUSH_EXC_INFO"], dis.opmap["WITH_EXCEPT_START"]
 PAIR_OPCODES = frozenset(dis.opmap[name] for name in _PAIRS)
 LEFT_OUT = frozenset([EXTENDED_ARG, *(dis.opmap[name] for name in TABLE.left_out)])
 NAMES = tuple([TABLE.same.get(name, name) for name in dis.opname])
@@ -81,7 +82,7 @@ class CodeFacts:
     """
 
     __slots__ = (
-        *("computing", "copies", "handlers", "in_library", "instructions"),
+        *("catches", "computing", "copies", "handlers", "in_library", "instructions"),
         *("lines", "live", "locations", "loops", "meetings", "units"),
     )
 
@@ -91,6 +92,8 @@ class CodeFacts:
         self.units: list[int] = []
         """The code unit of each instruction; the two of a pair have the same."""
         opcodes, units, unit = code.co_code[::2], self.units, 0
+        self.catches = opcodes.count(PUSH_EXC_INFO) > opcodes.count(WITH_EXCEPT_START)
+        """Whether it has handlers of exceptions beside those of `with`."""
         while unit < len(opcodes):
             op = opcodes[unit]
             if op not in LEFT_OUT:

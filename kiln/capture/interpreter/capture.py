@@ -69,6 +69,7 @@ from kiln.capture.interpreter.side_exits import (
     errors_of,
     exit_unless,
     falling_back,
+    make_fallback,
     write_draws,
     write_leave,
     write_random_states,
@@ -109,7 +110,6 @@ from kiln.graph.trace.inputs import Dims, InputRecord
 from kiln.graph.trace.nested_graphs import draws_random
 from kiln.graph.trace.recorder import Recorder
 from kiln.graph.trace.trace import Trace
-from kiln.runtime.checked_region import FallbackErrors
 from kiln.runtime.guards.guard import Guard
 from kiln.runtime.guards.source import CellObjectSource, CellSource, LocalSource, Source
 from kiln.runtime.leaf_gradients import drop_gradients
@@ -522,7 +522,7 @@ def finish(
     for made_region in regions:
         dropped = exits is None and write_dropped_gradients(s, head, writer, made_region.trace.used_inputs)
         errors = None if dropped else errors_of(made_region.trace.graph, exits is not None, callbacks.own_regions)
-        fallback = None if errors is None else Fallback(FallbackErrors(errors), exits or partial(leave, function))
+        fallback = errors and make_fallback(s, errors, exits, partial(leave, function))
         write_region_call(head, writer, made_region, len(collect), fallback)
     for name, expected in checks:
         assert exits is not None
@@ -598,6 +598,7 @@ def write_number_checks(
             expected = check.expected
         head.jump_if(expected, passed)
         leave()
+        head.op("RETURN_VALUE")
         head.label(passed)
 
 

@@ -444,6 +444,8 @@ class Counters:
     """What was changed since, by the `id` of the value and the name of the attribute, where that is asked for."""
     lasting: dict[int, tuple[Value, Callable[[], Exception]]] = field(default_factory=dict)
     """Values, by `id`, that are made here but that a cache may hold, and what to raise at a change or comparison."""
+    may_catch: bool = False
+    """Whether an error that an operator raises while the region runs may be handled by what was interpreted."""
     changes: int = 0
     """How many of `consumed` are changes, of objects from the frame or from outside."""
 

@@ -13,12 +13,15 @@ Handlers are registered by normal opcode name:
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Callable, Sequence
 from dataclasses import field
 from math import inf
 from types import CodeType, MappingProxyType
 from typing import Any, final
 from weakref import ref
+
+import torch
 
 from kiln.capture.bytecode.assemble import SUSPENDS, Instr, parsed
 from kiln.capture.bytecode.decode import CodeFacts, DecodedCode
@@ -70,6 +73,8 @@ def count_of(count: Count, arg: object) -> int:
 
 
 NULL_ABOVE = TABLE.null_above
+TORCH = os.path.join(os.path.dirname(torch.__file__), "")
+"""Its own handlers of exceptions keep no error of an operator."""
 OPCODES: dict[str, Opcode] = {}
 """By normal opcode name."""
 
@@ -247,6 +252,8 @@ class SymbolicFrame:
         self.state = state
         self.code = code
         self.decoded, self.rows = CODES.rows(code)
+        if self.decoded.facts.catches and not code.co_filename.startswith(TORCH):
+            state.counters.may_catch = True
         if (heads := state.part(Heads).rows) and id(code) in heads:
             self.rows = [heads[id(code)].get(index, row) for index, row in enumerate(self.rows)]
         self.locals: dict[str, Value] = {}

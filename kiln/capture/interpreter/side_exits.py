@@ -26,6 +26,7 @@ from kiln.capture.interpreter.speculation import write_exit
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.rewrite import all_nodes
 from kiln.graph.prims.table import Kind
+from kiln.graph.trace.nested_graphs import draws_random
 from kiln.runtime.checked_region import (
     FallbackErrors,
     is_behind_checks,
@@ -38,13 +39,13 @@ from kiln.runtime.host_draws import HostDraws, restore_states
 from kiln.support.records import dataclass
 from kiln.tensor.spec import TensorSpec
 
-STATES, ERROR = "_kiln_random_states", "_kiln_error"
+STATES, ERROR, FAILURE = "_kiln_random_states", "_kiln_error", "_kiln_failure"
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """What runs instead of a region: `leave` is written for the `errors` that lead there at run time."""
+    """What runs instead of a region: `leave` writes its call for the `errors` that lead there at run time."""
 
     errors: FallbackErrors
     leave: Callable[[], None]
@@ -73,6 +74,20 @@ def errors_of(graph: Graph, is_checked: bool, own_region: bool) -> Callable[[Bas
     return is_of_values if any(map(may_fail, nodes)) else None
 
 
+def make_fallback(
+    s: CaptureState,
+    errors: Callable[[BaseException], bool],
+    exits: Callable[[], None] | None,
+    leave: Callable[[], None],
+) -> Fallback:
+    """What runs for `errors`: `exits` where the capture has assumed something, else `leave`.
+
+    Without assumptions eager must raise them, too, unless it draws other random numbers or the program handles them.
+    """
+    is_exact = exits is None and not s.counters.may_catch and not draws_random(s.recorder.nodes)
+    return Fallback(FallbackErrors(errors, is_exact), exits or leave)
+
+
 @contextmanager
 def falling_back(head: Assembler, fallback: Fallback | None) -> Iterator[None]:
     """The instructions written inside, which begin with an empty stack and leave one value, run under `fallback`."""
@@ -87,11 +102,13 @@ def falling_back(head: Assembler, fallback: Fallback | None) -> Iterator[None]:
     head.op("JUMP_FORWARD", passed)
     head.label(landing)
     head.op("STORE_FAST", ERROR).const(fallback.errors).op("LOAD_FAST", ERROR).call(1)
-    head.jump_if(True, mine)
+    head.op("COPY", 1).op("STORE_FAST", FAILURE).jump_if(True, mine)
     head.op("LOAD_FAST", ERROR).op("DELETE_FAST", ERROR).op("RERAISE", 0)
     head.label(mine)
     head.op("DELETE_FAST", ERROR)
     fallback.leave()
+    head.const(fallback.errors).attr("succeeded").op("LOAD_FAST", FAILURE).call(1).op("POP_TOP")
+    head.op("RETURN_VALUE")
     head.label(passed)
 
 
@@ -114,7 +131,7 @@ def write_draws(
 
 
 def write_leave(s: CaptureState, head: Assembler, code: types.CodeType, side_exit: Callable[..., object]) -> None:
-    """Call the side exit, which draws the random numbers of the call again."""
+    """Push the result of the side exit, which draws the random numbers of the call again."""
     found = s.part(Draws)
     if (draws := found.plan()) is not None:
         head.const(draws.restore)
@@ -129,6 +146,7 @@ def exit_unless(head: Assembler, write_side_exit: Callable[[], None], expected: 
     passed = Label()
     head.jump_if(expected, passed)
     write_side_exit()
+    head.op("RETURN_VALUE")
     head.label(passed)
 
 

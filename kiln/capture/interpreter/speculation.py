@@ -322,11 +322,12 @@ def write_prologue(
     head.call(len(prologue.records))
     head.jump_if(True, passed)
     leave(prologue.side_exit)
+    head.op("RETURN_VALUE")
     head.label(passed)
 
 
 def write_exit(head: Assembler, side_exit: Callable[..., object], code: types.CodeType) -> None:
-    """Call the side exit like the function: slots become positional and keyword arguments again."""
+    """Push the result of the side exit, called like the function: slots become positional and keyword arguments."""
     names = list(arguments_of(code))
     keywords = names.pop() if code.co_flags & CO_VARKEYWORDS else None
     rest = names.pop() if code.co_flags & CO_VARARGS else None
@@ -344,4 +345,4 @@ def write_exit(head: Assembler, side_exit: Callable[..., object], code: types.Co
     head.op("BUILD_MAP", len(only))
     if keywords is not None:
         head.op("LOAD_FAST", keywords).op("DICT_UPDATE", 1)
-    head.call_spread(keywords=True).op("RETURN_VALUE")
+    head.call_spread(keywords=True)

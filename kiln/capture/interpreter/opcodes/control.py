@@ -390,6 +390,7 @@ def special_method(s: CaptureState, manager: Value, name: str, missed: str) -> V
             TypeError, f"'{manager.type_name()}' object does not support the context manager protocol{missed}"
         )
     s.guard_type(manager)
+    s.counters.may_catch |= not str(manager.python_type().__module__).startswith("torch.")
     return s.model.bound_attr(s, manager, name, found[1], NOT_RESUMABLE)
 
 
