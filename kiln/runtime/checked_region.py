@@ -55,7 +55,7 @@ def is_behind_checks(error: BaseException) -> bool:
 
 def is_of_circumstances(error: BaseException) -> bool:
     """What may come or not when the same is computed again: memory, and matrices that are nearly singular."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError | torch.linalg.LinAlgError)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError | torch.linalg.LinAlgError)  # type: ignore[attr-defined]
 
 
 @final

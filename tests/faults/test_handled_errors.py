@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import kiln
-from kiln.capture.interpreter.checks_before_writes import checked_values, is_valid
+from kiln.capture.interpreter.value_checks import checked_values, is_valid
 from kiln.graph.ir.parse import parse_graph
 from tests.faults.outcome import assert_like_eager
 

@@ -44,7 +44,6 @@ from kiln.capture.interpreter.builtins.torch_compiler import refuse_break
 from kiln.capture.interpreter.builtins.torch_functions import drop_unchanged_modes, restore_modes
 from kiln.capture.interpreter.builtins.triton_kernels import register_triton
 from kiln.capture.interpreter.changed_numbers import NumberChanges, PassedNumbers, changed_numbers
-from kiln.capture.interpreter.checks_before_writes import check_before_writes
 from kiln.capture.interpreter.codegen import BINDINGS, CodeWriter, emit_source, write_computed, write_number
 from kiln.capture.interpreter.computed_numbers import value_of_number
 from kiln.capture.interpreter.core import MISSING, SPECULATED_VALUES, CaptureState, Effect, Policy, Value
@@ -88,6 +87,7 @@ from kiln.capture.interpreter.speculation import (
     write_prologue,
 )
 from kiln.capture.interpreter.suspension_codegen import write_returned, write_suspension
+from kiln.capture.interpreter.value_checks import check_values
 from kiln.capture.interpreter.variables.cached_function import InlinedResults
 from kiln.capture.interpreter.variables.counted_range import loops_left
 from kiln.capture.interpreter.variables.dtensor import register_dtensors
@@ -490,7 +490,7 @@ def finish(
     if callbacks.make_exit is not None:
         prologue = make_prologue(s, function, callbacks.make_exit, callbacks.compile_speculation)
     checks = [(writer.output(condition), expected) for condition, expected in conditions(s)]
-    may_fail = check_before_writes(s) or is_checked(s)
+    may_fail = check_values(s, writer.outputs) or is_checked(s)
     if writer.outputs or has_effects(recorder) or may_fail:
         writer.outputs = in_order_of_history(recorder, writer.outputs)
         trace = recorder.finish(writer.outputs)

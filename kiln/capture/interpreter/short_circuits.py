@@ -13,11 +13,11 @@ from collections.abc import Hashable
 import torch
 
 from kiln.capture.interpreter.breaks import GraphBreak, Raised
-from kiln.capture.interpreter.checks_before_writes import may_fail
 from kiln.capture.interpreter.core import Value
 from kiln.capture.interpreter.data_values import JUMPS, LONGEST_RAISE, STRAIGHT, ValueNeeded, past_step, raises_at
 from kiln.capture.interpreter.frame import SymbolicFrame, read_variables, run_to
 from kiln.capture.interpreter.nested_calls import is_single, without_effects
+from kiln.capture.interpreter.value_checks import may_fail
 from kiln.capture.interpreter.variables.tensor import Tensor, record
 from kiln.graph.ir.node import Node
 from kiln.graph.trace.constant_value import PURE_KINDS

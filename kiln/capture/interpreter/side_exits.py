@@ -17,12 +17,12 @@ from functools import partial
 from typing import final
 
 from kiln.capture.bytecode.assemble import Assembler, Label, TryBegin, TryEnd
-from kiln.capture.interpreter.checks_before_writes import may_fail
 from kiln.capture.interpreter.codegen import CodeWriter, emit_source
 from kiln.capture.interpreter.core import CaptureState
 from kiln.capture.interpreter.data_values import calls_opaque
 from kiln.capture.interpreter.host_draws import DRAWN, Draws
 from kiln.capture.interpreter.speculation import write_exit
+from kiln.capture.interpreter.value_checks import may_fail
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.rewrite import all_nodes
 from kiln.graph.prims.table import Kind

@@ -1,4 +1,4 @@
-"""Errors that values cause in a region that changes inputs: checks in front of the writes.
+"""Errors that values cause in a region that changes inputs, or in results that nothing uses: checks of their own.
 
     hits.add_(1)            %4 = all(i >= 0 & i < n)
     y = x[i]                assert(%4)                  fails before anything is written: the frame runs in Python
@@ -6,17 +6,22 @@
                             %6 = index(x, i)
                             write hits <- %5
 
-Without writes the frame runs again in Python when a kernel has found the error (`side_exits.py`). On a GPU kernels
-report errors late, so nothing is checked there.
+    y = x[i]                assert(all(i >= 0 & i < n))
+    y.zero_()       =>      %5 = full(0)                no kernel reads x
+
+Else the frame runs again in Python when a kernel has found the error (`side_exits.py`). On a GPU kernels report errors
+late, so nothing is checked there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from kiln.capture.interpreter.core import CaptureState
 from kiln.graph.ir.node import Node, base_of
+from kiln.graph.ir.rewrite import live_nodes
 from kiln.graph.prims.table import Kind
+from kiln.graph.trace.fake import FakeTensor
 from kiln.graph.trace.finish import changes_inputs
 from kiln.plan.errors import ASSUMED
 from kiln.symbolic import Int
@@ -32,12 +37,10 @@ def may_fail(node: Node) -> bool:
     return node.op.name in FAILING and not (node.op.name in DIVISIONS and node.tensor.dtype.is_floating_point)
 
 
-def check_before_writes(s: CaptureState) -> bool:
+def check_values(s: CaptureState, outputs: Sequence[FakeTensor]) -> bool:
     """Record the checks, if there are any."""
-    recorder, emit = s.recorder, s.recorder.emit
-    if not s.policy.own_regions or not changes_inputs(recorder.inputs):
-        return False
-    nodes = [node for node in recorder.nodes if node.origin is None or not node.origin.backward]
+    emit = s.recorder.emit
+    nodes = nodes_without_reports(s, outputs) if s.policy.own_regions else []
     checked = {
         (values, size): node
         for node in reversed(nodes)
@@ -54,6 +57,19 @@ def check_before_writes(s: CaptureState) -> bool:
         inside = emit.node("all", inside, axes=tuple(range(inside.tensor.rank))) if inside.tensor.rank else inside
         emit.node("assert", inside, message=f"{ASSUMED}: {call_name(node)} raises no error of values")
     return bool(checked)
+
+
+def nodes_without_reports(s: CaptureState, outputs: Sequence[FakeTensor]) -> list[Node]:
+    """Those whose kernels may not run, or must not be the ones that find a wrong value."""
+    recorder = s.recorder
+    nodes = [node for node in recorder.nodes if node.origin is None or not node.origin.backward]
+    if changes_inputs(recorder.inputs):
+        return nodes
+    if not s.policy.speculate or not any(map(may_fail, nodes)):
+        return []
+    live = live_nodes(recorder.nodes, [recorder.node_of(fake) for fake in outputs])
+    logged = (node for call in recorder.calls for node in recorder.nodes[slice(*call.nodes)])
+    return [node for node in logged if node not in live and not (node.origin and node.origin.backward)]
 
 
 def is_valid(values: Node) -> bool:
