@@ -15,9 +15,10 @@ convolution is copied once, and the layout propagates by the shape rules; a view
 `reshape`. Ops without a rule for other strides read a copy in the old layout, as does everything that leaves the graph:
 outputs and saved values keep eager's strides. A value written to an input is copied there anyway.
 
-It is done if the copies move at most half of what the library would reorder. For channels-last images the library
-copies the weight into that layout in every call: on the CPU, a convolution whose weight is much larger than its images
-keeps the old layout, between two small copies; on the GPU the weight is copied here (under autocast, by the cast).
+It is done if the copies of images move at most half of what the library would reorder. For channels-last images the
+library copies the weight into that layout in every call: on the CPU, a convolution whose weight is much larger than its
+images keeps the old layout, between two small copies. On the GPU the library copies the weight for either layout; here
+it is copied (under autocast, by the cast) in its stead, which does not count.
 Depthwise convolutions with several results for a channel keep it on the GPU: cuDNN would run a kernel for each group.
 
 Training: a partitioned graph saves the argument of each convolution in eager's layout and gains nothing. On the GPU,
@@ -179,14 +180,22 @@ class Relayout:
         """`node` on the new inputs."""
         inputs = tuple([self.new[value] for value in node.inputs])
         if node in self.chosen:
-            count = IMAGES[node.attrs["target"]] + wants_weight(node)
-            inputs = (*map(self.entered, inputs[:count]), *inputs[count:])
+            count = IMAGES[node.attrs["target"]]
+            images, (weight, *rest) = map(self.entered, inputs[:count]), inputs[count:]
+            inputs = (*images, self.laid_out_weight(weight) if wants_weight(node) else weight, *rest)
         elif all(new.spec == old.spec for new, old in zip(inputs, node.inputs, strict=True)):
             return self.emit.append(with_inputs(node, inputs))
         made = self.laid_out(node, inputs)
         if made is not None and same_values(made.spec, node.spec):
             return made
         return self.emit.append(with_inputs(node, tuple(map(self.restored, node.inputs))))
+
+    def laid_out_weight(self, weight: Node) -> Node:
+        """`weight` in channels-last layout. The copy stands for the library's own."""
+        moved = self.moved
+        made = self.entered(weight)
+        self.moved = moved
+        return made
 
     def entered(self, image: Node) -> Node:
         """`image` in channels-last layout."""

@@ -286,3 +286,21 @@ def test_several_results_for_each_channel_are_left_alone_on_the_gpu() -> None:
     assert changes
     images = [node.inputs[0].tensor.strides[1] for node in made.nodes if node.op.name == "aten"]
     assert images == [1, 1, 64 * 64, 1, 1]
+
+
+def test_weights_much_larger_than_images_are_laid_out_on_the_gpu() -> None:
+    """The library would copy them for either layout."""
+    image, wide = "bf16[1, 8, 32, 32 @cuda:0]", "bf16[1, 512, 32, 32 @cuda:0]"
+    weights = "bf16[512, 8, 3, 3 @cuda:0]", "bf16[512, 512, 3, 3 @cuda:0]"
+    graph = parsed(f"""
+        graph(%0: {image} "x", %1: {weights[0]} "a", %2: {weights[1]} "b"):
+            %4: {wide} = aten.convolution.default(%0, %1, None, {SAME})
+            %5: {wide} = aten.convolution.default(%4, %2, None, {SAME})
+            %6: bf16[1, 512 @cuda:0] = sum(%5, axes=(2, 3))
+            return %6
+    """)
+    made, changes = ChannelsLast().run(graph, CONTEXT)
+    verify(made, "test")
+    assert changes
+    operands = [value.tensor.strides[1] for node in made.nodes if node.op.name == "aten" for value in node.inputs]
+    assert operands == [1, 1, 1, 1]
