@@ -398,13 +398,6 @@ def cross(o: OnnxCaller, x: str, y: str, *, dim: int = -1) -> str:
     return o("Sub", o("Mul", x1, y2), o("Mul", x2, y1))
 
 
-@rule("_weight_norm_interface.default")
-def weight_norm(o: OnnxCaller, v: str, g: str, dim: int = 0) -> tuple[str, str]:
-    axes = [axis for axis in range(o.spec.rank) if axis != dim % o.spec.rank]
-    norm = o("ReduceL2", v, o.ints(axes), keepdims=1)
-    return o("Mul", v, o("Div", g, norm)), norm
-
-
 @rule("_grouped_mm.default", "transformers.grouped_mm_fallback.default")
 def grouped_product(
     o: OnnxCaller,

@@ -32,7 +32,7 @@ BEHIND_PUBLIC = frozenset({
     "_log_softmax_backward_data",
     "_native_batch_norm_legit_functional", "_native_multi_head_attention", "_prelu_kernel", "_prelu_kernel_backward",
     "_safe_softmax", "_sample_dirichlet", "_scaled_mm", "_segment_reduce", "_softmax_backward_data",
-    "_standard_gamma", "_transformer_encoder_layer_fwd", "_trilinear", "_unique2", "_weight_norm_interface",
+    "_standard_gamma", "_transformer_encoder_layer_fwd", "_trilinear", "_unique2",
 })
 # fmt: on
 """What public functions of torch and their gradients call, with arguments of the user, though the name is internal."""

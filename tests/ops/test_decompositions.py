@@ -246,6 +246,8 @@ NORMS = {
     "rms_norm": (lambda x, w: F.rms_norm(x, (4,), w), [g(2, 3, 4), g(4)]),
     "local_response_norm": (lambda x: F.local_response_norm(x, 2), [g(2, 4, 5)]),
     "weight_norm": (lambda v, w: torch._weight_norm(v, w, 0), [g(3, 4), g(3, 1)]),
+    "weight_norm last": (lambda v, w: torch._weight_norm(v, w, 2), [g(3, 4, 5), g(1, 1, 5)]),
+    "weight_norm transposed": (lambda v, w: torch._weight_norm(v.mT, w, 0), [g(4, 3), g(3, 1)]),
     "softmax": (lambda x: x.softmax(-1), [g(3, 4)]),
     "softmax first": (lambda x: x.softmax(0), [g(3, 4)]),
     "softmax transposed": (lambda x: x.softmax(1), [r(4, 3).t()]),

@@ -8,6 +8,7 @@ from kiln.graph.ops import (  # noqa: F401  (they fill the tables)
     creation,
     data_movement,
     grouped_products,
+    image_padding,
     interpolation,
     library,
     linear,
@@ -20,6 +21,7 @@ from kiln.graph.ops import (  # noqa: F401  (they fill the tables)
     sampling,
     softmax,
     views,
+    weight_norm,
 )  # fmt: skip
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.registry import DECOMPOSITIONS, INPLACE, LIBRARY, MUTATIONS, VIEWS, Effects, ViewStep

@@ -1,6 +1,6 @@
-"""Padding of images, windows as columns, grids: mostly ATen calls with predicted sizes.
+"""Windows of images as columns, shuffled pixels, grids: mostly ATen calls with predicted sizes.
 
-reflection_pad2d(f32[1, 3, 4, 5], [1, 2, 0, 0])    =     f32[1, 3, 4, 8]
+im2col(f32[1, 3, 4, 5], [2, 2], ...)    =     f32[1, 12, 12]
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.breaks import UnsupportedOp
-from kiln.graph.ops.convolution import Sizes, at, format_of, input_gradient, laid_out, pooled
+from kiln.graph.ops.convolution import Sizes, at, format_of, pooled
 from kiln.graph.ops.creation import relaid
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.registry import decompose, library
@@ -85,27 +85,6 @@ def pixel_unshuffle(e: Emit, x: Node, downscale_factor: int) -> Node:
     order = (*range(k), k, k + 2, k + 4, k + 1, k + 3)
     made = e.node("reshape", e.node("permute", split, dims=order), sizes=(*lead, c * r * r, h // r, w // r))
     return in_format_of(e, made, spec)
-
-
-# Padding that repeats the image.
-
-
-@library(
-    "reflection_pad1d.default", "reflection_pad2d.default", "reflection_pad3d.default",
-    "replication_pad1d.default", "replication_pad2d.default", "replication_pad3d.default",
-)  # fmt: skip
-def image_pad(e: Emit, x: Node, padding: Sizes) -> TensorSpec:
-    spec = x.tensor
-    sizes = list(spec.sizes)
-    for i in range(len(padding) // 2):
-        sizes[-1 - i] = sizes[-1 - i] + padding[2 * i] + padding[2 * i + 1]
-    return laid_out(spec, tuple(sizes), format_of(e, spec))
-
-
-library(
-    "reflection_pad1d_backward.default", "reflection_pad2d_backward.default", "reflection_pad3d_backward.default",
-    "replication_pad1d_backward.default", "replication_pad2d_backward.default", "replication_pad3d_backward.default",
-)(input_gradient)  # fmt: skip
 
 
 # Grids.

@@ -1,0 +1,85 @@
+"""Padding by reflection and repetition in primitives, as GPUs have it, beside ATen's on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kiln.graph.ir.graph import Graph, Output
+from kiln.graph.ir.interpret import interpret
+from kiln.graph.ir.node import Node
+from kiln.graph.ir.size_oracle import GuardFreeOracle
+from kiln.graph.ops.emit import Emit
+from kiln.graph.ops.image_padding import Places, is_read_at_places, read_at_places, reflected, reflection_gradient
+from kiln.graph.ops.interpolation import inside
+from kiln.graph.trace.constants import spec_of_real as spec_of
+from kiln.symbolic import ShapeEnv
+from kiln.tensor.spec import TensorSpec
+
+CASES = [
+    ((2, 3, 5), (2, 1)), ((2, 3, 5), (4, 4)), ((3, 5), (0, 3)), ((2, 3, 4, 5), (1, 2, 3, 0)), ((1, 1, 1, 1), (0, 0, 0, 0)),
+    ((1, 2, 3, 4, 5), (2, 2, 1, 3, 0, 2)),
+]  # fmt: skip
+MODES = {"reflect": reflected, "replicate": inside}
+
+
+def run(emit: Emit, node: Node, made: Node, x: Tensor, symbols: dict[object, int] | None = None) -> Tensor:
+    graph = Graph((node,), [each for each in emit.nodes if each is not node], (Output(made),))
+    [found] = interpret(graph, [x], symbols or {}).outputs  # type: ignore[arg-type]
+    assert isinstance(found, Tensor)
+    return found
+
+
+def repeated(x: Tensor, padding: tuple[int, ...], places: Places) -> Tensor:
+    emit = Emit(GuardFreeOracle())
+    node = emit.input("x", spec_of(x))
+    return run(emit, node, read_at_places(emit, node, padding, places), x)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("sizes", "padding"), CASES)
+def test_values_like_aten(mode: str, sizes: tuple[int, ...], padding: tuple[int, ...]) -> None:
+    for x in (torch.randn(sizes), torch.randint(0, 9, sizes)):
+        assert repeated(x, padding, MODES[mode]).equal(functional.pad(x, padding, mode=mode))
+
+
+@pytest.mark.parametrize(("sizes", "padding"), CASES)
+def test_gradients_like_aten(sizes: tuple[int, ...], padding: tuple[int, ...]) -> None:
+    x = torch.randn(sizes, dtype=torch.float64, requires_grad=True)
+    made = functional.pad(x, padding, mode="reflect")
+    grad = torch.randn_like(made)
+    [expected] = torch.autograd.grad(made, x, grad)
+    emit = Emit(GuardFreeOracle())
+    node = emit.input("grad", spec_of(grad))
+    found = run(emit, node, reflection_gradient(emit, node, spec_of(x.detach()), padding), grad)
+    torch.testing.assert_close(found, expected)
+
+
+def test_symbolic_sizes() -> None:
+    env = ShapeEnv()
+    s = env.create_symbol(4, lo=3)
+    emit = Emit(GuardFreeOracle(env))
+    node = emit.input("x", TensorSpec(torch.float32, (2, s), (s, 1)))
+    made = read_at_places(emit, node, (2, 1), reflected)
+    for size in (3, 7):
+        x = torch.randn(2, size)
+        assert run(emit, node, made, x, {s: size}).equal(functional.pad(x, (2, 1), mode="reflect"))
+
+
+def test_what_eager_refuses_is_left_to_its_operator() -> None:
+    """More than the image has, nothing to reflect, a rank without images, and the CPU."""
+    emit = Emit(GuardFreeOracle())
+    gpu = torch.device("cuda", 0)
+
+    def is_read(sizes: tuple[int, ...], padding: tuple[int, ...], device: torch.device = gpu) -> bool:
+        spec = TensorSpec(torch.float32, sizes, torch.empty(sizes).stride(), 0, device)
+        return is_read_at_places(emit, spec, padding, is_reflection=True)
+
+    assert is_read((2, 3, 5), (4, 4))
+    assert not is_read((2, 3, 5), (5, 0))
+    assert not is_read((2, 3, 5), (-1, 0))
+    assert not is_read((2, 0, 5), (1, 0))
+    assert not is_read((1, 2, 3, 5), (1, 0))
+    assert not is_read((2, 3, 5), (4, 4), torch.device("cpu"))
