@@ -7,8 +7,8 @@ The cost of a value is the bytes moved by saving it: a read if it is in memory a
 by a library op, or read on both sides of one), else also a write. Random numbers are drawn again from their seed where
 that takes less time than to move them. Never recomputed: library ops, seeds, reductions, scans, scatters, values that a
 library op of the backward reads from memory anyway, and values in memory that the backward needs at several barrier
-depths: the sums of a residual stream, each of which would be recomputed from all earlier branches. Of a view, its base
-is saved.
+depths: the sums of a residual stream, each of which would be recomputed from all earlier branches. What is computed
+element by element from less in memory is not one of them. Of a view, its base is saved.
 An input or a result that eager does not save may change before the backward: to save it, it is copied.
 Values inside a checkpoint region are never saved, except seeds and what its policy saves: the backward
 recomputes them from what enters the region; what leaves it is kept. So are parameters that a rank has a shard of, and
@@ -45,6 +45,9 @@ waits for memory. A normal number takes twice as long."""
 
 DISTANCE_FACTOR, MAX_DISTANCE = 1.1, 50
 """Factor on the cost of a value for each op between it and its use in the backward, up to a limit."""
+
+MOST_CHEAP = 16
+"""Values that are looked through for what another is computed from."""
 
 UNKNOWN_SIZE = 4096
 """Assumed for a data-dependent size."""
@@ -251,13 +254,23 @@ class _CutNetwork:
         return node.op.kind is not Kind.CREATE and node in self.kept
 
     def is_cheap(self, node: Node) -> bool:
-        """Whether it is computed from values in memory with no more bytes than its own."""
+        """Whether it is computed, element by element, from values in memory with no more bytes than its own."""
         if not isinstance(node.spec, TensorSpec):
             return True
-        inputs = {base_of(value) for value in node.inputs}
-        return all(value.op.kind is Kind.CREATE or self.is_in_memory(value) for value in inputs) and (
-            sum(map(self.size, inputs)) <= self.size(node)
-        )
+        read, left, seen = 0, self.size(node), {node}
+        queue = list(node.inputs)
+        while queue and read <= left and len(seen) <= MOST_CHEAP:
+            value = base_of(queue.pop())
+            if value in seen:
+                continue
+            seen.add(value)
+            if value.op.kind is Kind.CREATE or self.is_in_memory(value):
+                read += self.size(value)
+            elif value.op.kind is Kind.POINTWISE:
+                queue += value.inputs
+            else:
+                return False
+        return not queue and read <= left
 
     def size(self, node: Node) -> int:
         """Bytes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ from kiln.graph.ir.interpret import interpret
 from kiln.graph.ir.parse import parse_graph
 from kiln.graph.ir.text import graph_text
 from kiln.graph.ir.verify import verify
+from kiln.graph.passes import JOINT_PASSES
 from kiln.plan.plan import SymbolBinding
 from kiln.plan.signature import Carried
-from tests.graph.autograd.programs import check, joint_of
+from tests.graph.autograd.programs import check, joint_of, simplified
 
 
 def grad(*sizes: int) -> torch.Tensor:
@@ -223,3 +225,19 @@ def test_a_sum_that_two_stages_need_is_saved_though_its_branch_is_smaller() -> N
     parts = partition(joint_text(NARROW, 2, 1, (1, None)))
     kept = [str(parts.forward.outputs[entry.index].value.spec)[:4] for entry in parts.saved if entry.of == "output"]
     assert kept == ["f32[", "bf16"]
+
+
+def gathered(c: Any, x: Any, w: Any, rows: Any) -> Any:
+    """Two layers that gather by the same rows."""
+    at = c(torch.Tensor.expand, c(torch.Tensor.unsqueeze, rows, 1), 64, 8)
+    for _ in range(2):
+        x = c(torch.matmul, c(torch.gather, x, 0, at), w)
+    return x
+
+
+def test_what_is_computed_from_less_in_memory_is_computed_again_for_several_stages() -> None:
+    """Indices of all elements, from those of the rows."""
+    joint = joint_of(gathered, (grad(64, 8), grad(8, 8), torch.arange(64)))
+    parts = partition(replace(joint, graph=simplified(joint.graph, JOINT_PASSES)))
+    values = [parts.forward.outputs[entry.index].value for entry in parts.saved if entry.of == "output"]
+    assert [value.tensor.sizes for value in values if value.tensor.dtype is torch.int64] in ([], [(64,)])
