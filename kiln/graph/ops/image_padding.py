@@ -106,9 +106,8 @@ def folded(e: Emit, grad: Node, axis: int, size: Int, low: Int, high: Int) -> No
         if isinstance(amount, int) and amount == 0:
             continue
         part = e.node("slice", grad, axis=axis, start=start, stop=start + amount, step=1)
-        around = [(0, 0)] * grad.tensor.rank
-        around[axis] = before, size - before - amount
-        lows, highs = zip(*around, strict=True)
+        lows = tuple([before if other == axis else 0 for other in range(grad.tensor.rank)])
+        highs = tuple([size - before - amount if other == axis else 0 for other in range(grad.tensor.rank)])
         total = e.pointwise("add", total, padded(e, e.node("flip", part, axes=(axis,)), lows, highs))
     return total
 
