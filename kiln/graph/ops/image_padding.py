@@ -46,7 +46,9 @@ def each_dimension(rank: int, padding: Sizes) -> list[tuple[int, tuple[Int, Int]
 
 def reflected(e: Emit, at: Node, size: Int) -> Node:
     last = e.number(size - 1, torch.int64, at.tensor.device)
-    return inside(e, e.pointwise("sub", last, e.pointwise("abs", e.pointwise("sub", last, e.pointwise("abs", at)))), size)
+    return inside(
+        e, e.pointwise("sub", last, e.pointwise("abs", e.pointwise("sub", last, e.pointwise("abs", at)))), size
+    )
 
 
 def is_read_at_places(e: Emit, spec: TensorSpec, padding: Sizes, is_reflection: bool) -> bool:

@@ -8,7 +8,6 @@ For reduced precision, lengths are in float32.
 
 from __future__ import annotations
 
-
 from kiln.graph.ir.node import Node
 from kiln.graph.ops.creation import relaid
 from kiln.graph.ops.emit import Emit
