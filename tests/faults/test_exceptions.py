@@ -412,3 +412,34 @@ def test_an_error_that_numbers_decide_is_the_program_s_own(fullgraph: bool) -> N
     compiled = kiln.compile(program, fullgraph=fullgraph)
     for by in (2.0, 4.0, 0.0, 5.0, 0.0):
         assert_like_eager(compiled, program, torch.ones(2), by)
+
+
+def smallest_raised(x: torch.Tensor, n: int) -> torch.Tensor:
+    raise ValueError(min(n, n), x.shape)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_an_exception_of_a_number_that_is_still_open(dynamic: bool | None) -> None:
+    compiled = kiln.compile(smallest_raised, dynamic=dynamic)
+    for number in (1, 2, 3):
+        with pytest.raises(ValueError) as found:
+            compiled(torch.ones(2), number)
+        assert found.value.args == (number, (2,))
+
+
+def unequal_lengths(*lists: list[int]) -> Any:
+    iterators = [iter(items) for items in lists]
+    try:
+        found: Any = list(zip(*iterators, strict=True))
+    except ValueError as error:
+        found = str(error)
+    return found, [list(rest) for rest in iterators]
+
+
+def test_a_strict_zip_says_which_argument_is_shorter_or_longer() -> None:
+    def program(x: torch.Tensor) -> Any:
+        lists = [([1], [1, 2]), ([1, 2], [1]), ([1, 2], [1, 2], [1]), ([1], [1], [1, 2, 3]), ([], [], [3], [4]), ([1],)]
+        return [unequal_lengths(*given) for given in lists], x + 1
+
+    compiled = kiln.compile(program, fullgraph=True)
+    assert compiled(torch.ones(2))[0] == program(torch.ones(2))[0]

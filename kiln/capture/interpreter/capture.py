@@ -46,7 +46,7 @@ from kiln.capture.interpreter.builtins.triton_kernels import register_triton
 from kiln.capture.interpreter.changed_numbers import NumberChanges, PassedNumbers, changed_numbers
 from kiln.capture.interpreter.codegen import BINDINGS, CodeWriter, emit_source, write_computed, write_number
 from kiln.capture.interpreter.computed_numbers import value_of_number
-from kiln.capture.interpreter.core import MISSING, SPECULATED_VALUES, CaptureState, Effect, Policy, Value
+from kiln.capture.interpreter.core import SPECULATED_VALUES, CaptureState, Effect, Policy, Value
 from kiln.capture.interpreter.data_loops import loop_to_take
 from kiln.capture.interpreter.data_values import (
     Instruction,
@@ -331,7 +331,7 @@ CAPTURE = str(Path(__file__).parent.parent)
 def describe(raised: Raised) -> str:
     value: Any = raised.value
     args = value.attrs.get("args") if hasattr(value, "attrs") else None
-    items = [repr(arg.real()) if arg.real() is not MISSING else "..." for arg in (args._items or [])] if args else []
+    items = [repr(arg.real()) if arg.is_constant else "..." for arg in (args._items or [])] if args else []
     return f"{value.type_name()}({', '.join(items)})"
 
 

@@ -383,14 +383,25 @@ def remaining(s: CaptureState, iterator: Value) -> int | None:
     return iterator.remaining(s) if known else None  # type: ignore[attr-defined]
 
 
+def refuse_other_lengths(s: CaptureState, iterators: list[Value], ended: int) -> None:
+    """Raise eager's error of a strict `zip`, the first of whose iterators at its end is that at position `ended`."""
+    other, how = ended, "shorter"
+    if not ended:
+        longer = (number for number, iterator in enumerate(iterators) if number and iterator.next(s) is not None)
+        other, how = next(longer, 0), "longer"
+    if other:
+        before = "argument 1" if other == 1 else f"arguments 1-{other}"
+        raise s.error(ValueError, f"zip() argument {other + 1} is {how} than {before}")
+
+
 def zipped(iterators: list[Value], strict: bool) -> Lazy:
     def step(s: CaptureState) -> Value | None:
         items: list[Value] = []
         for iterator in iterators:
             item = iterator.next(s)
             if item is None:
-                if strict and (items or any(iterator.next(s) is not None for iterator in iterators[1:])):
-                    raise s.error(ValueError, "zip() arguments have different lengths")
+                if strict:
+                    refuse_other_lengths(s, iterators, len(items))
                 return None
             items.append(item)
         return Tuple(items) if items else None
