@@ -168,3 +168,29 @@ def test_threads_that_hear_at_once_leave_warnings_as_they_were() -> None:
         warnings.warn("heard", stacklevel=1)
     assert [warning.text for warning in heard] == ["heard"]
     assert (warnings.filters, warnings._showwarnmsg) == before  # type: ignore[attr-defined]
+
+
+def given(call: Callable[[], object]) -> list[str]:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        call()
+    return [str(warning.message) for warning in found]
+
+
+SPREADS: list[Program] = [
+    torch.std,
+    lambda x: x.var(0),
+    lambda x: torch.var_mean(x, 0)[1],
+    lambda x: x.std(correction=2),
+    lambda x: x.std(correction=0),
+]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("program", SPREADS)
+def test_a_spread_of_too_few_numbers_warns_with_sizes_that_change(program: Program, dynamic: bool | None) -> None:
+    compiled = kiln.compile(program, dynamic=dynamic)
+    for size in (3, 1, 2, 1, 5, 4, 1):
+        x = torch.arange(float(size))
+        assert given(lambda x=x: compiled(x)) == given(lambda x=x: program(x)), size  # type: ignore[misc]
+    assert kiln.report_of(compiled).compiles <= 3

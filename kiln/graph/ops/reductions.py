@@ -21,7 +21,7 @@ from kiln.graph.ops.registry import DECOMPOSITIONS, Decomposition, Results, deco
 from kiln.graph.ops.sizes import axes_of, axis_of
 from kiln.graph.prims.meta import equal
 from kiln.runtime.heard_warnings import warn_like
-from kiln.symbolic import Expr, Int, product, sym_max
+from kiln.symbolic import Expr, Int, product, rel_le, sym_max
 from kiln.tensor.spec import CPU, TensorSpec
 
 Dims = Sequence[int] | int | None
@@ -145,8 +145,8 @@ def _spread(name: str, measure: Measure, results: int) -> Decomposition:
         axes = axes_of(dim, x.tensor.rank, empty_is_all=True)
         if isinstance(correction, float) and not math.isfinite(correction):
             raise UnsupportedOp(op="a variance", reason=f"what its kernel makes of the correction {correction}")
-        number = count(x.tensor, axes)
-        if not isinstance(number, Expr) and number <= (1 if correction is None else correction):
+        few = rel_le(count(x.tensor, axes), math.floor(1 if correction is None else correction))
+        if not e.oracle.is_assumed(few) and e.oracle.decide(few):
             warn_like(lambda: getattr(torch, name)(torch.zeros(1, device=CPU)))
         found = measure(e, x, axes, 1 if correction is None else correction)[:results]
         parts = tuple([_dropped(e, part, axes, keepdim) for part in found])
