@@ -167,10 +167,10 @@ def test_unique_with_and_without_its_inverse() -> None:
     def counted(x: Tensor) -> object:
         values, inverse = torch.unique_consecutive(x, return_inverse=True)
         plain = torch.unique_consecutive(x)
-        return values + 1, inverse + 1, plain + 1
+        return values + 1, inverse + 1, plain + 1, torch.unique_consecutive(x, dim=-1) + 1
 
     x = torch.tensor([1, 1, 2, 2, 2, 1])
-    torch.testing.assert_close(kiln.compile(counted)(x), counted(x))
+    torch.testing.assert_close(kiln.compile(counted, fullgraph=True)(x), counted(x))
 
 
 def test_addition_to_products() -> None:

@@ -34,6 +34,8 @@ OPEN = (
     "len(np.where(k == 1)[0])", "np.where(k == 1)[0].size", "np.bincount(k)", "np.bincount(k, minlength=9)",
     "np.bincount(k, weights=a[:, 0])", "np.bincount(k[k > 0], None, 4)", "np.bincount(k, minlength=8).reshape(2, 4)",
     "np.sort(a[k == 1], axis=0)", "np.unique(k) * 2 + 1", "a[np.unique(k)]", "a[np.where(k == 1)[0]].mean(0)",
+    "a[np.argmax(k)], a[np.argmax(k), 1], a[:, np.argmin(a[0])]", "a[np.argsort(-a[:, 0])[0]]",
+    "a[: k.argmax()].sum(0)", "a[-1 - k.argmax()]", "np.unique(k)[0], int(np.where(k == k[0])[0][-1])",
     "np.concatenate([k[k > 1], k[k <= 1]])", "a[k == 99].sum()", "k.nonzero()[0]", "a[:, a[0] > 0]",
 )  # fmt: skip
 
@@ -70,6 +72,28 @@ def test_errors_and_warnings_are_those_of_numpy() -> None:
         assert np.isnan(selected(np.array([-1.0, -2.0]))[0])
     with pytest.raises(ValueError, match="zero-size"):
         kiln.compile(lambda a: np.max(a[a > 1]), options={"cache": False})(np.zeros(3))
+
+
+def greedy_matching(costs: Any) -> list[tuple[int, int]]:
+    costs, pairs = costs.copy(), []
+    for _ in range(3):
+        i, j = np.unravel_index(np.argmin(costs), costs.shape)
+        pairs.append((int(i), int(j)))
+        costs[i, :] = np.inf
+        costs[:, j] = np.inf
+    return pairs
+
+
+def test_places_that_data_decide() -> None:
+    compiled = kiln.compile(greedy_matching, options={"cache": False})
+    for rows in (4, 4, 6, 9):
+        assert greedy_matching(arguments(rows)[0]) == compiled(arguments(rows)[0])
+    assert not compiled.report().breaks and compiled.report().compiles == 2
+
+    picked = kiln.compile(lambda a, k: a[k.sum()], options={"cache": False})
+    assert picked(np.arange(3), np.array([1, 1])) == 2
+    with pytest.raises(IndexError, match="index 9 is out of bounds for axis 0 with size 3"):
+        picked(np.arange(3), np.array([1, 8]))
 
 
 def test_a_selection_is_another_array() -> None:

@@ -215,8 +215,8 @@ def unique(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> o
 
 @special("unique_consecutive.default")
 def unique_consecutive(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
-    x = comparable(mode, op, args[0])
-    if kwargs.get("dim") is not None or len(args) > 3:
+    x, dim = comparable(mode, op, args[0]), args[3] if len(args) > 3 else kwargs.get("dim")
+    if dim is not None and (x.dim() != 1 or dim not in (0, -1)):
         raise DataDependentOp(op=str(op))
     with mode:
         flat = x.reshape(-1)

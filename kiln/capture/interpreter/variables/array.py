@@ -158,12 +158,13 @@ class TracedArray(ArrayValue):
             if has_open_size(self):
                 raise self.unsupported("indexing", "its sizes come from data") from None
             raise s.error(type(error), *error.args) from None
-        made = record(s, operator.getitem, [self.tensor, tensor_index(s, key)], {})
+        made = self.tensor.get_item(s, tensor_index(s, key), site)
         assert isinstance(made, Tensor)
-        fits = made.fake.dim() == found.ndim if has_mask(index) else shape_in_call(made) == found.shape
+        array = TracedArray(made, isinstance(found, numpy.generic))
+        fits = made.fake.dim() == found.ndim if has_open_size(array) else shape_in_call(made) == found.shape
         if not fits:
             raise self.unsupported("indexing", f"torch gives the shape {tuple(made.fake.shape)}")
-        return TracedArray(made, isinstance(found, numpy.generic))
+        return array
 
     def set_item(self, s: CaptureState, key: Value, value: Value, site: CallSite = NOT_RESUMABLE) -> None:
         self.may_write(s)
@@ -172,7 +173,7 @@ class TracedArray(ArrayValue):
         new = value.tensor if isinstance(value, TracedArray) else value
         if not isinstance(new, Tensor) and not (new.is_constant and isinstance(new.real(), int | float)):
             raise self.unsupported("item assignment", f"it is set to a {value.type_name()}")
-        record(s, operator.setitem, [self.tensor, tensor_index(s, key), new], {})
+        self.tensor.set_item(s, tensor_index(s, key), new, site)
 
     def may_write(self, s: CaptureState) -> None:
         """Break for an array that may share memory with others unseen, and for a scalar."""
@@ -319,7 +320,7 @@ def plain_index(s: CaptureState, key: Value) -> NumpyObject:
         return index
     if isinstance(key, ArrayValue):
         example = key.example_of_call()
-        if example.dtype.kind not in "iub" or not example.ndim:
+        if example.dtype.kind not in "iub" or (not example.ndim and example.dtype.kind == "b"):
             raise UnsupportedCall(function="ndarray.__getitem__", why=f"it gets a scalar, or a {example.dtype}")
         return example if example.dtype.kind == "b" else example * 0
     if isinstance(key, Slice):
@@ -338,11 +339,6 @@ def refuse_apart(index: tuple[NumpyObject, ...]) -> None:
     arrays = [place for place in places if isinstance(index[place], numpy.ndarray)]
     if arrays and len(arrays) < len(places) and places[-1] - places[0] >= len(places):
         raise UnsupportedCall(function="ndarray.__getitem__", why="numbers and arrays of indices are mixed")
-
-
-def has_mask(index: NumpyObject) -> bool:
-    parts = index if isinstance(index, tuple) else (index,)
-    return any([isinstance(part, numpy.ndarray) and part.dtype.kind == "b" for part in parts])
 
 
 @final
