@@ -24,6 +24,7 @@ from kiln.capture.interpreter.core import MISSING, OPERATORS, CaptureState, Oper
 from kiln.capture.interpreter.data_values import assume, assume_integer, is_needed, likely_truth
 from kiln.capture.interpreter.hashing import set_element
 from kiln.capture.interpreter.native_calls import natives
+from kiln.capture.interpreter.number_identity import same_number
 from kiln.capture.interpreter.operands import are_of_subclasses, is_unknown, refuses
 from kiln.capture.interpreter.speculation import (
     Number,
@@ -498,11 +499,9 @@ def same(s: CaptureState, left: Value, right: Value) -> bool:
             s.guard_type(left)
             return False
         return left.constant(s) is right.constant(s)
-    if (
-        any(isinstance(value, Symbolic) for value in (left, right))
-        and left.python_type() is right.python_type() is bool
-    ):
-        return left.truth(s) is right.truth(s)  # there is one object for each truth
+    symbolic = isinstance(left, Symbolic) or isinstance(right, Symbolic)
+    if symbolic and (known := same_number(s, left, right)) is not None:
+        return known
     if left.is_constant or right.is_constant:
         constant, other = (left, right) if left.is_constant else (right, left)
         constant.constant(s)

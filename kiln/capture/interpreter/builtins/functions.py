@@ -257,6 +257,8 @@ def symbolic_number(s: CaptureState, kind: type, value: Symbolic) -> Value:
     value = value.number or value
     if value.python_type() is bool:
         return s.const(kind(value.constant(s)))
+    if kind is value.python_type():
+        return value
     if kind is float:
         return s.wrap(torch.sym_float(value.node), None)
     return rounded(s, math.trunc, value)
