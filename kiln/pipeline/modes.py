@@ -59,9 +59,14 @@ def unknown_mode() -> str:
     return ""
 
 
+def watched_autograd() -> str:
+    """A mode in which autograd looks at the nodes of a backward, which a compiled one has not."""
+    return "anomaly detection" if torch.is_anomaly_enabled() or not torch.is_anomaly_check_nan_enabled() else ""
+
+
 def mode_to_run_eager(function: str) -> KilnError | None:
     """Why `function`, called now, runs eager: the mode of this thread."""
-    if mode := unknown_mode():
+    if mode := unknown_mode() or watched_autograd():
         return UnknownMode(function=function, mode=mode)
     return HooksOfSavedTensors(function=function) if current_state().saved_hooks else None
 

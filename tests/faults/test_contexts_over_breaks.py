@@ -100,4 +100,4 @@ def test_state_within_and_behind(program: Any, context: str) -> None:
         expected, seen = outcome(program, CONTEXTS[context], way), list(SEEN)
         torch.testing.assert_close(outcome(compiled, CONTEXTS[context], way), expected)
         assert seen == SEEN and state() == before
-    assert not kiln.report_of(compiled).eager_reasons
+    assert bool(kiln.report_of(compiled).eager_reasons) == (context == "anomaly")  # which looks at nodes of autograd

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 
 import torch
 
+from kiln.capture.interpreter.builtins.anomaly_detection import guard_off
 from kiln.capture.interpreter.builtins.tensor_data import DataEffect
 from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.effects import ContentsEffect
@@ -174,9 +175,11 @@ def memory(s: CaptureState) -> None:
 
 
 def differentiated(s: CaptureState) -> None:
-    """A backward inside adds up what reaches a tensor on all paths: tensors with gradients must stay different."""
+    """A backward inside adds up what reaches a tensor on all paths: tensors with gradients must stay different. Nobody
+    looks at its nodes."""
     if not any(call.target in BACKWARDS for call in s.recorder.calls):
         return
+    guard_off(s)
     inputs = [tensor for tensor in s.part(RegionInputs).tensors if tensor.fake.requires_grad]
     apart = len({id(tensor.fake.storage_view.storage) for tensor in inputs}) == len(inputs)
     if not (apart and any(map(is_written, s.part(RegionInputs).tensors))):  # which `memory` guards
