@@ -22,7 +22,7 @@ from kiln.capture.interpreter.breaks import NotConstant
 from kiln.capture.interpreter.computed_numbers import computed_number, with_constant
 from kiln.capture.interpreter.core import MISSING, OPERATORS, CaptureState, Operator, Token, Value
 from kiln.capture.interpreter.data_values import assume, assume_integer, is_needed, likely_truth
-from kiln.capture.interpreter.hashing import set_element
+from kiln.capture.interpreter.hashing import set_element, store_entries
 from kiln.capture.interpreter.native_calls import natives
 from kiln.capture.interpreter.number_identity import same_number
 from kiln.capture.interpreter.operands import are_of_subclasses, is_unknown, refuses
@@ -738,7 +738,7 @@ def merged(s: CaptureState, left: Value, right: Value) -> Value | None:
         return None
     special = (OrderedDict, defaultdict)
     leading = right if right.cls in special and left.cls not in special else left
-    made = Dict({**left.items(s), **right.items(s)}, leading.cls if leading.cls in special else dict)
+    made = Dict(store_entries(dict(left.items(s)), right.items(s)), leading.cls if leading.cls in special else dict)
     made.factory = leading.factory
     return made
 
@@ -747,7 +747,7 @@ def merged(s: CaptureState, left: Value, right: Value) -> Value | None:
 def merge_in_place(s: CaptureState, left: Value, right: Value) -> Value | None:
     assert isinstance(left, Dict)
     if isinstance(right, Dict):
-        left.change(s).update(right.items(s))
+        store_entries(left.change(s), right.items(s))
         return left
     return None
 

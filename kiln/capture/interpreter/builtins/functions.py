@@ -35,6 +35,7 @@ from kiln.capture.interpreter.core import (
 )
 from kiln.capture.interpreter.data_values import assume, is_needed
 from kiln.capture.interpreter.effects import Container
+from kiln.capture.interpreter.hashing import store_entries
 from kiln.capture.interpreter.native_calls import natives
 from kiln.capture.interpreter.operations import (
     NAMES,
@@ -346,7 +347,7 @@ def fill(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> None:
     for arg in args:
         native = getattr(arg, "native", None) or arg
         if isinstance(native, Dict) and not own_iteration(s, arg):
-            target.change(s).update(native.items(s))
+            store_entries(target.change(s), native.items(s))
         elif s.classes.lookup(arg.python_type(), "keys") is not None:
             for key in all_items(s, arg.get_attr(s, "keys").call(s, [], {})):
                 target.set_item(s, key, arg.get_item(s, key))

@@ -11,7 +11,7 @@ from typing import TypeVar
 from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.builtins.functions import fill, sort
 from kiln.capture.interpreter.core import OPERATORS, Args, CaptureState, Handler, Kwargs, Value, handles
-from kiln.capture.interpreter.hashing import dict_key, set_element
+from kiln.capture.interpreter.hashing import dict_key, entries_of, set_element
 from kiln.capture.interpreter.native_calls import natives
 from kiln.capture.interpreter.operations import compare, contains, equal, fold, same, searched
 from kiln.capture.interpreter.pure import is_written_in_c
@@ -360,7 +360,7 @@ def move_to_end(s: CaptureState, target: Dict, args: Args, kwargs: Kwargs) -> No
 @handles(dict.fromkeys)
 def dict_fromkeys(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     value = args[1] if len(args) > 1 else NONE
-    return Dict({dict_key(s, key): (key, value) for key in all_items(s, args[0])})
+    return Dict(entries_of(s, [(key, value) for key in all_items(s, args[0])]))
 
 
 def held_of(s: CaptureState, items: Set, other: Value) -> Iterator[bool]:

@@ -10,7 +10,7 @@ from kiln.capture.interpreter.breaks import UnsupportedOpcode
 from kiln.capture.interpreter.core import CaptureState, Value
 from kiln.capture.interpreter.effects import Container
 from kiln.capture.interpreter.frame import SymbolicFrame, argument, argument_plus, opcode
-from kiln.capture.interpreter.hashing import dict_key, set_element
+from kiln.capture.interpreter.hashing import elements_of, entries_of, set_element
 from kiln.capture.interpreter.operations import format_value, unary
 from kiln.capture.interpreter.variables.deferred_text import deferred_text, text_of
 from kiln.capture.interpreter.variables.function import Function
@@ -31,14 +31,14 @@ def build_list(frame: SymbolicFrame, count: int) -> None:
 
 @opcode("BUILD_SET", pops=argument)
 def build_set(frame: SymbolicFrame, count: int) -> None:
-    frame.push(Set({set_element(frame.state, item): item for item in frame.pop_many(count)}))
+    frame.push(Set(elements_of(frame.state, frame.pop_many(count))))
 
 
 @opcode("BUILD_MAP", pops=lambda n: 2 * n)
 def build_map(frame: SymbolicFrame, count: int) -> None:
     flat = frame.pop_many(2 * count)
     pairs = zip(flat[::2], flat[1::2], strict=True)
-    frame.push(Dict({dict_key(frame.state, key): (key, value) for key, value in pairs}))
+    frame.push(Dict(entries_of(frame.state, pairs)))
 
 
 @opcode("BUILD_CONST_KEY_MAP")
@@ -46,7 +46,7 @@ def build_const_key_map(frame: SymbolicFrame, count: int) -> None:
     keys = frame.pop()
     assert isinstance(keys, Tuple)
     pairs = zip(keys.items(frame.state), frame.pop_many(count), strict=True)
-    frame.push(Dict({dict_key(frame.state, key): (key, value) for key, value in pairs}))
+    frame.push(Dict(entries_of(frame.state, pairs)))
 
 
 @opcode("BUILD_STRING", pops=argument)

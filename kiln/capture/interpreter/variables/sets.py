@@ -23,7 +23,7 @@ from kiln.capture.interpreter.core import (
     wraps,
 )
 from kiln.capture.interpreter.effects import Container, note_change
-from kiln.capture.interpreter.hashing import set_element
+from kiln.capture.interpreter.hashing import elements_of, set_element
 from kiln.capture.interpreter.process_hashes import guard_hashes
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.hashed_key import (
@@ -176,7 +176,10 @@ class Set(Container):
         """A new set: `union`, `intersection`, `difference`, `symmetric_difference` or `copy`."""
         others = iterated(s, others)
         table = getattr(self.table(s), operation)(*[real_items(s, other) for other in others])
-        made = Set(chosen(s, table, [self, *others]), set if issubclass(self.cls, set) else frozenset)
+        made = Set(
+            chosen(s, table, in_order_of_choice(s, operation, self, others)),
+            set if issubclass(self.cls, set) else frozenset,
+        )
         made._table, made.origins = table, origins_of([self, *others])
         return made
 
@@ -209,7 +212,7 @@ class Set(Container):
         others, own = iterated(s, others), self.own_table(s)
         table = own if isinstance(own, set) else set(self.items(s))
         getattr(table, operation)(*[real_items(s, other) for other in others])
-        kept = chosen(s, table, [self, *others])
+        kept = chosen(s, table, in_order_of_choice(s, operation, self, others))
         items = self.change(s)
         items.clear()
         items.update(kept)
@@ -300,7 +303,7 @@ def iterated(s: CaptureState, values: Args) -> list[Value]:
 
 def tokens_of(s: CaptureState, value: Value) -> dict[Token, Value]:
     """The items of an iterable by their tokens; of a set in any order."""
-    return value.items(s) if isinstance(value, Set) else {set_element(s, item): item for item in all_items(s, value)}
+    return value.items(s) if isinstance(value, Set) else elements_of(s, all_items(s, value))
 
 
 def real_items(s: CaptureState, value: Value) -> Iterable[Token]:
@@ -314,6 +317,16 @@ def real_items(s: CaptureState, value: Value) -> Iterable[Token]:
 
 def origins_of(values: Args) -> tuple[Set, ...]:
     return tuple({id(found): found for value in values if isinstance(value, Set) for found in value.origins}.values())
+
+
+def in_order_of_choice(s: CaptureState, operation: str, own: Set, others: Args) -> list[Value]:
+    """From which operand equal elements are taken: those of an intersection from the one that CPython iterates over."""
+    found: list[Value] = [own]
+    for other in others:
+        is_larger = isinstance(other, Set) and len(other.items(s)) > len(own.items(s))
+        from_other = operation.startswith("intersection") and not is_larger
+        found = [other, *found] if from_other else [*found, other]
+    return found
 
 
 def chosen(s: CaptureState, table: set[Token], values: Args) -> dict[Token, Value]:
