@@ -443,3 +443,20 @@ def test_a_strict_zip_says_which_argument_is_shorter_or_longer() -> None:
 
     compiled = kiln.compile(program, fullgraph=True)
     assert compiled(torch.ones(2))[0] == program(torch.ones(2))[0]
+
+
+class Second:
+    def __index__(self) -> int:
+        return 2
+
+
+@pytest.mark.parametrize(
+    "start",
+    [0, True, Second(), 2.5, "1", None, torch.tensor(3), torch.tensor(0.5)],
+    ids=lambda start: type(start).__name__,
+)
+def test_enumerate_begins_at_an_integer(start: Any) -> None:
+    def program(x: torch.Tensor, start: Any) -> Any:
+        return x + 1, list(enumerate("ab", start))
+
+    assert_like_eager(kiln.compile(program), program, torch.ones(2), start)

@@ -452,7 +452,8 @@ def zip_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
 @handles(enumerate)
 def enumerate_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     start = args[1] if len(args) > 1 else kwargs.get("start", Constant(0))
-    return enumerated(args[0].iterate(s), start.constant(s))
+    first = index(s, [start], {}).constant(s)
+    return enumerated(args[0].iterate(s), first)
 
 
 @handles(map)
