@@ -74,6 +74,16 @@ def test_errors_and_warnings_are_those_of_numpy() -> None:
         kiln.compile(lambda a: np.max(a[a > 1]), options={"cache": False})(np.zeros(3))
 
 
+def test_rules_for_bins_break_the_graph() -> None:
+    def f(a: Any) -> Any:
+        return np.histogram(a, bins="sqrt")[0], np.histogram(a[:, 0], "auto")[1], np.unique(a > 0, True, True)
+
+    compiled = kiln.compile(f, options={"cache": False})
+    for rows in (3, 30, 40, 90):
+        assert same(str(f(arguments(rows)[0])), str(compiled(arguments(rows)[0])))
+    assert compiled.report().breaks
+
+
 def greedy_matching(costs: Any) -> list[tuple[int, int]]:
     costs, pairs = costs.copy(), []
     for _ in range(3):
