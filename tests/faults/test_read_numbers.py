@@ -91,3 +91,17 @@ def test_a_power_of_a_size_is_compared_exactly(dynamic: bool | None) -> None:
     compiled = kiln.compile(program, dynamic=dynamic, backend="eager", options={"cache": False})
     for size in (2, 3, 5, 3, 4, 7):
         assert compiled(torch.ones(size)) == program(torch.ones(size))
+
+
+def signed(x: torch.Tensor, t: torch.Tensor) -> Any:
+    number = t.item()
+    return x + 1, math.copysign(1, number), repr(number)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("backend", [None, "eager"])
+def test_the_sign_of_zero_that_a_variant_assumes(dtype: torch.dtype, backend: str | None) -> None:
+    compiled = kiln.compile(signed) if backend is None else kiln.compile(signed, backend=backend)
+    for number in (2.5, -0.0, 0.0, -0.0, math.nan, 0.0, math.nan):
+        given = torch.tensor(number, dtype=dtype)
+        assert repr(compiled(torch.ones(1), given)) == repr(signed(torch.ones(1), given))

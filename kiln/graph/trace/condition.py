@@ -37,6 +37,8 @@ LARGEST_SETTING = 64
 """Elements of a buffer whose floats a condition may depend on."""
 MARKS = frozenset(("eq", "ne", "isnan", "isinf"))
 """Questions about floats whose answers seldom change."""
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By their bytes."""
 MOVES = frozenset((Kind.VIEW, Kind.DATA_MOVEMENT))
 LARGEST = 1 << 22
 """Elements of the largest tensor in the computation of a condition."""
@@ -147,8 +149,11 @@ def evaluate(recorder: Recorder, root: Node) -> torch.Tensor:
 
 
 def equality(recorder: Recorder, root: Node, value: torch.Tensor) -> Node:
-    """A node: whether all elements of `root` equal those of `value`."""
-    emit = recorder.emit
+    """A node: whether all elements of `root` are those of `value`; of floats also the sign of zero, and NaN."""
+    emit, dtype = recorder.emit, root.tensor.dtype
+    if dtype.is_floating_point:
+        integers = INTEGERS[dtype.itemsize]
+        root, value = emit.node("bitcast", root, dtype=integers), value.view(integers)
     same = emit.pointwise("eq", root, recorder.node_of(recorder.add_constant(value.to(root.tensor.device).clone())))
     return emit.node("all", same, axes=tuple(range(root.tensor.rank))) if root.tensor.rank else same
 
