@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections.abc import Callable, Mapping
 
 from kiln.support.location import Location
@@ -70,6 +71,8 @@ def compare(env: ShapeEnv, op: str, a: Value, b: Value, where: Location | None) 
 
 def compare_reals(env: ShapeEnv, op: str, a: Value, b: Value) -> Truth | None:
     """`a op b` as relations of integers; None where there are none."""
+    if any(isinstance(value, int) and abs(value) > sys.float_info.max for value in (a, b)):
+        return None
     if op in ("eq", "ne"):
         for value, constant in ((a, b), (b, a)):
             if isinstance(value, Real) and isinstance(constant, int | float):

@@ -105,3 +105,15 @@ def test_the_sign_of_zero_that_a_variant_assumes(dtype: torch.dtype, backend: st
     for number in (2.5, -0.0, 0.0, -0.0, math.nan, 0.0, math.nan):
         given = torch.tensor(number, dtype=dtype)
         assert repr(compiled(torch.ones(1), given)) == repr(signed(torch.ones(1), given))
+
+
+@pytest.mark.parametrize("bound", [10**20, -(10**400), 2**53 + 1, 2**63, 2**53])
+def test_a_float_of_a_tensor_beside_an_integer_that_is_no_float(bound: int) -> None:
+    def program(x: torch.Tensor, t: torch.Tensor) -> Any:
+        number = (t * 1).item()
+        return x + 1, number <= bound, number == bound, bound < number
+
+    compiled = kiln.compile(program)
+    for number in (2.5, 2.0**53, 1e20, 2.0**63, -1e300, math.inf):
+        given = torch.tensor(number, dtype=torch.float64)
+        assert compiled(torch.ones(1), given)[1:] == program(torch.ones(1), given)[1:]

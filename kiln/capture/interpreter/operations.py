@@ -28,6 +28,7 @@ from kiln.capture.interpreter.number_identity import same_number
 from kiln.capture.interpreter.operands import are_of_subclasses, is_unknown, refuses
 from kiln.capture.interpreter.speculation import (
     Number,
+    are_exact_floats,
     comparison_in_region,
     known_truth,
     number_in_front,
@@ -168,7 +169,7 @@ def torch_binary(s: CaptureState, function: Function2, left: Value, right: Value
             return exact_comparison(s, plain, left, right)
         return s.wrap(function(left.torch_arg(s), right.torch_arg(s)), None)
     except NoHint:
-        if plain not in COMPARISONS:
+        if plain not in COMPARISONS or not are_exact_floats(left, right):
             raise
         test = comparison_in_region(s, plain, left, right)
         known = likely_truth(s, test)

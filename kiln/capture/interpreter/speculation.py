@@ -249,6 +249,12 @@ def known_truth(s: CaptureState, fake: torch.Tensor) -> bool | None:
     return found.expected
 
 
+def are_exact_floats(*values: Value) -> bool:
+    """Whether integers of the program among numbers are what they are as floats, as Python compares them."""
+    known = [value.real() for value in values if value.is_constant and value.python_type() is int]
+    return all(abs(number) <= 2**53 for number in known)
+
+
 def comparison_in_region(s: CaptureState, function: Callable[..., object], left: Value, right: Value) -> FakeTensor:
     """The truth of a comparison of floats that were taken from tensors, as a tensor of the region."""
     assert s.frame is not None
