@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -42,3 +43,17 @@ def test_nor_is_a_number_that_changes(dtype: torch.dtype) -> None:
     x = torch.linspace(-4, 4, 1001).to(dtype)
     for factor in (0.1, 0.3, 0.7):
         assert torch.equal(compiled(x, factor), x * factor)
+
+
+def scanned_and_moved(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    mask = x.logical_not()
+    sums = x.cumsum(0)
+    return mask, sums, sums.masked_fill(mask, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("program", [scanned_and_moved, lambda x: scanned_and_moved(x.take(torch.tensor([0, 1, 3])))])
+def test_what_a_scan_writes_is_no_bits(program: Any, dtype: torch.dtype) -> None:
+    x = torch.tensor([-1.0, -1.0, 0.0, 2.0], dtype=dtype)
+    for result, expected in zip(kiln.compile(program)(x), program(x), strict=True):
+        assert torch.equal(result, expected)

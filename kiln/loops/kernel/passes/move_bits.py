@@ -17,6 +17,7 @@ import torch
 
 from kiln.loops.body.analyses import operands_of
 from kiln.loops.body.body import BodyOp, Compute, Const, Load, LoopBody
+from kiln.loops.kernel.analyses import phase_writes
 from kiln.loops.kernel.kernel import KernelIR, Phase, Store
 from kiln.loops.kernel.mapped import MappedKernel
 from kiln.support.records import dataclass
@@ -74,9 +75,10 @@ def _wanted(phase: Phase, names: dict[str, torch.dtype], positions: set[int]) ->
 
 
 def _unmoved(phase: Phase, names: dict[str, torch.dtype], positions: set[int]) -> list[str]:
-    """Buffers that are read or written as numbers."""
+    """Buffers that are read or written as numbers, by a scan too."""
     read = [op.buffer for at, op in enumerate(phase.body.ops) if isinstance(op, Load) and at not in positions]
-    return read + [each.target for each in phase.effects if phase.body.results[each.result] not in positions]
+    written = [each for each in phase.effects if phase.body.results[each.result] not in positions]
+    return [*read, *phase_writes(replace(phase, effects=tuple(written)))]
 
 
 def _of_bits(kernel: KernelIR, names: dict[str, torch.dtype], moved: Sequence[set[int]]) -> KernelIR:
