@@ -56,13 +56,20 @@ def backward(
 
 @pytest.fixture
 def layers_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Gives the calls that plans have made."""
+    calls: list[int] = []
+
+    def counted(*args: Any) -> list[Tensor]:
+        calls.append(len(args))
+        return forward(*args)
+
     monkeypatch.setattr("kiln.graph.trace.recurrent_layers.is_on_cudnn", lambda x: True)
     monkeypatch.setattr(cudnn, "layers", forward)
     library = torch.library.Library(cudnn.NAMESPACE, "IMPL")
     with ThreadPoolExecutor(1) as other:  # below the dispatcher this thread has no gradients
-        library.impl("layers", forward, "CPU")
+        library.impl("layers", counted, "CPU")
         library.impl("layers_backward", lambda *args: other.submit(backward, *args).result(), "CPU")
-        yield
+        yield calls
     library._destroy()
 
 
@@ -100,6 +107,19 @@ def test_layers(layers_on_a_cpu: None, kind: Any, options: dict[str, Any], dynam
             torch.testing.assert_close(compiled(x)[0], theirs(x)[0])
     report = compiled.report()
     assert report.compiles == (2 if dynamic else 4), str(report)
+
+
+@pytest.mark.parametrize("options", [{"random": "eager"}, {"numerics": "strict"}], ids=str)
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_options_that_keep_eager_kernels(layers_on_a_cpu: list[int], kind: Any, options: dict[str, str]) -> None:
+    """They are such a kernel already."""
+    layer, x = kind(4, 5, num_layers=2), torch.randn(6, 3, 4)
+    compiled: Any = kiln.compile(layer, fullgraph=True, options={"cache": False, **options})
+    for train in (False, True):
+        layers_on_a_cpu.clear()
+        with torch.set_grad_enabled(train):
+            torch.testing.assert_close(compiled(x)[0], layer(x)[0])
+        assert layers_on_a_cpu
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -61,6 +61,9 @@ COPIES = _aten(
 EXACT = ARITHMETIC | COPIES
 """Ops whose decomposition gives eager's bits on floating-point numbers."""
 
+CALLS = _aten("_cudnn_rnn.default", "_cudnn_rnn_backward.default")
+"""Their decomposition calls eager's kernels, but returns no copy of the weights. Nothing is drawn: they get no dropout."""
+
 SCALED = _aten("add.Tensor", "sub.Tensor", "rsub.Tensor", "rsub.Scalar", "add.Scalar", "sub.Scalar")
 """With `alpha`, eager fuses the product into the addition on some processors."""
 
@@ -86,6 +89,8 @@ class EagerKernels:
 
     def decomposition(self, name: str, rule: Decomposition, *, in_place: bool = False) -> Decomposition:
         """`rule`, or one that records a call of overload `name`. `in_place`: for the in-place form of the overload."""
+        if name in CALLS:
+            return rule
         if self.random and is_random(name):
             call = recorded_call(name, rule, random=True)
             return bernoulli_in_memory_order(call) if in_place and name == "aten.bernoulli.p" else call
