@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kiln.graph.prims.rows import PRIMS
-from kiln.loops.body.body import Const, LoopBody
+from kiln.loops.body.body import Check, Const, Indirect, LoopBody
 from kiln.loops.body.builder import BodyBuilder, Inline
 from kiln.loops.body.reference import REFERENCE
 from kiln.loops.body.text import BodyText
@@ -88,3 +88,17 @@ def test_an_index_that_does_not_count_from_the_end_is_checked_by_itself() -> Non
         "j2 = indirect(where(lt(v0, i64(0)), i64(3), v0), 8)",
         "-> load y[j0, j1, j2]",
     ]
+
+
+def test_a_clamped_index_is_not_checked() -> None:
+    build = BodyBuilder()
+    x, zero, one, seven, eight = (build.load("x", (i0,), I64), *[build.constant(value, I64) for value in (0, 1, 7, 8)])
+
+    def clamped(low: int, high: int) -> int:
+        return build.pointwise(PRIMS["maximum"], I64, build.pointwise(PRIMS["minimum"], I64, x, high), low)
+
+    chosen = build.pointwise(PRIMS["where"], I64, build.pointwise(PRIMS["lt"], torch.bool, x, zero), one, seven)
+    indices = (clamped(zero, seven), clamped(zero, eight), build.pointwise(PRIMS["minimum"], I64, x, seven), chosen)
+    y = build.load("y", tuple(build.bind(index, 8) for index in indices), F32)
+    checks = [op.check for op in build.finish(y).ops if isinstance(op, Indirect)]
+    assert checks == [Check.IN_RANGE, Check.IN_SIZE, Check.IN_SIZE, Check.IN_RANGE]

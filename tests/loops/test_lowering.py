@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from kiln.graph.ir.parse import parse_graph
 from kiln.loops.lowering import ELEMENT, STATEMENT, lower
 from kiln.loops.program.text import program_text
 from kiln.support.events import EventSink
@@ -56,6 +57,30 @@ def reasons(name: str) -> list[tuple[str, str]]:
 )
 def test_why_a_value_has_a_buffer(name: str, op: str, rule: str) -> None:
     assert (op, rule) in reasons(name)
+
+
+REFLECTED = """\
+graph(%0: f32[32, 32 @D] "x"):
+    %1: i64[40 @D] = iota(length=40, start=-4, step=1, dtype=i64, device=D)
+    %2: i64[@D] = constant(value=31, dtype=i64, device=D)
+    %3: i64[40 @D] = sub(%2, %1)
+    %4: i64[40 @D] = abs(%3)
+    %5: i64[40 @D] = sub(%2, %4)
+    %6: i64[40 @D] = abs(%5)
+    %7: i64[40 @D] = minimum(%6, %2)
+    %8: f32[32, 40 @D] = index(%0, %7, axes=(1,))
+    %9: f32[32 @D] = sum(%8, axes=(1,))
+    %10: f32[40, 40 @D] = index(%8, %7, axes=(0,))
+    return %9, %10"""
+
+
+@pytest.mark.parametrize(("device", "has_buffer"), [("cpu", True), ("cuda:0", False)])
+def test_what_is_computed_from_the_index_alone_has_a_buffer_on_a_cpu_only(device: str, has_buffer: bool) -> None:
+    """A vector of places is loaded faster than computed there; on a GPU a load of what another kernel made is slower."""
+    events = EventSink()
+    lower(parse_graph(REFLECTED.replace("D", device)), TARGET, events)
+    (event,) = [event for event in events.events if event.kind == "realise"]
+    assert ("minimum" in [op for op, _ in event.data["reasons"]]) is has_buffer
 
 
 def test_what_is_the_same_along_a_row_is_computed_by_each_reader() -> None:

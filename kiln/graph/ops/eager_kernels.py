@@ -62,7 +62,7 @@ EXACT = ARITHMETIC | COPIES
 """Ops whose decomposition gives eager's bits on floating-point numbers."""
 
 CALLS = _aten("_cudnn_rnn.default", "_cudnn_rnn_backward.default")
-"""Their decomposition calls eager's kernels, but returns no copy of the weights. Nothing is drawn: they get no dropout."""
+"""Their decomposition calls eager's kernel, but returns no copy of the weights. Nothing is drawn: it has no dropout."""
 
 SCALED = _aten("add.Tensor", "sub.Tensor", "rsub.Tensor", "rsub.Scalar", "add.Scalar", "sub.Scalar")
 """With `alpha`, eager fuses the product into the addition on some processors."""

@@ -94,7 +94,7 @@ class Check(Enum):
 
     IN_SIZE = "in size"  # outside of [-size, size)
     NOT_NEGATIVE = "not negative"  # outside of [0, size)
-    NONE = "unchecked"
+    IN_RANGE = "in range"  # known to be in [0, size)
 
 
 @final

@@ -35,6 +35,7 @@ from kiln.loops.body.body import (
     Random,
     Test,
 )
+from kiln.loops.body.bounds import bounds_of
 from kiln.loops.body.reference import apply
 from kiln.symbolic import Int, Relation, Symbol, is_static, substituted, symbol
 
@@ -98,6 +99,8 @@ class BodyBuilder(LoopHandler[int]):
             return int(value.value) % size, operand
         bound = {op.symbol for op in self.ops if isinstance(op, Indirect)}
         made = prefer if prefer and prefer not in bound else symbol(f"{self.indirect_prefix}{len(bound)}")
+        if check is not Check.IN_RANGE and self._is_in_range(operand, size):
+            check = Check.IN_RANGE
         if check is Check.IN_SIZE and (index := self._not_negative(value, size)) is not None:
             operand, check = index, Check.NOT_NEGATIVE
         position = self._positions.setdefault(("indirect", operand, size, check), len(self.ops))
@@ -106,6 +109,10 @@ class BodyBuilder(LoopHandler[int]):
         op = self.ops[position]
         assert isinstance(op, Indirect)
         return op.symbol, position
+
+    def _is_in_range(self, operand: int, size: Int) -> bool:
+        low, high = bounds_of(self.ops, operand)
+        return low is not None and high is not None and is_static(size) and low >= 0 and high < size
 
     def _not_negative(self, value: BodyOp, size: Int) -> int | None:
         """The position of x if `value` is where(x < 0, outside, x), as ops have it that do not count from the end."""

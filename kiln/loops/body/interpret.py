@@ -118,8 +118,8 @@ class TorchHandler(LoopHandler[Tensor]):
     def indirect(self, symbol: Symbol, operand: Tensor, size: Int, check: Check = Check.IN_SIZE) -> Tensor:
         limit = evaluate_int(size, self.values)
         at = operand.to(torch.int64)
-        lowest = 0 if check is Check.NOT_NEGATIVE else -limit
-        if check is not Check.NONE and bool(((at < lowest) | (at >= limit)).any()):
+        lowest = -limit if check is Check.IN_SIZE else 0
+        if bool(((at < lowest) | (at >= limit)).any()):
             self.faults.report("index out of range")
             at = torch.zeros_like(at)
         at = torch.where(at < 0, at + limit, at)

@@ -79,7 +79,8 @@ class Cost:
 
     `spread`: neighbours are read from one place, as in `x.repeat_interleave(4)`; a vector would be put together.
     `same_along`: so many of the last dimensions make no difference. `once_per_row`: these are a long row, along which a
-    loop computes the value once.
+    loop computes the value once. `from_index`: it reads no memory, on a GPU, where a load of what another kernel made
+    takes longer than some arithmetic; it does not count in what is computed from it and from memory.
     """
 
     flops: int = 0
@@ -89,6 +90,11 @@ class Cost:
     spread: bool = False
     same_along: int = 0
     once_per_row: bool = False
+    from_index: bool = False
+
+    @property
+    def exceeds_a_load(self) -> bool:
+        return self.flops >= (VERY_EXPENSIVE if self.from_index else EXPENSIVE)
 
     @property
     def is_free(self) -> bool:
@@ -116,13 +122,13 @@ REALISE_RULES = (
     RealiseRule("wide", lambda node, use, cost: cost.loads >= MOST_LOADS),
     RealiseRule("indirect_under_mask", lambda node, use, cost: use.masked and cost.indirect),
     RealiseRule("spread", lambda node, use, cost: use.repeated is Repeats.ANYWHERE and cost.spread),
-    RealiseRule("repeated", lambda node, use, cost: use.repeated is Repeats.ANYWHERE and cost.flops >= EXPENSIVE),
+    RealiseRule("repeated", lambda node, use, cost: use.repeated is Repeats.ANYWHERE and cost.exceeds_a_load),
     RealiseRule(
         "repeated_in_row", lambda node, use, cost: use.repeated is Repeats.IN_ROW and cost.flops >= VERY_EXPENSIVE
     ),
     RealiseRule("pieces", lambda node, use, cost: node.op.name == "cat" and cost.flops >= VERY_EXPENSIVE),
     RealiseRule("many_copies", lambda node, use, cost: (use.copies - 1) * cost.flops >= VERY_EXPENSIVE),
-    RealiseRule("shared_work", lambda node, use, cost: is_shared(use, cost) and cost.flops >= EXPENSIVE),
+    RealiseRule("shared_work", lambda node, use, cost: is_shared(use, cost) and cost.exceeds_a_load),
     RealiseRule("shared_reads", lambda node, use, cost: is_shared(use, cost) and cost.loads > 1),
     RealiseRule("shared_gather", lambda node, use, cost: len(use.readers) > 1 and cost.indirect),
 )
@@ -240,6 +246,7 @@ def _cost(node: Node, costs: dict[Node, Cost], users: Mapping[Node, int]) -> Cos
     loads, depth, indirect, spread = 0, 0, node.op.name in BY_DATA, _spreads(node)
     same_along = _same_along(node, costs)
     once_per_row = _is_long_row(node.tensor.sizes[node.tensor.rank - same_along :])
+    from_index = _is_from_index(node, costs)
     if node.op.name in MASKING:
         flops += MASK_COST * (len(node.inputs) - 1)
     for operand in node.inputs:
@@ -250,14 +257,22 @@ def _cost(node: Node, costs: dict[Node, Cost], users: Mapping[Node, int]) -> Cos
         # A value with several users and work in it has a buffer of its own, unless they are in one loop: so its depth
         # counts until it is stored for that.
         depth = max(depth, cost.depth if cost.depth < MAX_DEPTH else 0)
-        shared = users[operand] > 1 and (cost.flops >= EXPENSIVE or cost.loads > 1)
+        shared = users[operand] > 1 and (cost.exceeds_a_load or cost.loads > 1)
         if shared or cost.depth >= MAX_DEPTH or cost.loads >= MOST_LOADS:
             loads += _is_worth_a_load(operand)
         else:
-            if once_per_row or not cost.is_free:
+            if from_index or not (cost.from_index or (cost.is_free and not once_per_row)):
                 flops, loads = flops + cost.flops, loads + cost.loads
             indirect, spread = indirect or cost.indirect, spread or cost.spread
-    return Cost(flops, loads, depth + 1, indirect, spread, same_along, once_per_row)
+    return Cost(flops, loads, depth + 1, indirect, spread, same_along, once_per_row, from_index)
+
+
+def _is_from_index(node: Node, costs: Mapping[Node, Cost]) -> bool:
+    if node.op.kind is Kind.CREATE and not node.inputs:
+        return True
+    if node.tensor.device.type == "cpu" or node.op.kind not in (Kind.CREATE, Kind.POINTWISE, Kind.VIEW):
+        return False
+    return all(operand in costs and costs[operand].from_index for operand in node.inputs)
 
 
 def _same_along(node: Node, costs: Mapping[Node, Cost]) -> int:

@@ -204,8 +204,8 @@ class CppStatements(IndexCompareStatements):
 
     def indirect_text(self, operand: TextValue, size: Int, check: Check) -> str:
         at, limit = self.convert(operand, torch.int64), self.ints().text(size)
-        if check is Check.NONE:
-            return f"wrapped({at}, {limit})"
+        if check is Check.IN_RANGE:
+            return at
         function = "within" if check is Check.IN_SIZE else "inside"
         return f"{function}({at}, {limit}, status{', lanes' if operand.varying else ''})"
 

@@ -109,10 +109,9 @@ class HalideBody(LoopHandler[NamedExpr]):
         return self.define(text, dtype)
 
     def indirect(self, symbol: Symbol, operand: NamedExpr, size: Int, check: Check) -> NamedExpr:
-        if check is not Check.NONE:
+        if check is not Check.IN_RANGE:
             raise HALIDE.unsupported("an index that must be checked", "it cannot report a fault")
-        at = self.define(f"hl.i32({operand.text})", torch.int32)
-        self.names[symbol] = f"hl.select({at.text} < 0, {at.text} + {self.ints().operand(size)}, {at.text})"
+        self.names[symbol] = self.define(f"hl.i32({operand.text})", torch.int32).text
         return operand
 
     def random(self, distribution: str, seed: NamedExpr, counter: Int, dtype: torch.dtype) -> NamedExpr:

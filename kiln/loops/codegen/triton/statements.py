@@ -212,8 +212,8 @@ class TritonStatements(StatementWriter):
 
     def indirect_text(self, operand: TextValue, size: Int, check: Check) -> str:
         at, limit = self.convert(operand, torch.int64), self.ints.text(size)
-        if check is Check.NONE:
-            return f"wrapped({at}, {limit})"
+        if check is Check.IN_RANGE:
+            return at
         return f"{'within' if check is Check.IN_SIZE else 'inside'}({at}, {limit}, {self.active(operand.dims)}, status)"
 
     def random_text(self, distribution: str, seed: TextValue, counter: Int, dtype: torch.dtype) -> str:

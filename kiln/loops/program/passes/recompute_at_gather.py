@@ -61,7 +61,7 @@ class RecomputeAtGather:
         """Is it looked up at few points, and read by no call? Errors that its points report must not be lost."""
         name, used = node.out.name, 0
         indices = [op for op in node.body.ops if isinstance(op, Indirect)]
-        if node.out.base is not None or any(op.check is not Check.NONE for op in indices):
+        if node.out.base is not None or any(op.check is not Check.IN_RANGE for op in indices):
             return False
         for other in program.nodes:
             if isinstance(other, Extern):

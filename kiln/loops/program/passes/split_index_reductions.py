@@ -132,7 +132,7 @@ class _Split:
         builder = BodyBuilder()
         kept = tuple([axis.symbol for axis in self.node.kept])
         first = builder.load(self.first.name, kept, torch.int64)
-        chosen = builder.bind(first, self.outer.size, check=Check.NONE)
+        chosen = builder.bind(first, self.outer.size, check=Check.IN_RANGE)
         within = builder.load(self.within.name, (chosen, *kept), torch.int64)
         start = builder.pointwise(PRIMS["mul"], torch.int64, first, builder.index(self.part, torch.int64))
         return builder.finish(builder.pointwise(PRIMS["add"], torch.int64, start, within))
