@@ -77,6 +77,8 @@ def _padding(name: str, places: Places) -> Decomposition:
 
 def read_at_places(e: Emit, x: Node, padding: Sizes, places: Places) -> Node:
     for axis, (low, high) in each_dimension(x.tensor.rank, padding):
+        if low == high == 0:
+            continue
         size = x.tensor.sizes[axis]
         at = iota(e, size + low + high, torch.int64, x.tensor.device, start=-low)
         x = e.node("index", x, places(e, at, size), axes=(axis,))

@@ -115,6 +115,11 @@ def is_shared(use: Use, cost: Cost) -> bool:
     return len(use.readers) > 1 and not cost.is_free
 
 
+def is_copied(use: Use, cost: Cost) -> bool:
+    """Whether one body would compute it so often that a load is faster."""
+    return not cost.from_index and (use.copies - 1) * cost.flops >= VERY_EXPENSIVE
+
+
 # Absent on purpose: "is large". A value with one reader is never stored, however large.
 REALISE_RULES = (
     RealiseRule("in_memory", lambda node, use, cost: use.in_memory),
@@ -127,7 +132,7 @@ REALISE_RULES = (
         "repeated_in_row", lambda node, use, cost: use.repeated is Repeats.IN_ROW and cost.flops >= VERY_EXPENSIVE
     ),
     RealiseRule("pieces", lambda node, use, cost: node.op.name == "cat" and cost.flops >= VERY_EXPENSIVE),
-    RealiseRule("many_copies", lambda node, use, cost: (use.copies - 1) * cost.flops >= VERY_EXPENSIVE),
+    RealiseRule("many_copies", lambda node, use, cost: is_copied(use, cost)),
     RealiseRule("shared_work", lambda node, use, cost: is_shared(use, cost) and cost.exceeds_a_load),
     RealiseRule("shared_reads", lambda node, use, cost: is_shared(use, cost) and cost.loads > 1),
     RealiseRule("shared_gather", lambda node, use, cost: len(use.readers) > 1 and cost.indirect),
