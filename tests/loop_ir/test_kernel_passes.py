@@ -22,6 +22,7 @@ from kiln.loops.kernel.passes.fuse_erf import FuseErf
 from kiln.loops.kernel.passes.hoist_loads import HoistLoads
 from kiln.loops.kernel.passes.index_tests import IndexTests
 from kiln.loops.kernel.passes.loop_rows import LoopRows
+from kiln.loops.kernel.passes.own_loops import OwnLoops
 from kiln.loops.kernel.passes.move_bits import MoveBits
 from kiln.loops.kernel.passes.online_softmax import OnlineSoftmax
 from kiln.loops.kernel.passes.pipeline import CPP_PASSES, TRITON_PASSES, KernelPass, run_kernel_passes
@@ -134,6 +135,28 @@ ROWS_OF_BOOLS = """
             n[i0, i1] = load m[s0 - i0 - 1, i1]
 """
 
+DIFFERENCES = """
+    kernel differences(x: f32[6, 8, 8] -> square: f32[6, 8, 8], out: f32[6]) units (i0: 6)
+        local rows: f32
+        local columns: f32
+        phase (i1: 8, i2: 8):
+            square[i0, i1, i2] = mul(load x[i0, i1, i2], load x[i0, i1, i2])
+        phase (i3: 7, i2: 8):
+            rows[] = sum over (i3, i2): sub(load x[i0, i3 + 1, i2], load x[i0, i3, i2])
+        phase (i1: 8, i3: 7):
+            columns[] = sum over (i1, i3): sub(load x[i0, i1, i3 + 1], load x[i0, i1, i3])
+        phase ():
+            out[i0] = add(load rows[], load columns[])
+"""
+KEPT = """
+    kernel kept(x: f32[6, 8, 8] -> out: f32[6, 8, 8]) units (i0: 6)
+        local total(i1: 8): f32
+        phase (i1: 8, i2: 8):
+            total[i1] = sum over (i2): load x[i0, i1, i2]
+        phase (i3: 8, i1: 8):
+            out[i0, i3, i1] = sub(load x[i0, i3, i1], load total[i1])
+"""
+
 CASES: dict[str, tuple[str, Target, Sequence[KernelPass]]] = {
     "round-halves": (CHAIN, replace(CPU, rounds=True), (RoundHalves(),)),
     "round-halves-not": (CHAIN, CPU, (RoundHalves(),)),
@@ -156,6 +179,8 @@ CASES: dict[str, tuple[str, Target, Sequence[KernelPass]]] = {
     "choose-vector-sines": (SCATTERED_SINES, CPU, (ChooseVector(),)),
     "cpp": (GELU, CPU, CPP_PASSES),
     "loop-rows": (LONG_ROWS, GPU, (LoopRows(),)),
+    "own-loops": (DIFFERENCES, GPU, (OwnLoops(), ChooseTiles())),
+    "own-loops-not": (KEPT, GPU, (OwnLoops(),)),
     "choose-tiles": (COLUMN_SUMS, GPU, (ChooseTiles(),)),
     "choose-tiles-tile": (TRANSPOSE, GPU, (ChooseTiles(),)),
     "online-softmax": (SOFTMAX, GPU, (ChooseTiles(), OnlineSoftmax())),

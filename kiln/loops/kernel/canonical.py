@@ -27,7 +27,7 @@ def rename_kernel(kernel: KernelIR, by: Renaming) -> KernelIR:
     return replace(
         kernel,
         units=by.axes(kernel.units),
-        phases=tuple(_rename_phase(phase, by) for phase in kernel.phases),
+        phases=tuple(rename_phase(phase, by) for phase in kernel.phases),
         locals=tuple(Local(by.name(local.name), local.dtype, by.axes(local.axes)) for local in kernel.locals),
         params=tuple(_rename_buffer(param, by) for param in kernel.params),
         writes=frozenset(map(by.name, kernel.writes)),
@@ -41,7 +41,7 @@ def _rename_buffer(buffer: Buffer, by: Renaming) -> Buffer:
     return Buffer(by.name(buffer.name), by.spec(buffer.spec), base)
 
 
-def _rename_phase(phase: Phase, by: Renaming) -> Phase:
+def rename_phase(phase: Phase, by: Renaming) -> Phase:
     effects = tuple(_rename_effect(effect, by) for effect in phase.effects)
     return replace(phase, axes=by.axes(phase.axes), body=rename_body(phase.body, by), effects=effects)
 

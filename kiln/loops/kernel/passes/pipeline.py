@@ -17,6 +17,7 @@ from kiln.loops.kernel.passes.index_tests import IndexTests
 from kiln.loops.kernel.passes.loop_rows import LoopRows
 from kiln.loops.kernel.passes.move_bits import MoveBits
 from kiln.loops.kernel.passes.online_softmax import OnlineSoftmax
+from kiln.loops.kernel.passes.own_loops import OwnLoops
 from kiln.loops.kernel.passes.round_halves import RoundHalves
 from kiln.loops.kernel.passes.strips_to_runs import StripsToRuns
 from kiln.loops.kernel.text import mapped_kernel_text
@@ -33,7 +34,7 @@ CPP_PASSES: tuple[KernelPass, ...] = (
 )  # fmt: skip
 
 TRITON_PASSES: tuple[KernelPass, ...] = (
-    RoundHalves(), LoopRows(), ChooseTiles(), OnlineSoftmax(), FastMath(), HoistLoads(),
+    RoundHalves(), LoopRows(), OwnLoops(), ChooseTiles(), OnlineSoftmax(), FastMath(), HoistLoads(),
 )  # fmt: skip
 
 # fmt: off
@@ -51,6 +52,7 @@ check_order(
     TRITON_PASSES,
     before("round-halves",   "loop-rows",      because="what follows counts the ops that are computed"),
     before("loop-rows",      "choose-tiles",   because="it decides which axes are units"),
+    before("own-loops",      "choose-tiles",   because="axes that occur together become one dimension of a block"),
     before("choose-tiles",   "online-softmax", because="only rows that go through a loop are worth it"),
     before("online-softmax", "fast-math",      because="it looks for exact exponentials"),
     before("choose-tiles",   "hoist-loads",    because="the row itself is loaded early only if no loop loads it"),
