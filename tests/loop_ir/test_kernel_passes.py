@@ -22,9 +22,9 @@ from kiln.loops.kernel.passes.fuse_erf import FuseErf
 from kiln.loops.kernel.passes.hoist_loads import HoistLoads
 from kiln.loops.kernel.passes.index_tests import IndexTests
 from kiln.loops.kernel.passes.loop_rows import LoopRows
-from kiln.loops.kernel.passes.own_loops import OwnLoops
 from kiln.loops.kernel.passes.move_bits import MoveBits
 from kiln.loops.kernel.passes.online_softmax import OnlineSoftmax
+from kiln.loops.kernel.passes.own_loops import OwnLoops
 from kiln.loops.kernel.passes.pipeline import CPP_PASSES, TRITON_PASSES, KernelPass, run_kernel_passes
 from kiln.loops.kernel.passes.round_halves import RoundHalves
 from kiln.loops.kernel.passes.strips_to_runs import StripsToRuns

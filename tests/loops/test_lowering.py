@@ -76,7 +76,7 @@ graph(%0: f32[32, 32 @D] "x"):
 
 @pytest.mark.parametrize(("device", "has_buffer"), [("cpu", True), ("cuda:0", False)])
 def test_what_is_computed_from_the_index_alone_has_a_buffer_on_a_cpu_only(device: str, has_buffer: bool) -> None:
-    """A vector of places is loaded faster than computed there; on a GPU a load of what another kernel made is slower."""
+    """There a vector of places is loaded faster than computed; a GPU waits for what another kernel made."""
     events = EventSink()
     lower(parse_graph(REFLECTED.replace("D", device)), TARGET, events)
     (event,) = [event for event in events.events if event.kind == "realise"]
