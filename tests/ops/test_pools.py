@@ -1,4 +1,4 @@
-"""Pools on the CPU: windows, borders, dtypes, layouts and what they are called with, equal to eager bit for bit."""
+"""Pools, most of them on the CPU: windows, borders, dtypes, layouts, arguments, equal to eager bit for bit."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import kiln
+from kiln.graph.ir.parse import parse_graph
+from kiln.graph.passes.dead_code import DeadCode
+from kiln.graph.passes.pool_slices import PoolSlices
+from tests.graph.passes.graphs import CONTEXT
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
@@ -97,3 +101,22 @@ def test_no_indices_without_a_reader() -> None:
     compiled = kiln.compile(lambda x: F.max_pool2d(x.relu(), 2) * 2)
     compiled(torch.randn(2, 3, 8, 8))
     assert (compiled.report().kernels, compiled.report().library_calls) == (1, 0)
+
+
+POOLS = """\
+graph(%0: f32[2, 8, 12, 12 @cuda:0] "x"):
+    %1: f32[2, 8, 6, 6 @cuda:0] = aten.avg_pool2d.default(%0, (2, 2), (2, 2))
+    %2: f32[2, 8, 3, 3 @cuda:0] = aten.avg_pool2d.default(%0, (4, 4), (4, 4))
+    %3: (f32[2, 8, 6, 6 @cuda:0], i64[2, 8, 6, 6 @cuda:0]) = aten.max_pool2d_with_indices.default(%0, (2, 2), (2, 2))
+    %4: f32[2, 8, 6, 6 @cuda:0] = item(%3, index=0)
+    return %1, %2, %4"""
+
+
+def test_averages_of_few_elements_are_sums_of_slices_on_a_gpu() -> None:
+    """Its kernels for maxima and for wide windows stay."""
+    made, changes = PoolSlices().run(parse_graph(POOLS), CONTEXT)
+    made, _ = DeadCode().run(made, CONTEXT)
+    assert changes == 1
+    calls = [(node.attrs["target"], node.attrs["args"][1]) for node in made.nodes if node.op.name == "aten"]
+    assert calls == [("aten.avg_pool2d.default", (4, 4)), ("aten.max_pool2d_with_indices.default", (2, 2))]
+    assert [node.op.name for node in made.nodes].count("slice") == 8

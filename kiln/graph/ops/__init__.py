@@ -2,6 +2,7 @@
 
 from kiln.graph.ops import (  # noqa: F401  (they fill the tables)
     activations,
+    adaptive_pools,
     attention,
     collectives,
     convolution,

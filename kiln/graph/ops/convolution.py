@@ -140,7 +140,6 @@ def _max_pool(dims: int) -> SpecRule:
 
 @library(
     "max_pool2d_with_indices_backward.default", "avg_pool2d_backward.default", "avg_pool3d_backward.default",
-    "_adaptive_avg_pool2d_backward.default", "_adaptive_avg_pool3d_backward.default",
     "max_pool3d_with_indices_backward.default", "adaptive_max_pool3d_backward.default",
     "adaptive_max_pool2d_backward.default",
 )  # fmt: skip
@@ -165,12 +164,6 @@ def _avg_pool(dims: int) -> SpecRule:
 for _dims in (2, 3):
     library(f"max_pool{_dims}d_with_indices.default")(_max_pool(_dims))
     library(f"avg_pool{_dims}d.default")(_avg_pool(_dims))
-
-
-@library("_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default")
-def adaptive_avg_pool(e: Emit, x: Node, output_size: Sizes) -> TensorSpec:
-    spec = x.tensor
-    return laid_out(spec, (*spec.sizes[: -len(output_size)], *output_size), format_of(e, spec))
 
 
 @library("adaptive_max_pool2d.default", "adaptive_max_pool3d.default")

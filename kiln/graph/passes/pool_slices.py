@@ -1,4 +1,4 @@
-"""Computes pools with small windows on the CPU as maxima or sums of slices, loops that fuse with their neighbours.
+"""Computes pools with small windows as maxima or sums of slices, loops that fuse with their neighbours.
 
     %1: (f32[8, 4, 4], i64[8, 4, 4]) = aten.max_pool2d_with_indices.default(%0, (1, 2), (1, 2))
     %2: f32[8, 4, 4] = item(%1, index=0)
@@ -7,8 +7,9 @@
     %4: f32[8, 4, 4 | 32, 8, 2 at 1] = slice(%0, axis=2, start=1, stop=8, step=2)
     %7: f32[8, 4, 4] = where(%4 > %3 or %4 is NaN, %4, %3)
 
-ATen takes windows one by one where channels are not the last dimension in memory, and computes indices of maxima that
-nobody reads. Values and indices are equal to ATen's, and the order of sums is the same.
+On a CPU, ATen takes windows one by one where channels are not the last dimension in memory, and computes indices of
+maxima that nobody reads. On a GPU only averages of few elements are taken apart: its maxima are fast. Values and
+indices are equal to ATen's, and the order of sums is the same.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from kiln.tensor.spec import SizeOracle, TensorSpec
 MAXIMA = {f"aten.max_pool{dims}d_with_indices.default": dims for dims in (2, 3)}
 AVERAGES = {f"aten.avg_pool{dims}d.default": dims for dims in (2, 3)}
 """Target -> dimensions of a window."""
-MOST_PLACES = 27
-"""In a window: each is a load, and some nodes of the graph."""
+MOST_PLACES = {"cpu": 27, "cuda": 9}
+"""In a window, by device: each is a load, and some nodes of the graph."""
 WIDE = (torch.float32, torch.float64)
 NARROW = (torch.bfloat16, torch.float16)
 """ATen has no averages of volumes of these."""
@@ -68,12 +69,13 @@ class PoolSlices:
 
 
 def is_pooled(node: Node) -> bool:
-    """Whether it is a result of a pool of floats on the CPU."""
+    """Whether it is a result of a pool of floats on a CPU, or an average on a GPU."""
     pool = call_of(node)
     if pool.op.kind is not Kind.LIBRARY or pool.attrs["target"] not in (AVERAGES if pool is node else MAXIMA):
         return False
     image, narrow = pool.inputs[0].tensor, pool.attrs["target"] != "aten.avg_pool3d.default"
-    return image.device.type == "cpu" and (image.dtype in WIDE or (narrow and image.dtype in NARROW))
+    device = image.device.type == "cpu" or (pool is node and image.device.type in MOST_PLACES)
+    return device and (image.dtype in WIDE or (narrow and image.dtype in NARROW))
 
 
 # Windows.
@@ -148,7 +150,7 @@ def window_of(pool: Node, oracle: SizeOracle) -> tuple[tuple[WindowAxis, ...], i
         axes.append(WindowAxis(image.rank - dims + i, places, spacing, step, windows, border, high))
     area = prod([axis.places for axis in axes])
     uneven = options.divisor is None and not options.border_counts and any([axis.low for axis in axes])
-    if uneven or not 1 < area <= MOST_PLACES or options.divisor == 0:
+    if uneven or not 1 < area <= MOST_PLACES[image.device.type] or options.divisor == 0:
         return (), 1
     return tuple(axes), area if options.divisor is None else options.divisor
 
