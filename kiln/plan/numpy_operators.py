@@ -83,7 +83,7 @@ def place_of_inverse(name: str, form: str) -> int | None:
 def padded(name: str, form: str, arrays: Sequence[Tensor], numbers: Sequence[int]) -> list[Tensor]:
     made, inverse = call(name, form, arrays, numbers), place_of_inverse(name, form)
     room, count = sum([array.numel() for array in arrays]), made[0].numel()
-    found = [torch.tensor(count)]
+    found = [torch.tensor(count, device="cpu")]
     for place, part in enumerate(made):
         if place != inverse:
             longer = part.new_zeros(room)
