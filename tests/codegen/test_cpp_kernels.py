@@ -549,6 +549,30 @@ def drawn_cases() -> list[Case]:
     return cases
 
 
+def lane_tree_cases() -> list[Case]:
+    """Every type that lanes are combined in, in rows of one vector and of several; NaN in some."""
+    cases = []
+    for op, (name, dtype) in product(
+        ("sum", "prod", "amax", "amin"),
+        (("f32", F32), ("f64", torch.float64), ("i64", torch.int64), ("i32", torch.int32), ("i16", torch.int16)),
+    ):
+        for columns in (16, 37):
+            text = f"""
+                kernel tree(x: {name}[6, {columns}] -> out: {name}[6]) units (i0: 6)
+                    local total: {name}
+                    phase (i1: {columns} vector):
+                        total[] = {op} over (i1): load x[i0, i1]
+                    phase ():
+                        out[i0] = load total[]
+            """
+            x = (torch.rand(6, columns) * 2 - 0.5).to(dtype) if dtype.is_floating_point else torch.ones(6, columns)
+            x = (x + torch.arange(columns) % 2 * (torch.arange(columns) < 4)).to(dtype)
+            if dtype.is_floating_point and op.startswith("a"):
+                x[1, columns // 2] = x[2, 0] = x[3, -1] = float("nan")
+            cases.append(Case.of(text, {"x": x, "out": torch.zeros(6, dtype=dtype)}))
+    return cases
+
+
 def all_cases() -> list[Case]:
     groups = [
         pointwise_cases(), transposed_cases(), padded_cases(), reduction_cases(), row_cases(), blocked_sum_cases(),
@@ -576,6 +600,7 @@ def test_kernels_equal_the_interpreter(tmp_path: Path) -> None:
             *backward_cases(),
             *tiles_of_sums_cases(),
             *drawn_cases(),
+            *lane_tree_cases(),
             *(case for cases in some for case in cases),
         ],
         tmp_path,
@@ -587,4 +612,4 @@ def test_kernels_equal_the_interpreter(tmp_path: Path) -> None:
 def test_all_kernels_equal_the_interpreter(vector_bytes: int, tmp_path: Path) -> None:
     if vector_bytes > host_cpu().vector_bytes:
         pytest.skip("this machine has shorter vectors")
-    check([*all_cases(), *drawn_cases()], tmp_path, replace(host_cpu(), vector_bytes=vector_bytes))
+    check([*all_cases(), *drawn_cases(), *lane_tree_cases()], tmp_path, replace(host_cpu(), vector_bytes=vector_bytes))

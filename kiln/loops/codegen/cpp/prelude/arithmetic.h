@@ -32,15 +32,15 @@ template <class V> KILN_INLINE V sign(V x) {
 // NaN wins; of equal numbers, such as zeros of both signs, the first.
 template <class V> KILN_INLINE V maximum(V x, V y) {
   if constexpr (Whole<V>) return x > y ? x : y;
-  if constexpr (Register<V>) return (x < y) | (y != y) ? y : x;
-  return sel(less(x, y) | differs(y, y), y, x);
+  else if constexpr (Register<V>) return (x < y) | (y != y) ? y : x;
+  else return sel(less(x, y) | differs(y, y), y, x);
 }
 
 //@ minimum: sel less
 template <class V> KILN_INLINE V minimum(V x, V y) {
   if constexpr (Whole<V>) return x < y ? x : y;
-  if constexpr (Register<V>) return (x > y) | (y != y) ? y : x;
-  return sel(greater(x, y) | differs(y, y), y, x);
+  else if constexpr (Register<V>) return (x > y) | (y != y) ? y : x;
+  else return sel(greater(x, y) | differs(y, y), y, x);
 }
 
 //@ fmax: sel less

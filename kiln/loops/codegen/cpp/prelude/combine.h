@@ -7,34 +7,41 @@ template <class V> KILN_INLINE V keep(V v, V other, Part lanes) { return sel(act
 // A lane's value; of a bool 0 or 1.
 KILN_INLINE bool truth(i32 lane) { return lane != 0; }
 
-//@ tree_lanes
-// A tree of halves, always in this order.
-template <class T, class V, class F> KILN_INLINE T tree_lanes(V v, F combine) {
-  T part[W];
-  __builtin_memcpy(part, &v, sizeof v);
-  for (int half = W / 2; half > 0; half /= 2)
-    for (int k = 0; k < half; ++k) part[k] = combine(part[k], part[k + half]);
-  return part[0];
+//@ tree_lanes: lane_numbers
+// A tree of halves, always in this order. In registers: a loop over lanes in memory is not unrolled, and each of its
+// loads waits for stores of another width. Below 16 bytes a register keeps its width, and its upper lanes are not used.
+template <class T, int First, class V, int... K> KILN_INLINE auto lanes_from(V v, LaneNumbers<K...>) {
+  typedef T part __attribute__((vector_size(sizeof(T) * sizeof...(K))));
+  return part{v[(First + K) % (sizeof v / sizeof(T))]...};
 }
+template <class T, int N, class V, class F> KILN_INLINE T tree_of(V v, F combine) {
+  constexpr int half = N / 2, kept = sizeof(V) > 16 ? half : sizeof(V) / sizeof(T);
+  if constexpr (N == 1) return v[0];
+  else {
+    constexpr auto numbers = lane_numbers<kept>::all;
+    return tree_of<T, half>(combine(lanes_from<T, 0>(v, numbers), lanes_from<T, half>(v, numbers)), combine);
+  }
+}
+template <class T, class V, class F> KILN_INLINE T tree_lanes(V v, F combine) { return tree_of<T, W>(v, combine); }
 
 //@ sum_lanes: tree_lanes
 template <class T, class V> KILN_INLINE T sum_lanes(V v) {
-  return tree_lanes<T>(v, [](T a, T b) KILN_LAMBDA { return (T)(a + b); });
+  return tree_lanes<T>(v, [](auto a, auto b) KILN_LAMBDA { return (decltype(a))(a + b); });
 }
 
 //@ prod_lanes: tree_lanes
 template <class T, class V> KILN_INLINE T prod_lanes(V v) {
-  return tree_lanes<T>(v, [](T a, T b) KILN_LAMBDA { return (T)(a * b); });
+  return tree_lanes<T>(v, [](auto a, auto b) KILN_LAMBDA { return (decltype(a))(a * b); });
 }
 
 //@ amax_lanes: tree_lanes maximum
 template <class T, class V> KILN_INLINE T amax_lanes(V v) {
-  return tree_lanes<T>(v, [](T a, T b) KILN_LAMBDA { return maximum(a, b); });
+  return tree_lanes<T>(v, [](auto a, auto b) KILN_LAMBDA { return maximum(a, b); });
 }
 
 //@ amin_lanes: tree_lanes minimum
 template <class T, class V> KILN_INLINE T amin_lanes(V v) {
-  return tree_lanes<T>(v, [](T a, T b) KILN_LAMBDA { return minimum(a, b); });
+  return tree_lanes<T>(v, [](auto a, auto b) KILN_LAMBDA { return minimum(a, b); });
 }
 
 //@ any_lanes
