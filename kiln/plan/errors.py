@@ -46,16 +46,29 @@ class SingularMatrix(CheckFailed, torch.linalg.LinAlgError):  # type: ignore[nam
     try_ = ("run the same inputs without kiln.compile: eager names the matrix of the batch",)
 
 
+class NotCovered(CheckFailed):
+    code = "KILN4018"
+    what = "{where}"
+    why = "compiled code has no form for these values, which eager may take"
+    try_ = ("compiled inside of a program, eager runs in its place; a plan by itself has no other form",)
+
+
 ASSUMED = "what was assumed of values does not hold"
 """How the message of a check begins that stands for an assumption of the capture."""
 SINGULAR = " [LinAlgError]"
 """How the message of a check ends whose failure is a `SingularMatrix`; messages of programs never do."""
 
 
+BEYOND = " [not covered]"
+"""The same for `NotCovered`, which is a `CheckFailed` all the same if the message of a program ends so."""
+
+
 def check_error(message: str) -> CheckFailed:
     """The error of a failed check, of the class that eager raises."""
     if message.endswith(SINGULAR):
         return SingularMatrix(where=message.removesuffix(SINGULAR))
+    if message.endswith(BEYOND):
+        return NotCovered(where=message.removesuffix(BEYOND))
     return CheckFailed(where=message)
 
 

@@ -19,7 +19,7 @@ from typing import final
 
 import torch
 
-from kiln.plan.errors import CheckFailed, IndexOutOfRange, IntegerDivisionByZero
+from kiln.plan.errors import CheckFailed, IndexOutOfRange, IntegerDivisionByZero, NotCovered
 from kiln.runtime.host_draws import states_of
 from kiln.support.errors import KilnError
 
@@ -54,8 +54,10 @@ def is_behind_checks(error: BaseException) -> bool:
 
 
 def is_of_circumstances(error: BaseException) -> bool:
-    """What may come or not when the same is computed again: memory, and matrices that are nearly singular."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError | torch.linalg.LinAlgError)  # type: ignore[attr-defined]
+    """What may come or not when the same is computed again: memory, matrices that are nearly singular, and values that
+    only eager takes."""
+    kinds = (torch.OutOfMemoryError, MemoryError, torch.linalg.LinAlgError, NotCovered)  # type: ignore[attr-defined]
+    return isinstance(error, kinds)
 
 
 @final

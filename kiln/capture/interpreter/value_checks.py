@@ -67,7 +67,7 @@ def nodes_without_reports(s: CaptureState, outputs: Sequence[FakeTensor]) -> lis
         return nodes
     if not s.policy.speculate or not any(map(may_fail, nodes)):
         return []
-    live = live_nodes(recorder.nodes, [recorder.node_of(fake) for fake in outputs])
+    live = live_nodes(recorder.nodes, [recorder.node_of(fake) for fake in outputs if not fake.is_outer])
     logged = (node for call in recorder.calls for node in recorder.nodes[slice(*call.nodes)])
     return [node for node in logged if node not in live and not (node.origin and node.origin.backward)]
 

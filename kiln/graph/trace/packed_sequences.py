@@ -24,6 +24,7 @@ from kiln.graph.trace.mode import Args, Kwargs, RecordingMode
 from kiln.graph.trace.mutating import OWN_FAKES
 from kiln.graph.trace.special import computation, special
 from kiln.plan import packed_operators as packed
+from kiln.plan.errors import BEYOND
 from kiln.symbolic import Int
 
 UNSORTED = (
@@ -32,7 +33,7 @@ UNSORTED = (
     " need ONNX exportability."
 )
 NOT_POSITIVE = "Length of all samples has to be greater than 0, but found an element in 'lengths' that is <= 0"
-TOO_LONG = "a length is larger than the number of steps of the padded sequence"
+TOO_LONG = f"a length is larger than the number of steps of the padded sequence{BEYOND}"
 
 
 @special(packed.BATCH_SIZES)
