@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+import kiln
 from kiln.graph.ir.graph import Graph, Output
 from kiln.graph.ir.interpret import interpret
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.size_oracle import GuardFreeOracle
 from kiln.graph.ops.emit import Emit
-from kiln.graph.ops.image_padding import Places, is_read_at_places, read_at_places, reflected, reflection_gradient
-from kiln.graph.ops.interpolation import inside
+from kiln.graph.ops.image_padding import KINDS, is_covered, read_at_places, reflected, reflection_gradient, side_by_side
 from kiln.graph.trace.constants import spec_of_real as spec_of
 from kiln.symbolic import ShapeEnv
 from kiln.tensor.spec import TensorSpec
@@ -22,7 +22,7 @@ CASES = [
     ((2, 3, 5), (2, 1)), ((2, 3, 5), (4, 4)), ((3, 5), (0, 3)), ((2, 3, 4, 5), (1, 2, 3, 0)),
     ((1, 1, 1, 1), (0, 0, 0, 0)), ((1, 2, 3, 4, 5), (2, 2, 1, 3, 0, 2)),
 ]  # fmt: skip
-MODES = {"reflect": reflected, "replicate": inside}
+MODES = {"reflect": "reflection", "replicate": "replication"}
 
 
 def run(emit: Emit, node: Node, made: Node, x: Tensor, symbols: dict[object, int] | None = None) -> Tensor:
@@ -32,17 +32,16 @@ def run(emit: Emit, node: Node, made: Node, x: Tensor, symbols: dict[object, int
     return found
 
 
-def repeated(x: Tensor, padding: tuple[int, ...], places: Places) -> Tensor:
-    emit = Emit(GuardFreeOracle())
-    node = emit.input("x", spec_of(x))
-    return run(emit, node, read_at_places(emit, node, padding, places), x)
-
-
+@pytest.mark.parametrize("in_pieces", [False, True])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("sizes", "padding"), CASES)
-def test_values_like_aten(mode: str, sizes: tuple[int, ...], padding: tuple[int, ...]) -> None:
+def test_values_like_aten(mode: str, sizes: tuple[int, ...], padding: tuple[int, ...], in_pieces: bool) -> None:
+    places, pieces = KINDS[MODES[mode]]
     for x in (torch.randn(sizes), torch.randint(0, 9, sizes)):
-        assert repeated(x, padding, MODES[mode]).equal(functional.pad(x, padding, mode=mode))
+        emit = Emit(GuardFreeOracle())
+        node = emit.input("x", spec_of(x))
+        made = side_by_side(emit, node, padding, pieces) if in_pieces else read_at_places(emit, node, padding, places)
+        assert run(emit, node, made, x).equal(functional.pad(x, padding, mode=mode))
 
 
 @pytest.mark.parametrize(("sizes", "padding"), CASES)
@@ -69,17 +68,33 @@ def test_symbolic_sizes() -> None:
 
 
 def test_what_eager_refuses_is_left_to_its_operator() -> None:
-    """More than the image has, nothing to reflect, a rank without images, and the CPU."""
+    """More than the image has, nothing to reflect, a rank without images; on a CPU also several dimensions."""
     emit = Emit(GuardFreeOracle())
-    gpu = torch.device("cuda", 0)
 
-    def is_read(sizes: tuple[int, ...], padding: tuple[int, ...], device: torch.device = gpu) -> bool:
-        spec = TensorSpec(torch.float32, sizes, torch.empty(sizes).stride(), 0, device)
-        return is_read_at_places(emit, spec, padding, is_reflection=True)
+    def is_taken(sizes: tuple[int, ...], padding: tuple[int, ...], device: str = "cuda:0") -> bool:
+        spec = TensorSpec(torch.float32, sizes, torch.empty(sizes).stride(), 0, torch.device(device))
+        return is_covered(emit, spec, padding, is_reflection=True)
 
-    assert is_read((2, 3, 5), (4, 4))
-    assert not is_read((2, 3, 5), (5, 0))
-    assert not is_read((2, 3, 5), (-1, 0))
-    assert not is_read((2, 0, 5), (1, 0))
-    assert not is_read((1, 2, 3, 5), (1, 0))
-    assert not is_read((2, 3, 5), (4, 4), torch.device("cpu"))
+    assert is_taken((2, 3, 5), (4, 4)) and is_taken((2, 3, 5, 6), (4, 4, 1, 1))
+    assert not is_taken((2, 3, 5), (5, 0))
+    assert not is_taken((2, 3, 5), (-1, 0))
+    assert not is_taken((2, 0, 5), (1, 0))
+    assert not is_taken((1, 2, 3, 5), (1, 0))
+    assert is_taken((2, 3, 5), (4, 4), "cpu") and is_taken((2, 3, 5, 6), (0, 0, 1, 1), "cpu")
+    assert not is_taken((2, 3, 5, 6), (4, 4, 1, 1), "cpu")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_with_gradients(mode: str, dynamic: bool) -> None:
+    compiled = kiln.compile(lambda x: functional.pad(x.sin(), (3, 1), mode=mode), dynamic=dynamic)
+    for length in (9, 12):
+        x, y = (torch.linspace(-1, 1, 6 * length).view(2, 3, length).requires_grad_() for _ in range(2))
+        made, expected = compiled(x), functional.pad(y.sin(), (3, 1), mode=mode)
+        torch.testing.assert_close(made, expected)
+        assert made.stride() == expected.stride()
+        for result in (made, expected):
+            (result * torch.arange(length + 4)).sum().backward()
+        torch.testing.assert_close(x.grad, y.grad)
+    with pytest.raises(RuntimeError):
+        compiled(torch.ones(2, 3, 0))

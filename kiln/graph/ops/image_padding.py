@@ -3,9 +3,9 @@
     reflection_pad1d(x: f32[1, 2, 5], [2, 1])       x[..., [2, 1, 0, 1, 2, 3, 4, 3]]
     replication_pad1d(x: f32[1, 2, 5], [2, 1])      x[..., [0, 0, 0, 1, 2, 3, 4, 4]]
 
-On a GPU the image is read at computed places, which fuses with what reads the result; the gradient of a reflection adds
-the parts that are reflected, without the atomic additions of eager's kernel. On a CPU, and for what eager refuses, it
-is an ATen call.
+On a GPU the image is read at computed places, which fuses with what reads the result. On a CPU, where vectors would be
+put together, the pieces of one padded dimension are put side by side; of several it is an ATen call, as is what eager
+refuses. The gradient of a reflection adds the parts that are reflected, without the atomic additions of eager's kernel.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from kiln.tensor.spec import TensorSpec
 
 Places = Callable[[Emit, Node, Int], Node]
 """Where the elements of the result lie in a dimension of this size, from their distance to its first element."""
+Pieces = Callable[[Emit, Node, int, Int, bool], Node]
+"""What so many elements in front of a dimension are, or behind it."""
 
 
 def padded_spec(e: Emit, spec: TensorSpec, padding: Sizes) -> TensorSpec:
@@ -51,34 +53,58 @@ def reflected(e: Emit, at: Node, size: Int) -> Node:
     )
 
 
-def is_read_at_places(e: Emit, spec: TensorSpec, padding: Sizes, is_reflection: bool) -> bool:
-    """Whether the image is on a GPU and has elements, and its padding is neither negative nor refused by eager."""
-    batched = spec.rank - len(padding) // 2
-    if spec.device.type == "cpu" or spec.dtype.is_complex or batched not in (1, 2) or has_no_elements(e, spec):
+def is_covered(e: Emit, spec: TensorSpec, padding: Sizes, is_reflection: bool) -> bool:
+    """Whether the image has elements, and its padding is neither negative nor refused by eager; on a CPU, whether only
+    one dimension is padded."""
+    batched, dims = spec.rank - len(padding) // 2, padded_dimensions(spec.rank, padding)
+    if spec.dtype.is_complex or batched not in (1, 2) or (spec.device.type == "cpu" and len(dims) != 1):
         return False
-    if not all(less(e.oracle, -1, amount) for amount in padding):
+    if has_no_elements(e, spec) or not all(less(e.oracle, -1, amount) for amount in padding):
         return False
     return not is_reflection or all(
-        less(e.oracle, amount, spec.sizes[axis])
-        for axis, amounts in each_dimension(spec.rank, padding)
-        for amount in amounts
+        less(e.oracle, amount, spec.sizes[axis]) for axis, amounts in dims for amount in amounts
     )
 
 
-def _padding(name: str, places: Places) -> Decomposition:
+def padded_dimensions(rank: int, padding: Sizes) -> list[tuple[int, tuple[Int, Int]]]:
+    return [(axis, amounts) for axis, amounts in each_dimension(rank, padding) if amounts != (0, 0)]
+
+
+def _padding(name: str, places: Places, pieces: Pieces) -> Decomposition:
     def rule(e: Emit, x: Node, padding: Sizes) -> Node:
         spec, made = x.tensor, padded_spec(e, x.tensor, padding)
-        if not is_read_at_places(e, spec, padding, places is reflected):
+        if not is_covered(e, spec, padding, places is reflected):
             return e.library(name, cast(Sequence[Argument], (x, list(padding))), {}, made)
-        return relaid(e, read_at_places(e, x, padding, places), made.strides)
+        on_cpu = spec.device.type == "cpu"
+        padded = side_by_side(e, x, padding, pieces) if on_cpu else read_at_places(e, x, padding, places)
+        return relaid(e, padded, made.strides)
 
     return rule
 
 
+def side_by_side(e: Emit, x: Node, padding: Sizes, pieces: Pieces) -> Node:
+    """The image between its pieces, along the dimensions that are padded."""
+    for axis, (low, high) in padded_dimensions(x.tensor.rank, padding):
+        before = [] if low == 0 else [pieces(e, x, axis, low, False)]
+        behind = [] if high == 0 else [pieces(e, x, axis, high, True)]
+        x = e.node("cat", *before, x, *behind, axis=axis)
+    return x
+
+
+def reflected_piece(e: Emit, x: Node, axis: int, amount: Int, at_end: bool) -> Node:
+    start = x.tensor.sizes[axis] - 1 - amount if at_end else 1
+    part = e.node("slice", x, axis=axis, start=start, stop=start + amount, step=1)
+    return e.node("flip", part, axes=(axis,))
+
+
+def repeated_piece(e: Emit, x: Node, axis: int, amount: Int, at_end: bool) -> Node:
+    start, sizes = x.tensor.sizes[axis] - 1 if at_end else 0, list(x.tensor.sizes)
+    sizes[axis] = amount
+    return e.node("expand", e.node("slice", x, axis=axis, start=start, stop=start + 1, step=1), sizes=tuple(sizes))
+
+
 def read_at_places(e: Emit, x: Node, padding: Sizes, places: Places) -> Node:
-    for axis, (low, high) in each_dimension(x.tensor.rank, padding):
-        if low == high == 0:
-            continue
+    for axis, (low, high) in padded_dimensions(x.tensor.rank, padding):
         size = x.tensor.sizes[axis]
         at = iota(e, size + low + high, torch.int64, x.tensor.device, start=-low)
         x = e.node("index", x, places(e, at, size), axes=(axis,))
@@ -88,7 +114,7 @@ def read_at_places(e: Emit, x: Node, padding: Sizes, places: Places) -> Node:
 def _reflection_backward(name: str) -> Decomposition:
     def rule(e: Emit, grad: Node, x: Node, padding: Sizes) -> Node:
         spec, made = x.tensor, input_gradient(e, grad, x)
-        if not is_read_at_places(e, spec, padding, True):
+        if not is_covered(e, spec, padding, True):
             return e.library(name, cast(Sequence[Argument], (grad, x, list(padding))), {}, made)
         return relaid(e, reflection_gradient(e, grad, spec, padding), made.strides)
 
@@ -98,7 +124,7 @@ def _reflection_backward(name: str) -> Decomposition:
 def reflection_gradient(e: Emit, grad: Node, spec: TensorSpec, padding: Sizes) -> Node:
     """The gradient of an image of `spec`, added up in the dtype in which eager computes."""
     total = e.convert(grad, OPMATH.get(spec.dtype, spec.dtype))
-    for axis, amounts in each_dimension(spec.rank, padding):
+    for axis, amounts in padded_dimensions(spec.rank, padding):
         total = folded(e, total, axis, spec.sizes[axis], *amounts)
     return e.convert(total, spec.dtype)
 
@@ -118,9 +144,13 @@ def folded(e: Emit, grad: Node, axis: int, size: Int, low: Int, high: Int) -> No
 
 library(*[f"replication_pad{rank}d_backward.default" for rank in (1, 2, 3)])(input_gradient)
 
+KINDS: dict[str, tuple[Places, Pieces]] = {
+    "reflection": (reflected, reflected_piece), "replication": (inside, repeated_piece),
+}  # fmt: skip
+
 for _rank in (1, 2, 3):
-    for _kind, _places in (("reflection", reflected), ("replication", inside)):
+    for _kind, _forms in KINDS.items():
         _name = f"{_kind}_pad{_rank}d"
-        DECOMPOSITIONS[f"{_name}.default"] = _padding(f"aten.{_name}.default", _places)
+        DECOMPOSITIONS[f"{_name}.default"] = _padding(f"aten.{_name}.default", *_forms)
     _name = f"reflection_pad{_rank}d_backward.default"
     DECOMPOSITIONS[_name] = _reflection_backward(f"aten.{_name}")
