@@ -71,15 +71,16 @@ def test_what_eager_refuses_is_left_to_its_operator() -> None:
     """More than the image has, nothing to reflect, a rank without images; on a CPU also several dimensions."""
     emit = Emit(GuardFreeOracle())
 
-    def is_taken(sizes: tuple[int, ...], padding: tuple[int, ...], device: str = "cuda:0") -> bool:
+    def is_taken(sizes: tuple[int, ...], padding: tuple[int, ...], device: str = "cuda:0", count: int = 0) -> bool:
         spec = TensorSpec(torch.float32, sizes, torch.empty(sizes).stride(), 0, torch.device(device))
-        return is_covered(emit, spec, padding, is_reflection=True)
+        return is_covered(emit, spec, count or len(padding) // 2, padding, is_reflection=True)
 
     assert is_taken((2, 3, 5), (4, 4)) and is_taken((2, 3, 5, 6), (4, 4, 1, 1))
     assert not is_taken((2, 3, 5), (5, 0))
     assert not is_taken((2, 3, 5), (-1, 0))
     assert not is_taken((2, 0, 5), (1, 0))
     assert not is_taken((1, 2, 3, 5), (1, 0))
+    assert not is_taken((2, 3, 5), (1, 0, 2), count=1) and not is_taken((2, 3, 5), (1,), count=1)
     assert is_taken((2, 3, 5), (4, 4), "cpu") and is_taken((2, 3, 5, 6), (0, 0, 1, 1), "cpu")
     assert not is_taken((2, 3, 5, 6), (4, 4, 1, 1), "cpu")
 
@@ -98,3 +99,13 @@ def test_compiled_with_gradients(mode: str, dynamic: bool) -> None:
         torch.testing.assert_close(x.grad, y.grad)
     with pytest.raises(RuntimeError):
         compiled(torch.ones(2, 3, 0))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_dtype_without_a_kernel_is_refused_as_in_eager(mode: str) -> None:
+    def program(x: Tensor) -> Tensor:
+        return functional.pad(x > 0, (1, 1), mode=mode)
+
+    for function in (program, kiln.compile(program)):
+        with pytest.raises(NotImplementedError):
+            function(torch.ones(2, 3, 4))

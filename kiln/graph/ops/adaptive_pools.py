@@ -19,6 +19,7 @@ from kiln.graph.ir.node import Argument, Node
 from kiln.graph.ops.convolution import Sizes, format_of, input_gradient, laid_out
 from kiln.graph.ops.creation import iota, relaid
 from kiln.graph.ops.emit import Emit
+from kiln.graph.ops.image_padding import FLOATS
 from kiln.graph.ops.promotion import OPMATH
 from kiln.graph.ops.reductions import reduce
 from kiln.graph.ops.registry import DECOMPOSITIONS, Decomposition
@@ -116,7 +117,7 @@ def by_areas(e: Emit, x: Node, windows: Sequence[Windows]) -> Node:
 def known_windows(x: TensorSpec, sizes: Sizes) -> list[Windows] | None:
     """Those over the last dimensions of images on a GPU; None for others, and for what eager refuses."""
     dims, known = len(sizes), all(map(is_static, [*x.sizes, *sizes]))
-    if x.device.type == "cpu" or not x.dtype.is_floating_point or x.rank - dims not in (1, 2) or not known:
+    if x.device.type == "cpu" or x.dtype not in FLOATS or x.rank - dims not in (1, 2) or not known:
         return None
     windows = [Windows(cast(int, size), cast(int, count)) for size, count in zip(x.sizes[-dims:], sizes, strict=True)]
     return None if 0 in x.sizes or min([each.count for each in windows]) < 1 else windows
@@ -132,11 +133,11 @@ def average_gradient(e: Emit, grad: Node, windows: Sequence[Windows]) -> Node:
     return e.convert(window_sums(e, shares, [each.swapped() for each in windows]), grad.tensor.dtype)
 
 
-def _average(name: str) -> Decomposition:
+def _average(name: str, dims: int) -> Decomposition:
     def rule(e: Emit, x: Node, output_size: Sizes) -> Node:
         spec, windows = x.tensor, known_windows(x.tensor, output_size)
         made = laid_out(spec, (*spec.sizes[: -len(output_size)], *output_size), format_of(e, spec))
-        if windows is None:
+        if windows is None or len(windows) != dims:
             return e.library(name, cast(Sequence[Argument], (x, list(output_size))), {}, made)
         return relaid(e, average(e, x, windows), made.strides)
 
@@ -155,5 +156,5 @@ def _average_gradient(name: str, dims: int) -> Decomposition:
 
 for _dims in (2, 3):
     _name = f"_adaptive_avg_pool{_dims}d"
-    DECOMPOSITIONS[f"{_name}.default"] = _average(f"aten.{_name}.default")
+    DECOMPOSITIONS[f"{_name}.default"] = _average(f"aten.{_name}.default", _dims)
     DECOMPOSITIONS[f"{_name}_backward.default"] = _average_gradient(f"aten.{_name}_backward.default", _dims)

@@ -30,6 +30,9 @@ from kiln.tensor.spec import TensorSpec
 
 Places = Callable[[Emit, Node, Int], Node]
 """Where the elements of the result lie in a dimension of this size, from their distance to its first element."""
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+"""What eager's kernels take: these on a CPU only, and complex numbers, which are left to it."""
 Pieces = Callable[[Emit, Node, int, Int, bool], Node]
 """What so many elements in front of a dimension are, or behind it."""
 
@@ -53,11 +56,14 @@ def reflected(e: Emit, at: Node, size: Int) -> Node:
     )
 
 
-def is_covered(e: Emit, spec: TensorSpec, padding: Sizes, is_reflection: bool) -> bool:
-    """Whether the image has elements, and its padding is neither negative nor refused by eager; on a CPU, whether only
-    one dimension is padded."""
-    batched, dims = spec.rank - len(padding) // 2, padded_dimensions(spec.rank, padding)
-    if spec.dtype.is_complex or batched not in (1, 2) or (spec.device.type == "cpu" and len(dims) != 1):
+def is_covered(e: Emit, spec: TensorSpec, count: int, padding: Sizes, is_reflection: bool) -> bool:
+    """Whether an image of `count` dimensions has elements and a dtype of eager's kernels, and its padding is neither
+    negative nor refused by eager; on a CPU, whether only one dimension is padded."""
+    dtypes = (*FLOATS, *INTEGERS) if spec.device.type == "cpu" else FLOATS
+    if spec.dtype not in dtypes or spec.rank - count not in (1, 2) or len(padding) != 2 * count:
+        return False
+    dims = padded_dimensions(spec.rank, padding)
+    if spec.device.type == "cpu" and len(dims) != 1:
         return False
     if has_no_elements(e, spec) or not all(less(e.oracle, -1, amount) for amount in padding):
         return False
@@ -70,10 +76,10 @@ def padded_dimensions(rank: int, padding: Sizes) -> list[tuple[int, tuple[Int, I
     return [(axis, amounts) for axis, amounts in each_dimension(rank, padding) if amounts != (0, 0)]
 
 
-def _padding(name: str, places: Places, pieces: Pieces) -> Decomposition:
+def _padding(name: str, count: int, places: Places, pieces: Pieces) -> Decomposition:
     def rule(e: Emit, x: Node, padding: Sizes) -> Node:
         spec, made = x.tensor, padded_spec(e, x.tensor, padding)
-        if not is_covered(e, spec, padding, places is reflected):
+        if not is_covered(e, spec, count, padding, places is reflected):
             return e.library(name, cast(Sequence[Argument], (x, list(padding))), {}, made)
         on_cpu = spec.device.type == "cpu"
         padded = side_by_side(e, x, padding, pieces) if on_cpu else read_at_places(e, x, padding, places)
@@ -111,10 +117,10 @@ def read_at_places(e: Emit, x: Node, padding: Sizes, places: Places) -> Node:
     return x
 
 
-def _reflection_backward(name: str) -> Decomposition:
+def _reflection_backward(name: str, count: int) -> Decomposition:
     def rule(e: Emit, grad: Node, x: Node, padding: Sizes) -> Node:
         spec, made = x.tensor, input_gradient(e, grad, x)
-        if not is_covered(e, spec, padding, True):
+        if not is_covered(e, spec, count, padding, True):
             return e.library(name, cast(Sequence[Argument], (grad, x, list(padding))), {}, made)
         return relaid(e, reflection_gradient(e, grad, spec, padding), made.strides)
 
@@ -151,6 +157,6 @@ KINDS: dict[str, tuple[Places, Pieces]] = {
 for _rank in (1, 2, 3):
     for _kind, _forms in KINDS.items():
         _name = f"{_kind}_pad{_rank}d"
-        DECOMPOSITIONS[f"{_name}.default"] = _padding(f"aten.{_name}.default", *_forms)
+        DECOMPOSITIONS[f"{_name}.default"] = _padding(f"aten.{_name}.default", _rank, *_forms)
     _name = f"reflection_pad{_rank}d_backward.default"
-    DECOMPOSITIONS[_name] = _reflection_backward(f"aten.{_name}")
+    DECOMPOSITIONS[_name] = _reflection_backward(f"aten.{_name}", _rank)

@@ -220,8 +220,9 @@ def unique_consecutive(mode: RecordingMode, op: OpOverload, args: Args, kwargs: 
         raise DataDependentOp(op=str(op))
     with mode:
         flat = x.reshape(-1)
+    flags = (True, True) if dim == -1 else args[1:]  # from the end, eager computes both in any case
     found, inverse, counts = distinct(mode, flat, None)
-    return found, *wanted(mode, x, inverse, counts, args[1:], kwargs)
+    return found, *wanted(mode, x, inverse, counts, flags, kwargs)
 
 
 def wanted(
