@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from types import ModuleType
 
 import torch
@@ -64,17 +65,23 @@ def as_tensor(made: object, arrays: Sequence[Tensor]) -> Tensor:
     return torch.from_numpy(array)
 
 
-def call(name: str, form: str, arrays: Sequence[Tensor], numbers: Sequence[int]) -> list[Tensor]:
+@lru_cache(maxsize=256)
+def read_form(form: str) -> tuple[list[object], dict[str, object]]:
+    """The arguments by position and by name, which nobody changes."""
     read = json.loads(form)
-    args = [given(part, arrays, numbers) for part in read["args"]]
-    named = {key: given(part, arrays, numbers) for key, part in read["named"].items()}
-    made = function_named(name)(*args, **named)
+    return read["args"], read["named"]
+
+
+def call(name: str, form: str, arrays: Sequence[Tensor], numbers: Sequence[int]) -> list[Tensor]:
+    positional, named = read_form(form)
+    args = [given(part, arrays, numbers) for part in positional]
+    made = function_named(name)(*args, **{key: given(part, arrays, numbers) for key, part in named.items()})
     return [as_tensor(part, arrays) for part in (made if isinstance(made, list | tuple) else [made])]
 
 
 def place_of_inverse(name: str, form: str) -> int | None:
     """Which result is as long as the argument: one number per element."""
-    named = json.loads(form)["named"]
+    _, named = read_form(form)
     if name != "unique" or not named.get("return_inverse"):
         return None
     return 1 + bool(named.get("return_index"))

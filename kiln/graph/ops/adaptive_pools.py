@@ -20,6 +20,7 @@ from kiln.graph.ops.convolution import Sizes, format_of, input_gradient, laid_ou
 from kiln.graph.ops.creation import iota, relaid
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.image_padding import FLOATS
+from kiln.graph.ops.interpolation import inside
 from kiln.graph.ops.promotion import OPMATH
 from kiln.graph.ops.reductions import reduce
 from kiln.graph.ops.registry import DECOMPOSITIONS, Decomposition
@@ -71,8 +72,7 @@ def places(e: Emit, windows: Windows, device: torch.device) -> tuple[Node, Node 
     """The elements of each window, [count, longest], and which of them are in it; None if all are."""
     start, stop = [e.node("unsqueeze", bound, axis=1) for bound in bounds(e, windows, device)]
     at = e.pointwise("add", start, iota(e, windows.longest, torch.int64, device))
-    known = e.pointwise("minimum", e.pointwise("maximum", at, 0), windows.size - 1)
-    return known, None if windows.are_equal else e.pointwise("lt", at, stop)
+    return inside(e, at, windows.size), None if windows.are_equal else e.pointwise("lt", at, stop)
 
 
 def window_sums(e: Emit, x: Node, windows: Sequence[Windows]) -> Node:

@@ -139,7 +139,7 @@ def folded(e: Emit, grad: Node, axis: int, size: Int, low: Int, high: Int) -> No
     """The sum, for each element of a dimension of `size`, of the gradients of itself and its reflections."""
     total = e.node("slice", grad, axis=axis, start=low, stop=low + size, step=1)
     for amount, start, before in ((low, 0, 1), (high, low + size, size - 1 - high)):
-        if isinstance(amount, int) and amount == 0:
+        if amount == 0:
             continue
         part = e.node("slice", grad, axis=axis, start=start, stop=start + amount, step=1)
         lows = tuple([before if other == axis else 0 for other in range(grad.tensor.rank)])

@@ -15,8 +15,8 @@ Bounds = tuple[int | None, int | None]
 """The least and the largest value; None where it is not known."""
 
 ANY: Bounds = (None, None)
-DEEPEST = 16
-"""How far operands are followed."""
+DEEPEST = 6
+"""How far operands are followed: each step may double their number."""
 
 
 def bounds_of(ops: Sequence[BodyOp], position: int, depth: int = 0) -> Bounds:

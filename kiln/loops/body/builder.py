@@ -111,8 +111,10 @@ class BodyBuilder(LoopHandler[int]):
         return op.symbol, position
 
     def _is_in_range(self, operand: int, size: Int) -> bool:
+        if not is_static(size):
+            return False
         low, high = bounds_of(self.ops, operand)
-        return low is not None and high is not None and is_static(size) and low >= 0 and high < size
+        return low is not None and high is not None and low >= 0 and high < size
 
     def _not_negative(self, value: BodyOp, size: Int) -> int | None:
         """The position of x if `value` is where(x < 0, outside, x), as ops have it that do not count from the end."""
