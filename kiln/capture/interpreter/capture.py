@@ -25,6 +25,7 @@ import torch
 
 from kiln.capture.bytecode.assemble import Assembler, Label, arguments_of
 from kiln.capture.bytecode.resume import origin_of, original_code
+from kiln.capture.interpreter.alias_guards import refuse_memory_in_several_storages
 from kiln.capture.interpreter.break_codegen import write_break
 from kiln.capture.interpreter.breaks import (
     GraphBreak,
@@ -498,6 +499,7 @@ def finish(
         refuse_unchecked(s, trace.graph)
         refuse_own_leaves(s, trace)
         refuse_histories(s, trace)
+        refuse_memory_in_several_storages(s)
         make_final_checks(s, seen_by_program(writer))
         refuse_visible_copies(s, writer.outputs)
         refuse_varying_gradients(s, writer.outputs)
