@@ -77,3 +77,15 @@ def test_a_function_that_torch_itself_calls(name: str, monkeypatch: Any) -> None
             torch.testing.assert_close(compiled(x), expected)
             assert (called > 0) == replaced and len(times) == 2 * called
             times.clear()
+
+
+@pytest.mark.parametrize("function", [lambda x: F.local_response_norm(x, 2), lambda x: F.pad(x, (1, 1), "circular")])
+def test_a_function_of_torch_is_one_call_where_nothing_is_replaced(function: Callable[[Tensor], Tensor]) -> None:
+    calls: list[str] = []
+
+    def backend(module: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        calls.extend(node.target.__name__ for node in module.graph.nodes if node.op == "call_function")
+        return module.forward
+
+    kiln.compile(function, backend=backend)(torch.ones(1, 3, 4))
+    assert calls in (["local_response_norm"], ["pad"])

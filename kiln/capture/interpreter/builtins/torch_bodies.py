@@ -36,6 +36,11 @@ OF_DISPATCH = (
     *(torch.overrides.has_torch_function_unary, torch.overrides.has_torch_function_variadic),
 )
 """They decide who handles a call, for which the recorder answers."""
+PLACES = frozenset(
+    module.__name__
+    for module in (torch, torch.functional, torch.nn.functional, torch.linalg, torch.special, torch.fft, torch._C._nn)
+)
+"""Modules whose functions compute. What else bodies read (queries, checks, torch's compiler) no program replaces."""
 QUESTIONS = METADATA_METHODS | {"type"}
 """Methods that compute nothing; devices have a `type`, too."""
 
@@ -147,8 +152,7 @@ def global_read(function: types.FunctionType, name: str, functions: dict[tuple[s
 
 def module_read(module: types.ModuleType, name: str, functions: dict[tuple[str, str], None]) -> object:
     found = vars(module).get(name)
-    of_torch = sys.modules.get(module.__name__) is module and module.__name__.partition(".")[0] == "torch"
-    dispatches = any(found is function for function in OF_DISPATCH)
-    if of_torch and callable(found) and not isinstance(found, type) and not dispatches:
+    computes = module.__name__ in PLACES and callable(found) and not isinstance(found, type)
+    if computes and not any(found is function for function in OF_DISPATCH):
         functions[module.__name__, name] = None
     return found
