@@ -91,11 +91,13 @@ class Builder:
 
 
 def to_template(value: Argument, inputs: list[Node]) -> Attr:
-    """`value` with each node replaced by the `Arg` of the input it becomes; lists become tuples."""
+    """`value` with each node replaced by the `Arg` of the input it becomes; lists become tuples.
+
+    A node that is given twice is two inputs, so that rules find the arguments of a call at their places.
+    """
     if isinstance(value, Node):
-        if value not in inputs:
-            inputs.append(value)
-        return Arg(inputs.index(value))
+        inputs.append(value)
+        return Arg(len(inputs) - 1)
     if isinstance(value, list | tuple):
         return tuple([to_template(part, inputs) for part in value])
     return value  # type: ignore[return-value]

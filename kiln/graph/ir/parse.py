@@ -311,9 +311,8 @@ class _CallReader:
 
     def argument(self, number: str) -> Arg:
         node = _value(self.reader, self.values, number)
-        if node not in self.inputs:
-            self.inputs.append(node)
-        return Arg(self.inputs.index(node))
+        self.inputs.append(node)
+        return Arg(len(self.inputs) - 1)
 
     def graph(self, number: str) -> Graph:
         if int(number) >= len(self.nested):

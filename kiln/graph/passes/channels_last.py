@@ -18,7 +18,8 @@ outputs and saved values keep eager's strides. A value written to an input is co
 It is done if the copies of images move at most half of what the library would reorder. For channels-last images the
 library copies the weight into that layout in every call: on the CPU, a convolution whose weight is much larger than its
 images keeps the old layout, between two small copies. On the GPU the library copies the weight for either layout; here
-it is copied (under autocast, by the cast) in its stead, which does not count.
+it is copied (under autocast, by the cast) in its stead, which does not count. Nor does there a copy of what a loop
+makes, which the loop writes in that layout.
 Depthwise convolutions with several results for a channel keep it on the GPU: cuDNN would run a kernel for each group.
 
 Training: a partitioned graph saves the argument of each convolution in eager's layout and gains nothing. On the GPU,
@@ -36,7 +37,7 @@ import torch
 
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.interpret import node_arguments
-from kiln.graph.ir.node import Node
+from kiln.graph.ir.node import Node, base_of
 from kiln.graph.ir.rewrite import rebuilt, with_inputs
 from kiln.graph.ir.size_oracle import UnknownRelation
 from kiln.graph.ops.emit import Emit
@@ -134,6 +135,13 @@ def runs_by_group(node: Node) -> bool:
     return taken == 1 and groups != 1 and made != groups
 
 
+def is_moved_alone(value: Node) -> bool:
+    """Whether a copy of it is a loop of its own: on a GPU, the loop that makes a value writes the copy."""
+    base = base_of(value)
+    in_loop = base.op.kind in FOLLOWING_KINDS or base.op.name in FOLLOWING_OPS - {"item"}
+    return value.tensor.device.type == "cpu" or not in_loop
+
+
 def wants_weight(node: Node) -> bool:
     """Whether the weight is copied here: on the GPU."""
     weight = node.inputs[IMAGES[node.attrs["target"]]]
@@ -208,7 +216,8 @@ class Relayout:
         return self._entered[image]
 
     def copied(self, value: Node, strides: tuple[Int, ...]) -> Node:
-        self.moved += elements(value)
+        if is_moved_alone(value):
+            self.moved += elements(value)
         self.changes += 1
         return self.emit.node("clone", value, strides=strides)
 

@@ -21,6 +21,8 @@ from kiln.graph.passes.constant_fold import ConstantFold
 from kiln.graph.passes.convolution_bias import ConvolutionBias
 from kiln.graph.passes.cse import Cse
 from kiln.graph.passes.dead_code import DeadCode
+from kiln.graph.passes.lines_as_images import LinesAsImages
+from kiln.graph.passes.lines_as_products import LinesAsProducts
 from kiln.graph.passes.manager import GraphPass, KeepsStrides, PassContext
 from kiln.graph.passes.one_hot import OneHotSums
 from kiln.graph.passes.pool_slices import PoolSlices
@@ -44,6 +46,8 @@ JOINT_PASSES: tuple[GraphPass, ...] = (
     ConstantFold(),
     Simplify((ARITHMETIC, VIEWS)),
     Cse(),
+    LinesAsProducts(),
+    LinesAsImages(),
     ChannelsLast(),
     ConvolutionBias(),
     UnusedStates(),
@@ -71,6 +75,8 @@ GRAPH_PASSES: tuple[GraphPass, ...] = (
     AddEmbedding(),
     UnfuseBias(),
     AlignProducts(),
+    LinesAsProducts(),
+    LinesAsImages(),
     ChannelsLast(),
     ConvolutionBias(),
     WideSums(),
@@ -106,6 +112,10 @@ check_order(
     before("cse",           "convolution-bias", because="it needs all readers of a convolution"),
     before("channels-last", "convolution-bias", because="sums read the gradient in the layout of the convolution"),
     before("convolution-bias", "dead-code",     because="the replaced convolution has no reader"),
+    before("lines-as-products", "convolution-bias", because="the bias of a call without readers is a sum"),
+    before("lines-as-products", "lines-as-images", because="the rest of a dilated backward is one of images"),
+    before("lines-as-products", "dead-code",        because="the replaced convolution has no reader"),
+    before("lines-as-images", "channels-last",  because="it lays out images only"),
     before("cse",           "channels-last",    because="each value is copied once"),
     before("simplify",      "channels-last",    because="a rule may drop a view that would become a copy"),
     before("one-hot-sums",  "wide-sums",        because="it matches sums of rows as they were"),
