@@ -6,6 +6,7 @@ math.gamma(scale)       attempted(math.gamma, scale)    ->   1.772..., and None 
 
 from __future__ import annotations
 
+import operator
 from array import array
 from collections.abc import Callable, Mapping
 
@@ -32,6 +33,17 @@ def computed(kind: type[int | float], function: Callable[..., float], *numbers: 
     """`function(*numbers)`; None also where it is not of type `kind`."""
     result = attempted(function, *numbers)
     return result if type(result) is kind else None
+
+
+def unless_refused(function: Callable[..., float], *numbers: float) -> float:
+    """`function(*numbers)`; 0 for a divisor of zero, or outside of the domain: the region has checked that they are not
+    such wherever the result is used."""
+    try:
+        return function(*numbers)
+    except (ValueError, ArithmeticError) as error:
+        if function is operator.pow and type(error) is OverflowError:  # which is not checked
+            raise
+        return 0
 
 
 def tensor_of_numbers(items: object) -> torch.Tensor | None:

@@ -14,7 +14,7 @@ import math
 import operator
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -34,7 +34,7 @@ from kiln.graph.trace.inputs import InputRecord
 from kiln.runtime.guards import source as sources
 from kiln.runtime.guards.constant import ObjectRef
 from kiln.runtime.guards.source import LocalSource, Source
-from kiln.runtime.numbers import computed
+from kiln.runtime.numbers import computed, unless_refused
 from kiln.symbolic.expr import Expr, FloorDiv, Max, Min, Mod, Symbol
 from kiln.symbolic.relation import Relation, RelationKind
 from kiln.symbolic.values import BRANCHES, REAL_OPS, Given, Real
@@ -159,10 +159,10 @@ class CodeWriter:
         elif isinstance(value, Real) and value.op in BRANCHES:
             write_choice(self, value)
         elif isinstance(value, Real):
-            self._apply(REAL_OPS[value.op], value.args)
+            self._apply(*checked(value.op, value.args))
         elif isinstance(value, FloorDiv | Mod):
-            target = operator.floordiv if isinstance(value, FloorDiv) else operator.mod
-            self._apply(target, (value.dividend, value.divisor))
+            name = "floordiv" if isinstance(value, FloorDiv) else "mod"
+            self._apply(*checked(name, (value.dividend, value.divisor)))
         elif isinstance(value, Min | Max):
             self._apply(min if isinstance(value, Min) else max, value.args)
         elif isinstance(value, Expr):
@@ -274,6 +274,19 @@ class CodeWriter:
             self.body.op("LOAD_FAST", self.loaded(path))
         else:
             self.body.const(cell.original)
+
+
+PARTIAL = frozenset(
+    ("truediv", "floordiv", "mod", "pow", "sqrt", "exp", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan")
+)
+"""Operations that not all numbers have: a side of a branch that was not taken may have asked for one."""
+
+
+def checked(name: str, args: Sequence[object]) -> tuple[Callable[..., object], Sequence[object]]:
+    """What computes an operation on numbers behind the region, which has checked those that it uses."""
+    function, constant = REAL_OPS[name], args[1] if len(args) > 1 else 0
+    is_total = name not in PARTIAL or (name != "pow" and isinstance(constant, int | float) and constant != 0)
+    return (function, args) if is_total else (unless_refused, (function, *args))
 
 
 TRUTHS: Mapping[RelationKind, Callable[[int, int], bool]] = {"eq": operator.eq, "ne": operator.ne, "le": operator.le}

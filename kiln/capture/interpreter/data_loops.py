@@ -34,12 +34,18 @@ from kiln.capture.bytecode.resume import Entry, ResumeOrigin, parameter, resume_
 from kiln.capture.interpreter.breaks import DataDependentBranch, DataDependentValue, GraphBreak, Raised
 from kiln.capture.interpreter.builtins.control_flow_operators import placeholder, same_sizes
 from kiln.capture.interpreter.core import NOT_RESUMABLE, Args, CallSite, CaptureState, Kwargs, Value, handles
-from kiln.capture.interpreter.data_values import Assumption, DataValues, Instruction, ValueNeeded, past_step
-from kiln.capture.interpreter.frame import CODES, Heads, SymbolicFrame, read_variables, running_frame
-from kiln.capture.interpreter.if_conversion import (
-    COMPARISONS,
-    has_varying_gradient,
+from kiln.capture.interpreter.data_values import (
+    RELATIONS,
+    Assumption,
+    DataValues,
+    Instruction,
+    ValueNeeded,
+    past_step,
     relation_in_region,
+)
+from kiln.capture.interpreter.frame import CODES, Heads, SymbolicFrame, read_variables
+from kiln.capture.interpreter.if_conversion import (
+    has_varying_gradient,
     take_both_sides,
     unread,
 )
@@ -370,7 +376,7 @@ def tensor_of(s: CaptureState, value: Value) -> Tensor:
             return made_tensor(record(s, torch.ne, [tensor_of(s, value.number), s.const(0)], {}))
         if not isinstance(relation, Relation):
             raise NotNested("a turn leaves a truth value that no tensor has")
-        return made_tensor(relation_in_region(running_frame(s), relation))
+        return made_tensor(from_torch(s, relation_in_region(s, relation)))
     return made_tensor(record(s, torch.full, [s.const(()), value], {"dtype": s.const(NUMBERS[kind])}))
 
 
@@ -547,7 +553,7 @@ def is_dense(spec: TensorSpec) -> bool:
 
 def numbers_put(calls: Calls) -> Iterator[torch.SymInt]:
     """The integers that calls put into tensors, as those are that a turn leaves; not those that are only compared."""
-    compared = {id(leaf) for call in calls if call.target in COMPARISONS.values() for leaf in leaves(call.args)}
+    compared = {id(leaf) for call in calls if call.target in RELATIONS.values() for leaf in leaves(call.args)}
     for call in calls:
         if isinstance(call.target, ControlFlow):
             for log in call.target.logs:

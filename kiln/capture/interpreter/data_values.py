@@ -386,14 +386,29 @@ def truth_in_call(s: CaptureState, truth: Truth) -> bool | None:
 
 
 def assume_integer(s: CaptureState, truth: Truth, expected: bool = True) -> bool | None:
-    """The truth of a comparison of integers that data decide: `expected`, which the region checks, if it is open."""
+    """The truth of a comparison of integers that data decide: `expected`, which the region checks, if it is open; that
+    of a side of a branch, where the side is taken."""
     env = s.recorder.env
     known = known_truth(env, truth)
     if known is None and s.policy.assumes:
+        if s.counters.nested and isinstance(truth, Relation):
+            assume(s, relation_in_region(s, truth), expected)
+            return expected
         assume_truth(env, truth if expected else invert(truth), running_frame(s).location())
         assume(s)
         return expected
     return known
+
+
+def relation_in_region(s: CaptureState, relation: Relation) -> FakeTensor:
+    """The truth of a relation of integers, as a tensor of the region."""
+    call = partial(s.recorder.call, stack=running_frame(s).locations())
+    difference = call(torch.full, [(), s.recorder.symbols.sym(relation.difference)], {"dtype": torch.int64})
+    return cast(FakeTensor, call(RELATIONS[relation.kind], [difference, 0], {}))
+
+
+RELATIONS = {"le": torch.le, "eq": torch.eq, "ne": torch.ne}
+"""By the kind of a relation."""
 
 
 def refuse_unchecked(s: CaptureState, graph: Graph) -> None:

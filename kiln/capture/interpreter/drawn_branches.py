@@ -13,12 +13,13 @@ from __future__ import annotations
 from typing import final
 
 from kiln.capture.interpreter.core import CaptureState
-from kiln.capture.interpreter.data_values import CHOOSING, GUARDED
+from kiln.capture.interpreter.data_values import CHOOSING, GUARDED, relation_in_region
 from kiln.capture.interpreter.frame import SymbolicFrame
-from kiln.capture.interpreter.if_conversion import relation_in_region, take_both_sides
+from kiln.capture.interpreter.if_conversion import take_both_sides
 from kiln.capture.interpreter.number_branches import NumberBranches, symbols_of
 from kiln.capture.interpreter.speculation import ComputedNumber, Speculations
 from kiln.capture.interpreter.variables.symbolic import Symbolic
+from kiln.capture.interpreter.variables.tensor import from_torch
 from kiln.support.records import dataclass
 from kiln.symbolic.relation import Relation
 
@@ -41,7 +42,7 @@ def take_both_draws(frame: SymbolicFrame, condition: Symbolic, targets: tuple[in
         return False
     found = s.part(DrawnBranches)
     found.jumps += 1
-    return found.jumps > 1 and take_both_sides(frame, relation_in_region(frame, truth), targets)
+    return found.jumps > 1 and take_both_sides(frame, from_torch(s, relation_in_region(s, truth)), targets)
 
 
 def is_drawn(s: CaptureState, truth: Relation) -> bool:

@@ -58,6 +58,7 @@ from kiln.capture.interpreter.data_values import (
     constants_decide,
     expected_truth,
     past_step,
+    relation_in_region,
 )
 from kiln.capture.interpreter.frame import SymbolicFrame, read_variables, run_to, running_frame
 from kiln.capture.interpreter.joined_values import (
@@ -291,19 +292,7 @@ def condition_of(frame: SymbolicFrame, value: Symbolic) -> Value:
     relation = compare(node.env, "ne", number, 0, None) if isinstance(number, Expr) else number
     if not isinstance(relation, Relation) or known_truth(node.env, relation) is not None:
         return value
-    return relation_in_region(frame, relation)
-
-
-def relation_in_region(frame: SymbolicFrame, relation: Relation) -> Value:
-    """The truth of a relation of integers, as a tensor of the region."""
-    s = frame.state
-    call = partial(s.recorder.call, stack=frame.locations())
-    difference = call(torch.full, [(), s.recorder.symbols.sym(relation.difference)], {"dtype": torch.int64})
-    return from_torch(s, call(COMPARISONS[relation.kind], [difference, 0], {}))
-
-
-COMPARISONS = {"le": torch.le, "eq": torch.eq, "ne": torch.ne}
-"""By the kind of a relation."""
+    return from_torch(s, relation_in_region(s, relation))
 
 
 def meetings_of(frame: SymbolicFrame, most: int, at_return: bool) -> list[int]:
