@@ -143,11 +143,11 @@ def module_sketch(module: nn.Module, name: str) -> list[str]:
     state = vars(module)
     lines = [f"{name}: {type(module).__module__}:{type(module).__qualname__} {state.get('training')}"]
     for key, parameter in state.get("_parameters", {}).items():
-        if parameter is not None:
+        if isinstance(parameter, torch.Tensor):
             known = parameter.layout is torch.strided and not nn.parameter.is_lazy(parameter)
             shape = tuple(parameter.shape) if known else ()
             lines.append(f"{key} {parameter.dtype} {parameter.requires_grad} {shape}")
     for key, child in state.get("_modules", {}).items():
-        if child is not None:
+        if isinstance(child, nn.Module):
             lines.extend(module_sketch(child, f"{name}.{key}"))
     return lines

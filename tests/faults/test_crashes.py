@@ -350,3 +350,28 @@ def test_operators_that_trace_are_not_interpreted(program: Any, compiles: int) -
         torch.testing.assert_close(compiled(x), program(x))
     report = kiln.report_of(compiled)
     assert (report.compiles <= compiles, report.eager) == (True, 0), report
+
+
+def test_a_module_among_whose_parts_is_a_text() -> None:
+    """The key of stored variants asked each part for its attributes."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    compiled_whole(lambda module, x: module[0](x), (model, torch.ones(1, 2)))
+    model._modules["note"] = "text"  # type: ignore[assignment]
+    model[0]._parameters["count"] = 3  # type: ignore[assignment]
+    compiled_whole(lambda module, x: module[0](x) + 1, (model, torch.ones(1, 2)))
+
+
+@pytest.mark.parametrize(
+    "program", [lambda x: x.sort(3), lambda x: x.sort(dim=1, stable=True), lambda x: x.topk(4), lambda x: x.kthvalue(4)]
+)
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_an_error_of_a_sort_that_needs_a_gradient(program: Callable[[Tensor], Any], dynamic: bool | None) -> None:
+    """Its rule accepted the call, and its gradient could not be recorded."""
+    compiled = kiln.compile(program, dynamic=dynamic)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for size in (3, 2, 0):
+            with pytest.raises((IndexError, RuntimeError)) as expected:
+                program(torch.ones(size, requires_grad=True))
+            with pytest.raises(expected.type):
+                compiled(torch.ones(size, requires_grad=True))

@@ -16,7 +16,7 @@ from kiln.graph.ops.reductions import extreme_axes
 from kiln.graph.ops.registry import decompose, library
 from kiln.graph.ops.sizes import axis_of
 from kiln.graph.prims.meta import preserved
-from kiln.symbolic import Int
+from kiln.symbolic import Int, rel_le
 from kiln.tensor.spec import TensorSpec, contiguous_strides
 
 Pair = tuple[TensorSpec, TensorSpec]
@@ -36,7 +36,8 @@ def ctc_loss_backward(e: Emit, grad: Node, log_probs: Node, *args: object, **kwa
 
 
 @library("sort.default", "sort.stable")
-def sort(e: Emit, x: Node, *args: object, **kwargs: object) -> Pair:
+def sort(e: Emit, x: Node, dim: int = -1, *args: object, **kwargs: object) -> Pair:
+    axis_of(dim, x.tensor.rank)
     values = preserved(e.oracle, x.tensor)
     return values, values.with_dtype(torch.int64)
 
@@ -47,7 +48,7 @@ def topk(e: Emit, x: Node, k: Int, dim: int = -1, largest: bool = True, sorted: 
     sizes = spec.sizes
     if spec.rank:
         axis = axis_of(dim, spec.rank)
-        if isinstance(k, int) and isinstance(sizes[axis], int) and k > sizes[axis]:  # type: ignore[operator]
+        if not e.oracle.expect(rel_le(k, sizes[axis])):
             raise RuntimeError("selected index k out of range")
         sizes = (*sizes[:axis], k, *sizes[axis + 1 :])
     return fresh(spec, sizes), fresh(spec, sizes, torch.int64)
@@ -67,7 +68,7 @@ def mode(e: Emit, x: Node, dim: int = -1, keepdim: bool = False) -> Pair:
 def kthvalue(e: Emit, x: Node, k: Int, dim: int = -1, keepdim: bool = False) -> Pair:
     size = x.tensor.sizes[axis_of(dim, x.tensor.rank)] if x.tensor.rank else 1
     made = mode(e, x, dim, keepdim)
-    if isinstance(k, int) and isinstance(size, int) and not 0 < k <= size:
+    if (isinstance(k, int) and k <= 0) or not e.oracle.expect(rel_le(k, size)):
         raise RuntimeError(f"kthvalue(): selected number k out of range for dimension {dim}")
     return made
 
