@@ -55,9 +55,27 @@ def arrays(x: Tensor) -> Tensor:
     return x + torch.from_numpy(numpy.sin(noise)).float()
 
 
+def shuffled(x: Tensor) -> tuple[Any, ...]:
+    """Minibatches, as PPO takes them; `middle` shares memory with what is shuffled."""
+    first, indices, found = numpy.random.rand(2), numpy.arange(3), []
+    middle = indices[1:]
+    for _ in range(2):
+        numpy.random.shuffle(indices)
+        for start in range(0, 3, 2):
+            found.append((x[indices[start : start + 2]] * 2).sum())
+    return torch.stack(found), indices, middle * 2, first, numpy.random.randint(100)
+
+
+def shuffled_by_a_generator(x: Tensor) -> tuple[Any, ...]:
+    generator, numbers = numpy.random.default_rng(7), numpy.array([0.5, 1.5, 2.5])
+    generator.shuffle(numbers)
+    return x * torch.from_numpy(numbers)[:, None], generator.random()
+
+
 PROGRAMS: dict[str, tuple[Callable[[Tensor], Any], int]] = {
     "numbers": (numbers, 1), "a mask": (with_mask, 1), "a branch": (branch, 2), "seeds": (seeded, 1),
-    "integers": (integers, 1), "arrays": (arrays, 1),
+    "integers": (integers, 1), "arrays": (arrays, 1), "shuffled": (shuffled, 1),
+    "shuffled by a generator": (shuffled_by_a_generator, 1),
 }  # fmt: skip
 
 
@@ -82,6 +100,26 @@ def test_one_graph(name: str) -> None:
     assert_same_draws(compiled, program, *[X] * 8)
     report = kiln.report_of(compiled)
     assert not report.breaks and not report.eager_reasons and report.compiles == compiles
+
+
+def test_what_is_not_shuffled_in_the_graph_is_as_in_eager() -> None:
+    outer = numpy.arange(3)
+
+    def program(x: Tensor) -> tuple[Any, ...]:
+        numpy.random.shuffle(outer)
+        rows, pairs = [2, 0, 1], numpy.arange(6).reshape(3, 2)
+        numpy.random.shuffle(rows)
+        numpy.random.shuffle(pairs)
+        return x[outer.copy()] + x[rows], pairs
+
+    compiled = kiln.compile(program, backend="eager", options={"cache": False})
+    for number in range(4):
+        found = []
+        for function in (program, compiled):
+            seed(number)
+            outer[:] = range(3)
+            found.append((*function(X), outer.tolist(), random.random(), numpy.random.rand()))
+        torch.testing.assert_close(found[1], found[0])
 
 
 def one_of_three(x: Tensor) -> Tensor:
