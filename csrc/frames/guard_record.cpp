@@ -227,6 +227,7 @@ class Recorder {
       if (key != nullptr) {
         word.stable.emplace_back(key, check.groups[i]);
         word.grouped[check.groups[i]] = 1;
+        word.foreign |= by_storage && is_foreign(key);
       }
       // Another object here invalidates `stable`, even if nothing else of the node is checked.
       if (!by_storage) replay_.verified[node] = 1;

@@ -100,7 +100,7 @@ Verdict GuardTree::run_tensors(const Replay& replay) {
 // and with no others.
 bool GuardTree::aliases_hold(const AliasWord& word, PyObject* const* values) {
   const Check& check = *word.check;
-  bool by_storage = check.numbers[0] != 0;
+  bool by_storage = check.numbers[0] != 0, foreign = word.foreign;
   ++alias_stamp_;
   for (int at : word.loose) alias_first_[check.groups[at]] = nullptr;
   for (int at : word.loose) {
@@ -113,8 +113,9 @@ bool GuardTree::aliases_hold(const AliasWord& word, PyObject* const* values) {
     if (found && equal->second != group) return false;
     if (!found && word.grouped[group]) return false;
     if (!joins_group(key, group)) return false;
+    foreign |= by_storage && is_foreign(key);
   }
-  return true;
+  return !foreign || memory_is_apart(check, values);
 }
 
 Verdict GuardTree::run_tree_checks(const Replay& replay) {

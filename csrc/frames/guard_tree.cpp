@@ -387,12 +387,44 @@ bool GuardTree::walk(int begin, int end, const Scope& scope, PyObject** values, 
 
 bool GuardTree::aliases_hold(const Check& check, PyObject* const* values) {
   // Open addressing by storage or object; stamps save clearing the table.
-  bool by_storage = check.numbers[0] != 0;
+  bool by_storage = check.numbers[0] != 0, foreign = false;
   ++alias_stamp_;
   for (size_t i = 0; i < check.nodes.size(); i++) alias_first_[i] = nullptr;
   for (size_t i = 0; i < check.nodes.size(); i++) {
     const void* key = alias_key(values[check.nodes[i]], by_storage);
-    if (key != nullptr && !joins_group(key, check.groups[i])) return false;
+    if (key == nullptr) continue;
+    if (!joins_group(key, check.groups[i])) return false;
+    foreign |= by_storage && is_foreign(key);
+  }
+  return !foreign || memory_is_apart(check, values);
+}
+
+// Whether no memory of another library is in two storages of `check`.
+bool GuardTree::memory_is_apart(const Check& check, PyObject* const* values) {
+  auto memory = [&](size_t i, bool foreign, Memory* out) {
+    const void* key = alias_key(values[check.nodes[i]], true);
+    if (key == nullptr || is_foreign(key) != foreign) return false;
+    const auto* storage = static_cast<const c10::StorageImpl*>(key);
+    auto begin = reinterpret_cast<uintptr_t>(storage->data());
+    *out = {begin, begin + storage->nbytes(), check.groups[i]};
+    return begin != 0;
+  };
+  auto before = [](const Memory& left, const Memory& right) { return left.begin < right.begin; };
+  std::vector<Memory>& found = foreign_memory_;
+  found.clear();
+  Memory one;
+  for (size_t i = 0; i < check.nodes.size(); i++) {
+    if (memory(i, true, &one)) found.push_back(one);
+  }
+  std::sort(found.begin(), found.end(), before);
+  for (size_t i = 1; i < found.size(); i++) {
+    if (found[i].group != found[i - 1].group && found[i].begin < found[i - 1].end) return false;
+  }
+  for (size_t i = 0; i < check.nodes.size(); i++) {
+    if (!memory(i, false, &one)) continue;
+    auto next = std::upper_bound(found.begin(), found.end(), one, before);
+    if (next != found.end() && next->begin < one.end) return false;
+    if (next != found.begin() && std::prev(next)->end > one.begin) return false;
   }
   return true;
 }

@@ -143,6 +143,7 @@ struct AliasWord {
   std::vector<std::pair<const void*, int>> stable;
   std::vector<int> loose;        // positions in check->nodes
   std::vector<uint8_t> grouped;  // by group: whether one of its members is stable
+  bool foreign = false;          // whether a stable member has memory of another library
 };
 
 struct Replay {
@@ -169,6 +170,13 @@ inline const void* alias_key(PyObject* value, bool by_storage) {
   if (!by_storage || value == nullptr) return value;
   return is_tensor(value) ? tensor_storage(value) : nullptr;
 }
+
+// Memory of a storage, of which the tensors of `group` are views.
+struct Memory {
+  uintptr_t begin;
+  uintptr_t end;
+  int group;
+};
 
 // A node whose value is the result of a call, and both of the current check; owned.
 struct Call {
@@ -218,6 +226,7 @@ class GuardTree {
   bool evaluate_tree_check(const Check& check, PyObject* const* values);
   bool aliases_hold(const Check& check, PyObject* const* values);
   bool joins_group(const void* key, int group);
+  bool memory_is_apart(const Check& check, PyObject* const* values);
   bool full_check(const Scope& scope);
   Verdict settle(const Scope& scope);
   bool allocates(int begin, int end) const;
@@ -264,7 +273,8 @@ class GuardTree {
   std::vector<Via> via_;
   std::vector<PyObject*> temporaries_;
   std::vector<const void*> alias_first_;  // by group: its key
-  std::vector<const void*> alias_keys_;   // hash table, size a power of two
+  std::vector<Memory> foreign_memory_;
+  std::vector<const void*> alias_keys_;  // hash table, size a power of two
   std::vector<int> alias_groups_;
   std::vector<uint32_t> alias_stamps_;
   uint32_t alias_stamp_ = 0;

@@ -61,6 +61,12 @@ inline const void* tensor_storage(PyObject* tensor) {
   return impl->has_storage() ? impl->unsafe_storage().unsafeGetStorageImpl() : nullptr;
 }
 
+// Whether the memory of a storage (from `tensor_storage`) is another library's, NumPy's for
+// instance: other storages may have parts of it.
+inline bool is_foreign(const void* storage) {
+  return !static_cast<const c10::StorageImpl*>(storage)->resizable();
+}
+
 enum class Extent : uint8_t { kSize, kStride, kOffset };
 
 // False if the tensor has no such dimension or its sizes are not plain integers.

@@ -20,12 +20,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from itertools import islice
-from types import BuiltinFunctionType, CodeType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, MethodType, ModuleType
 from typing import Any, cast, final
 
 import torch
 
 from kiln.capture.bytecode.decode import ENDS, JUMPS, OR_POP, DecodedCode, decode
+from kiln.capture.bytecode.liveness import live_locals
 from kiln.support.records import dataclass
 
 Argument = Any
@@ -35,6 +36,8 @@ Kind = object
 PLAIN, ANY, NULL, MODE, END_OF_MODE = "plain", "any", "NULL", "mode", "end of mode"
 """Plain data, also an iterator over such; whatever else; no value; a context manager that sets a mode of torch, and its
 `__exit__`."""
+ELEMENT, ELEMENTS = "element", "elements"
+"""A part of a tensor that plain data choose, what compares such, or plain data; an iterator over parts."""
 
 
 @final
@@ -48,9 +51,15 @@ class TensorOf:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownObject:
-    """A module, a builtin or a class that is found by its name."""
+    """A module, a builtin or a class that is found by its name, or an object that keeps its attributes in a dict."""
 
     found: object
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, KnownObject) and other.found is self.found
+
+    def __hash__(self) -> int:
+        return id(self.found)
 
 
 @final
@@ -88,12 +97,11 @@ MODULES = (math, torch, collections, heapq, bisect)
 """Their attributes are looked up."""
 MODES = frozenset((torch.no_grad, torch.enable_grad, torch.inference_mode))
 READ_OF_TENSORS = frozenset(("tolist", "item"))
+READERS = frozenset((bool, float, int))
 KNOWN_OF_TENSORS = frozenset(("dim", "numel", "size"))
 
 OPERANDS: Mapping[str, tuple[int, int]] = {
-    **dict.fromkeys(
-        ["UNARY_NEGATIVE", "UNARY_NOT", "UNARY_INVERT", "FORMAT_SIMPLE", "CONVERT_VALUE", "GET_ITER"], (1, 1)
-    ),
+    **dict.fromkeys(["UNARY_NEGATIVE", "UNARY_NOT", "UNARY_INVERT", "FORMAT_SIMPLE", "CONVERT_VALUE"], (1, 1)),
     **dict.fromkeys(["BINARY_OP", "COMPARE_OP", "CONTAINS_OP", "FORMAT_WITH_SPEC"], (2, 1)),
     **dict.fromkeys(["LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "LIST_APPEND", "SET_ADD"], (1, 0)),
     **dict.fromkeys(("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE"), (1, 0)),
@@ -119,9 +127,18 @@ class State:
     names: Mapping[str, Kind]
 
     def joined(self, other: State) -> State:
-        stack = tuple([a if a == b else ANY for a, b in zip(self.stack, other.stack, strict=False)])
-        names = {name: kind for name, kind in self.names.items() if other.names.get(name) == kind}
+        stack = tuple([joined_kind(*kinds) for kinds in zip(self.stack, other.stack, strict=False)])
+        names = {name: joined_kind(kind, other.names[name]) for name, kind in self.names.items() if name in other.names}
         return State(stack, names)
+
+
+def joined_kind(first: Kind, second: Kind) -> Kind:
+    if first == second:
+        return first
+    if isinstance(first, MethodOf) and isinstance(second, MethodOf) and first.name == second.name:
+        return MethodOf(joined_kind(first.owner, second.owner), first.name)
+    elements = all([kind in (PLAIN, ELEMENT) or isinstance(kind, TensorOf) for kind in (first, second)])
+    return ELEMENT if elements else ANY
 
 
 @final
@@ -132,6 +149,8 @@ class PlainCode:
     plain: set[int] = field(default_factory=set)
     reads: set[int] = field(default_factory=set)
     """Those among them that read the values of a tensor."""
+    elements: set[int] = field(default_factory=set)
+    """Those among them that take a part of one, or read it."""
     computing: set[int] = field(default_factory=set)
     """Those that may compute."""
     states: dict[int, State] = field(default_factory=dict)
@@ -143,10 +162,27 @@ def kind_of_object(value: object, name: str = "") -> Kind:
     if is_plain(value):
         return PLAIN
     if type(value) in (torch.Tensor, torch.nn.Parameter):
-        return TensorOf(name)
+        return TensorOf(name) if cast(torch.Tensor, value).dim() else ELEMENT
     if type(value) is MethodType and value.__name__ == "__exit__" and type(value.__self__) in MODES:
         return END_OF_MODE
-    return KnownObject(value) if issubclass(type(value), type | BuiltinFunctionType | ModuleType) else ANY
+    if type(value) is CellType:
+        return kind_of_object(value.cell_contents) if value != CellType() else ANY
+    if type(value) in ITERATORS:
+        return ELEMENTS if type(first_item(value)) is torch.Tensor else ANY
+    known = issubclass(type(value), type | BuiltinFunctionType | ModuleType) or keeps_attributes(type(value))
+    return KnownObject(value) if known else ANY
+
+
+def keeps_attributes(cls: type) -> bool:
+    """Whether attributes of its objects are read and stored by Python's own rules."""
+    same = all([getattr(cls, name) is getattr(object, name) for name in ("__getattribute__", "__setattr__")])
+    return same and cls.__dictoffset__ != 0 and not hasattr(cls, "__getattr__")
+
+
+def first_item(iterator: object) -> object:
+    """What an iterator over a list gives first; None if it is over something else, or at its end."""
+    items = next(iter(iterated(iterator)), None)
+    return next(iter(items), None) if type(items) is list else None
 
 
 def is_plain(value: object) -> bool:
@@ -188,17 +224,19 @@ def iterated(iterator: object) -> tuple[object, ...]:
     return tuple([found for found in made[1] if found != ""])
 
 
-def plain_code(decoded: DecodedCode, start: int, entered: State, namespace: Mapping[str, object]) -> PlainCode:
-    """What is reached from `start` on. `namespace`: the globals of the code."""
+def plain_code(
+    decoded: DecodedCode, start: int, entered: State, namespace: Mapping[str, object], *, keeps: bool = True
+) -> PlainCode:
+    """What is reached from `start` on. `namespace`: the globals of the code. `keeps`: whether variables may keep parts
+    of tensors, which is asked again without, if something may compute with one."""
     result, waiting = PlainCode(), [start]
     states = result.states
     states[start] = entered
     while waiting:
         index = waiting.pop()
-        after = Execution(decoded, index, states[index], namespace, result.reads).after()
+        after = Execution(decoded, index, states[index], namespace, keeps=keeps).after()
         if after is None:
             result.computing.add(index)
-            result.plain.discard(index)
             continue
         result.plain.add(index)
         for successor, state in after:
@@ -208,7 +246,20 @@ def plain_code(decoded: DecodedCode, start: int, entered: State, namespace: Mapp
                 states[successor] = joined
                 waiting.append(successor)
     result.plain -= result.computing
+    if keeps and any([takes_elements(decoded, index, states[index]) for index in result.computing]):
+        return plain_code(decoded, start, entered, namespace, keeps=False)
+    for index in result.plain:
+        step = Execution(decoded, index, states[index], namespace, keeps=keeps)
+        step.after()
+        result.reads.update([index] * step.reads)
+        result.elements.update([index] * step.takes)
     return result
+
+
+def takes_elements(decoded: DecodedCode, index: int, before: State) -> bool:
+    """Whether what may compute at `index`, or behind it, gets a part of a tensor."""
+    kept = [name for name, kind in before.names.items() if kind == ELEMENT]
+    return ELEMENT in before.stack or not live_locals(decoded)[index].isdisjoint(kept)
 
 
 def is_plain_function(code: CodeType, namespace: Mapping[str, object]) -> bool:
@@ -217,7 +268,7 @@ def is_plain_function(code: CodeType, namespace: Mapping[str, object]) -> bool:
         return False
     names = dict.fromkeys(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount], PLAIN)
     found = plain_code(decode(code), 0, State((), names), namespace)
-    return not found.computing and not found.reads
+    return not found.computing and not found.reads and not found.elements
 
 
 @final
@@ -229,7 +280,11 @@ class Execution:
     index: int
     before: State
     namespace: Mapping[str, object]
-    reads: set[int]
+    keeps: bool
+    reads: bool = False
+    """Whether it reads the values of a tensor."""
+    takes: bool = False
+    """Whether it takes a part of one, or reads it."""
 
     def after(self) -> list[tuple[int, State]] | None:
         """Where it leads, and what holds there; None if it may compute."""
@@ -237,11 +292,13 @@ class Execution:
         stack = list(self.before.stack)
         names: Mapping[str, Kind] = self.before.names
         if inst.name in STORES:
+            if stack[-1] == ELEMENT and not self.keeps and self.decoded.instruction(self.index - 1).name != "FOR_ITER":
+                return None
             names = {**names, inst.arg: stack.pop()}
         elif inst.name == "DELETE_FAST":
             names = {name: kind for name, kind in names.items() if name != inst.arg}
         elif inst.name == "FOR_ITER":
-            item = PLAIN if stack[-1] == PLAIN else ANY
+            item = PLAIN if stack[-1] == PLAIN else ELEMENT if stack[-1] == ELEMENTS else ANY
             return [
                 (self.index + 1, State((*stack, item), names)),
                 (inst.arg, State(tuple(stack[:-1]), names)),
@@ -259,11 +316,22 @@ class Execution:
 
     def stack_after(self, name: str, arg: Argument, stack: list[Kind]) -> list[Kind] | None:
         """The stack behind it; None if it may compute."""
+        if name in ("COMPARE_OP", "CONTAINS_OP", "POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE") and ELEMENT in stack[-2:]:
+            return self.of_elements(name, stack)
         if name in OPERANDS or name in COUNTED:
             pops, pushes = OPERANDS.get(name, (arg, 1))
             return with_plain(stack, pops, pushes, builds=name.startswith("BUILD_"))
         row = MOVES.get(name)
         return row(self, stack, arg) if row is not None else None
+
+    def of_elements(self, name: str, stack: list[Kind]) -> list[Kind] | None:
+        """A comparison with an element, or a question for its truth."""
+        count = 1 if name.startswith("POP_") else 2
+        if not all([kind in (PLAIN, ELEMENT) for kind in stack[-count:]]):
+            return None
+        self.takes = True
+        made = [] if count == 1 else [ELEMENT if name == "COMPARE_OP" else PLAIN]
+        return [*stack[:-count], *made]
 
     def global_value(self, name: str) -> Kind:
         return kind_of_object(self.namespace.get(name, getattr(builtins, name, None)), f"globals()[{name!r}]")
@@ -273,9 +341,15 @@ class Execution:
         owner = stack.pop()
         if isinstance(owner, KnownObject) and is_module(owner.found):
             return kind_of_object(vars(owner.found).get(name))
+        if (
+            isinstance(owner, KnownObject)
+            and keeps_attributes(type(owner.found))
+            and not hasattr(type(owner.found), name)
+        ):
+            return kind_of_object(vars(owner.found).get(name, NotImplemented))
         if isinstance(owner, TensorOf) and name in ("shape", "ndim"):
             return PLAIN
-        return MethodOf(owner, name) if owner == PLAIN or isinstance(owner, TensorOf) else None
+        return MethodOf(owner, name) if owner in (PLAIN, ELEMENT) or isinstance(owner, TensorOf) else None
 
     def called(self, stack: list[Kind], count: int) -> list[Kind] | None:
         first, second, *args = stack[len(stack) - count - 2 :]
@@ -293,9 +367,12 @@ class Execution:
             and all([kind == PLAIN for kind in args])
         ):
             if callee.name in READ_OF_TENSORS:
-                self.reads.add(self.index)
+                self.reads = True
             return PLAIN if callee.name in READ_OF_TENSORS or callee.name in KNOWN_OF_TENSORS else None
         if callee == END_OF_MODE:
+            return PLAIN
+        if self.reads_element(callee, args):
+            self.takes = True
             return PLAIN
         if not all([kind == PLAIN or self.is_plain_function(kind) for kind in args]):
             return None
@@ -310,6 +387,12 @@ class Execution:
             return MODE
         is_of_math = isinstance(found, BuiltinFunctionType) and found.__module__ == "math"
         return PLAIN if is_of_math or is_in(found, FUNCTIONS) else None
+
+    def reads_element(self, callee: Kind, args: list[Kind]) -> bool:
+        """Whether it is `x[i].item()`, `int(x[i])` or the like."""
+        if isinstance(callee, MethodOf):
+            return callee.owner == ELEMENT and callee.name in READ_OF_TENSORS and not args
+        return args == [ELEMENT] and isinstance(callee, KnownObject) and is_in(callee.found, READERS)
 
     def is_plain_function(self, kind: Kind) -> bool:
         return isinstance(kind, CodeType) and is_plain_function(kind, self.namespace)
@@ -366,6 +449,12 @@ def unpack_ex(step: Execution, stack: list[Kind], counts: int) -> list[Kind] | N
 def subscript(step: Execution, stack: list[Kind], arg: int) -> list[Kind] | None:
     """`list[float]` is called as `list` is."""
     of = stack[-2]
+    if (of == ELEMENT or isinstance(of, TensorOf)) and stack[-1] == PLAIN:
+        step.takes = True
+        return [*stack[:-2], ELEMENT]
+    if of == PLAIN and stack[-1] == ELEMENT:
+        step.takes = True
+        return [*stack[:-2], PLAIN]
     is_generic = isinstance(of, KnownObject) and of.found in CONTAINERS
     return [*stack[:-2], of] if is_generic else with_plain(stack, 2, 1)
 
@@ -378,6 +467,18 @@ def load_attr(step: Execution, stack: list[Kind], name: str) -> list[Kind] | Non
 def load_method(step: Execution, stack: list[Kind], name: str) -> list[Kind] | None:
     found = step.attribute(stack, name)
     return None if found is None else [*stack, found, NULL]
+
+
+def iterate(step: Execution, stack: list[Kind], arg: int) -> list[Kind] | None:
+    over_tensor = stack[-1] == ELEMENT or isinstance(stack[-1], TensorOf)
+    return [*stack[:-1], ELEMENTS] if over_tensor else with_plain(stack, 1, 1)
+
+
+def store_attr(step: Execution, stack: list[Kind], name: str) -> list[Kind] | None:
+    value, owner = stack[-2:]
+    if not isinstance(owner, KnownObject) or value != PLAIN or hasattr(type(owner.found), name):
+        return None
+    return stack[:-2] if keeps_attributes(type(owner.found)) else None
 
 
 def begin_mode(step: Execution, stack: list[Kind], arg: int) -> list[Kind] | None:
@@ -394,10 +495,12 @@ MOVES: Mapping[str, Callable[[Execution, list[Kind], Argument], list[Kind] | Non
     "LOAD_CONST": lambda step, stack, value: [*stack, value if isinstance(value, CodeType) else kind_of_object(value)],
     "LOAD_GLOBAL": lambda step, stack, name: [*stack, step.global_value(name)],
     "LOAD_GLOBAL_CALL": lambda step, stack, name: [*stack, NULL, step.global_value(name)],
-    "LOAD_DEREF": lambda step, stack, name: [*stack, ANY],
+    "LOAD_DEREF": lambda step, stack, name: [*stack, step.before.names.get(name, ANY)],
     "LOAD_CLOSURE": lambda step, stack, name: [*stack, ANY],
     "LOAD_ATTR": load_attr,
     "LOAD_METHOD": load_method,
+    "STORE_ATTR": store_attr,
+    "GET_ITER": iterate,
     "POP_TOP": moved(lambda stack, arg: stack.pop()),
     "STORE_DEREF": moved(lambda stack, arg: stack.pop()),
     "RETURN_VALUE": moved(lambda stack, arg: stack.pop()),

@@ -33,7 +33,6 @@ from kiln.native._frames import Dispatcher, Driven, Entry
 from kiln.pipeline.dispatchers import Arguments, IsKnown, MakeDispatcher, RunsInPython, original_of, side_exits
 from kiln.pipeline.plain_code import NULL as NULL_KIND
 from kiln.pipeline.plain_code import (
-    PLAIN,
     PlainCode,
     State,
     TensorOf,
@@ -55,6 +54,8 @@ PLAIN_METHODS = frozenset(
     [name for cls in (list, dict, set, str, tuple) for name in dir(cls) if not hasattr(torch.Tensor, name)]
 )
 """Methods of containers that no tensor has."""
+MOVES_ONLY = frozenset(("POP_TOP", "STORE_FAST", "JUMP"))
+"""What an earlier capture computed there merged the sides of an `if`."""
 
 
 def python_stretch(dispatcher: Dispatcher, make_resume: MakeDispatcher, is_known: IsKnown) -> Entry | None:
@@ -116,14 +117,22 @@ class PlainStretch:
         """Where it is left, if a loop over plain data is in it, or if it leads to another turn of a loop that the graph
         breaks in; None if there is none. `loops_may_begin`: else all that computes behind it is known."""
         decoded, begin, found = self.decoded, self.origin.entry.target, self.found()
-        computing = found.computing | (decoded.facts.computing & found.plain)
-        loops, reached = loop_bodies(decoded), found.plain | computing
+        known_to_compute = {
+            at for at in decoded.facts.computing & found.plain if decoded.instruction(at).name not in MOVES_ONLY
+        }
+        loops = loop_bodies(decoded)
+        turns = {at for _, _, body in loops if begin in body for at in body}
+        reads, computing = (
+            found.reads | (found.elements - turns),
+            found.computing | (known_to_compute - (found.elements & turns)),
+        )
+        reached = found.plain | computing
         if computing and min(reached) >= begin and not any([head in found.plain for head, _, _ in loops]):
             return None  # known at once: the time of a function with many breaks is linear in them
-        begins = self.begins_of_loops(loops, computing | found.reads, found)
+        begins = self.begins_of_loops(loops, computing | reads, found)
         if begins is None:
             return None
-        left = computing | found.reads | begins
+        left = computing | reads | begins
         places = leaving_places(decoded, self.origin, left.__contains__, self.knows)
         if places is None or any(
             [place is None or place.target == begin for at, place in places.items() if at in computing]
@@ -188,7 +197,7 @@ def plain_stretch(
 
 def forecast(function: FunctionType, arguments: Arguments, run: FunctionType) -> Entry:
     """The entry that calls `run` while the arguments that are plain data now are such."""
-    names = [name for name, value in arguments.items() if kind_of_object(value) == PLAIN]
+    names = [name for name, value in arguments.items() if is_plain(value)]
     asked = ObjectRef(f"{looks_plain.__module__}:{looks_plain.__name__}", looks_plain)
     guards = [Guard(AnswerSource(LocalSource(name), asked), GuardKind.EQUALS, True) for name in names]
     return Entry(build_tree(guards, collect=(), function=function), run, RunsInPython(tuple(guards)))

@@ -64,9 +64,26 @@ def of_mode(numbers: Any, x: Any) -> Any:
     return x * 2
 
 
+def compared(x: Any, seen: Any) -> Any:
+    last = None
+    for row in x:
+        if row != 0 and (last is None or row != last):
+            seen.append(int(row))
+        last = row
+    return x * 2
+
+
+def chosen(x: Any, at: Any) -> Any:
+    part = x[at]
+    at += 1
+    return part * at
+
+
 @pytest.mark.parametrize(
     ("function", "arguments", "lines"),
     [
+        (compared, (torch.ones(3), []), [6]),
+        (chosen, (torch.ones(3), 1), [1]),  # where `part` is made that is computed with
         (discounted, ([1.0, 2.0], 0.9), [5]),
         (discounted, ([torch.ones(1)], 0.9), [2]),
         (discounted, ([], object()), [3, 5]),
@@ -147,6 +164,53 @@ def kept_boxes(order: Tensor, limit: int) -> list[int]:
     return kept
 
 
+CLASSES = nn.Linear(8, 4)
+TOTALS: dict[str, Any] = {"good": 0, "wrong": []}
+
+
+class Meter:
+    def __init__(self) -> None:
+        self.good, self.wrong = 0, list[tuple[int, int]]()
+
+
+def attacked(x: Tensor) -> Any:
+    """Counts in a dict from outside, and keeps some numbers."""
+    TOTALS.update(good=0, wrong=[])
+    before, after = CLASSES(x).argmax(1), CLASSES(x * 1.5 + 0.3).argmax(1)
+    for i in range(x.shape[0]):
+        if before[i].item() == after[i].item():
+            TOTALS["good"] += 1
+        elif len(TOTALS["wrong"]) < 3:
+            TOTALS["wrong"].append((before[i].item(), int(after[i])))
+    return x * 2, dict(TOTALS)
+
+
+def metered(x: Tensor) -> Any:
+    """The same in an object, in a loop that computes in its turns, too."""
+    meter, total = Meter(), x.new_zeros(())
+    before, after = CLASSES(x).argmax(1), CLASSES(x * 1.5 + 0.3).argmax(1)
+    for i in range(x.shape[0]):
+        if after[i] == before[i]:
+            meter.good += 1
+        else:
+            meter.wrong.append((int(before[i]), after[i].tolist()))
+    return x * 2 + total, meter.good, meter.wrong
+
+
+def collapsed_texts(x: Tensor) -> Any:
+    """Elements choose letters, and are compared with the last one."""
+    best, text, last = CLASSES(x).argmax(1), "", None
+    for letter in best:
+        if letter != 0 and (last is None or letter != last):
+            text += "-abc"[letter]
+        last = letter
+    return text, best.sum()
+
+
+def rows(*lengths: int) -> list[tuple[Tensor]]:
+    return [(torch.randn(length, 8),) for length in lengths]
+
+
 def numbers(*lengths: int) -> list[tuple[Tensor, int, float, int]]:
     return [(torch.randint(0, 20, (length,)), 3 + length % 3, 1.2, 3) for length in lengths]
 
@@ -161,6 +225,9 @@ def rewards(*lengths: int) -> list[tuple[list[float], Tensor, float]]:
         (beam_search, [(start, 3, 5, 7) for start in range(1, 7)] + [(1, 2, 4, 7), (2, 4, 6, 3)], 3),
         (repetition_penalty, numbers(3, 4, 5, 2, 6, 3, 7), 7),
         (returns_of, rewards(5, 9, 7, 12, 6, 10, 9, 11), 3),
+        (attacked, rows(6, 6, 9, 7, 12, 5), 4),
+        (metered, rows(6, 6, 9, 7, 12, 5), 4),
+        (collapsed_texts, rows(6, 6, 6, 6, 6), 3),
         (kept_boxes, [(torch.arange(2, count), 9) for count in (8, 12, 30, 5, 40)], 6),
     ],
 )

@@ -1,3 +1,4 @@
+# ruff: noqa: UP031, UP032
 """Metrics of numbers that were read of tensors: NumPy on lists of them, bounds, and texts, in one graph."""
 
 from __future__ import annotations
@@ -49,6 +50,33 @@ def texts_of_scalars(x: Tensor) -> Any:
     return f"{mean!s:.6} {mean:.3f} of {np.sum([1, x.argmax().item()])}"
 
 
+def texts_of_float32(x: Tensor) -> Any:
+    array = x.numpy()
+    top, count = array.max(), (array > 0).sum()
+    print("top", top, [top])
+    return (
+        "%.2f of %d" % (top, array.size),
+        "{:.3f} {}".format(top, count),
+        str(top),
+        f"{top!r} {top:5.1f}",
+        repr(count),
+    )
+
+
+def rounded_scalars(x: Tensor) -> Any:
+    top = x.numpy().max() / 7
+    return (
+        round(top, 2),
+        round(top.astype(np.float64) * 100, -1),
+        round(float(top), 2),
+        [round(n, 1) for n in x.numpy()[0]],
+    )
+
+
+def rounded_to_integers(x: Tensor) -> Any:
+    return round(np.nan_to_num(x.numpy()).max() * 10), x + 1
+
+
 def side_by_a_scalar(x: Tensor) -> Any:
     if np.mean(numbers(x)) > 2:
         return x * 2
@@ -74,7 +102,7 @@ def divided_by_a_bound(x: Tensor) -> Any:
 
 PROGRAMS: list[Program] = [
     *(mean_of_losses, statistics_of_a_list, arrays_of_lists, of_integers, texts_of_scalars, side_by_a_scalar, clipped),
-    *(perplexity, bounds_of_other_types, divided_by_a_bound),
+    *(perplexity, bounds_of_other_types, divided_by_a_bound, texts_of_float32, rounded_scalars, rounded_to_integers),
 ]
 
 

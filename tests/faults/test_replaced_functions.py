@@ -40,3 +40,52 @@ def test_a_function_that_calls_what_it_replaces(name: str, dynamic: bool | None,
                 patches.setattr(owner, attribute, thrice)
             x = torch.arange(rows * 4.0).view(rows, 4) % 5
             torch.testing.assert_close(compiled(x), program(x))
+
+
+INSIDE: dict[str, tuple[Any, str, Callable[[Tensor], Tensor]]] = {
+    "relu in F.relu": (torch, "relu", lambda x: F.relu(x)),
+    "relu in a module": (torch, "relu", torch.nn.ReLU()),
+    "layer_norm in a module": (torch, "layer_norm", torch.nn.LayerNorm(4)),
+    "pad in stft": (F, "pad", lambda x: torch.stft(x, 4, window=torch.ones(4), return_complex=True).abs()),
+    "a method in F.softmax": (Tensor, "softmax", lambda x: F.softmax(x, -1)),
+    "vector_norm in torch.norm in Tensor.norm": (torch.linalg, "vector_norm", lambda x: x.norm(p=3)),
+    "cosine_embedding_loss": (
+        *(torch, "cosine_embedding_loss"),
+        lambda x: F.cosine_embedding_loss(x, x + 1, torch.ones(16)),
+    ),
+    "batch_norm": (torch, "batch_norm", lambda x: F.batch_norm(x, None, None, training=True)),
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_a_function_that_torch_itself_calls(name: str, monkeypatch: Any) -> None:
+    """Torch's own Python functions ran below the interpreter, where no guard saw what they read."""
+    owner, attribute, program = INSIDE[name]
+    original, compiled = getattr(owner, attribute), kiln.compile(program)
+    times: list[int] = []
+
+    def scaled(*args: Any, **kwargs: Any) -> Any:
+        times.append(1)
+        return original(*args, **kwargs) * 3
+
+    x = torch.arange(64.0).view(16, 4) % 5
+    for replaced in (False, True, True, False, True):
+        with monkeypatch.context() as patches:
+            if replaced:
+                patches.setattr(owner, attribute, scaled)
+            expected, called = program(x), len(times)
+            torch.testing.assert_close(compiled(x), expected)
+            assert (called > 0) == replaced and len(times) == 2 * called
+            times.clear()
+
+
+@pytest.mark.parametrize("function", [lambda x: F.local_response_norm(x, 2), lambda x: F.pad(x, (1, 1), "circular")])
+def test_a_function_of_torch_is_one_call_where_nothing_is_replaced(function: Callable[[Tensor], Tensor]) -> None:
+    calls: list[str] = []
+
+    def backend(module: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        calls.extend(node.target.__name__ for node in module.graph.nodes if node.op == "call_function")
+        return module.forward
+
+    kiln.compile(function, backend=backend)(torch.ones(1, 3, 4))
+    assert calls in (["local_response_norm"], ["pad"])

@@ -103,3 +103,15 @@ def test_a_dict_of_the_program_may_be_that_of_a_tensor() -> None:
     for is_own in (False, True, False):
         x = torch.ones(2)
         assert compiled(x, x.__dict__ if is_own else {}) == ((None, 3) if is_own else (None, None))
+
+
+def test_strides_of_a_new_dimension_whose_size_is_1() -> None:
+    """A new dimension has the stride 0, but one of size 1 that of a row."""
+
+    def program(row: Tensor, batch: Tensor) -> list[tuple[int, ...]]:
+        rows, broadcast = row.expand(batch.shape[0], 3), torch.broadcast_to(row, batch.shape)
+        return [rows.stride(), broadcast.stride(), row.expand(*batch.shape[:2], 3).stride()]
+
+    compiled = kiln.compile(program)
+    for size in (4, 5, 6, 1, 2, 1):
+        assert compiled(torch.ones(3), torch.ones(size, 3)) == program(torch.ones(3), torch.ones(size, 3))

@@ -45,6 +45,14 @@ def grid(x: Tensor) -> Tensor:
     return F.affine_grid(theta, list(x.shape), align_corners=False)
 
 
+@torch.enable_grad()
+def gradients_of_least_squares(x: Tensor) -> Tensor:
+    leaf = x.detach().requires_grad_()
+    torch.linalg.lstsq(leaf[:, :2], leaf[:, 2:]).solution.square().sum().backward()
+    assert leaf.grad is not None
+    return leaf.grad
+
+
 def scaled(mode: str, factor: Any) -> Program:
     return lambda x: F.interpolate(x, scale_factor=factor, mode=mode)
 
@@ -96,6 +104,12 @@ FUNCTIONS: dict[str, tuple[Program, list[tuple[Tensor, ...]]]] = {
     "svdvals": (torch.linalg.svdvals, rows(3, 5, 6, 9)),
     "qr": (lambda x: torch.linalg.qr(x)[1].abs(), rows(3, 5, 2, 6)),
     "qr of wide matrices": (lambda x: torch.linalg.qr(x)[1].abs(), [(torch.randn(n, 70),) for n in (3, 5, 60)]),
+    "least squares": (lambda x: tuple(torch.linalg.lstsq(x[:, :2], x[:, 2:])), rows(3, 5, 6, 9)),
+    "residuals of least squares": (
+        lambda x: tuple(torch.linalg.lstsq(x[:, :2], x[:, 2:], driver="gels")),
+        rows(3, 5, 6, 9),
+    ),
+    "gradients of least squares": (gradients_of_least_squares, rows(3, 5, 6, 9)),
     "cholesky": (lambda x: torch.linalg.cholesky(x @ x.mT), matrices(3, 5, 6, 9)),
     "three products in one": (lambda x: torch.einsum("nd,nd,e->nde", x, x, x[0]), rows(3, 5, 6, 9)),
     "kron": (lambda x: torch.kron(x, x[:2]), rows(3, 5, 6, 9)),

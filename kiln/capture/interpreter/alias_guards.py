@@ -12,9 +12,11 @@ that are only read may coincide.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 import torch
 
+from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.builtins.anomaly_detection import guard_off
 from kiln.capture.interpreter.builtins.tensor_data import DataEffect
 from kiln.capture.interpreter.core import CaptureState, Value
@@ -172,6 +174,22 @@ def memory(s: CaptureState) -> None:
         if len(group) > 1 and (overlapping or any(is_written(tensor) for tensor in group)):
             for tensor in group:
                 guard_offset(s, tensor)
+
+
+def refuse_memory_in_several_storages(s: CaptureState) -> None:
+    """Break before the first write if inputs share memory, but not a storage: what NumPy or DLPack gave. The recorder
+    knows storages; guards on them ask for memory of its own for each."""
+    inputs = s.part(RegionInputs)
+    tensors = [tensor.real for tensor in inputs.tensors if has_storage(tensor.real)]
+    if not inputs.in_place or not any(map(is_written, inputs.tensors)):
+        return
+    if all(tensor.untyped_storage().resizable() for tensor in tensors):  # torch's own memory
+        return
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    places = sorted({(storage.data_ptr(), storage.nbytes(), storage._cdata) for storage in storages})
+    if any(start + size > after for (start, size, _), (after, _, _) in pairwise(places)):
+        why = "inputs of the region have memory in common that is in several storages"
+        raise UnsupportedCall(function="in-place operation", why=why).before(inputs.in_place[0])
 
 
 def differentiated(s: CaptureState) -> None:

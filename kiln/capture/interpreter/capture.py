@@ -25,6 +25,7 @@ import torch
 
 from kiln.capture.bytecode.assemble import Assembler, Label, arguments_of
 from kiln.capture.bytecode.resume import origin_of, original_code
+from kiln.capture.interpreter.alias_guards import refuse_memory_in_several_storages
 from kiln.capture.interpreter.break_codegen import write_break
 from kiln.capture.interpreter.breaks import (
     GraphBreak,
@@ -497,7 +498,7 @@ def finish(
         mark_histories(recorder, trace)
         refuse_unchecked(s, trace.graph)
         refuse_own_leaves(s, trace)
-        refuse_histories(s, trace)
+        refuse_writes(s, trace)
         make_final_checks(s, seen_by_program(writer))
         refuse_visible_copies(s, writer.outputs)
         refuse_varying_gradients(s, writer.outputs)
@@ -640,8 +641,10 @@ def make_final_checks(s: CaptureState, outputs: list[FakeTensor]) -> None:
             raise UnsupportedCall(function=check.function, why=why).before(check.step)
 
 
-def refuse_histories(s: CaptureState, trace: Trace) -> None:
-    """Break before in-place calls that give inputs a history which nothing outside of the region can give them."""
+def refuse_writes(s: CaptureState, trace: Trace) -> None:
+    """Break before in-place calls that give inputs a history which nothing outside of the region can give them, or that
+    write to memory of which the recorder does not know that it is another input's."""
+    refuse_memory_in_several_storages(s)
     refuse_shared_history(s, trace)
     refuse_freed_history(s, trace)
 

@@ -16,7 +16,7 @@ from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.registry import ViewRule, ViewSteps, view
 from kiln.graph.ops.sizes import axes_of, axis_of, clamp_slice, filled, wrap_index
 from kiln.graph.prims.errors import ImpossibleView
-from kiln.graph.prims.meta import equal, less, matches, view_strides
+from kiln.graph.prims.meta import alike, equal, less, matches, view_strides
 from kiln.symbolic import Int, ceil_div, rel_eq
 from kiln.tensor.spec import TensorSpec
 
@@ -65,6 +65,8 @@ def expand(e: Emit, x: TensorSpec, size: Sequence[Int], *, implicit: bool = Fals
     for axis in range(max(missing, 0), len(size)):
         if isinstance(sizes[axis], int) and sizes[axis] == -1:
             sizes[axis] = x.sizes[axis - missing]
+    for axis in range(missing if x.rank else 0):  # a new dimension of 1 has other strides
+        sizes[axis] = 1 if alike(e.oracle, sizes[axis], 1) else sizes[axis]
     return (("expand", {"sizes": tuple(sizes)}),)
 
 

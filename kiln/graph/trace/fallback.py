@@ -32,7 +32,7 @@ from kiln.graph.trace.mutating import mutating_handler, registered_fake
 from kiln.graph.trace.shared_memory import by_storage, refuse_shared_memory
 from kiln.graph.trace.symbolic_probe import free_symbols, probe_symbols
 from kiln.plan.overloads import written_arguments
-from kiln.symbolic import Expr, Symbol
+from kiln.symbolic import Expr, Symbol, rel_lt
 from kiln.symbolic.node import from_sym
 from kiln.tensor.spec import CPU, ScalarSpec, Spec, TensorSpec
 
@@ -60,6 +60,8 @@ UNLIKELY = 53
 def fallback_handler(op: OpOverload) -> Handler:
     """The handler of an op that no table knows; raises a `TraceBreak` where it has none."""
     name = str(op)
+    if name == "aten.linalg_lstsq.default":
+        return _least_squares
     if op.name().split(".")[0] in _UNTAGGED or any(tag in op.tags for tag in _DATA_DEPENDENT):
         raise DataDependentOp(op=name)
     if op._schema.is_mutable:
@@ -125,6 +127,17 @@ def _fake_handler(fake: Callable[..., object]) -> Handler:
         return _record(mode, op, args, kwargs, _specs(op, made, lambda tensor: mode.view_of(tensor).spec))
 
     return handler
+
+
+def _least_squares(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
+    """Two of its drivers give residuals only where all matrices have full rank. Whether a matrix is tall decides the
+    strides of the solution, and the sizes of the residuals."""
+    if kwargs.get("driver") in ("gelsd", "gelss"):
+        raise DataDependentOp(op=str(op))
+    sizes = mode.view_of(cast(torch.Tensor, args[0])).spec.sizes
+    if len(sizes) > 1 and any(isinstance(size, Expr) for size in sizes[-2:]):
+        mode.symbols.decide(rel_lt(sizes[-1], sizes[-2]))
+    return _probing_handler(mode, op, args, kwargs)
 
 
 def _probing_handler(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:

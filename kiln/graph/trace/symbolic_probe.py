@@ -4,9 +4,9 @@
     aten._fft_r2c(x: f32[s0])         s0 = 8, 9, 2, 13                          =>    c64[s0//2 + 1]
 
 A size of a result is taken for the first candidate that gives its number at every point: a constant, an affine function
-of a size of an argument, a half, a minimum, maximum or product of two. Where none does, or where dtypes or the order of
-strides differ from point to point, the caller specialises the symbols. At run time the executor compares each result of
-an ATen call with its plan, so a wrong guess is found.
+of a size of an argument, a half, a minimum, maximum or product of two. So is a stride of a result with gaps. Where none
+does, or where dtypes differ from point to point, the caller specialises the symbols. At run time the executor compares
+each result of an ATen call with its plan, so a wrong guess is found.
 """
 
 from __future__ import annotations
@@ -185,6 +185,11 @@ def fitted_part(parts: Sequence[Part], numbers: Sequence[Int], tried: Sequence[P
         sizes.append(size)
     strides = fitted_strides(tensors, tuple(sizes))
     if strides is None:
+        fitting = [
+            fit([int(str(tensor.strides[axis])) for tensor in tensors], numbers, tried) for axis in range(first.rank)
+        ]
+        strides = tuple([stride for stride in fitting if stride is not None])
+    if len(strides) < first.rank:
         raise NothingFits
     return TensorSpec(first.dtype, tuple(sizes), strides, 0, first.device)
 

@@ -53,7 +53,7 @@ from kiln.capture.interpreter.operations import (
     unary,
 )
 from kiln.capture.interpreter.speculation import Rounding, rounded_number
-from kiln.capture.interpreter.variables.array import TracedArray, as_python_number
+from kiln.capture.interpreter.variables.array import ARRAY_METHODS, TracedArray, as_python_number
 from kiln.capture.interpreter.variables.classes import Class
 from kiln.capture.interpreter.variables.constant import Constant
 from kiln.capture.interpreter.variables.counted_range import counted_range, note_fixed
@@ -634,6 +634,10 @@ def round_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         if not hasattr(torch.Tensor, "__round__"):  # as in some versions of torch
             raise s.error(TypeError, f"type {args[0].python_type().__name__} doesn't define __round__ method")
         return record(s, "round", args, kwargs)
+    if isinstance(args[0], TracedArray) and args[0].is_scalar and args[0].dtype.kind == "f" and not kwargs:
+        if len(args) == 2 and not s.is_none(args[1]):
+            return ARRAY_METHODS["round"](s, args[0], args[1:], {})
+        return round_(s, [args[0].get_attr(s, "item").call(s, [], {})], {})
     if isinstance(args[0], Symbolic) and args[0].python_type() is int and len(args) == 1 and not kwargs:
         return args[0]
     if isinstance(args[0], Symbolic) and args[0].python_type() is float and len(args) == 1 and not kwargs:

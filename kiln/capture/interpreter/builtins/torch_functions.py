@@ -18,10 +18,10 @@ import torch
 
 from kiln.capture.interpreter.breaks import SideEffectCall, UnsupportedCall
 from kiln.capture.interpreter.builtins.polyfilled import interpret
+from kiln.capture.interpreter.builtins.torch_bodies import native_unless_replaced
 from kiln.capture.interpreter.core import (
     HANDLERS,
     MISSING,
-    NOT_RESUMABLE,
     Args,
     CaptureState,
     Codegen,
@@ -33,11 +33,11 @@ from kiln.capture.interpreter.core import (
 from kiln.capture.interpreter.effects import SideEffect
 from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.variables.constant import Constant
-from kiln.capture.interpreter.variables.function import NAMED_HANDLERS, Function, inline
+from kiln.capture.interpreter.variables.function import NAMED_HANDLERS, Function
 from kiln.capture.interpreter.variables.made_class import is_made
-from kiln.capture.interpreter.variables.object import Object
 from kiln.capture.interpreter.variables.sequence import List, all_items
 from kiln.capture.interpreter.variables.tensor import Overrides, Tensor, record, recorded
+from kiln.capture.interpreter.variables.tensor_names import HANDLED_METHODS, PYTHON_METHODS
 from kiln.runtime.autocast_nesting import nesting, set_nesting
 from kiln.runtime.eager_replay import SETTERS as SETTERS_IN_EAGER
 from kiln.runtime.guards.constant import is_constant
@@ -70,25 +70,16 @@ def register_recorded(module: types.ModuleType) -> None:
     """Every Python function of a torch module is one call in the graph, unless it is given a callable to call."""
     for name, function in vars(module).items():
         if isinstance(function, types.FunctionType) and not name.startswith("__") and name not in INTERPRETED:
-            HANDLERS.setdefault(function, recorded_or_inlined(function))
-
-
-def recorded_or_inlined(function: types.FunctionType) -> Handler:
-    """The body is interpreted where an argument is code or an object of the program, such as a distance function."""
-    record = recorded(function)
-
-    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-        if not any(isinstance(arg, Function | Object) for arg in (*args, *kwargs.values())):
-            return record(s, args, kwargs)
-        body = s.wrap(function, None)
-        assert isinstance(body, Function)
-        return inline(s, body, args, kwargs, NOT_RESUMABLE)
-
-    return handler
+            HANDLERS.setdefault(function, native_unless_replaced(function, function))
 
 
 for _module in (torch.nn.functional, torch.functional):
     register_recorded(_module)
+PYTHON_METHODS.update({
+    name: native_unless_replaced(name, method)
+    for name, method in vars(torch.Tensor).items()
+    if isinstance(method, types.FunctionType) and not name.startswith("_") and name not in HANDLED_METHODS
+})  # fmt: skip
 
 
 def answer(value: object) -> Handler:

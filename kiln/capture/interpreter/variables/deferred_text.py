@@ -211,7 +211,8 @@ def text_of_known(s: CaptureState, make: Callable[..., object], args: Sequence[V
 
 
 def readings_of(s: CaptureState, found: Sequence[Value]) -> list[Reading]:
-    return [Reading(part, s.recorder.node_of(part.fake)) for part in found if isinstance(part, Tensor)]
+    held = [part.tensor if isinstance(part, TracedArray) and part.number is None else part for part in found]
+    return [Reading(part, s.recorder.node_of(part.fake)) for part in held if isinstance(part, Tensor)]
 
 
 def snapshot(s: CaptureState, value: Value, found: list[Value]) -> Value | None:
@@ -221,7 +222,7 @@ def snapshot(s: CaptureState, value: Value, found: list[Value]) -> Value | None:
     """
     if value.is_constant:
         return value
-    if isinstance(value, Symbolic | Deferred) or is_printed(s, value):
+    if isinstance(value, Symbolic | Deferred) or is_printed(s, value) or is_number_of_numpy(value):
         found.append(value)
         return value
     cls = value.python_type()
@@ -258,6 +259,10 @@ def is_printed(s: CaptureState, value: Value) -> bool:
     return not seen and not any(replaced(s, value, name) for name in PRINTING)
 
 
+def is_number_of_numpy(value: Value) -> bool:
+    return isinstance(value, TracedArray) and value.is_scalar
+
+
 def sample(s: CaptureState, value: Value) -> object:
     """A value that makes a text of the same form as that of the call: whether that raises is the same in all calls."""
     if isinstance(value, Deferred):
@@ -268,6 +273,8 @@ def sample(s: CaptureState, value: Value) -> object:
         return {key.constant(s): sample(s, item) for key, item in value.items(s).values()}
     if isinstance(value, Tensor):
         return torch.ones([1] * value.fake.dim(), dtype=value.fake.dtype, device="cpu")
+    if isinstance(value, TracedArray):
+        return value.example_of_call()
     if isinstance(value, Symbolic):
         return value.node.node.hint if value.node.node.has_hint() else value.python_type()(1)
     return value.constant(s)

@@ -77,6 +77,7 @@ from kiln.capture.interpreter.variables.tensor_names import (
     METADATA_METHODS,
     NUMBER_METHODS,
     PLAIN_METHODS,
+    PYTHON_METHODS,
     RECORDED_ATTRIBUTES,
     TRUTH_METHODS,
     VALUE_METHODS,
@@ -555,6 +556,8 @@ class TensorMethod(NamedMethod):
             return handler(s, [tensor, *args], kwargs)
         if name in PROTOCOL:
             return call_protocol(s, name, [tensor, *args], kwargs)
+        if (handler := PYTHON_METHODS.get(name)) is not None:
+            return handler(s, [tensor, *args], kwargs)
         return record(s, name, [tensor, *args], kwargs)
 
 

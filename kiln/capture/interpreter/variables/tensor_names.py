@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import torch
 
+from kiln.capture.interpreter.core import Handler
+
 
 def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -40,6 +42,8 @@ HANDLED_METHODS = {
     | names("new_tensor to_sparse _is_view")
 }
 """Methods with a handler."""
+PYTHON_METHODS: dict[str, Handler] = {}
+"""Methods of torch that are Python functions (`builtins/torch_bodies.py`)."""
 IN_PLACE = frozenset(
     f"{mark}{name}{mark}"
     for mark in ("", "__")

@@ -7,6 +7,7 @@ from kiln.graph.prims.meta.create import HasOutputs
 from kiln.graph.prims.meta.data_movement import has_repeated_elements, preserved
 from kiln.graph.prims.meta.layout import (
     MemoryFormat,
+    alike,
     at_most,
     broadcast,
     equal,
@@ -26,7 +27,7 @@ from kiln.graph.prims.meta.pointwise import joint_device, pointwise_spec
 from kiln.graph.prims.meta.views import view_strides
 
 __all__ = [
-    "CHECKS", "META", "SUPPLIED", "HasOutputs", "MemoryFormat", "MetaRule", "at_most", "broadcast", "equal",
+    "CHECKS", "META", "SUPPLIED", "HasOutputs", "MemoryFormat", "MetaRule", "alike", "at_most", "broadcast", "equal",
     "format_strides", "has_repeated_elements", "is_canonical", "is_contiguous", "is_dense", "is_in_format",
     "iterator_strides", "joint_device", "less", "matches", "pointwise_spec", "preserved", "preserved_strides",
     "same_strides", "suggested_format", "view_strides",
