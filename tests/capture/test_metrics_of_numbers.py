@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable
@@ -63,6 +64,14 @@ def texts_of_float32(x: Tensor) -> Any:
     )
 
 
+def lines_of_json(x: Tensor) -> Any:
+    top = x.amax().item()
+    line = {"top": round(top, 3), "rows": x.shape[0], "best": [x.argmax().item(), {"of": (1, None)}], "ok": True}
+    first = json.dumps(line)
+    line["top"] = "changed"
+    return first, json.dumps(line, indent=1, sort_keys=True), json.dumps({"known": 1}) + "\n"
+
+
 def rounded_scalars(x: Tensor) -> Any:
     top = x.numpy().max() / 7
     return (
@@ -102,7 +111,15 @@ def divided_by_a_bound(x: Tensor) -> Any:
 
 PROGRAMS: list[Program] = [
     *(mean_of_losses, statistics_of_a_list, arrays_of_lists, of_integers, texts_of_scalars, side_by_a_scalar, clipped),
-    *(perplexity, bounds_of_other_types, divided_by_a_bound, texts_of_float32, rounded_scalars, rounded_to_integers),
+    *(
+        perplexity,
+        bounds_of_other_types,
+        divided_by_a_bound,
+        texts_of_float32,
+        lines_of_json,
+        rounded_scalars,
+        rounded_to_integers,
+    ),
 ]
 
 
@@ -133,6 +150,20 @@ def test_metrics_are_those_of_eager(program: Program, capsys: pytest.CaptureFixt
     report = compiled.report()
     assert not report.breaks and not report.eager_reasons
     assert report.compiles == 2
+
+
+def test_json_that_the_program_reads_or_that_json_refuses() -> None:
+    def program(x: Tensor) -> Any:
+        line = json.dumps({"sum": x.sum().item()})
+        try:
+            json.dumps({"x": x, "sum": x.sum().item()})
+        except TypeError as error:
+            return line.upper(), len(line), str(error)
+
+    compiled: Any = kiln.compile(program, options={"cache": False})
+    for rows in (4, 4, 8):
+        x = torch.arange(rows * 2.0).view(rows, 2)
+        assert compiled(x) == program(x)
 
 
 def test_arrays_that_python_needs_break_the_graph_once() -> None:
