@@ -23,6 +23,7 @@ from kiln.graph.ops.interpolation import (
     linear_taps,
     repeats,
 )
+from kiln.graph.ops.interpolation_gradients import REACH, Window, collected, window_of
 from kiln.graph.trace.constants import spec_of_real as spec_of
 from kiln.symbolic import ShapeEnv
 from kiln.tensor.spec import TensorSpec
@@ -185,6 +186,37 @@ def test_symbolic_multiples() -> None:
         torch.testing.assert_close(compiled(x), functional.interpolate(x, scale_factor=2.0) + 1)
     report = compiled.report()
     assert report.compiles == 1 and report.kernels == 1, report
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients(name: str) -> None:
+    """As for a GPU, at places that many points share."""
+    mode, sizes, to = CASES[name]
+    x = torch.randn(sizes, dtype=torch.float64, requires_grad=True)
+    y = functional.interpolate(x, mode=mode, **to)
+    grad = torch.randn_like(y)
+    [expected] = torch.autograd.grad(y, x, grad)
+    taps, corners, factors = TAPS[mode], to.get("align_corners", False), to.get("scale_factor")
+    factors = factors if isinstance(factors, tuple) else (factors,) * (x.dim() - 2)
+    emit = Emit(GuardFreeOracle())
+    made = node = emit.input("grad", spec_of(grad))
+    for position, (before, after, factor) in enumerate(zip(sizes[2:], y.shape[2:], factors, strict=True)):
+        axis = Resampled(before, after, corners, None if factor is None else float(factor))
+        window = window_of(axis, REACH[taps])
+        assert window is not None
+        made = collected(emit, made, position, len(factors), axis, window, taps)
+    graph = Graph((node,), [each for each in emit.nodes if each is not node], (Output(made),))
+    [found] = interpret(graph, [grad], {}).outputs
+    torch.testing.assert_close(found, expected)
+
+
+def test_points_of_an_element() -> None:
+    """One more on each side where rounding may move a point past an element."""
+    assert window_of(Resampled(100, 200, False, None), 1) == Window(-1, 4)
+    assert window_of(Resampled(100, 300, False, None), 1) == Window(-2, 7)
+    assert window_of(Resampled(1, 1000, False, None), 1) is None
+    s = ShapeEnv().create_symbol(2, lo=1)
+    assert window_of(Resampled(s, 200, False, None), 1) is None
 
 
 ON_A_GPU: dict[str, Callable[[Tensor], Tensor]] = {

@@ -11,6 +11,7 @@ from kiln.graph.ops import (  # noqa: F401  (they fill the tables)
     grouped_products,
     image_padding,
     interpolation,
+    interpolation_gradients,
     library,
     linear,
     losses,

@@ -10,7 +10,7 @@
 The nearest element is a repetition where the sizes are multiples; else it is an ATen call. On a GPU linear and cubic
 interpolation are sums of weighted elements, which are fused with what is around them: ATen's kernels there have one
 thread for all rows and channels of a point. On a CPU they are ATen calls, of which a pass for Kiln's kernels makes
-steps (`graph/passes/resample_in_steps.py`); gradients are ATen calls.
+steps (`graph/passes/resample_in_steps.py`). Gradients: `interpolation_gradients.py`.
 """
 
 from __future__ import annotations
@@ -45,16 +45,6 @@ KEYS = -0.75
 @library("_upsample_bilinear2d_aa.default", "_upsample_bicubic2d_aa.default")
 def upsample(e: Emit, x: Node, output_size: Sizes, *args: object, **kwargs: object) -> TensorSpec:
     return image_of(e, x.tensor, output_size)
-
-
-@library(
-    "upsample_bilinear2d_backward.default", "upsample_bicubic2d_backward.default",
-    "upsample_trilinear3d_backward.default", "upsample_linear1d_backward.default",
-)  # fmt: skip
-def upsample_backward(
-    e: Emit, grad: Node, output_size: Sizes, input_size: Sizes, *args: object, **kwargs: object
-) -> TensorSpec:
-    return image_of(e, grad.tensor, input_size[2:])
 
 
 def image_of(e: Emit, like: TensorSpec, sizes: Sizes) -> TensorSpec:

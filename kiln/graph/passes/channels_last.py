@@ -1,4 +1,4 @@
-"""Lays out the values between 2-d convolutions channels last, as the libraries prefer.
+"""Lays out the values between convolutions of images channels last, as the libraries prefer; on a GPU volumes, too.
 
     %2: f32[4, 64, 56, 56] = aten.convolution.default(%0, %1, ...)
     %3: f32[4, 64, 56, 56] = maximum(%2, 0)
@@ -20,7 +20,8 @@ library copies the weight into that layout in every call: on the CPU, a convolut
 images keeps the old layout, between two small copies. On the GPU the library copies the weight for either layout; here
 it is copied (under autocast, by the cast) in its stead, which does not count. Nor does there a copy of what a loop
 makes, which the loop writes in that layout.
-Depthwise convolutions with several results for a channel keep it on the GPU: cuDNN would run a kernel for each group.
+Depthwise convolutions with several results for a channel, and all of volumes, keep it on the GPU: cuDNN would run a
+kernel for each group.
 
 Training: a partitioned graph saves the argument of each convolution in eager's layout and gains nothing. On the GPU,
 whose tensor cores need this layout for half precision, the joint graph is laid out before the partition, backward
@@ -61,6 +62,11 @@ DTYPES: Mapping[str, tuple[torch.dtype, ...]] = {
     "cuda": (torch.float16, torch.bfloat16),
 }
 """Dtypes with fast channels-last convolutions, by device."""
+
+VOLUMES = 5
+"""The rank of a batch of volumes."""
+RANKS: Mapping[str, tuple[int, ...]] = {"cpu": (4,), "cuda": (4, VOLUMES)}
+"""Of images whose convolutions are faster, by device."""
 
 FOLLOWING = frozenset({
     CONVOLUTION, "aten.max_pool2d_with_indices.default", "aten.avg_pool2d.default",
@@ -111,17 +117,17 @@ def on_cpu(node: Node) -> bool:
 
 
 def is_candidate(node: Node) -> bool:
-    """Whether it is a 2-d convolution, not transposed, in a dtype for this layout."""
+    """Whether it is a convolution of images or volumes, not transposed, in a dtype for this layout."""
     if node.attrs["target"] not in IMAGES or runs_by_group(node):
         return False
     specs = [image.tensor for image in images_of(node)]
     spec, transposed = specs[-1], node.attrs["args"][5 + IMAGES[node.attrs["target"]]]
     return (
-        spec.rank == 4
+        spec.rank in RANKS.get(spec.device.type, ())
         and spec.dtype in DTYPES.get(spec.device.type, ())
         and transposed is False
         and 0 not in spec.sizes
-        and any(image.strides != format_strides(image.sizes, "channels_last") for image in specs)
+        and any(image.strides != channels_last_strides(image) for image in specs)
     )
 
 
@@ -132,7 +138,11 @@ def runs_by_group(node: Node) -> bool:
         return False
     made, taken, *_ = node.inputs[count].tensor.sizes
     groups = node.attrs["args"][7 + count]
-    return taken == 1 and groups != 1 and made != groups
+    return taken == 1 and groups != 1 and (made != groups or node.inputs[0].tensor.rank == VOLUMES)
+
+
+def channels_last_strides(image: TensorSpec) -> tuple[Int, ...]:
+    return format_strides(image.sizes, "channels_last_3d" if image.rank == VOLUMES else "channels_last")
 
 
 def is_moved_alone(value: Node) -> bool:
@@ -207,9 +217,8 @@ class Relayout:
 
     def entered(self, image: Node) -> Node:
         """`image` in channels-last layout."""
-        spec = image.tensor
-        strides = format_strides(spec.sizes, "channels_last")
-        if spec.strides == strides:
+        strides = channels_last_strides(image.tensor)
+        if image.tensor.strides == strides:
             return image
         if image not in self._entered:
             self._entered[image] = self.copied(image, strides)

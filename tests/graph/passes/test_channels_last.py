@@ -18,7 +18,7 @@ from kiln.graph.ir.verify import verify
 from kiln.graph.passes import run_passes
 from kiln.graph.passes.channels_last import ChannelsLast
 from kiln.support.events import EventSink
-from tests.graph.passes.graphs import CONTEXT, check_unchanged, parsed, same_values
+from tests.graph.passes.graphs import CONTEXT, check_unchanged, on_gpu, parsed, same_values
 
 INPUTS = '%0: f32[4, 8, 32, 32] "x", %1: f32[8, 8, 3, 3] "w"'
 SAME = "(1, 1), (1, 1), (1, 1), False, (0, 0), 1"
@@ -304,3 +304,23 @@ def test_weights_much_larger_than_images_are_laid_out_on_the_gpu() -> None:
     assert changes
     operands = [value.tensor.strides[1] for node in made.nodes if node.op.name == "aten" for value in node.inputs]
     assert operands == [1, 1, 1, 1]
+
+
+def test_volumes_on_the_gpu() -> None:
+    """Depthwise ones keep the layout, and so do all on a CPU."""
+    volume, weight = "bf16[2, 8, 16, 32, 32]", "bf16[8, 8, 3, 3, 3]"
+    same = "(1, 1, 1), (1, 1, 1), (1, 1, 1), False, (0, 0, 0), 1"
+    text = f"""
+        graph(%0: {volume} "x", %1: {weight} "a", %2: {weight.replace("8, 8", "8, 1")} "b"):
+            %3: {volume} = aten.convolution.default(%0, %1, None, {same})
+            %4: {volume} = exp(%3)
+            %5: {volume} = aten.convolution.default(%4, %1, None, {same})
+            %6: {volume} = exp(%5)
+            %7: {volume} = aten.convolution.default(%6, %2, None, {same[:-1]}8)
+            return %7
+    """
+    assert ChannelsLast().run(parsed(text), CONTEXT)[1] == 0
+    made, _ = ChannelsLast().run(on_gpu(text), CONTEXT)
+    verify(made, "test")
+    images = [node.inputs[0].tensor.strides[1] for node in made.nodes if node.op.name == "aten"]
+    assert images == [1, 1, 16 * 32 * 32]
