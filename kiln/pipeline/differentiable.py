@@ -30,6 +30,7 @@ from kiln.pipeline.compiled_plan import compile_plan
 from kiln.pipeline.compiled_region import CompiledRegion
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.eager_replay_writer import write_eager_replay
+from kiln.pipeline.offloading import host_link
 from kiln.pipeline.redraw import Redraw
 from kiln.pipeline.region_file import defined_sections, join_plans
 from kiln.pipeline.saved_layout import saved_as_made
@@ -76,6 +77,7 @@ def compile_differentiable(recorder: Recorder, trace: Trace, context: CompileCon
             keep_draws=bool(replay.data),
             keep_inputs=replay.old,
             budget=context.options.memory_budget,
+            link=host_link(context.options),
         )
         partitioned = saved_as_made(partitioned, context)
     enables_grad = not recorder.grad_at_start

@@ -18,6 +18,7 @@ from kiln.pipeline.compiled_region import CompiledRegion
 from kiln.pipeline.context import CompileContext
 from kiln.pipeline.differentiable import compile_differentiable
 from kiln.pipeline.first_run import verified
+from kiln.pipeline.offloading import host_link
 from kiln.pipeline.stages import graph_to_plan, with_versions
 from kiln.plan.join import joined
 from kiln.plan.plan import Plan
@@ -59,7 +60,8 @@ def step_to_plan(graph: Graph, context: CompileContext) -> Plan:
         recompute = context.options.recompute == "cheap" and "recompute" not in context.without
         with context.events.stage("partition"):
             budget = context.options.memory_budget
-            split = split_step(passed, context.env, recompute=recompute, budget=budget)
+            link = host_link(context.options)
+            split = split_step(passed, context.env, recompute=recompute, budget=budget, link=link)
         if split is not None:
             first, second = graph_to_plan(split.first, context, "forward"), graph_to_plan(split.second, context, "step")
             plan = joined(first, second, split.kept, split.outputs)

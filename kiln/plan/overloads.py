@@ -23,6 +23,7 @@ from kiln.plan import (
     packed_operators,
     recurrent_operators,
     sparse_operators,
+    transfer_operators,
     triton_operator,
 )
 from kiln.plan.errors import UnknownOperator
@@ -40,7 +41,8 @@ def find_overload(target: str) -> Any:
 
 OWN = (
     collective_operators.LIBRARY, host_operators.LIBRARY, numpy_operators.LIBRARY,
-    packed_operators.LIBRARY, recurrent_operators.LIBRARY, sparse_operators.LIBRARY, triton_operator.LIBRARY,
+    packed_operators.LIBRARY, recurrent_operators.LIBRARY, sparse_operators.LIBRARY, transfer_operators.LIBRARY,
+    triton_operator.LIBRARY,
 )  # fmt: skip
 """Operators that Kiln registers."""
 COLLECTIVES = frozenset(("c10d", "_c10d_functional", "c10d_functional", "_dtensor", collective_operators.NAMESPACE))
@@ -51,6 +53,11 @@ WAIT_TENSOR = "_c10d_functional.wait_tensor.default"
 def is_collective(target: str) -> bool:
     """Whether the overload talks to other processes, which run it too, in the same order."""
     return target.partition(".")[0] in COLLECTIVES
+
+
+def is_awaited(target: str) -> bool:
+    """Whether what the overload returns is filled later, and must be waited for."""
+    return is_collective(target) or target == transfer_operators.TRANSFER
 
 
 @lru_cache(maxsize=1024)

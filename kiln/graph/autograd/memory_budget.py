@@ -6,15 +6,21 @@
 A knapsack by greedy steps: the value that costs the least time per byte is dropped, until the others fit. To compute a
 value again takes the nodes back to what is still saved; so each step changes what the others cost. Inputs are held by
 the caller and cost nothing; random numbers cost a seed.
+
+With a link to the host, what is left of the surplus is moved there as soon as the link can carry it while the forward
+runs, the earliest values first: they have the longest way. So what is dropped is cheap to compute, and what is moved is
+not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import final
 
 from kiln.graph.autograd.min_cut import (
     DRAWN,
+    KEPT_KINDS,
     Sides,
     draw_time,
     hint_of,
@@ -22,8 +28,11 @@ from kiln.graph.autograd.min_cut import (
     values_without_recomputation,
 )
 from kiln.graph.ir.flops import node_flops
-from kiln.graph.ir.node import Node
+from kiln.graph.ir.node import Node, base_of
+from kiln.graph.ir.size_oracle import GuardFreeOracle, UnknownRelation
+from kiln.graph.prims.meta import is_dense
 from kiln.graph.prims.table import Kind
+from kiln.support.host_link import HostLink
 from kiln.symbolic import Int, ShapeEnv
 from kiln.tensor.spec import TensorSpec
 
@@ -33,37 +42,80 @@ CALL = 4096
 """Bytes that are moved in the time that an op costs at least."""
 
 
-def saved_values(sides: Sides, env: ShapeEnv | None, *, recompute: bool, budget: float) -> set[Node]:
+PRICE_OF_COPY = 4
+"""Bytes that are moved for each byte that goes to the host and back; what is computed again for less is dropped."""
+
+
+def saved_values(
+    sides: Sides, env: ShapeEnv | None, *, recompute: bool, budget: float, link: HostLink | None = None
+) -> tuple[set[Node], set[Node]]:
     """What the forward saves: the cheapest values, or without `recompute` what the backward reads; with a `budget`
-    below 1 a part of these, in that part of their bytes."""
+    below 1 a part of these, in that part of their bytes. And those of them that go to the host over the `link`."""
     cheapest = recompute or sides.recomputed
     chosen = values_to_save(sides, env) if cheapest else values_without_recomputation(sides)
-    return chosen if budget >= 1 else _Knapsack(sides, chosen, env).fill(budget)
+    if budget >= 1:
+        return chosen, set()
+    knapsack = _Knapsack(sides, chosen, env, link)
+    return knapsack.fill(budget), knapsack.moved
 
 
 @final
 class _Knapsack:
-    def __init__(self, sides: Sides, chosen: set[Node], env: ShapeEnv | None) -> None:
+    def __init__(self, sides: Sides, chosen: set[Node], env: ShapeEnv | None, link: HostLink | None) -> None:
         self.sides = sides
         self.env = env
         self.primals = set(sides.primals)
         self.order = {node: number for number, node in enumerate(sides.nodes)}
         self.kept = set(chosen)
+        self.moved: set[Node] = set()
         self.times: dict[Node, int] = {}
+        self.link = link
+        self.room = 0 if link is None else self.carried_meanwhile(link)
+        self.shared = {base_of(root) for root in sides.forward_roots} | sides.copied | set(sides.drawn)
+        """What may be in memory whether it is saved or not, and what a second derivative reads."""
 
     def fill(self, budget: float) -> set[Node]:
         candidates = [node for node in self.sides.nodes if node in self.kept and self.can_drop(node)]
+        movable = [node for node in self.sides.nodes if node in self.kept and self.can_move(node)]
         left = sum(map(self.size, candidates))
         limit = budget * left
         while left > limit:
             worth = {node: self.time_again(node) / gain for node in candidates if (gain := self.gain(node)) > 0}
-            if not worth:
+            dropped = min(worth, key=worth.__getitem__, default=None)
+            if movable and (dropped is None or (worth[dropped] > PRICE_OF_COPY and left - limit <= self.room)):
+                moved = movable.pop(0)
+                self.moved.add(moved)
+                self.room -= self.size(moved)
+                left -= self.size(moved) if moved in candidates else 0
+                candidates = [node for node in candidates if node is not moved]
+            elif dropped is not None:
+                left -= self.gain(dropped)
+                candidates.remove(dropped)
+                movable = [node for node in movable if node is not dropped]
+                self.kept.remove(dropped)
+            else:
                 break
-            dropped = min(worth, key=worth.__getitem__)
-            left -= self.gain(dropped)
-            candidates.remove(dropped)
-            self.kept.remove(dropped)
         return self.kept | self.behind(list(self.sides.needed), self.kept)[1]
+
+    def can_move(self, node: Node) -> bool:
+        """Whether the link can take it, and no other value shares its memory."""
+        link, spec = self.link, node.spec
+        if link is None or not isinstance(spec, TensorSpec) or node in self.primals or node in self.shared:
+            return False
+        if spec.device.type != link.device or self.size(node) < link.least or node.op.kind is Kind.VIEW:
+            return False
+        with suppress(UnknownRelation):
+            return is_dense(GuardFreeOracle(self.env), spec.sizes, spec.strides)
+        return False
+
+    def carried_meanwhile(self, link: HostLink) -> int:
+        """Bytes that go to the host while the forward runs. What is element by element is fused with its neighbours."""
+        time = 0
+        for node in self.sides.nodes:
+            if node not in self.sides.backward and node.op.kind in KEPT_KINDS:
+                flops = self.hint(node_flops(node))
+                time += self.size(node) + sum(map(self.size, node.inputs)) + flops // link.flops
+        return time // link.moved
 
     def can_drop(self, node: Node) -> bool:
         return node not in self.primals and not self.is_fixed(node) and isinstance(node.spec, TensorSpec)

@@ -23,6 +23,7 @@ from kiln.graph.autograd.dependencies import Dependencies
 from kiln.graph.autograd.eager_saves import SavedUse, numbers_of
 from kiln.graph.autograd.errors import UnsavedSymbol
 from kiln.graph.autograd.gradient_parts import gradient_parts
+from kiln.graph.autograd.host_copies import on_host, transferred, with_returns
 from kiln.graph.autograd.joint import JointGraph
 from kiln.graph.autograd.memory_budget import saved_values
 from kiln.graph.autograd.min_cut import Sides
@@ -37,9 +38,10 @@ from kiln.graph.prims.rows import PRIMS
 from kiln.graph.prims.table import Kind
 from kiln.plan.plan import SymbolBinding
 from kiln.plan.signature import Carried, SavedTensor, Signature, Tangent, Watched
+from kiln.support.host_link import HostLink
 from kiln.support.records import dataclass
 from kiln.symbolic import Symbol
-from kiln.tensor.spec import ScalarSpec, TensorSpec
+from kiln.tensor.spec import CPU, ScalarSpec, TensorSpec
 
 SavedValue = SavedTensor | SymbolBinding
 
@@ -129,22 +131,23 @@ def partition(
     keep_draws: bool = False,
     keep_inputs: Sequence[int] = (),
     budget: float = 1.0,
+    link: HostLink | None = None,
 ) -> Partition:
     """Forward and backward of `joint`; without `recompute`, all that the backward reads is saved. `keep_draws`: so are
-    all random numbers, or their seeds, for a second derivative, as are old contents of inputs. `budget`: see
+    all random numbers, or their seeds, for a second derivative, as are old contents of inputs. `budget` and `link`: see
     `saved_values`."""
     sides = Sides.of_joint(joint, keep_draws)
     old = {sides.primals[number]: ~number for number in keep_inputs}
-    chosen = saved_values(sides, joint.env, recompute=recompute, budget=budget)
+    chosen, moved = saved_values(sides, joint.env, recompute=recompute, budget=budget, link=link)
     again = [node for node, origin in sides.drawn.items() if origin and node not in chosen | sides.fixed_draws]
     forced = chosen.union(sides.fixed_draws, old, [node.inputs[0] for node in again])
     kept = [node for node in (*joint.graph.inputs, *joint.graph.nodes) if node in forced]
-    forward, tensors = _forward(joint, sides, kept)
+    forward, tensors = _forward(joint, sides, kept, moved)
     paths = TangentPaths(joint.graph.nodes, joint.tangents, sides.gradients)
     apart = len(joint.tangents) > 1 and joint.wrappers is None  # of wrappers, tangents are counted twice
     readers = with_sizes_from_data(joint, kept, paths.readers(kept) if apart else [None] * len(kept))
     ends: Sequence[Readers] = paths.ends() if apart else [None] * len(joint.tangents)
-    backward, symbols = _backward(joint, sides, kept, readers)
+    backward, symbols = _backward(joint, sides, kept, readers, moved)
     tensors = [replace(tensor, readers=read) for tensor, read in zip(tensors, readers, strict=True)]
     saved: tuple[SavedValue, ...] = (*tensors, *[binding_of(symbol, forward) for symbol in symbols])
     offset = joint.num_forward_outputs
@@ -209,7 +212,9 @@ def with_sizes_from_data(joint: JointGraph, kept: Sequence[Node], readers: Seque
 # The forward.
 
 
-def _forward(joint: JointGraph, sides: Sides, kept: list[Node]) -> tuple[Graph, list[SavedTensor]]:
+def _forward(
+    joint: JointGraph, sides: Sides, kept: list[Node], moved: Collection[Node]
+) -> tuple[Graph, list[SavedTensor]]:
     """The forward with its extra outputs, and where each saved value is found."""
     inputs = {node: index for index, node in enumerate(sides.primals)}
     outputs = list(joint.forward_outputs)
@@ -217,10 +222,14 @@ def _forward(joint: JointGraph, sides: Sides, kept: list[Node]) -> tuple[Graph, 
     saved: list[SavedTensor] = []
     old_contents: list[Node] = []
     copies: list[Node] = []
+    transfers: list[Node] = []
     for node in kept:
         if node in inputs and node not in sides.copied:
             saved.append(SavedTensor("input", inputs[node]))
             continue
+        if node in moved:
+            transfers += transferred(node, CPU)
+            node = transfers[-1]
         if node in sides.copied:
             made = copy_of(node, copied_spec(joint, node))
             (old_contents if node in sides.changing else copies).append(made)
@@ -233,8 +242,10 @@ def _forward(joint: JointGraph, sides: Sides, kept: list[Node]) -> tuple[Graph, 
             outputs.append(Output(node))
         saved.append(SavedTensor("output", numbers[node]))
     needed = [*sides.forward_roots, *sides.effects, *[output.value for output in outputs]]
-    nodes = nodes_between(joint.graph.nodes, inputs, needed + [copy.inputs[0] for copy in copies])
-    graph = Graph(sides.primals, [*old_contents, *nodes, *copies], tuple(outputs), joint.graph.writes, "forward")
+    copied = [copy.inputs[0] for copy in copies] + [node for node in kept if node in moved]
+    nodes = nodes_between(joint.graph.nodes, inputs, needed + copied)
+    nodes = [*old_contents, *nodes, *copies, *transfers]
+    graph = Graph(sides.primals, nodes, tuple(outputs), joint.graph.writes, "forward")
     return graph, saved
 
 
@@ -270,7 +281,7 @@ def on_copy(made: Builder, node: Node, inputs: tuple[Node, ...]) -> Node:
 
 
 def _backward(
-    joint: JointGraph, sides: Sides, kept: list[Node], readers: Sequence[Readers]
+    joint: JointGraph, sides: Sides, kept: list[Node], readers: Sequence[Readers], moved: Collection[Node]
 ) -> tuple[Graph, list[Symbol]]:
     """The backward on the saved values, and the symbols that it needs as numbers."""
     known = {*kept, *joint.tangents}
@@ -280,9 +291,14 @@ def _backward(
     nodes = late_recomputation(nodes)
     made = Builder(GuardFreeOracle(joint.env))
     new: dict[Node, Node] = {}
+    returns: dict[Node, tuple[Node, Node]] = {}
     for number, node in enumerate(kept):
         spec = copied_spec(joint, node) if node in sides.copied else node.spec
+        spec = on_host(node.tensor) if node in moved else spec
         new[node] = made.input(node.attrs["name"] if node.op.name == "input" else f"saved_{number}", spec)
+        if node in moved:
+            returns[node] = transferred(new[node], node.tensor.device)
+            new[node] = returns[node][-1]
     symbols: list[Symbol] = []
     if joint.env is None or joint.env.symbols():
         # Of several tangents, some may be missing in a backward, and so may be what only these need.
@@ -298,7 +314,8 @@ def _backward(
         new[node] = on_copy(made, node, tuple([new[value] for value in node.inputs]))
     num_saved = len(kept) + len(symbols)
     outputs, copies = gradient_outputs([new[node] for node in sides.gradients], made.inputs, num_saved)
-    graph = Graph(tuple(made.inputs), [*[new[node] for node in nodes], *copies], outputs, (), "backward")
+    nodes = [*with_returns(nodes, new, returns, sides.gradients), *copies]
+    graph = Graph(tuple(made.inputs), nodes, outputs, (), "backward")
     return graph, symbols
 
 

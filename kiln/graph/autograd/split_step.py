@@ -13,11 +13,12 @@ Writes are done by the second. The two plans are joined into one (`kiln/plan/joi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import final
 
 from kiln.graph.autograd.eager_saves import is_derivative
+from kiln.graph.autograd.host_copies import on_host, transferred, with_returns
 from kiln.graph.autograd.memory_budget import saved_values
 from kiln.graph.autograd.min_cut import Sides
 from kiln.graph.autograd.partition import copy_of, late_recomputation
@@ -35,9 +36,10 @@ from kiln.graph.ir.rewrite import (
     with_inputs,
 )
 from kiln.graph.ir.size_oracle import GuardFreeOracle
+from kiln.support.host_link import HostLink
 from kiln.support.records import dataclass
 from kiln.symbolic import ShapeEnv, Symbol
-from kiln.tensor.spec import TensorSpec
+from kiln.tensor.spec import CPU, TensorSpec
 
 HalfOutput = tuple[int, int]
 """The number of a half, and of one of its outputs."""
@@ -54,7 +56,14 @@ class SplitStep:
     outputs: tuple[HalfOutput, ...]
 
 
-def split_step(graph: Graph, env: ShapeEnv | None, *, recompute: bool = True, budget: float = 1.0) -> SplitStep | None:
+def split_step(
+    graph: Graph,
+    env: ShapeEnv | None,
+    *,
+    recompute: bool = True,
+    budget: float = 1.0,
+    link: HostLink | None = None,
+) -> SplitStep | None:
     """The halves of a graph; None if it holds no backward, or if both need a number that the forward reads."""
     start = next((number for number, node in enumerate(graph.nodes) if is_derivative(node)), None)
     if not start:
@@ -68,12 +77,12 @@ def split_step(graph: Graph, env: ShapeEnv | None, *, recompute: bool = True, bu
     roots = [output.value for output in graph.outputs if output.value in later]
     roots += [write.value for write in graph.writes]
     sides = Sides(graph.nodes, graph.inputs, later, earlier, roots)
-    chosen = saved_values(sides, env, recompute=recompute, budget=budget)
+    chosen, moved = saved_values(sides, env, recompute=recompute, budget=budget, link=link)
     kept = [node for node in graph.nodes if node in chosen]
     if not all(type(node.spec) is TensorSpec for node in kept) or chosen & later:
         return None
-    first, numbers = first_half(graph, own[0], sides, kept)
-    second = second_half(graph, own[1], later, kept, env)
+    first, numbers = first_half(graph, own[0], sides, kept, moved)
+    second = second_half(graph, own[1], later, kept, env, moved)
     if not symbols_read(first.nodes).isdisjoint(missing_symbols(second.nodes, second.inputs)):
         return None
     return SplitStep(first, second, numbers, places)
@@ -120,15 +129,20 @@ def own_outputs(graph: Graph, places: Sequence[HalfOutput], half: int) -> list[O
     return found
 
 
-def first_half(graph: Graph, outputs: list[Output], sides: Sides, kept: list[Node]) -> tuple[Graph, tuple[int, ...]]:
-    """The forward, and the numbers of its outputs that are `kept`."""
+def first_half(
+    graph: Graph, outputs: list[Output], sides: Sides, kept: list[Node], moved: Collection[Node]
+) -> tuple[Graph, tuple[int, ...]]:
+    """The forward, and the numbers of its outputs that are `kept`; what is `moved` is on the host."""
+    values = [*sides.effects, *[output.value for output in outputs], *kept]
     numbers = {output.value: number for number, output in enumerate(outputs) if output.alias is None}
+    transfers: list[Node] = []
     for node in kept:
+        if node in moved:
+            transfers += transferred(node, CPU)
         if node not in numbers:
             numbers[node] = len(outputs)
-            outputs.append(Output(node))
-    values = [*sides.effects, *[output.value for output in outputs]]
-    nodes = nodes_between(graph.nodes, graph.inputs, values)
+            outputs.append(Output(transfers[-1] if node in moved else node))
+    nodes = [*nodes_between(graph.nodes, graph.inputs, values), *transfers]
     return Graph(graph.inputs, nodes, tuple(outputs), (), "forward"), tuple([numbers[node] for node in kept])
 
 
@@ -144,14 +158,26 @@ def copies_of(value: Node, is_shared: bool) -> list[Node]:
     return made
 
 
-def second_half(graph: Graph, outputs: list[Output], later: set[Node], kept: list[Node], env: ShapeEnv | None) -> Graph:
+def second_half(
+    graph: Graph,
+    outputs: list[Output],
+    later: set[Node],
+    kept: list[Node],
+    env: ShapeEnv | None,
+    moved: Collection[Node],
+) -> Graph:
     effects = [node for node in graph.nodes if has_effect(node) and node in later]
     values = [*effects, *[output.value for output in outputs], *[write.value for write in graph.writes]]
     known = {*graph.inputs, *kept}
     nodes = late_recomputation(nodes_between(graph.nodes, known, values))
     made = Builder(GuardFreeOracle(env))
     new = {node: made.input(node.attrs["name"], node.spec) for node in graph.inputs}
-    new |= {node: made.input(f"kept_{number}", node.spec) for number, node in enumerate(kept)}
+    returns: dict[Node, tuple[Node, Node]] = {}
+    for number, node in enumerate(kept):
+        new[node] = made.input(f"kept_{number}", on_host(node.tensor) if node in moved else node.spec)
+        if node in moved:
+            returns[node] = transferred(new[node], node.tensor.device)
+            new[node] = returns[node][-1]
     for node in nodes:
         new[node] = with_inputs(node, tuple([new[value] for value in node.inputs]))
     copies: list[Node] = []
@@ -165,4 +191,5 @@ def second_half(graph: Graph, outputs: list[Output], later: set[Node], kept: lis
             copies += made_anew
         results.append(replace(output, value=value))
     writes = tuple([Write(new[write.target], new[write.value]) for write in graph.writes])
-    return Graph(tuple(made.inputs), [*[new[node] for node in nodes], *copies], tuple(results), writes, "step")
+    made_nodes = [*with_returns(nodes, new, returns, values), *copies]
+    return Graph(tuple(made.inputs), made_nodes, tuple(results), writes, "step")

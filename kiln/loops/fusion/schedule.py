@@ -9,6 +9,7 @@ schedule(program, target, events)      of a loop program that its passes have re
 fuse        loops become groups, by rules and vetoes, in a legal order (`fuse.py`)
 kernels     a group becomes a kernel, or a call of ATen (`group_kernel.py`, `library_calls.py`)
 overlap     collectives start early and are waited for late (`overlap.py`)
+transfers   what goes to the host and back does so while kernels run (`transfers.py`)
 staging     scalars on the CPU are sent to the GPU, for CUDA graphs (`staged_scalars.py`)
 tables      launches of one kernel become one launch (`launch_tables.py`)
 lifetimes   memory is made before its first writer and freed after its last reader (`lifetimes.py`)
@@ -29,6 +30,7 @@ from kiln.loops.fusion.lifetimes import LastUses, ScheduledStep, allocations, fr
 from kiln.loops.fusion.overlap import overlapped
 from kiln.loops.fusion.scatter_kernel import copy_kernel, scatter_kernel
 from kiln.loops.fusion.staged_scalars import staged_scalars
+from kiln.loops.fusion.transfers import with_transfers_spread
 from kiln.loops.kernel.analyses import kernel_reads
 from kiln.loops.kernel.launches.program import KernelLaunch, KernelProgram, NestedCall
 from kiln.loops.program.analyses import memory_of, program_buffers, result_buffers
@@ -49,6 +51,7 @@ def schedule(program: LoopProgram, target: Target, events: EventSink) -> KernelP
     scheduled = [step for group in fused.groups for step in _steps(group, fused, uses, buffers, table, target, events)]
     if "overlap-collectives" not in target.without:
         scheduled = overlapped(scheduled, buffers)
+    scheduled = with_transfers_spread(scheduled, buffers)
     if target.is_gpu and target.graphs:
         scheduled = staged_scalars(scheduled, buffers, table, target)
     if "launch-tables" not in target.without:

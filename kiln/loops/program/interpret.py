@@ -17,7 +17,7 @@ from kiln.loops.body.interpret import Faults, IntValue, TorchHandler, axis_value
 from kiln.loops.program import nodes
 from kiln.loops.program.analyses import node_axes
 from kiln.loops.program.reductions import SCAN, put, reduced
-from kiln.plan.overloads import WAIT_TENSOR, find_overload, is_collective, with_numbers
+from kiln.plan.overloads import WAIT_TENSOR, find_overload, is_awaited, with_numbers
 from kiln.support.records import dataclass
 from kiln.symbolic import Expr, Symbol
 from kiln.tensor.spec import TensorSpec
@@ -120,7 +120,7 @@ def run_extern(node: nodes.Extern, memory: Memory) -> None:
     args, kwargs = with_numbers(node.target, _arguments(node.args, memory), named)
     results = find_overload(node.target)(*args, **kwargs)
     listed = results if isinstance(results, tuple | list) else (results,)
-    if is_collective(node.target):
+    if is_awaited(node.target):
         listed = [find_overload(WAIT_TENSOR)(result) for result in listed]
     for out, result in zip(node.outs, listed, strict=False):
         if out is not None:

@@ -22,6 +22,7 @@ from kiln.plan.device_copies import device_of
 from kiln.plan.overloads import draws, is_collective
 from kiln.plan.plan import Plan, PlanOutput, Step, slots_in
 from kiln.plan.steps import AtenStep, ConstantStep, LaunchStep, RandomSeedStep
+from kiln.plan.transfer_operators import TRANSFER
 from kiln.plan.verify import slot_specs
 from kiln.support.records import dataclass
 from kiln.tensor.spec import CPU, TensorSpec
@@ -88,6 +89,8 @@ def _unrecordable(step: AtenStep, specs: Mapping[int, TensorSpec]) -> Iterator[s
     name = rest.partition(".")[0]
     if is_collective(step.target):
         yield f"{step.target} is a collective"
+    if step.target == TRANSFER:
+        yield "values are moved to the host"
     if draws(step.target, step.args, step.kwargs):
         yield f"{step.target} draws from torch's generator"
     if namespace == "aten" and name in WAITING:
