@@ -89,3 +89,45 @@ def test_a_function_of_torch_is_one_call_where_nothing_is_replaced(function: Cal
 
     kiln.compile(function, backend=backend)(torch.ones(1, 3, 4))
     assert calls in (["local_response_norm"], ["pad"])
+
+
+class Doubled(torch.nn.Linear):
+    def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
+        return super()._call_impl(*args, **kwargs) * 2
+
+
+def test_a_module_with_a_call_of_its_own() -> None:
+    """The call of a module is modelled, and what it calls was not asked for."""
+    model, layer = torch.nn.Sequential(Doubled(4, 4), torch.nn.ReLU()), Doubled(4, 4)
+    for program in (model, layer, lambda x: model(x) + 1):
+        torch.testing.assert_close(kiln.compile(program)(torch.ones(2, 4)), program(torch.ones(2, 4)))
+
+
+def step() -> Tensor:
+    weight = torch.nn.Parameter(torch.ones(4))
+    (weight * 3).sum().backward()
+    return torch.zeros(4) if weight.grad is None else weight.grad.clone()
+
+
+PLAIN = torch.nn.Sequential(torch.nn.Linear(2, 2))
+REPLACED: dict[str, tuple[Any, str, Callable[..., Any], Callable[[], Any]]] = {
+    "_call_impl of modules": (
+        *(torch.nn.Module, "_call_impl", lambda module, x: module.forward(x) * 2),
+        lambda: PLAIN(torch.ones(1, 2)),
+    ),
+    "backward": (torch.autograd, "backward", lambda *args, **kwargs: None, step),
+    "__len__": (Tensor, "__len__", lambda x: 9, lambda: torch.ones(2) + len(torch.ones(3))),
+    "__bool__": (Tensor, "__bool__", lambda x: False, lambda: 1 if torch.ones(2).sum() > 0 else 2),
+}
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_what_the_compiler_models(name: str, monkeypatch: Any) -> None:
+    owner, attribute, new, program = REPLACED[name]
+    compiled = kiln.compile(program)
+    for replaced in (False, True, False):
+        with monkeypatch.context() as patches:
+            if replaced:
+                patches.setattr(owner, attribute, new)
+            expected, found = program(), compiled()
+        torch.testing.assert_close(found, expected)

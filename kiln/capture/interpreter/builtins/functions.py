@@ -86,7 +86,7 @@ from kiln.capture.interpreter.variables.sequence import (
 )
 from kiln.capture.interpreter.variables.sets import Set
 from kiln.capture.interpreter.variables.symbolic import Symbolic
-from kiln.capture.interpreter.variables.tensor import Tensor, record
+from kiln.capture.interpreter.variables.tensor import Tensor, record, replaced
 from kiln.runtime.guards.guard import GuardKind
 from kiln.runtime.guards.source import CallSource, ModuleGlobalSource
 from kiln.symbolic.node import function_of
@@ -96,7 +96,7 @@ from kiln.symbolic.node import function_of
 def len_(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     value = args[0].tensor if isinstance(args[0], TracedArray) and not args[0].is_scalar else args[0]
     value = value.args[0] if isinstance(value, Deferred) and value.cls is list else value
-    if isinstance(value, Tensor) and value.fake.dim() and s.see is None:
+    if isinstance(value, Tensor) and value.fake.dim() and s.see is None and not replaced(s, value, "__len__"):
         return s.wrap(value.fake.shape[0], None)
     return measured(s, args[0])
 

@@ -23,6 +23,7 @@ from kiln.capture.interpreter.breaks import UnsupportedAttribute, UnsupportedCal
 from kiln.capture.interpreter.builtins.data_parallel import Replicas
 from kiln.capture.interpreter.builtins.leaf_hooks import HOOKS, HookedBackward, LeafHooks, is_hookable
 from kiln.capture.interpreter.builtins.outer_tensors import note_wrappers, outer_tensors
+from kiln.capture.interpreter.builtins.torch_bodies import unless_replaced
 from kiln.capture.interpreter.builtins.torch_functions import NONE
 from kiln.capture.interpreter.core import Args, CaptureState, Codegen, Handler, Kwargs, Value, handles, will_change
 from kiln.capture.interpreter.effects import SideEffect
@@ -192,6 +193,7 @@ def dropped_early(s: CaptureState, records: Sequence[InputRecord], loaded: Colle
 
 
 @handles(torch.Tensor.backward)
+@unless_replaced(torch.Tensor.backward)
 def tensor_backward(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     given = bound(("self", "gradient", "retain_graph", "create_graph", "inputs"), args, kwargs)
     return run_backward(s, [given["self"]], given.get("gradient"), given)

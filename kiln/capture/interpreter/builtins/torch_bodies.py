@@ -14,7 +14,7 @@ import dis
 import functools
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import field
 from typing import final
 
@@ -38,7 +38,10 @@ OF_DISPATCH = (
 """They decide who handles a call, for which the recorder answers."""
 PLACES = frozenset(
     module.__name__
-    for module in (torch, torch.functional, torch.nn.functional, torch.linalg, torch.special, torch.fft, torch._C._nn)
+    for module in (
+        *(torch, torch.functional, torch.nn.functional, torch.linalg, torch.special, torch.fft, torch._C._nn),
+        torch.autograd,
+    )
 )
 """Modules whose functions compute. What else bodies read (queries, checks, torch's compiler) no program replaces."""
 QUESTIONS = METADATA_METHODS | {"type"}
@@ -64,13 +67,33 @@ class SeenBodies:
 
 def native_unless_replaced(target: Target, function: types.FunctionType) -> Handler:
     """The handler of a Python function of torch: one recorded call of `target`. Its body is interpreted where an
-    argument is code or an object of the program, such as a distance function, and where the program has replaced
-    something that the body calls."""
+    argument is code or an object of the program, such as a distance function."""
 
-    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+    def call(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         of_program = any(isinstance(arg, Function | Object) for arg in (*args, *kwargs.values()))
-        if not of_program and is_intact(s, function):
-            return record(s, target, args, kwargs)
+        return interpreted(s, args, kwargs) if of_program else record(s, target, args, kwargs)
+
+    interpreted = body_of(function)
+    return unless_replaced(function)(call)
+
+
+def unless_replaced(function: Callable[..., object]) -> Callable[[Handler], Handler]:
+    """The handler of a function of torch, whose body is interpreted where the program has replaced what it calls."""
+
+    assert isinstance(function, types.FunctionType)
+
+    def decorated(call: Handler) -> Handler:
+        def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+            return (call if is_intact(s, function) else interpreted)(s, args, kwargs)
+
+        return handler
+
+    interpreted = body_of(function)
+    return decorated
+
+
+def body_of(function: types.FunctionType) -> Handler:
+    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
         body = s.wrap(function, None)
         assert isinstance(body, Function)
         return inline(s, body, args, kwargs, NOT_RESUMABLE)
@@ -110,7 +133,8 @@ def is_own_method(s: CaptureState, name: str) -> bool:
 
 
 def is_of_torch(function: types.FunctionType) -> bool:
-    return str(function.__globals__.get("__name__")).partition(".")[0] == "torch"
+    """Or of what torch's modules import for their annotations."""
+    return str(function.__globals__.get("__name__")).partition(".")[0] in ("torch", "typing")
 
 
 @functools.cache

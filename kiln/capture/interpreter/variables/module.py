@@ -94,6 +94,7 @@ def module_setattr_is_plain(s: CaptureState, value: Object, name: str, new: Valu
     return not any(isinstance(members, Dict) and may_hold(members, name) for members in known)
 
 
+CALL_IMPLEMENTATION = torch_module.Module._call_impl
 MODELLED_GETATTR[torch_module.Module.__getattr__] = module_getattr
 MODELLED_SETATTR[torch_module.Module.__setattr__] = module_setattr_is_plain
 
@@ -148,6 +149,12 @@ def _changed_hooks(s: CaptureState, module: Object) -> bool:
     return any(hooks is not None and s.effects.find(contents_key(hooks)) is not None for hooks in dicts)
 
 
+def is_torchs_own(s: CaptureState, module: Object) -> bool:
+    """Whether what `nn.Module.__call__` calls is torch's."""
+    found = s.classes.lookup(module.python_type(), "_call_impl")
+    return found is not None and found[1] is CALL_IMPLEMENTATION
+
+
 def _look_for_hooks(s: CaptureState, module: Object) -> bool:
     content = module.original.__dict__ if module.original is not MISSING else {}
     if module.original is MISSING or any(content.get(name, True) for name in HOOKS):
@@ -155,6 +162,8 @@ def _look_for_hooks(s: CaptureState, module: Object) -> bool:
     if any(getattr(torch_module, name) for name in GLOBAL_HOOKS) or content.get("_compiled_call_impl"):
         return True
     s.guard_type(module)
+    if not is_torchs_own(s, module):
+        return True
     if module.source is not None:
         for name in HOOKS:
             s.guard(DictAttrSource(module.source, name), GuardKind.EMPTY_DICT)

@@ -258,7 +258,7 @@ class Tensor(Value):
         return int(self.fake.shape[0])
 
     def truth(self, s: CaptureState) -> bool:
-        return super().truth(s) if replaced(s, self, "__bool__") else tensor_truth(s, self, "a truth test")
+        return tensor_truth(s, self, "a truth test")
 
     def key(self, s: CaptureState) -> Token:
         s.identities.keys[id(self)] = self
@@ -376,6 +376,8 @@ def here(s: CaptureState) -> PastStep:
 
 def tensor_truth(s: CaptureState, value: Tensor, statement: str) -> bool:
     """`bool(tensor)`, if it is known while tracing, or if one side of the jump raises."""
+    if replaced(s, value, "__bool__"):
+        return Value.truth(value, s)
     if is_wrapped(value.fake):
         raise DataDependentBranch(statement=statement)
     truth = assumed_truth(s, value.fake)
