@@ -148,3 +148,45 @@ def test_constants_are_equal_as_one_object_may_stand_for_both(left: Any, right: 
     state: Any = SimpleNamespace(policy=SimpleNamespace(varying=frozenset()))
     assert equal_constants(state, Constant(left, None), Constant(right, None)) == equal
     assert not equal_constants(state, Constant(left, None), None)
+
+
+EMBEDDING, HEAD = nn.Embedding(6, 4), nn.Linear(4, 6)
+
+
+def generated(x: Tensor) -> list[int]:
+    """Greedy decoding up to an end: the number of a token is read twice, the second time on a side."""
+    token, found = torch.zeros(1, dtype=torch.int64), []
+    for _ in range(4):
+        token = HEAD(EMBEDDING(token) + x.mean()).argmax(-1)
+        if token.item() == 2:
+            break
+        found.append(token.item())
+    return found
+
+
+def read_on_both_sides(x: Tensor) -> Any:
+    best, some = x.argmax(), (x > 1).any()
+    if best.item() > 3:
+        return x * best.item(), int(best), float(some)
+    return x - best.item(), float(best), some.item()
+
+
+def changed_between(x: Tensor) -> Any:
+    total = x.amax()
+    if total.item() > 0:
+        total.add_(5)
+        return total.item(), x
+    return total.item(), x + 1
+
+
+@pytest.mark.parametrize(("program", "compiles"), [(generated, 2), (read_on_both_sides, 2), (changed_between, 6)])
+def test_a_number_that_was_read_is_read_again_on_a_side(program: Any, compiles: int) -> None:
+    compiled: Any = kiln.compile(program, options={"cache": False})
+    for rows in (4, 4, 6, 7):
+        for shift in (0.0, 3.0, -3.0, 1.0, -1.0):
+            torch.manual_seed(rows)
+            x = torch.randn(rows, 3) + shift
+            assert str(compiled(x)) == str(program(x))
+    report = compiled.report()
+    assert report.compiles <= compiles and not report.eager_reasons, str(report)
+    assert not report.breaks or program is changed_between

@@ -10,7 +10,7 @@ Where Python needs a number that is symbolic, the capture begins again, and brea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
 from functools import partial
@@ -113,6 +113,8 @@ class DataValues:
     numbers: dict[Symbol | Given, DataNumber] = field(default_factory=dict)
     steps: dict[Symbol | Given, tuple[Instruction, PastStep, str]] = field(default_factory=dict)
     """Where each was made, and why a break there is needed if Python reads it."""
+    items: dict[Node, Value] = field(default_factory=dict)
+    """The numbers by what was read of a tensor; of the sides of branches, those around what is interpreted now."""
     assumptions: list[Assumption] = field(default_factory=list)
     formulas: dict[object, Value] = field(default_factory=dict)
     """Tensors of sides of branches that have what is computed from numbers."""
@@ -211,6 +213,15 @@ def number_made(s: CaptureState, number: Symbol | Given, tensor: Value, fake: to
     step = past_step(frame)
     found.numbers[number] = DataNumber(tensor, dim, s.recorder.node_of(fake), step)
     found.steps[number] = (frame.code, frame.at), step, ""
+
+
+def number_read(s: CaptureState, fake: torch.Tensor, read: Callable[[], Value]) -> Value:
+    """The number in a tensor; in a side of a branch that which was read in front of it, where the side can have none of
+    its own."""
+    found, node = s.part(DataValues).items, s.recorder.node_of(fake)
+    known = found.get(node) if s.counters.nested and not s.function_modes else None
+    made = found[node] = read() if known is None else known
+    return made
 
 
 def constants_decide(s: CaptureState, number: Expr | Relation) -> bool:

@@ -119,8 +119,8 @@ def taken_from_log(
     s: CaptureState, effects: AbstractContextManager[None], interpret: Callable[[], Made]
 ) -> tuple[Calls, Made]:
     """The torch calls of `interpret()`, which leave the log, and its result. `effects` says what becomes of others."""
-    recorder = s.recorder
-    mark, first = recorder.mark(), len(recorder.nodes)
+    recorder, data = s.recorder, s.part(DataValues)
+    mark, first, items = recorder.mark(), len(recorder.nodes), dict(data.items)
     with gradients_kept(s), effects:
         s.counters.nested += 1
         try:
@@ -133,6 +133,7 @@ def taken_from_log(
             raise NotNested("it raises an exception") from raised
         finally:
             s.counters.nested -= 1
+            data.items = items
     calls = tuple(recorder.calls[mark:])
     if any(isinstance(call.target, RegisterHook) or call.target in OUTSIDE for call in calls):
         raise NotNested("it changes how autograd sees a tensor")

@@ -53,6 +53,7 @@ from kiln.capture.interpreter.data_values import (
     likely_truth,
     number_hidden,
     number_made,
+    number_read,
     past_step,
     size_made,
     speculated_size,
@@ -81,6 +82,7 @@ from kiln.capture.interpreter.variables.tensor_names import (
     RECORDED_ATTRIBUTES,
     TRUTH_METHODS,
     VALUE_METHODS,
+    WHOLE_METHODS,
 )
 from kiln.capture.interpreter.variables.tensor_protocol import PROTOCOL, call_protocol
 from kiln.graph.trace.fake import FakeTensor, is_wrapped
@@ -410,19 +412,17 @@ def tensor_value(s: CaptureState, value: Tensor, name: str) -> Value:
 
 def data_number(s: CaptureState, value: Tensor, name: str) -> Value | None:
     """The only element of a tensor as a symbolic number; None for dtypes that have none."""
-    dtype = value.fake.dtype
-    if dtype.is_complex or any(size != 1 for size in value.fake.shape):
+    dtype, is_float = value.fake.dtype, value.fake.dtype.is_floating_point
+    if dtype.is_complex or any(size != 1 for size in value.fake.shape) or (is_float and name in WHOLE_METHODS):
         return None
-    if dtype is torch.bool:
-        number = record(s, "item", [record(s, "to", [value, s.const(torch.int64)], {})], {})
-        assert isinstance(number, Symbolic)
-        if name == "item":
-            return Symbolic(number.node == 1, number=number)
-        return number if name != "__float__" else None
-    if dtype.is_floating_point:
-        return None if name in ("__int__", "__index__") else record(s, "item", [value], {})
-    number = record(s, "item", [value], {})
-    return s.wrap(torch.sym_float(number.torch_arg(s)), None) if name == "__float__" else number
+    to_integer = partial(record, s, "to", [value, s.const(torch.int64)], {})
+    read = partial(record, s, "item", [value], {})
+    number = number_read(
+        s, value.fake, read if dtype is not torch.bool else lambda: record(s, "item", [to_integer()], {})
+    )
+    if dtype is torch.bool and name == "item" and isinstance(number, Symbolic):
+        return Symbolic(number.node == 1, number=number)
+    return s.wrap(torch.sym_float(number.torch_arg(s)), None) if name == "__float__" and not is_float else number
 
 
 def index_value(s: CaptureState, key: Value, device: torch.device) -> Value:

@@ -29,6 +29,7 @@ TRUTH_METHODS = names("item __bool__")
 PLAIN_METHODS = names("item __int__ __float__ __index__ __complex__")
 """Their result is a Python number."""
 NUMBER_METHODS = names("item __int__ __float__ __index__")
+WHOLE_METHODS = names("__int__ __index__")
 VALUE_METHODS = PLAIN_METHODS | names(
     "__bool__ __array__ data_ptr const_data_ptr untyped_storage storage is_shared is_pinned"
 )
