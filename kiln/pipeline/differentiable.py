@@ -77,7 +77,8 @@ def compile_differentiable(recorder: Recorder, trace: Trace, context: CompileCon
             keep_draws=bool(replay.data),
             keep_inputs=replay.old,
             budget=context.options.memory_budget,
-            link=host_link(context.options),
+            link=host_link(),
+            offload=context.options.activation_offload,
         )
         partitioned = saved_as_made(partitioned, context)
     enables_grad = not recorder.grad_at_start

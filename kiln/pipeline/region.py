@@ -60,8 +60,10 @@ def step_to_plan(graph: Graph, context: CompileContext) -> Plan:
         recompute = context.options.recompute == "cheap" and "recompute" not in context.without
         with context.events.stage("partition"):
             budget = context.options.memory_budget
-            link = host_link(context.options)
-            split = split_step(passed, context.env, recompute=recompute, budget=budget, link=link)
+            offload = context.options.activation_offload
+            split = split_step(
+                passed, context.env, recompute=recompute, budget=budget, link=host_link(), offload=offload
+            )
         if split is not None:
             first, second = graph_to_plan(split.first, context, "forward"), graph_to_plan(split.second, context, "step")
             plan = joined(first, second, split.kept, split.outputs)

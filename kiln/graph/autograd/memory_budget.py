@@ -47,16 +47,27 @@ PRICE_OF_COPY = 4
 
 
 def saved_values(
-    sides: Sides, env: ShapeEnv | None, *, recompute: bool, budget: float, link: HostLink | None = None
+    sides: Sides,
+    env: ShapeEnv | None,
+    *,
+    recompute: bool,
+    budget: float,
+    link: HostLink | None = None,
+    offload: bool = False,
 ) -> tuple[set[Node], set[Node]]:
     """What the forward saves: the cheapest values, or without `recompute` what the backward reads; with a `budget`
-    below 1 a part of these, in that part of their bytes. And those of them that go to the host over the `link`."""
+    below 1 a part of these, in that part of their bytes. And those of them that go to the host over the `link`:
+    where the program asks for that, with `offload` also others."""
     cheapest = recompute or sides.recomputed
     chosen = values_to_save(sides, env) if cheapest else values_without_recomputation(sides)
-    if budget >= 1:
-        return chosen, set()
-    knapsack = _Knapsack(sides, chosen, env, link)
-    return knapsack.fill(budget), knapsack.moved
+    kept, moved = chosen, set[Node]()
+    if budget < 1:
+        knapsack = _Knapsack(sides, chosen, env, link if offload else None)
+        kept, moved = knapsack.fill(budget), knapsack.moved
+    asked = {node for node in kept if node.origin is not None and node.origin.to_host}
+    if asked and link is not None:
+        moved |= set(filter(_Knapsack(sides, kept, env, link).can_move, asked))
+    return kept, moved
 
 
 @final

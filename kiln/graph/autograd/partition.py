@@ -132,13 +132,14 @@ def partition(
     keep_inputs: Sequence[int] = (),
     budget: float = 1.0,
     link: HostLink | None = None,
+    offload: bool = False,
 ) -> Partition:
     """Forward and backward of `joint`; without `recompute`, all that the backward reads is saved. `keep_draws`: so are
-    all random numbers, or their seeds, for a second derivative, as are old contents of inputs. `budget` and `link`: see
-    `saved_values`."""
+    all random numbers, or their seeds, for a second derivative, as are old contents of inputs. `budget`, `link` and
+    `offload`: see `saved_values`."""
     sides = Sides.of_joint(joint, keep_draws)
     old = {sides.primals[number]: ~number for number in keep_inputs}
-    chosen, moved = saved_values(sides, joint.env, recompute=recompute, budget=budget, link=link)
+    chosen, moved = saved_values(sides, joint.env, recompute=recompute, budget=budget, link=link, offload=offload)
     again = [node for node, origin in sides.drawn.items() if origin and node not in chosen | sides.fixed_draws]
     forced = chosen.union(sides.fixed_draws, old, [node.inputs[0] for node in again])
     kept = [node for node in (*joint.graph.inputs, *joint.graph.nodes) if node in forced]

@@ -63,6 +63,7 @@ def split_step(
     recompute: bool = True,
     budget: float = 1.0,
     link: HostLink | None = None,
+    offload: bool = False,
 ) -> SplitStep | None:
     """The halves of a graph; None if it holds no backward, or if both need a number that the forward reads."""
     start = next((number for number, node in enumerate(graph.nodes) if is_derivative(node)), None)
@@ -77,7 +78,7 @@ def split_step(
     roots = [output.value for output in graph.outputs if output.value in later]
     roots += [write.value for write in graph.writes]
     sides = Sides(graph.nodes, graph.inputs, later, earlier, roots)
-    chosen, moved = saved_values(sides, env, recompute=recompute, budget=budget, link=link)
+    chosen, moved = saved_values(sides, env, recompute=recompute, budget=budget, link=link, offload=offload)
     kept = [node for node in graph.nodes if node in chosen]
     if not all(type(node.spec) is TensorSpec for node in kept) or chosen & later:
         return None

@@ -33,7 +33,7 @@ class Origin:
     """The torch call that made a node: its name, its number in the call log, the user's line, and the direction.
 
     `region`: its checkpoint region (whose values are not saved for the backward), 0 outside of any. `kept`: the policy
-    of a selective checkpoint saves it.
+    of a selective checkpoint saves it. `to_host`: what is saved of it waits in the host's memory (`save_on_cpu`).
     """
 
     call: str
@@ -42,6 +42,7 @@ class Origin:
     backward: bool = False
     region: int = 0
     kept: bool = False
+    to_host: bool = False
 
 
 Scalar = int | float | complex | str | None | torch.dtype | torch.device | torch.layout | torch.memory_format

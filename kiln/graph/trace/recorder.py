@@ -162,6 +162,8 @@ class Recorder:
         """Classes of functions and hooks that the recorded backward has called and that are not linear in gradients."""
         self.saved_hooks: list[tuple[Callable[..., object], Callable[..., torch.Tensor]]] = []
         """Pairs of functions that pack and unpack what autograd saves; the last one is active."""
+        self.to_host = False
+        """Whether what is saved of the next calls waits in the host's memory."""
         self.held: list[object] = []
         """What the graph of autograd behind the fakes calls (`called_by_autograd`)."""
         self.region = 0
@@ -231,7 +233,7 @@ class Recorder:
             name = self._names[target] = target_name(target)
         outer = self._outer
         self.emit.origin = (
-            Origin(name, len(self.calls), location, target in BACKWARDS, region=self.region)
+            Origin(name, len(self.calls), location, target in BACKWARDS, region=self.region, to_host=self.to_host)
             if outer is None
             else replace(outer, call=name, location=location)
         )

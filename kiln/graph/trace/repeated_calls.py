@@ -92,7 +92,7 @@ class CallCopies:
             if old.op is CONSTANT:
                 continue  # constants are shared
             if origin is None and old.origin is not None:
-                origin = Origin(old.origin.call, number, where, region=old.origin.region)
+                origin = Origin(old.origin.call, number, where, region=old.origin.region, to_host=old.origin.to_host)
             inputs = tuple([self._nodes.get(node, node) for node in old.inputs])
             new = self._nodes[old] = Node(old.op, inputs, old.attrs, old.spec, origin)
             made.append(new)

@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import save_on_cpu
 
 import kiln
 from kiln.graph.autograd import partition
@@ -22,6 +23,7 @@ from kiln.loops.fusion.schedule import schedule
 from kiln.loops.kernel.launches.text import step_text
 from kiln.loops.lowering import lower
 from kiln.pipeline import offloading
+from kiln.plan.text import plan_text
 from kiln.plan.transfer_operators import TRANSFER
 from kiln.runtime.cuda_graphs.facts import graph_facts
 from kiln.support.events import EventSink
@@ -38,7 +40,7 @@ FAST, SLOW = HostLink("cpu", moved=1, least=256), HostLink("cpu", moved=1 << 20,
 
 def parts_of(budget: float, link: HostLink | None) -> Partition:
     inputs = (grad(4, 16, 8), grad(8, 8))
-    return partition(joint_of(whole(attention), inputs), budget=budget, link=link)
+    return partition(joint_of(whole(attention), inputs), budget=budget, link=link, offload=True)
 
 
 def num_transfers(graph: Graph) -> int:
@@ -118,6 +120,31 @@ def test_a_region_that_offloads_is_no_cuda_graph() -> None:
         plans = compiled_plans(step, grad(4, 16, 8), grad(8, 8), memory_budget=0.25, activation_offload=True)
     assert [plan.name for plan in plans] == ["forward", "step"]
     assert all("moved to the host" in graph_facts(plan).refusal for plan in plans)
+
+
+def test_what_is_saved_within_save_on_cpu_goes_to_the_host() -> None:
+    """Whatever the budget; the rest stays."""
+    torch.manual_seed(0)
+    layers = nn.ModuleList([nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32)) for _ in range(3)])
+    x = torch.randn(64, 32)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        x = layers[0](x)
+        with save_on_cpu():
+            x = layers[1](x)
+        return layers[2](x).square().mean()
+
+    def gradients(call: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor | None]:
+        layers.zero_grad()
+        call(x).backward()
+        return [parameter.grad for parameter in layers.parameters()]
+
+    wanted = gradients(loss)
+    with mock.patch.object(offloading, "GPU_LINK", FAST):
+        texts = [plan_text(plan) for plan in compiled_plans(loss, x)]
+        compiled = kiln.compile(loss, options={"speed_check": False, "cache": False}, fullgraph=True)
+        torch.testing.assert_close(gradients(compiled), wanted)
+    assert texts[0].count(TRANSFER) == 2  # tanh, and the result of the block
 
 
 # The schedule.

@@ -3,10 +3,11 @@
     with saved_tensors_hooks(pack, unpack):      autograd saves the input of sin: pack(x), interpreted, now
         y = x.sin()                              backward: unpack(packed), interpreted when the joint graph is made
 
-What the hooks do is a part of the graph, forward and backward; what of it is kept in between, the partition decides. In
-the log of torch calls the program's functions are pushed and popped, for user backends. A hook with side effects, hooks
-that change values (some formulas of gradients read other values than eager's), or anything that breaks inside of the
-block, break in front of it.
+`save_on_cpu` marks the calls within: what they compute and the backward needs goes to the host as the partition says
+(`graph/autograd/host_copies.py`), not one by one. What other hooks do is a part of the graph, forward and backward;
+what of it is kept in between, the partition decides. In the log of torch calls the program's functions are pushed and
+popped, for user backends. A hook with side effects, hooks that change values (some formulas of gradients read other
+values than eager's), or anything that breaks inside of the block, break in front of it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from kiln.graph.trace.log import PopSavedHooks, PushSavedHooks
 from kiln.graph.trace.recorder import nested_calls, record_effect
 from kiln.support.location import Location
 from kiln.support.records import dataclass
+from kiln.tensor.spec import CPU
 
 HOOKS = "saved_tensors_hooks"
 MakeUnpack = Callable[..., Callable[..., torch.Tensor]]
@@ -63,6 +65,7 @@ def push(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     record_effect(s.recorder, PushSavedHooks(makers[0][1], cast(MakeUnpack, makers[1][1])), captured, frame.locations())
     hold = partial(called_by_autograd, s.recorder.held)
     s.recorder.saved_hooks.append((hold(hooks.pack_fake), hold(hooks.unpack_fake)))
+    s.recorder.to_host = is_torchs(pack)
     return Constant(None)
 
 
@@ -75,6 +78,7 @@ def pop(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     s.part(EnteredModes).calls.pop()
     record_effect(s.recorder, PopSavedHooks(), (), running_frame(s).locations())
     s.recorder.saved_hooks.pop()
+    s.recorder.to_host = bool(stack) and is_torchs(stack[-1].pack)
     return Constant(None)
 
 
@@ -89,6 +93,15 @@ class Packed:
 
 @final
 @dataclass(frozen=True, eq=False)
+class OnHost:
+    """A value that `save_on_cpu` packs, which is saved as it is now."""
+
+    fake: FakeTensor
+    node: Node
+
+
+@final
+@dataclass(frozen=True, eq=False)
 class InterpretedHooks:
     """Called by autograd with what it saves, and with what was made of that."""
 
@@ -98,8 +111,10 @@ class InterpretedHooks:
     pack: Value
     unpack: Value
 
-    def pack_fake(self, fake: FakeTensor) -> Packed:
+    def pack_fake(self, fake: FakeTensor) -> Packed | OnHost:
         s = self.state
+        if is_torchs(self.pack) and fake.device != CPU:
+            return OnHost(fake, s.recorder.node_of(fake))
         effects = s.effects.snapshot()
         try:
             with nested_calls(s.recorder):
@@ -110,8 +125,12 @@ class InterpretedHooks:
             raise self._refused("it has side effects")
         return made
 
-    def unpack_fake(self, packed: Packed) -> FakeTensor:
+    def unpack_fake(self, packed: Packed | OnHost) -> FakeTensor:
         s = self.state
+        if isinstance(packed, OnHost):
+            if s.recorder.node_of(packed.fake) is not packed.node:
+                raise self._refused("what is saved is changed later")
+            return packed.fake
         effects = s.effects.snapshot()
         contents = [cell.content for cell in self.unpack.cells] if isinstance(self.unpack, Function) else []
         known = [packed.value, *[value for value in contents if value is not None]]
