@@ -375,3 +375,20 @@ def test_an_error_of_a_sort_that_needs_a_gradient(program: Callable[[Tensor], An
                 program(torch.ones(size, requires_grad=True))
             with pytest.raises(expected.type):
                 compiled(torch.ones(size, requires_grad=True))
+
+
+def test_a_list_of_which_two_tensors_are_made_behind_a_break() -> None:
+    """Each was an input of its own, at the same place, and had to have other memory than itself."""
+
+    def program(x: Tensor, items: list[int], table: dict[int, int]) -> Tensor:
+        if x.sum() > -5:
+            table.popitem()
+            x *= torch.tensor(items).sum() + 1
+            x *= torch.tensor(items).sum() + 2
+            first, second = torch.tensor(items), torch.tensor(items)
+            first[0] = 7
+            x += (first - second).sum()
+        return x
+
+    calls = [[1, 0, 2], [1, 0, 2], [3, 1], [4, 4, 0, 1]]
+    compiled_whole(program, *[(torch.ones(2), items, {1: 2}) for items in calls])

@@ -10,7 +10,8 @@ The dtype is the common one of all numbers, of NumPy's their own; the result has
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TypeGuard
+from dataclasses import field
+from typing import TypeGuard, final
 
 import torch
 
@@ -25,9 +26,18 @@ from kiln.capture.interpreter.variables.tensor import Tensor, record
 from kiln.runtime.guards.source import AnswerSource, argument_of
 from kiln.runtime.numbers import tensor_of_numbers
 from kiln.support.optional import load
+from kiln.support.records import dataclass
 
 numpy = load("numpy")
 OPTIONS = frozenset(("dtype", "device"))
+
+
+@final
+@dataclass
+class TensorsOfLists:
+    """The tensors that are made of lists in front of the region, by the `id` of the list: one input for each."""
+
+    made: dict[int, Value] = field(default_factory=dict)
 
 
 def numbers_in(s: CaptureState, value: Value) -> Iterator[Value]:
@@ -50,11 +60,15 @@ def tensor_of_list(s: CaptureState, args: Args, kwargs: Kwargs) -> Value | None:
     is_passed = argument_of(given.source) != "" and outermost_frame(s).is_resumed
     if not (is_passed or given.source.text() in s.policy.varying) or given.cls is not list or s.function_modes:
         return None
-    real = tensor_of_numbers(given.original)
-    if real is None or s.policy.whole or torch.get_default_device().type != "cpu":
+    known = s.part(TensorsOfLists).made
+    made = known.get(id(given.original))
+    if s.policy.whole or torch.get_default_device().type != "cpu":
         return None
-    real._dynamo_weak_dynamic_indices = {0}  # type: ignore[attr-defined]
-    made = s.wrap(real, AnswerSource(given.source, s.reference(tensor_of_numbers)))
+    if made is None:
+        if (real := tensor_of_numbers(given.original)) is None:
+            return None
+        real._dynamo_weak_dynamic_indices = {0}  # type: ignore[attr-defined]
+        made = known[id(given.original)] = s.wrap(real, AnswerSource(given.source, s.reference(tensor_of_numbers)))
     return record(s, "to" if kwargs else "clone", [made], kwargs | ({"copy": s.const(True)} if kwargs else {}))
 
 
