@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 import kiln
 
@@ -100,3 +101,28 @@ def test_sets_over_breaks_and_in_results(function: Callable[..., Any]) -> None:
     for given in ({1, 3, 33}, {1, 3, 33, 7, 99}, {8, 16, 9, 1}, {3, 0}):
         expected, found = function(given.copy()), compiled(given.copy())
         assert [repr(item) for item in found] == [repr(item) for item in expected]
+
+
+@pytest.mark.parametrize("sign", ["|", "&", "-", "^"])
+def test_keys_of_dicts_combined(sign: str) -> None:
+    """The operator of a view adds one key after another; that of a set copies tables."""
+    source = f"""def program(x, a, b, c, d):
+    return x + 1, [
+        list(a.keys() {sign} b.keys()), list(a.keys() {sign} c), list(c {sign} a.keys()), list(d {sign} b.keys()),
+        list(a.keys() {sign} d), list(b.keys() {sign} a.keys()), list(c {sign} d), list(d {sign} c),
+    ]"""
+    namespace: dict[str, Any] = {}
+    exec(source, namespace)
+    compiled, draw = kiln.compile(namespace["program"]), random.Random(0)
+    for size in (3, 5, 20, 40):
+        numbers = [[draw.randrange(200) for _ in range(size)] for _ in range(4)]
+        first, second = (dict.fromkeys(items, 0) for items in numbers[:2])
+        arguments = torch.ones(1), first, second, set(numbers[2]), frozenset(numbers[3])
+        assert compiled(*arguments)[1] == namespace["program"](*arguments)[1]
+
+
+def test_methods_of_sets_refuse_views() -> None:
+    def program(table: dict[str, int]) -> list[Any]:
+        return [frozenset("ab").__ge__(table.keys()), {"a"}.__or__(table.keys()), frozenset("ab") >= table.keys()]  # type: ignore[operator]
+
+    assert kiln.compile(program)({"a": 1}) == program({"a": 1}) == [NotImplemented, NotImplemented, True]

@@ -753,41 +753,7 @@ def merge_in_place(s: CaptureState, left: Value, right: Value) -> Value | None:
     return None
 
 
-def _as_set(s: CaptureState, value: Value) -> Set | None:
-    if isinstance(value, DictView) and value.what == "keys":
-        keys = Set({})
-        keys.combine_in_place(s, "update", [value.mapping])
-        return keys
-    return value if isinstance(value, Set) else None
-
-
-def _set_operator(plain: Function2, in_place: Function2, method: str, changing: str) -> None:
-    @_row(plain, Set, DictView)
-    def handler(s: CaptureState, left: Value, right: Value) -> Value | None:
-        a, b = _as_set(s, left), _as_set(s, right)
-        if a is not None and isinstance(right, DictView) and not issubclass(a.cls, set):
-            a = a.as_set(s)  # the view's method is asked
-        return None if a is None or b is None else a.combine(s, method, [b])
-
-    @_row(in_place, Set)
-    def change(s: CaptureState, left: Value, right: Value) -> Value | None:
-        assert isinstance(left, Set)
-        if left.cls is not set or not isinstance(right, Set):
-            return handler(s, left, right)
-        left.combine_in_place(s, changing, [right])
-        return left
-
-
-_set_operator(operator.or_, operator.ior, "union", "update")
-_set_operator(operator.and_, operator.iand, "intersection", "intersection_update")
-_set_operator(operator.sub, operator.isub, "difference", "difference_update")
-_set_operator(operator.xor, operator.ixor, "symmetric_difference", "symmetric_difference_update")
 for _function in (operator.le, operator.lt, operator.ge, operator.gt):
-
-    @_row(_function, Set, DictView)
-    def _compare_sets(s: CaptureState, left: Value, right: Value, function: Function2 = _function) -> Value | None:
-        a, b = _as_set(s, left), _as_set(s, right)
-        return None if a is None or b is None else Constant(function(a.items(s).keys(), b.items(s).keys()))
 
     @_row(_function, Tuple, List)
     def _compare_sequences(s: CaptureState, left: Value, right: Value, function: Function2 = _function) -> Value | None:

@@ -10,11 +10,12 @@ from typing import TypeVar
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.builtins.functions import fill, sort
-from kiln.capture.interpreter.core import OPERATORS, Args, CaptureState, Handler, Kwargs, Value, handles
+from kiln.capture.interpreter.core import Args, CaptureState, Handler, Kwargs, Value, handles
 from kiln.capture.interpreter.hashing import dict_key, entries_of, set_element
 from kiln.capture.interpreter.native_calls import natives
 from kiln.capture.interpreter.operations import compare, contains, equal, fold, same, searched
 from kiln.capture.interpreter.pure import is_written_in_c
+from kiln.capture.interpreter.set_operators import operator_of_sets
 from kiln.capture.interpreter.variables.bound_method import BoundMethod
 from kiln.capture.interpreter.variables.classes import Class, refuse_finalizer, refuse_in_init, refuse_in_new
 from kiln.capture.interpreter.variables.constant import Constant
@@ -111,8 +112,14 @@ def changed_set(name: str) -> Method[Set]:
 
 def set_operator(name: str) -> Method[Set]:
     """`frozenset.__or__` and its kin: NotImplemented for what is no set."""
-    handler = OPERATORS[getattr(operator, name), Set]
-    return lambda s, items, args, kwargs: handler(s, items, native(args[0])) or Constant(NotImplemented)
+    handler = operator_of_sets(name)
+
+    def apply(s: CaptureState, items: Set, args: Args, kwargs: Kwargs) -> Value:
+        other = native(args[0])
+        made = None if isinstance(other, DictView) else handler(s, items, other)
+        return made or Constant(NotImplemented)
+
+    return apply
 
 
 def set_operator_in_place(method: str) -> Method[Set]:
