@@ -9,6 +9,7 @@ import torch
 from kiln.capture.interpreter.alternatives import open_truth
 from kiln.capture.interpreter.breaks import DataDependentBranch, ItemInPython
 from kiln.capture.interpreter.changed_numbers import has_many_values
+from kiln.capture.interpreter.chosen_texts import chosen_text, compared_text
 from kiln.capture.interpreter.core import DISCARD, PUSH, CaptureState, Value, read_attr
 from kiln.capture.interpreter.frame import SymbolicFrame, opcode, push_callable
 from kiln.capture.interpreter.number_branches import chosen_item, contained
@@ -33,7 +34,8 @@ def binary_op(frame: SymbolicFrame, function: Function2) -> None:
 def compare_op(frame: SymbolicFrame, function: Function2) -> None:
     right = frame.pop()
     left = frame.pop()
-    frame.stack.append(compare(frame.state, function, left, right))
+    text = compared_text(frame.state, function, left, right)
+    frame.stack.append(compare(frame.state, function, left, right) if text is None else text)
 
 
 @opcode("IS_OP", pops=2)
@@ -103,6 +105,8 @@ def subscript(frame: SymbolicFrame, container: Value, key: Value) -> Value:
     plain = isinstance(container, Sequence) or container.is_constant
     if plain and key.is_torch and key.python_type() is not int:  # asks the tensor for its `__index__`
         return record(frame.state, operator.getitem, [container, key], {})
+    if (text := chosen_text(frame.state, container, key)) is not None:
+        return text
     refuse_many_items(frame.state, container, key)
     found = chosen_item(frame.state, container, key)
     return found if found is not None else container.get_item(frame.state, key, PUSH)
