@@ -5,7 +5,8 @@
 
 Where the eager form of a primitive is several calls, their results count. oneDNN's convolutions on CPUs work on copies
 whose channels lie in blocks of one vector (16 floats with AVX-512, 8 with AVX2), filled up. Few channels are read where
-they are. What other calls take is not known, and counts nothing.
+they are. Its LSTM layers pack their weights and keep the gates of the whole sequence.
+What other calls take is not known, and counts nothing.
 """
 
 from __future__ import annotations
@@ -73,6 +74,52 @@ def of_convolution_backward(node: Node) -> list[Int]:
     return phases
 
 
+def of_recurrent_layer(node: Node) -> list[Int]:
+    """The weights are packed, for a forward alone with the units of each gate filled up."""
+    args, _ = node_arguments(node, node.inputs)
+    x, w_input, w_hidden = [cast(Node, value).tensor for value in args[:3]]
+    gates, row = w_input.sizes[0], w_input.sizes[0]
+    trains = cast(bool, args[-1])
+    if is_static(gates):
+        units = gates // GATES
+        row = length_of_row(gates) if trains else GATES * (-(-units // UNITS) * UNITS)
+    packed = 4 * row * (w_input.sizes[1] + w_hidden.sizes[1])
+    return [size_of(node.spec) + packed + scratch_of_cells(x, gates)]
+
+
+def of_recurrent_layer_backward(node: Node) -> list[Int]:
+    """Gradients of the states that nobody has are zeros; others are read contiguous. The weights are copied where rows
+    of theirs are filled up, and their gradients are transposed."""
+    args, _ = node_arguments(node, node.inputs)
+    x, w_input, w_hidden = [cast(Node, value).tensor for value in args[:3]]
+    given = [value.tensor for value in args[10:13] if isinstance(value, Node)]
+    copied = sum([size_of(gradient) for gradient in given if not gradient.is_contiguous()])
+    zeros = (3 - len(given)) * size_of(cast(Node, args[5]).tensor)
+    gates = w_input.sizes[0]
+    made: Int = 0
+    for width in (w_input.sizes[1], w_hidden.sizes[1]):
+        row = length_of_row(width)
+        made = made + 4 * (width * length_of_row(gates) + (0 if row == width else gates * row))
+    return [size_of(node.spec) + copied + zeros + made + scratch_of_cells(x, gates)]
+
+
+def scratch_of_cells(x: TensorSpec, gates: Int) -> Int:
+    """The sum of the biases, and the gates of all elements of the sequence."""
+    return 4 * gates + 4 * x.sizes[0] * x.sizes[1] * length_of_row(gates) + SCRATCH
+
+
+def length_of_row(size: Int) -> Int:
+    """Filled up to a line of the cache, and to one more where rows would lie a multiple of 1 KB apart."""
+    if not is_static(size):
+        return size
+    row = -(-size // 16) * 16
+    return row + 16 if row % 256 == 0 else row
+
+
+GATES, UNITS, SCRATCH = 4, 32, 12856
+"""Gates of a unit, units in a block, and bytes that a layer needs whatever its sizes are."""
+
+
 def made_in(result: TensorSpec) -> Int:
     """Bytes that the library writes a result to: itself, or blocks that are copied."""
     return in_blocks(result) if is_at_least(result.sizes[1], FEW_CHANNELS + 1) else size_of(result)
@@ -106,6 +153,9 @@ PRIMITIVES: dict[str, Callable[[Node], list[Int]]] = {"fma": of_fma, "clone": of
 RULES: dict[str, Callable[[Node], list[Int]]] = {
     "convolution.default": of_convolution,
     "convolution_backward.default": of_convolution_backward,
+    "kiln.mkldnn_rnn_layer.default": of_recurrent_layer,
+    "mkldnn_rnn_layer.default": of_recurrent_layer,
+    "mkldnn_rnn_layer_backward.default": of_recurrent_layer_backward,
 }
 
 

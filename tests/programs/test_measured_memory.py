@@ -1,7 +1,4 @@
-"""The predicted peak of memory is the one that is measured: training programs of several kinds.
-
-Left out is LSTM, which takes 24 % more: oneDNN's copies of weights and what its backward works on.
-"""
+"""The predicted peak of memory is the one that is measured: training programs of several kinds."""
 
 from __future__ import annotations
 
@@ -70,6 +67,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "batch norm": (stack(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3, stride=2)), IMAGES),
     "transposed": (stack(nn.Conv2d(3, 16, 4, 2, 1), nn.ReLU(), nn.ConvTranspose2d(16, 3, 4, 2, 1)), IMAGES),
     "gated": (lambda: nn.GRU(32, 64, batch_first=True), TEXTS),
+    "recurrent": (lambda: nn.LSTM(32, 64, batch_first=True), TEXTS),
+    "recurrent layers": (lambda: nn.LSTM(32, 48, 2), TEXTS),
+    "both directions": (lambda: nn.LSTM(32, 64, bidirectional=True, batch_first=True), TEXTS),
 }
 
 
