@@ -108,6 +108,14 @@ def best_vector(
 
     `stored`: which results of members reach memory; None: all. Rows shorter than `full_row` count in part.
     """
+    votes = vector_votes(group, members, stored, full_row)
+    return max(votes, key=lambda symbol: votes[symbol], default=None)
+
+
+def vector_votes(
+    group: Group, members: Iterable[Member], stored: frozenset[str] | None = None, full_row: int = 1
+) -> dict[Symbol, float]:
+    """How many elements are accessed with neighbours in memory along each symbol."""
     private = group.writers().keys() - stored if stored is not None else frozenset()
     votes: dict[Symbol, float] = {}
     for member in members:
@@ -118,7 +126,7 @@ def best_vector(
             for symbol in access.neighbours or _in_order(access.form):
                 filled = min(group.points_hint((symbol,)) / full_row, 1.0)
                 votes[symbol] = votes.get(symbol, 0) + group.points_hint(moving) * filled
-    return max(votes, key=lambda symbol: votes[symbol], default=None)
+    return votes
 
 
 def lengthwise(group: Group, members: Iterable[Member], vector: Symbol, among: Collection[Symbol]) -> Symbol:

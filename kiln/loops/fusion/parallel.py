@@ -14,7 +14,7 @@ from math import prod
 
 from kiln.loops.body.analyses import flops
 from kiln.loops.fusion.group import Group, Member
-from kiln.loops.fusion.layout import best_vector
+from kiln.loops.fusion.layout import vector_votes
 from kiln.loops.kernel.occupancy import wanted_pieces
 from kiln.support.target import Target
 from kiln.symbolic import Symbol
@@ -30,21 +30,38 @@ ONE_EXPONENTIAL = 13
 """Operations of a point of a softmax; points of more (a sine, `tanh`) take twice the time."""
 
 
-def pieces(group: Group, units: Iterable[Symbol], target: Target, blocks: Mapping[Symbol, int] | None = None) -> int:
-    """About how many pieces of work there are if `units` are the units of `group`.
+def pieces(group: Group, units: Iterable[Symbol], target: Target) -> int:
+    """About how many pieces of work there are if `units` are the units of `group`."""
+    return pieces_of(group, units, target, vector_votes(group, group.members), group.blocked)
 
-    `blocks`: units that a GPU program takes in blocks, and how many make one; by default the group's own.
+
+def pieces_of(
+    group: Group, units: Iterable[Symbol], target: Target, votes: Mapping[Symbol, float], blocks: Mapping[Symbol, int]
+) -> int:
+    """The same for accesses along symbols as `votes` counts them.
+
+    `blocks`: units that a GPU program takes in blocks, and how many make one.
     """
+    units = list(units)
     if not target.is_gpu:
         return size_hint(group.points(units))
-    together = {best_vector(group, group.members): GPU_STRIP} | (group.blocked if blocks is None else dict(blocks))
+    together = {neighbours(votes, units): GPU_STRIP} | dict(blocks)
     return prod(-(-max(size_hint(group.sizes[unit]), 1) // together.get(unit, 1)) for unit in units)
 
 
 def strip(group: Group, units: Iterable[Symbol]) -> int:
     """Units that a GPU program takes together."""
-    vector = best_vector(group, group.members)
-    return min(size_hint(group.sizes[vector]), GPU_STRIP) if vector is not None and vector in units else 1
+    along = neighbours(vector_votes(group, group.members), units)
+    return min(size_hint(group.sizes[along]), GPU_STRIP) if along is not None else 1
+
+
+def neighbours(votes: Mapping[Symbol, float], units: Iterable[Symbol]) -> Symbol | None:
+    """The unit along which a GPU program takes neighbours in memory: that of most accesses, if a third are along it.
+
+    The tiles of a kernel are chosen by what reaches memory, so of two layouts either may win.
+    """
+    found = max((unit for unit in units if unit in votes), key=lambda unit: votes[unit], default=None)
+    return found if found is not None and 3 * votes[found] >= sum(votes.values()) else None
 
 
 def leaves_idle(group: Group, member: Member, count: int, target: Target) -> bool:

@@ -15,8 +15,8 @@ from typing import final
 from kiln.loops.fusion.align import is_local
 from kiln.loops.fusion.costs import LAUNCH_BYTES, NEAR, Pair
 from kiln.loops.fusion.group import Group
-from kiln.loops.fusion.layout import LONG_ROW, best_vector, row_length
-from kiln.loops.fusion.parallel import leaves_idle, pieces
+from kiln.loops.fusion.layout import LONG_ROW, best_vector, row_length, vector_votes
+from kiln.loops.fusion.parallel import leaves_idle, pieces, pieces_of
 from kiln.loops.fusion.rules import FUSION_RULES
 from kiln.loops.fusion.split import SERIAL_POINTS
 from kiln.loops.kernel.occupancy import wanted_pieces
@@ -206,7 +206,8 @@ def too_few_pieces(pair: Pair) -> Excess | None:
     """Only where one of the two had more pieces of work, and a loop that takes long."""
     target = pair.context.target
     blocks = pair.first.blocked | _renamed_blocks(pair)
-    left, wanted = pieces(pair.first, pair.space.units, target, blocks), wanted_pieces(target)
+    left = pieces_of(pair.first, pair.space.units, target, _joint_votes(pair), blocks)
+    wanted = wanted_pieces(target)
     if left >= wanted:
         return None
     for group in (pair.first, pair.second):
@@ -220,6 +221,16 @@ def too_few_pieces(pair: Pair) -> Excess | None:
             if slow:
                 return wanted, left
     return None
+
+
+def _joint_votes(pair: Pair) -> dict[Symbol, float]:
+    """How many elements both groups access with neighbours in memory along each symbol of the common space."""
+    votes: dict[Symbol, float] = {}
+    for group, names in pair.sides():
+        for symbol, count in vector_votes(group, group.members).items():
+            found = names.get(symbol, symbol)
+            votes[found] = votes.get(found, 0) + count
+    return votes
 
 
 def rows_of_results(pair: Pair) -> Excess | None:

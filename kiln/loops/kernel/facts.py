@@ -148,13 +148,7 @@ class KernelFacts:
 
     def contiguous(self) -> Symbol | None:
         """The axis that is contiguous in memory in most accesses, weighted by size."""
-        votes: dict[Symbol, int] = {}
-        inner = {axis.symbol for phase in self.kernel.phases for axis in phase.axes}
-        loops = inner | {axis.symbol for axis in self.kernel.units}
-        for spec, index, size in self.touched():
-            for axis in loops:
-                if stride_along(spec, index, axis) == 1:
-                    votes[axis] = votes.get(axis, 0) + size
+        votes = contiguous_accesses(self)
         return max(votes, key=lambda axis: votes[axis], default=None)
 
     def tile_axes(self, units: tuple[Axis, ...]) -> tuple[Axis, ...]:
@@ -228,3 +222,22 @@ def is_read_again(kernel: KernelIR, axes: tuple[Axis, ...]) -> bool:
         if name in buffers
     )
     return any(count > 1 for count in readers.values())
+
+
+def contiguous_accesses(facts: KernelFacts) -> dict[Symbol, int]:
+    """How many elements are read and written with neighbours in memory along each axis."""
+    votes: dict[Symbol, int] = {}
+    inner = {axis.symbol for phase in facts.kernel.phases for axis in phase.axes}
+    loops = inner | {axis.symbol for axis in facts.kernel.units}
+    for spec, index, size in facts.touched():
+        for axis in loops:
+            if stride_along(spec, index, axis) == 1:
+                votes[axis] = votes.get(axis, 0) + size
+    return votes
+
+
+def has_rows(facts: KernelFacts) -> bool:
+    """Whether memory is contiguous along inner axes in a quarter of all accesses."""
+    votes = contiguous_accesses(facts)
+    inner = {axis.symbol for phase in facts.kernel.phases for axis in phase.axes}
+    return 4 * sum(votes.get(axis, 0) for axis in inner) >= sum(votes.values())

@@ -17,7 +17,7 @@ from typing import final
 from kiln.loops.body.indexing import Axis
 from kiln.loops.kernel.analyses import phase_stores
 from kiln.loops.kernel.errors import UnsupportedInKernel
-from kiln.loops.kernel.facts import KernelFacts, bytes_ahead, is_read_again
+from kiln.loops.kernel.facts import KernelFacts, bytes_ahead, has_rows, is_read_again
 from kiln.loops.kernel.kernel import Accumulate, KernelIR
 from kiln.loops.kernel.loop_stages import STAGE_BYTES, STAGES, loop_stages
 from kiln.loops.kernel.mapped import MappedKernel
@@ -78,9 +78,17 @@ def _blocks(facts: KernelFacts, target: Target) -> Tiling:
     if not inner:
         return _pointwise(facts, target)
     contiguous = facts.contiguous()
-    if contiguous is not None and any(contiguous is axis.symbol for axis in facts.free_units):
-        return _columns(facts, inner, contiguous, target)
-    return _rows(facts, inner, target)
+    columns = next((axis for axis in facts.free_units if axis.symbol is contiguous), None)
+    if columns is None or (has_rows(facts) and _leave_idle(facts, columns, target)):
+        return _rows(facts, inner, target)
+    return _columns(facts, inner, columns, target)
+
+
+def _leave_idle(facts: KernelFacts, columns: Axis, target: Target) -> bool:
+    """Do the narrowest blocks of columns leave most of the machine without work, and whole rows less of it?"""
+    units = large_size_hint(product(axis.size for axis in (*facts.free_units, *facts.fixed_units)))
+    narrowest = min(SECTOR_BYTES // facts.narrowest_bytes(), large_size_hint(columns.size))
+    return 2 * units < target.multiprocessors * narrowest and narrowest > 1
 
 
 def _unmasked(facts: KernelFacts, tiling: Tiling) -> BlockDim | None:
@@ -185,9 +193,8 @@ def _finds_indices(kernel: KernelIR) -> bool:
     return any(isinstance(effect, Accumulate) and not effect.op.is_splittable for effect in effects)
 
 
-def _columns(facts: KernelFacts, groups: tuple[tuple[Axis, ...], ...], along: Symbol, target: Target) -> Tiling:
+def _columns(facts: KernelFacts, groups: tuple[tuple[Axis, ...], ...], axis: Axis, target: Target) -> Tiling:
     """Memory is contiguous along a unit axis: a block of neighbours along it, times blocks of the reduced axes."""
-    (axis,) = (axis for axis in facts.free_units if axis.symbol is along)
     numbers = tuple(unit for unit in facts.free_units if unit is not axis)
     wide = _pow2(axis.size, facts.line_elements() << (facts.access_elements() == 1))  # two lines if they start anywhere
     rest = large_size_hint(product(unit.size for unit in (*numbers, *facts.fixed_units)))
@@ -198,7 +205,7 @@ def _columns(facts: KernelFacts, groups: tuple[tuple[Axis, ...], ...], along: Sy
     rows = max((WHOLE_BLOCK if again else LOOP_BLOCK) // wide, 1)
     dims = _inner_dims(facts, groups, rows, max(LOOP_BLOCK // wide, 1))
     units, wide = _short_columns(facts, dims, axis, wide, target)
-    columns = _dim(units, wide, along.name if len(units) == 1 else "x", "XBLOCK", unit=True)
+    columns = _dim(units, wide, axis.symbol.name if len(units) == 1 else "x", "XBLOCK", unit=True)
     numbers = tuple(unit for unit in numbers if unit not in units)
     points = block_points([columns, *dims])
     looped = any(dim.looped for dim in dims)
