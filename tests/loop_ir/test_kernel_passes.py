@@ -202,6 +202,22 @@ def test_pass(name: str, golden: Callable[[object], None]) -> None:
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_phases_whose_axes_are_among_those_of_others_or_apart_keep_them() -> None:
+    kernel = parse_kernel("""
+        kernel nested(x: f32[6, 8, 8] -> a: f32[6, 8], b: f32[6, 8, 8], c: f32[6, 8], d: f32[6, 8]) units (i0: 6)
+            phase (i1: 8):
+                a[i0, i1] = load x[i0, i1, 0]
+            phase (i1: 8, i2: 8):
+                b[i0, i1, i2] = mul(load x[i0, i1, i2], load x[i0, i1, i2])
+            phase (i2: 8):
+                c[i0, i2] = load x[i0, 7, i2]
+            phase (i3: 8):
+                d[i0, i3] = load x[i0, i3, 1]
+    """)
+    verify_kernel(kernel)
+    assert OwnLoops().run(MappedKernel(kernel), GPU)[1] == 0
+
+
 def run_mapped_kernel(mapped: MappedKernel, memory: Memory) -> None:
     """Run a kernel as it is printed: in runs of units if it has them. A tiling changes no values."""
     kernel, run = mapped.kernel, mapped.run

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from kiln.graph.ir.node import Node
 from kiln.graph.ir.size_oracle import GuardFreeOracle
 from kiln.graph.ops.adaptive_pools import Windows, average, average_gradient, known_windows
 from kiln.graph.ops.emit import Emit
+from kiln.graph.ops.registry import DECOMPOSITIONS
 from kiln.graph.trace.constants import spec_of_real as spec_of
 from kiln.symbolic import ShapeEnv
 from kiln.tensor.spec import TensorSpec
@@ -61,12 +64,26 @@ def test_what_is_left_to_aten() -> None:
     """The CPU, sizes that change, ranks without images, nothing to average."""
     gpu, size = torch.device("cuda", 0), ShapeEnv().create_symbol(4, lo=2)
 
-    def is_known(*sizes: object, device: torch.device = gpu, dtype: torch.dtype = torch.float32) -> bool:
+    def is_known(
+        *sizes: object, device: torch.device = gpu, dtype: torch.dtype = torch.float32, counts: Sequence[int] = (2, 2)
+    ) -> bool:
         strides = torch.empty([each if isinstance(each, int) else 4 for each in sizes]).stride()
-        return known_windows(TensorSpec(dtype, sizes, strides, 0, device), (2, 2)) is not None  # type: ignore[arg-type]
+        return known_windows(TensorSpec(dtype, sizes, strides, 0, device), counts) is not None  # type: ignore[arg-type]
 
     assert is_known(2, 3, 4, 5) and is_known(3, 4, 5)
     assert not is_known(2, 3, 4, 5, device=torch.device("cpu"))
     assert not is_known(2, 3, size, 5)
     assert not is_known(4, 5) and not is_known(2, 3, 0, 5)
     assert not is_known(2, 3, 4, 5, dtype=torch.int32)
+    assert not is_known(2, 3, 4, 5, counts=(0, 2))
+
+
+def test_windows() -> None:
+    """No element is read that is in no window: a longer one would be masked, with equal values."""
+    assert Windows(7, 3).lengths() == [3, 3, 3] and Windows(7, 3).are_equal
+    assert Windows(8, 3).lengths() == [3, 4, 3] and Windows(8, 3).longest == 4 and not Windows(8, 3).are_equal
+
+
+def test_images_and_volumes_have_rules() -> None:
+    for name in ("_adaptive_avg_pool2d", "_adaptive_avg_pool3d"):
+        assert {f"aten.{name}.default", f"aten.{name}_backward.default"} <= set(DECOMPOSITIONS)
