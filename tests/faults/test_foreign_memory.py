@@ -100,3 +100,13 @@ def test_an_array_of_which_an_argument_is_a_part() -> None:
         made = compiled(mine, torch.from_numpy(mine[start:stop]))
         torch.testing.assert_close(made, program(others, torch.from_numpy(others[start:stop])))
         assert (mine == others).all()
+
+
+def test_parts_of_an_array_that_are_side_by_side() -> None:
+    compiled = kiln.compile(add_between)
+    for _ in range(3):
+        mine, others = np.arange(6.0), np.arange(6.0)
+        made = compiled(torch.from_numpy(mine[:3]), torch.from_numpy(mine[3:]))
+        torch.testing.assert_close(made, add_between(torch.from_numpy(others[:3]), torch.from_numpy(others[3:])))
+    report = compiled.report()
+    assert report.compiles == 1 and not report.breaks, str(report)
