@@ -70,8 +70,9 @@ class Options:
     """How much of what is saved for the backward may be saved, from 0 (inputs and random numbers only: the backward
     runs the forward again) to 1; what is cheap to compute and large is dropped first."""
     activation_offload: bool = False
-    """What `memory_budget` leaves no room for may wait for the backward in the host's memory, not computed again:
-    copied while kernels run, as much as the link carries meanwhile. On GPUs; such a region has no CUDA graph."""
+    """What is saved for the backward may wait for it in the host's memory: as much as the link carries while kernels
+    run. Of what `memory_budget` leaves no room for, the cheap is then computed again, and the rest is moved. On GPUs;
+    such a region has no CUDA graph."""
     collectives: Literal["as_written", "joined"] = "as_written"
     """Messages between ranks: those that eager sends, so that another rank may run eager; or fewer: small all-reduces
     in one, and gradients added before they are reduced. Then all ranks must compile the same regions."""

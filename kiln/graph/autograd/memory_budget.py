@@ -9,7 +9,7 @@ the caller and cost nothing; random numbers cost a seed.
 
 With a link to the host, what is left of the surplus is moved there as soon as the link can carry it while the forward
 runs, the earliest values first: they have the longest way. So what is dropped is cheap to compute, and what is moved is
-not.
+not. What the link carries beyond that is moved as well, for it takes no time.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def saved_values(
     cheapest = recompute or sides.recomputed
     chosen = values_to_save(sides, env) if cheapest else values_without_recomputation(sides)
     kept, moved = chosen, set[Node]()
-    if budget < 1:
+    if budget < 1 or (offload and link is not None):
         knapsack = _Knapsack(sides, chosen, env, link if offload else None)
         kept, moved = knapsack.fill(budget), knapsack.moved
     asked = {node for node in kept if node.origin is not None and node.origin.to_host}
@@ -95,8 +95,7 @@ class _Knapsack:
             dropped = min(worth, key=worth.__getitem__, default=None)
             if movable and (dropped is None or (worth[dropped] > PRICE_OF_COPY and left - limit <= self.room)):
                 moved = movable.pop(0)
-                self.moved.add(moved)
-                self.room -= self.size(moved)
+                self.move(moved)
                 left -= self.size(moved) if moved in candidates else 0
                 candidates = [node for node in candidates if node is not moved]
             elif dropped is not None:
@@ -106,7 +105,14 @@ class _Knapsack:
                 self.kept.remove(dropped)
             else:
                 break
+        for node in movable:
+            if self.size(node) <= self.room:
+                self.move(node)
         return self.kept | self.behind(list(self.sides.needed), self.kept)[1]
+
+    def move(self, node: Node) -> None:
+        self.moved.add(node)
+        self.room -= self.size(node)
 
     def can_move(self, node: Node) -> bool:
         """Whether the link can take it, and no other value shares its memory."""

@@ -1,4 +1,4 @@
-"""`activation_offload`: what the budget leaves no room for waits for the backward in the host's memory.
+"""`activation_offload`: saved values wait for the backward in the host's memory.
 
 The CPU stands for the device where values are compared.
 """
@@ -34,7 +34,7 @@ from tests.graph.autograd.test_models import grad, joint_of, whole
 from tests.graph.passes.graphs import parsed
 from tests.loops.compiled_plans import compiled_plans
 
-BUDGETS = (0.75, 0.5, 0.25, 0.0)
+BUDGETS = (1.0, 0.75, 0.5, 0.25, 0.0)
 FAST, SLOW = HostLink("cpu", moved=1, least=256), HostLink("cpu", moved=1 << 20, least=256)
 
 
@@ -74,8 +74,12 @@ def test_another_device_and_small_values_stay() -> None:
     assert num_transfers(parts_of(0.0, HostLink("cpu", moved=1)).forward) == 0
 
 
-def test_all_fits_a_whole_budget() -> None:
-    assert num_transfers(parts_of(1.0, FAST).forward) == 0
+def test_a_whole_budget_computes_nothing_again() -> None:
+    """What the link carries while the forward runs goes to the host anyway, the earliest first."""
+    middle = HostLink("cpu", moved=12, least=256)
+    moved = [num_transfers(parts_of(1.0, link).forward) for link in (None, SLOW, middle, FAST)]
+    assert moved[:2] == [0, 0] and 0 < moved[2] < moved[3]
+    assert num_products(parts_of(1.0, FAST).backward) == num_products(parts_of(1.0, None).backward)
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
