@@ -126,3 +126,36 @@ def test_methods_of_sets_refuse_views() -> None:
         return [frozenset("ab").__ge__(table.keys()), {"a"}.__or__(table.keys()), frozenset("ab") >= table.keys()]  # type: ignore[operator]
 
     assert kiln.compile(program)({"a": 1}) == program({"a": 1}) == [NotImplemented, NotImplemented, True]
+
+
+def test_keys_and_sets_of_one_length() -> None:
+    """Which of the two is gone through decides the order of what collides."""
+
+    def program(a: dict[int, int], b: dict[int, int], c: set[int], d: frozenset[int]) -> list[list[int]]:
+        return [
+            list(a.keys() & b.keys()),
+            list(a.keys() & c),
+            list(c & a.keys()),
+            list(a.keys() & d),
+            list(d & a.keys()),
+        ]
+
+    arguments = ({8: 1, 0: 1}, {0: 1, 8: 1}, {0, 8}, frozenset([0, 8]))
+    assert kiln.compile(program)(*arguments) == program(*arguments)
+
+
+def test_operators_that_change_a_set_or_make_one() -> None:
+    def program(table: dict[int, int]) -> list[Any]:
+        fixed, plain, other = frozenset([1]), {1}, {1}
+        was_fixed, was_plain, was_other = fixed, plain, other
+        fixed |= {3}
+        plain |= table.keys()
+        other |= {3}
+        found = [was_fixed, fixed, was_plain is plain, plain, was_other is other, other]
+        try:
+            found.append({1} < [1])  # type: ignore[operator]
+        except TypeError as error:
+            found.append(str(error))
+        return found
+
+    assert kiln.compile(program)({2: 1}) == program({2: 1})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import kiln
+from kiln.capture.interpreter.builtins.torch_bodies import reads_of
 
 CALLS: dict[str, tuple[Any, str, Callable[[Tensor], Tensor]]] = {
     "linear": (F, "linear", lambda x: F.linear(x, torch.ones(2, 4))),
@@ -131,3 +134,15 @@ def test_what_the_compiler_models(name: str, monkeypatch: Any) -> None:
                 patches.setattr(owner, attribute, new)
             expected, found = program(), compiled()
         torch.testing.assert_close(found, expected)
+
+
+def test_bodies_of_torch_are_read_for_functions_alone() -> None:
+    """A class is never replaced by a function that computes: its name does not make a body interpreted."""
+    found = [
+        getattr(sys.modules[module], name)
+        for function in vars(F).values()
+        if isinstance(function, types.FunctionType) and function.__module__ == F.__name__
+        for module, name in reads_of(function).functions
+    ]
+    assert torch._C._nn.pad in found and torch.relu in found
+    assert all(isinstance(each, types.FunctionType | types.BuiltinFunctionType) for each in found)
