@@ -27,8 +27,9 @@ NUMERICS: Mapping[str, tuple[str, ...]] = {
     "fast": (),
     "rounded": ("fast-math",),
     "strict": (
-        "add-embedding", "align-products", "channels-last", "convolution-bias", "fast-math", "fuse-erf", "one-hot-sums",
-        "online-softmax", "resample-in-steps", "sum-before-reduce", "unfuse-bias", "wide-sums",
+        "add-embedding", "align-products", "channels-last", "convolution-bias", "depthwise-lines", "fast-math",
+        "fuse-erf", "lines-as-images", "lines-as-products", "one-hot-sums", "online-softmax", "resample-in-steps",
+        "sum-before-reduce", "unfuse-bias", "wide-sums",
     ),
 }  # fmt: skip
 """What a contract switches off: other orders of sums, other functions, other algorithms of libraries."""

@@ -21,6 +21,7 @@ from kiln.graph.passes.constant_fold import ConstantFold
 from kiln.graph.passes.convolution_bias import ConvolutionBias
 from kiln.graph.passes.cse import Cse
 from kiln.graph.passes.dead_code import DeadCode
+from kiln.graph.passes.depthwise_lines import DepthwiseLines
 from kiln.graph.passes.lines_as_images import LinesAsImages
 from kiln.graph.passes.lines_as_products import LinesAsProducts
 from kiln.graph.passes.manager import GraphPass, KeepsStrides, PassContext
@@ -80,6 +81,7 @@ GRAPH_PASSES: tuple[GraphPass, ...] = (
     ChannelsLast(),
     ConvolutionBias(),
     WideSums(),
+    DepthwiseLines(),
     PoolSlices(),
     ResampleInSteps(),
     UnusedStates(),
@@ -120,6 +122,8 @@ check_order(
     before("simplify",      "channels-last",    because="a rule may drop a view that would become a copy"),
     before("one-hot-sums",  "wide-sums",        because="it matches sums of rows as they were"),
     before("wide-sums",     "dead-code",        because="the replaced sum has no reader"),
+    before("cse",           "depthwise-lines", because="equal convolutions are one"),
+    before("depthwise-lines", "dead-code",      because="the replaced call has no reader"),
     before("channels-last", "pool-slices", because="pools between convolutions take their layout"),
     before("pool-slices", "dead-code",   because="the replaced call has no reader"),
     before("channels-last", "resample-in-steps", because="images between convolutions take their layout"),

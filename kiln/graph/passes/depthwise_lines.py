@@ -1,0 +1,187 @@
+"""Depthwise convolutions of lines on a CPU as sums over windows, in loops that fuse with their neighbours.
+
+    %2: f32[8, 64, 300] = aten.convolution.default(%0, %1, None, (1,), (1,), (1,), False, (0,), 64)         three taps
+                                =>
+    %3: f32[8, 64, 302] = pad(%0, zeros around each line)
+    %6: f32[8, 64, 300] = %3[:, :, 0:300] * %1[:, 0, 0:1] + %3[:, :, 1:301] * %1[:, 0, 1:2] + ...
+
+The library's kernels are made for images: one row leaves most of their blocks empty. Many taps are the sum of a product
+with an `unfold`, so that the graph stays small. The gradient of the line is the convolution of the tangent, with zeros
+between its elements where the stride is not 1, with the weight turned round.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import cast, final
+
+import torch
+
+from kiln.graph.ir.build import Builder
+from kiln.graph.ir.graph import Graph
+from kiln.graph.ir.interpret import node_arguments
+from kiln.graph.ir.node import Node
+from kiln.graph.ir.rewrite import rewrite
+from kiln.graph.ops.promotion import OPMATH
+from kiln.graph.passes.channels_last import CONVOLUTION, IMAGES, on_cpu
+from kiln.graph.passes.manager import PassContext
+from kiln.graph.prims.table import Kind
+from kiln.support.records import dataclass
+from kiln.symbolic import Int, is_static
+
+MOST_TAPS = 64
+"""More are left to the library."""
+UNROLLED = 12
+"""Taps that are nodes of their own."""
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+LINE, WEIGHT, BIAS = 0, 1, 2
+"""Places of arguments, and of their gradients among the results of a backward."""
+
+
+@final
+@dataclass(frozen=True)
+class DepthwiseLines:
+    name: str = "depthwise-lines"
+
+    def run(self, graph: Graph, context: PassContext) -> tuple[Graph, int]:
+        calls = {node for node in graph.nodes if node.op.kind is Kind.LIBRARY and is_depthwise(node)}
+        forwards = {node for node in calls if node.attrs["target"] == CONVOLUTION}
+        gradients = {node for node in graph.nodes if node.op.name == "item" and node.inputs[0] in calls}
+        return rewrite(graph, as_sums, context.oracle, only=forwards | gradients)
+
+
+@final
+@dataclass(frozen=True)
+class Taps:
+    """Where the elements lie that one of the result is computed from."""
+
+    count: int
+    stride: int
+    padding: Int
+    dilation: int
+
+    @property
+    def reach(self) -> int:
+        """From the first to the last."""
+        return self.dilation * (self.count - 1) + 1
+
+    def results(self, length: Int) -> Int:
+        return (length + 2 * self.padding - self.reach) // self.stride + 1
+
+
+def is_depthwise(node: Node) -> bool:
+    """Whether it is a convolution of lines with one result for each channel, on a CPU."""
+    count = IMAGES.get(node.attrs["target"])
+    if count is None or not on_cpu(node):
+        return False
+    line, weight, args = node.inputs[count - 1].tensor, node.inputs[count].tensor, node.attrs["args"]
+    transposed, groups = args[5 + count], args[7 + count]
+    if line.rank != 3 or line.dtype not in DTYPES or transposed or 0 in line.sizes or not is_static(weight.sizes[2]):
+        return False
+    return weight.sizes[:2] == (groups, 1) and line.sizes[1] == groups and 0 < weight.sizes[2] <= MOST_TAPS
+
+
+def taps_of(call: Node) -> Taps:
+    count = IMAGES[call.attrs["target"]]
+    (stride,), (padding,), (dilation,) = (call.attrs["args"][at + count] for at in (2, 3, 4))
+    return Taps(cast(int, call.inputs[count].tensor.sizes[2]), stride, padding, dilation)
+
+
+def as_sums(builder: Builder, node: Node) -> Node | None:
+    """What computes a forward, or a gradient."""
+    if node.op.name == "item":
+        made = gradient(builder, node.inputs[0], node.attrs["index"])
+    else:
+        (x, weight, bias, *_), _ = node_arguments(node, node.inputs)
+        made = convolved(builder, cast(Node, x), rows_of(builder, cast(Node, weight)), taps_of(node))
+        if isinstance(bias, Node):
+            made = builder.node("add", made, builder.node("unsqueeze", wide(builder, bias), axis=1))
+    made = builder.node("convert", made, dtype=node.tensor.dtype)
+    return made if made.spec == node.spec else builder.node("clone", made, strides=node.tensor.strides)
+
+
+def gradient(builder: Builder, call: Node, index: int) -> Node:
+    tangent, x, weight = call.inputs[:3]
+    taps = taps_of(call)
+    if index == BIAS:
+        return builder.node("sum", wide(builder, tangent), axes=(0, 2))
+    if index == WEIGHT:
+        sums = weight_gradient(builder, tangent, x, taps)
+        return builder.node("unsqueeze", sums, axis=1)
+    turned = builder.node("flip", rows_of(builder, weight), axes=(1,))
+    length, low = x.tensor.sizes[2], taps.reach - 1 - taps.padding
+    spread = with_zeros(builder, tangent, taps.stride)
+    spread = padded(builder, spread, low, length + taps.reach - 1 - low - spread.tensor.sizes[2])
+    return summed(builder, spread, turned, Taps(taps.count, 1, 0, taps.dilation))
+
+
+def convolved(builder: Builder, x: Node, rows: Node, taps: Taps) -> Node:
+    """[N, C, results] of `x`, [N, C, L], and `rows`, [C, taps], in the dtype of sums."""
+    return summed(builder, padded(builder, x, taps.padding, taps.padding), rows, taps)
+
+
+def summed(builder: Builder, x: Node, rows: Node, taps: Taps) -> Node:
+    if taps.count > UNROLLED:
+        product = builder.node("mul", wide(builder, windows(builder, x, taps)), builder.node("unsqueeze", rows, axis=1))
+        return builder.node("sum", product, axes=(3,))
+    weights = [builder.node("slice", rows, axis=1, start=k, stop=k + 1, step=1) for k in range(taps.count)]
+    parts = zip(places(builder, x, taps), weights, strict=True)
+    return functools.reduce(
+        functools.partial(builder.node, "add"), [builder.node("mul", part, weight) for part, weight in parts]
+    )
+
+
+def weight_gradient(builder: Builder, tangent: Node, x: Node, taps: Taps) -> Node:
+    """[C, taps]: of each, the sum over what it was multiplied with."""
+    x, tangent = padded(builder, x, taps.padding, taps.padding), wide(builder, tangent)
+    if taps.count > UNROLLED:
+        spread = builder.node("unsqueeze", tangent, axis=3)
+        return builder.node("sum", builder.node("mul", wide(builder, windows(builder, x, taps)), spread), axes=(0, 2))
+    products = [builder.node("mul", part, tangent) for part in places(builder, x, taps)]
+    sums = [builder.node("unsqueeze", builder.node("sum", each, axes=(0, 2)), axis=1) for each in products]
+    return builder.node("cat", *sums, axis=1)
+
+
+def places(builder: Builder, x: Node, taps: Taps) -> Sequence[Node]:
+    """What each tap is multiplied with, of the padded line."""
+    last = (Taps(taps.count, taps.stride, 0, taps.dilation).results(x.tensor.sizes[2]) - 1) * taps.stride + 1
+    starts = [tap * taps.dilation for tap in range(taps.count)]
+    return [
+        wide(builder, builder.node("slice", x, axis=2, start=start, stop=start + last, step=taps.stride))
+        for start in starts
+    ]
+
+
+def windows(builder: Builder, x: Node, taps: Taps) -> Node:
+    """[N, C, results, taps] of the padded line."""
+    found = builder.node("unfold", x, axis=2, size=taps.reach, step=taps.stride)
+    return builder.node("slice", found, axis=3, start=0, stop=taps.reach, step=taps.dilation)
+
+
+def with_zeros(builder: Builder, x: Node, stride: int) -> Node:
+    """`x` with `stride - 1` zeros behind each element."""
+    if stride == 1:
+        return x
+    batch, channels, length = x.tensor.sizes
+    apart = padded(builder, builder.node("unsqueeze", x, axis=3), 0, stride - 1)
+    return builder.node("reshape", apart, sizes=(batch, channels, length * stride))
+
+
+def padded(builder: Builder, x: Node, low: Int, high: Int) -> Node:
+    """`x` with zeros around its last dimension; less than none crops it."""
+    if low == high == 0:
+        return x
+    zero = builder.constant(0.0, x.tensor.dtype, x.tensor.device)
+    rest = (0,) * (x.tensor.rank - 1)
+    return builder.node("pad", x, zero, low=(*rest, low), high=(*rest, high))
+
+
+def rows_of(builder: Builder, weight: Node) -> Node:
+    """[C, taps] of [C, 1, taps], in the dtype of sums."""
+    return wide(builder, builder.node("squeeze", weight, axes=(1,)))
+
+
+def wide(builder: Builder, x: Node) -> Node:
+    dtype = OPMATH.get(x.tensor.dtype, x.tensor.dtype)
+    return x if dtype is x.tensor.dtype else builder.node("convert", x, dtype=dtype)
