@@ -13,7 +13,7 @@ between its elements where the stride is not 1, with the weight turned round.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 from typing import cast, final
 
 import torch
@@ -70,6 +70,26 @@ class Taps:
         return (length + 2 * self.padding - self.reach) // self.stride + 1
 
 
+@final
+@dataclass(frozen=True)
+class PaddedLine:
+    """`values`: [N, C, L], or windows of it. `exists`: without N and C, where they are elements of the line; None:
+    everywhere. Elsewhere there is nothing to multiply: zero times an infinite weight would be NaN."""
+
+    values: Node
+    exists: Node | None = None
+
+    def each(self, change: Callable[[Node], Node]) -> PaddedLine:
+        return PaddedLine(change(self.values), None if self.exists is None else change(self.exists))
+
+    def times(self, builder: Builder, other: Node) -> Node:
+        product = builder.node("mul", wide(builder, self.values), other)
+        if self.exists is None:
+            return product
+        zero = builder.constant(0.0, product.tensor.dtype, product.tensor.device)
+        return builder.node("where", self.exists, product, zero)
+
+
 def is_depthwise(node: Node) -> bool:
     """Whether it is a convolution of lines with one result for each channel, on a CPU."""
     count = IMAGES.get(node.attrs["target"])
@@ -107,74 +127,87 @@ def gradient(builder: Builder, call: Node, index: int) -> Node:
     if index == BIAS:
         return builder.node("sum", wide(builder, tangent), axes=(0, 2))
     if index == WEIGHT:
-        sums = weight_gradient(builder, tangent, x, taps)
+        line = padded(builder, PaddedLine(x), taps.padding, taps.padding)
+        sums = weight_gradient(builder, wide(builder, tangent), line, taps)
         return builder.node("unsqueeze", sums, axis=1)
     turned = builder.node("flip", rows_of(builder, weight), axes=(1,))
     length, low = x.tensor.sizes[2], taps.reach - 1 - taps.padding
-    spread = with_zeros(builder, tangent, taps.stride)
-    spread = padded(builder, spread, low, length + taps.reach - 1 - low - spread.tensor.sizes[2])
-    return summed(builder, spread, turned, Taps(taps.count, 1, 0, taps.dilation))
+    line = spread(builder, PaddedLine(tangent), taps.stride)
+    line = padded(builder, line, low, length + taps.reach - 1 - low - line.values.tensor.sizes[2])
+    return summed(builder, line, turned, Taps(taps.count, 1, 0, taps.dilation))
 
 
 def convolved(builder: Builder, x: Node, rows: Node, taps: Taps) -> Node:
     """[N, C, results] of `x`, [N, C, L], and `rows`, [C, taps], in the dtype of sums."""
-    return summed(builder, padded(builder, x, taps.padding, taps.padding), rows, taps)
+    return summed(builder, padded(builder, PaddedLine(x), taps.padding, taps.padding), rows, taps)
 
 
-def summed(builder: Builder, x: Node, rows: Node, taps: Taps) -> Node:
+def summed(builder: Builder, line: PaddedLine, rows: Node, taps: Taps) -> Node:
     if taps.count > UNROLLED:
-        product = builder.node("mul", wide(builder, windows(builder, x, taps)), builder.node("unsqueeze", rows, axis=1))
-        return builder.node("sum", product, axes=(3,))
+        return builder.node(
+            "sum", windows(builder, line, taps).times(builder, builder.node("unsqueeze", rows, axis=1)), axes=(3,)
+        )
     weights = [builder.node("slice", rows, axis=1, start=k, stop=k + 1, step=1) for k in range(taps.count)]
-    parts = zip(places(builder, x, taps), weights, strict=True)
-    return functools.reduce(
-        functools.partial(builder.node, "add"), [builder.node("mul", part, weight) for part, weight in parts]
-    )
+    parts = zip(places(builder, line, taps), weights, strict=True)
+    return functools.reduce(functools.partial(builder.node, "add"), [part.times(builder, w) for part, w in parts])
 
 
-def weight_gradient(builder: Builder, tangent: Node, x: Node, taps: Taps) -> Node:
+def weight_gradient(builder: Builder, tangent: Node, line: PaddedLine, taps: Taps) -> Node:
     """[C, taps]: of each, the sum over what it was multiplied with."""
-    x, tangent = padded(builder, x, taps.padding, taps.padding), wide(builder, tangent)
     if taps.count > UNROLLED:
-        spread = builder.node("unsqueeze", tangent, axis=3)
-        return builder.node("sum", builder.node("mul", wide(builder, windows(builder, x, taps)), spread), axes=(0, 2))
-    products = [builder.node("mul", part, tangent) for part in places(builder, x, taps)]
-    sums = [builder.node("unsqueeze", builder.node("sum", each, axes=(0, 2)), axis=1) for each in products]
-    return builder.node("cat", *sums, axis=1)
+        product = windows(builder, line, taps).times(builder, builder.node("unsqueeze", tangent, axis=3))
+        return builder.node("sum", product, axes=(0, 2))
+    sums = [builder.node("sum", part.times(builder, tangent), axes=(0, 2)) for part in places(builder, line, taps)]
+    return builder.node("cat", *[builder.node("unsqueeze", each, axis=1) for each in sums], axis=1)
 
 
-def places(builder: Builder, x: Node, taps: Taps) -> Sequence[Node]:
+def places(builder: Builder, line: PaddedLine, taps: Taps) -> Iterator[PaddedLine]:
     """What each tap is multiplied with, of the padded line."""
-    last = (Taps(taps.count, taps.stride, 0, taps.dilation).results(x.tensor.sizes[2]) - 1) * taps.stride + 1
-    starts = [tap * taps.dilation for tap in range(taps.count)]
-    return [
-        wide(builder, builder.node("slice", x, axis=2, start=start, stop=start + last, step=taps.stride))
-        for start in starts
-    ]
+    results = Taps(taps.count, taps.stride, 0, taps.dilation).results(line.values.tensor.sizes[2])
+    last = (results - 1) * taps.stride + 1
+
+    def taken(x: Node, start: int) -> Node:
+        return builder.node("slice", x, axis=x.tensor.rank - 1, start=start, stop=start + last, step=taps.stride)
+
+    return (line.each(functools.partial(taken, start=start)) for start in range(0, taps.reach, taps.dilation))
 
 
-def windows(builder: Builder, x: Node, taps: Taps) -> Node:
+def windows(builder: Builder, line: PaddedLine, taps: Taps) -> PaddedLine:
     """[N, C, results, taps] of the padded line."""
-    found = builder.node("unfold", x, axis=2, size=taps.reach, step=taps.stride)
-    return builder.node("slice", found, axis=3, start=0, stop=taps.reach, step=taps.dilation)
+
+    def taken(x: Node) -> Node:
+        found = builder.node("unfold", x, axis=x.tensor.rank - 1, size=taps.reach, step=taps.stride)
+        return builder.node("slice", found, axis=x.tensor.rank, start=0, stop=taps.reach, step=taps.dilation)
+
+    return line.each(taken)
 
 
-def with_zeros(builder: Builder, x: Node, stride: int) -> Node:
-    """`x` with `stride - 1` zeros behind each element."""
+def spread(builder: Builder, line: PaddedLine, stride: int) -> PaddedLine:
+    """`line` with `stride - 1` places behind each element that do not exist."""
     if stride == 1:
-        return x
-    batch, channels, length = x.tensor.sizes
-    apart = padded(builder, builder.node("unsqueeze", x, axis=3), 0, stride - 1)
-    return builder.node("reshape", apart, sizes=(batch, channels, length * stride))
+        return line
+    batch, channels, length = line.values.tensor.sizes
+    apart = padded(builder, line.each(lambda x: builder.node("unsqueeze", x, axis=x.tensor.rank)), 0, stride - 1)
+    assert apart.exists is not None
+    values = builder.node("reshape", apart.values, sizes=(batch, channels, length * stride))
+    return PaddedLine(values, builder.node("reshape", apart.exists, sizes=(length * stride,)))
 
 
-def padded(builder: Builder, x: Node, low: Int, high: Int) -> Node:
-    """`x` with zeros around its last dimension; less than none crops it."""
+def padded(builder: Builder, line: PaddedLine, low: Int, high: Int) -> PaddedLine:
+    """`line` between places that do not exist; fewer than none crop it."""
     if low == high == 0:
-        return x
-    zero = builder.constant(0.0, x.tensor.dtype, x.tensor.device)
-    rest = (0,) * (x.tensor.rank - 1)
-    return builder.node("pad", x, zero, low=(*rest, low), high=(*rest, high))
+        return line
+    spec, exists = line.values.tensor, line.exists
+    if exists is None:
+        true = builder.constant(True, torch.bool, spec.device)
+        exists = builder.node("expand", true, sizes=spec.sizes[2:])
+
+    def between(x: Node) -> Node:
+        rest = (0,) * (x.tensor.rank - 1)
+        nothing = builder.constant(False if x.tensor.dtype is torch.bool else 0.0, x.tensor.dtype, spec.device)
+        return builder.node("pad", x, nothing, low=(*rest, low), high=(*rest, high))
+
+    return PaddedLine(between(line.values), between(exists))
 
 
 def rows_of(builder: Builder, weight: Node) -> Node:

@@ -109,3 +109,19 @@ def test_compiled(dtype: torch.dtype) -> None:
         assert mine.dtype is dtype and mine.stride() == plain.stride()
         error = (mine - truth).norm() / truth.norm()
         assert error <= 2 * (plain - truth).norm() / truth.norm() + 1e-6
+
+
+@pytest.mark.parametrize(("taps", "stride"), [(3, 1), (3, 2), (13, 1)])
+def test_infinite_weights_meet_no_padding(taps: int, stride: int) -> None:
+    def line(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.conv1d(x, w, None, stride, taps // 2, groups=8)
+
+    w = torch.ones(8, 1, taps)
+    w[:, :, 0] = float("inf")
+    results = []
+    for function in (line, kiln.compile(line, fullgraph=True)):
+        x = torch.ones(1, 8, 20, requires_grad=True)
+        made = function(x, w)
+        made.sum().backward()
+        results.append((made.detach(), x.grad))
+    torch.testing.assert_close(results[1], results[0])
