@@ -30,7 +30,8 @@ def can_transfer() -> bool:
 def started(x: torch.Tensor, device: torch.device) -> torch.Tensor:
     gpu = x.device if device.type == "cpu" else device
     if gpu.type != "cuda":
-        return ended_by_wait(torch.empty_strided(x.size(), x.stride(), dtype=x.dtype).copy_(x), Transfer())
+        made = torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=device)
+        return ended_by_wait(made.copy_(x), Transfer())
     pinned = device.type == "cpu"
     made = torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=device, pin_memory=pinned)
     stream = stream_of(gpu, pinned)

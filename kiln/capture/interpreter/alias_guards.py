@@ -180,13 +180,13 @@ def refuse_memory_in_several_storages(s: CaptureState) -> None:
     """Break before the first write if inputs share memory, but not a storage: what NumPy or DLPack gave. The recorder
     knows storages; guards on them ask for memory of its own for each."""
     inputs = s.part(RegionInputs)
-    tensors = [tensor.real for tensor in inputs.tensors if has_storage(tensor.real)]
     if not inputs.in_place or not any(map(is_written, inputs.tensors)):
         return
-    if all(tensor.untyped_storage().resizable() for tensor in tensors):  # torch's own memory
-        return
-    storages = [tensor.untyped_storage() for tensor in tensors]
-    places = sorted({(storage.data_ptr(), storage.nbytes(), storage._cdata) for storage in storages})
+    with torch._C.DisableTorchFunctionSubclass():  # what is read here is no call of the program
+        storages = [tensor.real.untyped_storage() for tensor in inputs.tensors if has_storage(tensor.real)]
+        if all(storage.resizable() for storage in storages):  # torch's own memory
+            return
+        places = sorted({(storage.data_ptr(), storage.nbytes(), storage._cdata) for storage in storages})
     if any(start + size > after for (start, size, _), (after, _, _) in pairwise(places)):
         why = "inputs of the region have memory in common that is in several storages"
         raise UnsupportedCall(function="in-place operation", why=why).before(inputs.in_place[0])
