@@ -232,6 +232,8 @@ MAP = {
         ("In which order do graph passes run, and why?", "kiln/graph/passes/pipeline.py", "GRAPH_PASSES"),
         ("Which algebraic rewrites are there?", "kiln/graph/passes/arithmetic.py", "ARITHMETIC"),
         ("When are convolutions channels-last?", "kiln/graph/passes/channels_last.py", "ChannelsLast"),
+        ("Which convolutions are products on a GPU?", "kiln/graph/passes/lines_as_products.py", "LinesAsProducts"),
+        ("Which convolutions are loops on a CPU?", "kiln/graph/passes/depthwise_lines.py", "DepthwiseLines"),
         ("Who adds the bias of a convolution?", "kiln/graph/passes/convolution_bias.py", "ConvolutionBias"),
         ("In which type are scattered values summed?", "kiln/graph/passes/wide_sums.py", "WideSums"),
         ("When is a matrix product padded?", "kiln/graph/passes/align_products.py", "AlignProducts"),
