@@ -38,6 +38,7 @@ def started(x: torch.Tensor, device: torch.device) -> torch.Tensor:
     stream.wait_stream(torch.cuda.current_stream(gpu))
     with torch.cuda.stream(stream):
         made.copy_(x, non_blocking=True)
+    (x if pinned else made).record_stream(stream)  # an error in front of the wait would free it under the copy
     return ended_by_wait(made, Transfer(gpu, stream.record_event()))
 
 

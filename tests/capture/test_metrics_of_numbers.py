@@ -194,3 +194,16 @@ def test_a_list_that_grows_from_call_to_call_breaks_the_graph_once() -> None:
     report = compiled.report()
     assert {found.code for found in report.breaks} == {"KILN1002"}
     assert report.compiles <= 4 and not report.eager_reasons
+
+
+def test_a_text_that_refuses_nan_is_made_where_it_may_be_caught() -> None:
+    def line(x: torch.Tensor) -> str:
+        try:
+            return json.dumps({"loss": x.sum().item()}, allow_nan=False)
+        except ValueError:
+            return "no number"
+
+    compiled = kiln.compile(line)
+    for value in (1.0, float("nan"), 2.0):
+        x = torch.full((2,), value)
+        assert compiled(x) == line(x)

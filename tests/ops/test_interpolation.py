@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,9 +25,11 @@ from kiln.graph.ops.interpolation import (
     repeats,
 )
 from kiln.graph.ops.interpolation_gradients import REACH, Window, collected, window_of
+from kiln.graph.ops.registry import DECOMPOSITIONS
 from kiln.graph.trace.constants import spec_of_real as spec_of
 from kiln.symbolic import ShapeEnv
 from kiln.tensor.spec import TensorSpec
+from tests.graph.passes.graphs import on_cpu as moved_to_cpu
 from tests.trace.harness import check, trace
 
 TAPS = {"linear": linear_taps, "bilinear": linear_taps, "trilinear": linear_taps, "bicubic": cubic_taps}
@@ -208,6 +211,34 @@ def test_gradients(name: str) -> None:
     graph = Graph((node,), [each for each in emit.nodes if each is not node], (Output(made),))
     [found] = interpret(graph, [grad], {}).outputs
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(("factors", "copied"), [((1.1, 1.1), False), ((1.1, None), True)])
+def test_on_a_gpu_a_dimension_that_keeps_its_size(factors: tuple[float | None, ...], copied: bool) -> None:
+    """It is resampled by its factor, unless all keep theirs; the gradient is the adjoint of that."""
+    wide = 64 if copied else 70
+    images, tangents = on_a_gpu((1, 1, 8, 64)), on_a_gpu((1, 1, 8, wide))
+    forward, backward = (DECOMPOSITIONS[f"aten.upsample_bilinear2d{name}.default"] for name in ("", "_backward"))
+    x, grad = torch.randn(1, 1, 8, 64), torch.randn(1, 1, 8, wide)
+    y = on_a_cpu(images, x, lambda e, node: forward(e, node, (8, wide), False, *factors))
+    back = on_a_cpu(tangents, grad, lambda e, node: backward(e, node, (8, wide), (1, 1, 8, 64), False, *factors))
+    assert bool(torch.equal(y, x)) == copied
+    torch.testing.assert_close((y * grad).sum(), (x * back).sum(), rtol=1e-4, atol=1e-4)
+
+
+def on_a_gpu(sizes: tuple[int, ...]) -> TensorSpec:
+    return replace(spec_of(torch.empty(sizes)), device=torch.device("cuda", 0))
+
+
+def on_a_cpu(spec: TensorSpec, x: Tensor, rule: Callable[[Emit, Any], Any]) -> Tensor:
+    """What `rule` writes for a GPU, interpreted on the CPU."""
+    emit = Emit(GuardFreeOracle())
+    node = emit.input("x", spec)
+    made = rule(emit, node)
+    graph = Graph((node,), [each for each in emit.nodes if each is not node], (Output(made),))
+    [found] = interpret(moved_to_cpu(graph), [x], {}).outputs
+    assert isinstance(found, Tensor)
+    return found
 
 
 def test_points_of_an_element() -> None:

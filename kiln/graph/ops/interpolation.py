@@ -207,9 +207,16 @@ def _interpolation(name: str, taps: Rule) -> Decomposition:
                 spec.sizes[2:], output_size, each_factor(output_size, factors), strict=True
             )
         ]
+        if keeps_sizes(axes):
+            return relaid(e, e.node("clone", x, strides=None), made.strides)
         return interpolated(e, x, axes, taps)
 
     return rule
+
+
+def keeps_sizes(axes: Sequence[Resampled]) -> bool:
+    """Then a GPU copies in eager, whatever the factors are."""
+    return all([axis.before == axis.after for axis in axes])
 
 
 def each_factor(sizes: Sizes, factors: Sequence[Factor]) -> Sequence[Factor]:

@@ -26,6 +26,7 @@ from kiln.graph.ops.interpolation import (
     cubic_taps,
     each_factor,
     image_of,
+    keeps_sizes,
     linear_taps,
 )
 from kiln.graph.ops.promotion import OPMATH
@@ -122,12 +123,13 @@ def _gradient(name: str, taps: Rule) -> Decomposition:
         if not on_gpu or None in windows or has_no_elements(e, spec, made):
             args = cast(Sequence[Argument], (grad, list(output_size), list(input_size), align_corners, *factors))
             return e.library(name, args, {}, made)
+        if keeps_sizes(axes):
+            return relaid(e, e.node("clone", grad, strides=None), made.strides)
         x = e.convert(grad, OPMATH.get(spec.dtype, spec.dtype))
         for position in reversed(range(len(axes))):
-            if axes[position].before != axes[position].after or taps is not linear_taps:
-                window = windows[position]
-                assert window is not None
-                x = collected(e, x, position, len(axes), axes[position], window, taps)
+            window = windows[position]
+            assert window is not None
+            x = collected(e, x, position, len(axes), axes[position], window, taps)
         return relaid(e, e.convert(x, spec.dtype), made.strides)
 
     return rule

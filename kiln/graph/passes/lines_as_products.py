@@ -43,6 +43,8 @@ SHARE = 8
 ELEMENTS_PER_GROUP = 1 << 24
 """Of windows and shifted weights together: an H200 writes and reads so many in the 25 us that cuDNN's kernel for one
 group takes at least."""
+MOST_IN_GROUPS = 1 << 28
+"""However many groups there are: half a gigabyte."""
 MOST_ELEMENTS = 1 << 26
 """Of windows for the gradient of a dilated weight: they are in memory at once."""
 NOMINAL = 512
@@ -113,7 +115,7 @@ def is_of_lines(node: Node) -> bool:
 
 def is_slow_by_group(node: Node, oracle: GuardFreeOracle) -> bool:
     lines = lines_of(node, oracle)
-    return lines.groups > 1 and cost(node, lines, oracle) <= lines.groups * ELEMENTS_PER_GROUP
+    return lines.groups > 1 and cost(node, lines, oracle) <= min(lines.groups * ELEMENTS_PER_GROUP, MOST_IN_GROUPS)
 
 
 def has_slow_weight_gradient(node: Node, oracle: GuardFreeOracle) -> bool:
@@ -129,11 +131,13 @@ def is_gradient(item: Node, grouped: Collection[Node], dilated: Collection[Node]
 
 
 def lines_of(node: Node, oracle: GuardFreeOracle) -> Lines:
-    """With the block for which windows and weights have the fewest elements."""
+    """With the block for which windows and weights have the fewest elements. The sums of a block's shifts are rounded
+    before they are added, so that float16 might overflow."""
     count = IMAGES[node.attrs["target"]]
     args, taps = node.attrs["args"], cast(int, node.inputs[count].tensor.sizes[-1])
     padding, dilation, groups = args[3 + count][0], args[4 + count][0], args[7 + count]
-    longest = min(LONGEST_BLOCK, taps // SHARE) if dilation == 1 else 1
+    is_safe = dilation == 1 and node.inputs[0].tensor.dtype is not torch.float16
+    longest = min(LONGEST_BLOCK, taps // SHARE) if is_safe else 1
     choices = [Lines(groups, taps, padding, dilation, block) for block in range(1, max(longest, 1) + 1)]
     return min(choices, key=lambda choice: cost(node, choice, oracle))
 

@@ -13,7 +13,8 @@ from kiln.capture.interpreter.variables.deferred_text import text_of
 from kiln.capture.interpreter.variables.function import Function, inline
 from kiln.capture.interpreter.variables.mapping import Dict
 
-OPTIONS = frozenset(("skipkeys", "ensure_ascii", "check_circular", "allow_nan", "indent", "separators", "sort_keys"))
+OPTIONS = frozenset(("skipkeys", "ensure_ascii", "check_circular", "indent", "separators", "sort_keys"))
+"""Those with which no number raises: without `allow_nan`, NaN does, perhaps in a `try` of the program."""
 
 
 @handles_at_site(json.dumps)
