@@ -3,8 +3,8 @@
 kiln_transfer.started(x, "cpu")        memory that is filled on a stream of its own: pinned, with the strides of x
 kiln_transfer.started(y, "cuda:0")     the way back
 
-As a collective, a transfer is ended by `wait_tensor`: the current stream waits for it then, the host never does. Until
-then x keeps its memory, for which a plan provides.
+As a collective, a transfer is ended by `wait_tensor`: the current stream waits for it then, the host only where a hook
+of the program gets what is saved. Until then x keeps its memory, for which a plan provides.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def started(x: torch.Tensor, device: torch.device) -> torch.Tensor:
     with torch.cuda.stream(stream):
         made.copy_(x, non_blocking=True)
     (x if pinned else made).record_stream(stream)  # an error in front of the wait would free it under the copy
-    return ended_by_wait(made, Transfer(gpu, stream.record_event()))
+    return ended_by_wait(made, Transfer(gpu, stream.record_event(), to_host=pinned))
 
 
 LIBRARY.impl("started", started, "CompositeExplicitAutograd")
@@ -57,13 +57,20 @@ if dist.is_available():
     class Transfer(dist.Work):
         """What `wait_tensor` finds for a tensor; on a CPU the copy has been made."""
 
-        def __init__(self, device: torch.device | None = None, event: torch.cuda.Event | None = None) -> None:
+        def __init__(
+            self, device: torch.device | None = None, event: torch.cuda.Event | None = None, to_host: bool = False
+        ) -> None:
             super().__init__()
             self.device = device
             self.event = event
+            self.to_host = to_host
 
         def wait(self, timeout: timedelta | None = None) -> bool:
-            if self.event is not None:
+            if self.event is None:
+                return True
+            if self.to_host and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+                self.event.synchronize()  # a hook of the program may read what is saved at once, on the host
+            else:
                 self.event.wait(torch.cuda.current_stream(self.device))
             return True
 

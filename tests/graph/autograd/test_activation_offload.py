@@ -6,6 +6,7 @@ The CPU stands for the device where values are compared.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -24,7 +25,7 @@ from kiln.loops.kernel.launches.text import step_text
 from kiln.loops.lowering import lower
 from kiln.pipeline import offloading
 from kiln.plan.text import plan_text
-from kiln.plan.transfer_operators import TRANSFER
+from kiln.plan.transfer_operators import TRANSFER, Transfer
 from kiln.runtime.cuda_graphs.facts import graph_facts
 from kiln.support.events import EventSink
 from kiln.support.host_link import HostLink
@@ -210,3 +211,17 @@ def test_few_transfers_are_in_flight() -> None:
         under_way += step.startswith("start") - step.startswith("wait")
         most = max(most, under_way)
     assert (under_way, most) == (0, 3)
+
+
+def test_what_a_hook_gets_is_on_the_host() -> None:
+    """It may read it at once; the copy runs on a stream of its own."""
+    ended = []
+
+    class Event:
+        def synchronize(self) -> None:
+            ended.append(True)
+
+    transfer = Transfer(torch.device("cuda", 0), cast(Any, Event()), to_host=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda value: value.clone(), lambda value: value):
+        assert transfer.wait()
+    assert ended == [True]
