@@ -16,10 +16,11 @@ from dataclasses import replace
 
 import torch
 
+from kiln.graph.ir.build import Builder
 from kiln.graph.ir.node import Arg, Attr, Node
 from kiln.graph.prims.rows import PRIMS
 from kiln.plan.transfer_operators import TRANSFER
-from kiln.tensor.spec import CPU, TensorSpec
+from kiln.tensor.spec import CPU, Spec
 
 
 def transferred(value: Node, device: torch.device) -> tuple[Node, Node]:
@@ -30,8 +31,14 @@ def transferred(value: Node, device: torch.device) -> tuple[Node, Node]:
     return start, Node(PRIMS["wait"], (start, value), {}, spec, value.origin)
 
 
-def on_host(spec: TensorSpec) -> TensorSpec:
-    return replace(spec, device=CPU)
+def saved_input(
+    made: Builder, name: str, value: Node, spec: Spec, moved: Collection[Node], returns: dict[Node, tuple[Node, Node]]
+) -> Node:
+    """The next input of a backward, for a saved `value`; of one on the host what comes back, which `returns` gets."""
+    if value not in moved:
+        return made.input(name, spec)
+    returns[value] = transferred(made.input(name, replace(value.tensor, device=CPU)), value.tensor.device)
+    return returns[value][-1]
 
 
 def with_returns(

@@ -23,7 +23,7 @@ from kiln.graph.autograd.dependencies import Dependencies
 from kiln.graph.autograd.eager_saves import SavedUse, numbers_of
 from kiln.graph.autograd.errors import UnsavedSymbol
 from kiln.graph.autograd.gradient_parts import gradient_parts
-from kiln.graph.autograd.host_copies import on_host, transferred, with_returns
+from kiln.graph.autograd.host_copies import saved_input, transferred, with_returns
 from kiln.graph.autograd.joint import JointGraph
 from kiln.graph.autograd.memory_budget import saved_values
 from kiln.graph.autograd.min_cut import Sides
@@ -295,11 +295,8 @@ def _backward(
     returns: dict[Node, tuple[Node, Node]] = {}
     for number, node in enumerate(kept):
         spec = copied_spec(joint, node) if node in sides.copied else node.spec
-        spec = on_host(node.tensor) if node in moved else spec
-        new[node] = made.input(node.attrs["name"] if node.op.name == "input" else f"saved_{number}", spec)
-        if node in moved:
-            returns[node] = transferred(new[node], node.tensor.device)
-            new[node] = returns[node][-1]
+        name = node.attrs["name"] if node.op.name == "input" else f"saved_{number}"
+        new[node] = saved_input(made, name, node, spec, moved, returns)
     symbols: list[Symbol] = []
     if joint.env is None or joint.env.symbols():
         # Of several tangents, some may be missing in a backward, and so may be what only these need.

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import final
 
 from kiln.graph.autograd.eager_saves import is_derivative
-from kiln.graph.autograd.host_copies import on_host, transferred, with_returns
+from kiln.graph.autograd.host_copies import saved_input, transferred, with_returns
 from kiln.graph.autograd.memory_budget import saved_values
 from kiln.graph.autograd.min_cut import Sides
 from kiln.graph.autograd.partition import copy_of, late_recomputation
@@ -175,10 +175,7 @@ def second_half(
     new = {node: made.input(node.attrs["name"], node.spec) for node in graph.inputs}
     returns: dict[Node, tuple[Node, Node]] = {}
     for number, node in enumerate(kept):
-        new[node] = made.input(f"kept_{number}", on_host(node.tensor) if node in moved else node.spec)
-        if node in moved:
-            returns[node] = transferred(new[node], node.tensor.device)
-            new[node] = returns[node][-1]
+        new[node] = saved_input(made, f"kept_{number}", node, node.spec, moved, returns)
     for node in nodes:
         new[node] = with_inputs(node, tuple([new[value] for value in node.inputs]))
     copies: list[Node] = []

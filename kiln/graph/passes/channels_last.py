@@ -44,6 +44,7 @@ from kiln.graph.ir.size_oracle import UnknownRelation
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.registry import LIBRARY
 from kiln.graph.passes.align_costs import BOUND_VIEWS
+from kiln.graph.passes.convolutions import BACKWARD, CONVOLUTION, IMAGES, convolution_of, on_cpu
 from kiln.graph.passes.manager import PassContext
 from kiln.graph.prims.errors import ImpossibleView, ShapeMismatch
 from kiln.graph.prims.meta import format_strides
@@ -51,11 +52,6 @@ from kiln.graph.prims.table import Kind
 from kiln.support.records import dataclass
 from kiln.symbolic import Expr, Int, evaluate, product
 from kiln.tensor.spec import Spec, TensorSpec
-
-CONVOLUTION, BACKWARD = "aten.convolution.default", "aten.convolution_backward.default"
-
-IMAGES: Mapping[str, int] = {CONVOLUTION: 1, BACKWARD: 2}
-"""The number of leading arguments that are images."""
 
 DTYPES: Mapping[str, tuple[torch.dtype, ...]] = {
     "cpu": (torch.float32, torch.bfloat16),
@@ -112,20 +108,17 @@ def images_of(node: Node) -> tuple[Node, ...]:
     return (*node.inputs[:count], node) if count == 1 else node.inputs[:count]
 
 
-def on_cpu(node: Node) -> bool:
-    return node.inputs[0].tensor.device.type == "cpu"
-
-
 def is_candidate(node: Node) -> bool:
     """Whether it is a convolution of images or volumes, not transposed, in a dtype for this layout."""
-    if node.attrs["target"] not in IMAGES or runs_by_group(node):
+    call = convolution_of(node)
+    if call is None or runs_by_group(node):
         return False
     specs = [image.tensor for image in images_of(node)]
-    spec, transposed = specs[-1], node.attrs["args"][5 + IMAGES[node.attrs["target"]]]
+    spec = specs[-1]
     return (
         spec.rank in RANKS.get(spec.device.type, ())
         and spec.dtype in DTYPES.get(spec.device.type, ())
-        and transposed is False
+        and not call.transposed
         and 0 not in spec.sizes
         and any(image.strides != channels_last_strides(image) for image in specs)
     )
@@ -133,12 +126,11 @@ def is_candidate(node: Node) -> bool:
 
 def runs_by_group(node: Node) -> bool:
     """Whether cuDNN has only kernels of one group: one channel makes several. ATen has a kernel for the old layout."""
-    count = IMAGES.get(node.attrs["target"])
-    if count is None or on_cpu(node):
+    call = convolution_of(node)
+    if call is None or on_cpu(node):
         return False
-    made, taken, *_ = node.inputs[count].tensor.sizes
-    groups = node.attrs["args"][7 + count]
-    return taken == 1 and groups != 1 and (made != groups or node.inputs[0].tensor.rank == VOLUMES)
+    made, taken, *_ = call.weight.tensor.sizes
+    return taken == 1 and call.groups != 1 and (made != call.groups or call.x.tensor.rank == VOLUMES)
 
 
 def channels_last_strides(image: TensorSpec) -> tuple[Int, ...]:

@@ -23,14 +23,11 @@ from kiln.graph.ir.interpret import node_arguments
 from kiln.graph.ir.node import Node, base_of
 from kiln.graph.ir.rewrite import rewrite, users_of
 from kiln.graph.passes.align_costs import IN_LOOPS
-from kiln.graph.passes.channels_last import BACKWARD, CONVOLUTION, on_cpu
+from kiln.graph.passes.convolutions import BACKWARD, BIAS, CONVOLUTION, on_cpu, without_gradient
 from kiln.graph.passes.manager import PassContext
 from kiln.graph.passes.unfuse_bias import is_added_by_readers
 from kiln.graph.prims.table import Kind
 from kiln.support.records import dataclass
-
-BIAS = 2
-"""The place of the bias among the arguments, and of its gradient among the results."""
 
 
 @final
@@ -67,10 +64,9 @@ def separated(builder: Builder, node: Node) -> Node:
     if node.op.name == "item":
         tangent = node.inputs[0].inputs[0]
         return builder.node("sum", tangent, axes=(0, *range(2, tangent.tensor.rank)))
-    args, kwargs = node_arguments(node, node.inputs)
     if node.attrs["target"] == BACKWARD:
-        wanted = (*node.attrs["args"][-1][:BIAS], False)
-        return builder.aten(BACKWARD, [*args[:-1], wanted], kwargs, (*node.spec[:BIAS], None))  # type: ignore[index, misc]
+        return without_gradient(builder, node, BIAS)
+    args, kwargs = node_arguments(node, node.inputs)
     bias = args[BIAS]
     assert isinstance(bias, Node)
     made = builder.aten(CONVOLUTION, [*args[:BIAS], None, *args[BIAS + 1 :]], kwargs, node.spec)

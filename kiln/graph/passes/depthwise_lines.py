@@ -24,7 +24,15 @@ from kiln.graph.ir.interpret import node_arguments
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import rewrite
 from kiln.graph.ops.promotion import OPMATH
-from kiln.graph.passes.channels_last import CONVOLUTION, IMAGES, on_cpu
+from kiln.graph.passes.convolutions import (
+    BIAS,
+    CONVOLUTION,
+    WEIGHT,
+    convolution_of,
+    laid_out,
+    on_cpu,
+    zeros_around,
+)
 from kiln.graph.passes.manager import PassContext
 from kiln.graph.prims.table import Kind
 from kiln.support.records import dataclass
@@ -35,8 +43,6 @@ MOST_TAPS = 64
 UNROLLED = 12
 """Taps that are nodes of their own."""
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-LINE, WEIGHT, BIAS = 0, 1, 2
-"""Places of arguments, and of their gradients among the results of a backward."""
 
 
 @final
@@ -92,20 +98,26 @@ class PaddedLine:
 
 def is_depthwise(node: Node) -> bool:
     """Whether it is a convolution of lines with one result for each channel, on a CPU."""
-    count = IMAGES.get(node.attrs["target"])
-    if count is None or not on_cpu(node):
+    call = convolution_of(node)
+    if call is None or not on_cpu(node):
         return False
-    line, weight, args = node.inputs[count - 1].tensor, node.inputs[count].tensor, node.attrs["args"]
-    transposed, groups = args[5 + count], args[7 + count]
-    if line.rank != 3 or line.dtype not in DTYPES or transposed or 0 in line.sizes or not is_static(weight.sizes[2]):
+    line, weight, groups = call.x.tensor, call.weight.tensor, call.groups
+    if (
+        line.rank != 3
+        or line.dtype not in DTYPES
+        or call.transposed
+        or 0 in line.sizes
+        or not is_static(weight.sizes[2])
+    ):
         return False
     return weight.sizes[:2] == (groups, 1) and line.sizes[1] == groups and 0 < weight.sizes[2] <= MOST_TAPS
 
 
-def taps_of(call: Node) -> Taps:
-    count = IMAGES[call.attrs["target"]]
-    (stride,), (padding,), (dilation,) = (call.attrs["args"][at + count] for at in (2, 3, 4))
-    return Taps(cast(int, call.inputs[count].tensor.sizes[2]), stride, padding, dilation)
+def taps_of(node: Node) -> Taps:
+    call = convolution_of(node)
+    assert call is not None
+    (stride,), (dilation,) = cast(tuple[tuple[int], tuple[int]], (call.stride, call.dilation))
+    return Taps(cast(int, call.weight.tensor.sizes[2]), stride, call.padding[0], dilation)
 
 
 def as_sums(builder: Builder, node: Node) -> Node | None:
@@ -117,8 +129,7 @@ def as_sums(builder: Builder, node: Node) -> Node | None:
         made = convolved(builder, cast(Node, x), rows_of(builder, cast(Node, weight)), taps_of(node))
         if isinstance(bias, Node):
             made = builder.node("add", made, builder.node("unsqueeze", wide(builder, bias), axis=1))
-    made = builder.node("convert", made, dtype=node.tensor.dtype)
-    return made if made.spec == node.spec else builder.node("clone", made, strides=node.tensor.strides)
+    return laid_out(builder, builder.node("convert", made, dtype=node.tensor.dtype), node.tensor)
 
 
 def gradient(builder: Builder, call: Node, index: int) -> Node:
@@ -201,13 +212,7 @@ def padded(builder: Builder, line: PaddedLine, low: Int, high: Int) -> PaddedLin
     if exists is None:
         true = builder.constant(True, torch.bool, spec.device)
         exists = builder.node("expand", true, sizes=spec.sizes[2:])
-
-    def between(x: Node) -> Node:
-        rest = (0,) * (x.tensor.rank - 1)
-        nothing = builder.constant(False if x.tensor.dtype is torch.bool else 0.0, x.tensor.dtype, spec.device)
-        return builder.node("pad", x, nothing, low=(*rest, low), high=(*rest, high))
-
-    return PaddedLine(between(line.values), between(exists))
+    return PaddedLine(zeros_around(builder, line.values, low, high), zeros_around(builder, exists, low, high))
 
 
 def rows_of(builder: Builder, weight: Node) -> Node:

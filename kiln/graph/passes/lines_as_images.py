@@ -21,7 +21,8 @@ from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.interpret import node_arguments
 from kiln.graph.ir.node import Argument, Node
 from kiln.graph.ir.rewrite import rewrite
-from kiln.graph.passes.channels_last import BACKWARD, CONVOLUTION, DTYPES, IMAGES, LEAST_ELEMENTS, elements
+from kiln.graph.passes.channels_last import DTYPES, LEAST_ELEMENTS, elements
+from kiln.graph.passes.convolutions import BACKWARD, CONVOLUTION, convolution_of
 from kiln.graph.passes.manager import PassContext
 from kiln.graph.prims.table import Kind
 from kiln.support.records import dataclass
@@ -46,13 +47,12 @@ class LinesAsImages:
 
 def is_of_lines(node: Node) -> bool:
     """Whether it is a convolution of lines on a GPU, not in groups and not transposed, in a dtype of that layout."""
-    count = IMAGES.get(node.attrs["target"])
-    if count is None:
+    call = convolution_of(node)
+    if call is None:
         return False
-    line, args = node.inputs[0].tensor, node.attrs["args"]
-    transposed, groups = args[5 + count], args[7 + count]
+    line = node.inputs[0].tensor
     fast = line.device.type == "cuda" and line.dtype in DTYPES["cuda"]
-    return fast and line.rank == ROW + 1 and transposed is False and groups == 1 and 0 not in line.sizes
+    return fast and line.rank == ROW + 1 and not call.transposed and call.groups == 1 and 0 not in line.sizes
 
 
 @final

@@ -28,12 +28,20 @@ from kiln.graph.ir.interpret import node_arguments
 from kiln.graph.ir.node import Node
 from kiln.graph.ir.rewrite import rewrite
 from kiln.graph.ir.size_oracle import GuardFreeOracle
-from kiln.graph.passes.channels_last import BACKWARD, DTYPES, IMAGES
+from kiln.graph.passes.channels_last import DTYPES
+from kiln.graph.passes.convolutions import (
+    LINE,
+    WEIGHT,
+    Convolution,
+    convolution_of,
+    laid_out,
+    without_gradient,
+    zeros_around,
+)
 from kiln.graph.passes.manager import PassContext
 from kiln.graph.prims.table import Kind
 from kiln.support.records import dataclass
 from kiln.symbolic import Int, is_static
-from kiln.tensor.spec import TensorSpec
 
 LEAST_CHANNELS = 8
 """Of one group, in the line and in the result: narrower products do not fill the units of a GPU."""
@@ -50,9 +58,6 @@ MOST_ELEMENTS = 1 << 26
 NOMINAL = 512
 """Assumed for a size that nobody has seen."""
 
-LINE, WEIGHT = 0, 1
-"""The places of their gradients among the results of a backward."""
-
 
 @final
 @dataclass(frozen=True)
@@ -61,9 +66,10 @@ class LinesAsProducts:
 
     def run(self, graph: Graph, context: PassContext) -> tuple[Graph, int]:
         oracle = context.oracle
-        calls = [node for node in graph.nodes if node.op.kind is Kind.LIBRARY and is_of_lines(node)]
-        grouped = {node for node in calls if is_slow_by_group(node, oracle)}
-        dilated = {node for node in calls if has_slow_weight_gradient(node, oracle)}
+        library = [node for node in graph.nodes if node.op.kind is Kind.LIBRARY]
+        calls = {node: call for node in library if (call := convolution_of(node)) is not None and is_of_lines(call)}
+        grouped = {node for node, call in calls.items() if is_slow_by_group(call, oracle)}
+        dilated = {node for node, call in calls.items() if has_slow_weight_gradient(call, oracle)}
         if not grouped and not dilated:
             return graph, 0
         items = {node for node in graph.nodes if node.op.name == "item" and is_gradient(node, grouped, dilated)}
@@ -96,32 +102,29 @@ class Lines:
         return Lines(self.groups, self.taps, self.reach - 1 - self.padding, self.dilation, self.block)
 
 
-def is_of_lines(node: Node) -> bool:
-    """Whether it is a convolution of lines on a GPU, with stride 1 and not transposed, in half precision, with channels
-    and padding for which products are written here."""
-    count = IMAGES.get(node.attrs["target"])
-    if count is None:
+def is_of_lines(call: Convolution) -> bool:
+    """Whether it convolves lines on a GPU, with stride 1 and not transposed, in half precision, with channels and
+    padding for which products are written here."""
+    line, weight = call.x.tensor, call.weight.tensor
+    if line.device.type != "cuda" or line.dtype not in DTYPES["cuda"] or line.rank != 3 or call.transposed:
         return False
-    line, weight, args = node.inputs[count - 1].tensor, node.inputs[count].tensor, node.attrs["args"]
-    stride, padding, dilation, transposed, groups = (args[at + count] for at in (2, 3, 4, 5, 7))
-    if line.device.type != "cuda" or line.dtype not in DTYPES["cuda"] or line.rank != 3 or transposed:
-        return False
-    if not all(map(is_static, weight.sizes)) or stride != (1,) or not is_static(padding[0]):
+    (padding,), (dilation,) = call.padding, cast(tuple[int], call.dilation)
+    if not all(map(is_static, weight.sizes)) or call.stride != (1,) or not is_static(padding):
         return False
     made, taken, taps = cast(tuple[int, int, int], weight.sizes)
-    is_wide = min(taken, made // groups) >= LEAST_CHANNELS
-    return is_wide and 0 not in line.sizes and padding[0] <= dilation[0] * (taps - 1)
+    is_wide = min(taken, made // call.groups) >= LEAST_CHANNELS
+    return is_wide and 0 not in line.sizes and padding <= dilation * (taps - 1)
 
 
-def is_slow_by_group(node: Node, oracle: GuardFreeOracle) -> bool:
-    lines = lines_of(node, oracle)
-    return lines.groups > 1 and cost(node, lines, oracle) <= min(lines.groups * ELEMENTS_PER_GROUP, MOST_IN_GROUPS)
+def is_slow_by_group(call: Convolution, oracle: GuardFreeOracle) -> bool:
+    lines = lines_of(call, oracle)
+    return lines.groups > 1 and cost(call, lines, oracle) <= min(lines.groups * ELEMENTS_PER_GROUP, MOST_IN_GROUPS)
 
 
-def has_slow_weight_gradient(node: Node, oracle: GuardFreeOracle) -> bool:
-    lines = lines_of(node, oracle)
-    is_dilated = node.attrs["target"] == BACKWARD and lines.groups == 1 and lines.dilation > 1
-    return is_dilated and cost(node, lines, oracle) <= MOST_ELEMENTS
+def has_slow_weight_gradient(call: Convolution, oracle: GuardFreeOracle) -> bool:
+    lines = lines_of(call, oracle)
+    is_dilated = call.is_backward and lines.groups == 1 and lines.dilation > 1
+    return is_dilated and cost(call, lines, oracle) <= MOST_ELEMENTS
 
 
 def is_gradient(item: Node, grouped: Collection[Node], dilated: Collection[Node]) -> bool:
@@ -130,23 +133,21 @@ def is_gradient(item: Node, grouped: Collection[Node], dilated: Collection[Node]
     return (call in grouped and index in (LINE, WEIGHT)) or (call in dilated and index == WEIGHT)
 
 
-def lines_of(node: Node, oracle: GuardFreeOracle) -> Lines:
+def lines_of(call: Convolution, oracle: GuardFreeOracle) -> Lines:
     """With the block for which windows and weights have the fewest elements. The sums of a block's shifts are rounded
     before they are added, so that float16 might overflow."""
-    count = IMAGES[node.attrs["target"]]
-    args, taps = node.attrs["args"], cast(int, node.inputs[count].tensor.sizes[-1])
-    padding, dilation, groups = args[3 + count][0], args[4 + count][0], args[7 + count]
-    is_safe = dilation == 1 and node.inputs[0].tensor.dtype is not torch.float16
+    (padding,), (dilation,) = cast(tuple[tuple[int], tuple[int]], (call.padding, call.dilation))
+    taps = cast(int, call.weight.tensor.sizes[-1])
+    is_safe = dilation == 1 and call.x.tensor.dtype is not torch.float16
     longest = min(LONGEST_BLOCK, taps // SHARE) if is_safe else 1
-    choices = [Lines(groups, taps, padding, dilation, block) for block in range(1, max(longest, 1) + 1)]
-    return min(choices, key=lambda choice: cost(node, choice, oracle))
+    choices = [Lines(call.groups, taps, padding, dilation, block) for block in range(1, max(longest, 1) + 1)]
+    return min(choices, key=lambda choice: cost(call, choice, oracle))
 
 
-def cost(node: Node, lines: Lines, oracle: GuardFreeOracle) -> int:
+def cost(call: Convolution, lines: Lines, oracle: GuardFreeOracle) -> int:
     """The elements of the windows and of the shifted weight."""
-    count = IMAGES[node.attrs["target"]]
-    batch, channels, length = [seen(size, oracle) for size in node.inputs[count - 1].tensor.sizes]
-    made, taken, _ = cast(tuple[int, int, int], node.inputs[count].tensor.sizes)
+    batch, channels, length = [seen(size, oracle) for size in call.x.tensor.sizes]
+    made, taken, _ = cast(tuple[int, int, int], call.weight.tensor.sizes)
     windows = batch * channels * -(-length // lines.block) * lines.window
     return windows + (made * taken * lines.window * lines.block if lines.block > 1 else 0)
 
@@ -156,32 +157,32 @@ def seen(size: Int, oracle: GuardFreeOracle) -> int:
 
 
 def as_products(builder: Builder, node: Node) -> Node:
-    """The products for a forward, and for a gradient; for a backward in groups itself, and for a dilated one, the call
-    without the gradient of the weight."""
-    oracle = cast(GuardFreeOracle, builder.oracle)
+    """The products for a forward, and for a gradient; for a backward, the call without the gradient of the weight. In
+    groups nobody reads that but for the gradient of the bias, which `convolution-bias` takes out."""
     if node.op.name == "item":
-        return laid_out(builder, gradient(builder, node.inputs[0], node.attrs["index"], oracle), node.tensor)
-    args, kwargs = node_arguments(node, node.inputs)
-    if node.attrs["target"] == BACKWARD:
-        wanted = node.attrs["args"][-1]
-        specs = cast(tuple[TensorSpec | None, ...], node.spec)
-        left = (*specs[:WEIGHT], None, *specs[WEIGHT + 1 :])
-        return builder.aten(BACKWARD, [*args[:-1], (wanted[LINE], False, wanted[-1])], kwargs, left)
-    x, weight, bias = cast(tuple[Node, Node, Node | None], tuple(args[:3]))
-    lines = lines_of(node, oracle)
-    made = convolved(builder, x, by_group(builder, weight, lines.groups), lines)
-    if bias is not None:
+        return laid_out(builder, gradient(builder, node.inputs[0], node.attrs["index"]), node.tensor)
+    call, lines = known(builder, node)
+    if call.is_backward:
+        return without_gradient(builder, node, WEIGHT)
+    (_, _, bias, *_), _ = node_arguments(node, node.inputs)
+    made = convolved(builder, call.x, by_group(builder, call.weight, lines.groups), lines)
+    if isinstance(bias, Node):
         made = builder.node("add", made, builder.node("unsqueeze", bias, axis=1))
     return laid_out(builder, made, node.tensor)
 
 
-def gradient(builder: Builder, call: Node, index: int, oracle: GuardFreeOracle) -> Node:
-    """What `call` computes as the gradient of its line or of its weight."""
-    tangent, x, weight = call.inputs[:3]
-    lines = lines_of(call, oracle)
+def known(builder: Builder, node: Node) -> tuple[Convolution, Lines]:
+    call = convolution_of(node)
+    assert call is not None
+    return call, lines_of(call, cast(GuardFreeOracle, builder.oracle))
+
+
+def gradient(builder: Builder, node: Node, index: int) -> Node:
+    """What a backward computes as the gradient of its line or of its weight."""
+    tangent, (call, lines) = node.inputs[0], known(builder, node)
     if index == WEIGHT:
-        return weight_gradient(builder, tangent, x, lines)
-    turned = builder.node("flip", by_group(builder, weight, lines.groups), axes=(3,))
+        return weight_gradient(builder, tangent, call.x, lines)
+    turned = builder.node("flip", by_group(builder, call.weight, lines.groups), axes=(3,))
     turned = builder.node("permute", turned, dims=(0, 2, 1, 3))
     return convolved(builder, tangent, turned, lines.turned())
 
@@ -255,12 +256,8 @@ def shifted(builder: Builder, weight: Node, lines: Lines) -> Node:
 
 
 def padded(builder: Builder, x: Node, low: Int, high: Int) -> Node:
-    """`x` with zeros around its last dimension."""
-    if low == high == 0:
-        return x if x.tensor.is_contiguous() else builder.node("clone", x, strides=None)
-    zero = builder.constant(0.0, x.tensor.dtype, x.tensor.device)
-    rest = (0,) * (x.tensor.rank - 1)
-    made = builder.node("pad", x, zero, low=(*rest, low), high=(*rest, high))
+    """`x` with zeros around its last dimension, contiguous."""
+    made = zeros_around(builder, x, low, high)
     return made if made.tensor.is_contiguous() else builder.node("clone", made, strides=None)
 
 
@@ -278,7 +275,3 @@ def multiplied(builder: Builder, left: Node, right: Node) -> Node:
 def blocks(count: Int, lines: Lines) -> Int:
     """How many blocks the result has."""
     return count if lines.block == 1 else (count + lines.block - 1) // lines.block
-
-
-def laid_out(builder: Builder, made: Node, spec: TensorSpec) -> Node:
-    return made if made.spec == spec else builder.node("clone", made, strides=spec.strides)

@@ -28,11 +28,9 @@ from kiln.loops.program.nodes import Buffer, Extern
 from kiln.plan.transfer_operators import TRANSFER
 from kiln.support.host_link import GPU_LINK
 from kiln.support.records import dataclass
-from kiln.symbolic import Expr, Int, evaluate
+from kiln.tensor.size_hint import size_hint
 
 MOST_UNDER_WAY = 3
-ASSUMED_SIZE = 256
-"""Of a dimension that is not known; most comparisons have it on both sides."""
 
 Pair = tuple[ScheduledStep, ScheduledStep]
 """The start of a transfer, and the wait for it."""
@@ -63,12 +61,12 @@ class _Steps:
 
     def time(self, step: ScheduledStep) -> int:
         moved = sum(map(self.size, dict.fromkeys(step.touched())))
-        flops = likely(call_flops(step.step, self.buffers)) if isinstance(step.step, Extern) else 0
+        flops = size_hint(call_flops(step.step, self.buffers)) if isinstance(step.step, Extern) else 0
         return moved + flops // GPU_LINK.flops
 
     def size(self, name: str) -> int:
         spec = self.buffers[name].spec
-        return likely(spec.numel()) * spec.dtype.itemsize
+        return size_hint(spec.numel()) * spec.dtype.itemsize
 
     def time_on_link(self, start: ScheduledStep) -> int:
         return GPU_LINK.moved * sum(map(self.size, changes(start)))
@@ -142,8 +140,3 @@ def to_device(pairs: Sequence[Pair], others: _Steps) -> list[Placed]:
 
 def is_transfer(step: ScheduledStep) -> bool:
     return isinstance(step.step, Extern) and step.step.target == TRANSFER
-
-
-def likely(value: Int) -> int:
-    """Its value where all unknown sizes are `ASSUMED_SIZE`."""
-    return evaluate(value, dict.fromkeys(value.free_symbols(), ASSUMED_SIZE)) if isinstance(value, Expr) else value
