@@ -67,12 +67,11 @@ class Options:
     recompute: Literal["cheap", "none"] = "cheap"
     """What the backward may recompute instead of saving it in the forward."""
     memory_budget: float = 1.0
-    """How much of what is saved for the backward may be saved, from 0 (inputs and random numbers only: the backward
-    runs the forward again) to 1; what is cheap to compute and large is dropped first."""
+    """How much of what is saved for the backward may be saved, from 0 to 1; what is cheap to compute and large is
+    dropped first, but nothing without which the backward needs more memory, as it computes many layers at once."""
     activation_offload: bool = False
     """What is saved for the backward may wait for it in the host's memory: as much as the link carries while kernels
-    run. Of what `memory_budget` leaves no room for, the cheap is then computed again, and the rest is moved. On GPUs;
-    such a region has no CUDA graph."""
+    run. It counts as not saved under `memory_budget`. On GPUs; such a region has no CUDA graph."""
     collectives: Literal["as_written", "joined"] = "as_written"
     """Messages between ranks: those that eager sends, so that another rank may run eager; or fewer: small all-reduces
     in one, and gradients added before they are reduced. Then all ranks must compile the same regions."""

@@ -1,26 +1,30 @@
 """Fewer saved values: what the option `memory_budget` leaves room for, the rest is computed again.
 
     saved for speed: %3 4 MB, %5 1 MB, %9 4 MB      budget 0.5: 4.5 MB      %9 is dropped: an add of two others
-    budget 0: nothing but inputs and seeds of random numbers, the backward runs the forward again
+    budget 0: as little as is of use
 
 A knapsack by greedy steps: the value that costs the least time per byte is dropped, until the others fit. To compute a
 value again takes the nodes back to what is still saved; so each step changes what the others cost. Inputs are held by
 the caller and cost nothing; random numbers cost a seed.
 
-With a link to the host, what is left of the surplus is moved there as soon as the link can carry it while the forward
-runs, the earliest values first: they have the longest way. So what is dropped is cheap to compute, and what is moved is
-not. What the link carries beyond that is moved as well, for it takes no time.
+What is computed again for an early layer waits in memory for the backward of that layer. So dropping ends where the
+backward would need more memory: of the sets on the way, that with the lowest peak is saved.
+
+With a link to the host, what it carries while the forward runs is moved there (`link_queue.py`), and leaves room for
+other values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from operator import itemgetter
 from typing import final
 
+from kiln.graph.autograd.backward_order import peak_of_backward
+from kiln.graph.autograd.link_queue import LinkQueue
 from kiln.graph.autograd.min_cut import (
     DRAWN,
-    KEPT_KINDS,
     Sides,
     draw_time,
     hint_of,
@@ -42,8 +46,8 @@ CALL = 4096
 """Bytes that are moved in the time that an op costs at least."""
 
 
-PRICE_OF_COPY = 4
-"""Bytes that are moved for each byte that goes to the host and back; what is computed again for less is dropped."""
+LOOKS = 16
+"""How often the peak of the backward is estimated on the way from all saved values to none."""
 
 
 def saved_values(
@@ -81,38 +85,33 @@ class _Knapsack:
         self.moved: set[Node] = set()
         self.times: dict[Node, int] = {}
         self.link = link
-        self.room = 0 if link is None else self.carried_meanwhile(link)
+        self.queue = None if link is None else LinkQueue(sides, link, self.size, self.flops)
         self.shared = {base_of(root) for root in sides.forward_roots} | sides.copied | set(sides.drawn)
         """What may be in memory whether it is saved or not, and what a second derivative reads."""
 
     def fill(self, budget: float) -> set[Node]:
         candidates = [node for node in self.sides.nodes if node in self.kept and self.can_drop(node)]
+        left = total = sum(map(self.size, candidates))
         movable = [node for node in self.sides.nodes if node in self.kept and self.can_move(node)]
-        left = sum(map(self.size, candidates))
-        limit = budget * left
-        while left > limit:
-            worth = {node: self.time_again(node) / gain for node in candidates if (gain := self.gain(node)) > 0}
-            dropped = min(worth, key=worth.__getitem__, default=None)
-            if movable and (dropped is None or (worth[dropped] > PRICE_OF_COPY and left - limit <= self.room)):
-                moved = movable.pop(0)
-                self.move(moved)
-                left -= self.size(moved) if moved in candidates else 0
-                candidates = [node for node in candidates if node is not moved]
-            elif dropped is not None:
-                left -= self.gain(dropped)
-                candidates.remove(dropped)
-                movable = [node for node in movable if node is not dropped]
-                self.kept.remove(dropped)
-            else:
+        limit, next_look = budget * total, total
+        found: list[tuple[int, set[Node], set[Node]]] = []
+        while True:
+            moved = self.queue.taken(filter(self.kept.__contains__, movable)) if self.queue is not None else set()
+            worth: dict[Node, float] = {}
+            if left - sum(map(self.size, moved.intersection(candidates))) > limit:
+                worth = {node: self.time_again(node) / gain for node in candidates if (gain := self.gain(node)) > 0}
+            if left <= next_look or not worth:
+                saved = self.kept | self.behind(list(self.sides.needed), self.kept)[1]
+                found.append((peak_of_backward(self.sides, saved, moved, self.size), saved, moved))
+                next_look = left - total // LOOKS
+            if not worth:
                 break
-        for node in movable:
-            if self.size(node) <= self.room:
-                self.move(node)
-        return self.kept | self.behind(list(self.sides.needed), self.kept)[1]
-
-    def move(self, node: Node) -> None:
-        self.moved.add(node)
-        self.room -= self.size(node)
+            dropped = min(worth, key=worth.__getitem__)
+            left -= self.gain(dropped)
+            candidates.remove(dropped)
+            self.kept.remove(dropped)
+        _, saved, self.moved = min(reversed(found), key=itemgetter(0))
+        return saved
 
     def can_move(self, node: Node) -> bool:
         """Whether the link can take it, and no other value shares its memory."""
@@ -124,15 +123,6 @@ class _Knapsack:
         with suppress(UnknownRelation):
             return is_dense(GuardFreeOracle(self.env), spec.sizes, spec.strides)
         return False
-
-    def carried_meanwhile(self, link: HostLink) -> int:
-        """Bytes that go to the host while the forward runs. What is element by element is fused with its neighbours."""
-        time = 0
-        for node in self.sides.nodes:
-            if node not in self.sides.backward and node.op.kind in KEPT_KINDS:
-                flops = self.hint(node_flops(node))
-                time += self.size(node) + sum(map(self.size, node.inputs)) + flops // link.flops
-        return time // link.moved
 
     def can_drop(self, node: Node) -> bool:
         return node not in self.primals and not self.is_fixed(node) and isinstance(node.spec, TensorSpec)
@@ -149,13 +139,16 @@ class _Knapsack:
         spec = node.spec
         return self.hint(spec.numel()) * spec.dtype.itemsize if isinstance(spec, TensorSpec) else 0
 
+    def flops(self, node: Node) -> int:
+        return self.hint(node_flops(node))
+
     def time(self, node: Node) -> int:
         """Of an op, as bytes that are moved in that time."""
         if node not in self.times:
             time = 0
             if node.op.kind not in (Kind.VIEW, Kind.STRUCTURE, Kind.CREATE):
                 moved = self.size(node) + sum(map(self.size, node.inputs))
-                time = CALL + moved + self.hint(node_flops(node)) // FLOPS_PER_BYTE
+                time = CALL + moved + self.flops(node) // FLOPS_PER_BYTE
                 time += draw_time(node, self.hint) if node.op.kind is Kind.DRAW else 0
             self.times[node] = time
         return self.times[node]

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Literal, final
 
+from kiln.graph.autograd.backward_order import late_recomputation
 from kiln.graph.autograd.dependencies import Dependencies
 from kiln.graph.autograd.eager_saves import SavedUse, numbers_of
 from kiln.graph.autograd.errors import UnsavedSymbol
@@ -329,26 +330,6 @@ def redraw_graph(joint: JointGraph, primals: Sequence[Node], drawn: Sequence[Nod
         made.input(node.attrs["name"], node.spec)
     nodes = [with_inputs(node, (made.input(f"seed_{n}", node.inputs[0].spec),)) for n, node in enumerate(drawn)]
     return Graph(tuple(made.inputs), nodes, tuple(map(Output, nodes)), (), "redraw")
-
-
-def late_recomputation(nodes: Sequence[Node]) -> list[Node]:
-    """The order in which recomputed values of the forward come right before their first reader.
-
-    This shortens their lifetimes, and keeps the nodes of a layer's backward together: equal layers are equal runs of
-    nodes, although the backward visits them from last to first.
-    """
-    recomputed = {node for node in nodes if node.origin is not None and not node.origin.backward}
-    order: dict[Node, None] = {}
-    for node in nodes:
-        stack = [] if node in recomputed else [node]
-        while stack:
-            waiting = [value for value in stack[-1].inputs if value in recomputed and value not in order]
-            if waiting:
-                stack.append(waiting[0])
-            else:
-                order[stack.pop()] = None
-    order.update(dict.fromkeys(nodes))
-    return list(order)
 
 
 def gradient_outputs(

@@ -17,11 +17,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import final
 
+from kiln.graph.autograd.backward_order import late_recomputation
 from kiln.graph.autograd.eager_saves import is_derivative
 from kiln.graph.autograd.host_copies import saved_input, transferred, with_returns
 from kiln.graph.autograd.memory_budget import saved_values
 from kiln.graph.autograd.min_cut import Sides
-from kiln.graph.autograd.partition import copy_of, late_recomputation
+from kiln.graph.autograd.partition import copy_of
 from kiln.graph.ir.build import Builder
 from kiln.graph.ir.graph import Graph, Output, Write
 from kiln.graph.ir.node import Node, base_of
