@@ -208,3 +208,60 @@ def test_ctc_loss_with_lists_of_lengths() -> None:
     assert report.compiles <= 3 and not report.breaks
     with pytest.raises(TypeError):
         fast(x, targets, [12.0, 12.0, 12.0], lengths)
+
+
+ROWS_OF_STEPS = {
+    "gru": lambda: torch.nn.GRU(4, 6, num_layers=2, bidirectional=True, batch_first=True),
+    "tanh": lambda: torch.nn.RNN(4, 6, bias=False),
+    "relu": lambda: torch.nn.RNN(4, 6, nonlinearity="relu", num_layers=2),
+    "lstm": lambda: torch.nn.LSTM(4, 6, bidirectional=True).double(),
+    "half": lambda: torch.nn.GRU(4, 6).bfloat16(),
+}
+
+
+@pytest.mark.parametrize("name", ROWS_OF_STEPS)
+def test_the_number_of_steps_is_a_symbol(name: str) -> None:
+    """Where no library has the layer, the graph has a loop over the steps."""
+    torch.manual_seed(0)
+    layer = ROWS_OF_STEPS[name]()
+    compiled = kiln.compile(layer, options={"cache": False, "speed_check": False}, fullgraph=True)
+    dtype = next(layer.parameters()).dtype
+    tolerance = {"rtol": 5e-2, "atol": 5e-2} if dtype is torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+    for steps in (12, 9, 30, 17):
+        x = torch.randn((3, steps, 4) if layer.batch_first else (steps, 3, 4), dtype=dtype, requires_grad=True)
+        results = []
+        for module in (layer, compiled):
+            out, state = module(x)
+            states = state if isinstance(state, tuple) else (state,)
+            loss = out.square().sum() + sum(part.sum() for part in states)
+            results.append([out, *states, *torch.autograd.grad(loss, [x, *layer.parameters()])])
+        for expected, found in zip(*results, strict=True):
+            torch.testing.assert_close(found, expected, **tolerance)
+            assert found.stride() == expected.stride()
+    report = compiled.report()
+    assert (report.compiles, report.breaks, report.eager) == (2, [], 0)
+
+
+def test_many_steps_are_turns_of_a_loop() -> None:
+    """What is compiled does not grow with them; few steps are unrolled."""
+    layer = torch.nn.GRU(4, 6)
+    found = [kiln.explain(layer)(torch.randn(steps, 3, 4)) for steps in (2, 12, 100)]
+    assert found[1].library_calls == found[2].library_calls
+    assert found[1].kernels == found[2].kernels
+
+
+def test_an_exported_layer_takes_any_number_of_steps() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.GRU(4, 6, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.layer(x)[0]
+            return out
+
+    model = Model()
+    program = kiln.export(model, (torch.randn(2, 12, 4),), dynamic_shapes={"x": {1: torch.export.Dim("steps")}})
+    for steps in (3, 40):
+        x = torch.randn(2, steps, 4)
+        torch.testing.assert_close(program(x), model(x))

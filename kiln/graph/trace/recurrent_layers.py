@@ -5,7 +5,8 @@
     lstm(x: f32[s0, 7, 4], (h, c), weights, ...)     =>    on a CPU one call of oneDNN per layer and direction
 
 On a GPU all layers are one call of cuDNN, as in eager, whatever the sizes; a call each where dropout is between them.
-The order of operations is that of torch. The number of steps is part of the graph.
+The order of operations is that of torch. The number of steps is part of the graph, but where the interpreter makes a
+loop of them (`capture/interpreter/recurrent_polyfills.py`).
 """
 
 from __future__ import annotations
