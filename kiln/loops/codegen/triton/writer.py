@@ -7,12 +7,14 @@
         i1 = tl.arange(0, RBLOCK)
         ...                                               one paragraph per phase
 
-Over a table of rows, a program takes the arguments of its row, of which it is number `program_id - first`:
+Over a table of rows, a program takes the arguments of its row, which it finds by bisection, and its number there:
 
     def k_34cd..(in0_0, in0_1, out1_0, out1_1, n0_0, n0_1, first_1, XBLOCK: tl.constexpr):
-        in0, out1, n0, first = in0_0, out1_0, n0_0, 0
-        later = program_id >= first_1
-        in0 = tl.where(later, in0_1, in0)
+        program_id = tl.program_id(0)
+        if program_id < first_1:
+            in0, out1, n0, program_of_row = in0_0, out1_0, n0_0, program_id
+        else:
+            in0, out1, n0, program_of_row = in0_1, out1_1, n0_1, program_id - first_1
         ...
 
 Equal kernels have equal sources and symbols: names are those of the canonical form. The source imports nothing but
@@ -142,19 +144,14 @@ class _TritonKernelWriter:
         """The arguments of this program's row of the table."""
         if self.rows == 1:
             return []
-        names = [param.name for param in self.kernel.params] + [str(size) for size in self.kernel.ints] + ["first"]
-        values = [f"{name}_0" for name in names[:-1]] + ["0"]
-        lines = ["program_id = tl.program_id(0)", f"{', '.join(names)} = {', '.join(values)}"]
-        for row in range(1, self.rows):
-            lines.append(f"later = program_id >= first_{row}")
-            lines += [f"{name} = tl.where(later, {name}_{row}, {name})" for name in names]
-        return lines
+        names = [param.name for param in self.kernel.params] + [str(size) for size in self.kernel.ints]
+        return ["program_id = tl.program_id(0)", *_bisection(range(self.rows), names)]
 
     def _program(self) -> list[str]:
         """Indices of this program's units: its number taken apart, the last block fastest."""
         if not self.counts:
             return []
-        number = "tl.program_id(0)" if self.rows == 1 else "(program_id - first)"
+        number = "tl.program_id(0)" if self.rows == 1 else "program_of_row"
         number += ".to(tl.int64)" if self.wide else ""
         if len(self.counts) == 1:
             return self._unit(self.counts[0][0], number)
@@ -222,3 +219,14 @@ class _TritonKernelWriter:
         loops.sort(key=lambda axis: self.tiling.shared is None or axis.symbol is not self.tiling.shared.symbol)
         loops += [axis for axis in phase.axes if axis.symbol in self.tiling.serial]
         return Nest(tuple(loops), self.bounds, tuple(blocks), values=self.tiling.values)
+
+
+def _bisection(rows: range, names: list[str]) -> list[str]:
+    """Assigns the arguments of the row whose programs `program_id` is among."""
+    if len(rows) > 1:
+        middle = rows[len(rows) // 2]
+        below, above = _bisection(range(rows.start, middle), names), _bisection(range(middle, rows.stop), names)
+        return [f"if program_id < first_{middle}:", *indented(below, 2), "else:", *indented(above, 2)]
+    row = rows.start
+    program = f"program_id - first_{row}" if row else "program_id"
+    return [f"{', '.join(names)}, program_of_row = {', '.join(f'{name}_{row}' for name in names)}, {program}"]
