@@ -102,6 +102,18 @@ def test_a_last_block_with_fewer_rows_changes_no_choice() -> None:
         assert stages(written.source) == [3]
 
 
+@pytest.mark.parametrize(("function", "each"), [("abs", 16), ("exp", 8), ("sin", 2)])
+def test_elements_of_a_thread_are_fewer_where_their_code_is_long(function: str, each: int) -> None:
+    """It is repeated for each, and sixteen copies of a sine take a third of a second to compile."""
+    lines = [f"v{n} = {function}({f'v{n - 1}' if n else 'load x[i0]'})" for n in range(16)]
+    kernel = parse_kernel(
+        "kernel many(x: f32[1048576 @cuda:0] -> out: f32[1048576 @cuda:0]) units (i0: 1048576)\n    phase ():\n"
+        + "".join(f"        {line}\n" for line in [*lines, "out[i0] = v15"])
+    )
+    tiling = choose_tiles.choose_tiles(kernel, GPU)
+    assert [dim.block for dim in tiling.dims] == [128 * each]
+
+
 def test_fewer_warps_read_more_each() -> None:
     """If a row is read once and nothing is written, a thread has 128 bytes in flight; else 64."""
 

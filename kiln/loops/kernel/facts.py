@@ -9,7 +9,7 @@ from math import gcd, prod
 from typing import final
 
 from kiln.loops.body.analyses import accesses
-from kiln.loops.body.body import Index, Load, Test
+from kiln.loops.body.body import Compute, Index, Load, Test
 from kiln.loops.body.indexing import Axis, add_ranges, stride_along, symbols_of
 from kiln.loops.kernel.analyses import phase_accesses, phase_stores, size_arguments
 from kiln.loops.kernel.atomics import runs_in_order
@@ -22,6 +22,10 @@ LINE_BYTES = 128
 """A line of the cache."""
 VECTOR_BYTES = 16
 """The widest access of a thread."""
+LONG_CODE = {name: 4 for name in ("sin", "cos", "tan", "pow", "erfinv", "lgamma", "digamma")}
+"""How often the code of these functions is as long as that of an exponential, in CUDA's library."""
+FUNCTION_FLOPS = 10
+"""Of an exponential; what takes less is a few instructions."""
 
 
 def loop_ranges(kernel: KernelIR, sizes: Range) -> dict[Symbol, Range]:
@@ -191,6 +195,12 @@ class KernelFacts:
     def loaded_bytes(self) -> int:
         """Bytes per point loaded from buffers about as large as the iteration space."""
         return sum({buffer: itemsize for (buffer, _), itemsize in large_loads(self).items()}.values())
+
+
+def code_length(kernel: KernelIR) -> int:
+    """Of the functions that a point calls, in exponentials: each takes 5 ms to compile, per element of a thread."""
+    ops = [op.op for phase in kernel.phases for op in phase.body.ops if isinstance(op, Compute)]
+    return sum(LONG_CODE.get(op.name, 1) for op in ops if op.flops >= FUNCTION_FLOPS)
 
 
 def bytes_ahead(facts: KernelFacts) -> int:

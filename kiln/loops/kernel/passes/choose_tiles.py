@@ -17,7 +17,7 @@ from typing import final
 from kiln.loops.body.indexing import Axis
 from kiln.loops.kernel.analyses import phase_stores
 from kiln.loops.kernel.errors import UnsupportedInKernel
-from kiln.loops.kernel.facts import KernelFacts, bytes_ahead, has_rows, is_read_again
+from kiln.loops.kernel.facts import KernelFacts, bytes_ahead, code_length, has_rows, is_read_again
 from kiln.loops.kernel.kernel import Accumulate, KernelIR
 from kiln.loops.kernel.loop_stages import STAGE_BYTES, STAGES, loop_stages
 from kiln.loops.kernel.mapped import MappedKernel
@@ -42,6 +42,8 @@ INDEX_TURN = 2048
 """Most elements per turn of an index reduction: each has a value and an index in registers."""
 FLIGHT_BYTES = 64
 """Bytes per thread that should be in flight."""
+LONGEST_CODE = 128
+"""Calls of functions, in exponentials, in the code of a thread: then its elements are fewer, down to one."""
 SHORTEST_AXIS = 32
 """A shorter axis does not fill a warp: it is flattened with others even if that costs divisions."""
 FEWEST_OF_PART = 1024
@@ -146,9 +148,11 @@ def _is_flat(units: tuple[Axis, ...], tiled: tuple[Axis, ...]) -> bool:
 
 
 def _flat_block(facts: KernelFacts, size: Int, warps: int, target: Target) -> int:
-    """Enough elements per thread to keep memory busy, few enough that all processors have work."""
-    widest = VECTOR_BYTES // facts.narrowest_bytes()
-    each = max(widest, min(16, floor_power(FLIGHT_BYTES // max(facts.loaded_bytes(), 1))))
+    """Enough elements per thread to keep memory busy, few enough that all processors have work, and that their code,
+    which is repeated for each, stays short."""
+    room = max(LONGEST_CODE // max(code_length(facts.kernel), 1), 1)
+    widest = min(VECTOR_BYTES // facts.narrowest_bytes(), floor_power(room))
+    each = max(widest, min(16, floor_power(room), floor_power(FLIGHT_BYTES // max(facts.loaded_bytes(), 1))))
     block = WARP * warps * each
     if is_static(size):
         while block > WARP * warps * widest and size < wanted_pieces(target) * block:
