@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
+from torch._C import TensorBase
 from torch.autograd import forward_ad
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
@@ -43,6 +44,10 @@ class HooksOfSavedTensors(KilnError):
     )
 
 
+READ_BY_COMPILER = ("size", "stride", "dim", "dtype", "device", "requires_grad", "is_leaf")
+"""Of tensors. Where the program replaces one of them, the compiler would be told something else than torch."""
+
+
 def unknown_mode() -> str:
     """The mode of this thread under which a compiled region may differ from its calls; "" for none."""
     state = current_state()
@@ -56,7 +61,9 @@ def unknown_mode() -> str:
         return f"{state.function_modes} TorchFunctionMode(s)"
     if state.other:
         return "a mode of torch's dispatcher that Kiln does not know"
-    return ""
+    own = vars(torch.Tensor)
+    replaced = [name for name in READ_BY_COMPILER if own.get(name, plain := getattr(TensorBase, name)) is not plain]
+    return f"another `torch.Tensor.{replaced[0]}`" if replaced else ""
 
 
 def watched_autograd() -> str:

@@ -56,6 +56,11 @@ STRIDES: dict[str, Callable[[Tensor], Sequence[Tensor]]] = {
     "views": lambda x: [(x * 2)[:, 1:], (x * 2).flatten(1), (x * 2)[:2]],
     "views of arguments": lambda x: [x[:, 1:], x.transpose(0, 1), x[..., None], x.flip(0)],
     "products": lambda x: [x @ torch.ones(x.shape[2], 3), torch.nn.functional.linear(x, torch.ones(5, x.shape[2]))],
+    "copies": lambda x: [
+        each.clone() for each in (x[:, None].expand(-1, 3, -1, -1), x[:, :, :1], x.transpose(0, 2)[::2])
+    ],
+    "likes": lambda x: [torch.zeros_like(x[:, :, :1]), x[:, :, ::2].double()],
+    "more copies": lambda x: [x[None, 1:].clone(), x[:, :, ::2].clone(), x.transpose(0, 1).clone()],
     "made": lambda x: [torch.zeros(x.shape[1], x.shape[2]), torch.ones_like(x), x.new_empty(x.shape)],
 }
 
@@ -78,3 +83,10 @@ def test_channels_last_of_nothing() -> None:
     for sizes in ((2, 3, 4, 5), (2, 0, 4, 5), (2, 3, 0, 5), (0, 3, 4, 5)):
         x = torch.randn(sizes)
         assert to_last(x).stride() == x.to(memory_format=torch.channels_last).stride()
+
+
+def test_pixel_unshuffle_of_nothing() -> None:
+    compiled = kiln.compile(lambda x: torch.nn.functional.pixel_unshuffle(x, 2))
+    for rows in (3, 4, 0, 5, 0, 1):
+        x = torch.randn(rows, 2, 4, 6)
+        assert compiled(x).stride() == torch.nn.functional.pixel_unshuffle(x, 2).stride()

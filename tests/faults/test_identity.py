@@ -73,3 +73,42 @@ def test_special_methods_that_are_no_functions() -> None:
 
     result, expected = kiln.compile(program)(torch.ones(1)), program(torch.ones(1))
     assert torch.equal(result[0], expected[0]) and result[1:] == expected[1:]
+
+
+def test_operators_that_give_the_tuple_itself() -> None:
+    def program(x: Tensor, t: tuple[Any, ...], n: int) -> tuple[Any, ...]:
+        mine: tuple[Any, ...] = (x, 1)
+        return (
+            x + 1,
+            [
+                t.__mul__(1) is t,
+                t.__rmul__(1) is t,
+                t.__add__(()) is t,
+                ().__add__(t) is t,
+                tuple.__new__(tuple, t) is t,
+            ],
+            [mine.__mul__(1) is mine, mine.__rmul__(n) is mine, mine.__add__(()) is mine, mine.__add__(t) is mine],
+            [t is tuple(), t * 0 is t[2:], mine[2:] is t[2:], tuple([]) is mine[:0]],
+            t.__mul__(2) + t.__rmul__(0) + t.__add__(mine[1:]),
+        )
+
+    compiled = kiln.compile(program)
+    for known, times in (((1, "a"), 1), ((), 1), ((2.0,), 2), ((), 0), ((1, "a"), 1)):
+        result, expected = compiled(torch.ones(1), known, times), program(torch.ones(1), known, times)
+        assert torch.equal(result[0], expected[0]) and result[1:] == expected[1:]
+
+
+def test_tuples_with_wrong_operands() -> None:
+    def program(x: Tensor, t: Any, other: Any) -> tuple[Any, ...]:
+        texts = []
+        for operation in (tuple.__add__, tuple.__mul__, tuple.__rmul__):
+            try:
+                operation(t, other)
+            except TypeError as error:
+                texts.append(str(error))
+        return x + 1, texts
+
+    compiled = kiln.compile(program, options={"variants": 16})
+    for other in ([1], "a", 1.0, 2, torch.Size([3]), (4,)):
+        for known in ((1, 2), torch.Size([1])):
+            assert compiled(torch.ones(1), known, other)[1] == program(torch.ones(1), known, other)[1]

@@ -56,6 +56,8 @@ INSIDE: dict[str, tuple[Any, str, Callable[[Tensor], Tensor]]] = {
         *(torch, "cosine_embedding_loss"),
         lambda x: F.cosine_embedding_loss(x, x + 1, torch.ones(16)),
     ),
+    "einsum": (torch._VF, "einsum", lambda x: torch.einsum("ij,kj->ik", x, x)),
+    "a method that calls _VF": (torch._VF, "split", lambda x: torch.stack(x.split(8)).sum(0)),
     "batch_norm": (torch, "batch_norm", lambda x: F.batch_norm(x, None, None, training=True)),
 }
 
@@ -69,7 +71,8 @@ def test_a_function_that_torch_itself_calls(name: str, monkeypatch: Any) -> None
 
     def scaled(*args: Any, **kwargs: Any) -> Any:
         times.append(1)
-        return original(*args, **kwargs) * 3
+        result = original(*args, **kwargs)
+        return result * 3 if isinstance(result, Tensor) else tuple([part * 3 for part in result])
 
     x = torch.arange(64.0).view(16, 4) % 5
     for replaced in (False, True, True, False, True):
@@ -146,3 +149,33 @@ def test_bodies_of_torch_are_read_for_functions_alone() -> None:
     ]
     assert torch._C._nn.pad in found and torch.relu in found
     assert all(isinstance(each, types.FunctionType | types.BuiltinFunctionType) for each in found)
+
+
+METADATA: dict[str, Any] = {
+    "size": lambda x, *dim: 7,
+    "stride": lambda x, *dim: 7,
+    "dim": lambda x: 7,
+    "dtype": property(lambda x: torch.int8),
+    "device": property(lambda x: "here"),
+    "requires_grad": property(lambda x: "perhaps"),
+    "is_leaf": property(lambda x: "perhaps"),
+}
+
+
+@pytest.mark.filterwarnings("error:(?s).*KILN900")
+@pytest.mark.parametrize("name", METADATA)
+def test_what_the_compiler_itself_asks_of_tensors(name: str, monkeypatch: Any) -> None:
+    """Its own questions got the answers of the program, and failed on them."""
+
+    def program(x: Tensor) -> tuple[Any, ...]:
+        asked = getattr(x, name)
+        return x * 2, x.ndim, x.shape, asked() if callable(asked) else asked
+
+    compiled = kiln.compile(program)
+    for rows, replaced in ((2, False), (2, True), (3, True), (3, False), (4, True), (4, False)):
+        x = torch.ones(rows)
+        with monkeypatch.context() as patches:
+            if replaced:
+                patches.setattr(Tensor, name, METADATA[name])
+            result, expected = compiled(x), program(x)
+        assert torch.equal(result[0], expected[0]) and result[1:] == expected[1:]

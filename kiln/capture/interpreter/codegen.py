@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, final
 
 import torch
+from torch._C import TensorBase
 
 from kiln.capture.bytecode.assemble import Assembler, FreeVar, Label, arguments_of
 from kiln.capture.interpreter.breaks import UnsupportedValue
@@ -179,12 +180,13 @@ class CodeWriter:
             raise UnsupportedValue(type="number", why=f"{value} depends on values of tensors")
         refuse_changed(self.state, found)
         before = len(self.outputs)
+        self.body.const(TensorBase.item if found.dim is None else TensorBase.size)
         self.emit(found.tensor)
         self.for_numbers.update(map(id, self.outputs[before:]))
         if found.dim is None:
-            self.body.attr("item").call(0)
+            self.body.call(1)
         else:
-            self.body.attr("size").const(found.dim).call(1)
+            self.body.const(found.dim).call(2)
 
     def _apply(self, function: Callable[..., object], args: Iterable[object]) -> None:
         operands = list(args)
@@ -455,8 +457,8 @@ EMITTERS: dict[type[Source], SourceEmitter] = {
     sources.CallSource: on_base(
         lambda a, source: a.const(plain(source.arguments)).const(source.keywords).call(3), call_with
     ),
-    sources.SizeSource: on_base(lambda a, source: a.attr("size").const(source.dim).call(1)),
-    sources.StrideSource: on_base(lambda a, source: a.attr("stride").const(source.dim).call(1)),
-    sources.OffsetSource: on_base(lambda a, source: a.attr("storage_offset").call(0)),
+    sources.SizeSource: on_base(lambda a, source: a.const(source.dim).call(2), TensorBase.size),
+    sources.StrideSource: on_base(lambda a, source: a.const(source.dim).call(2), TensorBase.stride),
+    sources.OffsetSource: on_base(lambda a, source: a.call(1), TensorBase.storage_offset),
 }
 """Every kind of source has a row; a test compares this with SOURCES."""

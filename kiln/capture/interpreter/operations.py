@@ -518,6 +518,8 @@ def same(s: CaptureState, left: Value, right: Value) -> bool:
         return left.constant(s) is right.constant(s)
     s.guard_type(left)
     s.guard_type(right)
+    if left.python_type() is right.python_type() is tuple and not (left.truth(s) or right.truth(s)):
+        return True
     s.identities.distinct.append((left, right))
     return False
 

@@ -14,7 +14,7 @@ from kiln.graph.ops.creation import relaid
 from kiln.graph.ops.emit import Emit
 from kiln.graph.ops.registry import decompose, library
 from kiln.graph.ops.sizes import is_empty
-from kiln.graph.prims.meta import format_strides, matches
+from kiln.graph.prims.meta import empty_sizes, format_strides, matches
 from kiln.symbolic import Int
 from kiln.tensor.spec import TensorSpec
 
@@ -77,7 +77,7 @@ def pixel_unshuffle(e: Emit, x: Node, downscale_factor: int) -> Node:
     require_image(e, "pixel_unshuffle", spec, r)
     if not (matches(e.oracle, spec.sizes[-2] % r, 0) and matches(e.oracle, spec.sizes[-1] % r, 0)):
         raise RuntimeError("pixel_unshuffle expects height and width to be divisible by downscale_factor")
-    if is_empty(spec):
+    if is_empty(spec) or empty_sizes(e.oracle, spec.sizes):
         raise UnsupportedOp(op="aten.pixel_unshuffle.default", reason="without elements, sizes depend on its kernel")
     lead, (c, h, w) = spec.sizes[:-3], spec.sizes[-3:]
     k = len(lead)

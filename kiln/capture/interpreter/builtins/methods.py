@@ -10,10 +10,10 @@ from typing import TypeVar
 
 from kiln.capture.interpreter.breaks import UnsupportedCall
 from kiln.capture.interpreter.builtins.functions import fill, sort
-from kiln.capture.interpreter.core import Args, CaptureState, Handler, Kwargs, Value, handles
+from kiln.capture.interpreter.core import Args, CaptureState, Handler, Kwargs, Operator, Value, handles
 from kiln.capture.interpreter.hashing import dict_key, entries_of, set_element
 from kiln.capture.interpreter.native_calls import natives
-from kiln.capture.interpreter.operations import compare, contains, equal, fold, same, searched
+from kiln.capture.interpreter.operations import compare, concatenate, contains, equal, fold, repeat, same, searched
 from kiln.capture.interpreter.pure import is_written_in_c
 from kiln.capture.interpreter.set_operators import operator_of_sets
 from kiln.capture.interpreter.variables.bound_method import BoundMethod
@@ -419,9 +419,28 @@ def container_init(s: CaptureState, target: Value, args: Args, kwargs: Kwargs) -
             target.extend(s, arg)
 
 
+def tuple_operator(function: Callable[..., object], apply: Operator) -> Handler:
+    """The handler of `tuple.__mul__` and its kin. As the operator does, it may give the tuple itself."""
+
+    def handler(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
+        plain = args[0].python_type() is tuple and args[1].python_type() in (tuple, int)
+        made = apply(s, args[0], args[1]) if plain else None
+        return natives(s).call(function, args, kwargs) if made is None else made
+
+    return handler
+
+
+handles(tuple.__add__)(tuple_operator(tuple.__add__, concatenate))
+handles(tuple.__mul__)(tuple_operator(tuple.__mul__, repeat))
+handles(tuple.__rmul__)(tuple_operator(tuple.__rmul__, repeat))
+
+
 @handles(tuple.__new__)
 def tuple_new(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    cls, items = args[0].constant(s), tuple_items(s, args[1]) if len(args) > 1 else []
+    cls = args[0].constant(s)
+    if cls is tuple and len(args) > 1 and isinstance(args[1], Tuple) and args[1].cls is tuple:
+        return args[1]
+    items = tuple_items(s, args[1]) if len(args) > 1 else []
     if is_plain_tuple(s, cls):
         return Tuple(items, cls)
     made = Object(cls)

@@ -40,7 +40,7 @@ PLACES = frozenset(
     module.__name__
     for module in (
         *(torch, torch.functional, torch.nn.functional, torch.linalg, torch.special, torch.fft, torch._C._nn),
-        torch.autograd,
+        *(torch.autograd, torch._VF),
     )
 )
 """Modules whose functions compute. What else bodies read (queries, checks, torch's compiler) no program replaces."""
@@ -115,6 +115,9 @@ def is_intact(s: CaptureState, function: types.FunctionType) -> bool:
 def is_own_function(s: CaptureState, module: str, name: str) -> bool:
     value = vars(sys.modules[module]).get(name)
     source = ModuleGlobalSource(module, name)
+    if value is None and module == torch._VF.__name__:  # it looks up what the program has not put there
+        s.guard(source, GuardKind.ABSENT)
+        return True
     if isinstance(value, types.FunctionType):
         s.guard(source, GuardKind.FUNCTION_CODE, expectation(s, value))
         return is_of_torch(value) and is_intact(s, value)
@@ -175,7 +178,7 @@ def global_read(function: types.FunctionType, name: str, functions: dict[tuple[s
 
 
 def module_read(module: types.ModuleType, name: str, functions: dict[tuple[str, str], None]) -> object:
-    found = vars(module).get(name)
+    found = getattr(module, name, None)
     computes = module.__name__ in PLACES and callable(found) and not isinstance(found, type)
     if computes and not any(found is function for function in OF_DISPATCH):
         functions[module.__name__, name] = None

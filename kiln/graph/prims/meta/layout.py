@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Literal
 
 from kiln.graph.prims.errors import ShapeMismatch
-from kiln.symbolic import Expr, Int, Relation, rel_eq, rel_le, rel_lt
+from kiln.symbolic import Expr, Int, Relation, Symbol, rel_eq, rel_le, rel_lt, substituted
 from kiln.tensor.spec import SizeOracle, contiguous_strides
 
 MemoryFormat = Literal["contiguous", "channels_last", "channels_last_3d"]
@@ -208,7 +208,17 @@ def preserved_strides(oracle: SizeOracle, sizes: Sizes, strides: Sizes) -> Sizes
     """Strides of a copy that preserves the format: unchanged where dense, else packed in the same order."""
     if is_dense(oracle, sizes, strides):
         return strides
-    return _packed(sizes, sorted_axes(oracle, sizes, (strides,)))
+    packed = _packed(sizes, sorted_axes(oracle, sizes, (strides,)))
+    if packed == strides or not (empty := empty_sizes(oracle, sizes)):
+        return packed
+    ones: dict[Symbol, Int] = {size: 1 for size in empty if isinstance(size, Symbol)}
+    return tuple([substituted(stride, ones) for stride in strides])  # of no elements, eager takes any to be dense
+
+
+def empty_sizes(oracle: SizeOracle, sizes: Sizes) -> list[Expr]:
+    """The symbolic sizes that are 0. Those that data decide are taken to be positive."""
+    zeros = [(size, rel_eq(size, 0)) for size in sizes if isinstance(size, Expr)]
+    return [size for size, zero in zeros if not oracle.is_assumed(zero) and oracle.decide_layout(zero)]
 
 
 def iterator_strides(oracle: SizeOracle, sizes: Sizes, operands: Sequence[Layout]) -> Sizes:
