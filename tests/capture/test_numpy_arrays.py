@@ -275,3 +275,22 @@ def test_running_sums_are_minus_zero_as_long_as_all_numbers_are() -> None:
         for found in compiled(a):
             np.testing.assert_array_equal(np.signbit(found), np.signbit(np.cumsum(a)))
             np.testing.assert_array_equal(found, np.cumsum(a))
+
+
+LAYOUTS: dict[str, Callable[[NDArray], Any]] = {
+    "copies": lambda a: [a.T.copy(), a.T.copy("K"), a.copy(order="F"), np.copy(a.T), np.copy(a.T, order="C")],
+    "contiguous": lambda a: [np.ascontiguousarray(a.T), np.ascontiguousarray(a.T, np.float32), np.ascontiguousarray(a)],
+    "filled": lambda a: [np.zeros_like(a.T), np.ones_like(a.T, np.float32), np.full_like(a.T, 2, order="C")],
+    "filled in shapes": lambda a: [np.zeros_like(a, shape=(2, 3)), np.ones_like(a.T, shape=(4,))],
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts_of_copies(name: str) -> None:
+    made = LAYOUTS[name]
+    compiled = kiln.compile(made)
+    for rows, columns in ((2, 3), (4, 3), (5, 2), (3, 3)):
+        a = np.arange(float(rows * columns)).reshape(rows, columns)
+        for result, expected in zip(compiled(a), made(a), strict=True):
+            np.testing.assert_array_equal(result, expected)
+            assert result.strides == expected.strides and result.dtype == expected.dtype

@@ -180,13 +180,12 @@ class CodeWriter:
             raise UnsupportedValue(type="number", why=f"{value} depends on values of tensors")
         refuse_changed(self.state, found)
         before = len(self.outputs)
-        self.body.const(TensorBase.item if found.dim is None else TensorBase.size)
         self.emit(found.tensor)
         self.for_numbers.update(map(id, self.outputs[before:]))
         if found.dim is None:
-            self.body.call(1)
+            self.body.attr("item").call(0)
         else:
-            self.body.const(found.dim).call(2)
+            self.body.attr("size").const(found.dim).call(1)
 
     def _apply(self, function: Callable[..., object], args: Iterable[object]) -> None:
         operands = list(args)

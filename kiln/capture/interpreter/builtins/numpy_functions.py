@@ -64,6 +64,10 @@ OF_INTEGERS = ("power", "remainder", "floor_divide", "reciprocal")
 """Those that NumPy computes for any integers, with a warning, where torch raises or differs."""
 
 
+LAYOUTS = {"C": torch.contiguous_format, "K": torch.preserve_format}
+"""By NumPy's `order`."""
+
+
 @final
 @dataclass(frozen=True)
 class NumpyCall:
@@ -116,6 +120,13 @@ class NumpyCall:
     def refuse_truth_values(self) -> None:
         if self.expected.dtype.kind == "b":
             raise UnsupportedCall(function=f"numpy.{self.name}", why="it gets truth values")
+
+    def layout(self, default: str) -> torch.memory_format:
+        """The layout of a copy in the `order` that the call gives."""
+        order = self.given("order", default)
+        if order not in LAYOUTS:
+            raise UnsupportedCall(function=f"numpy.{self.name}", why=f"it gets the order {order!r}")
+        return LAYOUTS[order]
 
     def refuse(self, *names: str) -> NumpyCall:
         for name in names:
@@ -304,8 +315,10 @@ def clipped(call: NumpyCall) -> Value:
 def filled(call: NumpyCall) -> Value:
     number = call.given("fill_value") if call.name == "full_like" else int(call.name == "ones_like")
     dtype = DTYPES.get(call.expected.dtype.name)
-    shape = call.arguments.get("shape") or call.tensor("a").get_attr(call.s, "shape")
-    return call.call(torch.full, shape, call.expected.dtype.type(number).item(), dtype=dtype)
+    element, shape = call.expected.dtype.type(number).item(), call.arguments.get("shape")
+    if shape is None:
+        return call.call(torch.full_like, call.tensor("a"), element, dtype=dtype, memory_format=call.layout("K"))
+    return call.refuse("order").call(torch.full, shape, element, dtype=dtype)
 
 
 @written_as("repeat")
@@ -486,7 +499,7 @@ EXPRESSIONS: Mapping[str, Implementation] = {
     "stack":        lambda c: c.refuse("out", "dtype").call(torch.stack, c.tensors("arrays"), c.given("axis", 0)),
     "outer":        lambda c: c.call(torch.outer, *[c.call("reshape", c.computed(name), (-1,)) for name in "ab"]),
     "tile":         lambda c: c.call(torch.tile, c.tensor("A"), numpy_tuple(c.given("reps"))),
-    "copy":         lambda c: c.call("clone", c.tensor("a")),
+    "copy":         lambda c: c.call("clone", c.tensor("a"), memory_format=c.layout("K")),
     "trace":        lambda c: c.refuse("offset", "dtype", "out", "axis1", "axis2").call(torch.trace, c.computed("a")),
     **{name: lambda c: c.refuse("out", "dtype").call(getattr(torch, c.name), c.tensors("tup")) for name in STACKS},
     **{name: lambda c: c.call(c.name, c.tensor("m"), c.given("k", 0)) for name in ("triu", "tril")},
@@ -569,7 +582,7 @@ def contiguous(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     assert isinstance(kept, TracedArray)
     if kept.reversed_view is None and kept.tensor.fake.dim() and kept.tensor.fake.is_contiguous():
         return kept
-    return copied(s, args, kwargs)
+    return kept.view(record(s, "clone", [kept.tensor], {"memory_format": s.const(torch.contiguous_format)}))
 
 
 IN_C: dict[str, Callable[[CaptureState, Args, Kwargs], Value]] = {
@@ -694,6 +707,12 @@ def method(name: str) -> Callable[[CaptureState, TracedArray, Args, Kwargs], Val
     return call
 
 
+def copy(s: CaptureState, array: TracedArray, args: Args, kwargs: Kwargs) -> Value:
+    """`a.copy()`, in rows, where `np.copy` keeps the layout."""
+    given = dict(zip(("order",), args, strict=False)) | kwargs
+    return call_function(s, numpy.copy, [array], {"order": s.const("C"), **given})
+
+
 def cast(s: CaptureState, array: TracedArray, args: Args, kwargs: Kwargs) -> Value:
     """`a.astype(dtype)`, which copies."""
     if len(args) != 1 or kwargs.keys() - {"copy"}:
@@ -776,11 +795,11 @@ def register() -> None:
         handles(getattr(array, f"__i{name}__"))(in_place(getattr(numpy, DUNDERS[name])))
     for name in (
         *("sum", "mean", "max", "min", "any", "all", "var", "std", "prod", "cumsum", "argmax", "argmin", "reshape"),
-        *("ravel", "squeeze", "transpose", "swapaxes", "clip", "repeat", "round", "copy", "trace", "dot"),
+        *("ravel", "squeeze", "transpose", "swapaxes", "clip", "repeat", "round", "trace", "dot"),
         *("argsort", "argpartition", "nonzero", "searchsorted", "take", "compress", "cumprod", "diagonal"),
     ):
         ARRAY_METHODS[name] = method(name)
-    ARRAY_METHODS.update(astype=cast, flatten=flattened, item=as_python("item"), tolist=as_python("tolist"))
+    ARRAY_METHODS.update(copy=copy, astype=cast, flatten=flattened, item=as_python("item"), tolist=as_python("tolist"))
 
 
 register()
