@@ -494,3 +494,36 @@ def test_parts_of_one_tensor_have_one_version(function: Callable[[Tensor, Tensor
 
 
 PARTS = {"a": slice(3), "b": slice(3, 6)}
+
+
+def in_turns(a: Tensor) -> Tensor:
+    torch._foreach_addcmul_([a, a], [a, a], [a, a], [0.5, 0.25])
+    torch._foreach_lerp_([a, a], [a + 1, a * 2], 0.5)
+    torch._foreach_clamp_max_([a, a[1:]], [3.0, 2.5])
+    return a
+
+
+LISTS: dict[str, Callable[[Tensor], object]] = {
+    "twice": lambda a: torch._foreach_add_([a, a], 1),
+    "a part again": lambda a: torch._foreach_mul_([a, a[:1]], [2.0, 3.0]),
+    "each reads the other": lambda a: torch._foreach_mul_([a[:2], a[2:4]], [a[2:4], a[:2]]),
+    "read by the next": lambda a: torch._foreach_add_([a, torch.ones_like(a)], [a, a], alpha=2),
+    "parts of another index": lambda a: torch._foreach_add_([a[1:], torch.ones_like(a)], [torch.ones_like(a)[1:], a]),
+    "numbers in a tensor": lambda a: torch._foreach_addcdiv_(
+        [a, a], [a + 1, a], [a + 3, a * 2], torch.tensor([0.5, 2])
+    ),
+    "apart": lambda a: torch._foreach_add_([a[:2], a[2:4], a[4:]], [a[:2], a[2:4], a[4:]]),
+    "columns": lambda a: torch._foreach_add_([a[::2], a[1::2]], 1),
+    "by three of them": in_turns,
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_of_tensors_that_share_memory(name: str, dynamic: bool | None) -> None:
+    """Eager takes one after the other; all were computed before the first was written."""
+    compiled = kiln.compile(LISTS[name], dynamic=dynamic)
+    for size in (6, 5, 8, 7, 4):
+        expected, found = torch.arange(1.0, size + 1), torch.arange(1.0, size + 1)
+        assert_same(compiled(found), LISTS[name](expected))
+        torch.testing.assert_close(found, expected)

@@ -8,14 +8,17 @@ The overload tells what the other operands are: a number or a tensor for all, or
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise, product
 from typing import cast
 
 from torch._ops import OpOverload
 
 from kiln.graph.ir.node import Argument, Node
+from kiln.graph.ops.breaks import UnsupportedMutation
 from kiln.graph.ops.registry import Decomposition
 from kiln.graph.trace.mode import Args, Handler, Kwargs, RecordingMode, real_in
-from kiln.graph.trace.shared_memory import by_storage, refuse_shared_memory
+from kiln.graph.trace.shared_memory import by_storage, for_these_sizes, refuse_shared_memory, with_hints
+from kiln.graph.trace.storage_view import StorageView, extent
 
 PREFIX = "aten._foreach_"
 SINGLE = {"norm.Scalar": "linalg_vector_norm.default", "zero.default": "fill.Scalar", "copy.default": "copy.default"}
@@ -54,22 +57,70 @@ def _handler(rule: Decomposition, *, in_place: bool, zero: bool, packed: bool) -
     """`packed`: the last argument is a tensor that holds one number for each element of the lists."""
 
     def handler(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
+        targets = cast(Sequence[object], next(arg for arg in args if isinstance(arg, list | tuple)))
+        if in_place:
+            rows = [[at(arg, index) for arg in args] for index in range(len(targets))]
+            for row in rows:
+                refuse_shared_memory(mode, op, row[0], by_storage(mode, row[1:]), pointwise=True)
+            if len(rows) > 1 and are_ordered(mode, op, rows):
+                numbers, named = mode.arguments(args[-1:] if packed else (), kwargs)
+                for index, row in enumerate(rows):
+                    values = mode.values(row)
+                    if packed:
+                        values[-1] = elements(mode, cast(Node, numbers[0]))[index]
+                    write(mode, op, row[0], _single(mode, rule, index, values, named, zero))
+                return None
         values, named = mode.arguments(args, kwargs)
         if packed:
             values[-1] = elements(mode, cast(Node, values[-1]))
-        targets = cast(Sequence[object], next(arg for arg in args if isinstance(arg, list | tuple)))
-        if in_place:
-            read = by_storage(mode, args[1:])
-            for target in targets:
-                refuse_shared_memory(mode, op, target, read, pointwise=True)
         results = [_single(mode, rule, i, values, named, zero) for i in range(len(targets))]
         if not in_place:
             return [mode.wrap(result) for result in results]
         for target, value in zip(targets, results, strict=True):
-            mode.write(target, mode.emit.convert(value, mode.view_of(target).spec.dtype), op)
+            write(mode, op, target, value)
         return None
 
     return handler
+
+
+def write(mode: RecordingMode, op: OpOverload, target: object, value: Node) -> None:
+    mode.write(target, mode.emit.convert(value, mode.view_of(target).spec.dtype), op)
+
+
+def at(arg: object, index: int) -> object:
+    """What an argument is for one element of the lists."""
+    return arg[index] if isinstance(arg, list | tuple) else arg
+
+
+def are_ordered(mode: RecordingMode, op: OpOverload, rows: Sequence[Sequence[object]]) -> bool:
+    """Whether an element of the lists may read or write what another one writes: eager takes one after the other."""
+    written = {id(mode.view_of(row[0]).storage) for row in rows}
+    places: dict[int, dict[int, list[StorageView]]] = {}
+    for index, row in enumerate(rows):
+        for storage, views in by_storage(mode, row).items():
+            if storage in written:
+                places.setdefault(storage, {}).setdefault(index, []).extend(views)
+    for users in places.values():
+        if len(users) > 1 and not are_apart(mode, list(users.values())):
+            if mode.view_of(rows[0][0]).spec.device.type != "cpu":
+                raise UnsupportedMutation(op=str(op), reason="tensors of its lists share memory")
+            return True
+    return False
+
+
+def are_apart(mode: RecordingMode, users: Sequence[Sequence[StorageView]]) -> bool:
+    """Whether the views of each user have a stretch of the storage of their own; guarded where sizes may change."""
+    stretches = []
+    for views in users:
+        spans = [cast("tuple[int, int]", extent(with_hints(mode, view.spec))) for view in views]
+        stretches.append((min(start for start, _ in spans), max(end for _, end in spans), views))
+    stretches.sort(key=lambda stretch: stretch[:2])
+    for (_, end, views), (start, _, others) in pairwise(stretches):
+        if end > start:
+            return False
+        for left, right in product(views, others):
+            for_these_sizes(mode, left.spec, right.spec)
+    return True
 
 
 def elements(mode: RecordingMode, vector: Node) -> list[Argument]:
