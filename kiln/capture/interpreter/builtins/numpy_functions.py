@@ -26,7 +26,6 @@ from kiln.capture.interpreter.builtins.numpy_sizes import of_sizes
 from kiln.capture.interpreter.core import MISSING, Args, CaptureState, Handler, Kwargs, Value, handles
 from kiln.capture.interpreter.polyfills import running_sum
 from kiln.capture.interpreter.variables.array import (
-    ARRAY_METHODS,
     DTYPES,
     NumpyObject,
     TracedArray,
@@ -695,53 +694,6 @@ def same_dtype(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     return Constant(left == right)
 
 
-def method(name: str) -> Callable[[CaptureState, TracedArray, Args, Kwargs], Value]:
-    """`a.sum(axis=0)` is `np.sum(a, axis=0)`."""
-    function = getattr(numpy, name)
-
-    def call(s: CaptureState, array: TracedArray, args: Args, kwargs: Kwargs) -> Value:
-        if name in ("reshape", "transpose") and len(args) != 1:
-            args = [Tuple(args)] if args else []
-        return call_function(s, function, [array, *args], kwargs)
-
-    return call
-
-
-def copy(s: CaptureState, array: TracedArray, args: Args, kwargs: Kwargs) -> Value:
-    """`a.copy()`, in rows, where `np.copy` keeps the layout."""
-    given = dict(zip(("order",), args, strict=False)) | kwargs
-    return call_function(s, numpy.copy, [array], {"order": s.const("C"), **given})
-
-
-def cast(s: CaptureState, array: TracedArray, args: Args, kwargs: Kwargs) -> Value:
-    """`a.astype(dtype)`, which copies."""
-    if len(args) != 1 or kwargs.keys() - {"copy"}:
-        raise UnsupportedCall(function="ndarray.astype", why="it gets more than a dtype")
-    dtype = numpy.dtype(plain(s, args[0]))
-    made = converted(s, array.tensor, dtype)
-    if made is array.tensor and "copy" in kwargs and not kwargs["copy"].truth(s):
-        return array
-    tensor = record(s, "clone", [made], {}) if made is array.tensor else made
-    assert isinstance(tensor, Tensor)
-    return TracedArray(tensor, array.is_scalar)
-
-
-def flattened(s: CaptureState, array: TracedArray, args: Args, kwargs: Kwargs) -> Value:
-    copy = record(s, "clone", [array.tensor], {"memory_format": s.const(torch.contiguous_format)})
-    return array.view(record(s, "reshape", [copy, s.const((-1,))], {}))
-
-
-def as_python(name: str) -> Callable[[CaptureState, TracedArray, Args, Kwargs], Value]:
-    """`item` and `tolist`, which torch has too."""
-
-    def call(s: CaptureState, array: TracedArray, args: Args, kwargs: Kwargs) -> Value:
-        if array.number is not None and not args and not kwargs:
-            return array.number
-        return array.tensor.get_attr(s, name).call(s, args, kwargs)
-
-    return call
-
-
 def tensor_as_array(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
     """`tensor.numpy()`: an array in the memory of the tensor."""
     tensor = args[0]
@@ -793,13 +745,6 @@ def register() -> None:
         register_operators(kind)
     for name in DUNDERS:
         handles(getattr(array, f"__i{name}__"))(in_place(getattr(numpy, DUNDERS[name])))
-    for name in (
-        *("sum", "mean", "max", "min", "any", "all", "var", "std", "prod", "cumsum", "argmax", "argmin", "reshape"),
-        *("ravel", "squeeze", "transpose", "swapaxes", "clip", "repeat", "round", "trace", "dot"),
-        *("argsort", "argpartition", "nonzero", "searchsorted", "take", "compress", "cumprod", "diagonal"),
-    ):
-        ARRAY_METHODS[name] = method(name)
-    ARRAY_METHODS.update(copy=copy, astype=cast, flatten=flattened, item=as_python("item"), tolist=as_python("tolist"))
 
 
 register()
