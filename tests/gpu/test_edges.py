@@ -297,3 +297,17 @@ def test_factors_of_rank_0_are_rounded_as_in_eager() -> None:
         compiled = kiln.compile(program, options={"numerics": "rounded"})
         for result, expected in zip(compiled(x, near, far), program(x, near, far), strict=True):
             assert torch.equal(result, expected)
+
+
+def test_compiling_draws_no_random_number() -> None:
+    """An operator that makes a tensor is tried out with no tensor that would name the device."""
+
+    def shuffled(x: Tensor) -> Tensor:
+        return x[torch.randperm(x.shape[0], device=CUDA)]
+
+    x = torch.arange(23, device=CUDA)
+    torch.manual_seed(3)
+    expected = [shuffled(x), shuffled(x)]
+    torch.manual_seed(3)
+    function = compiled(shuffled, options={"random": "eager", "cache": False})
+    assert [function(x).tolist(), function(x).tolist()] == [each.tolist() for each in expected]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kiln.graph.ops.breaks import DataDependentOp
-from kiln.graph.trace.fallback import fallback_handler, integers_to_try, probed
+from kiln.graph.trace.fallback import drawing_devices, fallback_handler, integers_to_try, probed
 from kiln.tensor.spec import CPU, TensorSpec
 
 GPU = torch.device("cuda", 0)
@@ -114,3 +114,11 @@ def test_one_size_in_many_axes() -> None:
     """Some of the small sizes make a tensor that is still too large: they are left out."""
     big = spec(torch.float32, 100, 100, 100, 100, 100, device=CPU)
     assert probed(torch.ops.kiln_trials.doubled.default, (big,), ()) == big
+
+
+def test_generators_of_all_devices_are_kept() -> None:
+    """Those of tensors, and of the device on which an operator makes one."""
+    x, gpu = spec(torch.float32, 4, device=torch.device("cuda", 1)), torch.device("cuda", 0)
+    found = drawing_devices((7, x), (("device", gpu), ("pin_memory", False)))
+    assert set(found) == {gpu, torch.device("cuda", 1)}
+    assert drawing_devices((7, spec(torch.float32, 4, device=CPU)), ()) == []

@@ -234,7 +234,7 @@ def _probed_as_they_are(op: OpOverload, args: Args, kwargs: Named, default: torc
     found = _without_data(op, args, kwargs) if trusts and len(devices) == 1 else None
     others: list[object] = []
     if found is None:
-        with torch.random.fork_rng([device for device in devices if device.type == "cuda"]):
+        with torch.random.fork_rng(drawing_devices(args, kwargs)):
             integer, found = _tried(op, args, kwargs)
             others = _with_other_values(op, args, kwargs, integer)
     trained, made = found
@@ -245,6 +245,13 @@ def _probed_as_they_are(op: OpOverload, args: Args, kwargs: Named, default: torc
     if any(_specs(op, other, spec_of) != specs for other in others):
         raise DataDependentOp(op=str(op))
     return specs
+
+
+def drawing_devices(args: Args, kwargs: Named) -> list[torch.device]:
+    """The GPUs whose generators a call may advance: those of its tensors, or one that it is told."""
+    leaves = (*_flat(args), *_flat(kwargs))
+    devices = {leaf.device if isinstance(leaf, TensorSpec) else leaf for leaf in leaves}
+    return [device for device in devices if isinstance(device, torch.device) and device.type == "cuda"]
 
 
 def _with_other_values(op: OpOverload, args: Args, kwargs: Named, accepted: int) -> list[object]:
