@@ -527,3 +527,21 @@ def test_lists_of_tensors_that_share_memory(name: str, dynamic: bool | None) -> 
         expected, found = torch.arange(1.0, size + 1), torch.arange(1.0, size + 1)
         assert_same(compiled(found), LISTS[name](expected))
         torch.testing.assert_close(found, expected)
+
+
+FIRST = torch.tensor([1, 0])
+ALL_AT_TWO: dict[str, Callable[[Tensor], Tensor]] = {
+    "index_copy_": lambda x: x.index_copy_(0, FIRST, x[:2]),
+    "index_add_": lambda x: x.index_add_(0, FIRST, x[:2]),
+    "index_select": lambda x: torch.index_select(x, 0, FIRST, out=x[:2]),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", ALL_AT_TWO)
+def test_a_part_that_is_all_for_these_sizes(name: str, dynamic: bool | None) -> None:
+    """Of two rows, `x[:2]` is `x`, which eager refuses likewise."""
+    compiled = kiln.compile(ALL_AT_TWO[name], dynamic=dynamic)
+    for rows in (2, 4, 5, 2):
+        with pytest.raises(RuntimeError, match="memory location"):
+            compiled(torch.ones(rows, 2))

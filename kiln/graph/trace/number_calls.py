@@ -2,7 +2,8 @@
 
     torch.normal(0.0, sigma, (3,))     =>     torch.empty((3,)).normal_(0.0, sigma)
 
-Only recorded calls with symbolic numbers among the arguments take these; the log keeps the call that the user wrote.
+Only recorded calls with symbolic numbers among the arguments, and without `out`, take these; the log keeps the call
+that the user wrote.
 The random numbers are those that eager would draw.
 """
 
@@ -52,11 +53,10 @@ def normal(
     size: tuple[int, ...] | None = None,
     *,
     generator: torch.Generator | None = None,
-    out: Tensor | None = None,
     **options: object,
 ) -> Tensor:
-    if size is None or out is not None or isinstance(mean, Tensor) or isinstance(std, Tensor):
-        given = {"generator": generator, "out": out, **options}
+    if size is None or options.keys() - {"dtype", "device"} or isinstance(mean, Tensor) or isinstance(std, Tensor):
+        given = {"generator": generator, **options}
         sized = () if size is None else (size,)
         made: Tensor = torch_normal(mean, std, *sized, **given)  # type: ignore[call-overload]
         return made
@@ -77,7 +77,7 @@ def linspace(start: float | Tensor, end: float | Tensor, steps: int, **options: 
     """Both halves are counted from their ends."""
     dtype = options.get("dtype") or torch.get_default_dtype()
     tensors = isinstance(start, Tensor) or isinstance(end, Tensor)
-    if tensors or dtype not in WIDE or steps < 2:
+    if tensors or options.keys() - {"dtype", "device"} or dtype not in WIDE or steps < 2:
         return torch_linspace(start, end, steps, **options)  # type: ignore[arg-type,call-overload,no-any-return]
     require_within(dtype, start, end)
     step = (end - start) / (steps - 1)
@@ -171,7 +171,7 @@ def norm(
 
 
 def normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Tensor | None = None) -> Tensor:
-    if not isinstance(p, torch.SymInt | torch.SymFloat):
+    if out is not None or not isinstance(p, torch.SymInt | torch.SymFloat):
         return torch_normalize(x, p, dim, eps, out)
     return x / vector_norm(x, p, dim, True).clamp_min(eps)
 

@@ -74,7 +74,7 @@ def _call(target: Target, args: Sequence[object], kwargs: Kwargs, strict: bool) 
     if composite is not None and has_symbols((*args, *kwargs.values())):
         return composite(*args, **kwargs)
     numbered = NUMBER_CALLS.get(target)
-    if numbered is not None and has_symbols_among((*args, *kwargs.values())):
+    if numbered is not None and kwargs.get("out") is None and has_symbols_among((*args, *kwargs.values())):
         return numbered(*args, **kwargs)
     if not strict and (fused := FUSED.get(target)) is not None:
         return fused(*args, **kwargs)

@@ -53,7 +53,7 @@ def refuse_shared_memory(
                 "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single"
                 " memory location. Please clone() the tensor before performing the operation."
             )
-        same = not pointwise and target.spec.numel() != 0 and same_elements(target.spec, other.spec)
+        same = not pointwise and left.numel() != 0 and same_elements(left, right)
         if same or shares_elements(left, right):
             raise UnsupportedMutation(op=str(op), reason="it writes to a part of the memory that it reads")
 
