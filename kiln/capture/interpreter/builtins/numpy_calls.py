@@ -99,7 +99,8 @@ class Form:
 
 def writes(function: NumpyObject, args: Args, kwargs: Kwargs) -> bool:
     """Whether it is told where to write its result."""
-    if any(name in kwargs and kwargs[name].real() not in (None, False) for name in WRITTEN):
+    given = [kwargs[name].real() for name in WRITTEN if name in kwargs]
+    if any(value is not None and value is not False for value in given):
         return True
     return isinstance(function, numpy.ufunc) and len(args) > function.nin
 

@@ -51,7 +51,14 @@ def cast(s: CaptureState, array: TracedArray, args: Args, kwargs: Kwargs) -> Val
 
 
 def flattened(s: CaptureState, array: TracedArray, args: Args, kwargs: Kwargs) -> Value:
-    copy = record(s, "clone", [array.tensor], {"memory_format": s.const(torch.contiguous_format)})
+    """`a.flatten(order)`, which copies."""
+    given = dict(zip(("order",), args, strict=False)) | kwargs
+    order = plain(s, given["order"]) if given else "C"
+    if order not in ("C", "F"):
+        raise UnsupportedCall(function="ndarray.flatten", why=f"it gets the order {order!r}")
+    axes = range(array.tensor.fake.dim())
+    turned = array.tensor if order == "C" else record(s, "permute", [array.tensor, s.const(tuple(axes[::-1]))], {})
+    copy = record(s, "clone", [turned], {"memory_format": s.const(torch.contiguous_format)})
     return array.view(record(s, "reshape", [copy, s.const((-1,))], {}))
 
 

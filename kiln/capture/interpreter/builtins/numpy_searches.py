@@ -92,11 +92,13 @@ def is_whole(call: NumpyCall, name: str, tensor: Tensor) -> bool:
 def cross_product(call: NumpyCall) -> Value:
     call.refuse("axis")
     pair = [call.computed(name) for name in ("a", "b")]
-    plain = all(tensor.fake.shape[-1] == 3 for tensor in pair)
+    plain = all(tensor.fake.shape[-1] == 3 and tensor.fake.dim() == pair[0].fake.dim() for tensor in pair)
     for name in ("axisa", "axisb", "axisc"):
         plain = plain and call.given(name, -1) == -1
     if not plain:
-        raise UnsupportedCall(function="numpy.cross", why="its vectors have two components, or lie along other axes")
+        raise UnsupportedCall(
+            function="numpy.cross", why="its vectors are not of three, lie along other axes, or are repeated"
+        )
     return call.call(torch.linalg.cross, *pair)
 
 
