@@ -83,3 +83,42 @@ def test_each_thread_has_its_own() -> None:
     thread.join()
     seen.append(compiled(torch.ones(1)).item())
     assert seen == [2, 1, 7, 2]
+
+
+class Backend:
+    """As tensorly keeps its own."""
+
+    local = threading.local()
+    default = 2
+
+    @classmethod
+    def current(cls) -> int:
+        found: int = cls.local.__dict__.get("backend", cls.default)
+        return found
+
+
+def test_the_dict_is_that_of_the_thread() -> None:
+    def scaled_by_backend(x: Tensor) -> Tensor:
+        return x * Backend.current()
+
+    def counted_in_dict(x: Tensor) -> Any:
+        own = Backend.local.__dict__
+        own["count"] = own.get("count", 0) + 1
+        return x + Backend.local.count, sorted(vars(Backend.local)), len(own), own.pop("gone", None)
+
+    x = torch.ones(2)
+    fast, count = (
+        kiln.compile(f, options={"cache": False}, fullgraph=True) for f in (scaled_by_backend, counted_in_dict)
+    )
+    assert fast(x).tolist() == [2, 2]
+    Backend.local.backend = 5
+    assert fast(x).tolist() == [5, 5]
+    assert [count(x)[0].tolist()[0] for _ in range(3)] == [2, 3, 4]
+    assert Backend.local.__dict__ == {"backend": 5, "count": 3}
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.extend([fast(x).tolist(), *count(x)[1:3]]))
+    thread.start()
+    thread.join()
+    assert found == [[2, 2], ["count"], 1]
+    del Backend.local.backend
+    assert fast(x).tolist() == [2, 2]

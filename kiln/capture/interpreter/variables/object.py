@@ -525,6 +525,8 @@ def missing_attr(s: CaptureState, value: Value, name: str, site: CallSite = NOT_
     """The result of `__getattr__`, or AttributeError."""
     hook = s.classes.lookup(value.python_type(), "__getattr__")
     if hook is None:
+        if answers_itself(value.python_type()) and hasattr(value.real(), name):
+            raise UnsupportedAttribute(name=name, type=value.type_name(), why="its class looks attributes up in C")
         s.guard_type(value)
         guard_lacks(s, value, name)
         raise s.error(AttributeError, f"'{value.type_name()}' object has no attribute '{name}'")
@@ -535,6 +537,12 @@ def missing_attr(s: CaptureState, value: Value, name: str, site: CallSite = NOT_
     if value.source is not None:
         guard_lacks(s, value, name)
     return s.class_attr(value, "__getattr__", hook[1]).call(s, [value, s.const(name)], {}, site)
+
+
+def answers_itself(cls: type) -> bool:
+    """Whether the class has a lookup of its own that is written in C, and may find what is in no dict."""
+    lookup = cls.__getattribute__
+    return type(lookup) is types.WrapperDescriptorType and lookup is not object.__getattribute__
 
 
 def find_attr(s: CaptureState, value: Value, name: str, site: CallSite = NOT_RESUMABLE) -> Value | None:
@@ -549,7 +557,8 @@ def find_attr(s: CaptureState, value: Value, name: str, site: CallSite = NOT_RES
             s.class_lacks(value, name)
         return own
     if raw is MISSING:
-        return None
+        is_dict = name == "__dict__" and isinstance(value, Object) and isinstance(value.attrs, OwnItems)
+        return instance_dict(s, value) if is_dict else None  # type: ignore[arg-type]
     s.guard_type(value)
     s.hides_nothing(value, name)
     return from_class(s, value, name, raw, site)
