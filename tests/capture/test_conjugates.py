@@ -89,3 +89,22 @@ def test_what_sees_the_view_breaks(program: Callable[..., Any]) -> None:
     compiled = kiln.compile(program, options={"cache": False})
     require_equal(program, compiled)
     assert compiled.report().breaks
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Any]] = {
+    "strides": lambda x: (x[::2].conj().stride(), x.sum()),
+    "of a repeated one": lambda x: (x[None].expand(3, -1).conj().stride(), x.sum()),
+    "offset": lambda x: (x[1:].conj().storage_offset(), x.sum()),
+    "contiguity": lambda x: x.sum() if x[::2].conj().is_contiguous() else x[0],
+    "of the same layout": lambda x: (x.conj().stride(), (x * 2).conj().is_contiguous(), x.sum()),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eager")
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts_are_those_of_the_view(name: str) -> None:
+    compiled = kiln.compile(LAYOUTS[name], options={"cache": False})
+    for size in (4, 5, 6):
+        x = torch.randn(size, dtype=torch.complex64)
+        torch.testing.assert_close(compiled(x), LAYOUTS[name](x))
+    assert bool(compiled.report().breaks or compiled.report().eager) == (name != "of the same layout")

@@ -51,11 +51,15 @@ COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default, torch.o
 @final
 @dataclass(frozen=True, slots=True)
 class Conjugate:
-    """A conjugate in memory of its own, which in eager is a lazy view of `base`, and the versions of both."""
+    """A conjugate in memory of its own, which in eager is a lazy view of `base`, and the versions of both.
+
+    `same_layout`: whether it has the strides and the offset of that view.
+    """
 
     base: FakeStorage
     made: FakeStorage
     versions: tuple[int, int]
+    same_layout: bool
 
     def is_changed(self) -> bool:
         return (self.base.version, self.made.version) != self.versions

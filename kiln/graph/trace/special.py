@@ -47,8 +47,10 @@ def conjugate(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -
     made = mode.wrap(DECOMPOSITIONS["aten._conj.default"](mode.emit, mode.value(args[0])))
     origin = mode.emit.origin
     if isinstance(args[0], torch.Tensor) and isinstance(made, FakeTensor) and not (origin and origin.backward):
-        storages = mode.view_of(args[0]).storage, made.storage_view.storage
-        mode.conjugates.append(Conjugate(*storages, (storages[0].version, storages[1].version)))
+        view, new = mode.view_of(args[0]), made.storage_view
+        same = (view.spec.strides, view.spec.offset) == (new.spec.strides, new.spec.offset)
+        versions = view.storage.version, new.storage.version
+        mode.conjugates.append(Conjugate(view.storage, new.storage, versions, same))
     return made
 
 

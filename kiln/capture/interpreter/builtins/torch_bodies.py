@@ -105,10 +105,15 @@ def is_intact(s: CaptureState, function: types.FunctionType) -> bool:
     """Whether all that the body of a function of torch calls is torch's own, at any depth; guarded either way."""
     known = s.part(SeenBodies).known
     if function not in known:
+        before = len(known)
         known[function] = True  # a cycle adds nothing
         reads = reads_of(function)
         functions = [is_own_function(s, module, name) for module, name in reads.functions]
         known[function] = all(functions) and all([is_own_method(s, name) for name in reads.methods])
+        if not known[function]:  # of a cycle, the answers behind it may rest on its own
+            for other in [*known][before + 1 :]:
+                if known[other]:
+                    del known[other]
     return known[function]
 
 

@@ -28,6 +28,7 @@ from kiln.capture.interpreter.breaks import (
     UnsupportedCall,
     UnsupportedValue,
 )
+from kiln.capture.interpreter.conjugates import LAYOUT, is_conjugate, is_seen_as_view
 from kiln.capture.interpreter.core import (
     AS_INDEX,
     HANDLERS,
@@ -88,7 +89,6 @@ from kiln.capture.interpreter.variables.tensor_protocol import PROTOCOL, call_pr
 from kiln.graph.trace.fake import FakeTensor, is_wrapped
 from kiln.graph.trace.gradients import accumulated_gradients
 from kiln.graph.trace.log import Target, target_name
-from kiln.graph.trace.mode import Conjugate
 from kiln.graph.trace.recorder import changes_state, recording
 from kiln.graph.trace.set_data import set_data
 from kiln.graph.trace.storage_view import FakeStorage
@@ -499,18 +499,6 @@ def tensors_of(result: object, place: Place = ()) -> list[tuple[Place, FakeTenso
     return [found for index, part in parts for found in tensors_of(part, (*place, index))]
 
 
-def is_conjugate(s: CaptureState, tensor: Tensor) -> bool:
-    return any(made.made is tensor.fake.storage_view.storage for made in s.recorder.conjugates)
-
-
-def is_seen_as_view(made: Conjugate, outputs: list[FakeTensor]) -> str:
-    """Why it matters that eager's conjugate is a view, which is computed when it is read."""
-    if made.is_changed():
-        return "its result is a lazy view of its argument, and one of them is changed"
-    leaves = any(fake.storage_view.storage is made.made for fake in outputs if not fake.is_outer)
-    return "its result is a lazy view of its argument, and leaves the region" if leaves else ""
-
-
 def may_be_inference(s: CaptureState) -> bool:
     """Whether tensors that are made here may be inference tensors: in that mode, and views of such tensors."""
     given = [record.real for record in s.recorder.inputs if record.real is not None]
@@ -535,7 +523,9 @@ class TensorMethod(NamedMethod):
         if name in ("is_conj", "resolve_conj") and s.recorder.conjugates:
             if name == "is_conj":
                 raise UnsupportedCall(function="Tensor.is_conj", why="conjugates in the region are computed at once")
-            return record(s, "clone" if is_conjugate(s, tensor) else name, [tensor], {})
+            return record(s, "clone" if is_conjugate(s, tensor.fake) else name, [tensor], {})
+        if name in LAYOUT and s.recorder.conjugates and is_conjugate(s, tensor.fake, of_other_layout=True):
+            raise UnsupportedCall(function=f"Tensor.{name}", why="conjugates in the region are computed at once")
         if name in METADATA_METHODS:
             plain = [arg.torch_arg(s) for arg in args]
             if name == "is_inference" and tensor.original is not None:
