@@ -519,3 +519,46 @@ def test_whether_a_cache_keeps_anything_is_asked_of_the_cache() -> None:
     del scale.cache_parameters
     compiled = kiln.compile(lambda x: x * scale(3), fullgraph=True)
     torch.testing.assert_close(compiled(torch.ones(2)), torch.full((2,), 1.5))
+
+
+def test_a_class_is_found_by_its_identity() -> None:
+    """As opt_einsum finds the package of a tensor, with changes of the frame pending."""
+    calls: list[type] = []
+
+    @functools.lru_cache(None)
+    def package(cls: type) -> str:
+        calls.append(cls)
+        return cls.__module__.split(".")[0]
+
+    class Scaled(torch.nn.Module):
+        scale = 2
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen = x.shape[0]
+            return x * self.scale if package(x.__class__) == "torch" else x
+
+    module = Scaled()
+    compiled = kiln.compile(module, options={"cache": False}, fullgraph=True)
+    for size in (2, 3, 4):
+        assert compiled(torch.ones(size)).tolist() == [2] * size
+        assert module.seen == size
+    assert calls == [Tensor]
+    package.cache_clear()
+    compiled(torch.ones(2))
+    assert calls == [Tensor, Tensor]
+
+
+def test_a_class_that_the_frame_changed_is_no_key() -> None:
+    class Config:
+        width = 3
+
+    @functools.lru_cache(None)
+    def width(cls: type[Config]) -> int:
+        return cls.width
+
+    def program(x: Tensor) -> Tensor:
+        Config.width = 5
+        return x * width(Config)
+
+    compiled = kiln.compile(program, options={"cache": False})
+    assert [compiled(torch.ones(1)).item() for _ in range(2)] == [5, 5]

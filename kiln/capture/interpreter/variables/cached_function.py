@@ -1,6 +1,7 @@
 """Functions under `functools.lru_cache`.
 
     log2(64, ("a", 1))  constants only: the cached function itself is called, as eager does on its first call
+    backend(Tensor)     a class, which a cache finds by its identity: likewise
     config.table(64)    a method of an object from outside, whose attributes may change after the first call: likewise
     table(config, 64)   an object from outside in another place: a graph break, unless a cache gave it
     table(n)            anything else: the function behind the cache is inlined, unless it reads variables from outside
@@ -88,9 +89,10 @@ def call_cached(s: CaptureState, function: Cached, source: Source | None, args: 
         return made
     plain = [plain_value(s, arg) for arg in rest]
     named = {key: plain_value(s, arg) for key, arg in kwargs.items()}
-    if not is_constant((*plain, *named.values())) or not keeps:
+    known = [s.reference(value) if isinstance(value, type) else value for value in plain]
+    if not is_constant((*known, *named.values())) or not keeps:
         return inlined(s, function, source, args, kwargs)
-    path: Source = CallSource(source, tuple(plain), tuple(named.items()))
+    path: Source = CallSource(source, tuple(known), tuple(named.items()))
     try:
         if receiver is None:
             result = function(*plain, **named)
@@ -180,11 +182,21 @@ def may_change(s: CaptureState, value: Value) -> bool:
     )
 
 
+def is_class(s: CaptureState, value: Value) -> bool:
+    """Whether it is a class that a cache finds by its identity, as it was before the frame."""
+    cls = value.real() if issubclass(value.python_type(), type) else None
+    if not isinstance(cls, type) or type(cls).__hash__ is not type.__hash__:
+        return False
+    return not any([base in s.classes.changed or base in s.classes.made for base in cls.__mro__])
+
+
 def is_plain(s: CaptureState, value: Value) -> bool:
-    """Whether it is a constant, or a tuple of such."""
+    """Whether it is a constant, a class, or a tuple of constants."""
     if not isinstance(value, Tuple):
-        return value.is_constant
-    return value.python_type() in PLAIN_TUPLES and all(is_plain(s, item) for item in value.items(s))
+        return value.is_constant or is_class(s, value)
+    return value.python_type() in PLAIN_TUPLES and all(
+        is_plain(s, item) and not is_class(s, item) for item in value.items(s)
+    )
 
 
 def plain_value(s: CaptureState, value: Value) -> object:
