@@ -113,6 +113,9 @@ def _pool_sizes(
     steps, sizes = stride or kernel, list(x.sizes)
     if x.rank not in (dims + 1, dims + 2):
         raise RuntimeError(f"Expected {dims + 1}D or {dims + 2}D (batch mode) tensor for input, but got: {x.sizes}")
+    if not e.oracle.expect(rel_le(1, x.sizes[-dims - 1])):  # the channels
+        kinds = f"{dims + 1}D or {dims + 2}D (batch mode) tensor with optional 0 dim batch size"
+        raise RuntimeError(f"Expected {kinds} for input, but got: {x.sizes}")
     for numbers in (kernel, steps, padding, dilation):
         if len(numbers) not in (1, dims):
             raise RuntimeError(f"pooling: an argument must either be a single int, or a tuple of {dims} ints")

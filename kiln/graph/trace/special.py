@@ -44,6 +44,8 @@ def alias(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> ob
 
 @special("_conj.default")
 def conjugate(mode: RecordingMode, op: OpOverload, args: Args, kwargs: Kwargs) -> object:
+    if isinstance(args[0], torch.Tensor) and not args[0].is_complex():
+        raise UnsupportedOp(op=str(op), reason="of a real tensor, eager makes a view that cannot be read")
     made = mode.wrap(DECOMPOSITIONS["aten._conj.default"](mode.emit, mode.value(args[0])))
     origin = mode.emit.origin
     if isinstance(args[0], torch.Tensor) and isinstance(made, FakeTensor) and not (origin and origin.backward):
