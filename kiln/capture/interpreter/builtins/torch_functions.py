@@ -7,7 +7,6 @@ torch._C._set_grad_enabled(x)     set now, logged, and set again by the transfor
 
 from __future__ import annotations
 
-import inspect
 import types
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
@@ -17,11 +16,9 @@ from typing import final
 import torch
 
 from kiln.capture.interpreter.breaks import SideEffectCall, UnsupportedCall
-from kiln.capture.interpreter.builtins.polyfilled import interpret
 from kiln.capture.interpreter.builtins.torch_bodies import native_unless_replaced
 from kiln.capture.interpreter.core import (
     HANDLERS,
-    MISSING,
     Args,
     CaptureState,
     Codegen,
@@ -33,8 +30,7 @@ from kiln.capture.interpreter.core import (
 from kiln.capture.interpreter.effects import SideEffect
 from kiln.capture.interpreter.frame import running_frame
 from kiln.capture.interpreter.variables.constant import Constant
-from kiln.capture.interpreter.variables.function import NAMED_HANDLERS, Function
-from kiln.capture.interpreter.variables.made_class import is_made
+from kiln.capture.interpreter.variables.function import NAMED_HANDLERS
 from kiln.capture.interpreter.variables.sequence import List, all_items
 from kiln.capture.interpreter.variables.tensor import Overrides, Tensor, record, recorded
 from kiln.capture.interpreter.variables.tensor_names import HANDLED_METHODS, PYTHON_METHODS
@@ -46,7 +42,6 @@ from kiln.runtime.guards.reference import path_of
 from kiln.runtime.guards.source import (
     AnswerSource,
     CallSource,
-    DictAttrSource,
     ImportSource,
     ModuleGlobalSource,
     Source,
@@ -361,32 +356,3 @@ def is_scalar(value: Value) -> bool:
 
 for _foreach in (torch._foreach_addcdiv_, torch._foreach_addcmul_):
     handles(_foreach)(with_scalars(_foreach))
-
-
-@handles(inspect.signature)
-def signature(s: CaptureState, args: Args, kwargs: Kwargs) -> Value:
-    """Depends on the callable's code and defaults, and on what it is said to wrap. Annotations are not guarded."""
-    function = args[0]
-    bound = getattr(function, "function", None)
-    target = bound if bound is not None else function
-    real = target.real()
-    if real is MISSING or (isinstance(real, type) and is_made(s, real)):
-        return interpret(s, inspect.signature, args, kwargs)
-    found = inspect.signature(target.constant(s))
-    while isinstance(target, Function):
-        guard_defaults(s, target)
-        target = target.get_attr(s, "__wrapped__") if "__wrapped__" in vars(target.constant(s)) else None
-    if bound is not None:
-        found = found.replace(parameters=list(found.parameters.values())[1:])
-    return s.wrap(found, None)
-
-
-def guard_defaults(s: CaptureState, function: Function) -> None:
-    """Guard what `inspect.signature` reads of a function beside its code."""
-    if "__signature__" in vars(function.constant(s)):
-        raise UnsupportedCall(function="inspect.signature", why="the function has a `__signature__`")
-    if function.source is not None:
-        for name in {"__signature__", "__wrapped__"} - vars(function.constant(s)).keys():
-            s.guard(DictAttrSource(function.source, name), GuardKind.ABSENT)
-    for default in (*function.defaults, *function.kwdefaults.values()):
-        default.constant(s)
