@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from graphlib import CycleError, TopologicalSorter
 
 import torch
 from torch._C._autograd import CreationMeta
 from torch.autograd.graph import Node as Function
 
+from kiln.graph.autograd.errors import TangledResults
 from kiln.graph.ir.graph import Output
 from kiln.graph.trace import FakeTensor, Recorder
 from kiln.graph.trace.autograd_edges import Edge, edge_of
@@ -63,6 +65,18 @@ def dependencies(recorder: Recorder, outputs: Sequence[Output], results: Sequenc
     if not any(found.values()):
         return ()
     return tuple([numbers_of(found.get(number, 0)) for number in range(len(outputs))])
+
+
+def refuse_tangled_results(outputs: Sequence[Output], depends: Dependencies) -> None:
+    """Raise where the results have no order: each behind those on which it depends, and behind what it is a view of."""
+    behind = {number: list(others) for number, others in enumerate(depends)}
+    for number, others in behind.items():
+        alias = outputs[number].alias
+        others += [alias.index] if alias is not None and alias.of == "output" else []
+    try:
+        TopologicalSorter(behind).prepare()
+    except CycleError:
+        raise TangledResults() from None
 
 
 def outputs_met(start: Function | None, edges: dict[Edge, int], met: dict[Function | None, int]) -> None:

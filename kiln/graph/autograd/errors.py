@@ -36,3 +36,12 @@ class UnsavedSymbol(KilnError):
     what = "the backward needs the size {symbol}, which the forward computes"
     why = "a branch or a loop reads it, and neither an input of the forward nor a saved tensor has this size"
     try_ = ("run the part with the data-dependent size outside of the compiled function",)
+
+
+class TangledResults(KilnError):
+    """A region hands each result on behind those from which it is computed, and rebuilds views from what they view."""
+
+    code = "KILN2604"
+    what = "the results of the region cannot be handed on to autograd"
+    why = "one is a view of another one that is computed from it"
+    try_ = ("return a copy of one of them", "call the function under `torch.no_grad()` if it needs no gradients")

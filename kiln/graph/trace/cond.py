@@ -43,6 +43,7 @@ from kiln.graph.trace.nested_logs import (
     is_real,
     operands,
     outside_values,
+    refuse_second_derivative,
     require_same_outputs,
     results_of,
     traced,
@@ -354,6 +355,7 @@ class CondBackward:
         recorder, count = self.recorder, len(self.sides[0].exists)
         if not any(grads[number] is not None for number in self.numbers):
             return [None] * count
+        refuse_second_derivative("cond")
         specs = [tangent.tensor for tangent in self.sides[0].tangents]
         tangents = [self.tangent(grads[number], spec) for number, spec in zip(self.numbers, specs, strict=True)]
         truths = list(zip(*[side.exists for side in self.sides], strict=True))

@@ -36,6 +36,7 @@ from kiln.graph.trace.nested_logs import (
     is_real,
     operands,
     outside_values,
+    refuse_second_derivative,
     require_same_outputs,
     results_of,
     run_log,
@@ -144,6 +145,7 @@ class ScanBackward:
     gradients: Sequence[bool]
 
     def __call__(self, grads: tuple[torch.Tensor | None, ...]) -> Sequence[torch.Tensor | None]:
+        refuse_second_derivative("scan")
         recorder, carried, end = self.recorder, self.target.carried, self.target.carried + self.target.rows
         given = [self.like(n, grad) for n, grad in enumerate(grads)]
         moving = [n for n in range(carried) if self.needs[n]]

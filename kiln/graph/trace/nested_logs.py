@@ -18,6 +18,7 @@ import torch
 from kiln.graph.ir.graph import Graph
 from kiln.graph.ir.node import Attr, Node
 from kiln.graph.ir.rewrite import symbols_in, symbols_read
+from kiln.graph.ops.breaks import UnsupportedOp
 from kiln.graph.prims.meta import same_strides
 from kiln.graph.prims.rows import PRIMS
 from kiln.graph.trace.fake import FakeTensor
@@ -218,6 +219,12 @@ def require_same_outputs(recorder: Calls, left: Sequence[Node], right: Sequence[
             raise NotNested(f"its results differ: {x} and {y}")
         if not same_strides([*map(simplify, x.strides)], [*map(simplify, y.strides)], x.sizes):
             raise NotNested(f"the strides of its results differ: {x} and {y}")
+
+
+def refuse_second_derivative(op: str) -> None:
+    """In a backward: its nested graph has no connection to what it is computed from."""
+    if torch.is_grad_enabled():
+        raise UnsupportedOp(op=op, reason="its gradients are to be differentiated again")
 
 
 def is_differentiated(fakes: Sequence[FakeTensor]) -> bool:

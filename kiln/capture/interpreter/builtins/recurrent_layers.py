@@ -56,7 +56,8 @@ def is_looped(s: CaptureState, original: Callable[..., object], args: Args) -> b
         return False
     widths = {state.fake.shape[-1] for state in states}  # type: ignore[attr-defined]
     steps = x.fake.shape[1 if batch_first.value else 0]
-    is_long = isinstance(steps, torch.SymInt) or (steps >= FEWEST_STEPS and not s.policy.whole)
+    # Without a step, eager raises.
+    is_long = bool(steps != 0) if isinstance(steps, torch.SymInt) else steps >= FEWEST_STEPS and not s.policy.whole
     return is_long and len(widths) == 1 and s.policy.own_regions
 
 
