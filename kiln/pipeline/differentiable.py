@@ -16,6 +16,7 @@ import torch
 
 from kiln.build.cubins import compiles_elsewhere
 from kiln.graph.autograd import Partition, make_joint, partition, with_alias_bases
+from kiln.graph.autograd.dependencies import refuse_tangled_results
 from kiln.graph.autograd.eager_saves import UNUSED, EagerSaves
 from kiln.graph.ir.graph import Graph, Output
 from kiln.graph.ir.node import Node
@@ -55,6 +56,7 @@ def compile_differentiable(recorder: Recorder, trace: Trace, context: CompileCon
         original = trace
         trace, hidden_outputs = with_alias_bases(recorder, trace)
         joint = make_joint(recorder, trace)
+        refuse_tangled_results(joint.forward_outputs, joint.depends)
         whole = joint.graph
         known = set(map(id, original.inputs))
         original.inputs += [record for record in trace.inputs if id(record) not in known]

@@ -280,7 +280,7 @@ def test_running_sums_are_minus_zero_as_long_as_all_numbers_are() -> None:
 LAYOUTS: dict[str, Callable[[Any], Any]] = {
     "copies": lambda a: [a.T.copy(), a.T.copy("K"), a.copy(order="F"), np.copy(a.T), np.copy(a.T, order="C")],
     "flat": lambda a: [a.flatten("F"), a.flatten(order="C"), a.T.flatten(), a[None].flatten("F"), a[0].flatten("F")],
-    "with out": lambda a: [np.add(a, 1, out=a), np.multiply(a, 2, where=a > 2, out=a), np.cross(a[:, :2], a[0, :2])],
+    "with out": lambda a: [np.add(a, 1, out=a), np.multiply(a, 2, where=a > 2, out=a), np.cross(a[:, :3], a[0, :3])],
     "contiguous": lambda a: [np.ascontiguousarray(a.T), np.ascontiguousarray(a.T, np.float32)],
     "filled": lambda a: [np.zeros_like(a.T), np.ones_like(a.T, np.float32), np.full_like(a.T, 2, order="C")],
     "filled in shapes": lambda a: [np.zeros_like(a, shape=(2, 3)), np.ones_like(a.T, shape=(4,))],

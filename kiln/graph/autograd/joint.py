@@ -22,7 +22,7 @@ from typing import cast, final
 
 import torch
 
-from kiln.graph.autograd.dependencies import Dependencies, dependencies, refuse_tangled_results
+from kiln.graph.autograd.dependencies import Dependencies, dependencies
 from kiln.graph.autograd.eager_saves import EagerSaves, SavedUse, eager_saves, renumbered
 from kiln.graph.autograd.errors import BackwardOfOutside, BackwardRaises
 from kiln.graph.autograd.function_saves import function_saves
@@ -103,7 +103,6 @@ def make_joint(recorder: Recorder, trace: Trace) -> JointGraph:
     roots = [results[index] for index in tangent_of]
     refuse_missing_gradients(recorder, roots)
     depends = dependencies(recorder, outputs, results)
-    refuse_tangled_results(outputs, depends)
     tangents = Tangents(recorder, len(trace.inputs))
     given = [tangents.make(root) for root in roots]
     wanted = [record for record in trace.used_inputs if record.requires_grad]
