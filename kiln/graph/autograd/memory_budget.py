@@ -7,8 +7,9 @@ A knapsack by greedy steps: the value that costs the least time per byte is drop
 value again takes the nodes back to what is still saved; so each step changes what the others cost. Inputs are held by
 the caller and cost nothing; random numbers cost a seed.
 
-What is computed again for an early layer waits in memory for the backward of that layer. So dropping ends where the
-backward would need more memory: of the sets on the way, that with the lowest peak is saved.
+What is computed again for an early layer waits in memory for the backward of that layer, and at some point the backward
+needs more memory than was gained. So of the sets on the way that is saved whose bytes, and those that the backward then
+holds at most, have the lowest sum: what is saved waits while other regions run, too.
 
 With a link to the host, what it carries while the forward runs is moved there (`link_queue.py`), and leaves room for
 other values.
@@ -102,7 +103,8 @@ class _Knapsack:
                 worth = {node: self.time_again(node) / gain for node in candidates if (gain := self.gain(node)) > 0}
             if left <= next_look or not worth:
                 saved = self.kept | self.behind(list(self.sides.needed), self.kept)[1]
-                found.append((peak_of_backward(self.sides, saved, moved, self.size), saved, moved))
+                waiting = sum(map(self.size, saved - self.primals - moved))
+                found.append((waiting + peak_of_backward(self.sides, saved, moved, self.size), saved, moved))
                 next_look = left - total // LOOKS
             if not worth:
                 break

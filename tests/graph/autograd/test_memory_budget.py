@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import gelu, softmax
+from torch.nn.functional import gelu, layer_norm, softmax
 
 import kiln
 from kiln.graph.autograd import partition
@@ -68,6 +68,19 @@ def test_a_smaller_budget_needs_no_more_memory() -> None:
     found = [peak_memory(partition(joint, budget=budget).backward, {}) for budget in (1, 0.75, 0.5, 0.25, 0.1, 0)]
     assert all(later < 1.05 * earlier for earlier, later in pairwise(found))
     assert found[-1] < 0.4 * found[0]
+
+
+def test_a_layer_of_its_own_saves_little_at_zero() -> None:
+    """Its backward needs no less memory for that, but what it saves would wait for those of the other layers."""
+
+    def layer(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        first, second, third, fourth = weights
+        x = x + gelu(layer_norm(x, (16,)) @ first) @ second
+        return x + gelu(layer_norm(x, (16,)) @ third) @ fourth
+
+    weights = (grad(16, 64), grad(64, 16), grad(16, 64), grad(64, 16))
+    found = list(map(saved_bytes, partitions(layer, (grad(256, 16), *weights))))
+    assert found[-1] < found[0] / 16
 
 
 def test_a_mask_is_exchanged_for_a_seed() -> None:
